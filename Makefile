@@ -1,0 +1,89 @@
+# Everything is installed into .venv; nothing outside this folder is touched.
+# Overridable: PYTHON=python3.12  TEST_JOBS=4  PYTEST_ARGS="-k resume -x"  PIP_ARGS="--no-cache-dir"
+PYTHON ?= python3
+TEST_JOBS ?= 2
+PYTEST_ARGS ?=
+PIP_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# One thread per test process: stable bits, and two workers do not fight over two cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-all lint clean
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
+		| while IFS='|' read -r target text; do printf '  %-14s %s\n' "$$target" "$$text"; done
+
+demo: $(VENV)/.core ## install, draw a small data set, train on it and evaluate (CPU is enough)
+	$(BIN)/sightline prepare shapes --out demo/shapes
+	$(BIN)/sightline train demo_classification --data.path demo/shapes/classification --run.out demo/run
+	$(BIN)/sightline evaluate demo/run
+	@echo "Done. The data set is in demo/shapes; the log, the checkpoints and the scores are in demo/run."
+
+test: $(VENV)/.dev ## run the tests, except those marked slow
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-all: $(VENV)/.dev ## run every test, the slow ones too
+	$(PYTEST) -m "slow or not slow" $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev ## style, formatting, types and import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/unit/test_layout.py
+
+clean: ## remove the demo, build products and caches; .venv and runs stay
+	rm -rf demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find sightline tests -type d -name __pycache__ -exec rm -rf {} +
+
+# --- installation: a stamp per set of packages, renewed when what decides the set changes ---
+
+$(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing Sightline into $(VENV): about 5.5 GB with PyTorch, some minutes the first time."
+	$(call install,.)
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing Sightline and its test tools into $(VENV): about 5.5 GB with PyTorch, some minutes the first time."
+	$(call install,.[dev])
+	@touch $(VENV)/.core $@
+
+$(BIN)/python:
+	@$(create_venv)
+
+# A venv whose pip does not answer (interrupted, or its Python was upgraded) is made anew.
+# pip unpacks in TMPDIR, and /tmp is often a small memory disk, so it gets a folder here.
+# setuptools comes first, pinned, so that the build needs no second environment.
+define install
+@$(BIN)/python -m pip --version >/dev/null 2>&1 || { $(create_venv); }
+@mkdir -p $(VENV)/tmp
+TMPDIR="$(CURDIR)/$(VENV)/tmp" PIP_USER=0 $(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt pip setuptools
+TMPDIR="$(CURDIR)/$(VENV)/tmp" PIP_USER=0 $(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt \
+	--no-build-isolation -e '$(1)'
+@rm -rf $(VENV)/tmp
+endef
+
+# Debian ships venv without ensurepip unless python3-venv is there; then the system's pip fills the venv.
+define create_venv
+command -v $(PYTHON) >/dev/null || { \
+	echo "$(PYTHON) was not found; install Python 3.11 or newer (Debian: apt install python3 python3-venv)" \
+		"or name one: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "$(PYTHON) is $$($(PYTHON) -V 2>&1); Sightline needs Python 3.11 or newer." \
+		"Name one: make PYTHON=python3.11" >&2; exit 1; }; \
+echo "Creating $(VENV) with $$($(PYTHON) -V)"; \
+if $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+	$(PYTHON) -m venv --clear $(VENV); \
+elif $(PYTHON) -c 'import venv' 2>/dev/null && $(PYTHON) -m pip --version >/dev/null 2>&1; then \
+	$(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	PIP_USER=0 $(PYTHON) -m pip --python $(BIN)/python install $(PIP_ARGS) -c constraints.txt pip; \
+else \
+	echo "$(PYTHON) can neither create an environment with pip nor lend it one." \
+		"Debian: apt install python3-venv (or python3-pip), then run make again." >&2; exit 1; \
+fi
+endef

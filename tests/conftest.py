@@ -1,0 +1,44 @@
+"""Fixtures every folder of tests uses: the shared sample data, a drawn data set, the device marker."""
+
+import os
+from pathlib import Path
+
+# Before the first import of torch: one thread per process gives stable bits and lets test processes share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests marked `device` where there is none; torch is imported only if there is such a test."""
+    marked = [item for item in items if item.get_closest_marker("device")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.accelerator.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs an accelerator; torch finds none on this machine"))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Small real data sets kept beside the repository, too large to be part of it."""
+    path = REPO.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip("needs the sample data sets in ../shared/data, which are not part of the repository")
+    return path
+
+
+@pytest.fixture(scope="session")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A class-folder data set of ten drawn classes, 8 + 4 pictures each; for reading only, copy it to change it."""
+    from sightline.data.prepare.shapes import Options, prepare
+
+    base = tmp_path_factory.getbasetemp()
+    # Test processes share one folder: prepare() lets one of them draw while the others wait.
+    out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shapes"
+    prepare(Options(out, only=("classification",), train_per_class=8, val_per_class=4), lambda what, done, total: None)
+    return out / "classification"

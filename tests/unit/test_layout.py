@@ -1,0 +1,334 @@
+"""The rules of docs/architecture.md that a machine can check: who imports whom, sizes, docstrings, unsafe calls.
+
+Every rule reads one module's syntax tree and yields (line, message); a failing test lists file:line: message.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+PACKAGE = REPO / "sightline"
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 80
+LONGER_FUNCTIONS = {("sightline/train/loop.py", "train"): 120}  # a flat loop reads better than a scattered one
+MAX_DOCSTRING_LINES = 5
+
+# What a recipe chooses. Inside its own folder a part may use its siblings.
+CONCRETE_PARTS = (
+    "sightline.models",
+    "sightline.tasks",
+    "sightline.data.sources",
+    "sightline.data.augment",
+    "sightline.data.classification",
+    "sightline.data.detection",
+    "sightline.data.segmentation",
+)
+UNPICKLERS = ("pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
+
+Offences = Iterator[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file; `path` is relative to the repository, with forward slashes."""
+
+    path: str
+    source: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source, self.path)
+
+    @property
+    def folder(self) -> str:
+        """The folder below sightline/, or '' for the files directly in it."""
+        parts = self.path.split("/")
+        return parts[1] if len(parts) > 2 else ""
+
+    @property
+    def package(self) -> list[str]:
+        return self.path.split("/")[:-1]
+
+
+def modules() -> list[Module]:
+    return [Module(p.relative_to(REPO).as_posix(), p.read_text("utf-8")) for p in sorted(PACKAGE.rglob("*.py"))]
+
+
+def imports(module: Module) -> Iterator[tuple[int, str]]:
+    """(line, most specific dotted name) of every import, also lazy, relative, type-only or by literal name."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = module.package[: len(module.package) - node.level + 1] if node.level else []
+            base = [*above, node.module] if node.module else above
+            yield from ((node.lineno, ".".join([*base, alias.name])) for alias in node.names)
+        elif isinstance(node, ast.Call) and called(node).split(".")[-1] in ("import_module", "__import__"):
+            names = (argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant))
+            yield from ((node.lineno, str(name)) for name in names)
+
+
+def is_in(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def called(node: ast.Call) -> str:
+    """`a.b.c` for a call of a.b.c; what cannot be named is left out."""
+    names, target = [], node.func
+    while isinstance(target, ast.Attribute):
+        names.append(target.attr)
+        target = target.value
+    if isinstance(target, ast.Name):
+        names.append(target.id)
+    return ".".join(reversed(names))
+
+
+def calls(module: Module) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+
+
+def keyword(call: ast.Call, name: str) -> object:
+    """The literal value of a keyword argument; None when absent, `...` when it is not a literal."""
+    for argument in call.keywords:
+        if argument.arg == name:
+            return argument.value.value if isinstance(argument.value, ast.Constant) else ...
+    return None
+
+
+def train_knows_no_concrete_part(module: Module) -> Offences:
+    if module.folder == "train":
+        for line, name in imports(module):
+            if is_in(name, *CONCRETE_PARTS, "sightline.recipes"):
+                yield line, f"train imports {name}; the engine knows only sightline.parts, a recipe brings the rest"
+
+
+def models_and_data_stand_below(module: Module) -> Offences:
+    if module.folder in ("models", "data"):
+        for line, name in imports(module):
+            if is_in(name, "sightline.train", "sightline.tasks"):
+                yield line, f"{module.folder} imports {name}; models and data import neither train nor tasks"
+
+
+def only_recipes_choose(module: Module) -> Offences:
+    if module.folder in ("recipes", "train"):  # train has its own, wider rule
+        return
+    own = f"sightline.{module.folder}" if module.folder else "-"
+    for line, name in imports(module):
+        if module.folder == "migrate" and is_in(name, "sightline.models.norm"):
+            continue
+        if is_in(name, *CONCRETE_PARTS) and not is_in(name, own):
+            yield line, f"{module.path} imports {name}; only recipes import concrete parts"
+
+
+def only_config_parses(module: Module) -> Offences:
+    if module.path != "sightline/config.py":
+        for line, name in imports(module):
+            if is_in(name, "tyro", "yaml"):
+                yield line, f"imports {name}; only sightline/config.py knows tyro and yaml"
+
+
+def migrate_stands_alone(module: Module) -> Offences:
+    if module.folder == "migrate":
+        for line, name in imports(module):
+            if is_in(name, "sightline") and not is_in(name, "sightline.migrate", "sightline.models.norm"):
+                yield line, f"migrate imports {name}; of sightline it may import sightline.models.norm only"
+
+
+def norm_stands_alone(module: Module) -> Offences:
+    if module.path == "sightline/models/norm.py":
+        for line, name in imports(module):
+            if is_in(name, "sightline"):
+                yield line, f"models/norm.py imports {name}; migrate uses it alone, so it needs torch only"
+
+
+def names_say_the_thing(module: Module) -> Offences:
+    for part in module.path.removesuffix(".py").split("/"):
+        if part in ("utils", "util", "helpers", "helper", "common", "misc"):
+            yield 1, f"a file or folder called {part!r} says nothing about what it holds"
+
+
+def files_are_short(module: Module) -> Offences:
+    lines = len(module.source.splitlines())
+    if lines > MAX_FILE_LINES:
+        yield lines, f"{lines} lines; split it, {MAX_FILE_LINES} is the limit"
+
+
+def functions_are_short(module: Module) -> Offences:
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            limit = LONGER_FUNCTIONS.get((module.path, node.name), MAX_FUNCTION_LINES)
+            if lines > limit:
+                yield node.lineno, f"{node.name}() has {lines} lines; split it, {limit} is the limit"
+
+
+def docstrings_are_short(module: Module) -> Offences:
+    tree = module.tree
+    if not tree.body:  # an empty __init__.py
+        return
+    docstring = ast.get_docstring(tree)
+    if not docstring:
+        yield 1, "no module docstring; say in 1-5 lines what the file holds and where it sits in the flow"
+    elif module.folder != "recipes" and len(docstring.splitlines()) > MAX_DOCSTRING_LINES:
+        yield 1, f"module docstring of {len(docstring.splitlines())} lines; {MAX_DOCSTRING_LINES} is the limit"
+
+
+def errors_are_not_swallowed(module: Module) -> Offences:
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.ExceptHandler):
+            continue
+        if node.type is None:
+            yield node.lineno, "bare except; name the error that is expected"
+        caught = ast.unparse(node.type) if node.type else ""
+        is_silent = all(
+            isinstance(s, ast.Pass | ast.Continue) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+            for s in node.body
+        )
+        if is_silent and re.search(r"\b(Base)?Exception\b", caught):
+            yield node.lineno, f"except {caught} goes on silently; name the error that is expected"
+
+
+def nothing_runs_in_a_shell(module: Module) -> Offences:
+    for call in calls(module):
+        if keyword(call, "shell") not in (None, False):
+            yield call.lineno, f"{called(call)}(shell=...); pass a list of arguments"
+        if called(call) in ("os.system", "os.popen"):
+            yield call.lineno, f"{called(call)}() runs a shell; use subprocess.run with a list of arguments"
+
+
+def nothing_is_unpickled(module: Module) -> Offences:
+    for line, name in imports(module):
+        if is_in(name, *UNPICKLERS):
+            yield line, f"imports {name}; what is unpickled can run code, use safetensors or JSON"
+    for call in calls(module):
+        if called(call) == "torch.load" and keyword(call, "weights_only") is not True:
+            yield call.lineno, "torch.load() without weights_only=True"
+        if called(call) in ("np.load", "numpy.load") and keyword(call, "allow_pickle") not in (None, False):
+            yield call.lineno, f"{called(call)}() with allow_pickle"
+        if called(call) in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"):
+            yield call.lineno, f"{called(call)}(); use yaml.safe_load"
+
+
+def archives_are_checked(module: Module) -> Offences:
+    for call in calls(module):
+        if called(call).split(".")[-1] in ("extractall", "unpack_archive"):
+            yield call.lineno, f"{called(call)}() trusts the archive's names; use sightline/data/archive.py"
+
+
+Rule = Callable[[Module], Offences]
+
+# Each rule with sources it must refuse: a rule that cannot fail checks nothing.
+RULES: dict[Rule, list[tuple[str, str]]] = {
+    train_knows_no_concrete_part: [
+        ("sightline/train/step.py", "from sightline.models.resnet import ResNet"),
+        ("sightline/train/step.py", "def f():\n    from ..data import sources"),
+        ("sightline/train/step.py", "import importlib\nimportlib.import_module('sightline.recipes.resnet50')"),
+        ("sightline/train/step.py", "from sightline import tasks"),
+    ],
+    models_and_data_stand_below: [
+        ("sightline/models/unet.py", "import sightline.train.step"),
+        ("sightline/data/sources/tar.py", "from ...tasks import classification"),
+    ],
+    only_recipes_choose: [
+        ("sightline/cli.py", "from sightline.tasks.classification import Classification"),
+        ("sightline/api.py", "def f():\n    from sightline.data import classification"),
+        ("sightline/tasks/detection.py", "import sightline.models.ssd"),
+    ],
+    only_config_parses: [("sightline/cli.py", "import tyro"), ("sightline/log.py", "from yaml import safe_load")],
+    migrate_stands_alone: [
+        ("sightline/migrate/run.py", "from sightline.errors import UsageError"),
+        ("sightline/migrate/run.py", "from ..models import resnet"),
+    ],
+    norm_stands_alone: [("sightline/models/norm.py", "from sightline.hardware import world")],
+    names_say_the_thing: [("sightline/utils.py", ""), ("sightline/train/helpers/x.py", "")],
+    files_are_short: [("sightline/log.py", "x = 1\n" * 501)],
+    functions_are_short: [
+        ("sightline/log.py", "def f():\n" + "    x = 1\n" * 80),
+        ("sightline/train/loop.py", "def train():\n" + "    x = 1\n" * 120),
+        ("sightline/train/step.py", "class A:\n    async def train(self):\n" + "        x = 1\n" * 80),
+    ],
+    docstrings_are_short: [("sightline/log.py", "x = 1"), ("sightline/log.py", '"""' + "a\n" * 6 + '"""')],
+    errors_are_not_swallowed: [
+        ("sightline/log.py", "try:\n    f()\nexcept:\n    raise"),
+        ("sightline/log.py", "try:\n    f()\nexcept Exception:\n    pass"),
+        ("sightline/log.py", "for x in y:\n    try:\n        f()\n    except (OSError, Exception):\n        continue"),
+    ],
+    nothing_runs_in_a_shell: [
+        ("sightline/cli.py", "import subprocess\nsubprocess.run('ls', shell=True)"),
+        ("sightline/cli.py", "import os\nos.system('ls')"),
+    ],
+    nothing_is_unpickled: [
+        ("sightline/train/checkpoint.py", "import pickle"),
+        ("sightline/train/checkpoint.py", "import torch\ntorch.load(path)"),
+        ("sightline/train/checkpoint.py", "import torch\ntorch.load(path, weights_only=flag)"),
+        ("sightline/train/checkpoint.py", "import numpy as np\nnp.load(path, allow_pickle=True)"),
+        ("sightline/config.py", "import yaml\nyaml.load(text)"),
+    ],
+    archives_are_checked: [
+        ("sightline/data/archive.py", "import tarfile\nwith tarfile.open(p) as t:\n    t.extractall(out)"),
+        ("sightline/data/archive.py", "import shutil\nshutil.unpack_archive(p)"),
+    ],
+}
+ALLOWED = [
+    ("sightline/migrate/run.py", '"""A."""\nfrom sightline.models.norm import SyncBatchNorm\nfrom . import launcher\n'),
+    ("sightline/recipes/r.py", '"""' + "a\n" * 9 + '"""\nfrom sightline.models import resnet\n'),
+    ("sightline/data/classification.py", '"""A."""\nfrom sightline.data import sources\n'),
+    ("sightline/train/loop.py", '"""A."""\ndef train():\n' + "    x = 1\n" * 119),
+    (
+        "sightline/log.py",
+        '"""A."""\nimport torch\ntry:\n    torch.load(p, weights_only=True)\nexcept OSError:\n    pass\n',
+    ),
+    ("sightline/data/__init__.py", ""),
+]
+
+
+def by_name(value: object) -> str | None:
+    return value.__name__ if callable(value) else None
+
+
+@pytest.mark.parametrize("rule", RULES, ids=by_name)
+def test_rule_holds(rule: Rule):
+    found = modules()
+    assert found, f"no modules below {PACKAGE}"
+    offences = [f"{module.path}:{line}: {message}" for module in found for line, message in rule(module)]
+    assert not offences, "\n" + "\n".join(offences)
+
+
+@pytest.mark.parametrize(
+    ("rule", "path", "source"), [(rule, *case) for rule, cases in RULES.items() for case in cases], ids=by_name
+)
+def test_rule_refuses(rule: Rule, path: str, source: str):
+    assert list(rule(Module(path, source)))
+
+
+@pytest.mark.parametrize(("path", "source"), ALLOWED, ids=[path for path, _ in ALLOWED])
+def test_rules_allow(path: str, source: str):
+    assert [found for rule in RULES for found in rule(Module(path, source))] == []
+
+
+def test_every_folder_is_a_package():
+    missing = {p.parent.relative_to(REPO) for p in PACKAGE.rglob("*.py") if not (p.parent / "__init__.py").is_file()}
+    assert not missing, f"without __init__.py these stay out of the wheel: {sorted(map(str, missing))}"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"]], ids=" ".join)
+def test_command_answers_without_torch(arguments: list[str]):
+    command = [sys.executable, "-X", "importtime", "-m", "sightline", *arguments]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    messages = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert done.returncode == 0, "\n".join(messages)
+    assert done.stdout.strip()
+    assert "sightline.cli" in imported
+    heavy = sorted(imported & {"torch", "torchvision", "triton", "scipy"})
+    assert not heavy, f"sightline {' '.join(arguments)} imports {heavy}; import these where they are used"
