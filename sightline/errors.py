@@ -1,0 +1,72 @@
+"""The errors a user can meet, each with the exit code of the process that meets it.
+
+A message says what came, what was expected and what to do. Raise them where the user's input enters.
+"""
+
+
+class SightlineError(Exception):
+    """Base of every error that ends the process with a message instead of a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(SightlineError):
+    """A flag, a recipe name or a combination of fields that cannot work."""
+
+    exit_code = 2
+
+
+class BadData(SightlineError):
+    """The data set is not what was declared, or holds more bad samples than allowed."""
+
+    exit_code = 3
+
+
+class BadSample(BadData):
+    """One sample cannot be read; `--data.on-bad-sample` decides whether the run goes on without it."""
+
+    def __init__(self, name: str, reason: str):
+        super().__init__(f"{name}: {reason}")
+        self.name = name
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.name, self.reason)
+
+
+class BadCheckpoint(SightlineError):
+    """No checkpoint could be verified, or it does not fit what is being built."""
+
+    exit_code = 4
+
+
+class NotFinite(SightlineError):
+    """The loss or a gradient became NaN or infinite and `--run.on-nan stop` is in force."""
+
+    exit_code = 5
+
+
+class OutOfMemory(SightlineError):
+    """The device ran out of memory."""
+
+    exit_code = 6
+
+
+class DiskFull(SightlineError):
+    """A file of the run could not be written."""
+
+    exit_code = 7
+
+
+class PeerLost(SightlineError):
+    """A loader worker or a rank died or hangs."""
+
+    exit_code = 8
+
+
+class Interrupted(SightlineError):
+    """A signal asked the run to save and leave; carries the signal number."""
+
+    def __init__(self, signal_number: int, message: str = ""):
+        super().__init__(message or f"stopped by signal {signal_number}")
+        self.exit_code = 128 + signal_number

@@ -1,0 +1,160 @@
+"""The parts a workload fills in: data, model, task, metric. The engine knows these and nothing more concrete.
+
+A recipe puts concrete parts together; `train()` calls them in the order of this file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from sightline.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor, nn
+
+    from sightline.hardware.world import World
+
+Batch = dict[str, "Tensor"]  # keys are listed at the top of each tasks/*.py
+Split = Literal["train", "val"]
+
+
+def undecisive(default: Any) -> Any:
+    """A config field that says where or how, and so is not compared on resume (a path, a cache size)."""
+    return field(default=default, metadata={"decides_result": False})
+
+
+def refuse_foreign_fields(part: str, config: Any, fields_of_kind: Mapping[str, set[str]]) -> None:
+    """A config whose `kind` is one of several must not set a field that only another kind reads."""
+    for kind, names in fields_of_kind.items():
+        for name in sorted(names - fields_of_kind[config.kind]):
+            if getattr(config, name) != config.__dataclass_fields__[name].default:
+                raise UsageError(
+                    f"{part}.{name}={getattr(config, name)} belongs to kind={kind}, not to kind={config.kind}; "
+                    f"add --{part}.kind {kind} or leave it out"
+                )
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What a source found and how it is fed; models are built from it and checkpoints carry it."""
+
+    classes: tuple[str, ...]
+    channels: int
+    size: tuple[int, int]  # height, width of what the network sees in evaluation
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and numbers, as they stand in a checkpoint."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> DataSpec:
+        """The inverse of `to_json`."""
+        plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        return cls(**plain)
+
+
+class Dataset(ABC):
+    """From an index to a ready sample. Loader workers run `load`; it is pickled to them once."""
+
+    spec: DataSpec
+    fingerprint: str  # of what was found on disk, so that a resumed run notices other data
+    layout: dict[str, tuple[tuple[int, ...], str]]  # key -> (shape, numpy dtype) of one sample; static
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What a person would call this sample, e.g. its relative path."""
+
+    @abstractmethod
+    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """Read, decode, augment: one array per key of `layout`. Raises BadSample."""
+
+    def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
+        """Random numbers that belong to a whole batch (mixup's); `step` counts within the epoch."""
+        return {}
+
+    @abstractmethod
+    def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        """The device half of the data path: uint8 to normalised floats, batched augmentation. Static shapes."""
+
+
+class DataConfig(ABC):
+    """Where the samples are and how they are prepared for the network."""
+
+    on_bad_sample: Literal["fail", "skip"]
+    max_bad_samples: int
+
+    @abstractmethod
+    def open(self, split: Split, seed: int) -> Dataset: ...
+
+    @abstractmethod
+    def declared_spec(self) -> DataSpec | None:
+        """What the recipe itself says of its data, where no data are given to look at; else None."""
+
+
+class ModelConfig(ABC):
+    """Which network; sizes that depend on the data come from the spec."""
+
+    @abstractmethod
+    def build(self, spec: DataSpec) -> nn.Module:
+        """The network with random weights, drawn from torch's global generator."""
+
+    def start_from(self, model: nn.Module) -> str:
+        """Replaces random weights by given ones where a fresh run wants that; returns what to tell the user."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a step needs (`total`, a mean over the batch) and what it shows (`sums` over the batch)."""
+
+    total: Tensor
+    sums: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What an evaluation found."""
+
+    values: dict[str, float]
+    tables: dict[str, list[dict[str, Any]]]
+    worst: list[dict[str, Any]]  # samples a person should look at first
+
+
+class Metric(ABC):
+    """Counts that merge over ranks by sum or concatenation, so results are exact for any world size."""
+
+    @abstractmethod
+    def update(self, predictions: Mapping[str, Tensor], batch: Batch) -> None:
+        """Adds one batch; only samples with batch["valid"] count. Must not synchronise with the host."""
+
+    @abstractmethod
+    def merge(self, world: World) -> None:
+        """Brings the counts of all ranks together."""
+
+    @abstractmethod
+    def result(self) -> Scores: ...
+
+
+class Task(ABC):
+    """What is learnt: the loss, how outputs are read, which metric. Frozen dataclasses without state."""
+
+    headline: str  # the score that decides which checkpoint is best; higher is better
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Loss: ...
+
+    @abstractmethod
+    def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]: ...
+
+    @abstractmethod
+    def metric(self, spec: DataSpec, device: torch.device) -> Metric: ...
