@@ -1,0 +1,216 @@
+"""Random crops, flips and mixup for classification, and the fixed geometry of evaluation.
+
+`draw` turns a key into numbers, `apply` turns numbers and pixels into the square the network sees (CPU, uint8);
+`normalize` and `mix` are the batched half that runs on the device.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sightline.data.draws import generator
+from sightline.errors import UsageError
+
+_RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+# How far Pillow's filters reach, in pixels of the coarser of the two grids.
+_FILTER_REACH = {"bilinear": 1, "bicubic": 2}
+# A 30000x1 strip with its short side resized to 256 would be 2 Gpix, of which the window shows 224x224. Above this
+# many pixels (sides of 256:1 at 256) only the visible part is computed; below, all of it, as torchvision does.
+_MAX_RESIZED_PIXELS = 2**24
+_CROP_TRIES = 10
+
+
+@dataclass(frozen=True)
+class Params:
+    """The way of one picture: cut a box out of it, resize the box, cut a square window out of that, flip."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    resized_height: int
+    resized_width: int
+    window_top: int  # negative where the resized box is smaller than the window: black border
+    window_left: int
+    size: int
+    flip: bool
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How pictures become the squares a classifier trains on and is evaluated on."""
+
+    augment: Literal["on", "off"] = "on"
+    """off: no randomness in training, every picture is seen as in evaluation but at `size`."""
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Smallest and largest share of the picture's area that a training crop covers."""
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Narrowest and widest training crop, width over height."""
+    flip: float = 0.5
+    """Probability of a left-right flip in training."""
+    mixup: float = 0.0
+    """Alpha of the Beta(alpha, alpha) that mixes each training picture with another; 0 is off."""
+    size: int = 224
+    """Side in pixels of the square the network sees in training."""
+    eval_resize: int = 256
+    """Length in pixels the shorter side is resized to in evaluation."""
+    eval_size: int = 224
+    """Side in pixels of the square cut from the middle in evaluation."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """Filter of every resize, antialiased."""
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    """Mean of red, green and blue, of values in 0..1; the default is ImageNet's."""
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    """Standard deviation of red, green and blue, of values in 0..1; the default is ImageNet's."""
+
+    def __post_init__(self) -> None:
+        # Every test is written so that NaN fails it.
+        for field, known in (("augment", ("on", "off")), ("interpolation", tuple(_RESAMPLING))):
+            if getattr(self, field) not in known:
+                raise UsageError(f"{field}={getattr(self, field)!r} is unknown; use one of {', '.join(known)}")
+        low, high = self.crop_scale
+        if not 0 < low <= high <= 1:
+            raise UsageError(f"crop_scale={self.crop_scale} must be 0 < smallest <= largest <= 1, e.g. 0.08 1.0")
+        low, high = self.crop_ratio
+        if not 0 < low <= high < math.inf:
+            raise UsageError(f"crop_ratio={self.crop_ratio} must be 0 < narrowest <= widest, e.g. 0.75 1.3333")
+        if not 0 <= self.flip <= 1:
+            raise UsageError(f"flip={self.flip} is a probability; use a number from 0 to 1")
+        if not 0 <= self.mixup < math.inf:
+            raise UsageError(f"mixup={self.mixup} is the alpha of a Beta distribution; use 0 (off) or e.g. 0.2")
+        for field in ("size", "eval_resize", "eval_size"):
+            if getattr(self, field) < 1:
+                raise UsageError(f"{field}={getattr(self, field)} is a length in pixels; use 1 or more, e.g. 224")
+        if not all(map(math.isfinite, self.mean)):
+            raise UsageError(f"mean={self.mean} must be three finite numbers, e.g. 0.485 0.456 0.406")
+        if not all(0 < deviation < math.inf for deviation in self.std):
+            raise UsageError(f"std={self.std} must be three positive numbers, e.g. 0.229 0.224 0.225")
+
+    def draw(self, seed: int, epoch: int, index: int, height: int, width: int) -> Params:
+        """The training crop and flip of one sample; the same key gives the same numbers on any machine."""
+        if self.augment == "off":
+            # The same field of view as in evaluation, whatever the size of the square.
+            short_side = max(1, round(self.size * self.eval_resize / self.eval_size))
+            return _centre(height, width, short_side, self.size)
+        box = self._draw_box(generator(seed, epoch, index, "crop"), height, width)
+        flip = bool(generator(seed, epoch, index, "flip").random() < self.flip)
+        return Params(*box, self.size, self.size, window_top=0, window_left=0, size=self.size, flip=flip)
+
+    def draw_batch(self, seed: int, epoch: int, step: int) -> dict[str, np.ndarray]:
+        """The numbers a whole training batch shares; they travel in it, so that a step draws nothing itself."""
+        if self.augment == "off" or self.mixup == 0:
+            return {}
+        share = generator(seed, epoch, step, "mixup").beta(self.mixup, self.mixup)
+        return {"mix": np.asarray(share, dtype=np.float32)}
+
+    def evaluation_params(self, height: int, width: int) -> Params:
+        """Resize the shorter side to `eval_resize` and keep the middle `eval_size` square, rounding as torchvision."""
+        return _centre(height, width, self.eval_resize, self.eval_size)
+
+    def apply(self, params: Params, pixels: np.ndarray) -> np.ndarray:
+        """Carry out `params` on (height, width, 3) uint8 pixels: (size, size, 3) uint8, equal to torchvision's."""
+        # Cut before resizing: resize(box=...) would let the filter see beyond the box.
+        box = pixels[params.top : params.top + params.height, params.left : params.left + params.width]
+        if params.resized_height * params.resized_width > _MAX_RESIZED_PIXELS:
+            resized, top, left = _resize_visible_part(box, params, self.interpolation)
+        else:
+            target = (params.resized_width, params.resized_height)
+            resized = Image.fromarray(np.ascontiguousarray(box)).resize(target, _RESAMPLING[self.interpolation])
+            top, left = params.window_top, params.window_left
+        if (top, left) != (0, 0) or resized.size != (params.size, params.size):
+            resized = resized.crop((left, top, left + params.size, top + params.size))  # black where there is nothing
+        if params.flip:  # here, because NumPy takes five times as long to reverse pixels of three bytes
+            resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return np.array(resized)
+
+    def _draw_box(self, random: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
+        """RandomResizedCrop's (top, left, height, width): uniform area, log-uniform ratio, else the middle."""
+        narrowest, widest = self.crop_ratio
+        for _ in range(_CROP_TRIES):
+            area = height * width * random.uniform(*self.crop_scale)
+            ratio = math.exp(random.uniform(math.log(narrowest), math.log(widest)))
+            box_width, box_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < box_width <= width and 0 < box_height <= height:
+                top = int(random.integers(height - box_height + 1))
+                left = int(random.integers(width - box_width + 1))
+                return top, left, box_height, box_width
+        box_height, box_width = height, width
+        if width / height < narrowest:
+            box_height = max(1, round(width / narrowest))
+        elif width / height > widest:
+            box_width = max(1, round(height * widest))
+        return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+def normalize(
+    images: Tensor, mean: tuple[float, float, float], std: tuple[float, float, float], dtype: torch.dtype
+) -> Tensor:
+    """(x / 255 - mean) / std of (batch, height, width, 3) uint8, as (batch, 3, height, width) in channels_last.
+
+    The permuted view already is channels_last, so no pixel moves. The constants are filled on the device: a copy from
+    the host would make the host wait, and could not be captured in a graph.
+    """
+    scale = [1 / (255 * deviation) for deviation in std]
+    shift = [-average / deviation for average, deviation in zip(mean, std, strict=True)]
+    values = images.permute(0, 3, 1, 2).float()  # (batch, 3, height, width)
+    return torch.addcmul(_per_channel(shift, values), values, _per_channel(scale, values)).to(dtype)
+
+
+def mix(images: Tensor, share: Tensor) -> Tensor:
+    """Mixup: `share` of each picture and the rest of the one before it in the batch (the first meets the last).
+
+    Labels are mixed by the task with the same partner, `labels.roll(1, 0)`.
+    """
+    # The same as images.roll(1, 0), which on CUDA would fall out of channels_last.
+    partners = torch.cat((images[-1:], images[:-1]))
+    return images * share + partners * (1 - share)
+
+
+def _per_channel(numbers: list[float], like: Tensor) -> Tensor:
+    filled = [torch.full((1, 1, 1, 1), number, dtype=like.dtype, device=like.device) for number in numbers]
+    return torch.cat(filled, dim=1)  # (1, 3, 1, 1)
+
+
+def _centre(height: int, width: int, short_side: int, size: int) -> Params:
+    """Resize the shorter side to `short_side`, keep the middle square of `size`."""
+    # torchvision truncates the longer side.
+    resized_height = int(short_side * height / width) if width <= height else short_side
+    resized_width = short_side if width <= height else int(short_side * width / height)
+    corner = (_centre_offset(resized_height, size), _centre_offset(resized_width, size))
+    return Params(0, 0, height, width, resized_height, resized_width, *corner, size=size, flip=False)
+
+
+def _centre_offset(length: int, size: int) -> int:
+    # torchvision rounds a cut to the even number and a border down.
+    return round((length - size) / 2) if length >= size else -((size - length) // 2)
+
+
+def _resize_visible_part(box: np.ndarray, params: Params, interpolation: str) -> tuple[Image.Image, int, int]:
+    """The part of the resized box that its window shows, and where the window starts in that part.
+
+    Equal to resizing everything up to the rounding of the filter's weights.
+    """
+    reach = _FILTER_REACH[interpolation]
+    rows = _visible_range(params.height, params.resized_height, params.window_top, params.size, reach)
+    columns = _visible_range(params.width, params.resized_width, params.window_left, params.size, reach)
+    (row_start, row_stop, from_row, to_row, shown_rows) = rows
+    (column_start, column_stop, from_column, to_column, shown_columns) = columns
+    source = Image.fromarray(np.ascontiguousarray(box[row_start:row_stop, column_start:column_stop]))
+    edges = (from_column, from_row, to_column, to_row)
+    resized = source.resize((shown_columns, shown_rows), _RESAMPLING[interpolation], box=edges)
+    return resized, min(params.window_top, 0), min(params.window_left, 0)
+
+
+def _visible_range(length: int, resized: int, offset: int, size: int, reach: int) -> tuple[int, int, float, float, int]:
+    """Along one axis: source pixels needed (start, stop), exact edges within them, and how many pixels come out."""
+    first, last = max(offset, 0), min(offset + size, resized)
+    scale = length / resized
+    margin = math.ceil(reach * max(scale, 1)) + 1
+    start = max(math.floor(first * scale) - margin, 0)
+    stop = min(math.ceil(last * scale) + margin, length)
+    return start, stop, first * scale - start, min(last * scale, length) - start, last - first

@@ -1,0 +1,96 @@
+"""Classification data: a source of pictures, decoded and augmented into squares with a label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from sightline.data.augment.classification import Augment, mix, normalize
+from sightline.data.decode import decode_rgb
+from sightline.data.sources import Source, open_source
+from sightline.errors import BadData, UsageError
+from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
+
+
+@dataclass(frozen=True)
+class ClassificationData(Augment, DataConfig):
+    """Where the pictures are, and how they become what the network sees."""
+
+    path: str = undecisive("")
+    """Folder with train/CLASS/*.jpg and val/CLASS/*.jpg, or synthetic:classes=10,samples=1000,size=64."""
+    source: str = "auto"
+    """How the path is read: auto, folder, synthetic."""
+    classes: int = 0
+    """How many classes there must be; 0 takes what is found."""
+    on_bad_sample: Literal["fail", "skip"] = "fail"
+    """A picture that cannot be read: end the run with exit 3, or leave it out, counted and listed."""
+    max_bad_samples: int = undecisive(100)
+    """skip: more bad pictures than this end the run after all."""
+
+    def open(self, split: Split, seed: int) -> Dataset:
+        """The train or val pictures under `path`."""
+        if not self.path:
+            raise UsageError("no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`)")
+        source = open_source(self.source, self.path, split)
+        if self.classes and self.classes != len(source.classes):
+            raise BadData(
+                f"{self.path} has {len(source.classes)} classes, the recipe declares {self.classes}; "
+                f"give the right --data.path or --data.classes {len(source.classes)}"
+            )
+        return ClassificationDataset(self, source, split, seed)
+
+    def declared_spec(self) -> DataSpec | None:
+        """`classes` nameless classes, where no path is given."""
+        if self.path:
+            return None
+        if not self.classes:
+            raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
+        return self.spec_of(tuple(f"class{i}" for i in range(self.classes)))
+
+    def spec_of(self, classes: tuple[str, ...]) -> DataSpec:
+        """What the network is built from."""
+        return DataSpec(classes, 3, (self.eval_size, self.eval_size), self.mean, self.std)
+
+
+class ClassificationDataset(Dataset):
+    """One split of the pictures."""
+
+    def __init__(self, config: ClassificationData, source: Source, split: Split, seed: int):
+        self.config = config
+        self.source = source
+        self.is_training = split == "train"
+        self.seed = seed
+        self.fingerprint = source.fingerprint
+        self.spec = config.spec_of(source.classes)
+        side = config.size if self.is_training else config.eval_size
+        self.layout = {"image": ((side, side, 3), "uint8"), "label": ((), "int64")}
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def name(self, index: int) -> str:
+        return self.source.name(index)
+
+    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        sample = self.source.read(index)
+        pixels = sample.data
+        if isinstance(pixels, bytes):
+            pixels = decode_rgb(pixels, self.source.name(index))
+        height, width = pixels.shape[:2]
+        if self.is_training:
+            params = self.config.draw(self.seed, epoch, index, height, width)
+        else:
+            params = self.config.evaluation_params(height, width)
+        return {"image": self.config.apply(params, pixels), "label": np.asarray(sample.label)}
+
+    def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
+        return self.config.draw_batch(self.seed, epoch, step) if self.is_training else {}
+
+    def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        image = normalize(batch["image"], self.config.mean, self.config.std, dtype)
+        if "mix" in batch:
+            image = mix(image, batch["mix"])
+        return {**batch, "image": image}

@@ -1,0 +1,243 @@
+"""Batches, ahead of time: requests to the workers, the copy to the device, the bad-sample policy, the wait meter.
+
+A batch stays valid until the next one is asked for. Pictures stay uint8 until they are on the device.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from sightline.data.workers import Bad, Feed, Request, Workers, as_arrays, fill
+from sightline.errors import BadData, UsageError
+from sightline.hardware.devices import Device
+from sightline.hardware.world import World
+from sightline.parts import Batch, DataConfig, Dataset
+
+POLL_S = 0.1  # how fast a stop request is seen while waiting for data
+
+
+def worker_count(wanted: int, device: Device, world: World) -> int:
+    """Loader processes of this rank; -1 leaves the choice to us: few where the cores also compute."""
+    if wanted >= 0:
+        return wanted
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+    share = max(1, cores // local_ranks)
+    return max(1, share // 4) if device.kind == "cpu" else min(16, max(1, share - 1))
+
+
+class Order(Protocol):
+    """Which samples each batch holds; see order.py."""
+
+    @property
+    def local_batch(self) -> int: ...
+    @property
+    def steps_per_epoch(self) -> int: ...
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]: ...
+
+
+class Loader:
+    """Training and evaluation batches from one set of workers: while one feed is used the other rests."""
+
+    def __init__(
+        self,
+        datasets: dict[str, Dataset],
+        orders: dict[str, Order],
+        config: DataConfig,
+        device: Device,
+        *,
+        workers: int,
+        prefetch: int,
+        on_bad: Callable[[Bad], None],
+        check_stop: Callable[[], None],
+    ):
+        self.config = config
+        self.on_bad = on_bad
+        self.check_stop = check_stop
+        self.wait_s = 0.0  # how long next() has stood still, for the data-wait meter
+        self._bad_seen: set[tuple[str, int]] = set()
+        slots = 1 if workers == 0 else prefetch + 1
+        feeds = {
+            name: Feed(
+                dataset,
+                _allocate(dataset, orders[name].local_batch, slots, name, shared=workers > 0),
+                replace_bad=name == "train",
+                on_bad_sample=config.on_bad_sample,
+            )
+            for name, dataset in datasets.items()
+        }
+        self._workers = Workers(workers, feeds) if workers else None
+        self.feeds = {name: _FeedState(feed, orders[name], _Copier(device, feed.slots)) for name, feed in feeds.items()}
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers."""
+        return self._workers.pids if self._workers else []
+
+    def bad_count(self, name: str) -> int:
+        """Distinct samples of this feed that could not be read so far."""
+        return sum(feed == name for feed, _ in self._bad_seen)
+
+    def seek(self, name: str, step: int, stop: int) -> None:
+        """The next batch of this feed is number `step`; nothing is prepared from `stop` on."""
+        feed = self.feeds[name]
+        while any(feed.pending):  # an answer to an old request must not land in a new batch
+            self._receive()
+        feed.position, feed.requested, feed.stop = step, step, stop
+        self._request_ahead(name)
+
+    def next(self, name: str) -> Batch:
+        """The batch at the feed's position, on the device."""
+        feed = self.feeds[name]
+        assert feed.position < feed.stop, "asked for a batch past the end given to seek()"
+        self._request_ahead(name)
+        slot = feed.position % len(feed.feed.slots)
+        started = time.perf_counter()
+        if self._workers is None:
+            self._fill_here(name, slot)
+        while feed.pending[slot]:
+            self._receive()
+        self.wait_s += time.perf_counter() - started
+        batch = feed.copier.copy(slot)
+        epoch, step = divmod(feed.position, feed.order.steps_per_epoch)
+        for key, value in feed.feed.dataset.draw_batch(epoch, step).items():
+            batch[key] = torch.as_tensor(value).to(feed.copier.device, non_blocking=True)
+        feed.position += 1
+        return batch
+
+    def close(self) -> None:
+        """Ends the workers and releases pinned memory."""
+        for feed in self.feeds.values():
+            feed.copier.close()
+        if self._workers:
+            self._workers.close()
+
+    def _request_ahead(self, name: str) -> None:
+        if self._workers is None:
+            return
+        feed = self.feeds[name]
+        # One slot less than there are: the batch last handed out is still in use on the CPU.
+        horizon = min(feed.stop, feed.position + len(feed.feed.slots) - 1)
+        for number in range(feed.requested, horizon):
+            slot = number % len(feed.feed.slots)
+            feed.copier.wait(slot)
+            epochs, indices = feed.order.batch(number)
+            parts = np.array_split(np.arange(len(indices)), min(len(self._workers), len(indices)))
+            # Rotating the first worker spreads the rest of an uneven split.
+            for worker, rows in enumerate(parts, start=number):
+                request = Request(name, slot, int(rows[0]), epochs[rows], indices[rows])
+                self._workers.send(worker % len(self._workers), request)
+            feed.pending[slot] = len(parts)
+        feed.requested = max(feed.requested, horizon)
+
+    def _fill_here(self, name: str, slot: int) -> None:
+        feed = self.feeds[name]
+        feed.copier.wait(slot)
+        epochs, indices = feed.order.batch(feed.position)
+        for at in range(len(indices)):  # sample by sample, so that a stop request is answered within one
+            self.check_stop()
+            request = Request(name, slot, at, epochs[at : at + 1], indices[at : at + 1])
+            self._note_bad(fill(feed.feed, feed.arrays[slot], request))
+
+    def _receive(self) -> None:
+        assert self._workers is not None
+        for name, slot, answer in self._workers.receive(POLL_S):
+            if isinstance(answer, BaseException):
+                raise answer
+            self.feeds[name].pending[slot] -= 1
+            self._note_bad(answer)
+        self.check_stop()
+
+    def _note_bad(self, bad: list[Bad]) -> None:
+        for record in bad:
+            if (record.feed, record.index) in self._bad_seen:
+                continue
+            self._bad_seen.add((record.feed, record.index))
+            self.on_bad(record)
+            if len(self._bad_seen) > self.config.max_bad_samples:
+                raise BadData(
+                    f"{len(self._bad_seen)} samples cannot be read, the last one {record.name}: {record.reason}; "
+                    f"mend the data (bad_samples.jsonl lists them) or raise --data.max-bad-samples"
+                )
+
+
+class _FeedState:
+    """Where one feed stands."""
+
+    def __init__(self, feed: Feed, order: Order, copier: _Copier):
+        self.feed = feed
+        self.order = order
+        self.copier = copier
+        self.arrays = [as_arrays(slot) for slot in feed.slots]
+        self.pending = [0] * len(feed.slots)
+        self.position = self.requested = self.stop = 0
+
+
+class _Copier:
+    """Slots to the device, on a stream of their own where the device has streams."""
+
+    def __init__(self, device: Device, slots: list[dict[str, torch.Tensor]]):
+        self.device = device.torch_device
+        self._slots = slots
+        self._module = torch.get_device_module(self.device) if device.has_streams else None
+        self._stream = self._module.Stream() if self._module else None
+        self._done = [self._module.Event() for _ in slots] if self._module else []
+        self._registered: list[torch.Tensor] = []
+        if device.kind == "cuda":
+            # Shared memory is pinned where it lies, so that no second copy on the host is needed.
+            for tensor in (t for slot in slots for t in slot.values()):
+                if torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0).value == 0:
+                    self._registered.append(tensor)
+
+    def copy(self, slot: int) -> Batch:
+        if self._module is None:
+            if self.device.type == "cpu":
+                return dict(self._slots[slot])
+            return {key: tensor.to(self.device) for key, tensor in self._slots[slot].items()}
+        with self._module.stream(self._stream):
+            batch = {key: t.to(self.device, non_blocking=True) for key, t in self._slots[slot].items()}
+            self._done[slot].record(self._stream)
+        current = self._module.current_stream()
+        current.wait_stream(self._stream)
+        for tensor in batch.values():
+            tensor.record_stream(current)  # the allocator must not reuse it before the step has read it
+        return batch
+
+    def wait(self, slot: int) -> None:
+        """Until the last copy out of this slot is over and workers may write into it."""
+        if self._done:
+            self._done[slot].synchronize()
+
+    def close(self) -> None:
+        for slot in range(len(self._done)):
+            self.wait(slot)
+        for tensor in self._registered:
+            torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+        self._registered = []
+
+
+def _allocate(dataset: Dataset, rows: int, slots: int, name: str, shared: bool) -> list[dict[str, torch.Tensor]]:
+    layout = {**dataset.layout, "index": ((), "int64")}
+    if name != "train":
+        layout["valid"] = ((), "bool")
+    if shared and Path("/dev/shm").is_dir():
+        needed = slots * rows * sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
+        free = shutil.disk_usage("/dev/shm").free
+        if needed > free:
+            raise UsageError(
+                f"the loader needs {needed >> 20} MiB of shared memory and /dev/shm has {free >> 20} MiB free; "
+                f"enlarge it (docker run --shm-size), or lower --run.prefetch, or use --run.workers 0"
+            )
+    batches = []
+    for _ in range(slots):
+        slot = {k: torch.from_numpy(np.zeros((rows, *shape), dtype)) for k, (shape, dtype) in layout.items()}
+        batches.append({key: t.share_memory_() if shared else t for key, t in slot.items()})
+    return batches

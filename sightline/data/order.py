@@ -1,0 +1,101 @@
+"""Which sample comes when: a pure function of (seed, step), so a position in the run is one integer.
+
+Global batch k holds the k-th run of `global_batch` samples of the epoch's permutation; rank r takes its r-th part.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from sightline.data.draws import generator
+from sightline.errors import UsageError
+
+PADDING = -1  # an index that stands for no sample; only evaluation has it
+
+
+@lru_cache(maxsize=4)
+def permutation(seed: int, epoch: int, samples: int) -> np.ndarray:
+    """The order of one epoch."""
+    return generator(seed, epoch, 0, "order").permutation(samples)
+
+
+@dataclass(frozen=True)
+class TrainOrder:
+    """Shuffled batches without end; `last` says what happens to samples that fill no batch."""
+
+    samples: int
+    global_batch: int
+    seed: int
+    last: Literal["drop", "pad", "wrap"] = "drop"
+    rank: int = 0
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.global_batch % self.ranks:
+            below = max(self.ranks, self.global_batch // self.ranks * self.ranks)
+            raise UsageError(
+                f"global_batch={self.global_batch} cannot be split over {self.ranks} devices; use a multiple of "
+                f"{self.ranks}, e.g. --train.global-batch {below} or {below + self.ranks}"
+            )
+        if self.steps_per_epoch == 0:
+            raise UsageError(
+                f"global_batch={self.global_batch} is larger than the {self.samples} training samples, which leaves no "
+                f"step; use --train.global-batch {self.samples} or less, or --train.last-batch pad"
+            )
+
+    @property
+    def local_batch(self) -> int:
+        """Samples of one step on this rank."""
+        return self.global_batch // self.ranks
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer updates per epoch."""
+        if self.last == "pad":
+            return -(-self.samples // self.global_batch)
+        return self.samples // self.global_batch
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """(epochs, indices) of this rank's samples in step `step` of the run."""
+        start = self.rank * self.local_batch
+        if self.last == "wrap":
+            stream = step * self.global_batch + start + np.arange(self.local_batch)
+            epochs, places = np.divmod(stream, self.samples)
+        else:
+            epoch, k = divmod(step, self.steps_per_epoch)
+            epochs = np.full(self.local_batch, epoch)
+            places = (k * self.global_batch + start + np.arange(self.local_batch)) % self.samples
+        indices = np.empty(self.local_batch, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            indices[chosen] = permutation(self.seed, int(epoch), self.samples)[places[chosen]]
+        return epochs, indices
+
+
+@dataclass(frozen=True)
+class EvalOrder:
+    """Every sample once, in order; the last batch is filled with PADDING so that shapes stay static."""
+
+    samples: int
+    global_batch: int
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def local_batch(self) -> int:
+        """Samples of one step on this rank."""
+        return -(-self.global_batch // self.ranks)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches that cover the set."""
+        return -(-self.samples // (self.local_batch * self.ranks))
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """(epochs, indices) of this rank's samples in batch `step`."""
+        start = (step * self.ranks + self.rank) * self.local_batch
+        indices = start + np.arange(self.local_batch)
+        indices[indices >= self.samples] = PADDING
+        return np.zeros_like(indices), indices

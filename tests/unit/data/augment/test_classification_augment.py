@@ -1,0 +1,285 @@
+"""Crops, flips, evaluation geometry, normalisation and mixup against torchvision's v2 transforms."""
+
+import dataclasses
+import itertools
+import math
+import types
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
+
+import sightline.data.augment.classification as classification
+from sightline.data.augment.classification import Augment, Params, mix, normalize
+from sightline.data.draws import generator
+from sightline.errors import UsageError
+
+SIZES = [(375, 500), (500, 333), (224, 224), (60, 600), (1, 1), (3, 2)]
+
+
+def noise(height, width, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def box_of(params):
+    return params.top, params.left, params.height, params.width
+
+
+# Drawing
+
+
+def test_draw_is_a_pure_function_of_its_key():
+    augment = Augment()
+    first = augment.draw(7, 2, 11, 375, 500)
+    assert first == augment.draw(7, 2, 11, 375, 500) == Augment().draw(7, 2, 11, 375, 500)
+    others = [augment.draw(*key, 375, 500) for key in ((8, 2, 11), (7, 3, 11), (7, 2, 12))]
+    assert len({box_of(params) for params in (first, *others)}) == 4
+
+
+def test_operations_do_not_shift_each_other():
+    plain, never, mixed = Augment(), Augment(flip=0.0), Augment(mixup=0.2)
+    for index in range(20):
+        assert box_of(plain.draw(0, 0, index, 50, 70)) == box_of(never.draw(0, 0, index, 50, 70))
+        assert plain.draw(0, 0, index, 50, 70) == mixed.draw(0, 0, index, 50, 70)
+
+
+def test_flip_statistics():
+    for probability in (0.0, 0.25, 0.5, 1.0):
+        flips = [Augment(flip=probability).draw(3, 0, index, 8, 8).flip for index in range(1500)]
+        assert abs(np.mean(flips) - probability) < 4 * math.sqrt(probability * (1 - probability) / 1500) + 1e-9
+    drawn = [Augment().draw(3, 0, index, 80, 80) for index in range(1500)]
+    assert abs(np.corrcoef([each.flip for each in drawn], [each.width for each in drawn])[0, 1]) < 0.1
+
+
+class ReplayedTorch:
+    """Stands in for `torch` inside RandomResizedCrop and hands it the very numbers that we draw."""
+
+    def __init__(self, random):
+        self.random = random
+
+    def empty(self, _):
+        return types.SimpleNamespace(
+            uniform_=lambda low, high: torch.tensor(self.random.uniform(float(low), float(high)), dtype=torch.float64)
+        )
+
+    def randint(self, low, high, size):
+        return torch.tensor(int(self.random.integers(low, high)))
+
+    exp = staticmethod(torch.exp)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"crop_scale": (0.9, 1.0), "crop_ratio": (0.3, 3.0)},
+        {"crop_scale": (0.5, 0.5), "crop_ratio": (2.0, 2.0)},
+    ],
+)
+def test_crop_equals_torchvision_fed_with_the_same_numbers(monkeypatch, options):
+    augment = Augment(**options)
+    reference = v2.RandomResizedCrop(224, scale=augment.crop_scale, ratio=augment.crop_ratio)
+    # The bounds as 64-bit numbers; torchvision keeps their logarithm in 32 bits.
+    reference._log_ratio = torch.log(torch.tensor(augment.crop_ratio, dtype=torch.float64))
+    for (height, width), index in itertools.product([*SIZES[:4], (1, 30), (300, 2)], range(60)):
+        monkeypatch.setattr(v2._geometry, "torch", ReplayedTorch(generator(1, 2, index, "crop")))
+        monkeypatch.setattr(v2._geometry, "query_size", lambda _, size=(height, width): size)
+        expected = reference.make_params([])
+        params = augment.draw(1, 2, index, height, width)
+        assert box_of(params) == tuple(expected[key] for key in ("top", "left", "height", "width"))
+
+
+@pytest.mark.parametrize("size", [(375, 500), (60, 300)])
+def test_crop_distribution_matches_torchvision(size):
+    height, width = size
+    picture = torch.empty(3, height, width, device="meta")
+    reference = v2.RandomResizedCrop(224)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        theirs = [reference.make_params([picture]) for _ in range(1500)]
+    theirs = np.array([[each[key] for key in ("top", "left", "height", "width")] for each in theirs])
+    ours = np.array([box_of(Augment().draw(0, 0, index, height, width)) for index in range(1500)])
+    scale = np.array([height, width, height, width])
+    shares = np.linspace(0.05, 0.95, 10)
+    gaps = np.abs(np.quantile(ours / scale, shares, axis=0) - np.quantile(theirs / scale, shares, axis=0))
+    assert gaps.max() < 0.06
+    assert np.abs((ours / scale).mean(axis=0) - (theirs / scale).mean(axis=0)).max() < 0.03
+
+
+@pytest.mark.parametrize("size", [(1, 1), (30000, 1), (1, 30000), (2, 3)])
+def test_boxes_stay_inside_extreme_pictures(size):
+    for augment in (Augment(), Augment(crop_ratio=(3.0, 4.0)), Augment(crop_ratio=(0.1, 0.2))):
+        for index in range(30):
+            top, left, height, width = box_of(augment.draw(0, 0, index, *size))
+            assert top >= 0 and left >= 0 and height >= 1 and width >= 1
+            assert top + height <= size[0] and left + width <= size[1]
+
+
+def test_batch_draws():
+    assert Augment().draw_batch(0, 0, 0) == {}
+    assert Augment(mixup=0.2, augment="off").draw_batch(0, 0, 0) == {}
+    drawn = Augment(mixup=0.2).draw_batch(0, 1, 5)["mix"]
+    assert drawn.dtype == np.float32 and drawn.shape == ()
+    assert drawn == Augment(mixup=0.2).draw_batch(0, 1, 5)["mix"]
+    assert len({float(Augment(mixup=0.2).draw_batch(*key)["mix"]) for key in ((0, 1, 5), (0, 1, 6), (0, 2, 5))}) == 3
+    for alpha in (0.2, 2.0):
+        shares = np.array([Augment(mixup=alpha).draw_batch(0, 0, step)["mix"] for step in range(1500)])
+        assert shares.min() >= 0 and shares.max() <= 1
+        assert abs(shares.mean() - 0.5) < 0.04
+        assert abs(shares.var() - 1 / (4 * (2 * alpha + 1))) < 0.01  # the variance of Beta(alpha, alpha)
+
+
+# Pixels
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", SIZES)
+def test_training_pixels_equal_torchvision(size, interpolation):
+    pixels = noise(*size)
+    augment = Augment(interpolation=interpolation, size=96)
+    seen_flips = set()
+    for index in range(8):
+        params = augment.draw(0, 0, index, *size)
+        expected = functional.resized_crop(Image.fromarray(pixels), *box_of(params), [96, 96], interpolation)
+        expected = functional.horizontal_flip(expected) if params.flip else expected
+        actual = augment.apply(params, pixels)
+        assert actual.dtype == np.uint8 and actual.flags.c_contiguous and actual.flags.writeable
+        np.testing.assert_array_equal(actual, np.asarray(expected))
+        seen_flips.add(params.flip)
+    assert seen_flips == {False, True}
+
+
+# 64/72: the crop is larger than the resized picture, so a border appears; 33 and 71 hit the odd halves.
+@pytest.mark.parametrize("geometry", [(256, 224), (64, 72), (64, 71), (65, 224), (40, 33)])
+@pytest.mark.parametrize("size", [*SIZES, (40, 41), (41, 40), (77, 131)])
+def test_evaluation_pixels_equal_torchvision(size, geometry):
+    resize, side = geometry
+    pixels = noise(*size)
+    augment = Augment(eval_resize=resize, eval_size=side)
+    reference = v2.Compose([v2.Resize(resize), v2.CenterCrop(side)])
+    actual = augment.apply(augment.evaluation_params(*size), pixels)
+    np.testing.assert_array_equal(actual, np.asarray(reference(Image.fromarray(pixels))))
+
+
+def test_augment_off_is_the_evaluation_geometry_at_training_size():
+    pixels = noise(150, 200)
+    off = Augment(augment="off", size=112)
+    params = off.draw(0, 5, 9, 150, 200)
+    assert params == off.draw(1, 0, 0, 150, 200) == Augment(eval_resize=128, eval_size=112).evaluation_params(150, 200)
+    expected = v2.CenterCrop(112)(v2.Resize(128)(Image.fromarray(pixels)))
+    np.testing.assert_array_equal(off.apply(params, pixels), np.asarray(expected))
+    same_size = Augment(augment="off")
+    assert same_size.draw(0, 0, 0, 150, 200) == same_size.evaluation_params(150, 200)
+
+
+@pytest.mark.parametrize("size", [(30000, 1), (1, 30000)])
+def test_strips_survive(size):
+    pixels = noise(*size)
+    for augment in (Augment(), Augment(eval_resize=200)):
+        assert augment.apply(augment.draw(0, 0, 0, *size), pixels).shape == (224, 224, 3)
+        assert augment.apply(augment.evaluation_params(*size), pixels).shape == (224, 224, 3)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(700, 40), (33, 500), (5, 4), (900, 700)])
+@pytest.mark.parametrize("geometry", [(64, 56), (50, 56)])
+def test_resizing_only_what_is_seen_changes_nothing(monkeypatch, size, interpolation, geometry):
+    pixels = np.asarray(Image.fromarray(noise(9, 9)).resize(size[::-1], Image.Resampling.BICUBIC))
+    augment = Augment(eval_resize=geometry[0], eval_size=geometry[1], interpolation=interpolation)
+    params = augment.evaluation_params(*size)
+    whole = augment.apply(params, pixels)
+    monkeypatch.setattr(classification, "_MAX_RESIZED_PIXELS", 0)
+    assert np.abs(augment.apply(params, pixels).astype(int) - whole).max() <= 1
+
+
+def test_every_field_changes_something():
+    """What a field changes: the draw, the evaluation, the batch or the pixels; mean and std act on the device."""
+    pixels = noise(90, 120)
+
+    def observe(augment):
+        params, evaluated = augment.draw(0, 0, 3, 90, 120), augment.evaluation_params(90, 120)
+        return params, evaluated, augment.draw_batch(0, 0, 0), augment.apply(params, pixels).tobytes()
+
+    changes = {"augment": "off", "crop_scale": (0.3, 0.4), "crop_ratio": (2.0, 3.0), "flip": 0.0, "mixup": 0.3}
+    changes |= {"size": 64, "eval_resize": 300, "eval_size": 200, "interpolation": "bicubic"}
+    assert {field.name for field in dataclasses.fields(Augment)} == {*changes, "mean", "std"}
+    base = Augment(flip=1.0)
+    for field, value in changes.items():
+        assert observe(dataclasses.replace(base, **{field: value})) != observe(base), field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("augment", "yes"),
+        ("crop_scale", (0.0, 1.0)),
+        ("crop_scale", (0.5, 0.4)),
+        ("crop_scale", (0.5, 1.5)),
+        ("crop_scale", (math.nan, 1.0)),
+        ("crop_ratio", (0.0, 1.0)),
+        ("crop_ratio", (2.0, 1.0)),
+        ("crop_ratio", (1.0, math.inf)),
+        ("flip", -0.1),
+        ("flip", 1.1),
+        ("mixup", -1.0),
+        ("mixup", math.nan),
+        ("size", 0),
+        ("eval_resize", -1),
+        ("eval_size", 0),
+        ("interpolation", "nearest"),
+        ("mean", (0.5, math.nan, 0.5)),
+        ("std", (0.2, 0.0, 0.2)),
+    ],
+)
+def test_nonsense_is_refused_with_its_value(field, value):
+    with pytest.raises(UsageError, match=f"{field}=") as refusal:
+        Augment(**{field: value})
+    assert str(value) in str(refusal.value)
+
+
+# Device half
+
+
+def test_normalize_equals_torchvision():
+    augment = Augment()
+    images = torch.from_numpy(np.stack([noise(6, 9, seed) for seed in range(4)]))
+    actual = normalize(images, augment.mean, augment.std, torch.float32)
+    reference = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(augment.mean, augment.std)])
+    torch.testing.assert_close(actual, reference(images.permute(0, 3, 1, 2)), atol=1e-6, rtol=0)
+    assert actual.shape == (4, 3, 6, 9) and actual.is_contiguous(memory_format=torch.channels_last)
+    half = normalize(images, augment.mean, augment.std, torch.bfloat16)
+    assert half.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(half, actual.bfloat16()), "computed in 32 bits, rounded once"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_mix_equals_torchvision(share):
+    images = torch.randn(5, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    images = images.contiguous(memory_format=torch.channels_last)
+    actual = mix(images, torch.tensor(share))
+    reference = v2.MixUp(num_classes=5)
+    params = {"labels": torch.arange(5), "batch_size": 5, "lam": share}
+    torch.testing.assert_close(actual, reference.transform(images, params), atol=1e-6, rtol=0)
+    torch.testing.assert_close(actual, share * images + (1 - share) * images.roll(1, 0), atol=1e-6, rtol=0)
+    assert actual.is_contiguous(memory_format=torch.channels_last)
+    assert mix(images.bfloat16(), torch.tensor(share)).dtype == torch.bfloat16
+
+
+def test_device_half_is_one_graph():
+    """make_fx stands in for the compiler: a branch on a value, or a number fetched from the device, would fail it."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def prepare(images, share):
+        return mix(normalize(images, (0.5, 0.4, 0.3), (0.2, 0.2, 0.2), torch.float32), share)
+
+    images, share = torch.from_numpy(noise(8, 8)[None].repeat(3, 0)), torch.tensor(0.25)
+    traced = make_fx(prepare, tracing_mode="fake")(images, share)
+    torch.testing.assert_close(traced(images, share), prepare(images, share))
+
+
+def test_params_can_be_compared_and_kept():
+    params = Augment().evaluation_params(10, 20)
+    assert Params(**dataclasses.asdict(params)) == params and hash(params) == hash(dataclasses.replace(params))
