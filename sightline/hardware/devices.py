@@ -1,0 +1,306 @@
+"""What training runs on: cuda, hpu, xpu, npu, mps, cpu, one row each in one table. Nothing else asks for a kind.
+
+Importing this file touches no device. To add one, add a row.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import platform
+import random
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from sightline.errors import UsageError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")  # the two workspaces with which cuBLAS repeats its bits
+
+
+def _cuda_has_bf16() -> bool:
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _xpu_has_bf16() -> bool:
+    return torch.xpu.is_bf16_supported(including_emulation=False)
+
+
+def _npu_has_bf16() -> bool:
+    return bool(torch.npu.is_bf16_supported())  # type: ignore[attr-defined]  # torch.npu comes with torch_npu
+
+
+def _cpu_has_bf16() -> bool:
+    """AMX or AVX512-BF16; without them bf16 is about 8 times slower than fp32."""
+    flags = _cpu_fact("flags").split()
+    if flags:
+        return "avx512_bf16" in flags or "amx_bf16" in flags
+    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())  # systems without /proc/cpuinfo
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device of one kind, with the facts the engine reads."""
+
+    kind: str
+    index: int = 0
+    package: str = ""
+    """Import that teaches torch this kind; "" where torch knows it."""
+    node: str = ""
+    """A file that exists where the hardware does, even if torch cannot use it."""
+    backend: str = "gloo"
+    """Backend of torch.distributed."""
+    autocast: tuple[Precision, ...] = ("bf16", "fp16")
+    """Types that --train.precision may name besides fp32, in the order `auto` prefers them."""
+    has_bf16: Callable[[], bool] = _always
+    """Whether the hardware itself computes in bf16; emulation does not count."""
+    auto_fp16: bool = True
+    """Whether `auto` may fall back to fp16 where bf16 is not native."""
+    is_indexed: bool = True
+    """Whether a process names its device by a number."""
+    is_shared: bool = False
+    """Whether any number of processes may use it at once."""
+    can_pin: bool = False
+    has_streams: bool = False
+    has_graphs: bool = False
+    compile_backend: str = ""
+    """Backend of torch.compile; "" where there is none."""
+    compile_auto: bool = False
+    """Whether `--run.compile auto` switches it on."""
+    compile_needs: str = ""
+    """A package that the compile backend generates code for, besides a C++ compiler."""
+    tested: bool = False
+    """False: written from documentation, never run by us."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device(self.kind, self.index) if self.is_indexed else torch.device(self.kind)
+
+    @property
+    def api(self) -> Any:
+        """The module torch.KIND: its streams, events and graphs."""
+        return getattr(torch, self.kind)
+
+    def activate(self) -> None:
+        """Makes this the process's current device, as collectives and streams expect. Initialises it."""
+        if self.is_indexed:
+            self.api.set_device(self.torch_device)
+
+    def synchronize(self) -> None:
+        """Waits until everything queued on the device is done."""
+        if self.is_indexed:
+            self.api.synchronize(self.torch_device)
+        else:
+            self.api.synchronize()
+
+    def resolve_precision(self, wanted: str) -> Precision:
+        """`auto` becomes what this device does well; what it cannot do is an error."""
+        if wanted == "auto":
+            return self._preferred_precision()
+        for known in get_args(Precision):
+            if wanted == known and (known == "fp32" or known in self.autocast):
+                return known
+        usable = ", ".join(["auto", "fp32", *self.autocast])
+        raise UsageError(f"precision '{wanted}' is not available on {self.kind}; use --train.precision with {usable}")
+
+    def _preferred_precision(self) -> Precision:
+        if "bf16" in self.autocast and self.has_bf16():
+            return "bf16"
+        return "fp16" if self.auto_fp16 and "fp16" in self.autocast else "fp32"
+
+    def peak_memory_bytes(self) -> int:
+        """The most memory tensors took so far (of the cpu: the whole process); 0 where it cannot be known."""
+        if self.kind == "cpu":
+            # ru_maxrss counts bytes on macOS and KiB elsewhere.
+            unit = 1 if sys.platform == "darwin" else 1024
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        peak = getattr(self.api, "max_memory_allocated", None)
+        return int(peak(self.torch_device)) if peak else 0
+
+    def name(self) -> str:
+        """What a person calls it, e.g. 'NVIDIA H200'."""
+        if self.kind == "cpu":
+            return _cpu_fact("model name") or platform.processor() or platform.machine()
+        describe = getattr(self.api, "get_device_name", None)
+        return str(describe(self.torch_device)) if describe else self.kind
+
+    def count(self) -> int:
+        """How many of this kind are here."""
+        return int(self.api.device_count())
+
+
+# In the order `auto` tries them.
+KINDS: dict[str, Device] = {
+    row.kind: row
+    for row in (
+        Device(
+            kind="cuda",
+            node="/dev/nvidiactl",
+            backend="nccl",
+            has_bf16=_cuda_has_bf16,
+            can_pin=True,
+            has_streams=True,
+            has_graphs=True,
+            compile_backend="inductor",
+            compile_auto=True,
+            compile_needs="triton",
+            tested=True,
+        ),
+        Device(
+            kind="hpu",
+            package="habana_frameworks.torch",
+            node="/dev/accel/accel0",
+            backend="hccl",
+            autocast=("bf16",),
+            is_indexed=False,  # the driver gives each process the module of its local rank
+            can_pin=True,
+            has_streams=True,
+            compile_backend="hpu_backend",
+        ),
+        Device(
+            kind="xpu",
+            backend="xccl",
+            has_bf16=_xpu_has_bf16,
+            can_pin=True,
+            has_streams=True,
+            compile_backend="inductor",
+            compile_needs="triton",
+        ),
+        Device(
+            kind="npu",
+            package="torch_npu",
+            node="/dev/davinci_manager",
+            backend="hccl",
+            has_bf16=_npu_has_bf16,
+            can_pin=True,
+            has_streams=True,
+        ),
+        Device(kind="mps", is_indexed=False, compile_backend="inductor"),
+        # fp16 on a CPU is for testing the loss scaler: measured 12 times slower than fp32, so never chosen.
+        Device(
+            kind="cpu",
+            has_bf16=_cpu_has_bf16,
+            auto_fp16=False,
+            is_indexed=False,
+            is_shared=True,
+            compile_backend="inductor",
+            tested=True,
+        ),
+    )
+}
+
+
+def unavailable_because(kind: str) -> str:
+    """Why this kind cannot be used here; "" if it can."""
+    row = KINDS[kind]
+    if row.package:
+        top = row.package.partition(".")[0]
+        if importlib.util.find_spec(top) is None:
+            return f"{top} is not installed"
+        try:
+            importlib.import_module(row.package)
+        except (ImportError, OSError, RuntimeError) as error:  # a broken driver installation shows up here
+            return f"{row.package} cannot be imported: {error}"
+    if not row.api.is_available() or row.count() < 1:
+        seen = f", although {row.node} exists: the driver or this build of torch does not fit it"
+        return f"torch {torch.__version__} finds none" + (seen if row.node and Path(row.node).exists() else "")
+    return ""
+
+
+def available() -> list[str]:
+    """The kinds usable here, in the order `auto` prefers them; the cpu always ends the list."""
+    return [kind for kind in KINDS if not unavailable_because(kind)]
+
+
+def select(wanted: str = "auto", local_rank: int = 0) -> Device:
+    """The device of this process: `auto`, a kind, or a kind and number such as cuda:1."""
+    kind, colon, number = wanted.partition(":")
+    if wanted == "auto":
+        kind = available()[0]
+    if kind not in KINDS or (colon and not number.isdecimal()):
+        raise UsageError(f"device '{wanted}' is unknown; use auto or one of {', '.join(KINDS)}, e.g. cuda or cuda:1")
+    reason = unavailable_because(kind)
+    if reason:
+        raise UsageError(f"device '{wanted}' is not available: {reason}; available here: {', '.join(available())}")
+    row = KINDS[kind]
+    if colon:
+        return replace(row, index=_named_index(row, int(number), local_rank))
+    if row.is_shared:
+        return row
+    if local_rank >= row.count():
+        raise UsageError(
+            f"process {local_rank} of this host has no {kind} of its own: there are {row.count()}; "
+            f"start at most {row.count()} processes per host, or use --run.device cpu"
+        )
+    return replace(row, index=local_rank)
+
+
+def _named_index(row: Device, index: int, local_rank: int) -> int:
+    if not row.is_indexed and index > 0:
+        raise UsageError(f"device '{row.kind}:{index}' cannot be numbered; use --run.device {row.kind}")
+    if index >= row.count():
+        last = row.count() - 1
+        raise UsageError(f"device '{row.kind}:{index}' does not exist; the last one here is {row.kind}:{last}")
+    if local_rank > 0 and not row.is_shared:
+        raise UsageError(
+            f"device '{row.kind}:{index}' was asked for by process {local_rank} of this host too, but each process "
+            f"needs its own; use --run.device {row.kind} (CUDA_VISIBLE_DEVICES and its like choose which)"
+        )
+    return index
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy and torch on every device; a device not yet initialised is seeded when it is."""
+    random.seed(seed)
+    # For other people's code; ours never draws from NumPy's global generator, which takes 32 bits.
+    np.random.seed(seed % (1 << 32))  # noqa: NPY002
+    torch.manual_seed(seed)
+
+
+def set_deterministic(on: bool) -> None:
+    """Equal bits from equal inputs, or the fastest kernels. Call it before the device is initialised."""
+    if on:
+        _require_cublas_workspace()
+    torch.use_deterministic_algorithms(on)
+    torch.backends.cudnn.deterministic = on
+    torch.backends.cudnn.benchmark = not on  # the autotuner may choose another kernel in the next run
+    # torch's own defaults, said aloud so that nothing imported earlier changes what fp32 means: TF32 in
+    # convolutions, not in matrix products. The newer fp32_precision names make torch.compile fail
+    # (pytorch#166387), so the older ones are used.
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def _require_cublas_workspace() -> None:
+    found = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if found in CUBLAS_DETERMINISTIC:
+        return
+    if found is None and not torch.cuda.is_initialized():
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_DETERMINISTIC[0]
+        return
+    state = f"is '{found}'" if found is not None else "was not set before CUDA was initialised"
+    raise UsageError(
+        f"CUBLAS_WORKSPACE_CONFIG {state}, but --train.deterministic needs {' or '.join(CUBLAS_DETERMINISTIC)}; "
+        f"export CUBLAS_WORKSPACE_CONFIG={CUBLAS_DETERMINISTIC[0]} before starting"
+    )
+
+
+def _cpu_fact(name: str) -> str:
+    """The first line `name: value` of /proc/cpuinfo, "" where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "")

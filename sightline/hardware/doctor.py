@@ -1,0 +1,335 @@
+"""Looks at a machine before a run does: what is installed, what works, what would get in the way, and the remedy.
+
+`examine` prints nothing; the `doctor` command shows its list. Each check really does what a run would do.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+import math
+import multiprocessing
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+
+from sightline.data.workers import START_METHOD
+from sightline.errors import SightlineError
+from sightline.hardware import devices
+
+PYTHON = (3, 11)
+PACKAGES = {  # module -> its name for pip, least version
+    "torch": ("torch", (2, 11)),
+    "torchvision": ("torchvision", (0, 26)),
+    "numpy": ("numpy", ()),
+    "PIL": ("pillow", ()),
+}
+EXTRAS = {  # module -> its name for pip, what it is for
+    "tensorboard": ("tensorboard", "curves in TensorBoard"),
+    "nibabel": ("nibabel", "NIfTI volumes"),
+    "faster_coco_eval": ("faster-coco-eval", "faster detection scores"),
+    "onnx": ("onnx", "export to ONNX"),
+    "onnxruntime": ("onnxruntime", "checking an ONNX export"),
+}
+GIB = 1 << 30
+LEAST_MEMORY = 4 * GIB  # torch, its loader workers and a ResNet-50 at a small batch
+LEAST_SHARED_MEMORY = GIB  # 3 batches ahead of 256 pictures of 224x224 are 0.1 GiB; Docker's default is 64 MiB
+LEAST_DISK = 5 * GIB  # three ResNet-50 checkpoints with SGD state are 0.6 GiB, with room for logs and reports
+LEAST_OPEN_FILES = 1024
+WORKER_TIMEOUT_S = 60
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. `fail` stops a run, `warn` slows or endangers it."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    value: str
+    remedy: str = ""
+
+
+def examine(folder: Path) -> list[Check]:
+    """Every finding about this machine, for runs that are to be written into `folder`."""
+    return [
+        check_python(),
+        *(check_package(module) for module in PACKAGES),
+        *(check_device(kind) for kind in devices.KINDS),
+        check_precision(),
+        check_cores(),
+        check_memory(),
+        check_shared_memory(),
+        check_open_files(),
+        check_disk_space(folder),
+        check_disk_writes(folder),
+        check_jpeg(),
+        check_workers(),
+        check_compiler(),
+        check_collectives(),
+        *(check_extra(module) for module in EXTRAS),
+    ]
+
+
+def check_python() -> Check:
+    return _judge_version("python", platform.python_version(), PYTHON, "install a newer Python")
+
+
+def check_package(module: str) -> Check:
+    package, least = PACKAGES[module]
+    install = f"pip install --upgrade {package}" + (f">={_dotted(least)}" if least else "")
+    try:
+        version = importlib.import_module(module).__version__
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # torchvision built for another torch, e.g.
+        return Check(package, "fail", f"cannot be imported: {error}", install)
+    return _judge_version(package, str(version), least, install)
+
+
+def check_device(kind: str) -> Check:
+    row = devices.KINDS[kind]
+    reason = devices.unavailable_because(kind)
+    if reason:
+        hidden = bool(row.node) and Path(row.node).exists()
+        remedy = f"install the {kind} driver and the torch build that match" if hidden else ""
+        return Check(kind, "warn" if hidden else "ok", f"not available: {reason}", remedy)
+    try:
+        total = float(torch.ones(8, device=row.torch_device).sum())
+    except RuntimeError as error:  # e.g. no kernel image for this GPU
+        return Check(kind, "fail", f"available, but a sum fails: {error}", f"use another device than {kind}")
+    if total != 8:
+        return Check(kind, "fail", f"available, but 8 ones sum to {total}", f"use another device than {kind}")
+    value = f"{row.count()} x {row.name()}"
+    if not row.tested:
+        return Check(kind, "warn", f"{value}, untested", f"support for {kind} was written from documentation")
+    return Check(kind, "ok", value)
+
+
+def check_precision() -> Check:
+    device = devices.select("auto")
+    return Check("precision", "ok", f"auto is {device.resolve_precision('auto')} on {device.kind}")
+
+
+def usable_cores() -> int:
+    """Cores this process may keep busy: those it is bound to, or fewer where the cgroup's quota says so."""
+    return max(1, math.ceil(min(_bound_cores(), _quota_cores())))
+
+
+def check_cores() -> Check:
+    cores, quota, threads = usable_cores(), _quota_cores(), torch.get_num_threads()
+    limit = f", cgroup quota of {quota:g}" if math.isfinite(quota) else ""
+    value = f"{cores} usable of {os.cpu_count()} ({_bound_cores()} by affinity{limit})"
+    if threads > cores:
+        return Check("cores", "warn", f"{value}; torch uses {threads} threads", f"add --run.threads {cores}")
+    return Check("cores", "ok", value)
+
+
+def check_memory() -> Check:
+    memory, limit = psutil.virtual_memory(), _memory_limit()
+    value = f"{_gib(memory.available)} available of {_gib(memory.total)}"
+    if limit < memory.total:
+        value += f", cgroup limit {_gib(limit)}"
+    remedy = f"free memory or raise the container's limit: at least {_gib(LEAST_MEMORY)} is expected"
+    return _judge("memory", min(memory.available, limit) >= LEAST_MEMORY, value, remedy)
+
+
+def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
+    if not folder.is_dir():
+        return Check("shared memory", "ok", f"no {folder} on this system")
+    usage = shutil.disk_usage(folder)
+    value = f"{_gib(usage.free)} free of {_gib(usage.total)} in {folder}"
+    remedy = "start the container with --shm-size=8g, or lower --run.prefetch, or use --run.workers 0"
+    return _judge("shared memory", usage.free >= LEAST_SHARED_MEMORY, value, remedy)
+
+
+def check_open_files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = soft == resource.RLIM_INFINITY or soft >= LEAST_OPEN_FILES
+    value = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft}"
+    remedy = f"ulimit -n {LEAST_OPEN_FILES if hard == resource.RLIM_INFINITY else max(hard, soft)}"
+    return _judge("open files", enough, value, remedy)
+
+
+def check_disk_space(folder: Path) -> Check:
+    place = _nearest_folder(folder)
+    free = shutil.disk_usage(place).free
+    remedy = f"free some space or choose another --run.out: at least {_gib(LEAST_DISK)} is expected"
+    return _judge("disk space", free >= LEAST_DISK, f"{_gib(free)} free in {place}", remedy)
+
+
+def check_disk_writes(folder: Path) -> Check:
+    """What a checkpoint needs: write, fsync, rename over an older file, fsync of the folder."""
+    place = _nearest_folder(folder)
+    try:
+        with tempfile.TemporaryDirectory(dir=place, prefix=".sightline-doctor-") as name:
+            _replace_durably(Path(name))
+    except OSError as error:
+        return Check("disk writes", "fail", f"{place}: {error}", "choose another --run.out or repair its permissions")
+    return Check("disk writes", "ok", f"write, fsync and rename work in {place}")
+
+
+def check_jpeg() -> Check:
+    data = io.BytesIO()
+    Image.new("RGB", (48, 32), (200, 100, 50)).save(data, "JPEG", quality=95)
+    remedy = "reinstall pillow and torchvision from the same source as torch"
+    try:
+        from sightline.data.decode import decode_rgb  # here: a decoder that cannot be imported is a finding
+
+        pixels = np.asarray(decode_rgb(data.getvalue(), "a picture made by doctor"))
+    except (ImportError, OSError, RuntimeError, SightlineError) as error:
+        return Check("jpeg", "fail", f"decoding fails: {error}", remedy)
+    is_right = pixels.shape == (32, 48, 3) and np.abs(pixels.mean((0, 1)) - (200, 100, 50)).max() < 4
+    return Check("jpeg", "ok", "decodes") if is_right else Check("jpeg", "fail", "decodes to wrong pixels", remedy)
+
+
+def check_workers(work: Callable[[], object] = os.getpid) -> Check:
+    """Starts one process the way the loader does; by default it does nothing to speak of."""
+    context: Any = multiprocessing.get_context(START_METHOD)  # typeshed's base class lacks Process
+    process = context.Process(target=work, daemon=True)
+    remedy = "use --run.workers 0, which loads in the training process"
+    try:
+        process.start()
+    except (OSError, EOFError, RuntimeError) as error:
+        return Check("loader workers", "fail", f"{START_METHOD} cannot start a process: {error}", remedy)
+    process.join(WORKER_TIMEOUT_S)
+    if process.exitcode == 0:
+        return Check("loader workers", "ok", f"{START_METHOD} starts processes")
+    ending = "hangs" if process.exitcode is None else f"ends with {process.exitcode}"
+    process.kill()
+    return Check("loader workers", "fail", f"a process started by {START_METHOD} {ending}", remedy)
+
+
+def check_compiler() -> Check:
+    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++", "c++"]
+    compiler = next(filter(None, map(shutil.which, wanted)), None)
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    packages = sorted({devices.KINDS[kind].compile_needs for kind in devices.available()} - {""})
+    missing = [f"a C++ compiler ({' or '.join(wanted)})"] if compiler is None else []
+    missing += [] if header.is_file() else [f"{header}"]
+    missing += [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        remedy = "install it (e.g. apt install g++ python3-dev; pip install triton), or use --run.compile off"
+        return Check("torch.compile", "warn", f"lacks {', '.join(missing)}", remedy)
+    return Check("torch.compile", "ok", ", ".join([f"{compiler}", "Python.h", *packages]))
+
+
+def check_collectives() -> Check:
+    remedy = "install a torch build with these backends, or train on one device"
+    if not torch.distributed.is_available():
+        return Check("collectives", "warn", "this torch is built without torch.distributed", remedy)
+    here = devices.available()  # imports the packages that bring backends of their own
+    found = {name for name in _collectives(devices.KINDS) if torch.distributed.is_backend_available(name)}
+    missing = [name for name in _collectives(here) if name not in found]
+    value = ", ".join(sorted(found)) or "none"
+    return _judge("collectives", not missing, value + (f"; lacks {', '.join(missing)}" if missing else ""), remedy)
+
+
+def check_extra(module: str) -> Check:
+    package, purpose = EXTRAS[module]
+    if importlib.util.find_spec(module) is not None:
+        return Check(package, "ok", "installed")
+    return Check(package, "ok", f"not installed; only for {purpose}", f"pip install {package}")
+
+
+def _judge(name: str, is_good: bool, value: str, remedy: str) -> Check:
+    return Check(name, "ok", value) if is_good else Check(name, "warn", value, remedy)
+
+
+def _judge_version(name: str, version: str, least: tuple[int, ...], remedy: str) -> Check:
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if numbers >= least:
+        return Check(name, "ok", version)
+    return Check(name, "fail", f"{version}; at least {_dotted(least)} is needed", remedy)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def _bound_cores() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _quota_cores() -> float:
+    """The smallest CPU quota of our cgroup and its parents; infinite where there is none."""
+    quotas = [math.inf]
+    for folder in _cgroup_folders("cpu"):
+        limit, _, period = _text(folder / "cpu.max").partition(" ")  # cgroup 2
+        if not limit:
+            limit, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+        if limit.isdecimal() and period.isdecimal():  # otherwise "max", "-1" or no such file
+            quotas.append(int(limit) / int(period))
+    return min(quotas)
+
+
+def _memory_limit() -> float:
+    """The smallest memory limit of our cgroup and its parents, in bytes; infinite where there is none."""
+    folders = list(_cgroup_folders("memory"))
+    texts = [_text(folder / name) for folder in folders for name in ("memory.max", "memory.limit_in_bytes")]
+    return min([math.inf, *(float(text) for text in texts if text.isdecimal())])
+
+
+def _cgroup_folders(controller: str) -> Iterator[Path]:
+    """Our cgroup and its parents, of version 1 and 2; in a container not all of them need to exist."""
+    for line in _text(OWN_CGROUP).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        top = CGROUPS / controller if controllers else CGROUPS
+        folder = top / path.lstrip("/")
+        yield folder
+        while folder != top and top in folder.parents:
+            folder = folder.parent
+            yield folder
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _nearest_folder(folder: Path) -> Path:
+    """`folder`, or the parent in which a run would create it."""
+    folder = folder.absolute()
+    return next((place for place in (folder, *folder.parents) if place.is_dir()), Path(folder.anchor))
+
+
+def _replace_durably(folder: Path) -> None:
+    for text in ("older", "newer"):
+        with open(folder / "part", "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(folder / "part", folder / "whole")
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _collectives(kinds: dict[str, devices.Device] | list[str]) -> list[str]:
+    return sorted({devices.KINDS[kind].backend for kind in kinds})

@@ -1,0 +1,162 @@
+"""Weights to start from: foreign or our own, loaded by name, strictly, and without running anything a file contains.
+
+Sits between a model's construction and the engine; checkpoints of a run are read in train/checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from sightline.errors import BadCheckpoint
+
+PREFIXES = ("module.", "_orig_mod.")  # left by DDP (and averaging) and by torch.compile
+WRAPPERS = ("model", "state_dict")  # keys under which training scripts keep the state dict
+SHOWN = 4  # keys an error message names before it counts the rest
+
+
+def load_weights(model: nn.Module, path: Path, *, head: str) -> str:
+    """Copies the file's tensors into `model` and says in one line what was loaded.
+
+    Names and shapes must be equal, save for keys that begin with `head`: where their shapes differ,
+    the whole head stays as it was initialised.
+    """
+    path = Path(path)
+    state = _plain_names(_unwrap(_read(path), path), path)
+    expected = model.state_dict()
+    _check_names(state, expected, path)
+
+    differing = [key for key in state if not _fits(state[key], expected[key])]
+    body = [key for key in differing if not key.startswith(head)]
+    if body:
+        shapes = [f"{key} {_form(state[key])} in the file, {_form(expected[key])} in the model" for key in body]
+        raise BadCheckpoint(
+            f"{path} does not fit the model: {_first(shapes)}; "
+            f"give the model the depth, width and stem of the file, or other weights"
+        )
+    kept = {key: tensor for key, tensor in state.items() if not (differing and key.startswith(head))}
+    model.load_state_dict(kept, strict=False)  # strictness is ours: see _check_names
+    return _summary(path, len(kept), differing, state, expected)
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise BadCheckpoint(f"weights {path} {'is no file' if path.exists() else 'does not exist'}; check the path")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if path.suffix in (".pth", ".pt"):
+        return _read_pickle(path)
+    raise BadCheckpoint(f"weights {path} end in '{path.suffix}'; expected .safetensors, .pth or .pt")
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise BadCheckpoint(f"{path} is no complete safetensors file ({error}); fetch or write it again") from error
+
+
+def _read_pickle(path: Path) -> Any:
+    # CVE-2025-32434 and CVE-2026-24747: before 2.10 a file could get past weights_only.
+    if torch.__version__ < "2.10":  # a TorchVersion: compares by number, not by letter
+        raise BadCheckpoint(
+            f"{path} is a pickle, which torch {torch.__version__} cannot read safely; "
+            f"use torch 2.10 or newer, or convert the file to .safetensors"
+        )
+    try:
+        # Only the zip format of torch 1.6 and later can be mapped instead of read.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # a damaged or hostile pickle raises nearly anything; all of it ends here
+        raise BadCheckpoint(
+            f"{path} cannot be loaded as plain weights ({_one_line(error)}); if you trust where it came from, "
+            f"save only its state dict again with torch.save(model.state_dict(), ...) or as .safetensors"
+        ) from error
+
+
+def _unwrap(content: Any, path: Path) -> Mapping[str, Tensor]:
+    """The state dict itself, out of the dictionary that a training script put around it."""
+    for wrapper in WRAPPERS:
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+    if not isinstance(content, Mapping) or not content:
+        raise BadCheckpoint(f"{path} holds {_kind(content)}; expected a state dict: names to tensors")
+    strangers = [f"{key} ({_kind(value)})" for key, value in content.items() if not _is_entry(key, value)]
+    if strangers:
+        raise BadCheckpoint(
+            f"{path} holds more than tensors: {_first(strangers)}; expected a state dict, "
+            f"alone or under the key {' or '.join(repr(w) for w in WRAPPERS)}"
+        )
+    return content
+
+
+def _plain_names(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    plain: dict[str, Tensor] = {}
+    for key, tensor in state.items():
+        name = key
+        while name.startswith(PREFIXES):
+            name = name.partition(".")[2]
+        if name in plain:
+            raise BadCheckpoint(f"{path} holds '{name}' twice, once as '{key}'; save one state dict only")
+        plain[name] = tensor
+    return plain
+
+
+def _check_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path) -> None:
+    # torch itself forgives this counter: files older than torch 0.4.1 lack it and nothing here reads it.
+    missing = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
+    unexpected = [key for key in state if key not in expected]
+    if not missing and not unexpected:
+        return
+    found = [f"{what}: {_first(keys)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys]
+    raise BadCheckpoint(
+        f"{path} is not of this model ({len(state)} tensors, {len(expected)} expected; {'; '.join(found)}); "
+        f"choose the model the file was made with, or rename its keys"
+    )
+
+
+def _summary(
+    path: Path, loaded: int, fresh: list[str], state: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> str:
+    if not fresh:
+        return f"loaded all {loaded} tensors of {path}"
+    shapes = [f"{key} is {_form(state[key])} there, {_form(expected[key])} here" for key in fresh]
+    return f"loaded {loaded} tensors of {path}; the head starts fresh ({_first(shapes)})"
+
+
+def _fits(found: Tensor, wanted: Tensor) -> bool:
+    # Any float type is converted; integers in place of floats are a quantised file.
+    return found.shape == wanted.shape and found.is_floating_point() == wanted.is_floating_point()
+
+
+def _form(tensor: Tensor) -> str:
+    kind = "" if tensor.is_floating_point() else f" {str(tensor.dtype).removeprefix('torch.')}"
+    return "x".join(map(str, tensor.shape)) + kind if tensor.dim() else "scalar" + kind
+
+
+def _is_entry(key: Any, value: Any) -> bool:
+    if not isinstance(key, str) or not isinstance(value, Tensor):
+        return False
+    return value.layout == torch.strided and value.device.type == "cpu"  # neither sparse nor without values (meta)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a {value.layout} tensor on {value.device.type}"
+    return f"{'an empty' if isinstance(value, Mapping) and not value else 'a'} {type(value).__name__}"
+
+
+def _first(items: list[str]) -> str:
+    rest = len(items) - SHOWN
+    return ", ".join(items[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
