@@ -1,0 +1,172 @@
+"""The commands. Each is a few lines that call one function; --help and list import no torch."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sightline import __version__, recipes
+from sightline.errors import SightlineError, UsageError
+
+PREPARE = Path(__file__).parent / "data" / "prepare"
+
+
+def list_recipes(flags: Sequence[str]) -> None:
+    """the recipes, one line each; `list NAME` shows one whole"""
+    arguments = _parser("list", list_recipes, "[RECIPE]").parse_known_args(flags)[1]
+    for name in arguments:
+        if name not in recipes.names():
+            recipes.find(name)  # says which names there are
+        print(textwrap.indent(recipes.describe(name), "  "))
+    if not arguments:
+        for name in recipes.names():
+            print(f"{name:24} {recipes.describe(name).splitlines()[0]}")
+
+
+def prepare(flags: Sequence[str]) -> None:
+    """make data ready for training, or draw some: `prepare shapes --out DIR`"""
+    known = sorted(m.name for m in pkgutil.iter_modules([str(PREPARE)]) if not m.name.startswith("_"))
+    if not flags or flags[0] not in known:
+        if flags and flags[0] in ("-h", "--help"):
+            _parser("prepare", prepare, f"{{{','.join(known)}}} [options]").print_help()
+            return
+        raise UsageError(f"prepare what? Known: {', '.join(known)}; e.g. `sightline prepare shapes --out DIR`")
+    from sightline.config import parse_options
+
+    module = importlib.import_module(f"sightline.data.prepare.{flags[0]}")
+    options = parse_options(module.Options, flags[1:], prog=f"sightline prepare {flags[0]}")
+    print(f"{flags[0]}: {_counts(module.prepare(options, _show_progress))} in {options.out}")
+
+
+def train(flags: Sequence[str]) -> None:
+    """train a recipe, or go on with it: `train RECIPE [--config FILE] [--part.field VALUE ...]`"""
+    recipe, run = _load_recipe("train", flags)
+    from sightline import api
+
+    scores = api.train(recipe, run)
+    print(f"finished: {_values(scores.values)}; results are in {run.out or f'runs/{recipe.name}'}")
+
+
+def evaluate(flags: Sequence[str]) -> None:
+    """evaluate a run or a checkpoint: `evaluate RUN [--checkpoint best|latest|NAME] [--data.path DIR]`"""
+    parser = _parser("evaluate", evaluate)
+    parser.add_argument("run", help="run folder, or a ckpt-* folder")
+    parser.add_argument("--checkpoint", default="best", help="best, latest or a name under checkpoints/")
+    parser.add_argument("--recipe", default="", help="your own recipe file, if the run was made with one")
+    arguments, rest = parser.parse_known_args(flags)
+    from sightline import api
+
+    scores = api.evaluate(arguments.run, rest, arguments.checkpoint, arguments.recipe)
+    for row in scores.tables.get("classes", [])[:20]:
+        print(f"  {row['class']:24} top1 {_number(row['top1'])}  of {row['samples']}")
+
+
+def inspect(flags: Sequence[str]) -> None:
+    """what a recipe is made of: parameters, FLOP, groups, steps, learning rates: `inspect RECIPE [--lr-at STEP ...]`"""
+    parser = _parser("inspect", inspect)
+    parser.add_argument("--lr-at", type=int, nargs="+", default=[], metavar="STEP", help="steps to show the rate of")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments, rest = parser.parse_known_args(flags)
+    recipe, run = _load_recipe("inspect", rest)
+    from sightline.measure import inspect as measure
+
+    print(measure.as_text(measure.inspect(recipe, run, arguments.lr_at), arguments.json))
+
+
+def doctor(flags: Sequence[str]) -> None:
+    """what this machine can do, and what is missing"""
+    parser = _parser("doctor", doctor)
+    parser.add_argument("--folder", type=Path, default=Path("."), help="where runs would be written")
+    arguments = parser.parse_args(flags)
+    from sightline.hardware.doctor import examine
+
+    checks = examine(arguments.folder)
+    for check in checks:
+        print(f"{check.status:5} {check.name:24} {check.value}" + (f"  -> {check.remedy}" if check.remedy else ""))
+    if any(check.status == "fail" for check in checks):
+        raise UsageError("this machine cannot train; the lines marked `fail` say why")
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "list": list_recipes,
+    "inspect": inspect,
+    "prepare": prepare,
+    "doctor": doctor,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code of the process."""
+    flags = list(sys.argv[1:] if argv is None else argv)
+    if not flags or flags[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if flags else UsageError.exit_code
+    if flags[0] == "--version":
+        print(f"sightline {__version__}")
+        return 0
+    try:
+        if flags[0] not in COMMANDS:
+            raise UsageError(f"unknown command '{flags[0]}'; known: {', '.join(COMMANDS)}")
+        COMMANDS[flags[0]](flags[1:])
+    except SightlineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _overview() -> str:
+    lines = [f"sightline {__version__}: vision training", "", "usage: sightline COMMAND ...", ""]
+    lines += [f"  {name:10} {(command.__doc__ or '').strip()}" for name, command in COMMANDS.items()]
+    lines += ["", "`sightline train RECIPE --help` lists every field of a recipe; docs/quickstart.md shows the way."]
+    return "\n".join(lines)
+
+
+def _parser(name: str, command: Callable[[Sequence[str]], None], more: str = "") -> argparse.ArgumentParser:
+    usage = f"sightline {name} {more}" if more else None
+    return argparse.ArgumentParser(f"sightline {name}", usage=usage, description=command.__doc__, allow_abbrev=False)
+
+
+def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped-def]  # (Recipe, Run), not imported here
+    """The recipe named first, or the one that --config names."""
+    rest = list(flags)
+    file = None
+    if "--config" in rest:
+        at = rest.index("--config")
+        if at + 1 == len(rest):
+            raise UsageError("--config needs a file, e.g. --config runs/demo/config.yaml")
+        file = Path(rest[at + 1])
+        del rest[at : at + 2]
+    name = rest.pop(0) if rest and not rest[0].startswith("-") else ""
+    if not name and file is None:
+        raise UsageError(
+            f"{command} what? Known: {', '.join(recipes.names())}; e.g. `sightline {command} {recipes.names()[0]}`"
+        )
+    from sightline import config
+
+    return config.load(name or config.recipe_named_in(file), rest, file)  # type: ignore[arg-type]
+
+
+def _show_progress(what: str, done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{what} {done}/{total} ", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _values(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "samples")
+
+
+def _number(value: float | None) -> str:
+    return "   -  " if value is None else f"{value:.4f}"

@@ -1,0 +1,254 @@
+"""Recipe and Run, and how they flow: recipe function, then YAML, then flags, then frozen objects, then config.yaml.
+
+The only file that knows tyro and yaml.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+import yaml
+
+from sightline import recipes
+from sightline.errors import UsageError
+from sightline.parts import DataConfig, ModelConfig, Task
+from sightline.train.optimizers import OptimizerConfig
+from sightline.train.schedules import ScheduleConfig
+
+MAX_YAML_BYTES = 1 << 20
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, how much at once, and with which numbers."""
+
+    epochs: int
+    """How often every training sample is seen."""
+    global_batch: int
+    """Samples per optimizer update, over all devices and accumulation steps."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Autocast type; auto takes what the device does well and says which."""
+    accumulation: int = 1
+    """Parts a device's share of the batch is cut into, to save memory."""
+    ema: float = 0.0
+    """Decay of the moving average of weights per update; 0 is off. When on, the average is evaluated and is best."""
+    clip: float = 0.0
+    """Largest gradient norm; 0 is off."""
+    eval_every_epochs: int = 1
+    """Epochs between evaluations; the last epoch is always evaluated."""
+    last_batch: Literal["drop", "pad", "wrap"] = "drop"
+    """What happens to samples that fill no batch: dropped, filled up from the epoch's start, or carried on into."""
+    bn_eval: Literal["averaged", "rank0", "local"] = "averaged"
+    """Whose batch-norm statistics are evaluated and saved when there are several ranks."""
+    seed: int = 0
+    """Every random number of the run is a function of this and of its place in the run."""
+    deterministic: bool = False
+    """Equal bits on CUDA too, at some cost in speed; on the CPU bits are always equal."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "global_batch", "accumulation", "eval_every_epochs"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"train.{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.ema < 1:
+            raise UsageError(f"train.ema={self.ema} must be in [0, 1); 0 switches it off, 0.999 is usual")
+        if self.clip < 0:
+            raise UsageError(f"train.clip={self.clip} must not be negative; 0 switches it off")
+        if not 0 <= self.seed < 1 << 63:
+            raise UsageError(f"train.seed={self.seed} must be in 0..2^63-1")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where and how a recipe is run; nothing here is compared on resume."""
+
+    out: str = ""
+    """Run folder; default runs/RECIPE."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, xpu, hpu, mps, npu."""
+    threads: int = 0
+    """CPU threads of the training process; 0 leaves torch's choice. Equal bits need equal threads."""
+    workers: int = -1
+    """Loader processes per rank; 0 loads in the training process, -1 chooses from the cores."""
+    prefetch: int = 3
+    """Batches prepared ahead."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of forward, loss and backward; auto is on for CUDA only."""
+    graph: Literal["auto", "on", "off"] = "auto"
+    """The whole step as one CUDA graph; auto is on for one CUDA device."""
+    channels_last: bool = True
+    """Memory format of pictures and weights; faster for convolutions almost everywhere."""
+    log_every_steps: int = 10
+    """Steps between log lines; each line costs one synchronisation with the device."""
+    checkpoint_every_steps: int = 0
+    """Steps between checkpoints within an epoch; one is always written when an epoch ends."""
+    keep: int = 2
+    """Newest checkpoints kept; the best one is kept besides."""
+    resume: str = "auto"
+    """auto: go on where the run folder stands; never: refuse a folder that holds checkpoints; PATH: go on from it."""
+    override: bool = False
+    """Resume although the recipe or the data changed; the model must still fit."""
+    on_nan: Literal["stop", "skip", "rewind"] = "stop"
+    """A step that is not finite: stop with exit 5; skip it; rewind to the last checkpoint and skip it this time."""
+    max_bad_steps: int = 20
+    """on_nan skip, rewind: how many such steps end the run after all."""
+    progress: Literal["auto", "live", "plain", "off"] = "auto"
+    """What the terminal shows; auto is live on a terminal and plain lines elsewhere."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("prefetch", 1), ("log_every_steps", 1), ("checkpoint_every_steps", 0), ("keep", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"run.{name}={getattr(self, name)} must be at least {least}")
+        if self.workers < -1 or self.threads < 0 or self.max_bad_steps < 1:
+            raise UsageError("run.workers must be -1 or more, run.threads 0 or more, run.max_bad_steps 1 or more")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the result: hashed, compared on resume."""
+
+    name: tyro.conf.Suppress[str]
+    model: ModelConfig
+    data: DataConfig
+    task: Task
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    train: TrainConfig
+
+
+@dataclass(frozen=True)
+class _CommandLine:
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
+    run: Run
+
+
+def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tuple[Recipe, Run]:
+    """The recipe `name`, changed by a YAML file and then by flags."""
+    default = recipes.find(name).recipe()
+    from_yaml = _read_yaml(config, default) if config else []
+    parsed = tyro.cli(
+        _CommandLine,
+        default=_CommandLine(default, Run()),
+        config=(tyro.conf.AvoidSubcommands,),
+        args=[*from_yaml, *flags],
+        prog=f"sightline train {name}",
+        description=recipes.find(name).__doc__,
+    )
+    return parsed.recipe, parsed.run
+
+
+def recipe_named_in(config: Path) -> str:
+    """The recipe that a config file says it belongs to."""
+    values = _safe_load(config)
+    if "recipe" not in values:
+        raise UsageError(f"{config} names no recipe; give one on the command line or write `recipe: NAME` in it")
+    return str(values["recipe"])
+
+
+def from_json(values: Mapping[str, Any], name: str = "", flags: Sequence[str] = ()) -> tuple[Recipe, Run]:
+    """The recipe stored in a checkpoint, changed by flags. Only our own names are resolved from a file; a user's
+    recipe is named by the user."""
+    values = dict(values)
+    stored = values.pop("recipe")
+    if not name and stored not in recipes.names():
+        raise UsageError(f"this run was made with your own recipe '{stored}'; add --recipe PATH/TO/{stored}.py")
+    return load(name or stored, [*_as_flags(values), *flags])
+
+
+def to_json(recipe: Recipe) -> dict[str, Any]:
+    """Plain values of every field, under the names users type."""
+    values: dict[str, Any] = {"recipe": recipe.name}
+    for part in dataclasses.fields(recipe)[1:]:
+        values[part.name] = _plain(getattr(recipe, part.name))
+    return values
+
+
+def dump(recipe: Recipe, run: Run) -> str:
+    """The text of config.yaml; `load` of it gives the same objects."""
+    return yaml.safe_dump({**to_json(recipe), "run": _plain(run)}, sort_keys=False)
+
+
+def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """One line per field that decides the result and has changed since `stored` was written."""
+    before, after = dict(_leaves(stored)), dict(_leaves(to_json(recipe)))
+    ignored = {f"{part.name}.{f.name}" for part, f in _fields(recipe) if not f.metadata.get("decides_result", True)}
+    return [
+        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
+        for key in dict.fromkeys([*before, *after])
+        if before.get(key) != after.get(key) and key not in ignored
+    ]
+
+
+def parse_options(options: type[Options], flags: Sequence[str], prog: str) -> Options:
+    """A command's own options, e.g. those of `prepare shapes`."""
+    return tyro.cli(options, args=list(flags), prog=prog)
+
+
+def _fields(recipe: Recipe) -> Iterator[tuple[dataclasses.Field[Any], dataclasses.Field[Any]]]:
+    for part in dataclasses.fields(recipe)[1:]:
+        for field in dataclasses.fields(getattr(recipe, part.name)):
+            yield part, field
+
+
+def _plain(part: Any) -> dict[str, Any]:
+    values = {}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        values[field.name] = list(value) if isinstance(value, tuple) else value
+    return values
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _as_flags(values: Mapping[str, Any]) -> list[str]:
+    flags: list[str] = []
+    for key, value in _leaves(values):
+        *parts, last = key.split(".")
+        if isinstance(value, bool):
+            flags.append("--" + ".".join([*parts, last if value else f"no-{last}"]))
+        elif isinstance(value, list | tuple):
+            flags += ["--" + key, *map(str, value)]
+        else:
+            flags.append(f"--{key}={value}")
+    return flags
+
+
+def _safe_load(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > MAX_YAML_BYTES:
+            raise UsageError(f"{path} is larger than {MAX_YAML_BYTES} bytes; a config file is a few kB")
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} must hold `part: {{field: value}}` pairs, e.g. `train: {{epochs: 10}}`")
+    return values
+
+
+def _read_yaml(path: Path, recipe: Recipe) -> list[str]:
+    values = _safe_load(path)
+    values.pop("recipe", None)
+    known = dict(_leaves({**to_json(recipe), "run": _plain(Run())}))
+    for part, fields in values.items():
+        if not isinstance(part, str) or not isinstance(fields, dict):
+            raise UsageError(f"{path}: expected `{part}` to hold fields, e.g. `train: {{epochs: 10}}`")
+        for field, value in fields.items():
+            key = f"{part}.{field}"
+            if not isinstance(field, str) or key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1)
+                raise UsageError(f"{path}: unknown key '{key}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+            if isinstance(value, dict) or value is None:
+                raise UsageError(f"{path}: '{key}' must be a number, a text, true/false or a list of these")
+    return _as_flags(values)

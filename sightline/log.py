@@ -1,0 +1,198 @@
+"""The run folder and the terminal: config.yaml, environment.json, log.jsonl, bad_samples.jsonl, exit.json, progress.
+
+log.jsonl is one JSON object per line; every line has `event` and `time`, the first one `schema`. Only rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sightline import __version__
+from sightline.data.workers import Bad
+from sightline.errors import UsageError
+from sightline.hardware.devices import Device
+from sightline.parts import Scores
+
+SCHEMA = 1
+PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors", "tyro")
+
+
+class RunLog:
+    """Opened once per process; on other ranks than the first it keeps silent."""
+
+    def __init__(self, folder: Path, progress: str = "auto", is_main: bool = True):
+        self.folder = folder
+        self.is_main = is_main
+        self.console = Console(highlight=False, soft_wrap=True, quiet=not is_main or progress == "off")
+        self._file: IO[str] | None = None
+        self._lock: IO[str] | None = None
+        self._bar: Progress | None = None
+        live = progress == "live" or (progress == "auto" and self.console.is_terminal)
+        self._wants_bar = live and is_main
+        if is_main:
+            self._claim_folder()
+
+    def _claim_folder(self) -> None:
+        """Creates the folder, proves that it can be written, and refuses a second run in it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / ".lock").open("a+")
+        except OSError as error:
+            raise UsageError(
+                f"run folder {self.folder} cannot be written: {error.strerror}; give another one with --run.out DIR"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process dies
+        except OSError:
+            self._lock.seek(0)
+            raise UsageError(
+                f"another run is at work in {self.folder} ({self._lock.read().strip() or 'unknown process'}); "
+                f"wait for it, or give another folder with --run.out DIR"
+            ) from None
+        self._lock.truncate(0)
+        self._lock.write(f"pid {os.getpid()} on {platform.node()}\n")
+        self._lock.flush()
+
+    def write_file(self, name: str, text: str) -> None:
+        """A file of the run folder, replaced as a whole."""
+        if not self.is_main:
+            return
+        temporary = self.folder / f".{name}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, self.folder / name)
+
+    def event(self, kind: str, **values: Any) -> None:
+        """One line of log.jsonl, flushed, so that a killed run has lost none."""
+        if not self.is_main:
+            return
+        if self._file is None:
+            path = self.folder / "log.jsonl"
+            is_new = not path.exists()
+            self._file = path.open("a", encoding="utf-8")
+            if is_new:
+                self.event("log", schema=SCHEMA, sightline=__version__)
+        line = {"event": kind, "time": round(time.time(), 3), **values}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def say(self, text: str) -> None:
+        """A line for the person at the terminal."""
+        try:
+            self.console.print(text, markup=False)
+        except BrokenPipeError:  # `| head` has had enough; the files go on
+            self.console = Console(file=open(os.devnull, "w"), quiet=True)  # noqa: SIM115
+
+    def warn(self, text: str) -> None:
+        """A line that should not be overlooked; it stands in log.jsonl too."""
+        self.event("warning", text=text)
+        self.say(f"warning: {text}")
+
+    def bad_sample(self, bad: Bad) -> None:
+        """Counted, listed in bad_samples.jsonl, told once."""
+        if not self.is_main:
+            return
+        with (self.folder / "bad_samples.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(bad)) + "\n")
+        self.warn(f"sample skipped: {bad.name}: {bad.reason}")
+
+    def training(self, epoch: int, epochs: int, done: int, total: int, line: dict[str, float]) -> None:
+        """The state of training at a log interval; `done` of `total` steps of the run."""
+        self.event("train", epoch=epoch, step=done, **line)
+        if self._wants_bar:
+            self._show_bar(f"epoch {epoch + 1}/{epochs}", done, total, _short(line))
+        else:
+            self.say(f"epoch {epoch + 1}/{epochs}  step {done}/{total}  {_short(line)}")
+
+    def evaluating(self, done: int, total: int, run_done: int, run_total: int) -> None:
+        """Progress of an evaluation; `run_done` of `run_total` is where training stands meanwhile."""
+        if self._wants_bar:
+            self._show_bar(f"evaluating {done}/{total}", run_done, run_total, "")
+
+    def scores(self, scores: Scores, headline: str, **where: Any) -> None:
+        """The result of an evaluation: a line, an event, and scores.json with its tables."""
+        self.event("evaluate", **where, **scores.values)
+        self.write_file("scores.json", json.dumps({**where, **asdict(scores)}, indent=1) + "\n")
+        values = "  ".join(f"{name} {value:.4f}" for name, value in scores.values.items() if name != "samples")
+        place = "  ".join(f"{name} {value}" for name, value in where.items())
+        self.say(f"evaluated {place}  {values}  on {scores.values['samples']:.0f} samples")
+
+    def close(self, code: int, reason: str) -> None:
+        """exit.json says how the run ended, also where a launcher turns every exit code into 1."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+        if self.is_main:
+            self.event("exit", code=code, reason=reason)
+            self.write_file("exit.json", json.dumps({"code": code, "reason": reason, "time": time.time()}) + "\n")
+        if self._file:
+            self._file.close()
+        if self._lock:
+            self._lock.close()
+
+    def _show_bar(self, title: str, done: int, total: int, numbers: str) -> None:
+        if self._bar is None:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TextColumn("{task.fields[numbers]}"),
+                TimeRemainingColumn(compact=True),
+            )
+            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._bar.start()
+            self._bar.add_task(title, total=total, numbers=numbers)
+        task = self._bar.tasks[0]
+        kept = numbers or task.fields["numbers"]
+        self._bar.update(task.id, completed=done, total=total, description=title, numbers=kept)
+
+
+def _short(line: dict[str, float]) -> str:
+    """The numbers of a training line as a person reads them."""
+    shown = []
+    for name, value in line.items():
+        if name == "images_per_s":
+            shown.append(f"{value:,.0f} img/s")
+        elif name == "data_wait":
+            shown.append(f"wait {value:.0%}")
+        elif name == "memory_gb":
+            shown.append(f"{value:.1f} GB")
+        elif name == "eta_s":
+            shown.append(f"eta {time.strftime('%H:%M:%S', time.gmtime(value))}")
+        elif name != "grad_norm":
+            shown.append(f"{name} {value:.4g}")
+    return "  ".join(shown)
+
+
+def environment(device: Device, ranks: int) -> dict[str, Any]:
+    """What a result depends on besides the recipe."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return {
+        "sightline": __version__,
+        "python": platform.python_version(),
+        "packages": versions,
+        "device": device.name(),
+        "device_kind": device.kind,
+        "ranks": ranks,
+        "threads": torch.get_num_threads(),
+        "host": platform.node(),
+        "cores": os.cpu_count(),
+        "command": sys.argv,
+    }

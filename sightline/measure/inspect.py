@@ -1,0 +1,81 @@
+"""What a recipe is made of, without training it: size, work, groups, steps, learning rates, resolved fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from sightline import config
+from sightline.config import Recipe, Run
+from sightline.data.order import TrainOrder
+from sightline.errors import UsageError
+from sightline.parts import DataSpec
+from sightline.train.optimizers import parameter_groups
+from sightline.train.schedules import Plan
+
+
+def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = ()) -> dict[str, Any]:
+    """Facts about a recipe; those that depend on the data only where --data.path is given."""
+    spec, samples = _data(recipe)
+    with torch.device("meta"):
+        model = recipe.model.build(spec).eval()
+        picture = torch.zeros(1, spec.channels, *spec.size)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(picture)
+    groups = parameter_groups(model, recipe.optimizer.weight_decay, recipe.optimizer.decay_norm_and_bias)
+    found: dict[str, Any] = {
+        "recipe": recipe.name,
+        "classes": len(spec.classes),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "forward_gflop": counter.get_total_flops() / 1e9,  # a multiply and an add are two
+        "groups": [
+            {"weight_decay": decay, "tensors": len(group), "parameters": sum(p.numel() for _, p in group)}
+            for decay, group in groups
+        ],
+    }
+    if samples:
+        order = TrainOrder(samples, recipe.train.global_batch, recipe.train.seed, recipe.train.last_batch)
+        plan = Plan(recipe.train.epochs, order.steps_per_epoch)
+        found |= {"samples": samples, "steps_per_epoch": plan.steps_per_epoch}
+        found["steps"] = plan.epochs * plan.steps_per_epoch
+        found["lr_at"] = {str(step): recipe.schedule.rate(step, recipe.optimizer.lr, plan) for step in lr_at}
+    elif lr_at:
+        raise UsageError("--lr-at needs to know the steps per epoch: give --data.path too")
+    found["config"] = {**config.to_json(recipe), "run": vars(run)}
+    return found
+
+
+def as_text(found: dict[str, Any], as_json: bool) -> str:
+    """For a program, or for a person."""
+    if as_json:
+        return json.dumps(found, indent=1)
+    lines = [
+        f"{found['recipe']}: {found['parameters']:,} parameters, {found['forward_gflop']:.3g} GFLOP forward per "
+        f"picture, {found['classes']} classes"
+    ]
+    lines += [
+        f"  {group['parameters']:,} parameters in {group['tensors']} tensors decay by {group['weight_decay']:g}"
+        for group in found["groups"]
+    ]
+    if "steps" in found:
+        lines.append(
+            f"  {found['samples']:,} samples, {found['steps_per_epoch']} steps per epoch, {found['steps']} in all"
+        )
+        lines += [f"  learning rate at step {step}: {rate:.6g}" for step, rate in found["lr_at"].items()]
+    for part, fields in found["config"].items():
+        if isinstance(fields, dict):
+            lines.append(f"  {part}: " + ", ".join(f"{name}={value}" for name, value in fields.items()))
+    return "\n".join(lines)
+
+
+def _data(recipe: Recipe) -> tuple[DataSpec, int]:
+    """What the data say; where there are none, the classes that the recipe declares."""
+    declared = recipe.data.declared_spec()
+    if declared is not None:
+        return declared, 0
+    dataset = recipe.data.open("train", recipe.train.seed)
+    return dataset.spec, len(dataset)

@@ -1,0 +1,27 @@
+"""Ten kinds of drawn shapes, learnt in minutes on two CPU cores: the same code as the large recipes, smaller numbers.
+
+    sightline prepare shapes --out demo/shapes
+    sightline train demo_classification --data.path demo/shapes/classification --run.out demo/run
+
+Expected: top-1 of 0.90 or more on 1,000 held-out pictures.
+"""
+
+from sightline.config import Recipe, TrainConfig
+from sightline.data.classification import ClassificationData
+from sightline.models.resnet import ResNetConfig
+from sightline.tasks.classification import Classification
+from sightline.train.optimizers import OptimizerConfig
+from sightline.train.schedules import ScheduleConfig
+
+
+def recipe() -> Recipe:
+    """A thin ResNet-18 on 64-pixel pictures."""
+    return Recipe(
+        name="demo_classification",
+        model=ResNetConfig(depth=18, width=32),
+        data=ClassificationData(classes=10, size=64, eval_resize=64, eval_size=64, crop_scale=(0.5, 1.0)),
+        task=Classification(label_smoothing=0.1),
+        optimizer=OptimizerConfig(kind="sgd", lr=0.2, weight_decay=5e-4, nesterov=True, decay_norm_and_bias=False),
+        schedule=ScheduleConfig(kind="cosine", warmup_epochs=1),
+        train=TrainConfig(epochs=12, global_batch=64),
+    )

@@ -1,0 +1,51 @@
+"""Which class a picture shows.
+
+Batch keys: image (after finish(): batch, 3, height, width), label (batch,), index (batch,); in training with mixup
+also mix (), the share of each picture against the one before it; in evaluation valid (batch,).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sightline.errors import UsageError
+from sightline.evaluate.topk import TopK
+from sightline.parts import Batch, DataSpec, Loss, Task
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """Cross entropy and top-k accuracy."""
+
+    label_smoothing: float = 0.0
+    """Share of the target spread evenly over all classes."""
+
+    headline = "top1"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise UsageError(f"task.label_smoothing={self.label_smoothing} must be in [0, 1)")
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Mean cross entropy. With mixup, accuracy counts the class that has the larger share."""
+        logits = model(batch["image"]).float()  # (batch, classes)
+        label = batch["label"]
+        total = F.cross_entropy(logits, label, label_smoothing=self.label_smoothing)
+        if "mix" in batch:
+            share, other = batch["mix"], label.roll(1, 0)
+            total = share * total + (1 - share) * F.cross_entropy(logits, other, label_smoothing=self.label_smoothing)
+            label = torch.where(share >= 0.5, label, other)
+        correct = (logits.detach().argmax(1) == label).sum()
+        return Loss(total, {"top1": correct})
+
+    def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Class scores."""
+        return {"logits": model(batch["image"]).float()}
+
+    def metric(self, spec: DataSpec, device: torch.device) -> TopK:
+        """Top-1, top-5, loss."""
+        return TopK(spec.classes, self.label_smoothing, device)

@@ -1,0 +1,53 @@
+"""What a training line shows: loss, accuracy, rate, pictures per second, data wait, memory, time left."""
+
+from __future__ import annotations
+
+import time
+
+from sightline.data.loader import Loader
+from sightline.hardware.devices import Device
+from sightline.hardware.world import World
+from sightline.train.step import FIXED_TOTALS, Step
+
+
+class Meter:
+    """Measures between readings; restart() leaves out what was not training (evaluation, saving)."""
+
+    def __init__(self, loader: Loader, device: Device, world: World, steps: int):
+        self.loader = loader
+        self.device = device
+        self.world = world
+        self.steps = steps
+        self._steady_s = 0.0  # training time and steps so far without the first interval, for the time left
+        self._steady_steps = 0
+        self._last_step = -1
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins a new interval now."""
+        self._started = time.perf_counter()
+        self._waited = self.loader.wait_s
+
+    def read(self, step: Step, done: int, rate: float) -> dict[str, float]:
+        """The numbers of the interval that ends now; waits for the device once."""
+        totals = step.read_totals(self.world)
+        seconds = time.perf_counter() - self._started
+        waited = self.loader.wait_s - self._waited
+        if self._last_step >= 0:  # the first interval holds compilation and start-up
+            self._steady_s += seconds
+            self._steady_steps += done - self._last_step
+        self._last_step = done
+        self.restart()
+        samples = max(1.0, totals["samples"])
+        line = {"loss": totals["loss"] / samples}
+        line.update({name: total / samples for name, total in totals.items() if name not in FIXED_TOTALS})
+        line |= {
+            "lr": rate,
+            "grad_norm": totals["grad_norm"] / max(1.0, totals["steps"]),
+            "images_per_s": totals["samples"] / seconds,
+            "data_wait": waited / seconds,
+            "memory_gb": self.device.peak_memory_bytes() / 1e9,
+        }
+        if self._steady_steps:
+            line["eta_s"] = self._steady_s / self._steady_steps * (self.steps - done)
+        return line

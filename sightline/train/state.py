@@ -1,0 +1,102 @@
+"""Everything that changes while training: weights, optimizer, average, loss scale, and where the run stands."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline.config import Recipe, Run
+from sightline.errors import BadCheckpoint
+from sightline.hardware.devices import Device
+from sightline.hardware.precision import LossScale
+from sightline.parts import DataSpec
+from sightline.train.averaging import Ema
+
+Tensors = dict[str, dict[str, Tensor]]  # file stem -> name -> tensor
+
+
+@dataclass
+class Progress:
+    """Where the run stands; plain numbers, so that a checkpoint holds them as JSON."""
+
+    step: int = 0  # optimizer updates asked for, skipped ones included; samples seen = step * global_batch
+    epoch: int = 0  # epochs finished, evaluation included
+    best_score: float | None = None
+    best_step: int = -1
+    bad_steps: int = 0  # steps that were not finite
+    avoid: list[int] = field(default_factory=list)  # steps a rewind has decided to leave out
+    scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+
+
+class TrainState:
+    """The state and its two halves in a checkpoint: tensors by name, numbers as JSON."""
+
+    def __init__(self, recipe: Recipe, run: Run, spec: DataSpec, device: Device):
+        torch.manual_seed(recipe.train.seed)  # initial weights are a function of the seed, on any device
+        self.model: nn.Module = recipe.model.build(spec).to(device.torch_device)
+        if run.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)
+        self.optimizer = recipe.optimizer.build(self.model, device.torch_device)
+        self.ema = Ema(self.model, recipe.train.ema) if recipe.train.ema else None
+        self.loss_scale = LossScale(device.torch_device, enabled=recipe.train.precision == "fp16")
+        self.progress = Progress()
+
+    @property
+    def evaluated_model(self) -> nn.Module:
+        """The average when there is one: it is what is evaluated, called best, and exported."""
+        return self.ema.model if self.ema else self.model
+
+    def batch_norm_statistics(self) -> list[Tensor]:
+        """Running means and variances of the weights and of their average."""
+        models = [self.model, *([self.ema.model] if self.ema else [])]
+        return [b for model in models for b in model.buffers() if b.is_floating_point()]
+
+    def tensors(self) -> Tensors:
+        """References to all tensors, by checkpoint file and name."""
+        found = {"model": dict(self.model.state_dict()), "optimizer": self._optimizer_tensors()}
+        if self.ema:
+            found["ema"] = dict(self.ema.model.state_dict())
+        if self.loss_scale.enabled:
+            found["loss_scale"] = {"scale": self.loss_scale.scale, "good_steps": self.loss_scale.good_steps}
+        return found
+
+    def weights_are_finite(self) -> bool:
+        """Checked before a save, so that a broken state never replaces a good one."""
+        weights = [t for t in self.model.state_dict().values() if t.is_floating_point()]
+        return bool(torch.stack([t.isfinite().all() for t in weights]).all())
+
+    @torch.no_grad()
+    def load(self, tensors: Tensors, progress: dict[str, Any]) -> None:
+        """Copies a checkpoint into the tensors that are there; anything missing or misshapen is an error."""
+        ours = self.tensors()
+        for stem, wanted in ours.items():
+            given = tensors.get(stem, {})
+            if set(wanted) != set(given):
+                odd = sorted(set(wanted) ^ set(given))[:5]
+                raise BadCheckpoint(
+                    f"the checkpoint's {stem} does not fit this model: {', '.join(odd)} on one side only"
+                )
+            for name, tensor in wanted.items():
+                if tensor.shape != given[name].shape:
+                    raise BadCheckpoint(
+                        f"the checkpoint's {stem}/{name} has shape {tuple(given[name].shape)}, "
+                        f"this model wants {tuple(tensor.shape)}"
+                    )
+                tensor.copy_(given[name])
+        vars(self.progress).update(vars(Progress(**progress)))  # the loop holds on to this object
+
+    def progress_json(self) -> dict[str, Any]:
+        """The numbers of the state."""
+        return asdict(self.progress)
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.model.named_parameters()}
+        return {
+            f"{names[parameter]}:{key}": value
+            for parameter, values in self.optimizer.state.items()
+            for key, value in values.items()
+            if isinstance(value, Tensor)
+        }

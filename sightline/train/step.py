@@ -1,0 +1,246 @@
+"""One optimizer update as one callable that owns its buffers: nothing in it waits for the device.
+
+finish (normalise) -> forward and loss -> backward, per accumulation part; then norm, clip, update, EMA, totals.
+A step whose loss or gradients are not finite changes nothing but its count; the host learns of it one step later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sightline.config import Recipe, Run
+from sightline.hardware.devices import Device
+from sightline.hardware.precision import DTYPES, autocast
+from sightline.hardware.world import World
+from sightline.parts import Batch, Dataset
+from sightline.train.state import TrainState
+
+GRAPH_WARMUP_STEPS = 3  # compile, autotune and allocate before capture
+SMALLEST_LOSS_SCALE = 2.0**-10  # fp16: below this it is not overflow but divergence
+FIXED_TOTALS = ("loss", "samples", "bad_steps", "grad_norm", "steps")
+BAD_STEPS = FIXED_TOTALS.index("bad_steps")
+
+
+def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: TrainState, dataset: Dataset) -> Step:
+    """The step of this recipe on this device: compiled and captured where that is asked for or wins."""
+    network: nn.Module = state.model
+    if world.size > 1:
+        ids = [device.index] if device.kind == "cuda" else None
+        network = DistributedDataParallel(network, ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+    compiled = run.compile == "on" or (run.compile == "auto" and device.compile_auto)
+    # A captured step would also capture the collectives of DDP's reducer, which it does not allow.
+    graphed = device.has_graphs and world.size == 1 and run.graph != "off"
+    dtype = DTYPES[recipe.train.precision]
+
+    def loss_of(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        with autocast(device, recipe.train.precision):
+            loss = recipe.task.loss(network, dataset.finish(part, dtype))
+        return loss.total, loss.sums
+
+    step = Step(
+        state,
+        torch.compile(loss_of, dynamic=False, backend=device.compile_backend) if compiled else loss_of,
+        network,
+        parts=recipe.train.accumulation,
+        clip=recipe.train.clip,
+        seed=(recipe.train.seed, world.rank),
+        device=device,
+    )
+    if graphed:
+        step.capture_on_first_call()
+    return step
+
+
+class Step:
+    """Call it with a batch and a learning rate; read its totals at log time and take_bad_steps() after each call."""
+
+    def __init__(
+        self,
+        state: TrainState,
+        loss_of: Callable[[Batch], tuple[Tensor, dict[str, Tensor]]],
+        network: nn.Module,
+        *,
+        parts: int,
+        clip: float,
+        seed: tuple[int, int],
+        device: Device,
+    ):
+        self.state = state
+        self.parts = parts
+        self.clip = clip
+        self.seed = seed
+        self.device = device
+        self._loss_of = loss_of
+        self._network = network
+        self._parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
+        self._names: list[str] = []  # of what the task shows, known after the first call
+        self._totals = torch.zeros(0, device=device.torch_device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._wants_graph = False
+        self._static: Batch = {}
+        self._bad_known = 0  # by the host: on devices with streams all but the last step's
+        self._bad_taken = 0
+        self.last_bad_step = -1
+        self._bad_on_host = torch.zeros(1).pin_memory() if device.has_streams and device.can_pin else torch.zeros(1)
+        self._copied: Any = None  # event after the copy of the bad-step count, and the step it belongs to
+        # Batch norm writes its statistics in the forward pass, before anyone knows whether the step is finite.
+        self._buffers = [_bits(buffer) for buffer in state.model.buffers()]
+        self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
+
+    def __call__(self, batch: Batch, step: int, lr: float) -> None:
+        """Update number `step` of the run."""
+        if not self.state.model.training:
+            self.state.model.train()
+        # Dropout is a function of (seed, rank, step): a resumed run draws the same masks.
+        torch.manual_seed(_mixed(*self.seed, step))
+        for group in self.state.optimizer.param_groups:
+            group["lr"].fill_(lr)
+        if self._wants_graph:
+            self._capture(batch)
+        if self._graph is not None:
+            for key, value in batch.items():
+                self._static[key].copy_(value, non_blocking=True)
+            self._graph.replay()
+        else:
+            self._update(batch)
+        self._read_bad_steps(step)
+
+    def capture_on_first_call(self) -> None:
+        """Turns the step into one CUDA graph once the shapes of a batch are known."""
+        self._wants_graph = True
+
+    def take_bad_steps(self) -> int:
+        """How many steps turned out not to be finite since the last call; `last_bad_step` names the latest."""
+        new, self._bad_taken = self._bad_known - self._bad_taken, self._bad_known
+        return new
+
+    def read_totals(self, world: World) -> dict[str, float]:
+        """Sums over ranks since the last reading. The one synchronisation with the device per log interval."""
+        values = world.sum(self._totals.clone()).tolist()
+        keep = torch.arange(len(values), device=self._totals.device) == BAD_STEPS  # that one counts over the run
+        self._totals *= keep
+        return dict(zip((*FIXED_TOTALS, *self._names), values, strict=True))
+
+    def _update(self, batch: Batch) -> None:
+        if self._buffers:
+            torch._foreach_copy_(self._kept, self._buffers)
+        for parameter in self._parameters:
+            parameter.grad = None
+        loss, shown = self._accumulate(batch)
+        with torch.no_grad():
+            self._apply(loss, shown, len(batch["index"]))
+
+    def _accumulate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Gradients of the mean loss over all parts; the first one decides which sums are shown."""
+        losses: list[Tensor] = []
+        shown: list[dict[str, Tensor]] = []
+        scale = self.state.loss_scale.scale / self.parts
+        for number, part in enumerate(_split(batch, self.parts)):
+            last = number == self.parts - 1
+            # Ranks exchange gradients once per update, with the last part.
+            hold = contextlib.nullcontext() if last else _no_sync(self._network)
+            with hold:
+                total, sums = self._loss_of(part)
+                (total * scale).backward()
+            losses.append(total.detach())
+            shown.append(sums)
+        return torch.stack(losses).mean(), {name: sum(s[name] for s in shown) for name in shown[0]}  # type: ignore[misc]
+
+    def _apply(self, loss: Tensor, shown: dict[str, Tensor], samples: int) -> None:
+        scaling = self.state.loss_scale
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if scaling.enabled:
+            torch._foreach_mul_(gradients, 1 / scaling.scale)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        finite = norm.isfinite() & loss.isfinite()
+        if self.clip:
+            torch._foreach_mul_(gradients, (self.clip / (norm + 1e-6)).clamp(max=1.0))
+        self.state.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]  # fused kernels read it
+        self.state.optimizer.step()
+        self._restore_buffers_unless(finite)
+        if self.state.ema:
+            self.state.ema.update()
+        scaling.update(finite)
+        # fp16 overflows now and then by design; there only the loss itself, or a vanished scale, is bad.
+        bad = ~loss.isfinite() | (scaling.scale < SMALLEST_LOSS_SCALE) if scaling.enabled else ~finite
+        if not self._names:
+            self._names = list(shown)
+            self._totals = torch.zeros(len(FIXED_TOTALS) + len(shown), device=loss.device)
+        one = torch.ones_like(loss)
+        row = torch.stack([loss * samples, one * samples, bad.float(), norm, one, *(v.float() for v in shown.values())])
+        self._totals += torch.where(finite | (torch.arange(len(row), device=row.device) == BAD_STEPS), row, 0.0)
+
+    def _restore_buffers_unless(self, finite: Tensor) -> None:
+        """buffer = finite ? buffer : kept, on the bits as integers, because NaN * 0 is NaN; a few launches for all."""
+        for dtype in {buffer.dtype for buffer in self._buffers}:
+            new = [b for b in self._buffers if b.dtype == dtype]
+            old = [k for k in self._kept if k.dtype == dtype]
+            torch._foreach_mul_(new, finite.to(dtype))
+            torch._foreach_mul_(old, (~finite).to(dtype))
+            torch._foreach_add_(new, old)
+
+    def _read_bad_steps(self, step: int) -> None:
+        """Learns of the step before and sends this step's count on its way, so that the host never waits for it."""
+        if not self.device.has_streams:
+            self._note_bad_steps(int(self._totals[BAD_STEPS]), step)
+            return
+        if self._copied is not None:
+            event, copied_step = self._copied
+            event.synchronize()
+            self._note_bad_steps(int(self._bad_on_host), copied_step)
+        self._bad_on_host.copy_(self._totals[BAD_STEPS : BAD_STEPS + 1], non_blocking=True)
+        self._copied = (self.device.api.Event(), step)
+        self._copied[0].record()
+
+    def _note_bad_steps(self, count: int, step: int) -> None:
+        if count > self._bad_known:
+            self._bad_known, self.last_bad_step = count, step
+
+    def _capture(self, batch: Batch) -> None:
+        """Warm-up and capture run the step for real, so everything it changes is put back afterwards."""
+        self._wants_graph = False
+        self._static = {key: value.clone() for key, value in batch.items()}
+        tensors = [t for named in self.state.tensors().values() for t in named.values()]
+        saved = [tensor.clone() for tensor in tensors]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(GRAPH_WARMUP_STEPS):
+                self._update(self._static)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._update(self._static)
+        with torch.no_grad():
+            torch._foreach_copy_(tensors, saved)
+            self._totals.zero_()
+        self._graph = graph
+
+
+def _split(batch: Batch, parts: int) -> list[Batch]:
+    """The batch in `parts` equal parts; numbers that belong to the whole batch go to each."""
+    if parts == 1:
+        return [batch]
+    size = len(batch["index"]) // parts
+    return [{k: v[i * size : (i + 1) * size] if v.ndim else v for k, v in batch.items()} for i in range(parts)]
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The tensor's memory as integers."""
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+
+
+def _mixed(seed: int, rank: int, step: int) -> int:
+    digest = hashlib.blake2b(f"{seed} {rank} {step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _no_sync(network: nn.Module) -> contextlib.AbstractContextManager[None]:
+    return network.no_sync() if isinstance(network, DistributedDataParallel) else contextlib.nullcontext()
