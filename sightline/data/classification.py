@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from sightline.data.augment.classification import Augment, mix, normalize
+from sightline.data.augment.classification import CUT_KEYS, Augment, erase, mix, normalize
 from sightline.data.decode import decode_rgb
 from sightline.data.sources import Source, open_source
 from sightline.errors import BadData, UsageError
@@ -67,6 +67,8 @@ class ClassificationDataset(Dataset):
         self.spec = config.spec_of(source.classes)
         side = config.size if self.is_training else config.eval_size
         self.layout = {"image": ((side, side, 3), "uint8"), "label": ((), "int64")}
+        if self.is_training and config.erases:
+            self.layout["erase"] = ((4,), "int32")
 
     def __len__(self) -> int:
         return len(self.source)
@@ -84,13 +86,19 @@ class ClassificationDataset(Dataset):
             params = self.config.draw(self.seed, epoch, index, height, width)
         else:
             params = self.config.evaluation_params(height, width)
-        return {"image": self.config.apply(params, pixels), "label": np.asarray(sample.label)}
+        loaded = {"image": self.config.apply(params, pixels), "label": np.asarray(sample.label)}
+        if "erase" in self.layout:
+            loaded["erase"] = np.asarray(params.erase, dtype=np.int32)
+        return loaded
 
     def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
         return self.config.draw_batch(self.seed, epoch, step) if self.is_training else {}
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
         image = normalize(batch["image"], self.config.mean, self.config.std, dtype)
+        if "erase" in batch:
+            image = erase(image, batch["erase"])
         if "mix" in batch:
-            image = mix(image, batch["mix"])
+            box = tuple(batch[key] for key in CUT_KEYS) if CUT_KEYS[0] in batch else None
+            image = mix(image, batch["mix"], box)
         return {**batch, "image": image}

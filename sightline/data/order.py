@@ -23,7 +23,14 @@ def permutation(seed: int, epoch: int, samples: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """Shuffled batches without end; `last` says what happens to samples that fill no batch."""
+    """Shuffled batches without end; `last` says what happens to samples that fill no batch.
+
+    With `repeats` (repeated augmentation) an epoch is as long as without: each index of the permutation stands in it
+    `repeats` times in a row until it is full, so only the first samples / repeats of them are seen (the last one maybe
+    less often). Each copy gets an epoch number of its own, so it is augmented in its own way. Within
+    a batch all first copies come first, then all second ones: copies of a picture meet different ranks, as with
+    torchvision's RASampler, and `mix`, which takes the picture before, does not mix a picture with itself.
+    """
 
     samples: int
     global_batch: int
@@ -31,8 +38,11 @@ class TrainOrder:
     last: Literal["drop", "pad", "wrap"] = "drop"
     rank: int = 0
     ranks: int = 1
+    repeats: int = 1
 
     def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise UsageError(f"repeats={self.repeats} must be 1 (every sample once an epoch) or more, e.g. 3")
         if self.global_batch % self.ranks:
             below = max(self.ranks, self.global_batch // self.ranks * self.ranks)
             raise UsageError(
@@ -58,20 +68,22 @@ class TrainOrder:
         return self.samples // self.global_batch
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """(epochs, indices) of this rank's samples in step `step` of the run."""
-        start = self.rank * self.local_batch
+        """(epochs, indices) of this rank's samples in step `step`; copy r of `repeats` has epoch * repeats + r."""
         if self.last == "wrap":
-            stream = step * self.global_batch + start + np.arange(self.local_batch)
+            stream = step * self.global_batch + np.arange(self.global_batch)
             epochs, places = np.divmod(stream, self.samples)
         else:
             epoch, k = divmod(step, self.steps_per_epoch)
-            epochs = np.full(self.local_batch, epoch)
-            places = (k * self.global_batch + start + np.arange(self.local_batch)) % self.samples
+            epochs = np.full(self.global_batch, epoch)
+            places = (k * self.global_batch + np.arange(self.global_batch)) % self.samples
+        places, copies = np.divmod(places, self.repeats)
+        part = np.argsort(copies, kind="stable")[self.rank * self.local_batch : (self.rank + 1) * self.local_batch]
+        epochs, places, copies = epochs[part], places[part], copies[part]
         indices = np.empty(self.local_batch, dtype=np.int64)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
             indices[chosen] = permutation(self.seed, int(epoch), self.samples)[places[chosen]]
-        return epochs, indices
+        return epochs * self.repeats + copies, indices
 
 
 @dataclass(frozen=True)

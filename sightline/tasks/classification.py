@@ -1,8 +1,15 @@
 """Which class a picture shows.
 
-Batch keys: image (after finish(): batch, 3, height, width), label (batch,), index (batch,); in training with mixup
-also mix (), the share of each picture against the one before it; in evaluation valid (batch,).
+Batch keys: image (after finish(): batch, 3, height, width), label (batch,), index (batch,); in evaluation valid
+(batch,); in training those of data.random_erase, data.mixup and data.cutmix, listed below.
 """
+
+# random_erase   erase (batch, 4): the box of each picture that is set to zero, as top, left, bottom, right (the last
+#                two are outside); all zero where there is none
+# mixup, cutmix  mix (): the share of each picture against the one before it in the batch
+# cutmix         cut_top, cut_left, cut_bottom, cut_right (): the box in which each picture is the one before it;
+#                label_share (): the share of its own label. A batch is either mixed, then the box is empty and
+#                label_share equals mix, or cut, then mix is 1.
 
 from __future__ import annotations
 
@@ -31,12 +38,12 @@ class Classification(Task):
             raise UsageError(f"task.label_smoothing={self.label_smoothing} must be in [0, 1)")
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Mean cross entropy. With mixup, accuracy counts the class that has the larger share."""
+        """Mean cross entropy. With mixup or cutmix, accuracy counts the class that has the larger share."""
         logits = model(batch["image"]).float()  # (batch, classes)
         label = batch["label"]
         total = F.cross_entropy(logits, label, label_smoothing=self.label_smoothing)
         if "mix" in batch:
-            share, other = batch["mix"], label.roll(1, 0)
+            share, other = batch.get("label_share", batch["mix"]), label.roll(1, 0)
             total = share * total + (1 - share) * F.cross_entropy(logits, other, label_smoothing=self.label_smoothing)
             label = torch.where(share >= 0.5, label, other)
         correct = (logits.detach().argmax(1) == label).sum()

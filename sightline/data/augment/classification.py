@@ -1,7 +1,7 @@
-"""Random crops, flips and mixup for classification, and the fixed geometry of evaluation.
+"""Random crops, flips, policies, erasing and mixing for classification, and the fixed geometry of evaluation.
 
 `draw` turns a key into numbers, `apply` turns numbers and pixels into the square the network sees (CPU, uint8);
-`normalize` and `mix` are the batched half that runs on the device.
+`normalize`, `erase` and `mix` are the batched half that runs on the device, in this order.
 """
 
 import math
@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from sightline.data.augment import policies
 from sightline.data.draws import generator
 from sightline.errors import UsageError
 
@@ -23,11 +24,20 @@ _FILTER_REACH = {"bilinear": 1, "bicubic": 2}
 # many pixels (sides of 256:1 at 256) only the visible part is computed; below, all of it, as torchvision does.
 _MAX_RESIZED_PIXELS = 2**24
 _CROP_TRIES = 10
+# RandomErasing's: shares of the area, height over width.
+_ERASE_SCALE = (0.02, 0.33)
+_ERASE_RATIO = (0.3, 3.3)
+_ERASE_TRIES = 10
+
+Box = tuple[int, int, int, int]  # top, left, bottom, right; the last two are outside
+_NOWHERE: Box = (0, 0, 0, 0)
+# Numbers of a whole batch are scalars: what has a first dimension is split with the samples.
+CUT_KEYS = ("cut_top", "cut_left", "cut_bottom", "cut_right")
 
 
 @dataclass(frozen=True)
 class Params:
-    """The way of one picture: cut a box out of it, resize the box, cut a square window out of that, flip."""
+    """The way of one picture: cut a box out of it, resize the box, cut a square window out of that, flip, policy."""
 
     top: int
     left: int
@@ -39,6 +49,8 @@ class Params:
     window_left: int
     size: int
     flip: bool
+    policy: policies.Policy = ()
+    erase: Box = _NOWHERE  # this one on the device, after normalisation
 
 
 @dataclass(frozen=True)
@@ -53,8 +65,18 @@ class Augment:
     """Narrowest and widest training crop, width over height."""
     flip: float = 0.5
     """Probability of a left-right flip in training."""
+    policy: policies.PolicyName = "none"
+    """Operations on colours and shape after crop and flip."""
+    policy_magnitude: int = 9
+    """randaugment: how strong its operations are, 0 to 30."""
+    augmix_severity: int = 3
+    """augmix: how strong its operations can get, 1 to 10."""
+    random_erase: float = 0.0
+    """Probability that a random box of a training picture is set to the mean colour."""
     mixup: float = 0.0
     """Alpha of the Beta(alpha, alpha) that mixes each training picture with another; 0 is off."""
+    cutmix: float = 0.0
+    """Alpha of the Beta(alpha, alpha) for a box pasted from another picture; 0 is off; with mixup a coin per batch."""
     size: int = 224
     """Side in pixels of the square the network sees in training."""
     eval_resize: int = 256
@@ -70,7 +92,8 @@ class Augment:
 
     def __post_init__(self) -> None:
         # Every test is written so that NaN fails it.
-        for field, known in (("augment", ("on", "off")), ("interpolation", tuple(_RESAMPLING))):
+        choices = {"augment": ("on", "off"), "policy": policies.POLICY_NAMES, "interpolation": tuple(_RESAMPLING)}
+        for field, known in choices.items():
             if getattr(self, field) not in known:
                 raise UsageError(f"{field}={getattr(self, field)!r} is unknown; use one of {', '.join(known)}")
         low, high = self.crop_scale
@@ -79,10 +102,17 @@ class Augment:
         low, high = self.crop_ratio
         if not 0 < low <= high < math.inf:
             raise UsageError(f"crop_ratio={self.crop_ratio} must be 0 < narrowest <= widest, e.g. 0.75 1.3333")
-        if not 0 <= self.flip <= 1:
-            raise UsageError(f"flip={self.flip} is a probability; use a number from 0 to 1")
-        if not 0 <= self.mixup < math.inf:
-            raise UsageError(f"mixup={self.mixup} is the alpha of a Beta distribution; use 0 (off) or e.g. 0.2")
+        for field in ("flip", "random_erase"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise UsageError(f"{field}={getattr(self, field)} is a probability; use a number from 0 to 1")
+        for field in ("mixup", "cutmix"):
+            if not 0 <= getattr(self, field) < math.inf:
+                alpha = getattr(self, field)
+                raise UsageError(f"{field}={alpha} is the alpha of a Beta distribution; use 0 (off) or e.g. 0.2")
+        if not 0 <= self.policy_magnitude <= policies.RANDAUGMENT_LAST_BIN:
+            raise UsageError(f"policy_magnitude={self.policy_magnitude} must be in 0..30; 9 is usual")
+        if not 1 <= self.augmix_severity <= policies.AUGMIX_MAX_SEVERITY:
+            raise UsageError(f"augmix_severity={self.augmix_severity} must be in 1..10; 3 is usual")
         for field in ("size", "eval_resize", "eval_size"):
             if getattr(self, field) < 1:
                 raise UsageError(f"{field}={getattr(self, field)} is a length in pixels; use 1 or more, e.g. 224")
@@ -91,22 +121,42 @@ class Augment:
         if not all(0 < deviation < math.inf for deviation in self.std):
             raise UsageError(f"std={self.std} must be three positive numbers, e.g. 0.229 0.224 0.225")
 
+    @property
+    def erases(self) -> bool:
+        """Whether a training sample carries a box to erase."""
+        return self.augment == "on" and self.random_erase > 0
+
     def draw(self, seed: int, epoch: int, index: int, height: int, width: int) -> Params:
-        """The training crop and flip of one sample; the same key gives the same numbers on any machine."""
+        """What is done to one training sample; the same key gives the same numbers on any machine."""
         if self.augment == "off":
             # The same field of view as in evaluation, whatever the size of the square.
             short_side = max(1, round(self.size * self.eval_resize / self.eval_size))
             return _centre(height, width, short_side, self.size)
         box = self._draw_box(generator(seed, epoch, index, "crop"), height, width)
         flip = bool(generator(seed, epoch, index, "flip").random() < self.flip)
-        return Params(*box, self.size, self.size, window_top=0, window_left=0, size=self.size, flip=flip)
+        policy: policies.Policy = ()
+        if self.policy != "none":
+            random = generator(seed, epoch, index, "policy")
+            policy = policies.draw(self.policy, random, self.size, self.policy_magnitude, self.augmix_severity)
+        erased = self._draw_erased(generator(seed, epoch, index, "erase")) if self.erases else _NOWHERE
+        return Params(*box, self.size, self.size, 0, 0, size=self.size, flip=flip, policy=policy, erase=erased)
 
     def draw_batch(self, seed: int, epoch: int, step: int) -> dict[str, np.ndarray]:
         """The numbers a whole training batch shares; they travel in it, so that a step draws nothing itself."""
-        if self.augment == "off" or self.mixup == 0:
+        if self.augment == "off" or self.mixup == self.cutmix == 0:
             return {}
-        share = generator(seed, epoch, step, "mixup").beta(self.mixup, self.mixup)
-        return {"mix": np.asarray(share, dtype=np.float32)}
+        cuts = self.cutmix > 0 and (self.mixup == 0 or generator(seed, epoch, step, "cut or mix").random() < 0.5)
+        share, label_share, box = 1.0, 1.0, _NOWHERE
+        if cuts:
+            box = self._draw_cut(generator(seed, epoch, step, "cutmix"))
+            label_share = 1 - (box[2] - box[0]) * (box[3] - box[1]) / self.size**2
+        else:
+            share = label_share = generator(seed, epoch, step, "mixup").beta(self.mixup, self.mixup)
+        numbers = {"mix": np.asarray(share, dtype=np.float32)}
+        if self.cutmix:  # in every batch then, so that one captured step fits all
+            numbers["label_share"] = np.asarray(label_share, dtype=np.float32)
+            numbers |= {key: np.asarray(edge, dtype=np.int32) for key, edge in zip(CUT_KEYS, box, strict=True)}
+        return numbers
 
     def evaluation_params(self, height: int, width: int) -> Params:
         """Resize the shorter side to `eval_resize` and keep the middle `eval_size` square, rounding as torchvision."""
@@ -126,6 +176,8 @@ class Augment:
             resized = resized.crop((left, top, left + params.size, top + params.size))  # black where there is nothing
         if params.flip:  # here, because NumPy takes five times as long to reverse pixels of three bytes
             resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if params.policy:
+            resized = policies.apply(params.policy, resized, _RESAMPLING[self.interpolation])
         return np.array(resized)
 
     def _draw_box(self, random: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
@@ -146,6 +198,27 @@ class Augment:
             box_width = max(1, round(height * widest))
         return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
+    def _draw_erased(self, random: np.random.Generator) -> Box:
+        """RandomErasing's box, or none: by chance, or because no try gave one smaller than the picture."""
+        if random.random() >= self.random_erase:
+            return _NOWHERE
+        flattest, steepest = _ERASE_RATIO
+        for _ in range(_ERASE_TRIES):
+            area = self.size**2 * random.uniform(*_ERASE_SCALE)
+            ratio = math.exp(random.uniform(math.log(flattest), math.log(steepest)))
+            height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if height < self.size and width < self.size:
+                top = int(random.integers(self.size - height + 1))
+                left = int(random.integers(self.size - width + 1))
+                return top, left, top + height, left + width
+        return _NOWHERE
+
+    def _draw_cut(self, random: np.random.Generator) -> Box:
+        """CutMix's box: sides of sqrt(1 - Beta), its centre anywhere, what lies outside cut off."""
+        half = int(0.5 * math.sqrt(1 - random.beta(self.cutmix, self.cutmix)) * self.size)
+        x, y = int(random.integers(self.size)), int(random.integers(self.size))
+        return max(y - half, 0), max(x - half, 0), min(y + half, self.size), min(x + half, self.size)
+
 
 def normalize(
     images: Tensor, mean: tuple[float, float, float], std: tuple[float, float, float], dtype: torch.dtype
@@ -161,14 +234,31 @@ def normalize(
     return torch.addcmul(_per_channel(shift, values), values, _per_channel(scale, values)).to(dtype)
 
 
-def mix(images: Tensor, share: Tensor) -> Tensor:
+def erase(images: Tensor, boxes: Tensor) -> Tensor:
+    """Zero, which is the mean colour, in each picture's own box: (batch, 4) of top, left, bottom, right."""
+    # masked_fill would fall out of channels_last.
+    return torch.where(_inside(boxes.unbind(1), images).unsqueeze(1), 0.0, images)
+
+
+def mix(images: Tensor, share: Tensor, box: tuple[Tensor, ...] | None = None) -> Tensor:
     """Mixup: `share` of each picture and the rest of the one before it in the batch (the first meets the last).
 
-    Labels are mixed by the task with the same partner, `labels.roll(1, 0)`.
+    Cutmix: inside `box` (top, left, bottom, right, of the whole batch) nothing but the one before. Labels are mixed by
+    the task with the same partner, `labels.roll(1, 0)`.
     """
     # The same as images.roll(1, 0), which on CUDA would fall out of channels_last.
     partners = torch.cat((images[-1:], images[:-1]))
-    return images * share + partners * (1 - share)
+    mixed = images * share + partners * (1 - share)
+    return mixed if box is None else torch.where(_inside(box, images), partners, mixed)
+
+
+def _inside(box: tuple[Tensor, ...], images: Tensor) -> Tensor:
+    """Which pixels lie in the box: (height, width) where its edges are numbers, (batch, height, width) for one each."""
+    top, left, bottom, right = (edge.unsqueeze(-1) for edge in box)
+    rows = torch.arange(images.shape[2], device=images.device)
+    columns = torch.arange(images.shape[3], device=images.device)
+    in_rows, in_columns = (rows >= top) & (rows < bottom), (columns >= left) & (columns < right)
+    return in_rows.unsqueeze(-1) & in_columns.unsqueeze(-2)
 
 
 def _per_channel(numbers: list[float], like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Crops, flips, evaluation geometry, normalisation and mixup against torchvision's v2 transforms."""
+"""Crops, flips, evaluation geometry, normalisation, erasing and mixing against torchvision's v2 transforms."""
 
 import dataclasses
 import itertools
@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 import sightline.data.augment.classification as classification
-from sightline.data.augment.classification import Augment, Params, mix, normalize
+from sightline.data.augment.classification import CUT_KEYS, Augment, Params, erase, mix, normalize
 from sightline.data.draws import generator
 from sightline.errors import UsageError
 
@@ -55,20 +57,21 @@ def test_flip_statistics():
 
 
 class ReplayedTorch:
-    """Stands in for `torch` inside RandomResizedCrop and hands it the very numbers that we draw."""
+    """Stands in for `torch` inside torchvision's classes and hands them the very numbers that we draw."""
 
     def __init__(self, random):
         self.random = random
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
 
     def empty(self, _):
         return types.SimpleNamespace(
             uniform_=lambda low, high: torch.tensor(self.random.uniform(float(low), float(high)), dtype=torch.float64)
         )
 
-    def randint(self, low, high, size):
-        return torch.tensor(int(self.random.integers(low, high)))
-
-    exp = staticmethod(torch.exp)
+    def randint(self, *bounds, size):
+        return torch.tensor(int(self.random.integers(*bounds)))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +133,77 @@ def test_batch_draws():
         assert shares.min() >= 0 and shares.max() <= 1
         assert abs(shares.mean() - 0.5) < 0.04
         assert abs(shares.var() - 1 / (4 * (2 * alpha + 1))) < 0.01  # the variance of Beta(alpha, alpha)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 224])
+def test_erased_box_equals_torchvision_fed_with_the_same_numbers(monkeypatch, size):
+    augment = Augment(random_erase=1.0, size=size)
+    reference = v2.RandomErasing(p=1.0)
+    reference._log_ratio = torch.log(torch.tensor(reference.ratio, dtype=torch.float64))
+    for index in range(60):
+        random = generator(1, 2, index, "erase")
+        assert random.random() < 1
+        monkeypatch.setattr(v2._augment, "torch", ReplayedTorch(random))
+        expected = reference.make_params([torch.empty(3, size, size, device="meta")])
+        top, left, height, width = (int(expected[key]) for key in ("i", "j", "h", "w"))
+        box = augment.draw(1, 2, index, 90, 70).erase
+        assert box == ((0, 0, 0, 0) if expected["v"] is None else (top, left, top + height, left + width))
+        assert 0 <= box[0] <= box[2] <= size and 0 <= box[1] <= box[3] <= size
+
+
+def test_erasing_has_its_probability_and_shifts_nothing_else():
+    plain = Augment()
+    assert {plain.draw(0, 0, index, 50, 70).erase for index in range(20)} == {(0, 0, 0, 0)} and not plain.erases
+    for probability in (0.1, 0.5):
+        augment = Augment(random_erase=probability)
+        drawn = [augment.draw(0, 0, index, 50, 70) for index in range(1500)]
+        share = np.mean([params.erase != (0, 0, 0, 0) for params in drawn])
+        assert abs(share - probability) < 4 * math.sqrt(probability * (1 - probability) / 1500)
+        for index in range(20):
+            assert dataclasses.replace(drawn[index], erase=(0, 0, 0, 0)) == plain.draw(0, 0, index, 50, 70)
+    off = Augment(random_erase=1.0, augment="off")
+    assert off.draw(0, 0, 0, 50, 70).erase == (0, 0, 0, 0) and not off.erases
+    assert augment.evaluation_params(50, 70).erase == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 33, 224])
+@pytest.mark.parametrize("alpha", [0.2, 1.0])
+def test_cut_box_equals_torchvision_fed_with_the_same_numbers(monkeypatch, size, alpha):
+    augment, reference = Augment(cutmix=alpha, size=size), v2.CutMix(num_classes=3)
+    for step in range(60):
+        random = generator(1, 2, step, "cutmix")
+        share = random.beta(alpha, alpha)
+        reference._dist = types.SimpleNamespace(sample=lambda _, share=share: share)
+        monkeypatch.setattr(v2._augment, "torch", ReplayedTorch(random))
+        expected = reference.make_params([torch.empty(2, 3, size, size, device="meta")])
+        drawn = augment.draw_batch(1, 2, step)
+        top, left, bottom, right = (int(drawn[key]) for key in CUT_KEYS)
+        assert (left, top, right, bottom) == expected["box"]
+        assert drawn["label_share"] == np.float32(expected["lam_adjusted"]) and drawn["mix"] == 1
+
+
+def test_cutmix_batches_have_the_same_keys_whatever_was_drawn():
+    keys = {"mix", "label_share", *CUT_KEYS}
+    cut, both, mixed = Augment(cutmix=1.0), Augment(mixup=0.2, cutmix=1.0), Augment(mixup=0.2)
+    kinds = []
+    for step in range(600):
+        drawn, alone, only_mixed = (each.draw_batch(0, 0, step) for each in (both, cut, mixed))
+        assert set(drawn) == set(alone) == keys and set(only_mixed) == {"mix"}
+        # Scalars, because the step splits what has a first dimension.
+        assert all(value.shape == () for value in drawn.values())
+        assert {key: str(value.dtype) for key, value in drawn.items()} == {
+            **dict.fromkeys(("mix", "label_share"), "float32"),
+            **dict.fromkeys(CUT_KEYS, "int32"),
+        }
+        is_mixed = drawn != alone
+        if is_mixed:
+            assert drawn["label_share"] == drawn["mix"] == only_mixed["mix"]
+            assert not any(drawn[key] for key in CUT_KEYS)
+        kinds.append(is_mixed)
+        assert drawn == both.draw_batch(0, 0, step)
+    assert abs(np.mean(kinds) - 0.5) < 4 * 0.5 / math.sqrt(600), "a fair coin"
+    assert Augment(cutmix=1.0, mixup=0.2, augment="off").draw_batch(0, 0, 0) == {}
+    assert cut.draw(0, 0, 3, 50, 70) == Augment().draw(0, 0, 3, 50, 70)
 
 
 # Pixels
@@ -196,7 +270,10 @@ def test_resizing_only_what_is_seen_changes_nothing(monkeypatch, size, interpola
 
 
 def test_every_field_changes_something():
-    """What a field changes: the draw, the evaluation, the batch or the pixels; mean and std act on the device."""
+    """What a field changes: the draw, the evaluation, the batch or the pixels; mean and std act on the device.
+
+    Strengths of a policy matter beside that policy.
+    """
     pixels = noise(90, 120)
 
     def observe(augment):
@@ -205,9 +282,12 @@ def test_every_field_changes_something():
 
     changes = {"augment": "off", "crop_scale": (0.3, 0.4), "crop_ratio": (2.0, 3.0), "flip": 0.0, "mixup": 0.3}
     changes |= {"size": 64, "eval_resize": 300, "eval_size": 200, "interpolation": "bicubic"}
+    changes |= {"cutmix": 1.0, "random_erase": 1.0, "policy": "autoaugment"}
+    changes |= {"policy_magnitude": 12, "augmix_severity": 10}
     assert {field.name for field in dataclasses.fields(Augment)} == {*changes, "mean", "std"}
-    base = Augment(flip=1.0)
+    bases = {"policy_magnitude": {"policy": "randaugment"}, "augmix_severity": {"policy": "augmix"}}
     for field, value in changes.items():
+        base = Augment(flip=1.0, **bases.get(field, {}))
         assert observe(dataclasses.replace(base, **{field: value})) != observe(base), field
 
 
@@ -226,6 +306,15 @@ def test_every_field_changes_something():
         ("flip", 1.1),
         ("mixup", -1.0),
         ("mixup", math.nan),
+        ("cutmix", -0.1),
+        ("cutmix", math.inf),
+        ("random_erase", 1.5),
+        ("random_erase", math.nan),
+        ("policy", "randaug"),
+        ("policy_magnitude", -1),
+        ("policy_magnitude", 31),
+        ("augmix_severity", 0),
+        ("augmix_severity", 11),
         ("size", 0),
         ("eval_resize", -1),
         ("eval_size", 0),
@@ -268,16 +357,67 @@ def test_mix_equals_torchvision(share):
     assert mix(images.bfloat16(), torch.tensor(share)).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("box", [(0, 0, 4, 6), (1, 2, 3, 5), (0, 0, 0, 0), (2, 2, 2, 2), (3, 0, 4, 6)])
+def test_cut_equals_torchvision(box):
+    images = torch.randn(5, 3, 4, 6, generator=torch.Generator().manual_seed(0))
+    images = images.contiguous(memory_format=torch.channels_last)
+    edges = tuple(torch.tensor(edge, dtype=torch.int32) for edge in box)
+    actual = mix(images, torch.tensor(1.0), edges)
+    top, left, bottom, right = box
+    params = {"labels": torch.arange(5), "batch_size": 5, "box": (left, top, right, bottom), "lam_adjusted": 0.0}
+    assert torch.equal(actual, v2.CutMix(num_classes=5).transform(images, params))
+    assert actual.is_contiguous(memory_format=torch.channels_last)
+    half = mix(images.bfloat16(), torch.tensor(1.0), edges)
+    assert half.dtype == torch.bfloat16 and torch.equal(half, actual.bfloat16())
+
+
+def test_a_mixed_batch_among_cut_ones_has_the_bits_of_mixup():
+    nowhere = tuple(torch.tensor(0, dtype=torch.int32) for _ in range(4))
+    for dtype in (torch.float32, torch.bfloat16):
+        images, share = torch.randn(5, 3, 4, 6).to(dtype), torch.tensor(0.3)
+        assert torch.equal(mix(images, share, nowhere), mix(images, share))
+
+
+def test_erase_equals_torchvision():
+    images = torch.randn(4, 3, 5, 7).contiguous(memory_format=torch.channels_last)
+    images[0, 0, 0, 0] = math.nan
+    boxes = torch.tensor([(0, 0, 5, 7), (1, 2, 3, 6), (0, 0, 0, 0), (4, 6, 5, 7)], dtype=torch.int32)
+    expected = [
+        functional.erase(image, top, left, bottom - top, right - left, torch.zeros(1, 1, 1))
+        for image, (top, left, bottom, right) in zip(images, boxes.tolist(), strict=True)
+    ]
+    actual = erase(images, boxes)
+    assert torch.equal(actual, torch.stack(expected)) and not torch.equal(actual[1], images[1])
+    assert actual.is_contiguous(memory_format=torch.channels_last)
+    assert erase(images.bfloat16(), boxes).dtype == torch.bfloat16
+
+
+class OnlyMeta(TorchDispatchMode):
+    """Refuses operations that read or make tensors of another device."""
+
+    def __torch_dispatch__(self, function, _types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        assert all(tensor.device.type == "meta" for tensor in tensors), function
+        return result
+
+
 def test_device_half_is_one_graph():
     """make_fx stands in for the compiler: a branch on a value, or a number fetched from the device, would fail it."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    def prepare(images, share):
-        return mix(normalize(images, (0.5, 0.4, 0.3), (0.2, 0.2, 0.2), torch.float32), share)
+    def prepare(images, boxes, share, *edges):
+        normal = normalize(images, (0.5, 0.4, 0.3), (0.2, 0.2, 0.2), torch.float32)
+        return mix(erase(normal, boxes), share, edges or None)
 
-    images, share = torch.from_numpy(noise(8, 8)[None].repeat(3, 0)), torch.tensor(0.25)
-    traced = make_fx(prepare, tracing_mode="fake")(images, share)
-    torch.testing.assert_close(traced(images, share), prepare(images, share))
+    images, boxes = torch.from_numpy(noise(8, 8)[None].repeat(3, 0)), torch.randint(9, (3, 4), dtype=torch.int32)
+    edges = tuple(torch.tensor(edge, dtype=torch.int32) for edge in (1, 2, 5, 4))
+    for numbers in ((boxes, torch.tensor(0.25)), (boxes, torch.tensor(0.25), *edges)):
+        traced = make_fx(prepare, tracing_mode="fake")(images, *numbers)
+        torch.testing.assert_close(traced(images, *numbers), prepare(images, *numbers))
+        elsewhere = [tensor.to("meta") for tensor in (images, *numbers)]
+        with OnlyMeta():  # what is copied from the host would be a tensor of another device
+            assert prepare(*elsewhere).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_params_can_be_compared_and_kept():

@@ -1,0 +1,235 @@
+"""Folders and synthetic pictures: what is found, how it is numbered, when it counts as changed, what is refused."""
+
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sightline.data.sources import folder, kinds, open_source, synthetic
+from sightline.errors import BadData, BadSample, UsageError
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Contents do not matter to a source: it lists names and hands out bytes."""
+    root = tmp_path / "pictures"
+    for name in (
+        "train/ant/1.jpg",
+        "train/ant/2.JPEG",
+        "train/bee/deep/er/3.png",
+        "train/bee/a.webp",
+        "train/cat/x.bmp",
+        "val/ant/v.jpg",
+        "val/cat/w.jpg",
+    ):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return root
+
+
+def fingerprints(root: Path) -> tuple[str, str]:
+    return folder.open_source(str(root), "train").fingerprint, folder.open_source(str(root), "val").fingerprint
+
+
+# Folders
+
+
+def test_folder_lists_names_labels_and_bytes(pictures: Path):
+    source = folder.open_source(str(pictures), "train")
+    assert source.classes == ("ant", "bee", "cat")
+    rows = [(source.name(i), source.read(i).label, source.read(i).data) for i in range(len(source))]
+    names = ["ant/1.jpg", "ant/2.JPEG", "bee/a.webp", "bee/deep/er/3.png", "cat/x.bmp"]
+    assert rows == [(n, "abc".index(n[0]), f"train/{n}".encode()) for n in names]
+
+
+def test_val_keeps_the_numbers_of_train(pictures: Path):
+    source = folder.open_source(str(pictures), "val")  # it has no bee
+    assert source.classes == ("ant", "bee", "cat")
+    assert [source.read(i).label for i in range(len(source))] == [0, 2]
+
+
+def test_val_alone_has_its_own_classes(pictures: Path):
+    shutil.rmtree(pictures / "train")
+    assert folder.open_source(str(pictures), "val").classes == ("ant", "cat")
+
+
+def test_what_is_no_picture_is_left_out(pictures: Path):
+    before = fingerprints(pictures)
+    (pictures / "train" / "README.txt").write_text("")
+    (pictures / "train" / "ant" / "notes.txt").write_text("")
+    (pictures / "train" / "ant" / ".1.jpg.swp.jpg").write_text("")
+    (pictures / "train" / ".cache").mkdir()
+    (pictures / "train" / "loose.jpg").write_text("")
+    assert fingerprints(pictures) == before
+
+
+def test_a_link_back_to_its_own_folder_is_followed_once(pictures: Path):
+    count = len(folder.open_source(str(pictures), "train"))
+    (pictures / "train" / "ant" / "again").symlink_to(pictures / "train" / "ant", target_is_directory=True)
+    assert len(folder.open_source(str(pictures), "train")) == count
+
+
+def test_a_dangling_link_is_listed_and_reading_it_is_a_bad_sample(pictures: Path):
+    (pictures / "train" / "ant" / "3.jpg").symlink_to(pictures / "nowhere.jpg")
+    source = folder.open_source(str(pictures), "train")
+    assert source.name(2) == "ant/3.jpg"
+    with pytest.raises(BadSample, match="ant/3.jpg: cannot be read: No such file"):
+        source.read(2)
+
+
+def test_names_that_are_no_utf8_are_read(pictures: Path):
+    name = os.fsdecode(b"train/ant/caf\xe9.jpg")
+    (pictures / name).write_bytes(b"here")
+    source = folder.open_source(str(pictures), "train")
+    (index,) = (i for i in range(len(source)) if source.read(i).data == b"here")
+    assert os.fsencode(source.name(index)) == b"ant/caf\xe9.jpg"
+
+
+def test_fingerprint_does_not_depend_on_the_place_or_the_time(pictures: Path, tmp_path: Path):
+    copy = tmp_path / "elsewhere" / "copy"
+    shutil.copytree(pictures, copy)
+    for path in copy.rglob("*.jpg"):
+        os.utime(path, (1, 1))
+    assert fingerprints(copy) == fingerprints(pictures)
+    assert fingerprints(copy)[0] != fingerprints(copy)[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda train: (train / "ant" / "0.jpg").write_bytes(b"new"),
+        lambda train: (train / "ant" / "2.JPEG").unlink(),
+        lambda train: (train / "ant" / "1.jpg").rename(train / "ant" / "1a.jpg"),
+        lambda train: (train / "ant" / "1.jpg").rename(train / "bee" / "1.jpg"),
+        lambda train: (train / "ant" / "1.jpg").write_bytes(b"longer than before"),
+        lambda train: (train / "ant").rename(train / "aunt"),
+        lambda train: shutil.copytree(train / "cat", train / "dog"),
+    ],
+    ids=["added", "removed", "renamed", "moved to another class", "another size", "class renamed", "class added"],
+)
+def test_fingerprint_notices(pictures: Path, change):
+    before = folder.open_source(str(pictures), "train").fingerprint
+    change(pictures / "train")
+    assert folder.open_source(str(pictures), "train").fingerprint != before
+
+
+def test_fingerprint_tells_where_one_name_ends_and_the_next_begins(tmp_path: Path):
+    """The same letters, cut elsewhere."""
+    found = []
+    for number, names in enumerate((("a/1.jpg", "a/1.jpga/2.jpg"), ("a/1.jpga/1.jpg", "a/2.jpg"))):
+        for name in names:
+            path = tmp_path / str(number) / "train" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+        found.append(folder.open_source(str(tmp_path / str(number)), "train").fingerprint)
+    assert found[0] != found[1]
+
+
+def test_folder_refusals_name_the_place(pictures: Path, tmp_path: Path):
+    with pytest.raises(BadData, match="gone/train does not exist; expected PATH/train/CLASS"):
+        folder.open_source(str(tmp_path / "gone"), "train")
+
+    (pictures / "val" / "dog").mkdir()
+    with pytest.raises(BadData, match=r"val has class folders that .*/train has not: dog"):
+        folder.open_source(str(pictures), "val")
+
+    (pictures / "train" / "empty").mkdir()
+    with pytest.raises(BadData, match="train/empty holds no pictures"):
+        folder.open_source(str(pictures), "train")
+
+    (tmp_path / "bare" / "train").mkdir(parents=True)
+    with pytest.raises(BadData, match="bare/train holds no class folders"):
+        folder.open_source(str(tmp_path / "bare"), "train")
+
+    (tmp_path / "hollow" / "val" / "ant").mkdir(parents=True)
+    with pytest.raises(BadData, match="hollow/val holds no pictures"):
+        folder.open_source(str(tmp_path / "hollow"), "val")
+
+
+def test_a_folder_source_travels_to_a_worker_small(pictures: Path):
+    source = folder.open_source(str(pictures), "train")
+    again = pickle.loads(pickle.dumps(source))
+    assert [again.name(i) for i in range(len(again))] == [source.name(i) for i in range(len(source))]
+    many = folder.FolderSource(
+        pictures, ("ant",), [b"ant/%07d.jpg" % i for i in range(10_000)], [0] * 10_000, [1] * 10_000
+    )
+    assert len(pickle.dumps(many)) < 10_000 * (15 + 8 + 4) + 2_000  # name, offset, label; no object per file
+
+
+# Synthetic
+
+
+def test_synthetic_reads_its_sizes_and_has_defaults():
+    source = synthetic.open_source("synthetic:classes=3,samples=20,size=10", "train")
+    assert (len(source.classes), len(source), source.read(0).data.shape) == (3, 20, (10, 10, 3))
+    assert len(synthetic.open_source("synthetic:classes=3,samples=20,size=10", "val")) == 20 // 8
+    assert len(synthetic.open_source("synthetic:classes=3,samples=2,size=10", "val")) == 1
+    default = synthetic.open_source("synthetic:", "train")
+    assert (len(default.classes), len(default), default.size) == (1000, 12800, 256)
+
+
+def test_synthetic_is_deterministic_and_its_splits_differ():
+    path = "synthetic:classes=3,samples=24,size=10"
+    train, again, val = (synthetic.open_source(path, split) for split in ("train", "train", "val"))
+    for index in range(3):
+        assert train.read(index).label == index % 3
+        assert np.array_equal(train.read(index).data, again.read(index).data)
+        assert not np.array_equal(train.read(index).data, val.read(index).data)
+    assert train.fingerprint == again.fingerprint != val.fingerprint
+    assert train.read(1).data.dtype == np.uint8
+
+
+def test_synthetic_classes_differ_by_more_than_noise():
+    """Nearest mean picture of the training split names every val picture: the classes can be learnt."""
+    path = "synthetic:classes=5,samples=80,size=16"
+    train, val = (synthetic.open_source(path, split) for split in ("train", "val"))
+    pixels = np.stack([train.read(i).data.astype(float) for i in range(80)])
+    means = np.stack([pixels[label::5].mean(0) for label in range(5)])
+    for index in range(len(val)):
+        sample = val.read(index)
+        assert np.abs(means - sample.data).mean((1, 2, 3)).argmin() == sample.label
+
+
+def test_synthetic_pixels_do_not_wrap_around():
+    """Pictures of one class differ by their noise alone, which spans 80; a wrapped byte would differ by 176 or more."""
+    source = synthetic.open_source("synthetic:classes=40,samples=80,size=8", "train")
+    for index in range(40):
+        one, other = source.read(index).data.astype(int), source.read(index + 40).data.astype(int)
+        assert 0 < np.abs(one - other).max() < 80
+
+
+@pytest.mark.parametrize("part", ["colours=3", "classes=0", "classes=-1", "classes=two", "classes", "size=1.5", "=3"])
+def test_synthetic_refuses_what_it_cannot_read(part: str):
+    with pytest.raises(UsageError, match=r"cannot read '.*'; write synthetic:classes=10,samples=1000,size=64"):
+        synthetic.open_source(f"synthetic:samples=4,{part}", "train")
+
+
+# Choosing one
+
+
+def test_auto_recognises_each_kind(pictures: Path):
+    assert type(open_source("auto", str(pictures), "train")) is folder.FolderSource
+    assert type(open_source("auto", "synthetic:samples=4", "train")) is synthetic.SyntheticSource
+    shutil.rmtree(pictures / "train")
+    assert len(open_source("auto", str(pictures), "val")) == 2
+    assert {"folder", "synthetic"} <= set(kinds())
+
+
+def test_what_no_source_reads_is_refused(tmp_path: Path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(
+            UsageError, match=r"is nothing a source can read; .*prepare shapes.*known sources: .*folder"
+        ):
+            open_source("auto", str(path), "train")
+    with pytest.raises(UsageError, match=r"unknown --data.source 'zip'; known: auto, .*folder"):
+        open_source("zip", str(tmp_path), "train")
+
+
+def test_a_named_kind_is_taken_at_its_word(pictures: Path):
+    assert len(open_source("folder", str(pictures), "train")) == 5
+    with pytest.raises(BadData, match="synthetic:samples=4/train does not exist"):
+        open_source("folder", "synthetic:samples=4", "train")
