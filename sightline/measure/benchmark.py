@@ -1,0 +1,408 @@
+"""`sightline benchmark RECIPE`: pictures per second of the training step or of the input, alone or beside peers.
+
+The step is built as the loop builds it. Contenders take turns (A B C A B C ...) in one process, so that heat and
+neighbours hit all alike; every repeat is kept. Numbers go to a JSON file with all that is needed to repeat them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import statistics
+import subprocess
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torchvision
+
+from sightline import config
+from sightline.config import Recipe, Run
+from sightline.data.loader import Loader, worker_count
+from sightline.data.order import TrainOrder
+from sightline.data.workers import Bad
+from sightline.errors import OutOfMemory, UsageError
+from sightline.hardware import devices, world
+from sightline.hardware.devices import Device
+from sightline.hardware.precision import DTYPES
+from sightline.hardware.world import World
+from sightline.log import environment
+from sightline.measure import peers
+from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, Peer, PeerLoader, PeerStep, Say
+from sightline.parts import Batch, Dataset
+from sightline.train.schedules import Plan
+from sightline.train.state import TrainState
+from sightline.train.step import build_step
+
+SCHEMA = 1
+OURS = "sightline"
+
+
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """What is measured, and how often."""
+
+    steps: int = 50
+    """Steps (with --loader: batches) per repeat."""
+    warmup: int = 10
+    """Steps before the first repeat that are not timed."""
+    repeats: int = 5
+    """Timed repeats; median, smallest and largest are shown."""
+    data: Literal["synthetic", "real"] = "synthetic"
+    """synthetic: four batches that already are on the device; real: the recipe's data through the loader."""
+    loader: bool = False
+    """Only the input: our loader beside two of torchvision's pipelines."""
+    peers: bool = False
+    """The step beside what a user would run instead."""
+    out: Path = Path("benchmarks/results")
+    """Folder of the JSON file."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("warmup", 0), ("repeats", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"--{name} {getattr(self, name)} must be at least {least}")
+        if self.data not in ("synthetic", "real"):
+            raise UsageError(f"--data {self.data} is unknown; use synthetic or real")
+        if self.peers and self.data == "real":
+            raise UsageError("--peers compares steps on input that is on the device; leave --data real out, or --peers")
+
+
+def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> dict[str, Any]:
+    """Measures what `options` ask for on this process's device, and writes it to a file under `options.out`."""
+    if options.loader:
+        peers.check_comparable(recipe.data)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {options.out} cannot be written: {error.strerror}; give another folder") from error
+    device, recipe = _set_up(recipe, run)
+    now = datetime.now(UTC)
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "time": now.isoformat(timespec="seconds"),
+        "recipe": recipe.name,
+        "device": device.name(),
+        "batch": recipe.train.global_batch,
+        "precision": recipe.train.precision,
+        "options": {**asdict(options), "out": str(options.out)},
+        **provenance(device),
+        "config": {**config.to_json(recipe), "run": asdict(run)},
+    }
+    try:
+        if options.loader:
+            result["loader"] = _measure_loaders(recipe, run, options, device, say)
+        if options.peers or not options.loader:
+            result["step"] = _measure_steps(recipe, run, options, device, say)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"{device.name()} ran out of memory with batch {recipe.train.global_batch}; "
+            f"use a smaller --train.global-batch ({error})"
+        ) from error
+    path = result_file(options.out, recipe.name, device, now)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    say(f"written to {path}")
+    return result
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The result for people."""
+    commit = result["commit"]
+    versions = result["environment"]["versions"]
+    repeats, steps = result["options"]["repeats"], result["options"]["steps"]
+    lines = [
+        f"{result['recipe']} on {result['device']}: batch {result['batch']}, {result['precision']}, "
+        f"{repeats} repeats of {steps} steps",
+        f"torch {versions['torch']}, cuda {versions['cuda']}, cudnn {versions['cudnn']}, triton {versions['triton']}, "
+        f"commit {commit['id'][:10]}{' with changes' if commit['dirty'] else ''}",
+    ]
+    for part in ("loader", "step"):
+        if part not in result:
+            continue
+        found = result[part]
+        lines.append(f"{part:<45} {'img/s':>9} {'min':>9} {'max':>9} {'ours is':>8} {'MFU':>6} {'first s':>8}")
+        for row in found["contenders"]:
+            rate = row["images_per_s"]
+            ratio = f"{row['ratio']:.2f} x" if "ratio" in row else ""
+            mfu = f"{row['mfu']:.1%}" if "mfu" in row else ""
+            numbers = f"{rate['median']:>9,.0f} {rate['min']:>9,.0f} {rate['max']:>9,.0f}"
+            lines.append(f"  {row['name']:<43} {numbers} {ratio:>8} {mfu:>6} {row['first_s']:>8.1f}")
+    if "step" in result:
+        step, ours = result["step"], result["step"]["contenders"][0]
+        lines.append(
+            f"{step['forward_gflop']:.3g} GFLOP forward per picture, counted three times per step; matrix product peak "
+            f"{step['peak']['tflops']:.3g} TFLOP/s ({step['peak']['dtype']}, {step['peak']['side']} cubed); data wait "
+            f"{ours['data_wait']:.1%}; peak memory {ours['peak_memory_gb']:.2f} GB"
+        )
+        lines += [f"not measured: {name}" for name in step["left_out"]]
+    return "\n".join(lines)
+
+
+def _set_up(recipe: Recipe, run: Run) -> tuple[Device, Recipe]:
+    """As api.train does, for one process; `auto` values become what they mean here."""
+    if world.detect().size > 1:
+        raise UsageError("benchmark measures one device; start it without torchrun")
+    devices.set_deterministic(recipe.train.deterministic)
+    device = devices.select(run.device)
+    device.activate()
+    if run.threads:
+        torch.set_num_threads(run.threads)
+    precision = device.resolve_precision(recipe.train.precision)
+    return device, dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, precision=precision))
+
+
+# The step.
+
+
+class OurStep(Contender):
+    """The step as the loop runs it, on batches of the device or of the loader."""
+
+    name = OURS
+
+    def __init__(self, recipe: Recipe, run: Run, dataset: Dataset, device: Device, is_real: bool, say: Say):
+        cfg = recipe.train
+        self.images = cfg.global_batch
+        self.recipe = recipe
+        self.device = device
+        order = TrainOrder(len(dataset), cfg.global_batch, cfg.seed, cfg.last_batch)
+        self.plan = Plan(cfg.epochs, order.steps_per_epoch)
+        self.number = 0
+        workers = worker_count(run.workers, device, World()) if is_real else 0
+        self.loader = open_loader(recipe, dataset, order, device, workers, run.prefetch, say)
+        self.batches: list[Batch] = []
+        try:
+            if not is_real:
+                kept = (self.loader.next("train") for _ in range(BATCHES))
+                self.batches = [{key: value.clone() for key, value in batch.items()} for batch in kept]
+                self.loader.close()
+            started = time.perf_counter()
+            if hasattr(device.api, "reset_peak_memory_stats"):
+                device.api.reset_peak_memory_stats()
+            self.state = TrainState(recipe, run, dataset.spec, device)
+            self.step = build_step(recipe, run, device, World(), self.state, dataset)
+            self.advance()
+            device.synchronize()
+        except BaseException:
+            self.loader.close()
+            raise
+        self.first_s = time.perf_counter() - started
+        self.peak_memory_bytes = device.peak_memory_bytes()  # now, before peers are built beside us
+
+    def advance(self) -> None:
+        batch = self.batches[self.number % BATCHES] if self.batches else self.loader.next("train")
+        rate = self.recipe.schedule.rate(self.number, self.recipe.optimizer.lr, self.plan)
+        self.step(batch, self.number, rate)
+        self.step.take_bad_steps()
+        self.number += 1
+
+    def waited_s(self) -> float:
+        return self.loader.wait_s if not self.batches else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """`images_trained` is counted by the step itself; it leaves out steps that were not finite."""
+        totals = self.step.read_totals(World())
+        return {
+            "calls": self.number,
+            "images_trained": int(totals["samples"]),
+            "bad_steps": int(totals["bad_steps"]),
+            "peak_memory_gb": self.peak_memory_bytes / 1e9,
+        }
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+def open_loader(
+    recipe: Recipe, dataset: Dataset, order: TrainOrder, device: Device, workers: int, prefetch: int, say: Say
+) -> Loader:
+    """The training loader alone, from the first batch on, without end."""
+
+    def on_bad(bad: Bad) -> None:
+        say(f"sample skipped: {bad.name}: {bad.reason}")
+
+    loader = Loader(
+        {"train": dataset},
+        {"train": order},
+        recipe.data,
+        device,
+        workers=workers,
+        prefetch=prefetch,
+        on_bad=on_bad,
+        check_stop=lambda: None,
+    )
+    loader.seek("train", 0, ENDLESS)
+    return loader
+
+
+def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say) -> dict[str, Any]:
+    is_real = options.data == "real"
+    dataset = recipe.data.open("train", recipe.train.seed) if is_real else synthetic_dataset(recipe)
+    with torch.device("meta"):
+        model = recipe.model.build(dataset.spec)
+    picture = _picture(dataset)
+    flop = peers.forward_flop(model, picture)
+    makers: list[Maker] = [lambda: OurStep(recipe, run, dataset, device, is_real, say)]
+    left_out: list[str] = []
+    if options.peers:
+        chosen, left_out = peers.choose_peers(run.compile, device, device.resolve_precision(recipe.train.precision))
+        classes = len(dataset.spec.classes)
+        twin = peers.torchvision_twin(model, picture, classes)
+
+        def maker(peer: Peer) -> Maker:
+            def make() -> PeerStep:
+                network = torchvision.models.get_model(twin, weights=None, num_classes=classes)
+                return PeerStep(peer, network, recipe.train.global_batch, tuple(picture.shape[1:]), classes, device)
+
+            return make
+
+        makers += [maker(peer) for peer in chosen]
+    peak = matmul_peak(device, recipe.train.precision)
+    say(f"matrix product peak: {peak['tflops']:.3g} TFLOP/s ({peak['dtype']}, {peak['side']} cubed)")
+    timings, order = peers.measure_in_turn(makers, options.steps, options.warmup, options.repeats, device, say)
+    rows = peers.rows(timings)
+    for row in rows:
+        row["mfu"] = 3 * flop * row["images_per_s"]["median"] / (peak["tflops"] * 1e12)
+    return {
+        "data": options.data,
+        "order": order,
+        "forward_gflop": flop / 1e9,
+        "peak": peak,
+        "contenders": rows,
+        "left_out": left_out,
+    }
+
+
+def synthetic_dataset(recipe: Recipe) -> Dataset:
+    """The recipe's own data path over pictures made from numbers: as many classes, as large."""
+    spec = recipe.data.declared_spec() or recipe.data.open("train", recipe.train.seed).spec
+    samples = BATCHES * recipe.train.global_batch
+    path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
+    changed: dict[str, Any] = {"path": path, "source": "auto"}
+    known = {f.name for f in dataclasses.fields(recipe.data)}  # type: ignore[arg-type]
+    data = dataclasses.replace(recipe.data, **{k: v for k, v in changed.items() if k in known})  # type: ignore[type-var]
+    return data.open("train", recipe.train.seed)
+
+
+def _picture(dataset: Dataset) -> torch.Tensor:
+    """What the network sees of one training sample, on the meta device: (1, channels, height, width)."""
+    sample = {
+        key: torch.empty((1, *shape), dtype=getattr(torch, dtype), device="meta")
+        for key, (shape, dtype) in dataset.layout.items()
+    }
+    return dataset.finish(sample, torch.float32)["image"]
+
+
+def matmul_peak(device: Device, precision: str) -> dict[str, Any]:
+    """TFLOP/s of a plain matrix product, the ceiling MFU is read against: bf16, on the CPU in the run's precision."""
+    on_cpu = device.kind == "cpu"
+    side, products = (512, 4) if on_cpu else (8192, 10)
+    dtype = DTYPES[precision] if on_cpu else torch.bfloat16
+    a, b = (torch.randn(side, side, device=device.torch_device).to(dtype) for _ in range(2))
+    seconds = []
+    for repeat in range(6):
+        device.synchronize()
+        started = time.perf_counter()
+        for _ in range(products):
+            torch.mm(a, b)
+        device.synchronize()
+        if repeat:  # the first one chooses the kernel
+            seconds.append(time.perf_counter() - started)
+    tflops = [2 * side**3 * products / s / 1e12 for s in seconds]
+    return {
+        "tflops": statistics.median(tflops),
+        "all": tflops,
+        "dtype": str(dtype).removeprefix("torch."),
+        "side": side,
+    }
+
+
+# The input.
+
+
+class OurLoader(Contender):
+    """Our loader, to the device, with nobody using the batches."""
+
+    name = f"{OURS} loader"
+
+    def __init__(self, recipe: Recipe, run: Run, device: Device, workers: int, say: Say):
+        started = time.perf_counter()
+        self.images = recipe.train.global_batch
+        dataset = recipe.data.open("train", recipe.train.seed)
+        order = TrainOrder(len(dataset), self.images, recipe.train.seed, recipe.train.last_batch)
+        self.loader = open_loader(recipe, dataset, order, device, workers, run.prefetch, say)
+        self.settle = run.prefetch + 1  # as for the peers: what was prepared ahead goes first
+        self.advance()
+        device.synchronize()
+        self.first_s = time.perf_counter() - started
+
+    def advance(self) -> None:
+        self.loader.next("train")
+
+    def waited_s(self) -> float:
+        return self.loader.wait_s
+
+    def close(self) -> None:
+        self.loader.close()
+
+
+def _measure_loaders(recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say) -> dict[str, Any]:
+    workers = worker_count(run.workers, device, World())
+    images = recipe.train.global_batch
+    makers: list[Maker] = [
+        lambda: OurLoader(recipe, run, device, workers, say),
+        lambda: PeerLoader("v2", recipe.data, images, workers, device),
+        lambda: PeerLoader("pil", recipe.data, images, workers, device),
+    ]
+    # DataLoader's workers finish a batch each at about the same time; only whole waves of them are a fair measure.
+    batches = -(-options.steps // max(1, workers)) * max(1, workers)
+    timings, order = peers.measure_in_turn(makers, batches, options.warmup, options.repeats, device, say)
+    return {"workers": workers, "batches": batches, "order": order, "contenders": peers.rows(timings)}
+
+
+# Where it comes from.
+
+
+def provenance(device: Device) -> dict[str, Any]:
+    """What a number depends on besides the recipe: commit, versions, machine, command."""
+    found = {"commit": commit_of(Path(__file__).resolve().parent.parent), "environment": environment(device, ranks=1)}
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = "none"
+    found["environment"]["versions"] = {
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "cuda": str(torch.version.cuda),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "triton": triton,
+    }
+    return found
+
+
+def commit_of(package: Path) -> dict[str, Any]:
+    """The commit of a package's folder and whether it was changed since; "unknown" outside a git checkout."""
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, timeout=30)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # An installed copy may lie in somebody else's checkout, whose commit says nothing about us.
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return {"id": "unknown", "dirty": False}
+    return {"id": git("rev-parse", "HEAD") or "unknown", "dirty": bool(git("status", "--porcelain", "."))}
+
+
+def result_file(folder: Path, what: str, device: Device, now: datetime) -> Path:
+    """Where a result goes; the time makes it one of its kind."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-")
+
+    return folder / f"{plain(what)}-{plain(device.name())}-{now:%Y%m%d-%H%M%S-%f}.json"

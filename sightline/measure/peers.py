@@ -1,0 +1,345 @@
+"""What a user would run instead of us: training steps and input pipelines made of torch, torchvision and timm's habits.
+
+Plain code with their defaults, on the same architecture, batch and picture size; where a default is open, the choice
+that is faster for them. Contenders take turns (A B C A B C ...) in one process, ours first; see `measure_in_turn`.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import InterpolationMode, v2
+
+from sightline.errors import UsageError
+from sightline.hardware.devices import Device, Precision
+from sightline.hardware.precision import DTYPES
+
+BATCHES = 4  # different ones that a step meets in turn, all on the device
+ARCHITECTURES = (
+    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "wide_resnet101_2"),
+    *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
+)
+ENDLESS = 1 << 40  # batches that nobody will ever reach
+Say = Callable[[str], None]
+
+
+class Contender(ABC):
+    """Something that goes on by one batch at a time and is timed doing so."""
+
+    name: str
+    images: int  # per batch
+    settle = 2  # batches before each turn that are not timed
+    first_s = 0.0  # until the first batch was through, with everything that is built or compiled for it
+
+    @abstractmethod
+    def advance(self) -> None:
+        """One batch; may return before the device is done."""
+
+    def waited_s(self) -> float:
+        """How long it has stood still for input so far."""
+        return 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """What else it knows at the end."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027  # most have nothing to close
+        """Ends what it started."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One way to write a training step."""
+
+    style: str
+    precision: Precision
+    channels_last: bool
+    compile: Literal["", "default", "reduce-overhead"] = ""
+    fused: bool = False
+    """Whether its users would ask for the fused optimizer; torchvision's and timm's scripts do not."""
+
+    @property
+    def name(self) -> str:
+        """As it stands in tables."""
+        return f"{self.style}, {self.precision}, {'channels_last' if self.channels_last else 'NCHW'}"
+
+
+STEP_PEERS = (
+    Peer("torchvision: eager AMP", "fp16", channels_last=False),
+    Peer("timm style: eager AMP", "fp16", channels_last=True),
+    Peer("torch.compile", "bf16", True, "default", fused=True),
+    Peer("reduce-overhead", "bf16", True, "reduce-overhead", fused=True),
+)
+
+
+def choose_peers(wanted: str, device: Device, precision: Precision) -> tuple[list[Peer], list[str]]:
+    """The peers that make sense here under `--run.compile`, and why others were left out.
+
+    Where the device is no good at fp16 (a CPU), nobody would use it: there all have the precision of our run.
+    """
+    # Only where our own step is compiled: elsewhere compilation takes minutes for nothing.
+    compiles = wanted == "on" or (wanted == "auto" and device.compile_auto)
+    here = [peer if device.auto_fp16 else replace(peer, precision=precision) for peer in STEP_PEERS]
+    why = f"--run.compile {wanted} compiles nothing on {device.kind}; with `on` it is measured"
+    chosen = [peer for peer in here if compiles or not peer.compile]
+    return chosen, [f"{peer.name} ({why})" for peer in here if peer not in chosen]
+
+
+class PeerStep(Contender):
+    """One peer's training step on random pictures that already are on the device, and without any logging."""
+
+    def __init__(
+        self, peer: Peer, network: nn.Module, images: int, shape: tuple[int, ...], classes: int, device: Device
+    ):
+        started = time.perf_counter()
+        self.name = peer.name
+        self.images = images
+        self.peer = peer
+        self.device = device
+        layout = torch.channels_last if peer.channels_last else torch.contiguous_format
+        network = network.to(device.torch_device, memory_format=layout).train()  # type: ignore[call-overload]
+        # torchvision's script: momentum 0.9, weight decay 1e-4.
+        options: dict[str, Any] = {"fused": True} if peer.fused else {}
+        self.optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, **options)
+        self.scaler = torch.amp.GradScaler(device.kind, enabled=peer.precision == "fp16")
+        self.forward = torch.compile(network, mode=peer.compile) if peer.compile else network
+        self.criterion = nn.CrossEntropyLoss()
+        self.batches = [
+            (
+                torch.randn(images, *shape, device=device.torch_device).to(memory_format=layout),
+                torch.randint(classes, (images,), device=device.torch_device),
+            )
+            for _ in range(BATCHES)
+        ]
+        self.number = 0
+        self.advance()
+        device.synchronize()
+        self.first_s = time.perf_counter() - started
+
+    def advance(self) -> None:
+        image, label = self.batches[self.number % BATCHES]
+        self.number += 1
+        if self.peer.compile == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+        precision = self.peer.precision
+        with torch.autocast(self.device.kind, DTYPES[precision], enabled=precision != "fp32"):
+            loss = self.criterion(self.forward(image), label)
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+def forward_flop(model: nn.Module, picture: Tensor) -> int:
+    """Multiplications and additions of one forward pass of (1, channels, height, width), all on the meta device."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(picture)
+    return counter.get_total_flops()
+
+
+def torchvision_twin(model: nn.Module, picture: Tensor, classes: int) -> str:
+    """The name of torchvision's network with the same weights, by name and shape, and the same work as `model`."""
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    flop = forward_flop(model, picture)
+    for name in ARCHITECTURES:
+        with torch.device("meta"):
+            twin = torchvision.models.get_model(name, weights=None, num_classes=classes)
+        same_shapes = {key: tensor.shape for key, tensor in twin.state_dict().items()} == shapes
+        if same_shapes and forward_flop(twin, picture) == flop:
+            return name
+    raise UsageError(
+        f"--peers compares with the same network in torchvision, and none of {', '.join(ARCHITECTURES)} has the "
+        f"weights and the work of this one; use the published form, e.g. --model.width 64 --model.stem 7x7"
+    )
+
+
+def _read_uint8(path: str) -> Tensor:
+    from torchvision.io import ImageReadMode, decode_image  # here: deprecated since 0.29, and nothing else needs it
+
+    return decode_image(path, mode=ImageReadMode.RGB)  # (3, height, width)
+
+
+class PeerLoader(Contender):
+    """torch's DataLoader over class folders: torchvision v2 on uint8 tensors, or PIL with the v1 transforms."""
+
+    def __init__(self, kind: Literal["v2", "pil"], data: Any, images: int, workers: int, device: Device):
+        started = time.perf_counter()
+        self.name = {"v2": "DataLoader, torchvision v2, uint8", "pil": "DataLoader, PIL, torchvision v1, float"}[kind]
+        self.images = images
+        self.device = device.torch_device
+        folder = ImageFolder(str(Path(data.path) / "train"), **_pipeline(kind, data))
+        # As torchvision's script; drawn with replacement only so that no epoch ends while the clock runs.
+        loader = DataLoader(
+            folder,
+            images,
+            sampler=RandomSampler(folder, replacement=True, num_samples=ENDLESS),
+            num_workers=workers,
+            pin_memory=device.can_pin,
+            drop_last=True,
+        )
+        self.batches: Iterator[list[Tensor]] = iter(loader)
+        # Every batch that was prepared while others had their turn must be gone before the clock starts.
+        self.settle = 2 * workers + 1  # DataLoader's prefetch_factor is 2
+        self.advance()
+        device.synchronize()
+        self.first_s = time.perf_counter() - started
+
+    def advance(self) -> None:
+        for tensor in next(self.batches):
+            tensor.to(self.device, non_blocking=True)
+
+    def close(self) -> None:
+        del self.batches  # its workers leave with it
+
+
+def _pipeline(kind: Literal["v2", "pil"], data: Any) -> dict[str, Any]:
+    """ImageFolder's transform and loader for the crops and flips that `data` describes."""
+    crop: dict[str, Any] = {
+        "scale": data.crop_scale,
+        "ratio": data.crop_ratio,
+        "interpolation": InterpolationMode(data.interpolation),
+        "antialias": True,
+    }
+    if kind == "v2":  # normalised on the device, as ours
+        steps = [v2.RandomResizedCrop(data.size, **crop), v2.RandomHorizontalFlip(data.flip)]
+        return {"transform": v2.Compose(steps), "loader": _read_uint8}
+    reference = [
+        transforms.RandomResizedCrop(data.size, **crop),
+        transforms.RandomHorizontalFlip(data.flip),
+        transforms.PILToTensor(),
+        transforms.ConvertImageDtype(torch.float),
+        transforms.Normalize(data.mean, data.std),
+    ]
+    return {"transform": transforms.Compose(reference)}
+
+
+def check_comparable(data: Any) -> None:
+    """Refuses data that the two reference pipelines cannot read, or that ours augments more than they do."""
+    fields = ("path", "augment", "crop_scale", "crop_ratio", "interpolation", "size", "flip", "mean", "std")
+    if not all(hasattr(data, field) for field in fields):
+        raise UsageError(f"--loader compares classification pipelines; {type(data).__name__} describes none")
+    if not (Path(data.path) / "train").is_dir() or not data.path:
+        raise UsageError(
+            f"--loader reads pictures from class folders, and --data.path '{data.path}' has no train/CLASS/*.jpg; give "
+            f"some, best the photographs you train on (`sightline prepare shapes --out DIR` draws some)"
+        )
+    if data.augment != "on" or getattr(data, "policy", "none") != "none":
+        raise UsageError("--loader compares random crops and flips; add --data.augment on --data.policy none")
+
+
+# Turns.
+
+
+@dataclass
+class Timing:
+    """What was measured of one contender."""
+
+    name: str
+    images: int  # per repeat
+    first_s: float
+    seconds: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def rates(self) -> list[float]:
+        """Pictures per second of each repeat."""
+        return [self.images / seconds for seconds in self.seconds]
+
+    def row(self) -> dict[str, Any]:
+        """As it stands in the result."""
+        rates = self.rates()
+        return {
+            "name": self.name,
+            "images_per_s": {"median": statistics.median(rates), "min": min(rates), "max": max(rates), "all": rates},
+            "seconds": self.seconds,
+            "images": self.images,
+            "first_s": self.first_s,
+            "data_wait": sum(self.waited) / sum(self.seconds),
+            **self.facts,
+        }
+
+
+Maker = Callable[[], Contender]
+
+
+def measure_in_turn(
+    makers: Sequence[Maker], batches: int, warmup: int, repeats: int, device: Device, say: Say
+) -> tuple[list[Timing], str]:
+    """Times all contenders round by round; one after the other where they do not fit into memory together."""
+    try:
+        return _take_turns(makers, batches, warmup, repeats, device, say), "in turn"
+    except torch.OutOfMemoryError:
+        if len(makers) == 1:
+            raise
+    # Out of the except block, so that the error no longer holds on to the contenders.
+    say("memory does not hold all contenders at once: they are measured one after the other")
+    timings = []
+    for maker in makers:
+        _free(device)
+        timings += _take_turns([maker], batches, warmup, repeats, device, say)
+    return timings, "one after the other"
+
+
+def _take_turns(
+    makers: Sequence[Maker], batches: int, warmup: int, repeats: int, device: Device, say: Say
+) -> list[Timing]:
+    running: list[tuple[Contender, Timing]] = []
+    try:
+        for maker in makers:
+            contender = maker()
+            running.append((contender, Timing(contender.name, batches * contender.images, contender.first_s)))
+            for _ in range(warmup):
+                contender.advance()
+            device.synchronize()
+            say(f"{contender.name}: ready, first batch after {contender.first_s:.1f} s")
+        for _, (contender, timing) in itertools.product(range(repeats), running):
+            for _ in range(contender.settle):
+                contender.advance()
+            device.synchronize()
+            started, waited = time.perf_counter(), contender.waited_s()
+            for _ in range(batches):
+                contender.advance()
+            device.synchronize()
+            timing.seconds.append(time.perf_counter() - started)
+            timing.waited.append(contender.waited_s() - waited)
+            say(f"{contender.name}: {timing.rates()[-1]:,.0f} img/s")
+        for contender, timing in running:
+            timing.facts = contender.facts()
+    finally:
+        for contender, _ in running:
+            contender.close()
+    return [timing for _, timing in running]
+
+
+def _free(device: Device) -> None:
+    """Gives back what the last contender held, compiled code and captured graphs too."""
+    torch.compiler.reset()
+    gc.collect()
+    if hasattr(device.api, "empty_cache"):
+        device.api.empty_cache()
+
+
+def rows(timings: list[Timing]) -> list[dict[str, Any]]:
+    """One row per contender; peers with how many times faster ours, the first, is."""
+    ours, *others = timings
+    rows = [ours.row()]
+    for timing in others:
+        by_round = [mine / theirs for mine, theirs in zip(ours.rates(), timing.rates(), strict=True)]
+        ratio = statistics.median(ours.rates()) / statistics.median(timing.rates())
+        rows.append({**timing.row(), "ratio": ratio, "ratio_by_round": by_round})
+    return rows

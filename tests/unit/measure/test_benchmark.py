@@ -1,0 +1,293 @@
+"""The benchmark at tiny size: what is counted, what stands in the result, who takes turns with whom."""
+
+import json
+import subprocess
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from sightline import config
+from sightline.errors import OutOfMemory, UsageError
+from sightline.hardware import devices
+from sightline.measure import benchmark as bench
+from sightline.measure import peers
+from sightline.measure.benchmark import BenchmarkOptions, as_text, benchmark, commit_of
+from sightline.measure.peers import Contender, Peer, PeerLoader, PeerStep, measure_in_turn
+
+CPU = devices.select("cpu")
+TINY = """--data.classes=10 --data.size=32 --data.eval-size=32 --data.eval-resize=32 --train.global-batch=8
+--train.precision=fp32 --run.device=cpu --run.workers=0""".split()
+STEPS, WARMUP, REPEATS = 2, 1, 2
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The image decoding:DeprecationWarning"
+)  # torchvision 0.29's decode_image
+
+
+def measure(tmp_path, *flags, width=8, **options):
+    recipe, run = config.load("demo_classification", [*TINY, f"--model.width={width}", *flags])
+    said = []
+    sizes = {"steps": STEPS, "warmup": WARMUP, "repeats": REPEATS, "out": tmp_path / "results"}
+    result = benchmark(recipe, run, BenchmarkOptions(**{**sizes, **options}), said.append)
+    [path] = (tmp_path / "results").iterdir()
+    assert json.loads(path.read_text()) == result
+    assert str(path) in said[-1]
+    return result
+
+
+def check_rates(row, images=STEPS * 8):
+    assert row["images"] == images
+    assert row["images_per_s"]["all"] == [images / seconds for seconds in row["seconds"]]
+    low, middle, high = (row["images_per_s"][key] for key in ("min", "median", "max"))
+    assert 0 < low <= middle <= high
+    assert middle == pytest.approx((low + high) / 2)  # of two repeats
+    assert len(row["seconds"]) == REPEATS
+
+
+def test_the_step_alone(tmp_path):
+    result = measure(tmp_path, "--data.mixup=0.2", "--train.accumulation=2")
+    step = result["step"]
+    [row] = step["contenders"]
+    check_rates(row)
+    calls = 1 + WARMUP + REPEATS * (Contender.settle + STEPS)
+    assert (row["calls"], row["images_trained"], row["bad_steps"]) == (calls, calls * 8, 0)
+    assert row["data_wait"] == 0
+    assert row["mfu"] == pytest.approx(
+        3 * step["forward_gflop"] * row["images_per_s"]["median"] / 1e3 / step["peak"]["tflops"]
+    )
+    assert row["first_s"] > 0 and row["peak_memory_gb"] > 0
+    assert "loader" not in result and step["left_out"] == []
+    assert result["recipe"] == "demo_classification" and result["batch"] == 8 and result["precision"] == "fp32"
+    assert result["config"]["data"]["mixup"] == 0.2 and result["config"]["run"]["device"] == "cpu"
+    assert result["environment"]["versions"]["torch"] == torch.__version__
+    assert result["environment"]["command"] and result["device"] == CPU.name()
+
+
+def test_real_data_go_through_the_loader(tmp_path, shapes):
+    result = measure(tmp_path, f"--data.path={shapes}", data="real")
+    [row] = result["step"]["contenders"]
+    check_rates(row)
+    assert row["images_trained"] == 8 * row["calls"]
+    assert 0 < row["data_wait"] < 1  # loaded in this process, so the step waits for every picture
+    assert result["step"]["data"] == "real"
+
+
+def test_given_data_only_lend_their_classes_to_synthetic_input(shapes):
+    flags = [*TINY, f"--data.path={shapes}", "--data.source=folder"]
+    recipe, _ = config.load("demo_classification", flags)
+    dataset = bench.synthetic_dataset(recipe)
+    assert len(dataset.spec.classes) == 10 and len(dataset) == peers.BATCHES * 8
+    assert dataset.fingerprint.startswith("synthetic")
+
+
+def test_peers_are_the_same_network_and_take_turns(tmp_path):
+    result = measure(tmp_path, "--train.global-batch=4", width=64, peers=True)
+    step = result["step"]
+    ours, *others = step["contenders"]
+    assert [ours["name"], *(row["name"] for row in others)] == [
+        "sightline",
+        "torchvision: eager AMP, fp32, NCHW",
+        "timm style: eager AMP, fp32, channels_last",
+    ]
+    assert len(step["left_out"]) == 2 and all("--run.compile auto" in name for name in step["left_out"])
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        torchvision.models.resnet18(num_classes=10).eval()(torch.zeros(1, 3, 32, 32))
+    assert step["forward_gflop"] * 1e9 == pytest.approx(counter.get_total_flops())
+    for row in others:
+        check_rates(row, STEPS * 4)
+        assert row["ratio"] == ours["images_per_s"]["median"] / row["images_per_s"]["median"]
+        assert row["ratio_by_round"] == pytest.approx(
+            [theirs / mine for mine, theirs in zip(ours["seconds"], row["seconds"], strict=True)]
+        )
+    assert step["order"] == "in turn"
+    text = as_text(result)
+    assert all(row["name"] in text for row in step["contenders"]) and "not measured: torch.compile" in text
+
+
+def test_the_input_beside_two_pipelines(tmp_path, shapes):
+    result = measure(tmp_path, f"--data.path={shapes}", loader=True)
+    loader = result["loader"]
+    assert "step" not in result
+    assert [row["name"].split(",")[0] for row in loader["contenders"]] == ["sightline loader", *["DataLoader"] * 2]
+    ours, *others = loader["contenders"]
+    for row in others:
+        check_rates(row)
+        assert row["ratio"] == ours["images_per_s"]["median"] / row["images_per_s"]["median"]
+    assert "PIL" in as_text(result)
+
+
+@pytest.mark.parametrize(("kind", "dtype", "low"), [("v2", torch.uint8, 0), ("pil", torch.float32, -2.2)])
+def test_reference_pipelines_give_what_their_users_get(shapes, kind, dtype, low):
+    recipe, _ = config.load("demo_classification", [*TINY, f"--data.path={shapes}"])
+    loader = PeerLoader(kind, recipe.data, 8, 0, CPU)
+    images, labels = next(loader.batches)
+    assert (images.shape, images.dtype) == ((8, 3, 32, 32), dtype)
+    assert images.min() >= low and images.float().std() > 0.5
+    assert labels.shape == (8,) and labels.min() >= 0 and labels.max() < 10
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "options", "message"),
+    [
+        ([], {"peers": True}, "--model.width 64 --model.stem 7x7"),  # a thin network is not torchvision's
+        ([], {"loader": True}, "no train/CLASS"),
+        (["--data.path=synthetic:classes=10"], {"loader": True}, "no train/CLASS"),
+        ([], {"data": "real"}, "no data: give --data.path"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, flags, options, message):
+    with pytest.raises(UsageError, match=message):
+        measure(tmp_path, *flags, **options)
+
+
+def test_augmentation_the_references_lack_is_refused(tmp_path, shapes):
+    with pytest.raises(UsageError, match="--data.augment on"):
+        measure(tmp_path, f"--data.path={shapes}", "--data.augment=off", loader=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "--steps 0"),
+        ({"repeats": 0}, "--repeats 0"),
+        ({"warmup": -1}, "--warmup -1"),
+        ({"data": "raw"}, "synthetic or real"),
+        ({"peers": True, "data": "real"}, "leave --data real out"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(UsageError, match=message):
+        BenchmarkOptions(**options)
+
+
+def test_one_process_only(tmp_path, monkeypatch):
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "x", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(UsageError, match="without torchrun"):
+        measure(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_measuring(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="give another folder"):
+        measure(tmp_path, out=tmp_path / "file")
+
+
+class Counted(Contender):
+    """Writes down its turns; only `room` of them fit into memory."""
+
+    alive = 0
+    images = 1
+
+    def __init__(self, name, turns, room):
+        self.name, self.turns, self.opened = name, turns, False
+        if Counted.alive == room:
+            raise torch.OutOfMemoryError("no room")
+        Counted.alive += 1
+        self.opened = True
+
+    def advance(self):
+        self.turns.append(self.name)
+
+    def close(self):
+        Counted.alive -= 1
+
+
+@pytest.mark.parametrize(
+    ("room", "order", "turns"),
+    [(2, "in turn", "aaabbb aaaabbbb aaaabbbb"), (1, "one after the other", "aaa aaa aaaa aaaa bbb bbbb bbbb")],
+)
+def test_turns(room, order, turns):
+    seen = []
+    makers = [lambda name=name: Counted(name, seen, room) for name in "ab"]
+    timings, found = measure_in_turn(makers, batches=2, warmup=3, repeats=2, device=CPU, say=lambda text: None)
+    assert (found, "".join(seen)) == (order, turns.replace(" ", ""))
+    assert [(timing.name, len(timing.seconds), timing.images) for timing in timings] == [("a", 2, 2), ("b", 2, 2)]
+    assert Counted.alive == 0
+
+
+def test_too_little_memory_for_ours_alone_is_an_error_with_a_remedy(tmp_path, monkeypatch):
+    def no_room(*arguments):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(bench, "OurStep", no_room)
+    with pytest.raises(OutOfMemory, match="smaller --train.global-batch"):
+        measure(tmp_path)
+
+
+def test_a_peer_learns():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
+    peer = PeerStep(Peer("eager", "bf16", channels_last=True), network, 8, (3, 8, 8), 4, CPU)
+    assert peer.batches[0][0].is_contiguous(memory_format=torch.channels_last)
+    assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+    def loss():
+        with torch.no_grad():
+            return sum(float(nn.functional.cross_entropy(network(x), y)) for x, y in peer.batches)
+
+    before = loss()
+    for _ in range(40):
+        peer.advance()
+    assert loss() < before / 2
+    assert peer.number == 41
+
+
+@pytest.mark.slow  # Inductor takes a while
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_peer_steps_like_an_eager_one(mode):
+    losses = []
+    for compile_ in ("", mode):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 4))
+        peer = PeerStep(Peer("peer", "fp32", True, compile_, fused=bool(compile_)), network, 4, (3, 8, 8), 4, CPU)
+        for _ in range(3):
+            peer.advance()
+        image, label = peer.batches[0]
+        losses.append(float(nn.functional.cross_entropy(network(image), label)))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_compiled_peers_run_where_our_step_is_compiled():
+    names = {peer.name for peer in peers.choose_peers("auto", devices.KINDS["cuda"], "bf16")[0]}
+    assert names == {peer.name for peer in peers.STEP_PEERS}
+    assert {peer.precision for peer in peers.STEP_PEERS} == {"fp16", "bf16"}
+    assert not any(peer.compile for peer in peers.choose_peers("off", devices.KINDS["cuda"], "bf16")[0])
+    assert len(peers.choose_peers("on", CPU, "fp32")[0]) == 4
+
+
+def test_networks_are_recognised_by_weights_and_work():
+    picture = torch.empty(1, 3, 64, 64, device="meta")
+    with torch.device("meta"):
+        network = torchvision.models.resnext50_32x4d(num_classes=7)
+        assert peers.torchvision_twin(network, picture, 7) == "resnext50_32x4d"
+        moved = torchvision.models.resnet50(num_classes=7)
+    # The original paper's form: the same weights, the stride in another convolution, less work.
+    block = moved.layer2[0]
+    block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)
+    with pytest.raises(UsageError, match="none of resnet18"):
+        peers.torchvision_twin(moved, picture, 7)
+
+
+def test_commit(tmp_path):
+    package = tmp_path / "repository/package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    assert commit_of(package) == {"id": "unknown", "dirty": False}
+
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(["git", "-C", package, *identity, *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    assert commit_of(package)["id"] == "unknown"  # somebody else's checkout: we are not part of it
+    git("add", ".")
+    git("commit", "-qm", "first")
+    assert commit_of(package) == {"id": git("rev-parse", "HEAD"), "dirty": False}
+    (package / "__init__.py").write_text("x = 1\n")
+    assert commit_of(package)["dirty"]
