@@ -46,6 +46,10 @@ def prepare(flags: Sequence[str]) -> None:
 
 def train(flags: Sequence[str]) -> None:
     """train a recipe, or go on with it: `train RECIPE [--config FILE] [--part.field VALUE ...]`"""
+    if flags and flags[0] in ("-h", "--help"):
+        _parser("train", train, "RECIPE [--config FILE] [--part.field VALUE ...]").print_help()
+        print(f"\nrecipes: {', '.join(recipes.names())}; `sightline train RECIPE --help` lists every field of one")
+        return
     recipe, run = _load_recipe("train", flags)
     from sightline import api
 
@@ -65,6 +69,39 @@ def evaluate(flags: Sequence[str]) -> None:
     scores = api.evaluate(arguments.run, rest, arguments.checkpoint, arguments.recipe)
     for row in scores.tables.get("classes", [])[:20]:
         print(f"  {row['class']:24} top1 {_number(row['top1'])}  of {row['samples']}")
+
+
+def average(flags: Sequence[str]) -> None:
+    """mean weights of several checkpoints: `average RUN/checkpoints/ckpt-* --out DIR`, then `evaluate DIR`"""
+    parser = _parser("average", average)
+    parser.add_argument("checkpoints", type=Path, nargs="+", help="ckpt-* folders, or a run folder for all it keeps")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint")
+    arguments = parser.parse_args(flags)
+    from sightline.train import averaging, checkpoint
+
+    paths = [path for given in arguments.checkpoints for path in checkpoint.all_of(given)]
+    averaging.average_checkpoints(paths, arguments.out)
+    print(f"averaged {', '.join(path.name for path in paths)} into {arguments.out}")
+
+
+def benchmark(flags: Sequence[str]) -> None:
+    """how fast a recipe's step or input is: `benchmark RECIPE [--peers] [--loader] [--data real]`"""
+    parser = _parser("benchmark", benchmark)
+    for name, default, text in (
+        ("steps", 50, "steps per repeat"),
+        ("warmup", 10, "steps before the first repeat"),
+        ("repeats", 5, "repeats; the median is reported"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=text)
+    parser.add_argument("--data", choices=("synthetic", "real"), default="synthetic", help="what the step is fed with")
+    parser.add_argument("--loader", action="store_true", help="input only, beside torch's DataLoader")
+    parser.add_argument("--peers", action="store_true", help="also what one would run instead, alternating")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the JSON file")
+    arguments, rest = parser.parse_known_args(flags)
+    recipe, run = _load_recipe("benchmark", rest)
+    from sightline.measure import benchmark as measure
+
+    print(measure.as_text(measure.benchmark(recipe, run, measure.BenchmarkOptions(**vars(arguments)), print)))
 
 
 def inspect(flags: Sequence[str]) -> None:
@@ -97,6 +134,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
     "list": list_recipes,
+    "average": average,
+    "benchmark": benchmark,
     "inspect": inspect,
     "prepare": prepare,
     "doctor": doctor,
@@ -116,6 +155,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if flags[0] not in COMMANDS:
             raise UsageError(f"unknown command '{flags[0]}'; known: {', '.join(COMMANDS)}")
         COMMANDS[flags[0]](flags[1:])
+        if sys.stdout:  # None where it was closed
+            sys.stdout.flush()  # here, where a reader that has gone can be met; at exit it would be code 120
     except SightlineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -140,7 +181,7 @@ def _parser(name: str, command: Callable[[Sequence[str]], None], more: str = "")
 
 def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped-def]  # (Recipe, Run), not imported here
     """The recipe named first, or the one that --config names."""
-    rest = list(flags)
+    rest = [each for flag in flags for each in (flag.split("=", 1) if flag.startswith("--config=") else [flag])]
     file = None
     if "--config" in rest:
         at = rest.index("--config")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ import yaml
 from sightline import recipes
 from sightline.errors import UsageError
 from sightline.parts import DataConfig, ModelConfig, Task
+from sightline.train import optimizers, schedules
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
@@ -38,13 +41,21 @@ class TrainConfig:
     accumulation: int = 1
     """Parts a device's share of the batch is cut into, to save memory."""
     ema: float = 0.0
-    """Decay of the moving average of weights per update; 0 is off. When on, the average is evaluated and is best."""
+    """Decay of the moving average of weights; 0 is off. When on, the average is evaluated and is best."""
+    ema_every_steps: int = 1
+    """Steps between updates of the average."""
+    ema_rule: Literal["plain", "torchvision"] = "plain"
+    """plain: the decay is per update; torchvision: scaled by batch * ema_every_steps / epochs, copied in warm-up."""
     clip: float = 0.0
     """Largest gradient norm; 0 is off."""
     eval_every_epochs: int = 1
     """Epochs between evaluations; the last epoch is always evaluated."""
     last_batch: Literal["drop", "pad", "wrap"] = "drop"
     """What happens to samples that fill no batch: dropped, filled up from the epoch's start, or carried on into."""
+    eval_autocast: bool = True
+    """Evaluate in the training precision; off: in fp32."""
+    repeats: int = 1
+    """Repeated augmentation: how often a picture comes in an epoch of unchanged length, augmented anew each time."""
     bn_eval: Literal["averaged", "rank0", "local"] = "averaged"
     """Whose batch-norm statistics are evaluated and saved when there are several ranks."""
     seed: int = 0
@@ -53,15 +64,20 @@ class TrainConfig:
     """Equal bits on CUDA too, at some cost in speed; on the CPU bits are always equal."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "global_batch", "accumulation", "eval_every_epochs"):
+        for name in ("epochs", "global_batch", "accumulation", "eval_every_epochs", "ema_every_steps", "repeats"):
             if getattr(self, name) < 1:
                 raise UsageError(f"train.{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.ema < 1:
             raise UsageError(f"train.ema={self.ema} must be in [0, 1); 0 switches it off, 0.999 is usual")
-        if self.clip < 0:
+        if not 0 <= self.clip < math.inf:
             raise UsageError(f"train.clip={self.clip} must not be negative; 0 switches it off")
         if not 0 <= self.seed < 1 << 63:
             raise UsageError(f"train.seed={self.seed} must be in 0..2^63-1")
+
+    @property
+    def eval_precision(self) -> str:
+        """What evaluation runs in."""
+        return self.precision if self.eval_autocast else "fp32"
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,10 @@ class Run:
     """A step that is not finite: stop with exit 5; skip it; rewind to the last checkpoint and skip it this time."""
     max_bad_steps: int = 20
     """on_nan skip, rewind: how many such steps end the run after all."""
+    tensorboard: bool = False
+    """Write TensorBoard events with hparams into the run folder; needs `pip install sightline[tensorboard]`."""
+    profile: str = ""
+    """FIRST,LAST: trace exactly these optimizer steps, e.g. 5,8 for four; writes profile/ in the run folder."""
     progress: Literal["auto", "live", "plain", "off"] = "auto"
     """What the terminal shows; auto is live on a terminal and plain lines elsewhere."""
 
@@ -132,11 +152,12 @@ def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tu
     """The recipe `name`, changed by a YAML file and then by flags."""
     default = recipes.find(name).recipe()
     from_yaml = _read_yaml(config, default) if config else []
+    given = [*from_yaml, *flags]
     parsed = tyro.cli(
         _CommandLine,
         default=_CommandLine(default, Run()),
         config=(tyro.conf.AvoidSubcommands,),
-        args=[*from_yaml, *flags],
+        args=[*_forget_old_kinds(default, given), *given],
         prog=f"sightline train {name}",
         description=recipes.find(name).__doc__,
     )
@@ -175,9 +196,17 @@ def dump(recipe: Recipe, run: Run) -> str:
 
 
 def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """One line per field that decides the result and has changed since `stored` was written."""
+    """One line per field that decides the result and has changed since `stored` was written.
+
+    A field that `stored` does not know was added by a later version; at its default it changes nothing.
+    """
     before, after = dict(_leaves(stored)), dict(_leaves(to_json(recipe)))
-    ignored = {f"{part.name}.{f.name}" for part, f in _fields(recipe) if not f.metadata.get("decides_result", True)}
+    ignored = set()
+    for part, field in _fields(recipe):
+        key = f"{part.name}.{field.name}"
+        is_new = key not in before and getattr(getattr(recipe, part.name), field.name) == field.default
+        if is_new or not field.metadata.get("decides_result", True):
+            ignored.add(key)
     return [
         f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
         for key in dict.fromkeys([*before, *after])
@@ -185,9 +214,29 @@ def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
     ]
 
 
+def leaves(recipe: Recipe, run: Run) -> dict[str, Any]:
+    """Every field under its dotted name, e.g. for TensorBoard's hparams."""
+    return dict(_leaves({**to_json(recipe), "run": _plain(run)}))
+
+
 def parse_options(options: type[Options], flags: Sequence[str], prog: str) -> Options:
     """A command's own options, e.g. those of `prepare shapes`."""
     return tyro.cli(options, args=list(flags), prog=prog)
+
+
+def _forget_old_kinds(recipe: Recipe, flags: Sequence[str]) -> list[str]:
+    """Flags that bring fields back to their defaults which only the recipe's own kind of optimizer or schedule reads,
+    where the user takes another kind: switching needs one flag, not one per field of the old kind."""
+    resets: dict[str, Any] = {}
+    for part, fields_of_kind in (("optimizer", optimizers.FIELDS_OF_KIND), ("schedule", schedules.FIELDS_OF_KIND)):
+        flag, config = f"--{part}.kind", getattr(recipe, part)
+        kinds = [text.partition("=")[2] for text in flags if text.startswith(f"{flag}=")]
+        kinds += [after for text, after in itertools.pairwise(flags) if text == flag]
+        for kind in kinds:
+            foreign = set().union(*fields_of_kind.values()) - fields_of_kind.get(kind, set())
+            fields = {f.name: f.default for f in dataclasses.fields(config)}
+            resets |= {f"{part}.{name}": fields[name] for name in foreign if getattr(config, name) != fields[name]}
+    return _as_flags(resets)
 
 
 def _fields(recipe: Recipe) -> Iterator[tuple[dataclasses.Field[Any], dataclasses.Field[Any]]]:
@@ -230,11 +279,18 @@ def _safe_load(path: Path) -> dict[str, Any]:
         if path.stat().st_size > MAX_YAML_BYTES:
             raise UsageError(f"{path} is larger than {MAX_YAML_BYTES} bytes; a config file is a few kB")
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:  # ValueError: no UTF-8, no such date
         raise UsageError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(values, dict):
         raise UsageError(f"{path} must hold `part: {{field: value}}` pairs, e.g. `train: {{epochs: 10}}`")
     return values
+
+
+def _has_form_of(default: Any, value: Any) -> bool:
+    """A list for a list, true or false for a boolean, else one number or text; tyro checks what it says."""
+    if isinstance(default, list | bool):
+        return type(value) is type(default) and (not isinstance(value, list) or all(_has_form_of("", v) for v in value))
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
 def _read_yaml(path: Path, recipe: Recipe) -> list[str]:
@@ -249,6 +305,8 @@ def _read_yaml(path: Path, recipe: Recipe) -> list[str]:
             if not isinstance(field, str) or key not in known:
                 near = difflib.get_close_matches(str(key), known, n=1)
                 raise UsageError(f"{path}: unknown key '{key}'" + (f"; did you mean '{near[0]}'?" if near else ""))
-            if isinstance(value, dict) or value is None:
-                raise UsageError(f"{path}: '{key}' must be a number, a text, true/false or a list of these")
+            if isinstance(value, bool) and isinstance(known[key], str):
+                fields[field] = value = "on" if value else "off"  # as YAML 1.1 reads these two words
+            if not _has_form_of(known[key], value):
+                raise UsageError(f"{path}: '{key}' is {value!r:.60}; write it like its default, {known[key]!r}")
     return _as_flags(values)

@@ -3,6 +3,10 @@
 A message says what came, what was expected and what to do. Raise them where the user's input enters.
 """
 
+import errno
+
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # of an OSError
+
 
 class SightlineError(Exception):
     """Base of every error that ends the process with a message instead of a traceback."""

@@ -5,12 +5,15 @@ log.jsonl is one JSON object per line; every line has `event` and `time`, the fi
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import math
 import os
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sightline import __version__
 from sightline.data.workers import Bad
-from sightline.errors import UsageError
+from sightline.errors import DISK_FULL, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Scores
 
@@ -30,49 +33,86 @@ SCHEMA = 1
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors", "tyro")
 
 
-class RunLog:
-    """Opened once per process; on other ranks than the first it keeps silent."""
+class _Terminal(Console):
+    """Rich ends the process when the reader of its output has gone; a run goes on, its files are complete."""
 
-    def __init__(self, folder: Path, progress: str = "auto", is_main: bool = True):
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class RunLog:
+    """Opened once per process; on other ranks than the first it keeps silent.
+
+    A training run claims its folder; an evaluation only adds to it, also while the run is at work.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        progress: str = "auto",
+        is_main: bool = True,
+        *,
+        claims: bool = True,
+        tensorboard: bool = False,
+    ):
         self.folder = folder
         self.is_main = is_main
-        self.console = Console(highlight=False, soft_wrap=True, quiet=not is_main or progress == "off")
+        self.console = _Terminal(highlight=False, soft_wrap=True, quiet=not is_main or progress == "off")
         self._file: IO[str] | None = None
         self._lock: IO[str] | None = None
+        self._told_full = False
         self._bar: Progress | None = None
         live = progress == "live" or (progress == "auto" and self.console.is_terminal)
         self._wants_bar = live and is_main
-        if is_main:
+        if is_main and claims:
             self._claim_folder()
+        self._board = _open_board(folder) if tensorboard and is_main else None
 
     def _claim_folder(self) -> None:
         """Creates the folder, proves that it can be written, and refuses a second run in it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = (self.folder / ".lock").open("a+")
+            self._take_lock(self._lock)
         except OSError as error:
             raise UsageError(
                 f"run folder {self.folder} cannot be written: {error.strerror}; give another one with --run.out DIR"
             ) from error
+
+    def _take_lock(self, lock: IO[str]) -> None:
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process dies
-        except OSError:
-            self._lock.seek(0)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process dies
+        except BlockingIOError:
+            lock.seek(0)
             raise UsageError(
-                f"another run is at work in {self.folder} ({self._lock.read().strip() or 'unknown process'}); "
+                f"another run is at work in {self.folder} ({lock.read().strip() or 'unknown process'}); "
                 f"wait for it, or give another folder with --run.out DIR"
             ) from None
-        self._lock.truncate(0)
-        self._lock.write(f"pid {os.getpid()} on {platform.node()}\n")
-        self._lock.flush()
+        lock.truncate(0)
+        lock.write(f"pid {os.getpid()} on {platform.node()}\n")
+        lock.flush()
+
+    @contextlib.contextmanager
+    def _may_lack_room(self) -> Iterator[None]:
+        """A full disk costs lines of the log, not the run; the terminal is told once."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            if not self._told_full:
+                self._told_full = True
+                self.say(f"warning: {self.folder} cannot be written: {error.strerror}; the log may lack lines")
 
     def write_file(self, name: str, text: str) -> None:
         """A file of the run folder, replaced as a whole."""
         if not self.is_main:
             return
         temporary = self.folder / f".{name}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, self.folder / name)
+        with self._may_lack_room():
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, self.folder / name)
 
     def event(self, kind: str, **values: Any) -> None:
         """One line of log.jsonl, flushed, so that a killed run has lost none."""
@@ -85,15 +125,15 @@ class RunLog:
             if is_new:
                 self.event("log", schema=SCHEMA, sightline=__version__)
         line = {"event": kind, "time": round(time.time(), 3), **values}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        with self._may_lack_room():
+            self._file.write(json.dumps(_strict(line)) + "\n")
+            self._file.flush()
 
     def say(self, text: str) -> None:
         """A line for the person at the terminal."""
-        try:
-            self.console.print(text, markup=False)
-        except BrokenPipeError:  # `| head` has had enough; the files go on
-            self.console = Console(file=open(os.devnull, "w"), quiet=True)  # noqa: SIM115
+        # A file name may hold bytes that are no text, and the terminal may know ASCII only.
+        encoding = self.console.encoding
+        self.console.print(text.encode(encoding, "backslashreplace").decode(encoding), markup=False)
 
     def warn(self, text: str) -> None:
         """A line that should not be overlooked; it stands in log.jsonl too."""
@@ -104,13 +144,14 @@ class RunLog:
         """Counted, listed in bad_samples.jsonl, told once."""
         if not self.is_main:
             return
-        with (self.folder / "bad_samples.jsonl").open("a", encoding="utf-8") as file:
+        with self._may_lack_room(), (self.folder / "bad_samples.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(bad)) + "\n")
         self.warn(f"sample skipped: {bad.name}: {bad.reason}")
 
     def training(self, epoch: int, epochs: int, done: int, total: int, line: dict[str, float]) -> None:
         """The state of training at a log interval; `done` of `total` steps of the run."""
         self.event("train", epoch=epoch, step=done, **line)
+        self._draw_curves("train", line, done)
         if self._wants_bar:
             self._show_bar(f"epoch {epoch + 1}/{epochs}", done, total, _short(line))
         else:
@@ -121,24 +162,46 @@ class RunLog:
         if self._wants_bar:
             self._show_bar(f"evaluating {done}/{total}", run_done, run_total, "")
 
-    def scores(self, scores: Scores, headline: str, **where: Any) -> None:
-        """The result of an evaluation: a line, an event, and scores.json with its tables."""
+    def scores(self, scores: Scores, file: str, **where: Any) -> None:
+        """The result of an evaluation: a line, an event, and a file with its tables."""
         self.event("evaluate", **where, **scores.values)
-        self.write_file("scores.json", json.dumps({**where, **asdict(scores)}, indent=1) + "\n")
+        self._draw_curves("evaluate", scores.values, where.get("step", 0))
+        self.write_file(file, json.dumps(_strict({**where, **asdict(scores)}), indent=1) + "\n")
         values = "  ".join(f"{name} {value:.4f}" for name, value in scores.values.items() if name != "samples")
         place = "  ".join(f"{name} {value}" for name, value in where.items())
         self.say(f"evaluated {place}  {values}  on {scores.values['samples']:.0f} samples")
 
+    def hyperparameters(self, fields: dict[str, Any], values: dict[str, float]) -> None:
+        """TensorBoard's table of runs: every field beside the final scores."""
+        if self._board:
+            from torch.utils.tensorboard.summary import hparams
+
+            plain = {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in fields.items()}
+            for part in hparams(plain, {f"evaluate/{name}": value for name, value in values.items()}):
+                self._board.file_writer.add_summary(part)
+
+    def _draw_curves(self, prefix: str, values: dict[str, float], step: int) -> None:
+        if self._board:
+            for name, value in values.items():
+                self._board.add_scalar(f"{prefix}/{name}", value, step)
+
     def close(self, code: int, reason: str) -> None:
         """exit.json says how the run ended, also where a launcher turns every exit code into 1."""
-        if self._bar:
-            self._bar.stop()
-            self._bar = None
         if self.is_main:
             self.event("exit", code=code, reason=reason)
             self.write_file("exit.json", json.dumps({"code": code, "reason": reason, "time": time.time()}) + "\n")
+        self.release()
+
+    def release(self) -> None:
+        """Lets go of the folder without a word about how the run ended."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+        if self._board:
+            self._board.close()
         if self._file:
-            self._file.close()
+            with self._may_lack_room():
+                self._file.close()
         if self._lock:
             self._lock.close()
 
@@ -157,6 +220,25 @@ class RunLog:
         task = self._bar.tasks[0]
         kept = numbers or task.fields["numbers"]
         self._bar.update(task.id, completed=done, total=total, description=title, numbers=kept)
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _strict(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _open_board(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UsageError(
+            "--run.tensorboard needs the package tensorboard: `pip install sightline[tensorboard]`, or leave it out"
+        ) from None
+    return SummaryWriter(str(folder / "tensorboard"))
 
 
 def _short(line: dict[str, float]) -> str:

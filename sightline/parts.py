@@ -97,8 +97,8 @@ class DataConfig(ABC):
     def open(self, split: Split, seed: int) -> Dataset: ...
 
     @abstractmethod
-    def declared_spec(self) -> DataSpec | None:
-        """What the recipe itself says of its data, where no data are given to look at; else None."""
+    def declared(self) -> tuple[DataSpec, int] | None:
+        """What the recipe itself says of its data (spec, training samples) where none are given to look at."""
 
 
 class ModelConfig(ABC):

@@ -25,6 +25,8 @@ class ClassificationData(Augment, DataConfig):
     """How the path is read: auto, folder, synthetic."""
     classes: int = 0
     """How many classes there must be; 0 takes what is found."""
+    samples: int = undecisive(0)
+    """How many training pictures the recipe is made for; `inspect` counts steps with it where no path is given."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
     """A picture that cannot be read: end the run with exit 3, or leave it out, counted and listed."""
     max_bad_samples: int = undecisive(100)
@@ -42,13 +44,13 @@ class ClassificationData(Augment, DataConfig):
             )
         return ClassificationDataset(self, source, split, seed)
 
-    def declared_spec(self) -> DataSpec | None:
-        """`classes` nameless classes, where no path is given."""
+    def declared(self) -> tuple[DataSpec, int] | None:
+        """`classes` nameless classes and `samples` pictures, where no path is given."""
         if self.path:
             return None
         if not self.classes:
             raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
-        return self.spec_of(tuple(f"class{i}" for i in range(self.classes)))
+        return self.spec_of(tuple(f"class{i}" for i in range(self.classes))), self.samples
 
     def spec_of(self, classes: tuple[str, ...]) -> DataSpec:
         """What the network is built from."""

@@ -71,7 +71,11 @@ def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
             for key, array in arrays.items():
                 array[at] = PADDING if key == "index" else 0
             continue
-        loaded = _load_or_replace(feed, request.feed, epoch, index, bad)
+        try:
+            loaded = _load_or_replace(feed, request.feed, epoch, index, bad)
+        except Exception as error:
+            error.add_note(f"while loading sample {index} of {request.feed}: {feed.dataset.name(index)}")
+            raise
         if loaded is None:
             for array in arrays.values():
                 array[at] = 0
@@ -117,10 +121,7 @@ def _work(connection: multiprocessing.connection.Connection, feeds: dict[str, Fe
         except SightlineError as error:
             reply = error
         except Exception:  # noqa: BLE001  # whatever it was, the trainer shows it
-            samples = ", ".join(str(i) for i in request.indices[:8].tolist())
-            reply = PeerLost(
-                f"loader worker {os.getpid()} failed on samples {samples}...; its traceback:\n{traceback.format_exc()}"
-            )
+            reply = PeerLost(f"loader worker {os.getpid()} failed; its traceback:\n{traceback.format_exc()}")
         try:
             connection.send((request.feed, request.slot, reply))
         except (BrokenPipeError, ConnectionResetError):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sightline.errors import BadData
 from sightline.hardware.world import World
 from sightline.parts import Batch, Metric, Scores
 
@@ -46,6 +47,8 @@ class TopK(Metric):
 
     def result(self) -> Scores:
         top1, top5, loss, count = self._sums.tolist()
+        if not count:
+            raise BadData("nothing could be evaluated: not one sample of the val split could be read")
         confusion = self._confusion.cpu()
         right, totals = confusion.diagonal().tolist(), confusion.sum(1).tolist()
         values = {"top1": top1 / count, "top5": top5 / count, "loss": loss / count, "samples": count}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from sightline.errors import UsageError
 from sightline.hardware.devices import Device
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # long: before the first step ranks compile and index data at their own pace
+
+_CONNECTIONS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,8 @@ def detect() -> World:
         rank, size, local_rank = (int(values[name] or "") for name in names)
     except ValueError:
         raise UsageError(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers, got {values}") from None
+    if not (0 <= rank < size and 0 <= local_rank < size):
+        raise UsageError(f"RANK={rank} and LOCAL_RANK={local_rank} must be from 0 to WORLD_SIZE - 1 = {size - 1}")
     return World(rank, size, local_rank)
 
 
@@ -101,5 +107,17 @@ def connect(world: World, device: Device) -> World:
     """Joins the other ranks over the device's own collective backend."""
     if world.size == 1:
         return world
-    dist.init_process_group(device.backend, timeout=CONNECT_TIMEOUT, rank=world.rank, world_size=world.size)
+    # A launcher's store outlives a group: without a name of its own, a second group (train, then evaluate, in one
+    # process) would find the addresses of the first and wait for them.
+    store = dist.PrefixStore(f"sightline-{next(_CONNECTIONS)}", _store(world))
+    dist.init_process_group(
+        device.backend, timeout=CONNECT_TIMEOUT, rank=world.rank, world_size=world.size, store=store
+    )
     return World(world.rank, world.size, world.local_rank, dist.new_group(backend="gloo"))
+
+
+@cache
+def _store(world: World) -> Any:
+    """Where ranks find each other, as MASTER_ADDR and MASTER_PORT say; one for the life of the process."""
+    store, _, _ = next(dist.rendezvous("env://", world.rank, world.size, timeout=CONNECT_TIMEOUT))
+    return store

@@ -27,9 +27,9 @@ from sightline.data.loader import Loader, worker_count
 from sightline.data.order import TrainOrder
 from sightline.data.workers import Bad
 from sightline.errors import OutOfMemory, UsageError
-from sightline.hardware import devices, world
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES
+from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.log import environment
 from sightline.measure import peers
@@ -80,7 +80,9 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
         options.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {options.out} cannot be written: {error.strerror}; give another folder") from error
-    device, recipe = _set_up(recipe, run)
+    here, device, recipe = set_up(recipe, run)
+    if here.size > 1:
+        raise UsageError("benchmark measures one device; start it without torchrun")
     now = datetime.now(UTC)
     result: dict[str, Any] = {
         "schema": SCHEMA,
@@ -142,19 +144,6 @@ def as_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _set_up(recipe: Recipe, run: Run) -> tuple[Device, Recipe]:
-    """As api.train does, for one process; `auto` values become what they mean here."""
-    if world.detect().size > 1:
-        raise UsageError("benchmark measures one device; start it without torchrun")
-    devices.set_deterministic(recipe.train.deterministic)
-    device = devices.select(run.device)
-    device.activate()
-    if run.threads:
-        torch.set_num_threads(run.threads)
-    precision = device.resolve_precision(recipe.train.precision)
-    return device, dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, precision=precision))
-
-
 # The step.
 
 
@@ -182,7 +171,7 @@ class OurStep(Contender):
             started = time.perf_counter()
             if hasattr(device.api, "reset_peak_memory_stats"):
                 device.api.reset_peak_memory_stats()
-            self.state = TrainState(recipe, run, dataset.spec, device)
+            self.state = TrainState(recipe, run, dataset.spec, device, self.plan)
             self.step = build_step(recipe, run, device, World(), self.state, dataset)
             self.advance()
             device.synchronize()
@@ -278,7 +267,8 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
 
 def synthetic_dataset(recipe: Recipe) -> Dataset:
     """The recipe's own data path over pictures made from numbers: as many classes, as large."""
-    spec = recipe.data.declared_spec() or recipe.data.open("train", recipe.train.seed).spec
+    declared = recipe.data.declared()
+    spec = declared[0] if declared else recipe.data.open("train", recipe.train.seed).spec
     samples = BATCHES * recipe.train.global_batch
     path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
     changed: dict[str, Any] = {"path": path, "source": "auto"}

@@ -14,7 +14,6 @@ from sightline.config import Recipe, Run
 from sightline.data.order import TrainOrder
 from sightline.errors import UsageError
 from sightline.parts import DataSpec
-from sightline.train.optimizers import parameter_groups
 from sightline.train.schedules import Plan
 
 
@@ -26,7 +25,6 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = ()) -> dict[str, An
         picture = torch.zeros(1, spec.channels, *spec.size)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(picture)
-    groups = parameter_groups(model, recipe.optimizer.weight_decay, recipe.optimizer.decay_norm_and_bias)
     found: dict[str, Any] = {
         "recipe": recipe.name,
         "classes": len(spec.classes),
@@ -34,7 +32,7 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = ()) -> dict[str, An
         "forward_gflop": counter.get_total_flops() / 1e9,  # a multiply and an add are two
         "groups": [
             {"weight_decay": decay, "tensors": len(group), "parameters": sum(p.numel() for _, p in group)}
-            for decay, group in groups
+            for decay, group in recipe.optimizer.groups(model)
         ],
     }
     if samples:
@@ -44,7 +42,7 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = ()) -> dict[str, An
         found["steps"] = plan.epochs * plan.steps_per_epoch
         found["lr_at"] = {str(step): recipe.schedule.rate(step, recipe.optimizer.lr, plan) for step in lr_at}
     elif lr_at:
-        raise UsageError("--lr-at needs to know the steps per epoch: give --data.path too")
+        raise UsageError("--lr-at needs to know the steps per epoch: give --data.path or --data.samples too")
     found["config"] = {**config.to_json(recipe), "run": vars(run)}
     return found
 
@@ -74,8 +72,8 @@ def as_text(found: dict[str, Any], as_json: bool) -> str:
 
 def _data(recipe: Recipe) -> tuple[DataSpec, int]:
     """What the data say; where there are none, the classes that the recipe declares."""
-    declared = recipe.data.declared_spec()
+    declared = recipe.data.declared()
     if declared is not None:
-        return declared, 0
+        return declared
     dataset = recipe.data.open("train", recipe.train.seed)
     return dataset.spec, len(dataset)

@@ -3,13 +3,30 @@
 import ast
 import difflib
 import importlib
+import importlib.abc
 import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
 from sightline.errors import UsageError
 
 FOLDER = Path(__file__).parent
+OWN = f"{__name__}.own_"
+
+
+class _OwnRecipes(importlib.abc.MetaPathFinder):
+    """A user's recipe is a module whose name holds its path, so that loader workers can import the classes in it."""
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if not name.startswith(OWN):
+            return None
+        return importlib.util.spec_from_file_location(name, os.fsdecode(bytes.fromhex(name.rpartition("_")[2])))
+
+
+sys.meta_path.append(_OwnRecipes())
 
 
 def names() -> list[str]:
@@ -19,7 +36,8 @@ def names() -> list[str]:
 
 def describe(name: str) -> str:
     """The docstring of a recipe, read without importing it."""
-    return ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    path = Path(name) if name.endswith(".py") else FOLDER / f"{name}.py"
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
 def find(name: str) -> ModuleType:
@@ -38,10 +56,9 @@ def find(name: str) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"recipe file {path} does not exist; give the path of a .py file that defines recipe()")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # The name says which file, and as it is now: edited in a notebook, it is read again.
+    version, place = path.stat().st_mtime_ns, os.fsencode(path.resolve()).hex()
+    module = importlib.import_module(f"{OWN}{version:x}_{place}")
     if not hasattr(module, "recipe"):
         raise UsageError(f"{path} defines no recipe(); write `def recipe() -> Recipe: ...` as in {FOLDER}")
     return module

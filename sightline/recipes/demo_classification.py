@@ -22,7 +22,9 @@ def recipe() -> Recipe:
         model=ResNetConfig(depth=18, width=32),
         data=ClassificationData(classes=10, size=64, eval_resize=64, eval_size=64, crop_scale=(0.5, 1.0)),
         task=Classification(label_smoothing=0.1),
-        optimizer=OptimizerConfig(kind="sgd", lr=0.2, weight_decay=5e-4, nesterov=True, decay_norm_and_bias=False),
+        optimizer=OptimizerConfig(
+            kind="sgd", lr=0.2, weight_decay=5e-4, nesterov=True, norm_weight_decay=0.0, bias_weight_decay=0.0
+        ),
         schedule=ScheduleConfig(kind="cosine", warmup_epochs=1),
         train=TrainConfig(epochs=20, global_batch=64),
     )

@@ -6,27 +6,30 @@ from the newest to the oldest; what does not match its manifest is moved to *.co
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
-from sightline.errors import BadCheckpoint, DiskFull
+from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, UsageError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
 NAME = re.compile(r"ckpt-(\d{8,})")
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class OtherFormat(BadCheckpoint):
+    """A whole checkpoint of another version of this program; it is not moved aside."""
 
 
 class Checkpoints:
@@ -37,6 +40,17 @@ class Checkpoints:
         self.keep = keep
         self.say = say
 
+    def prove_writable(self) -> None:
+        """Before hours are spent on what could not be saved."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            raise UsageError(
+                f"{self.folder} cannot be written: {error.strerror}; give another run folder with --run.out DIR"
+            ) from error
+
     def save(self, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], best_step: int) -> Path:
         """Writes ckpt-STEP so that a crash at any point leaves either the old checkpoints or these and the new one."""
         final = self.folder / f"ckpt-{step:08d}"
@@ -44,33 +58,26 @@ class Checkpoints:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
-            temporary.mkdir()
-            for stem, named in tensors.items():
-                save_file(_on_host(named), temporary / f"{stem}.safetensors")
-            _write_json(temporary / STATE, {"format": FORMAT, **state})
-            files = sorted(temporary.iterdir())
-            for path in files:
-                _fsync(path)
-            entries = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files}
-            _write_json(temporary / MANIFEST, {"format": FORMAT, "files": entries})
-            _fsync(temporary / MANIFEST)
-            _fsync(temporary)
+            write(temporary, tensors, state)
             if final.exists():  # the same step saved again, e.g. after its evaluation: aside first, never a gap
                 os.rename(final, self.folder / f"{final.name}.old")
             os.rename(temporary, final)
+            self._abandon_after(step)
             _fsync(self.folder)
             _replace_text(self.folder / "latest", final.name)
-            if best_step == step:
-                _replace_text(self.folder / "best", final.name)
+            # Also where an earlier save was killed before it came to this line.
+            best = f"ckpt-{best_step:08d}"
+            if (self.folder / best).is_dir() and _text(self.folder / "best") != best:
+                _replace_text(self.folder / "best", best)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            if error.errno in FULL:
+            if error.errno in DISK_FULL:
                 raise DiskFull(
                     f"checkpoint {final} could not be written: {error.strerror}; earlier checkpoints are intact. "
                     f"Free some space, or lower --run.keep"
                 ) from error
             raise
-        self._prune(best_step)
+        self._prune(final.name, best_step)
         return final
 
     def names(self) -> list[str]:
@@ -87,8 +94,10 @@ class Checkpoints:
             path = self.folder / name
             try:
                 return (*read(path), path)
+            except OtherFormat:
+                raise
             except BadCheckpoint as error:
-                aside = _free_name(path)
+                aside = _free_name(path, "corrupt")
                 os.rename(path, aside)
                 self.say(f"{error}; moved to {aside.name}, trying the one before")
         corrupt = sorted(path.name for path in self.folder.glob("*.corrupt*"))
@@ -112,14 +121,39 @@ class Checkpoints:
         self._recover_old()
         for leftover in self.folder.glob("ckpt-*.tmp-*"):
             shutil.rmtree(leftover)
+        for leftover in self.folder.glob("*.tmp"):
+            leftover.unlink()
 
-    def _prune(self, best_step: int) -> None:
+    def _abandon_after(self, step: int) -> None:
+        """Newer checkpoints than the one just written belong to a past that was left by going back to an older one."""
+        for name in self.names():
+            if int(name.removeprefix("ckpt-")) > step:
+                os.rename(self.folder / name, _free_name(self.folder / name, "abandoned"))
+
+    def _prune(self, written: str, best_step: int) -> None:
         best = f"ckpt-{best_step:08d}"
         for name in self.names()[self.keep :]:
-            if name != best:
+            if name not in (best, written):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
         for old in self.folder.glob("ckpt-*.old"):
             shutil.rmtree(old, ignore_errors=True)
+
+
+def write(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Path:
+    """A checkpoint in a new folder, flushed to the disk; the manifest comes last and makes it one."""
+    folder.mkdir(parents=True)
+    for stem, named in tensors.items():
+        # Not save_file(): it hides the errno of a full disk and makes files only their owner can read.
+        (folder / f"{stem}.safetensors").write_bytes(save(_on_host(named)))
+    _write_json(folder / STATE, {**state, "format": FORMAT})
+    files = sorted(folder.iterdir())
+    for path in files:
+        _fsync(path)
+    entries = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files}
+    _write_json(folder / MANIFEST, {"format": FORMAT, "files": entries})
+    _fsync(folder / MANIFEST)
+    _fsync(folder)
+    return folder
 
 
 def read(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -127,7 +161,7 @@ def read(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     verify(path)
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
     if state.get("format") != FORMAT:
-        raise BadCheckpoint(f"{path} has format {state.get('format')}, this version reads {FORMAT}")
+        raise OtherFormat(f"{path} has format {state.get('format')}, this version reads {FORMAT}")
     return {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}, state
 
 
@@ -164,11 +198,22 @@ def find(run: Path, which: str) -> Path:
         raise BadCheckpoint(f"{folder} holds no checkpoint; has the run reached its first save?")
     if which in ("best", "latest"):
         pointer = folder / which
-        named = pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else ""
+        named = _text(pointer)
         return folder / (named if named in names else names[0])
     if which not in names:
         raise BadCheckpoint(f"{folder} holds no '{which}'; there are {', '.join(names)}")
     return folder / which
+
+
+def all_of(path: Path) -> list[Path]:
+    """The checkpoint itself, or all that a run folder keeps, oldest first."""
+    if (path / MANIFEST).is_file():
+        return [path]
+    folder = path / "checkpoints"
+    names = Checkpoints(folder, 1, lambda _: None).names()
+    if not names:
+        raise BadCheckpoint(f"{path} is neither a checkpoint nor a run folder that holds some")
+    return [folder / name for name in reversed(names)]
 
 
 def _on_host(named: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -188,6 +233,10 @@ def _replace_text(path: Path, text: str) -> None:
     _fsync(path.parent)
 
 
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+
 def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -201,8 +250,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _free_name(path: Path) -> Path:
+def _free_name(path: Path, why: str) -> Path:
     number = 0
-    while (aside := path.with_name(f"{path.name}.corrupt{number or ''}")).exists():
+    while (aside := path.with_name(f"{path.name}.{why}{number or ''}")).exists():
         number += 1
     return aside

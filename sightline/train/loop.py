@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from sightline import config
@@ -13,6 +14,7 @@ from sightline.evaluate.run import evaluate
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.log import RunLog, environment
+from sightline.measure.profile import ProfileWindow, parse_window
 from sightline.parts import Dataset, Scores
 from sightline.train.checkpoint import Checkpoints, find, read
 from sightline.train.meter import Meter
@@ -29,7 +31,9 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         # What is there: data, and the order in which it comes.
         sets = {split: recipe.data.open(split, cfg.seed) for split in ("train", "val")}
         spec = sets["train"].spec
-        order = TrainOrder(len(sets["train"]), cfg.global_batch, cfg.seed, cfg.last_batch, world.rank, world.size)
+        order = TrainOrder(
+            len(sets["train"]), cfg.global_batch, cfg.seed, cfg.last_batch, world.rank, world.size, cfg.repeats
+        )
         if order.local_batch % cfg.accumulation:
             raise UsageError(
                 f"train.accumulation={cfg.accumulation} does not divide the {order.local_batch} samples per device "
@@ -39,12 +43,19 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         plan = Plan(cfg.epochs, order.steps_per_epoch)
         steps = plan.epochs * plan.steps_per_epoch
 
+        traced = parse_window(run.profile, steps)  # before anything slow starts
+
         # What is learnt, and where an earlier start left it.
-        state = TrainState(recipe, run, spec, device)
+        state = TrainState(recipe, run, spec, device, plan)
         checkpoints = Checkpoints(log.folder / "checkpoints", run.keep, log.warn)
+        if world.is_main:
+            checkpoints.prove_writable()
         resumed = _resume(recipe, run, state, checkpoints, sets, device, world, log)
+        # Only now: what a refused start would have done must not replace what the run was made with.
+        log.write_file("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
+        log.write_file("config.yaml", config.dump(recipe, run))
         progress = state.progress
-        if progress.epoch == cfg.epochs:
+        if progress.epoch >= cfg.epochs:
             log.say(f"{log.folder} is finished: {progress.scores}; choose another --run.out to train again")
             return Scores(progress.scores, {}, [])
         step = build_step(recipe, run, device, world, state, sets["train"])
@@ -70,17 +81,23 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             _save(recipe, state, checkpoints, sets, device, world, log, must_succeed)
 
         try:
-            if run.on_nan == "rewind" and not resumed:
+            # Something of our own to go back to; decided by what all ranks know alike.
+            if run.on_nan == "rewind" and (not resumed or run.resume not in ("auto", "never")):
                 save()
             meter = Meter(loader, device, world, steps)
+            window = ProfileWindow(traced if world.is_main else None, log.folder, device, lambda: loader.wait_s)
             loader.seek("train", progress.step, steps)
             while progress.epoch < cfg.epochs:
                 end = (progress.epoch + 1) * plan.steps_per_epoch
                 while progress.step < end:
-                    batch = loader.next("train")
-                    rate = recipe.schedule.rate(progress.step, recipe.optimizer.lr, plan)
-                    if progress.step not in progress.avoid:
-                        step(batch, progress.step, rate)
+                    rate = recipe.schedule.rate(progress.step, recipe.optimizer.lr, plan, progress.history)
+                    with window.step(progress.step):
+                        batch = loader.next("train")
+                        if progress.step not in progress.avoid:
+                            step(batch, progress.step, rate)
+                    if table := window.take_summary():
+                        log.say(table)
+                        meter.restart()
                     progress.step += 1
                     if step.take_bad_steps() and _rewound(run, step, state, checkpoints, order, sets["train"], log):
                         loader.seek("train", progress.step, steps)
@@ -107,14 +124,15 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         loader,
                         device,
                         world,
-                        cfg.precision,
+                        cfg.eval_precision,
                         between_batches,
                     )
-                    progress.scores = scores.values
                     score = scores.values[recipe.task.headline]
+                    progress.scores = scores.values
+                    progress.history.append(score)
                     if progress.best_score is None or score > progress.best_score:
                         progress.best_score, progress.best_step = score, progress.step
-                    log.scores(scores, recipe.task.headline, epoch=progress.epoch + 1, step=progress.step)
+                    log.scores(scores, "scores.json", epoch=progress.epoch + 1, step=progress.step)
                 progress.epoch += 1
                 save(must_succeed=last)
                 meter.restart()
@@ -142,7 +160,8 @@ def _resume(
         raise UsageError(f"{log.folder} holds checkpoints and --run.resume never was given; choose another --run.out")
     if not world.is_main:
         world.barrier()  # rank 0 first: it moves damaged checkpoints out of the way
-    if run.resume in ("auto", "never"):
+    if run.resume in ("auto", "never") or checkpoints.names():
+        # PATH is where a run begins; once its folder has checkpoints of its own, the same command goes on from them.
         found = checkpoints.newest()
     else:
         path = find(Path(run.resume), "latest")

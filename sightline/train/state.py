@@ -14,6 +14,7 @@ from sightline.hardware.devices import Device
 from sightline.hardware.precision import LossScale
 from sightline.parts import DataSpec
 from sightline.train.averaging import Ema
+from sightline.train.schedules import Plan
 
 Tensors = dict[str, dict[str, Tensor]]  # file stem -> name -> tensor
 
@@ -29,18 +30,19 @@ class Progress:
     bad_steps: int = 0  # steps that were not finite
     avoid: list[int] = field(default_factory=list)  # steps a rewind has decided to leave out
     scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    history: list[float] = field(default_factory=list)  # the headline score of every evaluation
 
 
 class TrainState:
     """The state and its two halves in a checkpoint: tensors by name, numbers as JSON."""
 
-    def __init__(self, recipe: Recipe, run: Run, spec: DataSpec, device: Device):
+    def __init__(self, recipe: Recipe, run: Run, spec: DataSpec, device: Device, plan: Plan):
         torch.manual_seed(recipe.train.seed)  # initial weights are a function of the seed, on any device
         self.model: nn.Module = recipe.model.build(spec).to(device.torch_device)
         if run.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
         self.optimizer = recipe.optimizer.build(self.model, device.torch_device)
-        self.ema = Ema(self.model, recipe.train.ema) if recipe.train.ema else None
+        self.ema = Ema(self.model, recipe, plan) if recipe.train.ema else None
         self.loss_scale = LossScale(device.torch_device, enabled=recipe.train.precision == "fp16")
         self.progress = Progress()
 

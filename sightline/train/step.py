@@ -1,6 +1,6 @@
 """One optimizer update as one callable that owns its buffers: nothing in it waits for the device.
 
-finish (normalise) -> forward and loss -> backward, per accumulation part; then norm, clip, update, EMA, totals.
+finish (normalise) -> forward and loss -> backward, per accumulation part; then norm, clip, update, totals, EMA.
 A step whose loss or gradients are not finite changes nothing but its count; the host learns of it one step later.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sightline.config import Recipe, Run
+from sightline.errors import UsageError
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.world import World
 from sightline.parts import Batch, Dataset
+from sightline.train.optimizers import set_rate
 from sightline.train.state import TrainState
 
 GRAPH_WARMUP_STEPS = 3  # compile, autotune and allocate before capture
@@ -33,10 +36,17 @@ def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: Tr
     network: nn.Module = state.model
     if world.size > 1:
         ids = [device.index] if device.kind == "cuda" else None
-        network = DistributedDataParallel(network, ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+        # torch 2.15 renamed the option; buffers are ours to share, see loop.py.
+        renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+        option: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+        network = DistributedDataParallel(network, ids, gradient_as_bucket_view=True, **option)
     compiled = run.compile == "on" or (run.compile == "auto" and device.compile_auto)
     # A captured step would also capture the collectives of DDP's reducer, which it does not allow.
     graphed = device.has_graphs and world.size == 1 and run.graph != "off"
+    if run.graph == "on" and not graphed:
+        raise UsageError(f"--run.graph on needs one CUDA device, here are {world.size} {device.kind}; use auto or off")
+    if run.compile == "on" and not device.compile_backend:
+        raise UsageError(f"--run.compile on: there is no compiler for {device.kind}; use auto or off")
     dtype = DTYPES[recipe.train.precision]
 
     def loss_of(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -50,8 +60,10 @@ def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: Tr
         network,
         parts=recipe.train.accumulation,
         clip=recipe.train.clip,
+        skips_by_itself=recipe.optimizer.skips_by_itself,
         seed=(recipe.train.seed, world.rank),
         device=device,
+        world=world,
     )
     if graphed:
         step.capture_on_first_call()
@@ -69,14 +81,18 @@ class Step:
         *,
         parts: int,
         clip: float,
+        skips_by_itself: bool,
         seed: tuple[int, int],
         device: Device,
+        world: World,
     ):
         self.state = state
         self.parts = parts
         self.clip = clip
+        self._skips_by_itself = skips_by_itself
         self.seed = seed
         self.device = device
+        self.world = world
         self._loss_of = loss_of
         self._network = network
         self._parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
@@ -85,14 +101,19 @@ class Step:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._wants_graph = False
         self._static: Batch = {}
+        self._finite = torch.ones((), dtype=torch.bool, device=device.torch_device)  # whether the last step was
         self._bad_known = 0  # by the host: on devices with streams all but the last step's
         self._bad_taken = 0
         self.last_bad_step = -1
         self._bad_on_host = torch.zeros(1).pin_memory() if device.has_streams and device.can_pin else torch.zeros(1)
         self._copied: Any = None  # event after the copy of the bad-step count, and the step it belongs to
-        # Batch norm writes its statistics in the forward pass, before anyone knows whether the step is finite.
-        self._buffers = [_bits(buffer) for buffer in state.model.buffers()]
-        self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
+        # Batch norm writes its statistics in the forward pass, before anyone knows whether the step is finite;
+        # optimizers without fused kernels cannot skip a step by themselves.
+        guarded = list(state.model.buffers())
+        if not skips_by_itself:
+            guarded += [*self._parameters, *(t for t in state.tensors()["optimizer"].values())]
+        self._guarded = [_bits(tensor) for tensor in guarded]
+        self._kept = [torch.empty_like(tensor) for tensor in self._guarded]
 
     def __call__(self, batch: Batch, step: int, lr: float) -> None:
         """Update number `step` of the run."""
@@ -100,8 +121,7 @@ class Step:
             self.state.model.train()
         # Dropout is a function of (seed, rank, step): a resumed run draws the same masks.
         torch.manual_seed(_mixed(*self.seed, step))
-        for group in self.state.optimizer.param_groups:
-            group["lr"].fill_(lr)
+        set_rate(self.state.optimizer, lr)
         if self._wants_graph:
             self._capture(batch)
         if self._graph is not None:
@@ -110,6 +130,8 @@ class Step:
             self._graph.replay()
         else:
             self._update(batch)
+        if self.state.ema:
+            self.state.ema.update(step, self._finite)
         self._read_bad_steps(step)
 
     def capture_on_first_call(self) -> None:
@@ -129,8 +151,8 @@ class Step:
         return dict(zip((*FIXED_TOTALS, *self._names), values, strict=True))
 
     def _update(self, batch: Batch) -> None:
-        if self._buffers:
-            torch._foreach_copy_(self._kept, self._buffers)
+        if self._guarded:
+            torch._foreach_copy_(self._kept, self._guarded)
         for parameter in self._parameters:
             parameter.grad = None
         loss, shown = self._accumulate(batch)
@@ -159,17 +181,18 @@ class Step:
         if scaling.enabled:
             torch._foreach_mul_(gradients, 1 / scaling.scale)
         norm = torch.nn.utils.get_total_norm(gradients)
-        finite = norm.isfinite() & loss.isfinite()
+        # Gradients are those of all ranks, a loss is this rank's: ranks must not differ about a step.
+        loss_is_finite = self.world.sum(loss.clone()).isfinite()
+        finite = self._finite = norm.isfinite() & loss_is_finite
         if self.clip:
             torch._foreach_mul_(gradients, (self.clip / (norm + 1e-6)).clamp(max=1.0))
-        self.state.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]  # fused kernels read it
+        if self._skips_by_itself:
+            self.state.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]  # fused kernels read it
         self.state.optimizer.step()
-        self._restore_buffers_unless(finite)
-        if self.state.ema:
-            self.state.ema.update()
+        self._restore_unless(finite)
         scaling.update(finite)
         # fp16 overflows now and then by design; there only the loss itself, or a vanished scale, is bad.
-        bad = ~loss.isfinite() | (scaling.scale < SMALLEST_LOSS_SCALE) if scaling.enabled else ~finite
+        bad = ~loss_is_finite | (scaling.scale < SMALLEST_LOSS_SCALE) if scaling.enabled else ~finite
         if not self._names:
             self._names = list(shown)
             self._totals = torch.zeros(len(FIXED_TOTALS) + len(shown), device=loss.device)
@@ -177,13 +200,13 @@ class Step:
         row = torch.stack([loss * samples, one * samples, bad.float(), norm, one, *(v.float() for v in shown.values())])
         self._totals += torch.where(finite | (torch.arange(len(row), device=row.device) == BAD_STEPS), row, 0.0)
 
-    def _restore_buffers_unless(self, finite: Tensor) -> None:
-        """buffer = finite ? buffer : kept, on the bits as integers, because NaN * 0 is NaN; a few launches for all."""
-        for dtype in {buffer.dtype for buffer in self._buffers}:
-            new = [b for b in self._buffers if b.dtype == dtype]
-            old = [k for k in self._kept if k.dtype == dtype]
-            torch._foreach_mul_(new, finite.to(dtype))
-            torch._foreach_mul_(old, (~finite).to(dtype))
+    def _restore_unless(self, finite: Tensor) -> None:
+        """tensor = finite ? tensor : kept, on the bits as integers, because NaN * 0 is NaN; a few launches for all."""
+        for dtype, on in {(tensor.dtype, tensor.device) for tensor in self._guarded}:
+            new = [g for g in self._guarded if (g.dtype, g.device) == (dtype, on)]
+            old = [k for k in self._kept if (k.dtype, k.device) == (dtype, on)]
+            torch._foreach_mul_(new, finite.to(on, dtype))
+            torch._foreach_mul_(old, (~finite).to(on, dtype))
             torch._foreach_add_(new, old)
 
     def _read_bad_steps(self, step: int) -> None:

@@ -76,7 +76,7 @@ def open_source(path: str, split: Split) -> FolderSource:
 
 
 def _class_folders(root: Path) -> list[str]:
-    found = sorted(e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith("."))
+    found = sorted(e.name for e in os.scandir(root) if _is_folder(e) and not e.name.startswith("."))
     if not found:
         raise BadData(f"{root} holds no class folders; expected {root}/CLASS/*.jpg")
     return found
@@ -93,9 +93,23 @@ def _pictures(folder: Path, relative: str, seen: set[str]) -> list[tuple[str, in
         if entry.name.startswith("."):
             continue
         path = f"{relative}/{entry.name}"
-        if entry.is_dir():
+        if _is_folder(entry):
             found += _pictures(folder / entry.name, path, seen)
         elif entry.name.lower().endswith(SUFFIXES):
-            # A dangling link is listed with size 0, so that the bad-sample policy decides about it.
-            found.append((path, entry.stat().st_size if entry.is_file() else 0))
+            found.append((path, _size(entry)))
     return found
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    """0 for a link that leads nowhere: it is listed, and the bad-sample policy decides about it."""
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return 0
