@@ -109,8 +109,9 @@ def test_spec_is_the_same_for_both_splits_and_survives_json(shapes: Path):
 
 
 def test_without_data_the_recipe_speaks_for_them(shapes: Path):
-    declared = dataclasses.replace(SMALL, classes=4).declared_spec()
+    declared, samples = dataclasses.replace(SMALL, classes=4, samples=99).declared()
+    assert samples == 99
     assert len(declared.classes) == 4 and declared.size == (20, 20)
-    assert at(shapes, classes=10).declared_spec() is None
+    assert at(shapes, classes=10).declared() is None
     with pytest.raises(UsageError, match="give --data.path DIR or --data.classes N"):
-        SMALL.declared_spec()
+        SMALL.declared()

@@ -1,0 +1,372 @@
+"""Each command as a user types it, through main() in this process: what it prints, leaves behind and returns."""
+
+import json
+import math
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+import torchvision
+
+from sightline import __version__, cli, recipes
+
+NAME = "demo_classification"
+SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
+HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32"]
+
+
+class Said:
+    """What a command printed and returned."""
+
+    def __init__(self, code: int, out: str, err: str):
+        self.code, self.out, self.err = code, out, err
+
+    def __repr__(self) -> str:
+        return f"exit {self.code}\n{self.out}{self.err}"
+
+
+@pytest.fixture
+def sightline(capsys):
+    """sightline(*arguments): as in a shell."""
+
+    def run(*arguments: object) -> Said:
+        capsys.readouterr()
+        try:
+            code = cli.main([str(each) for each in arguments])
+        except SystemExit as error:  # argparse and tyro
+            code = error.code
+        return Said(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs; for reading only."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    code = cli.main(["train", NAME, *SMALL, *HERE, f"--data.path={shapes}", f"--run.out={out}", "--train.epochs=2"])
+    assert code == 0
+    return out
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+# The command line itself
+
+
+def test_version(sightline):
+    said = sightline("--version")
+    assert (said.code, said.out) == (0, f"sightline {__version__}\n")
+
+
+def test_help_and_nothing_show_the_commands(sightline):
+    for arguments, code in ((["--help"], 0), (["-h"], 0), ([], 2)):
+        said = sightline(*arguments)
+        assert said.code == code
+        assert all(f"  {name} " in said.out for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_every_command_explains_itself(sightline, command: str):
+    said = sightline(command, "--help")
+    assert said.code == 0 and command in said.out and not said.err
+
+
+def test_an_unknown_command_is_usage(sightline):
+    said = sightline("tarin", NAME)
+    assert (said.code, said.out) == (2, "")
+    assert said.err == f"error: unknown command 'tarin'; known: {', '.join(cli.COMMANDS)}\n"
+
+
+def test_ctrl_c_outside_of_training_is_130(sightline, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "doctor", interrupted)
+    assert sightline("doctor").code == 130
+
+
+# list
+
+
+def test_list(sightline):
+    said = sightline("list")
+    assert said.code == 0
+    assert [line.split()[0] for line in said.out.splitlines()] == recipes.names()
+    one = sightline("list", NAME)
+    assert one.code == 0 and f"sightline train {NAME} --data.path" in one.out and "Expected: " in one.out
+    unknown = sightline("list", "demo_classifikation")
+    assert unknown.code == 2 and f"did you mean '{NAME}'?" in unknown.err
+
+
+def test_list_of_a_recipe_of_ones_own(sightline, tmp_path: Path):
+    path = tmp_path / "mine.py"
+    path.write_text('"""My own pictures.\n\nExpected: much.\n"""\n\n\ndef recipe():\n    pass\n')
+    said = sightline("list", path)
+    assert said.code == 0 and "My own pictures." in said.out
+
+
+# inspect
+
+
+def test_inspect_counts_as_published(sightline):
+    """ResNet-18 of torchvision: 11,689,512 parameters, 1.814 G multiply-adds at 224 pixels."""
+    said = sightline("inspect", NAME, "--json", "--model.width=64", "--data.classes=1000", "--data.eval-size=224")
+    found = json.loads(said.out)
+    assert said.code == 0
+    weights = torchvision.models.ResNet18_Weights.IMAGENET1K_V1
+    assert found["parameters"] == weights.meta["num_params"] == sum(g["parameters"] for g in found["groups"])
+    assert found["forward_gflop"] == pytest.approx(2 * weights.meta["_ops"], rel=0.01)
+    vectors = sum(p.numel() for p in torchvision.models.resnet18().parameters() if p.ndim == 1)
+    assert {group["weight_decay"]: group["parameters"] for group in found["groups"]}[0.0] == vectors
+    assert found["config"]["model"]["width"] == 64 and found["config"]["run"]["keep"] == 2
+    assert "steps" not in found
+
+
+def test_inspect_with_data_knows_steps_and_rates(sightline, shapes: Path):
+    flags = ["--train.epochs=4", "--train.global-batch=20", "--schedule.warmup-epochs=1", "--optimizer.lr=0.4"]
+    said = sightline("inspect", NAME, f"--data.path={shapes}", *flags, "--json", "--lr-at", 0, 3, 10)
+    found = json.loads(said.out)
+    assert (found["samples"], found["steps_per_epoch"], found["steps"], found["classes"]) == (80, 4, 16, 10)
+    assert found["lr_at"] == pytest.approx({"0": 0.1, "3": 0.4, "10": 0.2})
+    text = sightline("inspect", NAME, f"--data.path={shapes}", *flags, "--lr-at", 3)
+    assert "80 samples, 4 steps per epoch, 16 in all" in text.out and "learning rate at step 3: 0.4" in text.out
+
+
+def test_inspect_refusals(sightline):
+    said = sightline("inspect", NAME, "--lr-at", 3)
+    assert said.code == 2 and "give --data.path or --data.samples too" in said.err
+        said.code == 2
+        and "--lr-at needs to know the steps per epoch: give --data.path or --data.samples too" in said.err
+    )
+    said = sightline("inspect", NAME, "--data.classes=0")
+    assert said.code == 2 and "give --data.path DIR or --data.classes N" in said.err
+    assert sightline("inspect").code == 2
+
+
+# prepare, doctor
+
+
+def test_prepare(sightline, tmp_path: Path):
+    amounts = ["--only", "classification", "--train-per-class=1", "--val-per-class=1"]
+    said = sightline("prepare", "shapes", "--out", tmp_path / "drawn", *amounts)
+    assert said.code == 0 and said.out.startswith("shapes: ") and str(tmp_path / "drawn") in said.out
+    assert len(list((tmp_path / "drawn" / "classification" / "train").iterdir())) == 10
+    assert "shapes" in sightline("prepare", "--help").out
+    for arguments in ([], ["pictures"]):
+        refused = sightline("prepare", *arguments)
+        assert refused.code == 2 and "prepare what? Known: " in refused.err and "shapes" in refused.err
+    assert sightline("prepare", "shapes").code == 2  # --out is missing
+
+
+def test_doctor(sightline, tmp_path: Path):
+    said = sightline("doctor", "--folder", tmp_path)
+    rows = [line.split()[0] for line in said.out.splitlines()]
+    assert said.code == (2 if "fail" in rows else 0)
+    assert set(rows) <= {"ok", "warn", "fail"} and any("torch" in line for line in said.out.splitlines())
+    assert list(tmp_path.iterdir()) == []
+
+
+# train
+
+
+def test_train_leaves_a_run_folder(trained: Path):
+    names = {path.name for path in trained.iterdir()}
+    assert {"config.yaml", "environment.json", "log.jsonl", "scores.json", "exit.json", "checkpoints"} <= names
+    assert json.loads((trained / "exit.json").read_text())["code"] == 0
+    first = json.loads((trained / "log.jsonl").read_text().splitlines()[0])
+    assert (first["event"], first["schema"]) == ("log", 1)
+    assert json.loads((trained / "environment.json").read_text())["device_kind"] == "cpu"
+
+
+def test_train_says_what_it_does(sightline, shapes: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    flags = [*SMALL, *HERE, f"--data.path={shapes}", f"--run.out={out}", "--train.epochs=1"]
+    said = sightline("train", NAME, *flags)
+    lines = said.out.splitlines()
+    assert said.code == 0
+    assert lines[0].startswith(f"{NAME}: 80 training and 40 evaluation samples, 1 epochs of 5 steps, batch 16 (16 on ")
+    assert lines[1].startswith("epoch 1/1  step 5/5  loss ")
+    assert lines[-2].startswith("evaluated epoch 1  step 5  top1 ") and lines[-2].endswith("on 40 samples")
+    assert lines[-1].startswith("finished: top1 ") and lines[-1].endswith(f"results are in {out}")
+
+
+@pytest.mark.parametrize("form", [["--config", "FILE"], ["--config=FILE"]], ids=str)
+def test_train_from_the_config_of_a_run(sightline, trained: Path, tmp_path: Path, form: list[str]):
+    form = [each.replace("FILE", str(trained / "config.yaml")) for each in form]
+    said = sightline("train", *form, f"--run.out={tmp_path / 'again'}")
+    assert said.code == 0, said
+    model = Path("checkpoints", "ckpt-00000010", "model.safetensors")
+    assert (tmp_path / "again" / model).read_bytes() == (trained / model).read_bytes()
+
+
+def test_train_refuses_what_it_cannot_understand(sightline, tmp_path: Path):
+    for arguments, message in (
+        ([], f"train what? Known: {NAME}"),
+        (["--config"], "--config needs a file"),
+        (["resnet_50000"], "unknown recipe 'resnet_50000'"),
+        ([tmp_path / "gone.py"], "does not exist"),
+        (["--config", tmp_path / "gone.yaml"], "cannot be read as YAML"),
+        ([NAME, *HERE], "no data: give --data.path DIR"),
+        ([NAME, "--run.device=abacus"], "device 'abacus' is unknown"),
+        ([NAME, *HERE, f"--data.path={tmp_path}"], "is nothing a source can read"),
+        ([NAME, "--train.epochs=0"], "train.epochs=0 must be at least 1"),
+    ):
+        said = sightline("train", *arguments, *([f"--run.out={tmp_path / 'run'}"] if NAME in arguments else []))
+        assert said.code == 2 and message in said.err, said
+        assert "Traceback" not in said.err
+    assert sightline("train", NAME, "--train.epoch=3").code == 2
+
+
+def refused(sightline, run: Path, code: int, message: str, *arguments: object) -> None:
+    """The exit code of the process and that in the run folder are the same."""
+    said = sightline("train", NAME, *SMALL, *HERE, f"--run.out={run}", *arguments)
+    assert said.code == code and message in said.err, said
+    told = json.loads((run / "exit.json").read_text())
+    assert told["code"] == code and message in told["reason"]
+
+
+def test_exit_codes_stand_in_the_run_folder(sightline, shapes: Path, tmp_path: Path):
+    refused(sightline, tmp_path / "usage", 2, "no data", "--data.path=")
+    refused(sightline, tmp_path / "data", 3, "10 classes", f"--data.path={shapes}", "--data.classes=7")
+    (tmp_path / "checkpoint" / "checkpoints" / "ckpt-00000001").mkdir(parents=True)
+    refused(sightline, tmp_path / "checkpoint", 4, "no checkpoint that verifies", f"--data.path={shapes}")
+    diverging = ["--optimizer.lr=1e30", "--schedule.kind=constant", "--schedule.warmup-epochs=0"]
+    refused(sightline, tmp_path / "loss", 5, "not finite in step 1", f"--data.path={shapes}", *diverging)
+
+
+def own_recipe(folder: Path, statement: str) -> Path:
+    """The demo with a task whose loss does something else."""
+    path = folder / "own.py"
+    path.write_text(
+        textwrap.dedent(f'''
+        """A task of one's own."""
+        import dataclasses
+
+        import torch
+        from sightline.recipes import {NAME}
+        from sightline.tasks.classification import Classification
+
+
+        @dataclasses.dataclass(frozen=True)
+        class Own(Classification):
+            def loss(self, model, batch):
+                {statement}
+
+
+        def recipe():
+            return dataclasses.replace({NAME}.recipe(), name="own", task=Own())
+        ''')
+    )
+    return path
+
+
+def test_out_of_memory_is_6_with_advice(sightline, shapes: Path, tmp_path: Path):
+    path = own_recipe(tmp_path, 'raise torch.OutOfMemoryError("tried to allocate 2.00 GiB")')
+    run = tmp_path / "run"
+    said = sightline("train", path, *SMALL, *HERE, f"--data.path={shapes}", f"--run.out={run}")
+    assert said.code == 6 and "--train.accumulation 2" in said.err and "tried to allocate 2.00 GiB" in said.err
+    told = json.loads((run / "exit.json").read_text())
+    assert told["code"] == 6 and "--train.accumulation 2" in told["reason"]
+
+
+def test_an_error_that_is_not_ours_keeps_its_traceback_and_is_told(shapes: Path, tmp_path: Path):
+    path = own_recipe(tmp_path, 'raise RuntimeError("a bug")')
+    run = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["train", str(path), *SMALL, *HERE, f"--data.path={shapes}", f"--run.out={run}"])
+    told = json.loads((run / "exit.json").read_text())
+    assert (told["code"], told["reason"]) == (1, "RuntimeError: a bug")
+    assert (
+        cli.main(["train", NAME, *SMALL, *HERE, f"--data.path={shapes}", f"--run.out={run}", "--train.epochs=1"]) == 0
+    )
+
+
+# evaluate
+
+
+def test_evaluate_shows_every_class(sightline, run: Path):
+    before = json.loads((run / "scores.json").read_text())
+    exit_before = (run / "exit.json").read_bytes()
+    said = sightline("evaluate", run, *HERE[:2], "--checkpoint", "latest")
+    assert said.code == 0
+    lines = said.out.splitlines()
+    assert lines[0].startswith("evaluated checkpoint ckpt-00000010  step 10  top1 ") and lines[0].endswith("40 samples")
+    rows = [line.split() for line in lines[1:]]
+    assert [row[0] for row in rows] == [row["class"] for row in before["tables"]["classes"]] and len(rows) == 10
+    assert all(row[1] == "top1" and row[3:] == ["of", "4"] for row in rows)
+    assert sum(float(row[2]) for row in rows) / 10 == pytest.approx(before["values"]["top1"], abs=1e-3)
+    assert json.loads((run / "scores.json").read_text()) == before  # of the last epoch
+    after = json.loads((run / "scores-ckpt-00000010.json").read_text())
+    assert after["values"] == before["values"] and after["checkpoint"] == "ckpt-00000010"
+    assert (run / "exit.json").read_bytes() == exit_before  # how training ended
+
+
+def test_evaluate_chooses_a_checkpoint(sightline, run: Path):
+    by_name = sightline("evaluate", run, *HERE[:2], "--checkpoint", "ckpt-00000005")
+    assert by_name.code == 0 and "checkpoint ckpt-00000005  step 5" in by_name.out
+    itself = sightline("evaluate", run / "checkpoints" / "ckpt-00000005", *HERE[:2])
+    assert itself.out == by_name.out
+    best = (run / "checkpoints" / "best").read_text().strip()
+    assert f"checkpoint {best}  " in sightline("evaluate", run, *HERE[:2]).out
+    shutil.copytree(run / "checkpoints" / "ckpt-00000005", run.parent / "moved")
+    assert sightline("evaluate", run.parent / "moved", *HERE[:2]).code == 0  # a checkpoint carried elsewhere
+    missing = sightline("evaluate", run, "--checkpoint", "ckpt-7")
+    assert missing.code == 4 and "holds no 'ckpt-7'" in missing.err
+
+
+def test_evaluate_refuses_what_is_no_run(sightline, tmp_path: Path):
+    for folder in (tmp_path, tmp_path / "missing"):
+        said = sightline("evaluate", folder)
+        assert said.code == 4 and "is neither a run folder nor a checkpoint" in said.err
+    assert sightline("evaluate").code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_evaluate_on_other_pictures(sightline, run: Path, shapes: Path, tmp_path: Path):
+    """The same classes elsewhere are scored; other classes are refused, also where their number is the same."""
+    for split in ("train", "val"):
+        for source in sorted((shapes / split).iterdir()):
+            if source.is_dir():
+                (tmp_path / "same" / split).mkdir(parents=True, exist_ok=True)
+                (tmp_path / "same" / split / source.name).symlink_to(source)
+                (tmp_path / "other" / split).mkdir(parents=True, exist_ok=True)
+                (tmp_path / "other" / split / f"a{source.name}").symlink_to(source)
+    expected = sightline("evaluate", run, *HERE[:2]).out
+    assert sightline("evaluate", run, *HERE[:2], "--data.path", tmp_path / "same").out == expected
+    said = sightline("evaluate", run, *HERE[:2], "--data.path", tmp_path / "other")
+    assert said.code == 3 and "it was trained on 10 classes" in said.err and "found 10" in said.err
+    said = sightline("evaluate", run, *HERE[:2], "--data.path=synthetic:classes=7,samples=80", "--data.classes=0")
+    assert said.code == 3 and "found 7" in said.err
+    (tmp_path / "other" / "val" / "new").mkdir()
+    said = sightline("evaluate", run, *HERE[:2], "--data.path", tmp_path / "other")
+    assert said.code == 3 and "has class folders that" in said.err
+
+
+def test_evaluate_writes_elsewhere_when_told_to(sightline, run: Path, tmp_path: Path):
+    """Of a run that is still at work, or that belongs to somebody else."""
+    before = contents(run)
+    said = sightline("evaluate", run, *HERE[:2], f"--run.out={tmp_path / 'mine'}")
+    assert said.code == 0
+    assert contents(run) == before
+    assert math.isfinite(json.loads(next((tmp_path / "mine").glob("scores-ckpt-*.json")).read_text())["values"]["loss"])
+
+
+def test_evaluate_does_not_hold_the_folder_after_an_error(sightline, run: Path, shapes: Path):
+    """The lock of a run folder ends with the command, however it ended."""
+    victim = next(path for path in sorted((shapes / "val").rglob("*")) if path.is_file())
+    copy = run.parent / "pictures"
+    shutil.copytree(shapes, copy)
+    (copy / victim.relative_to(shapes)).write_text("no picture")
+    assert sightline("evaluate", run, *HERE[:2], f"--data.path={copy}").code == 3
+    assert sightline("evaluate", run, *HERE[:2]).code == 0

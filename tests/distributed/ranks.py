@@ -1,0 +1,161 @@
+"""Run by torchrun on every rank: does what test_ranks.py asks about and writes what it saw as OUT/RANK.json.
+
+python -m torch.distributed.run --nproc-per-node 2 tests/distributed/ranks.py OUT RUN
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from sightline import api
+from sightline.config import Recipe, Run, TrainConfig
+from sightline.data.classification import ClassificationData
+from sightline.data.loader import Loader
+from sightline.data.order import EvalOrder, TrainOrder
+from sightline.evaluate.topk import TopK
+from sightline.hardware import devices
+from sightline.hardware.world import World, connect, detect
+from sightline.parts import DataSpec, ModelConfig
+from sightline.tasks.classification import Classification
+from sightline.train.loop import _share_batch_norm
+from sightline.train.optimizers import OptimizerConfig
+from sightline.train.schedules import Plan, ScheduleConfig
+from sightline.train.state import TrainState
+from sightline.train.step import build_step
+
+CPU = devices.select("cpu")
+DATA = ClassificationData(path="synthetic:classes=4,samples=30,size=12", size=8, eval_resize=8, eval_size=8)
+BATCH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Normed(ModelConfig):
+    """A convolution with batch-norm."""
+
+    def build(self, spec: DataSpec) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, len(spec.classes)))
+
+
+def recipe_with(**train: Any) -> Recipe:
+    return Recipe(
+        name="ranks",
+        model=Normed(),
+        data=DATA,
+        task=Classification(),
+        optimizer=OptimizerConfig("sgd", lr=0.1),
+        schedule=ScheduleConfig("constant"),
+        train=TrainConfig(epochs=1, global_batch=BATCH, **{"precision": "fp32", **train}),
+    )
+
+
+def collectives(world: World) -> dict[str, Any]:
+    mine = float(world.rank + 1)
+    matrix = torch.full((1, 2, 2, 2), mine).to(memory_format=torch.channels_last)
+    vector, whole = torch.tensor([mine, 10 * mine]), torch.tensor([world.rank + 5])
+    averaged = [vector.clone(), matrix.clone()]
+    world.average(averaged)
+    copied = [vector.clone(), whole.clone()]
+    world.copy_from_main(copied)
+    flag, work = world.start_max(15 if world.rank == 1 else 0)
+    work.wait()
+    world.barrier()
+    return {
+        "rank": world.rank,
+        "sum": world.sum(vector.clone()).tolist(),
+        "gather": world.gather(vector[None]).tolist(),
+        "average": [t.flatten().tolist() for t in averaged],
+        "layout": averaged[1].is_contiguous(memory_format=torch.channels_last),
+        "copied": [t.tolist() for t in copied],
+        "max": flag.tolist(),
+    }
+
+
+def metric(world: World) -> dict[str, Any]:
+    """This rank's part of 101 made-up predictions."""
+    random = torch.Generator().manual_seed(0)
+    label = torch.randint(0, 12, (101,), generator=random)
+    logits = torch.randn(101, 12, generator=random)
+    logits[torch.arange(101), label] += 1.5
+    merged = TopK(tuple(map(str, range(12))), 0.1, torch.device("cpu"))
+    order = EvalOrder(101, 16, world.rank, world.size)
+    for step in range(order.steps_per_epoch):
+        index = torch.from_numpy(order.batch(step)[1])
+        rows = index.clamp(min=0)
+        batch = {"label": label[rows], "index": index, "valid": index >= 0}
+        merged.update({"logits": logits[rows]}, batch)
+    merged.merge(world)
+    return dataclasses.asdict(merged.result())
+
+
+def batch_norm(world: World) -> dict[str, Any]:
+    """Rank r has the statistics r + 1 everywhere, in its weights and in their average."""
+    found = {}
+    for rule in ("averaged", "rank0", "local"):
+        state = TrainState(recipe_with(ema=0.5), Run(), DATA.open("train", 0).spec, CPU, Plan(1, 1))
+        for buffer in state.batch_norm_statistics():
+            buffer.fill_(world.rank + 1)
+        _share_batch_norm(rule, state, world)
+        found[rule] = sorted({v for buffer in state.batch_norm_statistics() for v in buffer.tolist()})
+    return found
+
+
+def indices(world: World) -> dict[str, Any]:
+    """What the loader hands out, step by step."""
+    found = {}
+    for last in ("drop", "pad", "wrap"):
+        dataset = DATA.open("train", 0)
+        order = TrainOrder(len(dataset), BATCH, 0, last, world.rank, world.size)
+        loader = Loader(
+            {"train": dataset},
+            {"train": order},
+            DATA,
+            CPU,
+            workers=0,
+            prefetch=1,
+            on_bad=print,
+            check_stop=lambda: None,
+        )
+        loader.seek("train", 0, 9)
+        found[last] = [loader.next("train")["index"].tolist() for _ in range(9)]
+        loader.close()
+    return found
+
+
+def bad_steps(world: World) -> dict[str, Any]:
+    """Three steps, in the second of which the pictures of rank 1 alone hold what is not finite."""
+    found = {}
+    for precision in ("fp32", "fp16"):
+        recipe = recipe_with(precision=precision)
+        dataset = DATA.open("train", 0)
+        state = TrainState(recipe, Run(), dataset.spec, CPU, Plan(1, 1))
+        dataset.finish = lambda batch, dtype: {**batch, "image": batch["image"].to(dtype)}  # ready-made floats
+        step = build_step(recipe, Run(), CPU, world, state, dataset)
+        for number in range(3):
+            torch.manual_seed(100 * number + world.rank)
+            image = torch.randn(BATCH // world.size, 3, 8, 8)
+            if number == 1 and world.rank == 1:
+                image[0] = torch.nan
+            label = torch.arange(BATCH // world.size) % 4
+            step({"image": image, "label": label, "index": label.clone()}, number, 0.1)
+        weights = {name: t.double().sum().item() for name, t in state.model.named_parameters()}
+        found[precision] = {"bad": step.take_bad_steps(), "last": step.last_bad_step, "weights": weights}
+        found[precision]["totals"] = step.read_totals(world)
+    return found
+
+
+def main(out: Path, run: str) -> None:
+    world = connect(detect(), CPU)
+    seen: dict[str, Any] = {"collectives": collectives(world), "metric": metric(world), "batch_norm": batch_norm(world)}
+    seen |= {"indices": indices(world), "bad_steps": bad_steps(world)}
+    world.close()
+    seen["evaluate"] = dataclasses.asdict(api.evaluate(run, ["--run.workers=0", "--run.device=cpu"]))
+    (out / f"{world.rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,185 @@
+"""What the fault tests share: starting `sightline` as a process, watching it, and telling whether bits are equal."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+FAULTY = str(HERE / "faulty.py")
+LIMIT_S = 120  # after which a process counts as hung; two busy cores make a run of half a second last some
+
+
+class Result:
+    """A run folder and how the process that wrote it ended."""
+
+    def __init__(self, out: Path, code: int, stdout: str, stderr: str):
+        self.out, self.code, self.stdout, self.stderr = out, code, stdout, stderr
+
+    def __repr__(self) -> str:  # pytest shows it where an assertion fails
+        return f"exit {self.code}\n{self.stdout}{self.stderr}"
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of this kind in log.jsonl."""
+        return [line for line in read_log(self.out) if line["event"] == kind]
+
+    @property
+    def warnings(self) -> str:
+        return "\n".join(line["text"] for line in self.events("warning"))
+
+    @property
+    def exit_code_in_folder(self) -> int:
+        return json.loads((self.out / "exit.json").read_text())["code"]
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return sorted(path.name for path in (self.out / "checkpoints").glob("ckpt-*"))
+
+    @property
+    def bits(self) -> dict[str, str]:
+        return bits(self.out)
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        return json.loads((newest(self.out) / "state.json").read_text())["progress"]
+
+    def tensors(self) -> dict[str, Any]:
+        """All tensors of the newest checkpoint, by FILE/NAME."""
+        from safetensors.torch import load_file
+
+        files = sorted(newest(self.out).glob("*.safetensors"))
+        return {f"{file.stem}/{name}": tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def newest(out: Path) -> Path:
+    return out / "checkpoints" / (out / "checkpoints" / "latest").read_text().strip()
+
+
+def bits(out: Path) -> dict[str, str]:
+    """sha256 of every tensor file of the newest checkpoint."""
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(newest(out).glob("*.safetensors"))}
+
+
+def read_log(out: Path) -> list[dict[str, Any]]:
+    """All whole lines of log.jsonl; the last one may be in the making."""
+    path = out / "log.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+class Started:
+    """A run in progress."""
+
+    def __init__(self, out: Path, pid: int, ask: Callable[[dict[str, Any]], Any]):
+        self.out, self.pid = out, pid
+        self._ask = ask
+        self._result: Result | None = None
+
+    def wait(self, seconds: float = LIMIT_S) -> Result:
+        """Until the process has ended; one that does not end is killed and fails the test."""
+        if result := self._poll(seconds):
+            return result
+        os.kill(self.pid, signal.SIGKILL)
+        pytest.fail(f"hung: {self._poll(LIMIT_S)}, log: {read_log(self.out)}")
+
+    def until(self, fact: Callable[[], Any]) -> Any:
+        """Waits for something to become true while the process runs; returns it."""
+        deadline = time.monotonic() + LIMIT_S
+        while not (found := fact()):
+            assert time.monotonic() < deadline, f"nothing came of it; log: {read_log(self.out)}"
+            assert not self._poll(0.002), self._result
+        return found
+
+    def _poll(self, seconds: float) -> Result | None:
+        if self._result is None:
+            answer = self._ask({"wait": self.pid, "seconds": seconds})
+            self._result = Result(self.out, **answer) if answer["code"] is not None else None
+        return self._result
+
+
+class Runner:
+    """Runs `sightline train` in processes of its own; see forker.py."""
+
+    log = staticmethod(read_log)
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path):
+        self.process = process
+        self.folder = folder
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def start(
+        self,
+        out: Path,
+        *flags: str,
+        recipe: str = FAULTY,
+        progress: str = "off",
+        closed_stdout: bool = False,
+        **environ: str,
+    ) -> Started:
+        """`sightline train` with the tiny recipe of faulty.py, or another, writing to `out`."""
+        fixed = ["--run.threads", "1", "--run.device", "cpu", "--run.out", str(out), "--run.progress", progress]
+        given = [] if "--run.workers" in flags else ["--run.workers", "0"]
+        request = {
+            "argv": ["train", recipe, *fixed, *given, *flags],
+            "environ": environ,
+            "cwd": str(self.folder),
+            "closed_stdout": closed_stdout,
+        }
+        return Started(out, self.ask(request), self.ask)
+
+    def run(self, out: Path, *flags: str, **options: Any) -> Result:
+        """The same, to its end."""
+        return self.start(out, *flags, **options).wait()
+
+
+@pytest.fixture(scope="session")
+def sightline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """Starts `sightline train` as processes that can be killed."""
+    folder = tmp_path_factory.mktemp("processes")
+    command = [sys.executable, str(HERE / "forker.py")]
+    environ = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}  # as in most locales; where there is none it is lax
+    environ.pop("PYTHONUNBUFFERED", None)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        yield Runner(process, folder)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture(scope="session")
+def reference(sightline: Runner, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
+    """The uninterrupted run with these flags, made once; for reading only."""
+    made: dict[tuple[str, ...], Result] = {}
+
+    def run(*flags: str) -> Result:
+        if flags not in made:
+            made[flags] = sightline.run(tmp_path_factory.mktemp("reference") / "run", *flags)
+            assert made[flags].code == 0, made[flags]
+        return made[flags]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def halfway(sightline: Runner, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Copies a run that was told to stop after step 5 of 16 to where the test wants it."""
+    original = tmp_path_factory.mktemp("halfway") / "run"
+    assert sightline.run(original, FAULT="term@train:5").code == 128 + signal.SIGTERM
+
+    def copy(out: Path) -> Path:
+        return Path(shutil.copytree(original, out))
+
+    return copy

@@ -1,0 +1,116 @@
+"""demo_classification on two dozen pixels, with a fault where the environment variable FAULT wants one.
+
+FAULT="WHAT@WHERE:WHEN,..." e.g. "term@train:3". WHERE is what is counted, WHEN which of them fails, from 1 on:
+recipe, open (train, then val), train (losses), eval (predictions), save (tensor files); `load` means the sample of
+that index instead, and `sample` the training batch that holds it. Without FAULT it is an ordinary recipe.
+"""
+
+import dataclasses
+import os
+import re
+import resource
+import signal
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from sightline.config import Recipe
+from sightline.data.classification import ClassificationData, ClassificationDataset
+from sightline.recipes import demo_classification
+from sightline.tasks.classification import Classification
+from sightline.train import checkpoint
+
+SIGNALS = {"term": signal.SIGTERM, "int": signal.SIGINT, "kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+counts: Counter[str] = Counter()
+
+
+def faults(where: str, numbers: set[int] | None = None) -> set[str]:
+    """Carries out what FAULT has for this place; returns what the caller has to do itself."""
+    counts[where] += 1
+    numbers = numbers or {counts[where]}
+    left = set()
+    for fault in filter(None, os.environ.get("FAULT", "").split(",")):
+        what, place = fault.split("@")
+        if place not in {f"{where}:{number}" for number in numbers}:
+            continue
+        if what in SIGNALS:
+            os.kill(os.getpid(), SIGNALS[what])
+        elif what == "oom":
+            raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
+        elif what == "raise":
+            raise RuntimeError("made to fail")
+        elif what == "stall":
+            with open(os.environ["STALL"], "rb") as fifo:  # as a dead file server: does not return
+                fifo.read()
+        elif what.startswith("full"):  # full0 lets no file grow, full5000 none beyond 5000 bytes: EFBIG
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(what[4:]), resource.RLIM_INFINITY))
+        elif what == "free":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        else:
+            left.add(what)
+    return left
+
+
+class FaultyDataset(ClassificationDataset):
+    """Fails in `load`, which may run in a loader worker."""
+
+    def load(self, epoch, index):
+        if self.is_training:
+            faults("load", {index})
+        return super().load(epoch, index)
+
+
+@dataclass(frozen=True)
+class FaultyData(ClassificationData):
+    """Fails in `open`."""
+
+    def open(self, split, seed):
+        faults("open")
+        found = super().open(split, seed)
+        return FaultyDataset(self, found.source, split, seed)
+
+
+@dataclass(frozen=True)
+class FaultyTask(Classification):
+    """Fails in the forward pass of training or evaluation."""
+
+    def loss(self, model, batch):
+        left = faults("train") | faults("sample", set(batch["index"].tolist()))
+        if "nan" in left:  # through the network, so that batch-norm statistics see it too
+            batch = {**batch, "image": batch["image"] * float("nan")}
+        loss = super().loss(model, batch)
+        if "infinite" in left:
+            loss = dataclasses.replace(loss, total=loss.total * float("inf"))
+        if "huge" in left:  # finite itself, but not its gradients in fp16
+            loss = dataclasses.replace(loss, total=loss.total * 1e30)
+        return loss
+
+    def predict(self, model, batch):
+        faults("eval")
+        return super().predict(model, batch)
+
+
+def recipe() -> Recipe:
+    """Sixteen steps of eight pictures in two epochs."""
+    faults("recipe")
+    if os.environ.get("FAULT"):
+        to_host = checkpoint._on_host
+
+        def on_host(named):
+            faults("save")
+            return to_host(named)
+
+        checkpoint._on_host = on_host
+    demo = demo_classification.recipe()
+    data = {field.name: getattr(demo.data, field.name) for field in dataclasses.fields(demo.data)}
+    data |= {"path": "synthetic:classes=4,samples=64,size=24", "classes": 4}
+    data |= {"size": 24, "eval_size": 24, "eval_resize": 24}
+    return dataclasses.replace(
+        demo,
+        name="faulty",
+        model=dataclasses.replace(demo.model, width=4),
+        data=(FaultyData if re.search("@(open|load)", os.environ.get("FAULT", "")) else ClassificationData)(**data),
+        task=FaultyTask(label_smoothing=0.1),
+        train=dataclasses.replace(demo.train, epochs=2, global_batch=8, precision="fp32"),
+    )

@@ -1,0 +1,133 @@
+"""What may differ between a run and its continuation, and what is refused (B5: 9, 10, 39)."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+def test_changed_recipe_is_refused_line_by_line(sightline, reference, halfway, tmp_path):
+    out = halfway(tmp_path / "run")
+    before = (out / "config.yaml").read_text()
+    changes = ("--optimizer.lr", "0.1", "--train.ema", "0.5", "--data.crop-scale", "0.2", "1")
+    refused = sightline.run(out, *changes)
+    assert refused.code == refused.exit_code_in_folder == 2, refused
+    for line in ("optimizer.lr: 0.2 -> 0.1", "train.ema: 0.0 -> 0.5", "data.crop_scale: [0.5, 1.0] -> [0.2, 1.0]"):
+        assert f"\n  {line}\n" in refused.stderr
+    assert refused.stderr.count(" -> ") == 3, "and nothing that has not changed"
+    assert "--run.override" in refused.stderr
+    assert (out / "config.yaml").read_text() == before, "config.yaml says what the run was made with"
+
+    # The old values still go on to the same end.
+    again = sightline.run(out)
+    assert again.code == 0, again
+    assert again.bits == reference().bits
+
+
+def test_changed_run_is_not_refused(sightline, reference, halfway, tmp_path):
+    out = halfway(tmp_path / "run")
+    flags = ("--run.log-every-steps", "3", "--run.keep", "1", "--run.prefetch", "1", "--run.on-nan", "skip")
+    again = sightline.run(out, *flags, "--data.max-bad-samples", "7")
+    assert again.code == 0, again
+    assert again.bits == reference().bits
+
+
+def test_override_goes_on_with_the_new_values(sightline, reference, halfway, tmp_path):
+    out = halfway(tmp_path / "run")
+    again = sightline.run(out, "--optimizer.lr", "0.1", "--run.override")
+    assert again.code == 0, again
+    assert again.events("resume")[-1]["changes"] == ["optimizer.lr: 0.2 -> 0.1"]
+    assert again.progress["step"] == 16
+    assert again.bits != reference().bits
+    assert "lr: 0.1\n" in (out / "config.yaml").read_text()
+
+
+def test_changed_model_is_always_refused(sightline, halfway, tmp_path):
+    out = halfway(tmp_path / "run")
+    refused = sightline.run(out, "--model.width", "6", "--run.override")
+    assert refused.code == 2, refused
+    assert "model.width: 4 -> 6" in refused.stderr
+    assert refused.checkpoints == ["ckpt-00000005"]
+
+
+def test_resume_never_refuses_a_folder_with_checkpoints(sightline, halfway, tmp_path):
+    out = halfway(tmp_path / "run")
+    refused = sightline.run(out, "--run.resume", "never")
+    assert refused.code == 2, refused
+    assert refused.checkpoints == ["ckpt-00000005"]
+
+
+def test_resume_from_another_run(sightline, reference, halfway, tmp_path):
+    halfway(tmp_path / "first")
+    again = sightline.run(tmp_path / "second", "--run.resume", str(tmp_path / "first"))
+    assert again.code == 0, again
+    assert again.bits == reference().bits
+
+
+PICTURES = ("--data.classes", "10", "--run.checkpoint-every-steps", "2")
+
+
+@pytest.fixture(scope="module")
+def killed(sightline, shapes, tmp_path_factory) -> Path:
+    """A run killed in step 6 of 20."""
+    out = tmp_path_factory.mktemp("killed") / "run"
+    killed = sightline.run(out, "--data.path", str(shapes), *PICTURES, FAULT="kill@train:6")
+    assert killed.checkpoints == ["ckpt-00000002", "ckpt-00000004"], killed
+    return out
+
+
+@pytest.fixture
+def out(killed, tmp_path) -> Path:
+    return shutil.copytree(killed, tmp_path / "run")
+
+
+@pytest.fixture
+def data(shapes, tmp_path) -> Path:
+    return shutil.copytree(shapes, tmp_path / "data")
+
+
+def test_moved_data_resume(sightline, reference, shapes, data, out):
+    again = sightline.run(out, "--data.path", str(data), *PICTURES)
+    assert again.code == 0, again
+    assert again.bits == reference("--data.path", str(shapes), *PICTURES).bits
+
+
+@pytest.mark.parametrize(
+    ("split", "change"),
+    [
+        ("train", "added"),
+        ("val", "removed"),
+        pytest.param("train", "grown", marks=pytest.mark.slow),
+        pytest.param("val", "renamed", marks=pytest.mark.slow),
+    ],
+)
+def test_changed_data_are_refused(sightline, data, out, split, change):
+    picture = sorted((data / split).glob("*/*.jpg"))[0]
+    if change == "added":
+        shutil.copy(picture, picture.with_name("another.jpg"))
+    elif change == "removed":
+        picture.unlink()
+    elif change == "renamed":
+        picture.rename(picture.with_name("another.jpg"))
+    else:
+        picture.write_bytes(picture.read_bytes() + b"\0")
+    refused = sightline.run(out, "--data.path", str(data), *PICTURES)
+    assert refused.code == refused.exit_code_in_folder == 3, refused
+    assert f"the {split} data are not those" in refused.stderr
+    if (split, change) == ("train", "added"):
+        again = sightline.run(out, "--data.path", str(data), *PICTURES, "--run.override")
+        assert again.code == 0, again
+        assert again.events("resume")[-1]["step"] == 4
+
+
+def test_same_seed_same_bits_other_seed_other_bits(sightline, reference, tmp_path):
+    again = sightline.run(tmp_path / "again")
+    other = sightline.run(tmp_path / "other", "--train.seed", "1")
+    assert again.bits == reference().bits
+    assert not set(again.bits.values()) & set(other.bits.values())
+
+
+def test_other_thread_count_warns(sightline, halfway, tmp_path):
+    again = sightline.run(halfway(tmp_path / "run"), "--run.threads", "2", FAULT="term@train:1")
+    assert again.code == 143, again
+    assert "threads was 1 and is 2: the last bits may differ" in again.warnings

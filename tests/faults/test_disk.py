@@ -1,0 +1,109 @@
+"""A full disk costs checkpoints, not the run; a folder that cannot be written is told before training (B5: 11, 12).
+
+RLIMIT_FSIZE stands in for the full disk: the kernel lets no file grow beyond it (EFBIG where a disk says ENOSPC).
+"""
+
+import errno
+import shutil
+
+import pytest
+import torch
+
+from sightline.errors import DiskFull
+from sightline.train import checkpoint
+from sightline.train.checkpoint import Checkpoints
+
+OFTEN = ("--run.checkpoint-every-steps", "2")
+NO_ROOM_FOR_TENSORS, NO_ROOM = "full50000", "full0"
+
+
+@pytest.mark.parametrize("limit", [NO_ROOM_FOR_TENSORS, NO_ROOM])
+def test_run_goes_on_without_the_checkpoints_it_cannot_write(sightline, reference, tmp_path, limit):
+    ended = sightline.run(tmp_path / "run", *OFTEN, progress="plain", FAULT=f"{limit}@train:3,free@train:9")
+    assert ended.code == 0, ended
+    assert ended.bits == reference().bits
+    said = ended.stdout.replace("\n", " ")
+    assert "ckpt-00000004 could not be written: File too large; earlier checkpoints are intact" in said
+    saved = [line["step"] for line in ended.events("checkpoint")]
+    assert saved == [2, 10, 12, 14, 16, 16]
+    if limit == NO_ROOM_FOR_TENSORS:
+        assert "ckpt-00000008 could not be written" in ended.warnings
+
+
+@pytest.mark.parametrize("limit", [NO_ROOM_FOR_TENSORS, NO_ROOM])
+def test_last_save_without_room_is_exit_7(sightline, reference, tmp_path, limit):
+    out = tmp_path / "run"
+    ended = sightline.run(out, *OFTEN, FAULT=f"{limit}@train:11")
+    assert ended.code == 7, ended
+    assert "ckpt-00000016 could not be written: File too large; earlier checkpoints are intact" in ended.stderr
+    assert ended.checkpoints == ["ckpt-00000008", "ckpt-00000010"], "nothing half written is left"
+    if limit == NO_ROOM_FOR_TENSORS:
+        assert ended.exit_code_in_folder == 7
+    again = sightline.run(out, *OFTEN)
+    assert again.code == 0, again
+    assert again.events("resume")[-1]["step"] == 10
+    assert again.bits == reference().bits
+
+
+def test_no_room_when_asked_to_stop_is_exit_7(sightline, tmp_path):
+    ended = sightline.run(tmp_path / "run", *OFTEN, FAULT=f"{NO_ROOM_FOR_TENSORS}@train:3,term@train:5")
+    assert ended.code == ended.exit_code_in_folder == 7, ended
+    assert ended.checkpoints == ["ckpt-00000002"]
+
+
+def test_no_room_for_the_run_folder_is_told_at_once(sightline, tmp_path):
+    ended = sightline.run(tmp_path / "run", FAULT=f"{NO_ROOM}@recipe:1")
+    assert ended.code in (2, 7), ended
+    assert "Traceback" not in ended.stderr
+    assert str(tmp_path / "run") in ended.stderr
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize("call", ["_on_host", "_write_json", "_fsync", "_replace_text", "rename"])
+def test_every_call_of_a_save_may_find_the_disk_full(tmp_path, monkeypatch, call, number):
+    def save(step: int) -> None:
+        Checkpoints(tmp_path, 2, print).save(step, {"model": {"w": torch.full((9,), float(step))}}, {"n": step}, step)
+
+    def full(*_: object) -> None:
+        raise OSError(number, "no room")
+
+    save(1)
+    save(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.os if call == "rename" else checkpoint, call, full)
+        for step in (2, 3):
+            with pytest.raises(DiskFull, match="no room; earlier checkpoints are intact"):
+                save(step)
+            tensors, state, path = Checkpoints(tmp_path, 2, pytest.fail).newest()
+            assert bool((tensors["model"]["w"] == state["n"]).all())
+            assert path.name == f"ckpt-{state['n']:08d}" and state["n"] >= 2
+        assert not list(tmp_path.glob("*.tmp-*"))
+    save(4)
+    assert Checkpoints(tmp_path, 2, pytest.fail).newest()[1]["n"] == 4
+    assert not [path.name for path in tmp_path.iterdir() if ".tmp" in path.name or ".old" in path.name]
+
+
+@pytest.mark.parametrize("below", ["", "deeper/run"], ids=["a file", "below a file"])
+def test_run_folder_in_the_place_of_a_file(sightline, tmp_path, below):
+    (tmp_path / "file").write_text("mine")
+    ended = sightline.run(tmp_path / "file" / below)
+    assert ended.code == 2, ended
+    assert f"run folder {tmp_path / 'file' / below} cannot be written" in ended.stderr
+    assert "--run.out" in ended.stderr
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_folder_in_the_place_of_a_file_of_the_run(sightline, tmp_path):
+    """Found out before training, not at the first save."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").write_text("not a folder")
+    ended = sightline.run(tmp_path / "run", FAULT="kill@train:1")
+    assert ended.code == 2, ended
+    assert "checkpoints" in ended.stderr
+
+
+def test_finished_run_is_left_alone(sightline, reference, tmp_path):
+    out = shutil.copytree(reference().out, tmp_path / "run")
+    again = sightline.run(out)
+    assert again.code == 0 and again.bits == reference().bits
+    assert len(again.events("start")) == 1, "a finished run is not trained again"

@@ -1,0 +1,101 @@
+"""A run that is killed and started again ends with the bits of one that never stopped (B5: 1, 2, 3)."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SIGKILLED = -signal.SIGKILL
+# Everything that carries state from step to step: average, accumulation, mixup, momentum.
+EVERYTHING = ("--train.ema", "0.9", "--train.accumulation", "2", "--data.mixup", "0.2", "--train.epochs", "4")
+EVERY_STEP = ("--run.checkpoint-every-steps", "1")
+
+
+def kill_and_resume(sightline, out, flags, first, second):
+    """SIGKILL in the middle of the second epoch, as soon as a checkpoint of it is there; then the same command."""
+    started = sightline.start(out, *flags, *EVERY_STEP, "--run.workers", str(first))
+    reached = out / "checkpoints" / "ckpt-00000011"
+    started.until(reached.exists)
+    os.kill(started.pid, signal.SIGKILL)
+    assert started.wait().code == SIGKILLED
+    again = sightline.run(out, *flags, *EVERY_STEP, "--run.workers", str(second))
+    assert again.code == 0, again
+    assert 11 <= again.events("resume")[0]["step"] < 32
+    return again
+
+
+@pytest.mark.parametrize(
+    ("precision", "first", "second"),
+    [
+        ("fp32", 2, 0),
+        ("bf16", 0, 0),
+        *(
+            pytest.param(precision, first, second, marks=pytest.mark.slow)
+            for precision in ("fp32", "bf16", "fp16")
+            for first, second in ((0, 0), (0, 2), (2, 0), (2, 2))
+            if (precision, first, second) not in {("fp32", 2, 0), ("bf16", 0, 0)}
+        ),
+    ],
+)
+def test_killed_run_ends_with_equal_bits(sightline, reference, tmp_path, precision, first, second):
+    flags = (*EVERYTHING, "--train.precision", precision)
+    whole = reference(*flags)
+    again = kill_and_resume(sightline, tmp_path / "run", flags, first, second)
+    assert again.bits == whole.bits
+    assert {"model.safetensors", "optimizer.safetensors", "ema.safetensors"} <= set(again.bits)
+    assert again.progress == whole.progress
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--optimizer.kind", "adamw", "--optimizer.no-nesterov", "--optimizer.lr", "0.01"),
+        ("--train.last-batch", "wrap", "--train.global-batch", "10"),
+        ("--train.last-batch", "pad", "--train.global-batch", "10"),
+        ("--train.clip", "1"),
+    ],
+    ids=lambda flags: flags[1],
+)
+def test_killed_run_ends_with_equal_bits_whatever_the_recipe(sightline, reference, tmp_path, flags):
+    flags = (*flags, "--train.epochs", "4")
+    whole = reference(*flags)
+    assert kill_and_resume(sightline, tmp_path / "run", flags, 0, 0).bits == whole.bits
+
+
+@pytest.mark.slow
+def test_twenty_kills_in_one_run(sightline, reference, tmp_path):
+    data = ("--data.path", "synthetic:classes=4,samples=128,size=24")
+    flags = (*EVERYTHING, "--train.precision", "fp32", *data, "--train.epochs", "10")
+    whole = reference(*flags)
+    out = tmp_path / "run"
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        saved = sum(line["event"] == "checkpoint" for line in sightline.log(out))
+        wanted = saved + random.integers(0, 6)
+        started = sightline.start(out, *flags, *EVERY_STEP)
+        started.until(lambda n=wanted: sum(line["event"] == "checkpoint" for line in sightline.log(out)) >= n)
+        os.kill(started.pid, signal.SIGKILL)
+        assert started.wait().code == SIGKILLED
+    again = sightline.run(out, *flags, *EVERY_STEP)
+    assert again.code == 0, again
+    assert not again.warnings
+    assert again.bits == whole.bits
+
+
+@pytest.mark.slow
+def test_workers_leave_when_their_trainer_is_killed(sightline, tmp_path):
+    out = tmp_path / "run"
+    started = sightline.start(out, "--run.workers", "2", FAULT="stop@train:3")
+    workers = started.until(
+        lambda: next((line["workers"] for line in sightline.log(out) if line["event"] == "start"), None)
+    )
+    assert len(workers) == 2
+    os.kill(started.pid, signal.SIGKILL)
+    assert started.wait().code == SIGKILLED
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline, f"workers {workers} stayed behind"

@@ -1,0 +1,161 @@
+"""SIGTERM and SIGINT, wherever they meet a run: save at the step they came in, leave, and go on later (B5: 13, 15)."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sightline.data.order import TrainOrder
+
+CODES = {"term": 143, "int": 130}
+OFTEN = ("--run.checkpoint-every-steps", "2")
+
+
+# Two epochs of 16 steps with two batches of evaluation each.
+FLAGS = ("--data.path", "synthetic:classes=4,samples=128,size=24")
+
+
+# Where it arrives, in faulty.py's words, and the step and epoch that must then be saved.
+@pytest.mark.parametrize(
+    ("where", "step", "epoch"),
+    [
+        ("open:1", 0, 0),  # while the data are listed
+        ("train:5", 5, 0),
+        ("eval:1", 16, 0),
+        ("eval:3", 32, 1),  # nothing is left to do but the last evaluation
+        pytest.param("train:1", 1, 0, marks=pytest.mark.slow),
+        pytest.param("train:16", 16, 0, marks=pytest.mark.slow),  # the last step before an evaluation
+        pytest.param("eval:2", 16, 1, marks=pytest.mark.slow),  # the last batch: ends the evaluation
+        pytest.param("save:1", 16, 1, marks=pytest.mark.slow),  # while a checkpoint is written
+        pytest.param("train:21", 21, 1, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("name", ["term", pytest.param("int", marks=pytest.mark.slow)])
+def test_saves_at_the_exact_step_and_goes_on_to_equal_bits(sightline, reference, tmp_path, name, where, step, epoch):
+    out = tmp_path / "run"
+    stopped = sightline.run(out, *FLAGS, FAULT=f"{name}@{where}")
+    assert stopped.code == stopped.exit_code_in_folder == CODES[name], stopped
+    assert (stopped.progress["step"], stopped.progress["epoch"]) == (step, epoch)
+    assert "Traceback" not in stopped.stderr
+    again = sightline.run(out, *FLAGS)
+    assert again.code == 0, again
+    assert again.events("resume")[0]["step"] == step
+    assert again.bits == reference(*FLAGS).bits
+    assert again.progress == reference(*FLAGS).progress
+
+
+@pytest.mark.parametrize(("where", "step"), [("train:3", 3), pytest.param("eval:1", 16, marks=pytest.mark.slow)])
+def test_sigint_saves_too(sightline, tmp_path, where, step):
+    stopped = sightline.run(tmp_path / "run", *FLAGS, FAULT=f"int@{where}")
+    assert stopped.code == stopped.exit_code_in_folder == 130, stopped
+    assert stopped.progress["step"] == step
+
+
+@pytest.mark.parametrize(("name", "code"), [("term", -signal.SIGTERM), ("int", 130)])
+def test_before_there_is_anything_to_save(sightline, tmp_path, name, code):
+    """While the recipe is read. A shell shows -SIGTERM as 143."""
+    stopped = sightline.run(tmp_path / "run", FAULT=f"{name}@recipe:1")
+    assert stopped.code == code, stopped
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_several_stops_on_the_way_to_equal_bits(sightline, reference, tmp_path):
+    out = tmp_path / "run"
+    for where in ("train:3", "open:1", "train:1", "train:9", "eval:1", "eval:1", "save:1"):
+        assert sightline.run(out, *FLAGS, FAULT=f"term@{where}").code == 143
+    again = sightline.run(out, *FLAGS)
+    assert again.code == 0, again
+    assert again.bits == reference(*FLAGS).bits
+
+
+def test_with_average_accumulation_and_mixup(sightline, reference, tmp_path):
+    flags = ("--train.ema", "0.9", "--train.accumulation", "2", "--data.mixup", "0.2")
+    out = tmp_path / "run"
+    stopped = sightline.run(out, *flags, FAULT="term@train:19")  # the first part of step 10
+    assert stopped.code == 143, stopped
+    assert stopped.progress["step"] == 10
+    again = sightline.run(out, *flags)
+    assert again.bits == reference(*flags).bits
+
+
+@pytest.mark.parametrize("where", ["train:5", "save:5", pytest.param("eval:1", marks=pytest.mark.slow)])
+def test_second_sigint_leaves_at_once(sightline, reference, tmp_path, where):
+    out = tmp_path / "run"
+    stopped = sightline.run(out, *OFTEN, FAULT=f"int@{where},int@{where}")
+    assert stopped.code == 130, stopped
+    last = {"train:5": 4, "eval:1": 8, "save:5": 4}[where]  # two tensor files a checkpoint: the fifth is that of step 6
+    assert stopped.progress["step"] == last, "no time was taken for another save"
+    again = sightline.run(out, *OFTEN)
+    assert again.code == 0, again
+    assert not again.warnings
+    assert again.bits == reference().bits
+
+
+def test_second_sigterm_does_not_disturb_the_save(sightline, tmp_path):
+    stopped = sightline.run(tmp_path / "run", FAULT="term@train:5,term@train:5,term@save:1")
+    assert stopped.code == 143, stopped
+    assert stopped.progress["step"] == 5
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Path]:
+    """A file whose readers wait; they are let go at the end, whatever became of the test."""
+    path = tmp_path / "fifo"
+    os.mkfifo(path)
+    yield path
+    os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+
+
+@pytest.mark.parametrize("name", ["term", pytest.param("int", marks=pytest.mark.slow)])
+def test_data_that_never_come(sightline, reference, fifo, tmp_path, name):
+    """A worker hangs in a read, as on a dead file server; the trainer leaves without it."""
+    out, sample = tmp_path / "run", 7
+    order = TrainOrder(64, 8, seed=0)
+    stalled_step = next(step for step in range(8) if sample in order.batch(step)[1])
+    every_step = ("--run.checkpoint-every-steps", "1")
+    flags = ("--run.workers", "2", *every_step)
+    started = sightline.start(out, *flags, FAULT=f"stall@load:{sample}", STALL=str(fifo))
+    writer = started.until(lambda: opened_for_writing(fifo))  # a worker is there to read, and nothing will come
+    started.until(lambda: [line for line in sightline.log(out) if line.get("step") == stalled_step])
+    os.kill(started.pid, {"term": signal.SIGTERM, "int": signal.SIGINT}[name])
+    stopped = started.wait()
+    os.close(writer)
+    assert stopped.code == stopped.exit_code_in_folder == CODES[name], stopped
+    assert stopped.progress["step"] == stalled_step
+    again = sightline.run(out, *every_step)
+    assert again.code == 0, again
+    assert again.bits == reference().bits
+
+
+def opened_for_writing(fifo: Path) -> int | None:
+    """Succeeds once somebody has opened it for reading."""
+    try:
+        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["term", "int"])
+def test_signal_to_the_whole_process_group(sightline, reference, tmp_path, name):
+    """As a terminal does at Ctrl-C and a batch system at its time limit: loader workers are signalled as well."""
+    out = tmp_path / "run"
+    started = sightline.start(out, "--run.workers", "2", *OFTEN, FAULT="stop@train:5")
+    started.until(lambda: Path(f"/proc/{started.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    os.killpg(started.pid, {"term": signal.SIGTERM, "int": signal.SIGINT}[name])
+    os.kill(started.pid, signal.SIGCONT)
+    stopped = started.wait()
+    assert stopped.code == stopped.exit_code_in_folder == CODES[name], stopped
+    assert stopped.progress["step"] == 5
+    assert "Traceback" not in stopped.stderr
+    assert sightline.run(out, *OFTEN).bits == reference().bits
+
+
+def test_exit_json_says_which_signal(sightline, tmp_path):
+    sightline.run(tmp_path / "run", FAULT="term@train:2")
+    ended = json.loads((tmp_path / "run" / "exit.json").read_text())
+    assert ended["code"] == 143 and "15" in ended["reason"]

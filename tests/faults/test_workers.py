@@ -1,0 +1,61 @@
+"""A loader worker that dies or fails ends the run with a message that names it (B5: 18, 19)."""
+
+import os
+import signal
+
+import pytest
+
+from sightline.data.order import TrainOrder
+
+
+@pytest.mark.parametrize("when", ["training", pytest.param("evaluation", marks=pytest.mark.slow)])
+def test_killed_worker(sightline, reference, tmp_path, when):
+    out = tmp_path / "run"
+    where = {"training": "train:3", "evaluation": "eval:1"}[when]
+    # Two batches of evaluation, so that something is left to wait for.
+    flags = ("--data.path", "synthetic:classes=4,samples=128,size=24", "--run.checkpoint-every-steps", "2")
+    started = sightline.start(out, *flags, "--run.workers", "2", FAULT=f"stop@{where}")
+    started.until(lambda: is_stopped(started.pid))
+    workers = next(line["workers"] for line in sightline.log(out) if line["event"] == "start")
+    os.kill(workers[1], signal.SIGKILL)
+    os.kill(started.pid, signal.SIGCONT)
+    ended = started.wait()
+    assert ended.code == ended.exit_code_in_folder == 8, ended
+    assert f"loader worker {workers[1]} was killed by SIGKILL" in ended.stderr
+    assert "out-of-memory" in ended.stderr and "--run.workers" in ended.stderr
+    again = sightline.run(out, *flags)
+    assert again.code == 0, again
+    assert again.bits == reference(*flags).bits
+
+
+def is_stopped(pid: int) -> bool:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.parametrize("workers", ["2", "0"])
+def test_failing_load_shows_its_traceback_and_the_sample(sightline, tmp_path, workers):
+    flags = ("--train.global-batch", "64", "--run.workers", workers)
+    sample = int(TrainOrder(64, 64, seed=0).batch(0)[1][-1])  # far down in what a worker is asked for at once
+    ended = sightline.run(tmp_path / "run", *flags, FAULT=f"raise@load:{sample}")
+    assert ended.code == ended.exit_code_in_folder == (8 if workers == "2" else 1), ended
+    assert "RuntimeError: made to fail" in ended.stderr
+    assert "faulty.py" in ended.stderr and "in load" in ended.stderr, "the line that failed"
+    assert f"synthetic:train/{sample}" in ended.stderr
+
+
+@pytest.mark.slow
+def test_forkserver_killed_before_the_workers(sightline, reference, tmp_path):
+    """The process that forked the workers is not needed again: losing it loses nothing."""
+    out = tmp_path / "run"
+    started = sightline.start(out, "--run.workers", "2", FAULT="stop@train:3")
+    started.until(lambda: is_stopped(started.pid))
+    workers = next(line["workers"] for line in sightline.log(out) if line["event"] == "start")
+    with open(f"/proc/{workers[0]}/stat") as file:
+        server = int(file.read().rpartition(")")[2].split()[1])
+    assert server not in (started.pid, os.getpid(), 1)
+    os.kill(server, signal.SIGKILL)
+    os.kill(started.pid, signal.SIGCONT)
+    ended = started.wait()
+    assert ended.code == 0, ended
+    assert ended.bits == reference().bits

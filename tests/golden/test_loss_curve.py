@@ -1,0 +1,49 @@
+"""The first 200 steps of a small run, kept per kind of device: a change of numbers must be meant.
+
+SIGHTLINE_REGENERATE=1 pytest tests/golden/test_loss_curve.py   writes the file of this machine's device anew.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from sightline import api, config
+from sightline.hardware import devices
+
+FLAGS = """--data.path synthetic:classes=8,samples=1600,size=40 --data.classes 8 --data.size 32 --data.eval-size 32
+--data.eval-resize 36 --data.mixup 0.2 --model.width 8 --train.global-batch 32 --train.epochs 4 --train.precision fp32
+--optimizer.lr 0.05 --run.log-every-steps 1 --run.progress off --run.workers 0 --run.threads 1 --run.compile off
+--train.eval-every-epochs 4""".split()
+STEPS = 200
+
+
+def curve(out: Path, *flags: str) -> list[float]:
+    recipe, run = config.load("demo_classification", [*FLAGS, "--run.out", str(out), *flags])
+    api.train(recipe, run)
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["event"] == "train"]
+
+
+def compare(losses: list[float], kind: str) -> None:
+    path = Path(__file__).parent / f"loss_curve_{kind}.json"
+    if os.environ.get("SIGHTLINE_REGENERATE"):
+        path.write_text(json.dumps({"torch": torch.__version__, "losses": [round(v, 6) for v in losses]}) + "\n")
+    golden = json.loads(path.read_text())["losses"]
+    assert len(losses) == len(golden) == STEPS
+    # Other processors round differently, and training magnifies that: the start must agree, the rest on average.
+    assert losses[:10] == pytest.approx(golden[:10], rel=2e-3)
+    for start in range(0, STEPS, 25):
+        mean, expected = (sum(part[start : start + 25]) / 25 for part in (losses, golden))
+        assert mean == pytest.approx(expected, rel=0.05), f"steps {start} to {start + 24}"
+
+
+def test_loss_curve_on_the_cpu(tmp_path):
+    compare(curve(tmp_path / "run", "--run.device", "cpu"), "cpu")
+
+
+@pytest.mark.device
+def test_loss_curve_on_the_device(tmp_path):
+    compare(curve(tmp_path / "run"), devices.select().kind)

@@ -1,0 +1,91 @@
+"""Recipes at tiny size, in this process: 24 pixels, a few channels, six steps, a tenth of a second."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from sightline import api, config, recipes
+from sightline.errors import SightlineError
+from sightline.parts import Scores
+
+# By the class of the part, so that recipes made of the same parts need nothing new here.
+TINY = {
+    "ResNetConfig": ["--model.width=4"],
+    "ArchConfig": ["--model.arch=shufflenet_v2_x0_5"],
+    "ClassificationData": [
+        "--data.path=synthetic:classes=10,samples=24,size=28",
+        "--data.classes=10",
+        "--data.size=24",
+        "--data.eval-resize=24",
+        "--data.eval-size=24",
+    ],
+    "TrainConfig": ["--train.epochs=2", "--train.global-batch=8", "--train.precision=fp32"],
+    "Run": ["--run.workers=0", "--run.device=cpu", "--run.log-every-steps=1"],
+}
+
+
+def tiny_flags(name: str) -> list[str]:
+    """What makes a recipe small."""
+    recipe = recipes.find(name).recipe()
+    parts = [getattr(recipe, part.name) for part in fields(recipe)[1:]]
+    return [flag for part in [*parts, config.Run()] for flag in TINY.get(type(part).__name__, [])]
+
+
+@dataclass
+class Result:
+    """What a run left behind."""
+
+    folder: Path
+    scores: Scores | None = None
+    error: SightlineError | None = None
+    shown: str = ""
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """From the oldest to the newest."""
+        return sorted((self.folder / "checkpoints").glob("ckpt-????????"))
+
+    def events(self, kind: str) -> list[dict]:
+        """The lines of log.jsonl of one kind, without their times."""
+        found = [json.loads(line) for line in (self.folder / "log.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in line.items() if k != "time"} for line in found if line["event"] == kind]
+
+    def bits(self) -> dict[str, str]:
+        """sha256 of every tensor file of the newest checkpoint."""
+        files = sorted(self.checkpoints[-1].glob("*.safetensors"))
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+Train = Callable[..., Result]
+
+
+@pytest.fixture
+def tiny() -> Callable[[str], list[str]]:
+    """tiny(name): the flags that make a recipe small."""
+    return tiny_flags
+
+
+@pytest.fixture
+def train(capsys: pytest.CaptureFixture[str]) -> Iterator[Train]:
+    """train(name, folder, *flags): one run at tiny size; errors of ours are part of the result."""
+    threads = torch.get_num_threads()
+
+    def run(name: str, folder: Path | None, *flags: str) -> Result:
+        out = [] if folder is None else [f"--run.out={folder}"]
+        result = Result(folder or Path("runs") / recipes.find(name).recipe().name)
+        capsys.readouterr()
+        try:
+            result.scores = api.train(*api.load(name, [*tiny_flags(name), *out, *flags]))
+        except SightlineError as error:
+            result.error = error
+        result.shown = capsys.readouterr().out
+        return result
+
+    yield run
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,390 @@
+"""Every field of every recipe is changed, and something must come of it: a field that nothing reads is a stub.
+
+The table is keyed by the class of the part, so a recipe made of known parts needs no new rows; a new field, or a part
+of a new class, fails here until a row says how its effect is seen.
+"""
+
+import ast
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sightline import config, recipes
+
+PARTS = ("model", "data", "task", "optimizer", "schedule", "train", "run")
+TESTS = Path(__file__).resolve().parents[1]
+
+
+# What is looked at after a run. Each look is of one kind, and equal after equal runs.
+
+
+def weights(result) -> Any:
+    return result.bits()["model.safetensors"]
+
+
+def files(result) -> Any:
+    return sorted(result.bits())
+
+
+def shapes(result) -> Any:
+    return {name: tuple(t.shape) for name, t in load_file(result.checkpoints[-1] / "model.safetensors").items()}
+
+
+def scores(result) -> Any:
+    return result.scores.values
+
+
+def steps(result) -> Any:
+    return [event["steps"] for event in result.events("start")]
+
+
+def evaluations(result) -> Any:
+    return [event["epoch"] for event in result.events("evaluate")]
+
+
+def event_files(result) -> Any:
+    return len(list((result.folder / "tensorboard").glob("events.*")))
+
+
+def traces(result) -> Any:
+    return sorted(path.name for path in (result.folder / "profile").glob("*"))
+
+
+def log_lines(result) -> Any:
+    return [event["step"] for event in result.events("train")]
+
+
+def saves(result) -> Any:
+    return [event["step"] for event in result.events("checkpoint")]
+
+
+def kept(result) -> Any:
+    return [path.name for path in result.checkpoints]
+
+
+def error(result) -> Any:
+    return None if result.error is None else (type(result.error).__name__, str(result.error))
+
+
+def bad_steps(result) -> Any:
+    return [event["step"] for event in result.events("bad_step")]
+
+
+def place(_) -> Any:
+    return Path("somewhere/else/config.yaml").is_file()
+
+
+def shown(result) -> Any:
+    return "epoch 1/2  step 1/6" in result.shown
+
+
+def workers(result) -> Any:
+    return [len(event["workers"]) for event in result.events("start")]
+
+
+def threads(result) -> Any:
+    return json.loads((result.folder / "environment.json").read_text())["threads"]
+
+
+def determinism(_) -> Any:
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def compilations(_) -> Any:
+    return len(COMPILED)
+
+
+COMPILED: list[object] = []  # what was given to torch.compile since the last run began
+
+
+@dataclass(frozen=True)
+class Flip:
+    """One change of a field: the first of `values` that is not the value it has; `look` must then see another thing."""
+
+    values: tuple[str, ...]
+    look: Callable[..., Any]
+    base: tuple[str, ...] = ()
+    """Flags that both runs need for the field to matter."""
+    same: Callable[..., Any] | None = None
+    """What must not change: evaluation does not reach into training."""
+    before: tuple[str, ...] | None = None
+    """Flags of a run made in the folder beforehand."""
+    home: bool = False
+    """Whether the run gets no folder of its own."""
+
+
+@dataclass(frozen=True)
+class SeenIn:
+    """For what one process cannot show: the test that does."""
+
+    test: str
+
+
+DIVERGING = ("--optimizer.lr=1e30", "--schedule.kind=constant", "--schedule.warmup-epochs=0")
+ADAMW = ("--optimizer.kind=adamw", "--optimizer.no-nesterov", "--optimizer.momentum=0.9", "--optimizer.lr=0.01")
+RMSPROP = ("--optimizer.kind=rmsprop", "--optimizer.no-nesterov", "--optimizer.lr=0.001")
+WARMUP = ("--schedule.warmup-epochs=1", "--schedule.warmup-factor=0.2")
+TABLE_RATES = ("--schedule.kind=table", "--schedule.table-epochs", "1", "--schedule.table-rates", "0.01")
+STEP = ("--schedule.kind=step", "--schedule.drop-epochs", "1", "--schedule.warmup-epochs=0")
+SKIPPING = ("--data.path=DAMAGED", "--data.on-bad-sample=skip")
+UNEVEN = ("--data.path=synthetic:classes=10,samples=28,size=28",)
+
+TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
+    "ResNetConfig": {
+        "depth": [Flip(("18", "34"), shapes)],
+        "width": [Flip(("6",), shapes)],
+        "stem": [Flip(("3x3", "7x7"), shapes)],
+        "zero_init_residual": [Flip(("True", "False"), weights)],
+        "weights": [Flip(("WEIGHTS",), weights), Flip(("missing.pth",), error)],
+    },
+    "ClassificationData": {
+        "augment": [Flip(("off", "on"), weights)],
+        "crop_scale": [Flip(("0.2 0.3",), weights, same=steps)],
+        "crop_ratio": [Flip(("2.0 3.0",), weights)],
+        "flip": [Flip(("1.0",), weights)],
+        "policy": [Flip((name,), weights) for name in ("randaugment", "autoaugment", "augmix")],
+        "policy_magnitude": [Flip(("25",), weights, base=("--data.policy=randaugment",))],
+        "augmix_severity": [Flip(("9",), weights, base=("--data.policy=augmix",))],
+        "random_erase": [Flip(("1.0",), weights)],
+        "mixup": [Flip(("0.7",), weights)],
+        "cutmix": [Flip(("0.7",), weights)],
+        "size": [Flip(("32",), weights)],
+        "eval_resize": [Flip(("40",), scores, same=weights)],
+        "eval_size": [Flip(("16",), scores, same=weights)],
+        "interpolation": [Flip(("bicubic", "bilinear"), weights)],
+        "mean": [Flip(("0.1 0.2 0.3",), weights)],
+        "std": [Flip(("0.1 0.2 0.3",), weights)],
+        "path": [Flip(("synthetic:classes=10,samples=24,size=30",), weights), Flip(("",), error)],
+        "source": [Flip(("folder",), error)],
+        "classes": [Flip(("7",), error)],
+        "samples": [SeenIn("unit/measure/test_inspect.py::test_steps_are_counted_from_what_the_recipe_declares")],
+        "on_bad_sample": [Flip(("skip", "fail"), error, base=("--data.path=DAMAGED",))],
+        "max_bad_samples": [Flip(("0",), error, base=SKIPPING)],
+    },
+    "ArchConfig": {
+        "arch": [Flip(("resnet18",), shapes)],
+        "zero_init_residual": [Flip(("True",), weights, base=("--model.arch=resnet18", "--train.epochs=1"))],
+        "weights": [Flip(("WEIGHTS",), weights)],
+    },
+    "Classification": {
+        "label_smoothing": [Flip(("0.3",), weights)],
+    },
+    "OptimizerConfig": {
+        "kind": [Flip(("adamw", "sgd"), weights, base=("--optimizer.no-nesterov", "--optimizer.momentum=0.9"))],
+        "lr": [Flip(("0.07",), weights)],
+        "weight_decay": [Flip(("0.03",), weights)],
+        "norm_weight_decay": [Flip(("0.2",), weights)],
+        "bias_weight_decay": [Flip(("0.2",), weights)],
+        "momentum": [Flip(("0.4",), weights)],
+        "nesterov": [Flip(("True", "False"), weights)],
+        "alpha": [Flip(("0.5",), weights, base=RMSPROP)],
+        "beta1": [Flip(("0.5",), weights, base=ADAMW)],
+        "beta2": [Flip(("0.5",), weights, base=ADAMW)],
+        "eps": [Flip(("0.1",), weights, base=ADAMW)],
+    },
+    "ScheduleConfig": {
+        "kind": [Flip(("constant", "cosine"), weights)],
+        "warmup_epochs": [Flip(("0.7",), weights)],
+        "final_lr": [Flip(("0.05",), weights, base=("--schedule.kind=cosine",))],
+        "drop_epochs": [Flip(("5",), weights, base=STEP)],
+        "factor": [Flip(("0.5",), weights, base=STEP)],
+        "unit": [Flip(("epoch", "step"), weights, base=("--schedule.kind=cosine",))],
+        "warmup": [Flip(("constant",), weights, base=WARMUP)],
+        "warmup_factor": [Flip(("0.9",), weights, base=WARMUP)],
+        "patience": [
+            Flip(("0",), weights, base=("--schedule.kind=plateau", "--train.epochs=5", "--optimizer.lr=1e-5"))
+        ],
+        "table_epochs": [Flip(("5",), weights, base=TABLE_RATES)],
+        "table_rates": [Flip(("0.03",), weights, base=TABLE_RATES)],
+    },
+    "TrainConfig": {
+        "epochs": [Flip(("3",), steps)],
+        "global_batch": [Flip(("4",), steps)],
+        "precision": [Flip(("bf16",), weights), Flip(("fp16",), files)],
+        "accumulation": [Flip(("2",), weights, same=steps), Flip(("3",), error)],
+        "ema_every_steps": [Flip(("2",), scores, base=("--train.ema=0.5",), same=weights)],
+        "ema_rule": [Flip(("torchvision", "plain"), scores, base=("--train.ema=0.9",), same=weights)],
+        "eval_autocast": [Flip(("True", "False"), scores, base=("--train.precision=bf16",), same=weights)],
+        "repeats": [Flip(("2",), weights, same=steps)],
+        "ema": [Flip(("0.5",), scores, same=weights), Flip(("0.5",), files)],
+        "clip": [Flip(("0.01",), weights)],
+        "eval_every_epochs": [Flip(("2",), evaluations, same=weights)],
+        "last_batch": [
+            Flip(("pad",), steps, base=(*UNEVEN, "--train.last-batch=drop")),
+            Flip(("wrap",), weights, base=(*UNEVEN, "--train.last-batch=drop"), same=steps),
+        ],
+        "bn_eval": [SeenIn("distributed/test_ranks.py::test_batch_norm_statistics_follow_their_rule")],
+        "seed": [Flip(("1",), weights)],
+        "deterministic": [Flip(("True", "False"), determinism, same=weights)],
+    },
+    "Run": {
+        "out": [Flip(("somewhere/else",), place, home=True)],
+        "device": [Flip(("abacus",), error)],
+        # One step is enough: threads that wait for each other on busy cores are slow.
+        "threads": [Flip(("2",), threads, base=("--train.epochs=1", "--train.global-batch=24"))],
+        "workers": [Flip(("1",), workers, same=weights)],
+        "prefetch": [Flip(("1000000000",), error, base=("--run.workers=1",))],
+        "compile": [Flip(("on",), compilations)],
+        "graph": [Flip(("on",), error, base=("--run.device=cpu",))],
+        "channels_last": [SeenIn("unit/train/test_step.py::test_channels_last_is_a_layout_and_not_another_model")],
+        "log_every_steps": [Flip(("3",), log_lines, same=weights)],
+        "checkpoint_every_steps": [Flip(("1",), saves, same=weights)],
+        "keep": [Flip(("1",), kept, base=("--train.epochs=4", "--train.eval-every-epochs=4"), same=weights)],
+        "resume": [
+            Flip(("never",), error, before=()),
+            Flip(("DONOR",), weights, base=("--run.override",), same=steps),
+        ],
+        "override": [Flip(("True",), error, base=("--train.epochs=3",), before=())],
+        "on_nan": [
+            Flip(("skip",), error, base=DIVERGING),
+            Flip(("rewind",), bad_steps, base=(*DIVERGING, "--run.max-bad-steps=3")),
+        ],
+        "max_bad_steps": [Flip(("1",), error, base=(*DIVERGING, "--run.on-nan=skip"))],
+        "tensorboard": [Flip(("True",), event_files, same=weights)],
+        "profile": [Flip(("1,2",), traces, same=weights), Flip(("4,2",), error)],
+        "progress": [Flip(("off", "plain"), shown, same=weights)],
+    },
+}
+
+
+def parts_of(name: str) -> dict[str, object]:
+    recipe = recipes.find(name).recipe()
+    return {part: config.Run() if part == "run" else getattr(recipe, part) for part in PARTS}
+
+
+def rows() -> list[tuple[str, str, str, int]]:
+    """(recipe, part, field, number of the flip); a field without a row in the table has number -1."""
+    found = []
+    seen = set()  # a field of a class that several recipes use is looked at once
+    for name in recipes.names():
+        for part, value in parts_of(name).items():
+            for each in dataclasses.fields(value):
+                if (type(value), each.name) in seen:
+                    continue
+                seen.add((type(value), each.name))
+                count = len(TABLE.get(type(value).__name__, {}).get(each.name, []))
+                found += [(name, part, each.name, number) for number in range(count)] or [(name, part, each.name, -1)]
+    return found
+
+
+def as_flags(part: str, name: str, value: str, default: object) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(default, bool):
+        return [f"--{part}.{flag}" if value == "True" else f"--{part}.no-{flag}"]
+    return [f"--{part}.{flag}", *value.split()] if isinstance(default, tuple) else [f"--{part}.{flag}={value}"]
+
+
+@pytest.fixture(scope="module")
+def damaged(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Drawn pictures, one of which is none."""
+    root = tmp_path_factory.mktemp("damaged") / "pictures"
+    shutil.copytree(shapes, root)
+    min(path for path in (root / "train").rglob("*") if path.is_file()).write_text("none")
+    return root
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[tuple, dict]:
+    """What was seen, by the flags of the run: many flips share one baseline."""
+    return {}
+
+
+@pytest.fixture
+def ran(known: dict[tuple, dict], train, tmp_path: Path, damaged: Path, monkeypatch):
+    """ran(recipe, flip, change): what the flip looks at, after a run with this change."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # --train.deterministic sets it in this process
+
+    def record(function, **_):
+        COMPILED.append(function)
+        return function
+
+    monkeypatch.setattr(torch, "compile", record)
+
+    def spelt(name: str, flag: str) -> str:
+        """Words of the table that stand for files."""
+        if "WEIGHTS" in flag or "DONOR" in flag:
+            donor = train(name, tmp_path / "donor", "--train.seed=77", "--train.epochs=1")
+            flag = flag.replace("WEIGHTS", str(donor.checkpoints[-1] / "model.safetensors"))
+            flag = flag.replace("DONOR", str(donor.folder))
+        return flag.replace("DAMAGED", str(damaged))
+
+    def run(name: str, flip: Flip, change: list[str]) -> list[Any]:
+        looks = [flip.look, *([flip.same] if flip.same else [])]
+        seen = known.setdefault((name, flip.before, flip.home, *flip.base, *change), {})
+        if any(look not in seen for look in looks):
+            folder = None if flip.home else tmp_path / f"run {len(known)}"
+            if flip.before is not None:
+                assert train(name, folder, *flip.before).error is None
+            flags = [spelt(name, flag) for flag in (*flip.base, *change)]
+            COMPILED.clear()
+            result = train(name, folder, *flags)
+            seen.update({look: look(result) for look in looks})
+        return [seen[look] for look in looks]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "field_name", "number"), rows(), ids=lambda value: str(value) if not isinstance(value, int) else ""
+)
+def test_a_field_does_something(name: str, part: str, field_name: str, number: int, tiny, ran):
+    value = parts_of(name)[part]
+    kind = type(value).__name__
+    assert number >= 0, (
+        f"{part}.{field_name} of {name} ({kind}) has no row in the table of {Path(__file__).name}; "
+        f"say which change of it shows, and how"
+    )
+    flip = TABLE[kind][field_name][number]
+    if isinstance(flip, SeenIn):
+        path, _, function = flip.test.partition("::")
+        tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
+        assert function in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        return
+    changes = [as_flags(part, field_name, each, getattr(value, field_name)) for each in flip.values]
+    if len(changes) > 1:
+        base = [*tiny(name), *flip.base]
+        changes = [flags for flags in changes if config.load(name, [*base, *flags]) != config.load(name, base)]
+    change = changes[0]
+    before, after = ran(name, flip, []), ran(name, flip, change)
+    assert after[0] != before[0], f"{' '.join(change)} changes nothing: {flip.look.__name__} stays {before[0]}"
+    assert after[1:] == before[1:], f"{' '.join(change)} changes {flip.same.__name__} too"
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_looking_twice_at_the_same_run_sees_no_change(name: str, train, tmp_path: Path):
+    """Else a difference would prove nothing."""
+    flips = [flip for fields in TABLE.values() for flips in fields.values() for flip in flips]
+    looks = {flip.look for flip in flips if isinstance(flip, Flip)}
+    first, second = (train(name, tmp_path / folder) for folder in ("first", "second"))
+    for look in looks:
+        assert look(first) == look(second), look.__name__
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_all_changes_together_survive_config_yaml(name: str, tmp_path: Path):
+    changes = []
+    for part, value in parts_of(name).items():
+        for field_name, flips in TABLE.get(type(value).__name__, {}).items():
+            alone = [flip for flip in flips if isinstance(flip, Flip) and not flip.base]
+            changes += as_flags(part, field_name, alone[0].values[0], getattr(value, field_name)) if alone else []
+    made = config.load(name, changes)
+    path = tmp_path / "config.yaml"
+    path.write_text(config.dump(*made))
+    assert config.load(name, [], path) == made != config.load(name)
+
+
+def test_the_table_has_no_rows_of_fields_that_are_gone():
+    known: dict[str, set[str]] = {}
+    for name in recipes.names():
+        for value in parts_of(name).values():
+            known.setdefault(type(value).__name__, set()).update(each.name for each in dataclasses.fields(value))
+    assert {kind: set(fields) for kind, fields in TABLE.items()} == known

@@ -1,0 +1,223 @@
+"""Every recipe: its text, its round trip, a few steps, an evaluation, and a resume from anywhere to the same bits."""
+
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sightline import api, config, recipes
+from sightline.errors import Interrupted
+from sightline.hardware import devices
+from sightline.hardware.world import World
+from sightline.log import RunLog
+from sightline.train import loop
+
+EVERY_RECIPE = pytest.mark.parametrize("name", recipes.names())
+STEPS = 6  # two epochs of three
+LEARNS_WELL = {
+    "ResNetConfig": ["--model.width=8", "--optimizer.lr=0.1"],
+    "ArchConfig": ["--model.arch=resnet18", "--optimizer.lr=0.01", "--train.epochs=4"],
+}
+
+
+@EVERY_RECIPE
+def test_its_text_gives_the_command_and_the_expected_result(name: str):
+    text = recipes.describe(name)
+    assert recipes.find(name).__doc__.strip().startswith(text.splitlines()[0])
+    assert len(text.splitlines()[0]) < 120, "the first line is what `sightline list` shows"
+    assert f"    sightline train {name} --data.path " in text
+    (expected,) = re.findall(r"^Expected: (.+)", text, flags=re.MULTILINE)
+    assert re.search(r"\d", expected), "an expected result is a number"
+
+
+@EVERY_RECIPE
+def test_it_is_called_by_the_name_of_its_file(name: str):
+    assert recipes.find(name).recipe().name == name
+    assert config.load(name)[0] == recipes.find(name).recipe()
+
+
+@EVERY_RECIPE
+def test_it_trains_evaluates_and_writes_its_run_folder(name: str, tmp_path: Path, train):
+    result = train(name, tmp_path / "run")
+    assert result.error is None
+    assert [e["step"] for e in result.events("train")] == list(range(1, STEPS + 1))
+    assert [e["epoch"] for e in result.events("evaluate")] == [1, 2]
+    assert [c.name for c in result.checkpoints] == ["ckpt-00000003", "ckpt-00000006"]
+    assert result.events("exit") == [{"event": "exit", "code": 0, "reason": "finished"}]
+    told = json.loads((result.folder / "scores.json").read_text())
+    assert told["values"] == result.scores.values and told["tables"] == result.scores.tables
+    headline = recipes.find(name).recipe().task.headline
+    assert 0 <= result.scores.values[headline] <= 1
+    assert f"{name}: 24 training and 3 evaluation samples, 2 epochs of 3 steps, batch 8 (8 on each of" in result.shown
+    # The config of the run makes the same run again, bit for bit.
+    path = result.folder / "config.yaml"
+    again = config.load(config.recipe_named_in(path), [f"--run.out={tmp_path / 'again'}"], path)
+    api.train(*again)
+    copy = type(result)(tmp_path / "again")
+    assert copy.bits() == result.bits()
+    assert [e["loss"] for e in copy.events("train")] == [e["loss"] for e in result.events("train")]
+
+
+@EVERY_RECIPE
+def test_a_checkpoint_is_evaluated_to_the_scores_it_was_saved_with(name: str, tmp_path: Path, train):
+    result = train(name, tmp_path / "run", "--train.ema=0.5")
+    flags = ["--run.workers=0", "--run.device=cpu"]
+    latest = api.evaluate(str(result.folder), flags, which="latest")
+    assert latest.values == result.scores.values and latest.tables == result.scores.tables
+    first = api.evaluate(str(result.checkpoints[0]), flags)
+    logged = result.events("evaluate")[0]
+    assert first.values == {key: logged[key] for key in first.values}
+
+
+@EVERY_RECIPE
+def test_checkpoints_have_the_names_of_the_model(name: str, tmp_path: Path, train):
+    result = train(name, tmp_path / "run", "--train.ema=0.5", "--train.epochs=1")
+    recipe, _ = config.from_json(json.loads((result.checkpoints[0] / "state.json").read_text())["recipe"])
+    model = recipe.model.build(recipe.data.open("train", 0).spec)
+    for file in ("model", "ema"):
+        stored = load_file(result.checkpoints[0] / f"{file}.safetensors")
+        assert {n: t.shape for n, t in stored.items()} == {n: t.shape for n, t in model.state_dict().items()}
+        model.load_state_dict(stored)
+
+
+VARIANTS = {
+    "as it is": [],
+    "everything on": [
+        "--train.ema=0.9",
+        "--train.accumulation=2",
+        "--train.clip=1",
+        "--train.last-batch=wrap",
+        "--data.mixup=0.3",
+        "--data.cutmix=0.3",
+        "--data.random-erase=0.5",
+        "--data.path=synthetic:classes=10,samples=28,size=28",  # a wrapped batch spans two epochs
+    ],
+    "fp16 and adamw": [
+        "--train.precision=fp16",
+        "--optimizer.kind=adamw",
+        "--optimizer.momentum=0.9",
+        "--optimizer.no-nesterov",
+        "--optimizer.lr=0.01",
+    ],
+}
+
+
+@EVERY_RECIPE
+@pytest.mark.parametrize("flags", VARIANTS.values(), ids=VARIANTS.keys())
+def test_resumed_from_any_step_it_ends_with_the_same_bits(name: str, tmp_path: Path, train, flags: list[str]):
+    flags = [*flags, "--run.checkpoint-every-steps=1", "--run.keep=100"]
+    whole = train(name, tmp_path / "whole", *flags)
+    assert [c.name for c in whole.checkpoints] == [f"ckpt-{step:08d}" for step in range(1, STEPS + 1)]
+    for step in range(1, STEPS) if "--train.ema=0.9" in flags else (2, 3):
+        copy = tmp_path / f"from {step}"
+        shutil.copytree(whole.folder, copy)
+        for later in range(step + 1, STEPS + 1):
+            shutil.rmtree(copy / "checkpoints" / f"ckpt-{later:08d}")
+        (copy / "log.jsonl").unlink()
+        resumed = train(name, copy, *flags)
+        assert resumed.error is None and [e["step"] for e in resumed.events("resume")] == [step]
+        assert resumed.bits() == whole.bits()
+        assert resumed.scores == whole.scores
+        expected = [e["loss"] for e in whole.events("train")][step:]
+        assert [e["loss"] for e in resumed.events("train")] == expected
+
+
+@EVERY_RECIPE
+def test_the_number_of_workers_changes_no_bit(name: str, tmp_path: Path, train):
+    some, none = train(name, tmp_path / "some", "--run.workers=1"), train(name, tmp_path / "none")
+    assert len(some.events("start")[0]["workers"]) == 1
+    assert some.bits() == none.bits() and some.scores == none.scores
+
+
+class Stopping(RunLog):
+    """A log that sends this process a signal when training, or an evaluation, has come so far."""
+
+    signal_at: tuple[str, int] = ("", 0)
+    number = signal.SIGTERM
+
+    def training(self, epoch, epochs, done, total, line):
+        super().training(epoch, epochs, done, total, line)
+        if self.signal_at == ("step", done):
+            os.kill(os.getpid(), self.number)
+
+    def evaluating(self, done, total, run_done, run_total):
+        super().evaluating(done, total, run_done, run_total)
+        if self.signal_at == ("evaluation of step", run_done):
+            os.kill(os.getpid(), self.number)
+
+
+@EVERY_RECIPE
+@pytest.mark.parametrize(
+    ("number", "signal_at"),
+    [
+        (signal.SIGTERM, ("step", 2)),
+        (signal.SIGINT, ("step", 2)),
+        (signal.SIGTERM, ("step", 3)),
+        (signal.SIGTERM, ("evaluation of step", 3)),
+        (signal.SIGTERM, ("evaluation of step", 6)),
+    ],
+    ids=str,
+)
+def test_a_signal_saves_and_the_same_command_goes_on(
+    name: str, tmp_path: Path, train, tiny, number: signal.Signals, signal_at: tuple[str, int]
+):
+    whole = train(name, tmp_path / "whole")
+    stopped = type(whole)(tmp_path / "stopped")
+    recipe, run = config.load(name, [*tiny(name), f"--run.out={stopped.folder}"])
+    log = Stopping(stopped.folder)
+    log.signal_at, log.number = signal_at, number
+    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+    with pytest.raises(Interrupted) as interrupted:
+        loop.train(recipe, run, devices.select("cpu"), World(), log)
+    log.close(interrupted.value.exit_code, str(interrupted.value))
+    assert interrupted.value.exit_code == 128 + number
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+    assert stopped.checkpoints[-1].name == f"ckpt-{signal_at[1]:08d}"
+    resumed = train(name, stopped.folder)
+    assert resumed.error is None and f"going on from step {signal_at[1]}" in resumed.shown
+    assert resumed.bits() == whole.bits() and resumed.scores == whole.scores
+
+
+@EVERY_RECIPE
+def test_a_finished_run_started_again_says_so_and_changes_nothing(name: str, tmp_path: Path, train):
+    first = train(name, tmp_path / "run")
+    before = first.bits()
+    second = train(name, tmp_path / "run")
+    assert second.error is None and "is finished" in second.shown
+    assert second.scores.values == first.scores.values and second.bits() == before
+
+
+@EVERY_RECIPE
+def test_it_learns(name: str, tmp_path: Path, train):
+    """A handful of pictures, to 0.95 and more, within seconds; the val split has the same patterns and other noise."""
+    result = train(
+        name,
+        tmp_path / "run",
+        "--schedule.kind=cosine",
+        "--data.path=synthetic:classes=10,samples=320,size=28",
+        "--data.augment=off",
+        "--train.epochs=8",
+        "--train.global-batch=32",
+        "--train.eval-every-epochs=8",
+        *LEARNS_WELL[type(recipes.find(name).recipe().model).__name__],
+    )
+    assert result.scores.values["samples"] == 40
+    assert result.scores.values["top1"] >= 0.95
+    losses = [e["loss"] for e in result.events("train")]
+    assert sum(losses[-10:]) < sum(losses[:10]) / 2
+
+
+@EVERY_RECIPE
+def test_the_average_is_what_is_evaluated_and_called_best(name: str, tmp_path: Path, train):
+    plain = train(name, tmp_path / "plain")
+    averaged = train(name, tmp_path / "averaged", "--train.ema=0.5")
+    assert averaged.bits()["model.safetensors"] == plain.bits()["model.safetensors"]
+    assert averaged.scores != plain.scores
+    ema, model = (load_file(averaged.checkpoints[-1] / f"{file}.safetensors") for file in ("ema", "model"))
+    assert any(not torch.equal(ema[key], model[key]) for key in model)

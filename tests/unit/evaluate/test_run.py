@@ -1,0 +1,117 @@
+"""An evaluation as a whole: every sample once for any batch size, names of the worst, and what cannot be scored."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from sightline.data.classification import ClassificationData
+from sightline.data.loader import Loader
+from sightline.data.order import EvalOrder
+from sightline.errors import BadData
+from sightline.evaluate.run import evaluate
+from sightline.hardware import devices
+from sightline.hardware.world import World
+from sightline.models.resnet import ResNetConfig
+from sightline.tasks.classification import Classification
+
+CPU = devices.select("cpu")
+DATA = ClassificationData(size=16, eval_resize=16, eval_size=16)
+
+
+def scored(path: Path | str, batch: int, on_batch=lambda done, total: None, precision: str = "fp32", **changes):
+    config = dataclasses.replace(DATA, path=str(path), **changes)
+    dataset = config.open("val", seed=0)
+    torch.manual_seed(0)
+    model = ResNetConfig(depth=18, width=4).build(dataset.spec)
+    loader = Loader(
+        {"val": dataset},
+        {"val": EvalOrder(len(dataset), batch)},
+        config,
+        CPU,
+        workers=0,
+        prefetch=1,
+        on_bad=lambda bad: None,
+        check_stop=lambda: None,
+    )
+    scores = evaluate(model, Classification(0.1), dataset, loader, CPU, World(), precision, on_batch)
+    return scores, model, dataset
+
+
+def test_every_batch_size_gives_the_same_scores_as_one_by_one(shapes: Path):
+    whole, model, dataset = scored(shapes, 40)
+    hits = 0
+    for index in range(len(dataset)):
+        sample = {key: torch.as_tensor(value)[None] for key, value in dataset.load(0, index).items()}
+        hits += int(model(dataset.finish(sample, torch.float32)["image"]).argmax(1) == sample["label"])
+    assert whole.values["top1"] == hits / 40
+    for batch in (1, 7, 16, 39, 64):
+        other, *_ = scored(shapes, batch)
+        assert other.values == pytest.approx(whole.values, rel=1e-5)
+        assert other.values["samples"] == 40
+        assert other.tables == whole.tables
+
+
+def test_worst_samples_have_names(shapes: Path):
+    scores, _, dataset = scored(shapes, 16)
+    assert scores.worst
+    for row in scores.worst:
+        assert row["name"] == dataset.name(row["index"])
+        assert row["name"].startswith(f"{row['class']}/")
+
+
+def test_progress_is_told_between_batches(shapes: Path):
+    told = []
+    scored(shapes, 16, lambda done, total: told.append((done, total)))
+    assert told == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_the_model_is_left_as_it_was_but_for_its_mode(shapes: Path):
+    dataset_spec = dataclasses.replace(DATA, path=str(shapes)).open("val", 0).spec
+    torch.manual_seed(0)
+    fresh = ResNetConfig(depth=18, width=4).build(dataset_spec).state_dict()
+    _, model, _ = scored(shapes, 16)
+    assert not model.training
+    assert all(torch.equal(value, fresh[name]) for name, value in model.state_dict().items())
+    assert not any(value.is_inference() for value in model.state_dict().values())
+
+
+def test_precision_is_used(shapes: Path):
+    exact, coarse = (scored(shapes, 16, precision=precision)[0].values["loss"] for precision in ("fp32", "bf16"))
+    assert exact != coarse and exact == pytest.approx(coarse, rel=0.05)
+
+
+@pytest.fixture
+def spoilt(shapes: Path, tmp_path: Path) -> Path:
+    """The shapes, with links in place of copies and some val pictures that are none."""
+    root = tmp_path / "spoilt"
+    for path in shapes.rglob("*"):
+        if path.is_file() and path.suffix != ".json":
+            target = root / path.relative_to(shapes)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(path)
+    return root
+
+
+def spoil(root: Path, count: int) -> None:
+    for path in sorted(p for p in (root / "val").rglob("*") if p.is_symlink())[:count]:
+        path.unlink()
+        path.write_text("no picture")
+
+
+def test_skipped_samples_are_told_and_not_counted(spoilt: Path, shapes: Path):
+    spoil(spoilt, 3)
+    scores, *_ = scored(spoilt, 16, on_bad_sample="skip")
+    assert scores.values["samples"] == 37 and scores.values["skipped"] == 3
+    whole, *_ = scored(shapes, 16)
+    kept = [row for row in whole.tables["classes"] if row["class"] != whole.tables["classes"][0]["class"]]
+    assert scores.tables["classes"][1:] == kept
+    assert scores.tables["classes"][0]["samples"] == 1
+    assert "skipped" not in whole.values
+
+
+def test_a_split_without_one_readable_sample_is_bad_data(spoilt: Path):
+    spoil(spoilt, 40)
+    with pytest.raises(BadData):
+        scored(spoilt, 16, on_bad_sample="skip")

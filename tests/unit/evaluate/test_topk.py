@@ -1,0 +1,110 @@
+"""Top-1, top-5, loss, accuracy per class and worst samples against torchmetrics and torch.
+
+Merging over ranks is tested in tests/distributed, over real ones.
+"""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+
+from sightline.evaluate.topk import WORST, TopK
+
+CPU = torch.device("cpu")
+SMOOTHING = 0.1
+
+
+def case(classes: int, samples: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits that are right about half of the time, and labels; the last class has no sample."""
+    random = torch.Generator().manual_seed(seed)
+    label = torch.randint(0, max(1, classes - 1), (samples,), generator=random)
+    logits = torch.randn(samples, classes, generator=random)
+    logits[torch.arange(samples), label] += 1.5
+    return logits, label
+
+
+def counted(logits: torch.Tensor, label: torch.Tensor, index: torch.Tensor, batch: int, classes: int) -> TopK:
+    """Batches of `batch`, the last one filled with rows that are not valid and would all be wrong."""
+    metric = TopK(tuple(f"class{i}" for i in range(classes)), SMOOTHING, CPU)
+    for start in range(0, len(label), batch):
+        rows = slice(start, start + batch)
+        missing = batch - len(label[rows])
+        noise = torch.full((missing, classes), 5.0)
+        metric.update(
+            {"logits": torch.cat([logits[rows], noise])},
+            {
+                "label": F.pad(label[rows], (0, missing)),
+                "index": F.pad(index[rows], (0, missing), value=-1),
+                "valid": F.pad(torch.ones(len(label[rows]), dtype=torch.bool), (0, missing)),
+            },
+        )
+    return metric
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 5, 6, 10, 1000])
+@pytest.mark.parametrize("batch", [7, 64])
+def test_against_torchmetrics(classes: int, batch: int):
+    logits, label = case(classes, 150)
+    scores = counted(logits, label, torch.arange(150), batch, classes).result()
+    values = scores.values
+    assert values["samples"] == 150
+    if classes > 1:
+        accuracy = MulticlassAccuracy(classes, average="micro")(logits, label)
+        assert values["top1"] == pytest.approx(float(accuracy), abs=1e-7)
+        per_class = MulticlassAccuracy(classes, average=None)(logits, label)
+        matrix = MulticlassConfusionMatrix(classes)(logits, label)
+        for number, row in enumerate(scores.tables["classes"]):
+            assert row["class"] == f"class{number}" and row["samples"] == int(matrix[number].sum())
+            if row["samples"]:
+                assert row["top1"] == pytest.approx(float(per_class[number]), abs=1e-6)
+            else:
+                assert row["top1"] is None
+        mistakes = {(r["class"], r["predicted"]): r["samples"] for r in scores.tables["confusion"]}
+        for (true, predicted), count in mistakes.items():
+            assert matrix[int(true[5:]), int(predicted[5:])] == count and true != predicted
+        assert sorted(mistakes.values(), reverse=True) == list(mistakes.values())
+        assert len(mistakes) == min(WORST, int((matrix.fill_diagonal_(0) > 0).sum()))
+    else:
+        assert values["top1"] == 1.0
+    if classes > 5:
+        top5 = MulticlassAccuracy(classes, average="micro", top_k=5)(logits, label)
+        assert values["top5"] == pytest.approx(float(top5), abs=1e-7)
+    else:
+        assert "top5" not in values  # it would be 1 and say nothing
+    expected = F.cross_entropy(logits.double(), label, label_smoothing=SMOOTHING)
+    assert values["loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_samples_that_are_not_valid_count_nowhere():
+    """Wherever they stand in a batch, and also where what they hold is not finite."""
+    logits, label = case(10, 60)
+    valid = torch.arange(60) % 3 != 1
+    spoilt = torch.where(valid[:, None], logits, torch.inf)
+    metric = TopK(tuple(map(str, range(10))), SMOOTHING, CPU)
+    metric.update({"logits": spoilt}, {"label": label, "index": torch.arange(60), "valid": valid})
+    only = counted(logits[valid], label[valid], torch.arange(60)[valid], 64, 10)
+    only.classes = metric.classes
+    got, expected = metric.result(), only.result()
+    assert got.values == pytest.approx(expected.values)
+    assert got.tables == expected.tables
+    assert [row["index"] for row in got.worst] == [row["index"] for row in expected.worst]
+
+
+def test_the_worst_samples_are_the_wrong_ones_with_the_largest_loss():
+    logits, label = case(10, 200)
+    index = torch.randperm(5000, generator=torch.Generator().manual_seed(1))[:200]
+    worst = counted(logits, label, index, 16, 10).result().worst
+    loss = F.cross_entropy(logits, label, label_smoothing=SMOOTHING, reduction="none")
+    wrong = [i for i in loss.argsort(descending=True).tolist() if logits[i].argmax() != label[i]][:WORST]
+    assert [row["index"] for row in worst] == index[wrong].tolist()
+    assert [row["class"] for row in worst] == [f"class{label[i]}" for i in wrong]
+    assert [row["predicted"] for row in worst] == [f"class{logits[i].argmax()}" for i in wrong]
+    assert [row["loss"] for row in worst] == pytest.approx(loss[wrong].tolist(), rel=1e-6)
+
+
+def test_fewer_mistakes_than_places_are_listed_without_filling():
+    logits = torch.eye(6) * 9
+    label = torch.tensor([0, 1, 2, 3, 4, 0])
+    scores = counted(logits, label, torch.arange(6), 6, 6).result()
+    assert [(row["index"], row["class"], row["predicted"]) for row in scores.worst] == [(5, "class0", "class5")]
+    assert scores.tables["confusion"] == [{"class": "class0", "predicted": "class5", "samples": 1}]

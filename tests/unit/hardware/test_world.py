@@ -1,0 +1,73 @@
+"""Who we are among the ranks, and that one rank alone needs nobody. Several ranks are in tests/distributed."""
+
+import pytest
+import torch
+
+from sightline.errors import UsageError
+from sightline.hardware import devices, world
+from sightline.hardware.world import World
+
+COMPLETE = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Sets the variables a launcher would, and only those."""
+
+    def set_to(values: dict[str, str]) -> None:
+        for name in COMPLETE:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return set_to
+
+
+def test_without_a_launcher_there_is_one_rank(environment):
+    environment({})
+    assert world.detect() == World(rank=0, size=1, local_rank=0)
+    environment({"LOCAL_RANK": "0", "MASTER_PORT": "29500"})  # left over from something else
+    assert world.detect() == World()
+
+
+def test_a_launchers_word_is_taken(environment):
+    environment(COMPLETE)
+    found = world.detect()
+    assert (found.rank, found.size, found.local_rank, found.is_main) == (3, 8, 1, False)
+    environment({**COMPLETE, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
+    assert world.detect() == World() and world.detect().is_main
+
+
+@pytest.mark.parametrize("missing", sorted(COMPLETE))
+def test_half_an_environment_is_refused(environment, missing: str):
+    for kept in ({}, {missing: ""}):
+        environment({name: value for name, value in COMPLETE.items() if name != missing} | kept)
+        with pytest.raises(UsageError, match=rf"half set for several ranks: {missing} missing; start with `torchrun"):
+            world.detect()
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
+def test_what_is_no_number_is_refused(environment, name: str):
+    environment({**COMPLETE, name: "two"})
+    with pytest.raises(UsageError, match="must be whole numbers, got .*two"):
+        world.detect()
+
+
+@pytest.mark.parametrize("changes", [{"RANK": "8"}, {"RANK": "-1"}, {"WORLD_SIZE": "0"}, {"LOCAL_RANK": "-2"}], ids=str)
+def test_a_rank_that_cannot_be_is_refused_instead_of_waited_for(environment, changes: dict[str, str]):
+    environment({**COMPLETE, **changes})
+    with pytest.raises(UsageError):
+        world.detect()
+
+
+def test_one_rank_alone_needs_nobody():
+    """No process group is made; sums, means and gathers are what they were given."""
+    alone = world.connect(World(), devices.select("cpu"))
+    tensor = torch.tensor([1.0, 2.0])
+    assert alone.sum(tensor) is tensor and alone.gather(tensor) is tensor
+    alone.average([tensor])
+    alone.copy_from_main([tensor])
+    alone.barrier()
+    alone.close()
+    assert tensor.tolist() == [1.0, 2.0]
+    assert not torch.distributed.is_initialized()

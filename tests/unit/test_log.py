@@ -1,0 +1,185 @@
+"""The run folder as programs read it, and the lines a person sees."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from sightline import __version__, config
+from sightline.data.workers import Bad
+from sightline.errors import UsageError
+from sightline.hardware import devices
+from sightline.log import SCHEMA, RunLog, environment
+from sightline.parts import Scores
+
+SCORES = Scores(
+    values={"top1": 0.75, "loss": 1.25, "samples": 8.0},
+    tables={"classes": [{"class": "ant", "top1": 0.75, "samples": 8}]},
+    worst=[{"index": 3, "name": "ant/3.jpg", "loss": 9.0}],
+)
+
+
+def refuse_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def lines(folder: Path, name: str = "log.jsonl") -> list[dict]:
+    """As a strict parser reads them."""
+    return [json.loads(line, parse_constant=refuse_constant) for line in (folder / name).read_text().splitlines()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "some" / "run"
+
+
+@pytest.fixture
+def log(folder: Path):
+    log = RunLog(folder)
+    yield log
+    log.close(0, "finished")
+
+
+def test_the_first_line_names_the_schema_and_comes_once(folder: Path):
+    for number in range(2):
+        log = RunLog(folder)
+        log.event("start", step=number)
+        log.close(0, "finished")
+    first, *rest = lines(folder)
+    assert (first["event"], first["schema"], first["sightline"]) == ("log", SCHEMA, __version__)
+    assert [line["event"] for line in rest] == ["start", "exit", "start", "exit"]
+    assert not any("schema" in line for line in rest)
+    times = [line["time"] for line in lines(folder)]
+    assert times == sorted(times)
+
+
+def test_a_line_is_on_disk_as_soon_as_it_is_told(log: RunLog, folder: Path):
+    log.event("start", step=1)
+    assert lines(folder)[-1]["event"] == "start"
+
+
+def test_numbers_that_are_not_finite_leave_the_files_readable(log: RunLog, folder: Path):
+    log.event("train", loss=float("nan"), grad_norm=float("inf"), table=[{"loss": -float("inf")}])
+    assert lines(folder)[-1]["event"] == "train"
+    values = {"top1": 0.0, "loss": float("nan"), "samples": 8.0}
+    log.scores(Scores(values, {}, [{"index": 1, "loss": float("inf")}]), "scores.json", epoch=1)
+    json.loads((folder / "scores.json").read_text(), parse_constant=refuse_constant)
+    assert lines(folder)[-1]["top1"] == 0.0
+
+
+def test_exit_json_says_how_it_ended(folder: Path):
+    log = RunLog(folder)
+    log.close(5, "loss not finite")
+    told = json.loads((folder / "exit.json").read_text())
+    assert (told["code"], told["reason"]) == (5, "loss not finite") and told["time"] > 1e9
+    assert lines(folder)[-1] | {"time": 0} == {"event": "exit", "time": 0, "code": 5, "reason": "loss not finite"}
+
+
+def test_scores_go_to_a_file_a_line_and_an_event(log: RunLog, folder: Path, capsys):
+    log.scores(SCORES, "scores.json", epoch=2, step=40)
+    told = json.loads((folder / "scores.json").read_text())
+    assert told == {"epoch": 2, "step": 40, "values": SCORES.values, "tables": SCORES.tables, "worst": SCORES.worst}
+    assert lines(folder)[-1] | {"time": 0} == {"event": "evaluate", "time": 0, "epoch": 2, "step": 40, **SCORES.values}
+    assert capsys.readouterr().out == "evaluated epoch 2  step 40  top1 0.7500  loss 1.2500  on 8 samples\n"
+
+
+def test_bad_samples_are_listed_and_told(log: RunLog, folder: Path, capsys):
+    for index in (3, 5):
+        log.bad_sample(Bad("train", index, f"ant/{index}.jpg", "cannot be decoded"))
+    assert lines(folder, "bad_samples.jsonl") == [
+        {"feed": "train", "index": index, "name": f"ant/{index}.jpg", "reason": "cannot be decoded"} for index in (3, 5)
+    ]
+    assert [line["event"] for line in lines(folder)[1:]] == ["warning", "warning"]
+    assert "warning: sample skipped: ant/3.jpg: cannot be decoded\n" in capsys.readouterr().out
+
+
+def test_files_are_replaced_as_a_whole(log: RunLog, folder: Path):
+    log.write_file("config.yaml", "first, and longer")
+    log.write_file("config.yaml", "second")
+    assert (folder / "config.yaml").read_text() == "second"
+    assert sorted(p.name for p in folder.iterdir()) == [".lock", "config.yaml"]
+
+
+def training(log: RunLog) -> None:
+    line = {"loss": 0.5, "lr": 0.1, "grad_norm": 3.0, "images_per_s": 1234.5, "data_wait": 0.25, "memory_gb": 1.5}
+    log.training(1, 3, 20, 60, {**line, "eta_s": 3661.0})
+
+
+def test_where_there_is_no_terminal_lines_are_plain(log: RunLog, folder: Path, capsys):
+    training(log)
+    log.evaluating(1, 2, 20, 60)
+    log.say("a [red]bracket[/red] in /a/[path] and a very long line " + "x" * 300)
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == (
+        "epoch 2/3  step 20/60  loss 0.5  lr 0.1  1,234 img/s  wait 25%  1.5 GB  eta 01:01:01"
+    )
+    assert out.splitlines()[1].startswith("a [red]bracket[/red] in /a/[path] and a") and len(out.splitlines()) == 2
+    assert not re.search(r"[\x1b\r]", out)
+    assert lines(folder)[-1]["images_per_s"] == 1234.5 and lines(folder)[-1]["grad_norm"] == 3.0
+
+
+@pytest.mark.parametrize(("progress", "is_plain"), [("plain", True), ("live", False), ("off", False)])
+def test_progress_can_be_chosen(folder: Path, capsys, progress: str, is_plain: bool):
+    log = RunLog(folder, progress)
+    training(log)
+    log.evaluating(1, 2, 20, 60)
+    log.close(0, "finished")
+    out = capsys.readouterr().out
+    assert ("epoch 2/3  step 20/60" in out) is is_plain
+    assert bool(out) is (progress != "off")
+    assert [line["event"] for line in lines(folder)] == ["log", "train", "exit"]  # the file has it all the same
+
+
+def test_other_ranks_keep_silent_and_write_nothing(folder: Path, capsys):
+    log = RunLog(folder, is_main=False)
+    training(log)
+    log.warn("careful")
+    log.bad_sample(Bad("train", 1, "ant/1.jpg", "gone"))
+    log.scores(SCORES, "scores.json", epoch=1)
+    log.write_file("config.yaml", "")
+    log.close(0, "finished")
+    assert not folder.exists() and capsys.readouterr() == ("", "")
+
+
+def test_two_runs_in_one_folder_are_refused(folder: Path):
+    first = RunLog(folder)
+    with pytest.raises(UsageError, match=rf"another run is at work in .*pid {os.getpid()} on .*--run.out DIR"):
+        RunLog(folder)
+    first.close(0, "finished")
+    RunLog(folder).close(0, "finished")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"run folder .*file/run cannot be written: .*; give another one with"):
+        RunLog(tmp_path / "file" / "run")
+
+
+def test_a_reader_that_went_away_does_not_end_the_run(folder: Path, monkeypatch):
+    """As after `sightline train ... | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1) as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        log = RunLog(folder, "plain")
+        training(log)
+        training(log)
+        log.close(0, "finished")
+        monkeypatch.undo()
+    assert [line["event"] for line in lines(folder)] == ["log", "train", "train", "exit"]
+
+
+def test_environment_names_what_a_result_depends_on():
+    found = environment(devices.select("cpu"), ranks=4)
+    assert found["ranks"] == 4 and found["device_kind"] == "cpu" and found["sightline"] == __version__
+    assert found["packages"]["torch"] and "unknown" not in found["packages"].values()
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_config_yaml_of_a_run_is_a_config_file(log: RunLog, folder: Path):
+    recipe, run = config.load("demo_classification", ["--train.epochs", "3", "--run.out", str(folder)])
+    log.write_file("config.yaml", config.dump(recipe, run))
+    path = folder / "config.yaml"
+    assert config.load(config.recipe_named_in(path), [], path) == (recipe, run)

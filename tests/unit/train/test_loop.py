@@ -1,0 +1,89 @@
+"""Going on with a run where its folder, its recipe or its checkpoint is not quite what it was."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sightline import api
+from sightline.parts import Scores
+
+TINY = [
+    "--model.width=4",
+    "--data.path=synthetic:classes=10,samples=24,size=24",
+    "--data.size=24",
+    "--data.eval-resize=24",
+    "--data.eval-size=24",
+    "--train.global-batch=8",
+    "--train.precision=fp32",
+    "--run.workers=0",
+    "--run.device=cpu",
+    "--run.log-every-steps=1",
+    "--run.keep=50",
+]
+
+
+def train(folder: Path, *flags: str) -> Scores:
+    return api.train(*api.load("demo_classification", [*TINY, f"--run.out={folder}", *flags]))
+
+
+def events(folder: Path, kind: str) -> list[dict]:
+    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in found if line["event"] == kind]
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").glob("ckpt-*"))
+
+
+def test_a_run_past_its_new_end_is_finished(tmp_path: Path):
+    first = train(tmp_path, "--train.epochs=3")
+    before = checkpoints(tmp_path)
+    again = train(tmp_path, "--train.epochs=2", "--run.override")
+    assert again.values == first.values and checkpoints(tmp_path) == before
+
+
+def test_more_epochs_with_override_go_on(tmp_path: Path):
+    train(tmp_path, "--train.epochs=1", "--schedule.kind=constant")
+    train(tmp_path, "--train.epochs=3", "--schedule.kind=constant", "--run.override")
+    assert [event["step"] for event in events(tmp_path, "train")] == list(range(1, 10))
+
+
+def test_the_same_command_goes_on_also_where_it_began_with_another_runs_checkpoint(tmp_path: Path):
+    """`--run.resume PATH` begins there; after a stop the folder's own checkpoints are further."""
+    donor, own = tmp_path / "donor", tmp_path / "own"
+    train(donor, "--train.epochs=3", "--run.checkpoint-every-steps=1")
+    for name in checkpoints(donor)[4:]:
+        shutil.rmtree(donor / "checkpoints" / name)
+    flags = ["--train.epochs=3", "--run.checkpoint-every-steps=1", f"--run.resume={donor}"]
+    whole = train(own, *flags)
+    assert events(own, "resume")[0]["step"] == 4
+    for name in checkpoints(own):
+        if name > "ckpt-00000006":
+            shutil.rmtree(own / "checkpoints" / name)  # as if it had been stopped there
+    assert train(own, *flags) == whole
+    assert events(own, "resume")[1]["step"] == 6
+
+
+@pytest.mark.parametrize("rule", ["skip", "rewind"])
+def test_steps_that_are_not_finite_are_told_and_left_out(tmp_path: Path, rule: str):
+    """A rate beyond all bounds: the first step is finite, all that follow are not."""
+    diverging = ["--optimizer.lr=1e30", "--schedule.kind=constant", "--schedule.warmup-epochs=0", "--train.epochs=1"]
+    train(tmp_path, *diverging, f"--run.on-nan={rule}")
+    assert [event["step"] for event in events(tmp_path, "bad_step")] == [1, 2]
+    assert all(len(event["samples"]) == 8 for event in events(tmp_path, "bad_step"))
+    told = [event["text"] for event in events(tmp_path, "warning")]
+    assert len(told) == 2 and all(("skipped" if rule == "skip" else "back to step 0") in text for text in told)
+    state = json.loads((tmp_path / "checkpoints" / "ckpt-00000003" / "state.json").read_text())
+    assert state["progress"]["bad_steps"] == 2
+    assert state["progress"]["avoid"] == ([] if rule == "skip" else [1, 2])
+
+
+def test_the_best_checkpoint_is_kept_and_pointed_to(tmp_path: Path):
+    train(tmp_path, "--train.epochs=5", "--run.keep=1")
+    top1 = [event["top1"] for event in events(tmp_path, "evaluate")]
+    best = f"ckpt-{3 * (top1.index(max(top1)) + 1):08d}"  # the first of equals
+    assert (tmp_path / "checkpoints" / "best").read_text().strip() == best
+    assert set(checkpoints(tmp_path)) == {best, "ckpt-00000015"}
+    assert (tmp_path / "checkpoints" / "latest").read_text().strip() == "ckpt-00000015"
