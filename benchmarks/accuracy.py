@@ -45,7 +45,7 @@ def ours(args: argparse.Namespace, seed: int, folder: Path) -> dict[str, float]:
         --data.eval-resize={resize(args.size)} --data.crop-scale {CROP_SCALE[0]} {CROP_SCALE[1]}
         --model.depth={args.depth} --model.width=64 --task.label-smoothing={LABEL_SMOOTHING}
         --optimizer.lr={args.lr} --optimizer.momentum={MOMENTUM} --optimizer.weight-decay={WEIGHT_DECAY}
-        --optimizer.nesterov --optimizer.decay-norm-and-bias
+        --optimizer.nesterov --optimizer.norm-weight-decay=-1 --optimizer.bias-weight-decay=-1
         --schedule.kind=cosine --schedule.warmup-epochs={WARMUP_EPOCHS}
         --train.epochs={args.epochs} --train.global-batch={args.batch} --train.precision={args.precision}
         --train.seed={seed} --run.device={args.device} --run.workers={args.workers} --run.progress=off"""
