@@ -1,7 +1,7 @@
 """For Python users, and what the command line calls: load a recipe, train it, evaluate a run.
 
-recipe, run = sightline.api.load("demo_classification", ["--data.path", "shapes/classification"])
-scores = sightline.api.train(recipe, run)
+`api.train(*api.load("demo_classification", ["--data.path", DIR]))`, in a script under `if __name__ == "__main__":`,
+because loader workers import the script again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def train(recipe: Recipe, run: Run) -> Scores:
         samples = recipe.train.global_batch // here.size // recipe.train.accumulation
         reason = (
             f"{device.name()} ran out of memory (peak {peak:.1f} GB) with {samples} samples at once per device; "
-            f"cut them with --train.accumulation {recipe.train.accumulation * 2} ({error})"
+            f"cut them with --train.accumulation {recipe.train.accumulation * 2} --run.override ({error})"
         )
         code = OutOfMemory.exit_code
         raise OutOfMemory(reason) from error

@@ -54,7 +54,8 @@ def train(flags: Sequence[str]) -> None:
     from sightline import api
 
     scores = api.train(recipe, run)
-    print(f"finished: {_values(scores.values)}; results are in {run.out or f'runs/{recipe.name}'}")
+    if os.environ.get("RANK", "0") == "0":
+        print(f"finished: {_values(scores.values)}; results are in {run.out or f'runs/{recipe.name}'}")
 
 
 def evaluate(flags: Sequence[str]) -> None:

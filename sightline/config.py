@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import itertools
 import math
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,14 +170,21 @@ def recipe_named_in(config: Path) -> str:
     values = _safe_load(config)
     if "recipe" not in values:
         raise UsageError(f"{config} names no recipe; give one on the command line or write `recipe: NAME` in it")
-    return str(values["recipe"])
+    name = str(values["recipe"])
+    if name not in recipes.names():  # never run code that a file names
+        raise UsageError(
+            f"{config} belongs to '{name}', which is not one of our recipes; if it is your own, give its path: "
+            f"sightline train PATH/TO/{Path(name).stem}.py --config {config}"
+        )
+    return name
 
 
 def from_json(values: Mapping[str, Any], name: str = "", flags: Sequence[str] = ()) -> tuple[Recipe, Run]:
     """The recipe stored in a checkpoint, changed by flags. Only our own names are resolved from a file; a user's
     recipe is named by the user."""
-    values = dict(values)
-    stored = values.pop("recipe")
+    # Only what a recipe is made of: a checkpoint must not say where things are written.
+    stored = values["recipe"]
+    values = {part.name: values[part.name] for part in dataclasses.fields(Recipe)[1:] if part.name in values}
     if not name and stored not in recipes.names():
         raise UsageError(f"this run was made with your own recipe '{stored}'; add --recipe PATH/TO/{stored}.py")
     return load(name or stored, [*_as_flags(values), *flags])
@@ -308,5 +316,5 @@ def _read_yaml(path: Path, recipe: Recipe) -> list[str]:
             if isinstance(value, bool) and isinstance(known[key], str):
                 fields[field] = value = "on" if value else "off"  # as YAML 1.1 reads these two words
             if not _has_form_of(known[key], value):
-                raise UsageError(f"{path}: '{key}' is {value!r:.60}; write it like its default, {known[key]!r}")
+                raise UsageError(f"{path}: '{key}' is {reprlib.repr(value)}; write it like its default, {known[key]!r}")
     return _as_flags(values)

@@ -142,8 +142,7 @@ class RunLog:
 
     def bad_sample(self, bad: Bad) -> None:
         """Counted, listed in bad_samples.jsonl, told once."""
-        if not self.is_main:
-            return
+        # Every rank adds its own: one short appended line each, so they do not mix.
         with self._may_lack_room(), (self.folder / "bad_samples.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(bad)) + "\n")
         self.warn(f"sample skipped: {bad.name}: {bad.reason}")
@@ -252,7 +251,7 @@ def _short(line: dict[str, float]) -> str:
         elif name == "memory_gb":
             shown.append(f"{value:.1f} GB")
         elif name == "eta_s":
-            shown.append(f"eta {time.strftime('%H:%M:%S', time.gmtime(value))}")
+            shown.append(f"eta {int(value) // 3600}:{int(value) // 60 % 60:02d}:{int(value) % 60:02d}")
         elif name != "grad_norm":
             shown.append(f"{name} {value:.4g}")
     return "  ".join(shown)

@@ -82,10 +82,6 @@ class Loader:
         """Process ids of the workers."""
         return self._workers.pids if self._workers else []
 
-    def bad_count(self, name: str) -> int:
-        """Distinct samples of this feed that could not be read so far."""
-        return sum(feed == name for feed, _ in self._bad_seen)
-
     def seek(self, name: str, step: int, stop: int) -> None:
         """The next batch of this feed is number `step`; nothing is prepared from `stop` on."""
         feed = self.feeds[name]

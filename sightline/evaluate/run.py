@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sightline.data.loader import Loader
+from sightline.data.order import PADDING
 from sightline.errors import BadData
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
@@ -30,6 +31,7 @@ def evaluate(
     """Scores of `model` on the loader's "val" feed. `on_batch(done, total)` is called between batches."""
     model.eval()
     metric = task.metric(dataset.spec, device.torch_device)
+    unread = torch.zeros((), dtype=torch.int64, device=device.torch_device)
     total = loader.feeds["val"].order.steps_per_epoch
     loader.seek("val", 0, total)
     for number in range(total):
@@ -38,9 +40,10 @@ def evaluate(
         with autocast(device, precision):
             predictions = task.predict(model, batch)
         metric.update(predictions, batch)
+        unread += ((batch["index"] != PADDING) & ~batch["valid"]).sum()
     metric.merge(world)
     scores = metric.result()
-    skipped = int(world.sum(torch.tensor(loader.bad_count("val"), device=device.torch_device)))
+    skipped = int(world.sum(unread))
     if scores.values["samples"] + skipped != len(dataset):
         raise BadData(
             f"evaluation counted {scores.values['samples']:.0f} of {len(dataset)} samples and {skipped} were skipped"

@@ -22,22 +22,25 @@ class TopK(Metric):
         self.classes = classes
         self.label_smoothing = label_smoothing
         self._sums = torch.zeros(4, dtype=torch.float64, device="cpu" if device.type == "mps" else device)
-        self._confusion = torch.zeros(len(classes), len(classes), dtype=torch.int64, device=device)
+        self._confusion = torch.zeros(len(classes), len(classes), dtype=torch.int64, device=self._sums.device)
         self._worst = torch.full((WORST, 4), -1.0, dtype=torch.float64, device=self._sums.device)
 
     def update(self, predictions: Mapping[str, Tensor], batch: Batch) -> None:
-        logits, label, valid = predictions["logits"], batch["label"], batch["valid"]
+        # On MPS, which has no float64, the counting is done on the CPU.
+        logits, label, valid, index = (
+            t.to(self._sums.device) for t in (predictions["logits"], batch["label"], batch["valid"], batch["index"])
+        )
         loss = F.cross_entropy(logits, label, label_smoothing=self.label_smoothing, reduction="none")
         top = logits.topk(min(5, logits.shape[1]), dim=1).indices  # (batch, 5)
         hits = (top == label[:, None]) & valid[:, None]
         # A padded row has loss 0; it is taken out by `where`, because 0 * inf would not be 0.
-        loss = torch.where(valid, loss.double() if self._sums.is_cuda else loss.to(self._sums), 0.0)
+        loss = torch.where(valid, loss.double(), 0.0)
         counts = [hits[:, 0].sum(), hits.sum(), loss.sum(), valid.sum()]
         self._sums += torch.stack([c.to(self._sums) for c in counts])
         cell = label * len(self.classes) + top[:, 0]
         self._confusion.view(-1).scatter_add_(0, cell, valid.to(torch.int64))
         wrong = torch.where(valid & ~hits[:, 0], loss, -1.0)
-        rows = torch.stack([wrong, *(c.to(wrong) for c in (batch["index"], label, top[:, 0]))], dim=1)
+        rows = torch.stack([wrong, *(c.to(wrong) for c in (index, label, top[:, 0]))], dim=1)
         self._worst = _largest(torch.cat([self._worst, rows]))
 
     def merge(self, world: World) -> None:

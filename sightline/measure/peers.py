@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
+import signal
 import statistics
 import time
 from abc import ABC, abstractmethod
@@ -57,6 +59,12 @@ class Contender(ABC):
     def facts(self) -> dict[str, Any]:
         """What else it knows at the end."""
         return {}
+
+    def wake(self) -> None:  # noqa: B027  # most do nothing between turns anyway
+        """Its turn begins."""
+
+    def rest(self) -> None:  # noqa: B027
+        """Its turn is over: nothing of it may work while others are timed."""
 
     def close(self) -> None:  # noqa: B027  # most have nothing to close
         """Ends what it started."""
@@ -198,12 +206,25 @@ class PeerLoader(Contender):
         self.advance()
         device.synchronize()
         self.first_s = time.perf_counter() - started
+        self.rest()
 
     def advance(self) -> None:
         for tensor in next(self.batches):
             tensor.to(self.device, non_blocking=True)
 
+    def rest(self) -> None:
+        """DataLoader goes on filling its queues when nobody asks; it must not do so in another contender's turn."""
+        self._signal_workers(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._signal_workers(signal.SIGCONT)
+
+    def _signal_workers(self, number: int) -> None:
+        for process in getattr(self.batches, "_workers", []):
+            os.kill(process.pid, number)
+
     def close(self) -> None:
+        self.wake()
         del self.batches  # its workers leave with it
 
 
@@ -302,12 +323,15 @@ def _take_turns(
     try:
         for maker in makers:
             contender = maker()
+            contender.wake()
             running.append((contender, Timing(contender.name, batches * contender.images, contender.first_s)))
             for _ in range(warmup):
                 contender.advance()
             device.synchronize()
+            contender.rest()
             say(f"{contender.name}: ready, first batch after {contender.first_s:.1f} s")
         for _, (contender, timing) in itertools.product(range(repeats), running):
+            contender.wake()
             for _ in range(contender.settle):
                 contender.advance()
             device.synchronize()
@@ -316,6 +340,7 @@ def _take_turns(
                 contender.advance()
             device.synchronize()
             timing.seconds.append(time.perf_counter() - started)
+            contender.rest()
             timing.waited.append(contender.waited_s() - waited)
             say(f"{contender.name}: {timing.rates()[-1]:,.0f} img/s")
         for contender, timing in running:

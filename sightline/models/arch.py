@@ -15,7 +15,6 @@ from sightline.models.weights import load_weights
 from sightline.parts import DataSpec, ModelConfig
 
 OURS = {f"resnet{depth}": depth for depth in STAGES}
-HEADS = ("fc.", "classifier.", "heads.", "head.")
 # These return auxiliary outputs in training unless told not to.
 WITHOUT_AUXILIARY = {"googlenet": {"aux_logits": False}, "inception_v3": {"aux_logits": False}}
 
@@ -53,8 +52,8 @@ class ArchConfig(ModelConfig):
         """Loads `weights`; says what was loaded."""
         if not self.weights:
             return ""
-        head = next((h for h in HEADS if any(name.startswith(h) for name in model.state_dict())), "fc.")
-        return load_weights(model, Path(self.weights), head=head)
+        layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+        return load_weights(model, Path(self.weights), head=f"{layers[-1]}.")
 
 
 def names() -> list[str]:

@@ -28,8 +28,8 @@ STATE = "state.json"
 NAME = re.compile(r"ckpt-(\d{8,})")
 
 
-class OtherFormat(BadCheckpoint):
-    """A whole checkpoint of another version of this program; it is not moved aside."""
+class NotDamaged(BadCheckpoint):
+    """A checkpoint that cannot be used now but may be whole (another format, a disk that fails); it stays in place."""
 
 
 class Checkpoints:
@@ -94,7 +94,7 @@ class Checkpoints:
             path = self.folder / name
             try:
                 return (*read(path), path)
-            except OtherFormat:
+            except NotDamaged:
                 raise
             except BadCheckpoint as error:
                 aside = _free_name(path, "corrupt")
@@ -158,15 +158,15 @@ def write(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, 
 
 def read(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Tensors and state of one checkpoint after every byte has been checked against the manifest."""
-    verify(path)
+    names = verify(path)
     state = json.loads((path / STATE).read_text(encoding="utf-8"))
     if state.get("format") != FORMAT:
-        raise OtherFormat(f"{path} has format {state.get('format')}, this version reads {FORMAT}")
-    return {file.stem: load_file(file) for file in sorted(path.glob("*.safetensors"))}, state
+        raise NotDamaged(f"{path} has format {state.get('format')}, this version reads {FORMAT}")
+    return {Path(name).stem: load_file(path / name) for name in names if name.endswith(".safetensors")}, state
 
 
-def verify(path: Path) -> None:
-    """Raises BadCheckpoint with the file and the reason unless every file is as it was written."""
+def verify(path: Path) -> list[str]:
+    """The files of a checkpoint; raises BadCheckpoint with the file and the reason unless all are as written."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         entries = manifest["files"]
@@ -180,9 +180,12 @@ def verify(path: Path) -> None:
                 raise BadCheckpoint(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
         if STATE not in entries or "model.safetensors" not in entries:
             raise BadCheckpoint(f"{path} is damaged: {MANIFEST} lists no {STATE} or no model")
-    except FileNotFoundError:
+        return sorted(entries)
+    except (FileNotFoundError, NotADirectoryError):
         raise BadCheckpoint(f"{path} is damaged: {MANIFEST} is missing") from None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except OSError as error:  # too many open files, a stale mount: the checkpoint may be whole
+        raise NotDamaged(f"{path} cannot be read: {error.strerror}; mend that and start again") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadCheckpoint(f"{path} is damaged: {MANIFEST} cannot be read ({error})") from error
 
 

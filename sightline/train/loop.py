@@ -23,6 +23,9 @@ from sightline.train.signals import StopSignals
 from sightline.train.state import TrainState
 from sightline.train.step import Step, build_step
 
+# Other weights would not fit, and the position in the run is counted in steps of this many samples.
+NEVER_OVERRIDDEN = ("model.", "train.global_batch:", "train.last_batch:")
+
 
 def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> Scores:
     """Trains a recipe to its end, or on from where its run folder stands, and returns the last scores."""
@@ -30,23 +33,13 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     with StopSignals(world) as signals:
         # What is there: data, and the order in which it comes.
         sets = {split: recipe.data.open(split, cfg.seed) for split in ("train", "val")}
-        spec = sets["train"].spec
-        order = TrainOrder(
-            len(sets["train"]), cfg.global_batch, cfg.seed, cfg.last_batch, world.rank, world.size, cfg.repeats
-        )
-        if order.local_batch % cfg.accumulation:
-            raise UsageError(
-                f"train.accumulation={cfg.accumulation} does not divide the {order.local_batch} samples per device "
-                f"(global_batch={cfg.global_batch} over {world.size})"
-            )
-        eval_order = EvalOrder(len(sets["val"]), cfg.global_batch, world.rank, world.size)
+        order, eval_order = _orders(recipe, sets, world)
         plan = Plan(cfg.epochs, order.steps_per_epoch)
         steps = plan.epochs * plan.steps_per_epoch
-
         traced = parse_window(run.profile, steps)  # before anything slow starts
 
         # What is learnt, and where an earlier start left it.
-        state = TrainState(recipe, run, spec, device, plan)
+        state = TrainState(recipe, run, sets["train"].spec, device, plan)
         checkpoints = Checkpoints(log.folder / "checkpoints", run.keep, log.warn)
         if world.is_main:
             checkpoints.prove_writable()
@@ -106,7 +99,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         line = meter.read(step, progress.step, rate)
                         log.training(progress.epoch, cfg.epochs, progress.step, steps, line)
                     if run.checkpoint_every_steps and progress.step % run.checkpoint_every_steps == 0:
-                        save()
+                        with meter.paused():
+                            save()
                     signals.agree()
 
                 last = progress.epoch + 1 == cfg.epochs
@@ -145,6 +139,20 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     return scores
 
 
+def _orders(recipe: Recipe, sets: dict[str, Dataset], world: World) -> tuple[TrainOrder, EvalOrder]:
+    """Which samples this rank takes, in training and in evaluation."""
+    cfg = recipe.train
+    order = TrainOrder(
+        len(sets["train"]), cfg.global_batch, cfg.seed, cfg.last_batch, world.rank, world.size, cfg.repeats
+    )
+    if order.local_batch % cfg.accumulation:
+        raise UsageError(
+            f"train.accumulation={cfg.accumulation} does not divide the {order.local_batch} samples per device "
+            f"(global_batch={cfg.global_batch} over {world.size})"
+        )
+    return order, EvalOrder(len(sets["val"]), cfg.global_batch, world.rank, world.size)
+
+
 def _resume(
     recipe: Recipe,
     run: Run,
@@ -172,14 +180,16 @@ def _resume(
         note = recipe.model.start_from(state.model)
         if note:
             log.say(note)
+            if state.ema:
+                state.ema.model.load_state_dict(state.model.state_dict())
         return False
     tensors, stored, path = found
     changes = config.diff(stored["recipe"], recipe)
-    if changes and (not run.override or any(change.startswith("model.") for change in changes)):
+    if changes and (not run.override or any(change.startswith(NEVER_OVERRIDDEN) for change in changes)):
         listed = "\n  ".join(changes)
         raise UsageError(
             f"{path} was made with another recipe:\n  {listed}\nGive the old values back, choose another --run.out, "
-            f"or add --run.override to go on with the new ones (not for model fields)"
+            f"or add --run.override to go on with the new ones (not for model fields and the batch)"
         )
     for split, dataset in sets.items():
         if stored["fingerprints"][split] != dataset.fingerprint and not run.override:
@@ -249,8 +259,8 @@ def _rewound(
     happened = f"loss or gradient not finite in step {step.last_bad_step} (samples {', '.join(names)}, ...)"
     if run.on_nan == "stop" or bad_steps > run.max_bad_steps:
         raise NotFinite(
-            f"{happened}; {bad_steps} such steps so far. Checkpoints from before are intact: go on with a lower "
-            f"--optimizer.lr, with --train.clip 1 or with --run.on-nan skip"
+            f"{happened}; {bad_steps} such steps so far. Checkpoints from before are intact: go on with "
+            f"--run.on-nan skip, or with --run.override and a lower --optimizer.lr or --train.clip 1"
         )
     if run.on_nan == "skip":
         log.warn(f"{happened}: skipped")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 from sightline.data.loader import Loader
 from sightline.hardware.devices import Device
@@ -28,6 +30,13 @@ class Meter:
         self._started = time.perf_counter()
         self._waited = self.loader.wait_s
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time that is not training's."""
+        started = time.perf_counter()
+        yield
+        self._started += time.perf_counter() - started
+
     def read(self, step: Step, done: int, rate: float) -> dict[str, float]:
         """The numbers of the interval that ends now; waits for the device once."""
         totals = step.read_totals(self.world)
@@ -35,7 +44,7 @@ class Meter:
         waited = self.loader.wait_s - self._waited
         if self._last_step >= 0:  # the first interval holds compilation and start-up
             self._steady_s += seconds
-            self._steady_steps += done - self._last_step
+            self._steady_steps += max(0, done - self._last_step)  # a rewind goes back
         self._last_step = done
         self.restart()
         samples = max(1.0, totals["samples"])

@@ -32,7 +32,7 @@ class ScheduleConfig:
 
     kind: Literal["constant", "cosine", "step", "exponential", "table", "plateau"] = "cosine"
     """cosine: to final_lr; step: times factor at drop_epochs; exponential: times factor per epoch; table: absolute
-    rates from given epochs on; plateau: times factor when the score has not risen for `patience` evaluations."""
+    rates from given epochs on; plateau: times factor when the score does not rise any more (see patience)."""
     unit: Literal["step", "epoch"] = "step"
     """How often cosine, exponential and warm-up move: with every step, or only with every epoch."""
     warmup_epochs: float = 0.0
@@ -48,7 +48,7 @@ class ScheduleConfig:
     factor: float = 0.1
     """step, exponential, plateau: what the rate is multiplied with."""
     patience: int = 10
-    """plateau: evaluations without a better score before the rate drops."""
+    """plateau: evaluations without a better score that are tolerated; the next one drops the rate."""
     table_epochs: tuple[int, ...] = ()
     """table: epochs from which on table_rates hold; before the first it is optimizer.lr."""
     table_rates: tuple[float, ...] = ()
@@ -107,7 +107,7 @@ class ScheduleConfig:
 
 
 def _plateaus(history: Sequence[float], patience: int) -> int:
-    """How often `patience` evaluations in a row brought no better score; counting starts anew after each."""
+    """How often more than `patience` evaluations in a row brought no better score; counted anew after each."""
     drops, waited, best = 0, 0, -math.inf
     for score in history:
         waited = 0 if score > best else waited + 1

@@ -96,8 +96,8 @@ class Step:
         self._loss_of = loss_of
         self._network = network
         self._parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
-        self._names: list[str] = []  # of what the task shows, known after the first call
-        self._totals = torch.zeros(0, device=device.torch_device)
+        self._names: list[str] | None = None  # of what the task shows, known after the first call
+        self._totals = torch.zeros(len(FIXED_TOTALS), device=device.torch_device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._wants_graph = False
         self._static: Batch = {}
@@ -119,11 +119,12 @@ class Step:
         """Update number `step` of the run."""
         if not self.state.model.training:
             self.state.model.train()
-        # Dropout is a function of (seed, rank, step): a resumed run draws the same masks.
-        torch.manual_seed(_mixed(*self.seed, step))
         set_rate(self.state.optimizer, lr)
         if self._wants_graph:
             self._capture(batch)
+        # Dropout is a function of (seed, rank, step): a resumed run draws the same masks; after warm-up,
+        # which draws too.
+        torch.manual_seed(_mixed(*self.seed, step))
         if self._graph is not None:
             for key, value in batch.items():
                 self._static[key].copy_(value, non_blocking=True)
@@ -148,7 +149,7 @@ class Step:
         values = world.sum(self._totals.clone()).tolist()
         keep = torch.arange(len(values), device=self._totals.device) == BAD_STEPS  # that one counts over the run
         self._totals *= keep
-        return dict(zip((*FIXED_TOTALS, *self._names), values, strict=True))
+        return dict(zip((*FIXED_TOTALS, *(self._names or ())), values, strict=True))
 
     def _update(self, batch: Batch) -> None:
         if self._guarded:
@@ -193,7 +194,7 @@ class Step:
         scaling.update(finite)
         # fp16 overflows now and then by design; there only the loss itself, or a vanished scale, is bad.
         bad = ~loss_is_finite | (scaling.scale < SMALLEST_LOSS_SCALE) if scaling.enabled else ~finite
-        if not self._names:
+        if self._names is None:
             self._names = list(shown)
             self._totals = torch.zeros(len(FIXED_TOTALS) + len(shown), device=loss.device)
         one = torch.ones_like(loss)

@@ -143,7 +143,7 @@ def test_pinned_worker_batches_equal_those_loaded_in_process():
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize("compile_", ["off", "on"])
+@pytest.mark.parametrize("compile_", ["off", pytest.param("on", marks=pytest.mark.slow)])
 def test_killed_and_resumed_gives_equal_bits(tmp_path, compile_):
     flags = [*TINY, "--train.deterministic", "--train.epochs", "3", "--run.checkpoint-every-steps", "3"]
     flags += ["--train.ema", "0.9", "--run.progress", "off", "--run.workers", "2", "--run.compile", compile_]
