@@ -13,11 +13,12 @@ import torch
 from sightline import api, config
 from sightline.hardware import devices
 
-FLAGS = """--data.path synthetic:classes=8,samples=1600,size=40 --data.classes 8 --data.size 32 --data.eval-size 32
---data.eval-resize 36 --data.mixup 0.2 --model.width 8 --train.global-batch 32 --train.epochs 4 --train.precision fp32
+FLAGS = """--data.path synthetic:classes=8,samples=1600,size=32 --data.classes 8 --data.size 32 --data.eval-size 32
+--data.eval-resize 32 --data.crop-scale 1 1 --data.crop-ratio 1 1 --data.mixup 0.2 --model.width 8 --train.global-batch 32 --train.epochs 4 --train.precision fp32
 --optimizer.lr 0.05 --run.log-every-steps 1 --run.progress off --run.workers 0 --run.threads 1 --run.compile off
 --train.eval-every-epochs 4""".split()
 STEPS = 200
+# Nothing is resized above: resizing rounds differently on other processors, by whole grey levels.
 
 
 def curve(out: Path, *flags: str) -> list[float]:
@@ -31,6 +32,8 @@ def compare(losses: list[float], kind: str) -> None:
     path = Path(__file__).parent / f"loss_curve_{kind}.json"
     if os.environ.get("SIGHTLINE_REGENERATE"):
         path.write_text(json.dumps({"torch": torch.__version__, "losses": [round(v, 6) for v in losses]}) + "\n")
+    if not path.is_file():
+        pytest.skip(f"no curve is kept for {kind} yet; SIGHTLINE_REGENERATE=1 writes it")
     golden = json.loads(path.read_text())["losses"]
     assert len(losses) == len(golden) == STEPS
     # Other processors round differently, and training magnifies that: the start must agree, the rest on average.

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
 from sightline.data.augment import policies
 from sightline.data.draws import generator
@@ -169,16 +170,16 @@ class Augment:
         if params.resized_height * params.resized_width > _MAX_RESIZED_PIXELS:
             resized, top, left = _resize_visible_part(box, params, self.interpolation)
         else:
-            target = (params.resized_width, params.resized_height)
-            resized = Image.fromarray(np.ascontiguousarray(box)).resize(target, _RESAMPLING[self.interpolation])
+            resized = _resize(box, params.resized_height, params.resized_width, self.interpolation)
             top, left = params.window_top, params.window_left
-        if (top, left) != (0, 0) or resized.size != (params.size, params.size):
-            resized = resized.crop((left, top, left + params.size, top + params.size))  # black where there is nothing
-        if params.flip:  # here, because NumPy takes five times as long to reverse pixels of three bytes
-            resized = resized.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        square = _window(resized, top, left, params.size)  # (3, size, size)
+        if params.flip:  # on planes, because bytes reverse faster than pixels of three bytes
+            square = square.flip(2)
+        square_pixels = square.permute(1, 2, 0).contiguous().numpy()
         if params.policy:
-            resized = policies.apply(params.policy, resized, _RESAMPLING[self.interpolation])
-        return np.array(resized)
+            picture = Image.fromarray(square_pixels)
+            return np.array(policies.apply(params.policy, picture, _RESAMPLING[self.interpolation]))
+        return square_pixels
 
     def _draw_box(self, random: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
         """RandomResizedCrop's (top, left, height, width): uniform area, log-uniform ratio, else the middle."""
@@ -280,7 +281,27 @@ def _centre_offset(length: int, size: int) -> int:
     return round((length - size) / 2) if length >= size else -((size - length) // 2)
 
 
-def _resize_visible_part(box: np.ndarray, params: Params, interpolation: str) -> tuple[Image.Image, int, int]:
+def _resize(box: np.ndarray, height: int, width: int, interpolation: str) -> Tensor:
+    """(3, height, width), antialiased, equal to torchvision v2 on uint8 tensors: Pillow's filter, more than three
+    times as fast as Pillow; bilinear is within two grey levels of it."""
+    # A copy, because a decoder's array may not be writable, which torch warns of; it costs a hundredth of the decoding.
+    planes = torch.from_numpy(np.array(box, order="C")).permute(2, 0, 1)[None]
+    return functional.interpolate(planes, (height, width), mode=interpolation, align_corners=False, antialias=True)[0]
+
+
+def _window(planes: Tensor, top: int, left: int, size: int) -> Tensor:
+    """The square of `size` from (top, left) on; black where the picture does not reach."""
+    height, width = planes.shape[1:]
+    if (top, left, height, width) == (0, 0, size, size):
+        return planes
+    shown = planes[:, max(top, 0) : top + size, max(left, 0) : left + size]
+    square = planes.new_zeros(len(planes), size, size)
+    down, across = max(-top, 0), max(-left, 0)
+    square[:, down : down + shown.shape[1], across : across + shown.shape[2]] = shown
+    return square
+
+
+def _resize_visible_part(box: np.ndarray, params: Params, interpolation: str) -> tuple[Tensor, int, int]:
     """The part of the resized box that its window shows, and where the window starts in that part.
 
     Equal to resizing everything up to the rounding of the filter's weights.
@@ -293,7 +314,8 @@ def _resize_visible_part(box: np.ndarray, params: Params, interpolation: str) ->
     source = Image.fromarray(np.ascontiguousarray(box[row_start:row_stop, column_start:column_stop]))
     edges = (from_column, from_row, to_column, to_row)
     resized = source.resize((shown_columns, shown_rows), _RESAMPLING[interpolation], box=edges)
-    return resized, min(params.window_top, 0), min(params.window_left, 0)
+    planes = torch.from_numpy(np.array(resized)).permute(2, 0, 1)
+    return planes, min(params.window_top, 0), min(params.window_left, 0)
 
 
 def _visible_range(length: int, resized: int, offset: int, size: int, reach: int) -> tuple[int, int, float, float, int]:

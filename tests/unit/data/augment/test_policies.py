@@ -268,7 +268,8 @@ def test_policies_act_on_the_cropped_and_flipped_square(name: str, interpolation
     for index in range(25):
         params = augment.draw(0, 0, index, 90, 90)
         box = (params.top, params.left, params.height, params.width)
-        expected = functional.resized_crop(Image.fromarray(pixels), *box, [SIDE, SIDE], interpolation)
+        planes = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
+        expected = functional.to_pil_image(functional.resized_crop(planes, *box, [SIDE, SIDE], interpolation))
         expected = functional.horizontal_flip(expected) if params.flip else expected
         for step in params.policy[0][1]:
             expected = reference._apply_image_or_video_transform(expected, *step, interpolation, {})
