@@ -10,6 +10,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import tempfile
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch.multiprocessing  # registers how shared tensors travel to a worker
 
 from sightline.data.draws import generator
 from sightline.data.order import PADDING
-from sightline.errors import BadData, BadSample, PeerLost, SightlineError
+from sightline.errors import BadData, BadSample, PeerLost, SightlineError, UsageError
 from sightline.parts import Dataset
 
 if TYPE_CHECKING:
@@ -149,7 +150,13 @@ class Workers:
             process = context.Process(
                 target=_work, args=(theirs, feeds), daemon=True, name=f"sightline-loader-{number}"
             )
-            process.start()
+            try:
+                process.start()
+            except OSError as error:  # most often: the socket of the forkserver lies in TMPDIR and its path is too long
+                raise UsageError(
+                    f"loader workers cannot be started: {error}; give a writable TMPDIR with a short path "
+                    f"(now {tempfile.gettempdir()}), or use --run.workers 0"
+                ) from error
             theirs.close()
             self._processes.append(process)
             self._connections.append(ours)

@@ -81,9 +81,20 @@ sys.addaudithook(watch)
 """
 
 
+def test_a_tmpdir_too_long_for_sockets_is_named(tmp_path):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    command = [sys.executable, "-m", "sightline", "train", *TINY, "--run.workers", "1", "--run.out", "run"]
+    environ = {**os.environ, "TMPDIR": str(long)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 2
+    assert "give a writable TMPDIR with a short path" in ended.stderr and str(long) in ended.stderr
+
+
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
-def test_nothing_is_written_outside_the_run_folder(tmp_path, workers):
+def test_nothing_is_written_outside_the_run_folder(tmp_path_factory, workers):
     """A whole process as a user starts it, without a home. Loader workers meet in TMPDIR and clean up after them."""
+    tmp_path = tmp_path_factory.mktemp("w")  # a short name: a socket's path has at most 107 bytes
     for name in ("watch", "tmp", "work"):
         (tmp_path / name).mkdir()
     (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
