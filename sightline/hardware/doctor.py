@@ -107,7 +107,8 @@ def check_device(kind: str) -> Check:
     if reason:
         hidden = bool(row.node) and Path(row.node).exists()
         remedy = f"install the {kind} driver and the torch build that match" if hidden else ""
-        return Check(kind, "warn" if hidden else "ok", f"not available: {reason}", remedy)
+        untested = "" if row.tested else " (and untested by us)"
+        return Check(kind, "warn" if hidden else "ok", f"not available: {reason}{untested}", remedy)
     try:
         total = float(torch.ones(8, device=row.torch_device).sum())
     except RuntimeError as error:  # e.g. no kernel image for this GPU

@@ -54,7 +54,7 @@ def test_versions_devices_and_precision_are_shown(findings):
 
     assert findings["torch"].value == torch.__version__
     assert findings["cpu"].value.startswith("1 x ")
-    assert findings["npu"].value == "not available: torch_npu is not installed"
+    assert findings["npu"].value == "not available: torch_npu is not installed (and untested by us)"
     assert findings["precision"].value == f"auto is {device.resolve_precision('auto')} on {device.kind}"
     assert "gloo" in findings["collectives"].value
 
