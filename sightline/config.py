@@ -153,12 +153,11 @@ def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tu
     """The recipe `name`, changed by a YAML file and then by flags."""
     default = recipes.find(name).recipe()
     from_yaml = _read_yaml(config, default) if config else []
-    given = [*from_yaml, *flags]
     parsed = tyro.cli(
         _CommandLine,
         default=_CommandLine(default, Run()),
         config=(tyro.conf.AvoidSubcommands,),
-        args=[*_forget_old_kinds(default, given), *given],
+        args=[*_forget_old_kinds(default, from_yaml), *from_yaml, *_forget_old_kinds(default, flags), *flags],
         prog=f"sightline train {name}",
         description=recipes.find(name).__doc__,
     )
@@ -233,8 +232,8 @@ def parse_options(options: type[Options], flags: Sequence[str], prog: str) -> Op
 
 
 def _forget_old_kinds(recipe: Recipe, flags: Sequence[str]) -> list[str]:
-    """Flags that bring fields back to their defaults which only the recipe's own kind of optimizer or schedule reads,
-    where the user takes another kind: switching needs one flag, not one per field of the old kind."""
+    """Flags that bring fields back to their defaults which the kind of optimizer or schedule named in `flags` does not
+    read: switching needs one flag, not one per field of the kind that a recipe or a file had before."""
     resets: dict[str, Any] = {}
     for part, fields_of_kind in (("optimizer", optimizers.FIELDS_OF_KIND), ("schedule", schedules.FIELDS_OF_KIND)):
         flag, config = f"--{part}.kind", getattr(recipe, part)
@@ -243,7 +242,7 @@ def _forget_old_kinds(recipe: Recipe, flags: Sequence[str]) -> list[str]:
         for kind in kinds:
             foreign = set().union(*fields_of_kind.values()) - fields_of_kind.get(kind, set())
             fields = {f.name: f.default for f in dataclasses.fields(config)}
-            resets |= {f"{part}.{name}": fields[name] for name in foreign if getattr(config, name) != fields[name]}
+            resets |= {f"{part}.{name}": fields[name] for name in sorted(foreign)}
     return _as_flags(resets)
 
 

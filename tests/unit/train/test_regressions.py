@@ -81,6 +81,14 @@ def test_another_kind_needs_no_flag_for_the_fields_of_the_old_one():
     assert recipe.schedule.table_epochs == () and recipe.schedule.kind == "cosine"
 
 
+def test_a_kind_given_as_a_flag_also_wins_over_the_fields_of_a_file(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(config.dump(*config.load("resnet50", ["--optimizer.nesterov"])))
+    recipe, _ = config.load("resnet50", ["--optimizer.kind=adamw", "--schedule.kind", "constant"], path)
+    assert (recipe.optimizer.kind, recipe.optimizer.nesterov) == ("adamw", False)
+    assert (recipe.schedule.kind, recipe.schedule.table_rates) == ("constant", ())
+
+
 def test_a_sample_that_was_unreadable_once_does_not_end_a_later_evaluation(tmp_path, shapes, monkeypatch):
     from sightline.data.sources.folder import FolderSource
     from sightline.errors import BadSample
