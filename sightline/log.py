@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from sightline import __version__
 from sightline.data.workers import Bad
@@ -211,7 +211,6 @@ class RunLog:
                 BarColumn(bar_width=24),
                 TextColumn("{task.completed:.0f}/{task.total:.0f}"),
                 TextColumn("{task.fields[numbers]}"),
-                TimeRemainingColumn(compact=True),
             )
             self._bar = Progress(*columns, console=self.console, transient=True)
             self._bar.start()
