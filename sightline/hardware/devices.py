@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import os
 import platform
-import random
 import resource
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
 
 from sightline.errors import UsageError
@@ -259,14 +257,6 @@ def _named_index(row: Device, index: int, local_rank: int) -> int:
             f"needs its own; use --run.device {row.kind} (CUDA_VISIBLE_DEVICES and its like choose which)"
         )
     return index
-
-
-def seed_everything(seed: int) -> None:
-    """Seeds Python, NumPy and torch on every device; a device not yet initialised is seeded when it is."""
-    random.seed(seed)
-    # For other people's code; ours never draws from NumPy's global generator, which takes 32 bits.
-    np.random.seed(seed % (1 << 32))  # noqa: NPY002
-    torch.manual_seed(seed)
 
 
 def set_deterministic(on: bool) -> None:

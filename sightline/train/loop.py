@@ -70,6 +70,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             + (f"; going on from step {progress.step}" if resumed else "")
         )
 
+        window = ProfileWindow(traced if world.is_main else None, log.folder, device, lambda: loader.wait_s)
+
         def save(must_succeed: bool = False) -> None:
             _save(recipe, state, checkpoints, sets, device, world, log, must_succeed)
 
@@ -78,7 +80,6 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             if run.on_nan == "rewind" and (not resumed or run.resume not in ("auto", "never")):
                 save()
             meter = Meter(loader, device, world, steps)
-            window = ProfileWindow(traced if world.is_main else None, log.folder, device, lambda: loader.wait_s)
             loader.seek("train", progress.step, steps)
             while progress.epoch < cfg.epochs:
                 end = (progress.epoch + 1) * plan.steps_per_epoch
@@ -135,6 +136,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             log.say(f"saved at step {progress.step}; the same command goes on from there")
             raise
         finally:
+            window.close()
             loader.close()
     return scores
 

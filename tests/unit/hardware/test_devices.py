@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import random
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ import torch
 
 from sightline.errors import UsageError
 from sightline.hardware import devices
-from sightline.hardware.devices import KINDS, available, seed_everything, select, set_deterministic
+from sightline.hardware.devices import KINDS, available, select, set_deterministic
 
 HERE = [kind for kind in KINDS if not devices.unavailable_because(kind)]
 
@@ -236,14 +235,6 @@ def test_importing_initialises_no_device():
         "assert 'torch_npu' not in sys.modules and 'habana_frameworks' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_seed_everything_repeats_every_generator():
-    def draws():
-        seed_everything(1 << 40)
-        return random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
-
-    assert draws() == draws()
 
 
 @pytest.fixture
