@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sightline.data.augment.classification import CUT_KEYS, Augment, erase, mix, normalize
-from sightline.data.decode import decode_rgb
+from sightline.data.decode import decode_rgb, read_header
 from sightline.data.sources import Source, open_source
 from sightline.errors import BadData, UsageError
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
@@ -80,14 +80,17 @@ class ClassificationDataset(Dataset):
 
     def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
         sample = self.source.read(index)
-        pixels = sample.data
-        if isinstance(pixels, bytes):
-            pixels = decode_rgb(pixels, self.source.name(index))
-        height, width = pixels.shape[:2]
+        name = self.source.name(index)
+        header = read_header(sample.data, name) if isinstance(sample.data, bytes) else None
+        height, width = (header.shape if header else np.shape(sample.data))[:2]
         if self.is_training:
             params = self.config.draw(self.seed, epoch, index, height, width)
         else:
             params = self.config.evaluation_params(height, width)
+        if isinstance(sample.data, bytes):
+            pixels = decode_rgb(sample.data, name, header, rows=params.top + params.height)
+        else:
+            pixels = sample.data
         loaded = {"image": self.config.apply(params, pixels), "label": np.asarray(sample.label)}
         if "erase" in self.layout:
             loaded["erase"] = np.asarray(params.erase, dtype=np.int32)

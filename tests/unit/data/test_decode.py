@@ -20,13 +20,15 @@ from sightline.errors import BadSample
 PHOTOS = Path(__file__).resolve().parents[3] / "../shared/data/imagenet-photos"
 
 
-@pytest.fixture(params=["torchvision", "pillow"])
+@pytest.fixture(params=["simplejpeg", "torchvision", "pillow"])
 def decoder(request, monkeypatch):
-    """Run a test on the fast path and on the one taken where torchvision has no JPEG decoder."""
-    if request.param == "pillow":
-        monkeypatch.setattr(decode, "_fast_jpeg_decoder", lambda: None)
-    elif decode._fast_jpeg_decoder() is None:
-        pytest.skip("this torchvision was built without libjpeg")
+    """Run a test with each JPEG decoder; which one a machine takes depends on what is installed there."""
+    if request.param == "simplejpeg":
+        pytest.importorskip("simplejpeg")
+        assert decode._fast_jpeg_decoder() is decode._simplejpeg()
+    else:
+        chosen = None if request.param == "pillow" else decode._torchvision_decoder()
+        monkeypatch.setattr(decode, "_fast_jpeg_decoder", lambda: chosen)
     return request.param
 
 
@@ -100,6 +102,32 @@ def test_real_photos_equal_pillow(decoder):
     for path in sorted(PHOTOS.iterdir())[:12]:
         expected = np.asarray(Image.open(path).convert("RGB"))
         assert_close(decode_rgb(path.read_bytes(), path.name), expected, 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"subsampling": 0}, {"subsampling": 1}, {"subsampling": 2}, {"progressive": True}, {"restart_marker_blocks": 3}],
+)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_the_upper_rows_alone_are_the_same_bits(decoder, mode, options):
+    noise = np.random.default_rng(0).integers(0, 256, (90, 50, 3), dtype=np.uint8)
+    data = encode(Image.fromarray(noise).convert(mode), quality=90, **options)
+    whole = decode_rgb(data, "a")
+    heights = []
+    for rows in range(1, 91):
+        upper = decode_rgb(data, "a", rows=rows)
+        heights.append(len(upper))
+        assert len(upper) >= rows and np.array_equal(upper[:rows], whole[:rows])
+    if decoder == "simplejpeg" and "progressive" not in options:
+        assert heights[0] <= 32  # that it stops at all
+    else:
+        assert heights[0] == 90
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_a_turned_picture_is_decoded_whole(decoder, orientation):
+    data = encode(smooth_rgb(), exif=exif(orientation))
+    assert np.array_equal(decode_rgb(data, "a", rows=5)[:5], decode_rgb(data, "a")[:5])
 
 
 def test_grey_jpeg(decoder):
