@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from sightline.data.workers import Bad, Feed, Request, Workers, as_arrays, fill
+from sightline.data.workers import PARTS_PER_WORKER, Bad, Feed, Request, Workers, as_arrays, fill
 from sightline.errors import BadData, UsageError
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
@@ -85,6 +85,8 @@ class Loader:
     def seek(self, name: str, step: int, stop: int) -> None:
         """The next batch of this feed is number `step`; nothing is prepared from `stop` on."""
         feed = self.feeds[name]
+        for request in self._workers.withdraw(name) if self._workers else []:
+            feed.pending[request.slot] -= 1
         while any(feed.pending):  # an answer to an old request must not land in a new batch
             self._receive()
         feed.position, feed.requested, feed.stop = step, step, stop
@@ -126,12 +128,11 @@ class Loader:
             slot = number % len(feed.feed.slots)
             feed.copier.wait(slot)
             epochs, indices = feed.order.batch(number)
-            parts = np.array_split(np.arange(len(indices)), min(len(self._workers), len(indices)))
-            # Rotating the first worker spreads the rest of an uneven split.
-            for worker, rows in enumerate(parts, start=number):
-                request = Request(name, slot, int(rows[0]), epochs[rows], indices[rows])
-                self._workers.send(worker % len(self._workers), request)
+            count = min(PARTS_PER_WORKER * len(self._workers), len(indices))
+            parts = np.array_split(np.arange(len(indices)), count)
             feed.pending[slot] = len(parts)
+            for rows in parts:
+                self._workers.submit(Request(name, slot, int(rows[0]), epochs[rows], indices[rows]))
         feed.requested = max(feed.requested, horizon)
 
     def _fill_here(self, name: str, slot: int) -> None:

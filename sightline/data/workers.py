@@ -6,6 +6,7 @@ once per worker. Samples are written straight into batches in shared memory; pip
 
 from __future__ import annotations
 
+import collections
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 REPLACEMENT_TRIES = 20
+# Parts of a batch that wait at a worker. Enough to bridge a training step, in which nobody hands out new ones; not
+# more, because what waits at a slow worker cannot go to a fast one.
+AHEAD = 4
+PARTS_PER_WORKER = 2  # a batch is cut into this many parts per worker: small ones even out slow pictures
 Arrays = dict[str, np.ndarray]
 
 
@@ -145,6 +150,8 @@ class Workers:
             )
         self._processes = []
         self._connections: list[multiprocessing.connection.Connection] = []
+        self._queue: collections.deque[Request] = collections.deque()
+        self._waiting = [0] * count  # requests at each worker that it has not answered
         for number in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -169,23 +176,41 @@ class Workers:
         """Process ids, for logs and tests."""
         return [process.pid or 0 for process in self._processes]
 
-    def send(self, worker: int, request: Request) -> None:
-        """Queues a request; a worker answers its requests in order."""
-        try:
-            self._connections[worker].send(request)
-        except (BrokenPipeError, ConnectionResetError):
-            self._raise_dead(worker)
+    def submit(self, request: Request) -> None:
+        """Hands the request to the worker with the least to do, once there is one with little."""
+        self._queue.append(request)
+        self._hand_out()
+
+    def withdraw(self, feed: str) -> list[Request]:
+        """Requests of a feed that no worker has seen yet; they will not be answered."""
+        withdrawn = [request for request in self._queue if request.feed == feed]
+        self._queue = collections.deque(request for request in self._queue if request.feed != feed)
+        return withdrawn
 
     def receive(self, timeout_s: float) -> list[tuple[str, int, Any]]:
         """The answers that are there within `timeout_s`: (feed, slot, what was bad or the error)."""
         answers = []
         for ready in multiprocessing.connection.wait(self._connections, timeout_s):
             assert isinstance(ready, multiprocessing.connection.Connection)
+            worker = self._connections.index(ready)
             try:
                 answers.append(ready.recv())
             except (EOFError, ConnectionResetError):
-                self._raise_dead(self._connections.index(ready))
+                self._raise_dead(worker)
+            self._waiting[worker] -= 1
+        self._hand_out()
         return answers
+
+    def _hand_out(self) -> None:
+        while self._queue:
+            worker = min(range(len(self)), key=self._waiting.__getitem__)
+            if self._waiting[worker] >= AHEAD:
+                return
+            try:
+                self._connections[worker].send(self._queue.popleft())
+            except (BrokenPipeError, ConnectionResetError):
+                self._raise_dead(worker)
+            self._waiting[worker] += 1
 
     def _raise_dead(self, worker: int) -> None:
         process = self._processes[worker]

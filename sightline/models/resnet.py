@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.errors import UsageError
+from sightline.kernels import stem
 from sightline.models.weights import load_weights
 from sightline.parts import DataSpec, ModelConfig
 
@@ -53,6 +54,15 @@ class ResNetConfig(ModelConfig):
 def _conv(channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     # No bias: a batch-norm follows everywhere and would subtract it again.
     return nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
+
+
+class Stem(nn.Conv2d):
+    """The first convolution; the 7x7 of stride 2 is computed over blocks of pixels where that is faster."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kernel_size == (7, 7) and stem.applies(x):
+            return stem.convolve(x, self.weight, before=3)
+        return super().forward(x)
 
 
 def _projection(channels_in: int, channels_out: int, stride: int) -> nn.Sequential | None:
@@ -138,7 +148,7 @@ class ResNet(nn.Module):
         outputs = [width * block.expansion for width in widths]
         kernel, stride = STEMS[config.stem]
 
-        self.conv1 = _conv(channels, config.width, kernel, stride)
+        self.conv1 = Stem(channels, config.width, kernel, stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(config.width)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if stride == 2 else nn.Identity()
         self.layer1 = make_stage(block, config.width, widths[0], blocks[0], stride=1)
