@@ -1,7 +1,7 @@
 """Optimizers: which parameters decay, and one update whose rate is a tensor where the device can read it there.
 
-A rate in a tensor keeps a captured or compiled step valid. Fused kernels also read `found_inf` and then skip a step
-by themselves; for the others the step guards their tensors (`updates_in_place_of_nan`).
+A rate in a tensor keeps a captured or compiled step valid. Fused kernels and our own updates also read `found_inf`
+and then skip a step by themselves; for the others the step guards their tensors.
 """
 
 import math
@@ -13,15 +13,20 @@ from torch import nn
 
 from sightline.errors import UsageError
 from sightline.parts import refuse_foreign_fields
+from sightline.train.updates import DecoupledSGD, KerasSGD, Lars
 
+OTHER_DECAYS = {"norm_weight_decay", "bias_weight_decay"}
 FIELDS_OF_KIND = {
-    "sgd": {"momentum", "nesterov"},
-    "rmsprop": {"momentum", "alpha", "eps"},
-    "adam": {"beta1", "beta2", "eps"},
-    "adamw": {"beta1", "beta2", "eps"},
-    "radam": {"beta1", "beta2", "eps"},
+    "sgd": {"momentum", "nesterov", "decay_form", *OTHER_DECAYS},
+    "sgd_keras": {"momentum", "nesterov", "decay_form", *OTHER_DECAYS},
+    "rmsprop": {"momentum", "alpha", "eps", *OTHER_DECAYS},
+    "adam": {"beta1", "beta2", "eps", *OTHER_DECAYS},
+    "adamw": {"beta1", "beta2", "eps", *OTHER_DECAYS},
+    "radam": {"beta1", "beta2", "eps", *OTHER_DECAYS},
+    "lars": {"momentum", "eta", "eps"},
 }
 FUSED = ("sgd", "adam", "adamw")
+OURS = ("sgd_keras", "lars")
 AS_OTHERS = -1.0  # a decay that means: the same as weight_decay
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 Groups = list[tuple[float, list[tuple[str, nn.Parameter]]]]
@@ -31,33 +36,46 @@ Groups = list[tuple[float, list[tuple[str, nn.Parameter]]]]
 class OptimizerConfig:
     """How gradients change weights."""
 
-    kind: Literal["sgd", "rmsprop", "adam", "adamw", "radam"] = "sgd"
-    """sgd: v = momentum * v + g; w -= lr * v. Decay is added to g, but for adamw, which shrinks w by itself."""
+    kind: Literal["sgd", "sgd_keras", "rmsprop", "adam", "adamw", "radam", "lars"] = "sgd"
+    """sgd: v = momentum * v + g; w -= lr * v, which is also TensorFlow 1's momentum. sgd_keras: the rate goes into the
+    velocity, v = momentum * v - lr * g; w += v, which differs as soon as the rate moves. lars: sgd_keras with a rate
+    scaled for each tensor (see eta), but for norms and biases, which also do not decay. adamw shrinks w by itself."""
     lr: float = 0.1
-    """Base learning rate, for the global batch of the recipe."""
+    """Base learning rate, for the global batch of the recipe unless lr_for_batch says otherwise."""
+    lr_for_batch: int = 0
+    """The global batch that lr is meant for: lr is scaled linearly to the recipe's; 0: lr is taken as it is."""
+    lr_many: float = 0.0
+    """The base learning rate when more than one rank takes part; 0: the same as lr."""
     weight_decay: float = 1e-4
     """Decay of weights."""
     norm_weight_decay: float = AS_OTHERS
-    """Decay of norm parameters; -1: the same as weight_decay."""
+    """Decay of norm parameters; -1: the same as weight_decay. lars: they never decay."""
     bias_weight_decay: float = AS_OTHERS
-    """Decay of biases outside norms; -1: the same as weight_decay."""
+    """Decay of biases outside norms; -1: the same as weight_decay. lars: they never decay."""
+    decay_form: Literal["gradient", "keras_l2", "decoupled"] = "gradient"
+    """sgd, sgd_keras: gradient adds decay * w to g; keras_l2 adds 2 * decay * w, because Keras' L2(decay) is decay *
+    sum(w^2) without a half; decoupled shrinks w by lr * decay before the update."""
     momentum: float = 0.9
-    """sgd, rmsprop: share of the velocity kept."""
+    """sgd, sgd_keras, rmsprop, lars: share of the velocity kept."""
     nesterov: bool = False
-    """sgd: look ahead along the velocity."""
+    """sgd, sgd_keras: look ahead along the velocity, as torch or as Keras does."""
     alpha: float = 0.9
     """rmsprop: share of the mean square kept."""
     beta1: float = 0.9
     """adam, adamw, radam: decay of the mean."""
     beta2: float = 0.999
     """adam, adamw, radam: decay of the square."""
+    eta: float = 0.001
+    """lars: the rate of a tensor is lr * eta * |w| / (|g| + weight_decay * |w| + eps); lr itself where |w| or |g| is
+    0."""
     eps: float = 1e-8
-    """rmsprop, adam, adamw, radam: added to the root of the square; torchvision's rmsprop uses 0.0316."""
+    """rmsprop, adam, adamw, radam: added to the root of the square; torchvision's rmsprop uses 0.0316. lars: see eta;
+    Keras uses 1e-7, others 0."""
 
     def __post_init__(self) -> None:
         refuse_foreign_fields("optimizer", self, FIELDS_OF_KIND)
         # Every test is written so that NaN fails it.
-        for name in ("lr", "weight_decay", "eps"):
+        for name in ("lr", "lr_for_batch", "lr_many", "weight_decay", "eta", "eps"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"optimizer.{name}={getattr(self, name)} must not be negative")
         for name in ("momentum", "alpha", "beta1", "beta2"):
@@ -74,37 +92,63 @@ class OptimizerConfig:
     @property
     def skips_by_itself(self) -> bool:
         """Whether a step that is not finite leaves its tensors alone."""
-        return self.kind in FUSED
+        return self.kind in (*FUSED, *OURS)
+
+    def base_lr(self, global_batch: int, ranks: int) -> float:
+        """The rate that a schedule moves, for this batch and this many ranks."""
+        lr = self.lr_many if self.lr_many and ranks > 1 else self.lr
+        return lr * global_batch / self.lr_for_batch if self.lr_for_batch else lr
 
     def groups(self, model: nn.Module) -> Groups:
         """(decay, named parameters) per group. Chosen by module type: a name like `downsample.1` tells nothing."""
+        return [(decay, group) for (decay, _), group in self._groups(model)]
+
+    def _groups(self, model: nn.Module) -> list[tuple[tuple[float, bool], list[tuple[str, nn.Parameter]]]]:
+        """The same, with whether lars scales the rate of the group's tensors."""
+        lars = self.kind == "lars"
         norm = self.weight_decay if self.norm_weight_decay == AS_OTHERS else self.norm_weight_decay
         bias = self.weight_decay if self.bias_weight_decay == AS_OTHERS else self.bias_weight_decay
-        found: dict[float, list[tuple[str, nn.Parameter]]] = {}
+        found: dict[tuple[float, bool], list[tuple[str, nn.Parameter]]] = {}
         seen: set[nn.Parameter] = set()  # a shared weight belongs to the module that has it first
         for prefix, module in model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter in seen:
                     continue
                 seen.add(parameter)
-                decay = norm if isinstance(module, NORMS) else bias if name == "bias" else self.weight_decay
-                found.setdefault(decay, []).append((f"{prefix}.{name}" if prefix else name, parameter))
-        return sorted(found.items(), key=lambda item: -item[0])
+                is_norm = isinstance(module, NORMS)
+                if lars and (is_norm or name == "bias"):
+                    key = (0.0, False)
+                else:
+                    key = (norm if is_norm else bias if name == "bias" else self.weight_decay, lars)
+                found.setdefault(key, []).append((f"{prefix}.{name}" if prefix else name, parameter))
+        return sorted(found.items(), key=lambda item: (-item[0][0], not item[0][1]))
+
+    def _group_options(self, decay: float, trusts: bool) -> dict[str, Any]:
+        if self.kind == "lars":
+            return {"weight_decay": decay, "trusts": trusts}
+        if self.decay_form == "decoupled":
+            return {"weight_decay": 0.0, "shrink": decay}
+        return {"weight_decay": 2 * decay if self.decay_form == "keras_l2" else decay}
 
     def build(self, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
         """The optimizer over `groups`; its rate is one tensor on the device, but a number where torch wants one."""
-        groups: Any = [{"params": [p for _, p in group], "weight_decay": d} for d, group in self.groups(model)]
+        groups: Any = [{"params": [p for _, p in g], **self._group_options(*key)} for key, g in self._groups(model)]
         on_device = device.type != "cpu"
         fused = self.kind in FUSED
-        lr: Any = torch.tensor(self.lr, device=device) if fused or on_device else self.lr
+        lr: Any = torch.tensor(self.lr, device=device) if fused or on_device or self.kind in OURS else self.lr
         how: dict[str, Any] = {"fused": True} if fused else {"foreach": True, "capturable": on_device}
         betas = (self.beta1, self.beta2)
+        velocity = ["momentum_buffer"] if self.momentum else []
         if self.kind == "sgd":
-            sgd = torch.optim.SGD(groups, lr, momentum=self.momentum, nesterov=self.nesterov, **how)
-            return _with_state(sgd, *(["momentum_buffer"] if self.momentum else []))
+            form = DecoupledSGD if self.decay_form == "decoupled" else torch.optim.SGD
+            return _with_state(form(groups, lr, momentum=self.momentum, nesterov=self.nesterov, **how), *velocity)
+        if self.kind == "sgd_keras":
+            return _with_state(KerasSGD(groups, lr, self.momentum, self.nesterov), *velocity)
+        if self.kind == "lars":
+            return _with_state(Lars(groups, lr, self.momentum, self.eta, self.eps), *velocity)
         if self.kind == "rmsprop":
             rms = torch.optim.RMSprop(groups, lr, alpha=self.alpha, eps=self.eps, momentum=self.momentum, **how)
-            return _with_state(rms, "square_avg", *(["momentum_buffer"] if self.momentum else []), count=True)
+            return _with_state(rms, "square_avg", *velocity, count=True)
         if self.kind == "radam":
             radam = torch.optim.RAdam(groups, lr, betas=betas, eps=self.eps, **how)
             return _with_state(radam, "exp_avg", "exp_avg_sq", count=True)

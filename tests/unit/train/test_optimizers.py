@@ -96,7 +96,7 @@ def test_adamw_state_from_the_start_equals_that_of_torchs_first_step():
             torch.testing.assert_close(mine.state[parameter][key], other.state[reference][key], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("kind", ["sgd", "sgd_keras", "lars", "adamw"])
 def test_state_has_the_memory_format_of_its_parameter(kind: str):
     """Else a fused update would walk two layouts at once."""
     model = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
@@ -105,9 +105,9 @@ def test_state_has_the_memory_format_of_its_parameter(kind: str):
         assert name == "step" or value.stride() == model.weight.stride()
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("kind", ["sgd", "sgd_keras", "lars", "adamw"])
 def test_a_step_marked_as_not_finite_changes_nothing(kind: str):
-    """The fused kernels skip by themselves, on the CPU too; the first step and a later one."""
+    """The fused kernels and our own updates skip by themselves, on the CPU too; the first step and a later one."""
     model = network()
     optimizer = OptimizerConfig(kind, lr=0.1).build(model, CPU)
     for step in range(2):
@@ -188,6 +188,26 @@ def test_parameters_of_the_model_itself_and_shared_ones_come_once():
     assert len(found) == len({id(p) for p in found}) == len(list(model.parameters())) == 4
 
 
+# The base rate
+
+
+@pytest.mark.parametrize(
+    ("fields", "batch", "ranks", "expected"),
+    [
+        ({"lr": 0.1}, 2048, 8, 0.1),
+        ({"lr": 0.1, "lr_for_batch": 256}, 2048, 8, 0.8),
+        ({"lr": 0.1, "lr_for_batch": 256}, 128, 1, 0.05),
+        ({"lr": 0.256, "lr_for_batch": 256}, 1024, 4, 1.024),
+        ({"kind": "lars", "lr": 2.5, "lr_many": 9.5}, 256, 1, 2.5),
+        ({"kind": "lars", "lr": 2.5, "lr_many": 9.5}, 2048, 8, 9.5),
+        ({"lr": 0.1, "lr_many": 0.2, "lr_for_batch": 256}, 512, 2, 0.4),
+    ],
+    ids=str,
+)
+def test_the_base_rate_follows_batch_and_ranks(fields: dict, batch: int, ranks: int, expected: float):
+    assert OptimizerConfig(**fields).base_lr(batch, ranks) == pytest.approx(expected)
+
+
 # Refusals
 
 
@@ -198,7 +218,14 @@ def test_parameters_of_the_model_itself_and_shared_ones_come_once():
         ({"kind": "sgd", "eps": 1e-5}, r"optimizer.eps=1e-05 belongs to kind=rmsprop"),
         ({"kind": "adamw", "momentum": 0.5}, r"optimizer.momentum=0.5 belongs to kind=sgd"),
         ({"kind": "adamw", "nesterov": True}, r"optimizer.nesterov=True belongs to kind=sgd"),
+        ({"kind": "adamw", "decay_form": "decoupled"}, r"optimizer.decay_form=decoupled belongs to kind=sgd"),
+        ({"kind": "adam", "decay_form": "keras_l2"}, r"optimizer.decay_form=keras_l2 belongs to kind=sgd"),
+        ({"kind": "lars", "decay_form": "decoupled"}, r"decay_form=decoupled belongs to kind=sgd, not to kind=lars"),
+        ({"kind": "lars", "nesterov": True}, r"optimizer.nesterov=True belongs to kind=sgd, not to kind=lars"),
+        ({"kind": "lars", "norm_weight_decay": 0.1}, r"norm_weight_decay=0.1 belongs to kind=sgd, not to kind=lars"),
+        ({"kind": "sgd_keras", "eta": 0.01}, r"optimizer.eta=0.01 belongs to kind=lars"),
         ({"lr": -0.1}, r"optimizer.lr=-0.1 must not be negative"),
+        ({"lr_for_batch": -256}, r"optimizer.lr_for_batch=-256 must not be negative"),
         ({"weight_decay": -1}, r"weight_decay=-1 must not be negative"),
     ],
     ids=str,
@@ -217,6 +244,10 @@ def test_refusals(fields: dict, message: str):
         {"momentum": -0.1},
         {"momentum": math.nan},
         {"momentum": 0.0, "nesterov": True},
+        {"kind": "sgd_keras", "momentum": 0.0, "nesterov": True},
+        {"kind": "lars", "eta": math.nan},
+        {"kind": "lars", "momentum": 1.0},
+        {"lr_many": math.inf},
         {"kind": "adamw", "beta1": 1.0},
         {"kind": "adamw", "beta2": -0.5},
         {"kind": "adamw", "eps": -1.0},
