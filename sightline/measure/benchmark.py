@@ -158,7 +158,7 @@ class OurStep(Contender):
         self.recipe = recipe
         self.device = device
         order = TrainOrder(len(dataset), cfg.global_batch, cfg.seed, cfg.last_batch)
-        self.plan = Plan(cfg.epochs, order.steps_per_epoch)
+        self.plan = Plan(cfg.epochs, order.steps_per_epoch, len(dataset), cfg.global_batch)
         self.number = 0
         workers = worker_count(run.workers, device, World()) if is_real else 0
         self.loader = open_loader(recipe, dataset, order, device, workers, run.prefetch, say)

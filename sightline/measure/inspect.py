@@ -37,7 +37,7 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = ()) -> dict[str, An
     }
     if samples:
         order = TrainOrder(samples, recipe.train.global_batch, recipe.train.seed, recipe.train.last_batch)
-        plan = Plan(recipe.train.epochs, order.steps_per_epoch)
+        plan = Plan(recipe.train.epochs, order.steps_per_epoch, samples, recipe.train.global_batch)
         found |= {"samples": samples, "steps_per_epoch": plan.steps_per_epoch}
         found["steps"] = plan.epochs * plan.steps_per_epoch
         found["lr_at"] = {str(step): recipe.schedule.rate(step, recipe.optimizer.lr, plan) for step in lr_at}

@@ -34,7 +34,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         # What is there: data, and the order in which it comes.
         sets = {split: recipe.data.open(split, cfg.seed) for split in ("train", "val")}
         order, eval_order = _orders(recipe, sets, world)
-        plan = Plan(cfg.epochs, order.steps_per_epoch)
+        plan = Plan(cfg.epochs, order.steps_per_epoch, len(sets["train"]), cfg.global_batch)
         steps = plan.epochs * plan.steps_per_epoch
         traced = parse_window(run.profile, steps)  # before anything slow starts
 

@@ -10,11 +10,12 @@ from sightline.parts import refuse_foreign_fields
 
 FIELDS_OF_KIND: dict[str, set[str]] = {
     "constant": set(),
-    "cosine": {"final_lr"},
-    "step": {"drop_epochs", "factor"},
+    "cosine": {"final_lr", "cosine_from"},
+    "step": {"drop_epochs", "drop_after", "factor"},
     "exponential": {"factor"},
     "table": {"table_epochs", "table_rates"},
     "plateau": {"factor", "patience"},
+    "polynomial": {"final_lr", "power", "decay_epochs"},
 }
 
 
@@ -24,29 +25,46 @@ class Plan:
 
     epochs: int
     steps_per_epoch: int
+    samples: int = 0  # in an epoch; 0 is unknown
+    global_batch: int = 0  # 0 is unknown
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
     """How the learning rate moves from optimizer.lr over the run."""
 
-    kind: Literal["constant", "cosine", "step", "exponential", "table", "plateau"] = "cosine"
+    kind: Literal["constant", "cosine", "step", "exponential", "table", "plateau", "polynomial"] = "cosine"
     """cosine: to final_lr; step: times factor at drop_epochs; exponential: times factor per epoch; table: absolute
-    rates from given epochs on; plateau: times factor when the score does not rise any more (see patience)."""
+    rates from given epochs on; plateau: times factor when the score does not rise any more (see patience);
+    polynomial: to final_lr as the share of the way left to the given power."""
     unit: Literal["step", "epoch"] = "step"
-    """How often cosine, exponential and warm-up move: with every step, or only with every epoch."""
+    """How often cosine, exponential, polynomial and warm-up move: with every step, or only with every epoch."""
+    epoch_steps: Literal["whole", "exact", "less_one"] = "whole"
+    """Steps that an epoch of this schedule has. whole: those of the run; exact: samples / global_batch as a fraction,
+    sums of epochs are cut down; less_one: one fewer than the run's, as one of the originals counts."""
     warmup_epochs: float = 0.0
     """Warm-up before the schedule begins; may be a fraction where unit is step."""
     warmup: Literal["linear", "constant"] = "linear"
     """linear: from warmup_factor * lr up to lr; constant: warmup_factor * lr throughout."""
     warmup_factor: float = 0.0
     """Where warm-up starts, as a share of lr. With unit step and 0, the first step has lr / (warm-up steps)."""
+    warmup_from: Literal["next", "zero"] = "next"
+    """Unit step: the first step of W is 1 / W up the ramp (next), or at its foot (zero), as TensorFlow counts;
+    polynomial goes on counting in the same way."""
     final_lr: float = 0.0
-    """cosine: the rate after the last step."""
+    """cosine, polynomial: the rate after the last step."""
+    cosine_from: Literal["warmup", "start"] = "warmup"
+    """cosine: begins when warm-up ends, or at step 0, so that the rate jumps down a little when warm-up ends."""
     drop_epochs: tuple[int, ...] = ()
     """step: epochs at whose start the rate drops."""
+    drop_after: bool = False
+    """step: the first step of such an epoch still has the rate before, as TensorFlow's piecewise constants."""
     factor: float = 0.1
     """step, exponential, plateau: what the rate is multiplied with."""
+    power: float = 2.0
+    """polynomial: 1 is a straight line, 2 a parabola that ends flat."""
+    decay_epochs: float = 0.0
+    """polynomial: epochs, warm-up included, after which final_lr is reached; 0: those of the run."""
     patience: int = 10
     """plateau: evaluations without a better score that are tolerated; the next one drops the rate."""
     table_epochs: tuple[int, ...] = ()
@@ -57,7 +75,7 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         refuse_foreign_fields("schedule", self, FIELDS_OF_KIND)
         # Every test is written so that NaN fails it.
-        for name in ("warmup_epochs", "final_lr", "factor", "patience"):
+        for name in ("warmup_epochs", "final_lr", "factor", "patience", "power", "decay_epochs"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"schedule.{name}={getattr(self, name)} must not be negative")
         if not 0 <= self.warmup_factor <= 1:
@@ -65,6 +83,16 @@ class ScheduleConfig:
         if self.warmup == "constant" and self.warmup_epochs and not self.warmup_factor:
             raise UsageError(
                 "schedule.warmup=constant with warmup_factor=0 learns nothing; add --schedule.warmup-factor 0.01"
+            )
+        if self.unit == "epoch" and (self.epoch_steps, self.warmup_from) != ("whole", "next"):
+            raise UsageError(
+                f"schedule.epoch_steps={self.epoch_steps} and warmup_from={self.warmup_from} count steps, and "
+                f"schedule.unit=epoch moves by the epoch; leave them out or add --schedule.unit step"
+            )
+        if 0 < self.decay_epochs <= self.warmup_epochs:
+            raise UsageError(
+                f"schedule.decay_epochs={self.decay_epochs} must be more than the {self.warmup_epochs} epochs of "
+                f"warm-up that it includes; 0 means: those of the run"
             )
         if self.kind == "step" and not self.drop_epochs:
             raise UsageError("schedule.kind=step needs --schedule.drop-epochs, e.g. --schedule.drop-epochs 30 60 80")
@@ -82,28 +110,49 @@ class ScheduleConfig:
 
         `history` holds the headline score of every evaluation so far; only plateau looks at it.
         """
-        per_epoch = plan.steps_per_epoch
-        epoch = step // per_epoch
-        at = step if self.unit == "step" else epoch  # now, the warm-up and the whole run, in units
-        warmup = round(self.warmup_epochs * per_epoch) if self.unit == "step" else math.ceil(self.warmup_epochs)
-        total = plan.epochs * (per_epoch if self.unit == "step" else 1)
+        by_step = self.unit == "step"
+        at = step if by_step else step // plan.steps_per_epoch  # now, the warm-up and the whole run, in units
+        warmup, total = self._units(self.warmup_epochs, plan), self._units(plan.epochs, plan)
+        # By the step the ramp usually ends at lr, so that its first rate is not 0; by the epoch as torch's LinearLR.
+        counted = at + 1 if by_step and self.warmup_from == "next" else at
         if at < warmup:
-            # By the step the ramp ends at lr, so that its first rate is not 0; by the epoch as torch's LinearLR.
-            risen = (at + 1) / warmup if self.unit == "step" else at / warmup
-            return lr * (self.warmup_factor + (1 - self.warmup_factor) * (risen if self.warmup == "linear" else 0.0))
+            risen = counted / warmup if self.warmup == "linear" else 0.0
+            return lr * (self.warmup_factor + (1 - self.warmup_factor) * risen)
         if self.kind == "cosine":
-            done = (at - warmup) / max(1, total - warmup)
+            begun = warmup if self.cosine_from == "warmup" else 0
+            done = (at - begun) / max(1, total - begun)
             return self.final_lr + (lr - self.final_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        if self.kind == "polynomial":
+            horizon = self._units(self.decay_epochs, plan) if self.decay_epochs else total
+            left = 1 - min(1.0, (counted - warmup) / max(1, horizon - warmup + 1))
+            return self.final_lr + (lr - self.final_lr) * left**self.power
         if self.kind == "exponential":
-            return lr * self.factor ** ((at - warmup) / (per_epoch if self.unit == "step" else 1))
+            return lr * self.factor ** ((at - warmup) / (self._epoch_length(plan) if by_step else 1))
         if self.kind == "step":
-            return lr * self.factor ** sum(epoch >= drop for drop in self.drop_epochs)
+            now = step - 1 if self.drop_after else step
+            return lr * self.factor ** sum(now >= self._steps(drop, plan) for drop in self.drop_epochs)
         if self.kind == "table":
-            reached = sum(epoch >= start for start in self.table_epochs)
+            reached = sum(step >= self._steps(start, plan) for start in self.table_epochs)
             return self.table_rates[reached - 1] if reached else lr
         if self.kind == "plateau":
             return lr * self.factor ** _plateaus(history, self.patience)
         return lr
+
+    def _epoch_length(self, plan: Plan) -> float:
+        """In steps, as epoch_steps has it."""
+        if self.epoch_steps == "exact":
+            if not (plan.samples and plan.global_batch):
+                raise UsageError("schedule.epoch_steps=exact needs a Plan with samples and global_batch")
+            return plan.samples / plan.global_batch
+        return max(1, plan.steps_per_epoch - (self.epoch_steps == "less_one"))
+
+    def _steps(self, epochs: float, plan: Plan) -> int:
+        """The one place where epochs become steps."""
+        steps = epochs * self._epoch_length(plan)
+        return int(steps) if self.epoch_steps == "exact" else round(steps)
+
+    def _units(self, epochs: float, plan: Plan) -> int:
+        return self._steps(epochs, plan) if self.unit == "step" else math.ceil(epochs)
 
 
 def _plateaus(history: Sequence[float], patience: int) -> int:
