@@ -131,6 +131,10 @@ class SeenIn:
 DIVERGING = ("--optimizer.lr=1e30", "--schedule.kind=constant", "--schedule.warmup-epochs=0")
 ADAMW = ("--optimizer.kind=adamw", "--optimizer.no-nesterov", "--optimizer.momentum=0.9", "--optimizer.lr=0.01")
 RMSPROP = ("--optimizer.kind=rmsprop", "--optimizer.no-nesterov", "--optimizer.lr=0.001")
+LARS = ("--optimizer.kind=lars", "--optimizer.lr=2")
+DECAYING = ("--optimizer.kind=sgd", "--optimizer.weight-decay=0.1")
+COSINE = ("--schedule.kind=cosine", "--schedule.warmup-epochs=1")
+POLYNOMIAL = ("--schedule.kind=polynomial",)
 WARMUP = ("--schedule.warmup-epochs=1", "--schedule.warmup-factor=0.2")
 TABLE_RATES = ("--schedule.kind=table", "--schedule.table-epochs", "1", "--schedule.table-rates", "0.01")
 STEP = ("--schedule.kind=step", "--schedule.drop-epochs", "1", "--schedule.warmup-epochs=0")
@@ -178,22 +182,38 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "label_smoothing": [Flip(("0.3",), weights)],
     },
     "OptimizerConfig": {
-        "kind": [Flip(("adamw", "sgd"), weights, base=("--optimizer.no-nesterov", "--optimizer.momentum=0.9"))],
+        "kind": [
+            Flip((kind, "sgd"), weights, base=("--optimizer.no-nesterov", "--optimizer.momentum=0.9"))
+            for kind in ("adamw", "sgd_keras", "lars")
+        ],
+        "lr_for_batch": [SeenIn("unit/train/test_optimizers.py::test_the_base_rate_follows_batch_and_ranks")],
+        "lr_many": [SeenIn("unit/train/test_optimizers.py::test_the_base_rate_follows_batch_and_ranks")],
         "lr": [Flip(("0.07",), weights)],
         "weight_decay": [Flip(("0.03",), weights)],
         "norm_weight_decay": [Flip(("0.2",), weights)],
         "bias_weight_decay": [Flip(("0.2",), weights)],
-        "momentum": [Flip(("0.4",), weights)],
+        "decay_form": [Flip((form,), weights, base=DECAYING) for form in ("keras_l2", "decoupled")],
+        "momentum": [Flip(("0.4",), weights), Flip(("0.4",), weights, base=LARS)],
         "nesterov": [Flip(("True", "False"), weights)],
         "alpha": [Flip(("0.5",), weights, base=RMSPROP)],
         "beta1": [Flip(("0.5",), weights, base=ADAMW)],
         "beta2": [Flip(("0.5",), weights, base=ADAMW)],
-        "eps": [Flip(("0.1",), weights, base=ADAMW)],
+        "eta": [Flip(("0.1",), weights, base=LARS)],
+        "eps": [Flip(("0.1",), weights, base=ADAMW), Flip(("0.1",), weights, base=LARS)],
     },
     "ScheduleConfig": {
-        "kind": [Flip(("constant", "cosine"), weights)],
+        "kind": [Flip(("constant", "cosine"), weights), Flip(("polynomial",), weights)],
+        "epoch_steps": [
+            Flip(("exact",), weights, base=(*POLYNOMIAL, *UNEVEN)),
+            Flip(("less_one",), weights, base=POLYNOMIAL),
+        ],
+        "warmup_from": [Flip(("zero",), weights, base=COSINE), Flip(("zero",), weights, base=POLYNOMIAL)],
+        "cosine_from": [Flip(("start",), weights, base=COSINE)],
+        "power": [Flip(("1.0",), weights, base=POLYNOMIAL)],
+        "decay_epochs": [Flip(("1.5",), weights, base=(*POLYNOMIAL, "--schedule.warmup-epochs=0"))],
+        "drop_after": [Flip(("True",), weights, base=STEP)],
         "warmup_epochs": [Flip(("0.7",), weights)],
-        "final_lr": [Flip(("0.05",), weights, base=("--schedule.kind=cosine",))],
+        "final_lr": [Flip(("0.05",), weights, base=(kind,)) for kind in ("--schedule.kind=cosine", *POLYNOMIAL)],
         "drop_epochs": [Flip(("5",), weights, base=STEP)],
         "factor": [Flip(("0.5",), weights, base=STEP)],
         "unit": [Flip(("epoch", "step"), weights, base=("--schedule.kind=cosine",))],

@@ -77,6 +77,13 @@ def test_a_config_file_cannot_name_code_to_run(tmp_path):
 def test_another_kind_needs_no_flag_for_the_fields_of_the_old_one():
     recipe, _ = config.load("demo_classification", ["--optimizer.kind", "adamw"])
     assert recipe.optimizer.kind == "adamw" and not recipe.optimizer.nesterov
+    # Its recipe has its own decays for norms and biases, which lars does not read.
+    recipe, _ = config.load("demo_classification", ["--optimizer.kind=lars"])
+    assert (recipe.optimizer.kind, recipe.optimizer.nesterov, recipe.optimizer.norm_weight_decay) == ("lars", False, -1)
+    recipe, _ = config.load("demo_classification", ["--optimizer.kind=sgd_keras"])
+    assert (recipe.optimizer.nesterov, recipe.optimizer.norm_weight_decay) == (True, 0.0)  # which it does read
+    recipe, _ = config.load("resnet50", ["--schedule.kind=polynomial"])
+    assert (recipe.schedule.kind, recipe.schedule.table_rates) == ("polynomial", ())
     recipe, _ = config.load("resnet50", ["--schedule.kind=cosine"])
     assert recipe.schedule.table_epochs == () and recipe.schedule.kind == "cosine"
 
@@ -87,6 +94,11 @@ def test_a_kind_given_as_a_flag_also_wins_over_the_fields_of_a_file(tmp_path):
     recipe, _ = config.load("resnet50", ["--optimizer.kind=adamw", "--schedule.kind", "constant"], path)
     assert (recipe.optimizer.kind, recipe.optimizer.nesterov) == ("adamw", False)
     assert (recipe.schedule.kind, recipe.schedule.table_rates) == ("constant", ())
+    lars = ["--optimizer.kind=lars", "--optimizer.eta=0.002", "--schedule.kind=polynomial", "--schedule.power=1"]
+    path.write_text(config.dump(*config.load("resnet50", lars)))
+    recipe, _ = config.load("resnet50", ["--optimizer.kind=sgd", "--schedule.kind=cosine"], path)
+    assert (recipe.optimizer.kind, recipe.optimizer.eta) == ("sgd", 0.001)
+    assert (recipe.schedule.kind, recipe.schedule.power) == ("cosine", 2.0)
 
 
 def test_a_sample_that_was_unreadable_once_does_not_end_a_later_evaluation(tmp_path, shapes, monkeypatch):

@@ -229,6 +229,34 @@ def test_the_average_follows_the_loop_it_is_defined_by():
     assert not any(p.requires_grad for p in state.ema.model.parameters())
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "schedule", "lr"),
+    [
+        (
+            OptimizerConfig("sgd_keras"),
+            ScheduleConfig("step", warmup_from="zero", warmup_epochs=0.1, drop_epochs=(1,)),
+            0.1,
+        ),
+        (OptimizerConfig("lars", eps=1e-7), ScheduleConfig("polynomial", warmup_from="zero", warmup_epochs=0.1), 9.5),
+        (
+            OptimizerConfig("sgd"),
+            ScheduleConfig("cosine", warmup_from="zero", warmup_epochs=0.1, cosine_from="start"),
+            0.1,
+        ),
+    ],
+    ids=["sgd_keras", "lars", "sgd"],
+)
+def test_the_originals_updates_and_schedules_learn_a_batch_by_heart(optimizer, schedule, lr: float):
+    step, _ = built(recipe_with(model=SmallNet(norm=True), optimizer=optimizer))
+    plan = Plan(epochs=2, steps_per_epoch=60)
+    for number in range(120):
+        step(batch_of(0), number, schedule.rate(number, lr, plan))
+        if number == 118:
+            step.read_totals(World())
+    totals = step.read_totals(World())
+    assert totals["top1"] == BATCH and totals["loss"] / BATCH < 0.1
+
+
 # Precision
 
 
@@ -329,8 +357,16 @@ def test_bf16_is_autocast_over_fp32_weights():
 @pytest.mark.parametrize("first", [0, 3], ids=["first step", "later step"])
 @pytest.mark.parametrize(
     "optimizer",
-    [PLAIN.optimizer, OptimizerConfig("sgd", momentum=0.0), OptimizerConfig("adamw", lr=0.01)],
-    ids=["sgd", "sgd without momentum", "adamw"],
+    [
+        PLAIN.optimizer,
+        OptimizerConfig("sgd", momentum=0.0),
+        OptimizerConfig("sgd", weight_decay=0.01, decay_form="decoupled"),
+        OptimizerConfig("sgd_keras", nesterov=True),
+        OptimizerConfig("sgd_keras", weight_decay=0.01, decay_form="decoupled"),
+        OptimizerConfig("lars"),
+        OptimizerConfig("adamw", lr=0.01),
+    ],
+    ids=["sgd", "sgd without momentum", "decoupled sgd", "sgd_keras", "decoupled sgd_keras", "lars", "adamw"],
 )
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_changes_nothing(first: int, optimizer: OptimizerConfig, value: float):
@@ -345,7 +381,9 @@ def test_a_step_that_is_not_finite_changes_nothing(first: int, optimizer: Optimi
     assert step.take_bad_steps() == 0
     step(batch_of(first + 1), first + 1, 0.1)
     after = all_tensors(state)
-    assert all(after[name] != sha for name, sha in before.items())
+    # A norm takes a bias before it away again, so its gradient is but rounding; lars lets it not decay either.
+    still = {"model/0.bias"} if optimizer.kind == "lars" else set()
+    assert all(after[name] != sha for name, sha in before.items() if name not in still)
     assert step.take_bad_steps() == 0 and step.last_bad_step == first
 
 
@@ -478,7 +516,7 @@ def test_initial_weights_are_a_function_of_the_seed():
     assert all_tensors(built(recipe_with(seed=2))[1])["model/0.weight"] != first["model/0.weight"]
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("kind", ["sgd", "sgd_keras", "lars", "adamw"])
 def test_a_state_loaded_from_another_goes_on_with_the_same_bits(kind: str):
     optimizer = OptimizerConfig(kind, lr=0.01, weight_decay=0.01)
     recipe = recipe_with(model=SmallNet(norm=True), optimizer=optimizer, ema=0.9, precision="fp16")
