@@ -8,11 +8,13 @@ from typing import Literal
 import numpy as np
 import torch
 
-from sightline.data.augment.classification import CUT_KEYS, Augment, erase, mix, normalize
+from sightline.data.augment.classification import CUT_KEYS, Augment, erase, mix, partner_of
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.sources import Source, open_source
 from sightline.errors import BadData, UsageError
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
+
+BACKGROUND = "background"
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,20 @@ class ClassificationData(Augment, DataConfig):
     """How the path is read: auto, folder, synthetic."""
     classes: int = 0
     """How many classes there must be; 0 takes what is found."""
+    background: Literal["none", "first", "last"] = "none"
+    """One class more that no picture has, as the TensorFlow originals' 1001 outputs: before the others, whose labels
+    then begin at 1, or after them. `classes` does not count it."""
     samples: int = undecisive(0)
     """How many training pictures the recipe is made for; `inspect` counts steps with it where no path is given."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
     """A picture that cannot be read: end the run with exit 3, or leave it out, counted and listed."""
     max_bad_samples: int = undecisive(100)
     """skip: more bad pictures than this end the run after all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.background not in ("none", "first", "last"):
+            raise UsageError(f"background={self.background!r} is unknown; use one of none, first, last")
 
     def open(self, split: Split, seed: int) -> Dataset:
         """The train or val pictures under `path`."""
@@ -54,6 +64,10 @@ class ClassificationData(Augment, DataConfig):
 
     def spec_of(self, classes: tuple[str, ...]) -> DataSpec:
         """What the network is built from."""
+        if self.background != "none" and BACKGROUND in classes:
+            raise BadData(f"the data has a class {BACKGROUND!r} already; use --data.background none")
+        extra = (BACKGROUND,)
+        classes = {"none": classes, "first": extra + classes, "last": classes + extra}[self.background]
         return DataSpec(classes, 3, (self.eval_size, self.eval_size), self.mean, self.std)
 
 
@@ -68,9 +82,11 @@ class ClassificationDataset(Dataset):
         self.fingerprint = source.fingerprint
         self.spec = config.spec_of(source.classes)
         side = config.size if self.is_training else config.eval_size
-        self.layout = {"image": ((side, side, 3), "uint8"), "label": ((), "int64")}
+        self.layout = {"image": ((side, side, 3), config.travels_as), "label": ((), "int64")}
         if self.is_training and config.erases:
             self.layout["erase"] = ((4,), "int32")
+        if self.is_training:
+            self.layout |= {key: ((), str(value.dtype)) for key, value in config.draw_mix(seed, 0, 0).items()}
 
     def __len__(self) -> int:
         return len(self.source)
@@ -91,19 +107,26 @@ class ClassificationDataset(Dataset):
             pixels = decode_rgb(sample.data, name, header, rows=params.top + params.height)
         else:
             pixels = sample.data
-        loaded = {"image": self.config.apply(params, pixels), "label": np.asarray(sample.label)}
+        label = sample.label + (self.config.background == "first")
+        loaded = {"image": self.config.pack(self.config.apply(params, pixels)), "label": np.asarray(label)}
         if "erase" in self.layout:
             loaded["erase"] = np.asarray(params.erase, dtype=np.int32)
+        if self.is_training:
+            loaded |= self.config.draw_mix(self.seed, epoch, index)
         return loaded
 
     def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
         return self.config.draw_batch(self.seed, epoch, step) if self.is_training else {}
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
-        image = normalize(batch["image"], self.config.mean, self.config.std, dtype)
+        image = self.config.unpack(batch["image"], dtype)
         if "erase" in batch:
             image = erase(image, batch["erase"])
         if "mix" in batch:
             box = tuple(batch[key] for key in CUT_KEYS) if CUT_KEYS[0] in batch else None
-            image = mix(image, batch["mix"], box)
+            ranks = batch.get("mix_rank")
+            partner = partner_of(self.config.mixup_partner, len(image), ranks, image.device)
+            image = mix(image, batch["mix"], box, partner)
+            if partner is not None:
+                batch = {**batch, "partner": partner}
         return {**batch, "image": image}

@@ -6,8 +6,10 @@ Batch keys: image (after finish(): batch, 3, height, width), label (batch,), ind
 
 # random_erase   erase (batch, 4): the box of each picture that is set to zero, as top, left, bottom, right (the last
 #                two are outside); all zero where there is none
-# mixup, cutmix  mix (): the share of each picture against the one before it in the batch
-# cutmix         cut_top, cut_left, cut_bottom, cut_right (): the box in which each picture is the one before it;
+# mixup, cutmix  mix (), with mixup_per=sample (batch,): the share of each picture against its partner in the batch;
+#                partner (batch,), after finish(): which one that is, where it is not the one before;
+#                mix_rank (batch,): random numbers whose order is a random partner's
+# cutmix         cut_top, cut_left, cut_bottom, cut_right (): the box in which each picture is its partner;
 #                label_share (): the share of its own label. A batch is either mixed, then the box is empty and
 #                label_share equals mix, or cut, then mix is 1.
 
@@ -40,11 +42,14 @@ class Classification(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Mean cross entropy. With mixup or cutmix, accuracy counts the class that has the larger share."""
         logits = model(batch["image"]).float()  # (batch, classes)
-        label = batch["label"]
-        total = F.cross_entropy(logits, label, label_smoothing=self.label_smoothing)
-        if "mix" in batch:
-            share, other = batch.get("label_share", batch["mix"]), label.roll(1, 0)
-            total = share * total + (1 - share) * F.cross_entropy(logits, other, label_smoothing=self.label_smoothing)
+        label, share = batch["label"], batch.get("label_share", batch.get("mix"))
+        # One share for all mixes two means; one for each picture mixes its two losses before the mean.
+        reduction = "none" if share is not None and share.ndim else "mean"
+        total = F.cross_entropy(logits, label, label_smoothing=self.label_smoothing, reduction=reduction)
+        if share is not None:
+            other = label[batch["partner"]] if "partner" in batch else label.roll(1, 0)
+            theirs = F.cross_entropy(logits, other, label_smoothing=self.label_smoothing, reduction=reduction)
+            total = (share * total + (1 - share) * theirs).mean()
             label = torch.where(share >= 0.5, label, other)
         correct = (logits.detach().argmax(1) == label).sum()
         return Loss(total, {"top1": correct})

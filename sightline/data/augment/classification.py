@@ -1,7 +1,7 @@
 """Random crops, flips, policies, erasing and mixing for classification, and the fixed geometry of evaluation.
 
-`draw` turns a key into numbers, `apply` turns numbers and pixels into the square the network sees (CPU, uint8);
-`normalize`, `erase` and `mix` are the batched half that runs on the device, in this order.
+`draw` turns a key into numbers, `apply` turns numbers and pixels into the square the network sees (CPU, uint8), `pack`
+into what travels; `unpack` (`normalize`), `erase` and `mix` are the batched half on the device, in this order.
 """
 
 import math
@@ -14,11 +14,16 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from sightline.data.augment import policies
+from sightline.data.augment import policies, tensorflow
 from sightline.data.draws import generator
 from sightline.errors import UsageError
 
-_RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+# Pillow has nothing like legacy; a policy's rotations then are plain bilinear.
+_RESAMPLING = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "legacy": Image.Resampling.BILINEAR,
+}
 # How far Pillow's filters reach, in pixels of the coarser of the two grids.
 _FILTER_REACH = {"bilinear": 1, "bicubic": 2}
 # A 30000x1 strip with its short side resized to 256 would be 2 Gpix, of which the window shows 224x224. Above this
@@ -32,6 +37,17 @@ _ERASE_TRIES = 10
 
 Box = tuple[int, int, int, int]  # top, left, bottom, right; the last two are outside
 _NOWHERE: Box = (0, 0, 0, 0)
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "augment": ("on", "off"),
+    "crop": ("area", "tf"),
+    "policy": policies.POLICY_NAMES,
+    "mixup_per": ("batch", "sample"),
+    "mixup_partner": ("previous", "reversed", "random"),
+    "eval_geometry": ("short_side", "stretch"),
+    "interpolation": tuple(_RESAMPLING),
+    "image_type": ("uint8", "bf16", "fp32"),
+}
+_TRAVELS_AS = {"uint8": "uint8", "bf16": "int16", "fp32": "float32"}  # NumPy has no bf16, so its bits
 # Numbers of a whole batch are scalars: what has a first dimension is split with the samples.
 CUT_KEYS = ("cut_top", "cut_left", "cut_bottom", "cut_right")
 
@@ -60,6 +76,10 @@ class Augment:
 
     augment: Literal["on", "off"] = "on"
     """off: no randomness in training, every picture is seen as in evaluation but at `size`."""
+    crop: Literal["area", "tf"] = "area"
+    """area: uniform area, log-uniform ratio, as torchvision; tf: uniform ratio, uniform height, at least a tenth of
+    the picture, as TensorFlow's sample_distorted_bounding_box. tf also cuts evaluation's sides and offsets down to
+    whole pixels as the TensorFlow originals do."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """Smallest and largest share of the picture's area that a training crop covers."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -76,30 +96,46 @@ class Augment:
     """Probability that a random box of a training picture is set to the mean colour."""
     mixup: float = 0.0
     """Alpha of the Beta(alpha, alpha) that mixes each training picture with another; 0 is off."""
+    mixup_per: Literal["batch", "sample"] = "batch"
+    """batch: one share for all pictures of a step on a device, as in PyTorch; sample: one for each, as in NVIDIA's
+    TensorFlow recipes."""
+    mixup_partner: Literal["previous", "reversed", "random"] = "previous"
+    """mixup and cutmix: which other picture of the batch. previous: the one before it; reversed: the batch read
+    backwards; random: a permutation. Of what a device computes at once: with accumulation, of a part."""
     cutmix: float = 0.0
     """Alpha of the Beta(alpha, alpha) for a box pasted from another picture; 0 is off; with mixup a coin per batch."""
     size: int = 224
     """Side in pixels of the square the network sees in training."""
     eval_resize: int = 256
-    """Length in pixels the shorter side is resized to in evaluation."""
+    """Length in pixels the shorter side (stretch: both) is resized to in evaluation."""
+    eval_geometry: Literal["short_side", "stretch"] = "short_side"
+    """short_side: the picture keeps its shape; stretch: it is made square first, as hardware decoders do."""
     eval_size: int = 224
     """Side in pixels of the square cut from the middle in evaluation."""
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    """Filter of every resize, antialiased."""
+    interpolation: Literal["bilinear", "bicubic", "legacy"] = "bilinear"
+    """Filter of every resize: bilinear and bicubic are antialiased; legacy is TensorFlow 1's bilinear, neither
+    antialiased nor centred, rounded to whole grey levels (the originals kept the fraction: up to half a level)."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Mean of red, green and blue, of values in 0..1; the default is ImageNet's."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     """Standard deviation of red, green and blue, of values in 0..1; the default is ImageNet's."""
+    image_type: Literal["uint8", "bf16", "fp32"] = "uint8"
+    """What pictures travel to the device in. uint8: normalised there; bf16, fp32: by the loader, at two and four times
+    the traffic, bf16 also rounded."""
 
     def __post_init__(self) -> None:
         # Every test is written so that NaN fails it.
-        choices = {"augment": ("on", "off"), "policy": policies.POLICY_NAMES, "interpolation": tuple(_RESAMPLING)}
-        for field, known in choices.items():
+        for field, known in _CHOICES.items():
             if getattr(self, field) not in known:
                 raise UsageError(f"{field}={getattr(self, field)!r} is unknown; use one of {', '.join(known)}")
         low, high = self.crop_scale
         if not 0 < low <= high <= 1:
             raise UsageError(f"crop_scale={self.crop_scale} must be 0 < smallest <= largest <= 1, e.g. 0.08 1.0")
+        if self.crop == "tf" and high * tensorflow.COVERED_ONE_IN < 1:
+            raise UsageError(
+                f"crop=tf keeps no crop below a tenth of the picture, so crop_scale={self.crop_scale} never gives one; "
+                f"raise its second number, e.g. 0.05 1.0"
+            )
         low, high = self.crop_ratio
         if not 0 < low <= high < math.inf:
             raise UsageError(f"crop_ratio={self.crop_ratio} must be 0 < narrowest <= widest, e.g. 0.75 1.3333")
@@ -110,6 +146,11 @@ class Augment:
             if not 0 <= getattr(self, field) < math.inf:
                 alpha = getattr(self, field)
                 raise UsageError(f"{field}={alpha} is the alpha of a Beta distribution; use 0 (off) or e.g. 0.2")
+        if self.mixup_per == "sample" and self.cutmix:
+            raise UsageError(
+                f"mixup_per=sample goes with mixup alone, here is cutmix={self.cutmix}, whose box is the batch's; "
+                f"use --data.mixup-per batch or --data.cutmix 0"
+            )
         if not 0 <= self.policy_magnitude <= policies.RANDAUGMENT_LAST_BIN:
             raise UsageError(f"policy_magnitude={self.policy_magnitude} must be in 0..30; 9 is usual")
         if not 1 <= self.augmix_severity <= policies.AUGMIX_MAX_SEVERITY:
@@ -123,6 +164,11 @@ class Augment:
             raise UsageError(f"std={self.std} must be three positive numbers, e.g. 0.229 0.224 0.225")
 
     @property
+    def travels_as(self) -> str:
+        """The NumPy type of the pictures of a batch on its way to the device."""
+        return _TRAVELS_AS[self.image_type]
+
+    @property
     def erases(self) -> bool:
         """Whether a training sample carries a box to erase."""
         return self.augment == "on" and self.random_erase > 0
@@ -132,7 +178,7 @@ class Augment:
         if self.augment == "off":
             # The same field of view as in evaluation, whatever the size of the square.
             short_side = max(1, round(self.size * self.eval_resize / self.eval_size))
-            return _centre(height, width, short_side, self.size)
+            return self._centre(height, width, short_side, self.size)
         box = self._draw_box(generator(seed, epoch, index, "crop"), height, width)
         flip = bool(generator(seed, epoch, index, "flip").random() < self.flip)
         policy: policies.Policy = ()
@@ -142,9 +188,21 @@ class Augment:
         erased = self._draw_erased(generator(seed, epoch, index, "erase")) if self.erases else _NOWHERE
         return Params(*box, self.size, self.size, 0, 0, size=self.size, flip=flip, policy=policy, erase=erased)
 
+    def draw_mix(self, seed: int, epoch: int, index: int) -> dict[str, np.ndarray]:
+        """The numbers one training sample brings to the mixing of its batch."""
+        numbers = {}
+        if self.augment == "on" and self.mixup > 0 and self.mixup_per == "sample":
+            share = generator(seed, epoch, index, "mixup of a sample").beta(self.mixup, self.mixup)
+            numbers["mix"] = np.asarray(share, dtype=np.float32)
+        if self.augment == "on" and self.mixup + self.cutmix > 0 and self.mixup_partner == "random":
+            # Sorted on the device: a permutation of whatever samples happen to be together there.
+            rank = generator(seed, epoch, index, "mixup partner").random()
+            numbers["mix_rank"] = np.asarray(rank, dtype=np.float32)
+        return numbers
+
     def draw_batch(self, seed: int, epoch: int, step: int) -> dict[str, np.ndarray]:
         """The numbers a whole training batch shares; they travel in it, so that a step draws nothing itself."""
-        if self.augment == "off" or self.mixup == self.cutmix == 0:
+        if self.augment == "off" or self.mixup == self.cutmix == 0 or self.mixup_per == "sample":
             return {}
         cuts = self.cutmix > 0 and (self.mixup == 0 or generator(seed, epoch, step, "cut or mix").random() < 0.5)
         share, label_share, box = 1.0, 1.0, _NOWHERE
@@ -160,29 +218,44 @@ class Augment:
         return numbers
 
     def evaluation_params(self, height: int, width: int) -> Params:
-        """Resize the shorter side to `eval_resize` and keep the middle `eval_size` square, rounding as torchvision."""
-        return _centre(height, width, self.eval_resize, self.eval_size)
+        """Resize to `eval_resize`, keep the middle `eval_size` square; rounding as torchvision, or as TensorFlow."""
+        return self._centre(height, width, self.eval_resize, self.eval_size)
 
     def apply(self, params: Params, pixels: np.ndarray) -> np.ndarray:
-        """Carry out `params` on (height, width, 3) uint8 pixels: (size, size, 3) uint8, equal to torchvision's."""
+        """Carry out `params` on (height, width, 3) uint8 pixels: (size, size, 3) uint8, equal to torchvision's
+        or, where the interpolation is legacy, to TensorFlow's."""
         # Cut before resizing: resize(box=...) would let the filter see beyond the box.
         box = pixels[params.top : params.top + params.height, params.left : params.left + params.width]
-        if params.resized_height * params.resized_width > _MAX_RESIZED_PIXELS:
-            resized, top, left = _resize_visible_part(box, params, self.interpolation)
+        if self.interpolation == "legacy":
+            resized_sides = (params.resized_height, params.resized_width)
+            corner = (params.window_top, params.window_left)
+            square = tensorflow.resize_legacy(box, resized_sides, corner, params.size, params.flip)
         else:
-            resized = _resize(box, params.resized_height, params.resized_width, self.interpolation)
-            top, left = params.window_top, params.window_left
-        square = _window(resized, top, left, params.size)  # (3, size, size)
-        if params.flip:  # on planes, because bytes reverse faster than pixels of three bytes
-            square = square.flip(2)
-        square_pixels = square.permute(1, 2, 0).contiguous().numpy()
+            square = _resize_and_flip(box, params, self.interpolation)
         if params.policy:
-            picture = Image.fromarray(square_pixels)
+            picture = Image.fromarray(square)
             return np.array(policies.apply(params.policy, picture, _RESAMPLING[self.interpolation]))
-        return square_pixels
+        return square
+
+    def pack(self, square: np.ndarray) -> np.ndarray:
+        """(size, size, 3) uint8 as it travels: as it is, or normalised."""
+        if self.image_type == "uint8":
+            return square
+        dtype = torch.bfloat16 if self.image_type == "bf16" else torch.float32
+        values = normalize(torch.from_numpy(square)[None], self.mean, self.std, dtype)[0].permute(1, 2, 0)
+        return (values.view(torch.int16) if self.image_type == "bf16" else values).numpy()
+
+    def unpack(self, images: Tensor, dtype: torch.dtype) -> Tensor:
+        """Normalised (batch, 3, height, width) in channels_last of (batch, height, width, 3) as they travelled."""
+        if images.dtype == torch.uint8:
+            return normalize(images, self.mean, self.std, dtype)
+        values = images.view(torch.bfloat16) if images.dtype == torch.int16 else images
+        return values.permute(0, 3, 1, 2).to(dtype)
 
     def _draw_box(self, random: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
         """RandomResizedCrop's (top, left, height, width): uniform area, log-uniform ratio, else the middle."""
+        if self.crop == "tf":
+            return tensorflow.draw_box(random, height, width, self.crop_scale, self.crop_ratio)
         narrowest, widest = self.crop_ratio
         for _ in range(_CROP_TRIES):
             area = height * width * random.uniform(*self.crop_scale)
@@ -198,6 +271,20 @@ class Augment:
         elif width / height > widest:
             box_width = max(1, round(height * widest))
         return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+    def _centre(self, height: int, width: int, side: int, size: int) -> Params:
+        """Resize to `side`, keep the middle square of `size`."""
+        if self.eval_geometry == "stretch":
+            resized = (side, side)
+        elif self.crop == "tf":
+            resized = tensorflow.resized_sides(height, width, side)
+        elif width <= height:  # torchvision truncates the longer side
+            resized = (int(side * height / width), side)
+        else:
+            resized = (side, int(side * width / height))
+        down = self.crop == "tf"
+        corner = (_centre_offset(resized[0], size, down), _centre_offset(resized[1], size, down))
+        return Params(0, 0, height, width, *resized, *corner, size=size, flip=False)
 
     def _draw_erased(self, random: np.random.Generator) -> Box:
         """RandomErasing's box, or none: by chance, or because no try gave one smaller than the picture."""
@@ -241,16 +328,33 @@ def erase(images: Tensor, boxes: Tensor) -> Tensor:
     return torch.where(_inside(boxes.unbind(1), images).unsqueeze(1), 0.0, images)
 
 
-def mix(images: Tensor, share: Tensor, box: tuple[Tensor, ...] | None = None) -> Tensor:
-    """Mixup: `share` of each picture and the rest of the one before it in the batch (the first meets the last).
+def mix(images: Tensor, share: Tensor, box: tuple[Tensor, ...] | None = None, partner: Tensor | None = None) -> Tensor:
+    """Mixup: `share` (one for all or one each) of each picture, the rest of the one before it (the first meets the
+    last) or of number `partner`. Cutmix: inside `box` (top, left, bottom, right, of the whole batch) nothing but that.
 
-    Cutmix: inside `box` (top, left, bottom, right, of the whole batch) nothing but the one before. Labels are mixed by
-    the task with the same partner, `labels.roll(1, 0)`.
+    Labels are mixed by the task with the same partner, `labels.roll(1, 0)` or `labels[partner]`.
     """
-    # The same as images.roll(1, 0), which on CUDA would fall out of channels_last.
-    partners = torch.cat((images[-1:], images[:-1]))
-    mixed = images * share + partners * (1 - share)
+    if partner is None:
+        # The same as images.roll(1, 0), which on CUDA would fall out of channels_last.
+        partners = torch.cat((images[-1:], images[:-1]))
+    else:
+        # As they lie in memory, for the same reason.
+        partners = images.permute(0, 2, 3, 1).index_select(0, partner).permute(0, 3, 1, 2)
+    if share.ndim:
+        share = share.view(-1, 1, 1, 1)
+    # A share for each picture would lift the result to its own type.
+    mixed = (images * share + partners * (1 - share)).to(images.dtype)
     return mixed if box is None else torch.where(_inside(box, images), partners, mixed)
+
+
+def partner_of(kind: str, samples: int, ranks: Tensor | None, device: torch.device) -> Tensor | None:
+    """Which picture each one is mixed with, for `mixup_partner`; None where it is the one before."""
+    if kind == "previous":
+        return None
+    if kind == "reversed":
+        return torch.arange(samples - 1, -1, -1, device=device)
+    assert ranks is not None, "a batch with random partners brings its numbers"
+    return ranks.argsort(stable=True)  # else equal numbers could be sorted in another way on another day
 
 
 def _inside(box: tuple[Tensor, ...], images: Tensor) -> Tensor:
@@ -267,18 +371,24 @@ def _per_channel(numbers: list[float], like: Tensor) -> Tensor:
     return torch.cat(filled, dim=1)  # (1, 3, 1, 1)
 
 
-def _centre(height: int, width: int, short_side: int, size: int) -> Params:
-    """Resize the shorter side to `short_side`, keep the middle square of `size`."""
-    # torchvision truncates the longer side.
-    resized_height = int(short_side * height / width) if width <= height else short_side
-    resized_width = short_side if width <= height else int(short_side * width / height)
-    corner = (_centre_offset(resized_height, size), _centre_offset(resized_width, size))
-    return Params(0, 0, height, width, resized_height, resized_width, *corner, size=size, flip=False)
+def _centre_offset(length: int, size: int, rounds_down: bool) -> int:
+    if length < size:
+        return -((size - length) // 2)
+    # torchvision rounds a cut to the even number.
+    return (length - size) // 2 if rounds_down else round((length - size) / 2)
 
 
-def _centre_offset(length: int, size: int) -> int:
-    # torchvision rounds a cut to the even number and a border down.
-    return round((length - size) / 2) if length >= size else -((size - length) // 2)
+def _resize_and_flip(box: np.ndarray, params: Params, interpolation: str) -> np.ndarray:
+    """(size, size, 3): the box resized, its window, mirrored where `params` say so."""
+    if params.resized_height * params.resized_width > _MAX_RESIZED_PIXELS:
+        resized, top, left = _resize_visible_part(box, params, interpolation)
+    else:
+        resized = _resize(box, params.resized_height, params.resized_width, interpolation)
+        top, left = params.window_top, params.window_left
+    square = _window(resized, top, left, params.size)  # (3, size, size)
+    if params.flip:  # on planes, because bytes reverse faster than pixels of three bytes
+        square = square.flip(2)
+    return square.permute(1, 2, 0).contiguous().numpy()
 
 
 def _resize(box: np.ndarray, height: int, width: int, interpolation: str) -> Tensor:
