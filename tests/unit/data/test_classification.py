@@ -1,6 +1,7 @@
 """One picture from its file to what the network sees, and what is said of the data set as a whole."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,50 @@ def test_spec_is_the_same_for_both_splits_and_survives_json(shapes: Path):
     assert spec == at(shapes).open("val", 0).spec
     assert (spec.channels, spec.size, spec.mean) == (3, (20, 20), SMALL.mean)
     assert DataSpec.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize(("background", "first"), [("first", 1), ("last", 0)])
+def test_a_background_class_shifts_labels_and_widens_the_head(shapes: Path, background: str, first: int):
+    plain, wide = at(shapes).open("val", 0), at(shapes, background=background, classes=10).open("val", 0)
+    assert len(wide.spec.classes) == 11 and wide.spec.classes[0 if first else -1] == "background"
+    assert wide.spec.classes[first : first + 10] == plain.spec.classes
+    for index in (0, 17, len(plain) - 1):
+        label = int(wide.load(0, index)["label"])
+        assert label == int(plain.load(0, index)["label"]) + first
+        assert wide.spec.classes[label] == wide.name(index).split("/")[0]
+    declared, _ = dataclasses.replace(SMALL, classes=1000, background=background).declared()
+    assert len(declared.classes) == 1001 and declared.classes[first] == "class0"
+    assert declared.classes[0 if first else -1] == "background"
+
+
+def test_a_background_class_must_be_new_and_known(tmp_path: Path, shapes: Path):
+    shutil.copytree(shapes, tmp_path / "pictures")
+    for split in ("train", "val"):
+        folder = min((tmp_path / "pictures" / split).iterdir())
+        folder.rename(folder.with_name("background"))
+    with pytest.raises(BadData, match="has a class 'background' already; use --data.background none"):
+        at(tmp_path / "pictures", background="first").open("train", 0)
+    with pytest.raises(UsageError, match="background='middle' is unknown; use one of none, first, last"):
+        at(shapes, background="middle")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_pictures_normalised_by_the_loader_are_those_of_the_device(shapes: Path, split: str, dtype: torch.dtype):
+    """fp32 to the bit on the same processor, bf16 after one rounding, whatever the network computes in."""
+    finished = {}
+    for image_type in ("uint8", "bf16", "fp32"):
+        dataset = at(shapes, image_type=image_type, random_erase=1.0).open(split, seed=0)
+        samples = [dataset.load(1, index) for index in range(3)]
+        for sample in samples:
+            assert {key: (value.shape, str(value.dtype)) for key, value in sample.items()} == dataset.layout
+        batch = {key: torch.from_numpy(np.stack([sample[key] for sample in samples])) for key in samples[0]}
+        assert batch["image"].element_size() == {"uint8": 1, "bf16": 2, "fp32": 4}[image_type]
+        image = finished[image_type] = dataset.finish(batch, dtype)["image"]
+        assert image.dtype == dtype and image.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(finished["fp32"], finished["uint8"])
+    assert torch.equal(finished["bf16"], finished["uint8"].bfloat16().to(dtype))
+    assert finished["uint8"].float().std() > 0.1
 
 
 def test_without_data_the_recipe_speaks_for_them(shapes: Path):

@@ -291,14 +291,17 @@ def test_every_field_changes_something():
 
     def observe(augment):
         params, evaluated = augment.draw(0, 0, 3, 90, 120), augment.evaluation_params(90, 120)
-        return params, evaluated, augment.draw_batch(0, 0, 0), augment.apply(params, pixels).tobytes()
+        square, numbers = augment.apply(params, pixels), augment.draw_batch(0, 0, 0)
+        return params, evaluated, numbers, augment.draw_mix(0, 0, 0), augment.pack(square).tobytes()
 
     changes = {"augment": "off", "crop_scale": (0.3, 0.4), "crop_ratio": (2.0, 3.0), "flip": 0.0, "mixup": 0.3}
     changes |= {"size": 64, "eval_resize": 300, "eval_size": 200, "interpolation": "bicubic"}
     changes |= {"cutmix": 1.0, "random_erase": 1.0, "policy": "autoaugment"}
-    changes |= {"policy_magnitude": 12, "augmix_severity": 10}
+    changes |= {"policy_magnitude": 12, "augmix_severity": 10, "crop": "tf", "eval_geometry": "stretch"}
+    changes |= {"mixup_per": "sample", "mixup_partner": "random", "image_type": "bf16"}
     assert {field.name for field in dataclasses.fields(Augment)} == {*changes, "mean", "std"}
     bases = {"policy_magnitude": {"policy": "randaugment"}, "augmix_severity": {"policy": "augmix"}}
+    bases |= {field: {"mixup": 0.3} for field in ("mixup_per", "mixup_partner")}
     for field, value in changes.items():
         base = Augment(flip=1.0, **bases.get(field, {}))
         assert observe(dataclasses.replace(base, **{field: value})) != observe(base), field
@@ -332,6 +335,11 @@ def test_every_field_changes_something():
         ("eval_resize", -1),
         ("eval_size", 0),
         ("interpolation", "nearest"),
+        ("crop", "tensorflow"),
+        ("eval_geometry", "long_side"),
+        ("mixup_per", "pixel"),
+        ("mixup_partner", "next"),
+        ("image_type", "fp16"),
         ("mean", (0.5, math.nan, 0.5)),
         ("std", (0.2, 0.0, 0.2)),
     ],
