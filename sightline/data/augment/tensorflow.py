@@ -80,12 +80,12 @@ def resize_legacy(
         left, right, across = left[::-1], right[::-1], across[::-1]
     # Rows of whole pixels are gathered first, because that is copying memory; columns then as single numbers.
     upper, lower = (torch.from_numpy(box[rows].reshape(len(rows), -1)).float() for rows in (above, below))
-    lines = torch.lerp(upper, lower, torch.from_numpy(down)[:, None])  # (rows, 3 * width)
+    lines = upper.lerp_(lower, torch.from_numpy(down)[:, None])  # (rows, 3 * width)
     first, second = (
         lines.index_select(1, torch.from_numpy((columns[:, None] * 3 + np.arange(3)).ravel()))
         for columns in (left, right)
     )
-    square = torch.lerp(first, second, torch.from_numpy(across.repeat(3)))
+    square = first.lerp_(second, torch.from_numpy(across.repeat(3)))
     # By way of int16, because from float to uint8 torch is four times as slow.
     shown = square.round_().to(torch.int16).to(torch.uint8).numpy().reshape(len(above), len(left), 3)
     if shown.shape == (size, size, 3):
