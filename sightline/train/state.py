@@ -12,6 +12,7 @@ from sightline.config import Recipe, Run
 from sightline.errors import BadCheckpoint
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import LossScale
+from sightline.hardware.world import World
 from sightline.parts import DataSpec
 from sightline.train.averaging import Ema
 from sightline.train.schedules import Plan
@@ -55,6 +56,13 @@ class TrainState:
         """Running means and variances of the weights and of their average."""
         models = [self.model, *([self.ema.model] if self.ema else [])]
         return [b for model in models for b in model.buffers() if b.is_floating_point()]
+
+    def share_batch_norm(self, rule: str, world: World) -> None:
+        """Ranks see different pictures, so their statistics differ; `rule` says whose are evaluated and saved."""
+        if rule == "averaged":
+            world.average(self.batch_norm_statistics())
+        elif rule == "rank0":
+            world.copy_from_main(self.batch_norm_statistics())
 
     def tensors(self) -> Tensors:
         """References to all tensors, by checkpoint file and name."""

@@ -22,7 +22,6 @@ from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
 from sightline.parts import DataSpec, ModelConfig
 from sightline.tasks.classification import Classification
-from sightline.train.loop import _share_batch_norm
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import Plan, ScheduleConfig
 from sightline.train.state import TrainState
@@ -99,7 +98,7 @@ def batch_norm(world: World) -> dict[str, Any]:
         state = TrainState(recipe_with(ema=0.5), Run(), DATA.open("train", 0).spec, CPU, Plan(1, 1))
         for buffer in state.batch_norm_statistics():
             buffer.fill_(world.rank + 1)
-        _share_batch_norm(rule, state, world)
+        state.share_batch_norm(rule, world)
         found[rule] = sorted({v for buffer in state.batch_norm_statistics() for v in buffer.tolist()})
     return found
 

@@ -1,0 +1,139 @@
+"""Where a run goes on and what it leaves behind: resume, save, rewind. The loop decides when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sightline import config
+from sightline.config import Recipe, Run
+from sightline.data.order import TrainOrder
+from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, UsageError
+from sightline.hardware.devices import Device
+from sightline.hardware.world import World
+from sightline.log import RunLog, environment
+from sightline.parts import Dataset
+from sightline.train.checkpoint import Checkpoints, find, read
+from sightline.train.state import TrainState
+
+# Other weights would not fit, and the position in the run is counted in steps of this many samples.
+NEVER_OVERRIDDEN = ("model.", "train.global_batch:", "train.last_batch:")
+
+
+class Saver:
+    """The state of one run and its checkpoints."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        state: TrainState,
+        sets: dict[str, Dataset],
+        device: Device,
+        world: World,
+        log: RunLog,
+    ):
+        self.recipe = recipe
+        self.run = run
+        self.state = state
+        self.sets = sets
+        self.device = device
+        self.world = world
+        self.log = log
+        self.checkpoints = Checkpoints(log.folder / "checkpoints", run.keep, log.warn)
+        if world.is_main:
+            self.checkpoints.prove_writable()
+
+    def resume(self) -> bool:
+        """Brings the state of the newest good checkpoint back, unless it belongs to another recipe or other data."""
+        run, checkpoints, state = self.run, self.checkpoints, self.state
+        if run.resume == "never" and checkpoints.names():
+            raise UsageError(
+                f"{self.log.folder} holds checkpoints and --run.resume never was given; choose another --run.out"
+            )
+        if not self.world.is_main:
+            self.world.barrier()  # rank 0 first: it moves damaged checkpoints out of the way
+        if run.resume in ("auto", "never") or checkpoints.names():
+            # PATH is where a run begins; once its folder has checkpoints of its own, the same command goes on from
+            # them.
+            found = checkpoints.newest()
+        else:
+            path = find(Path(run.resume), "latest")
+            found = (*read(path), path)
+        if self.world.is_main:
+            self.world.barrier()
+        if found is None:
+            note = self.recipe.model.start_from(state.model)
+            if note:
+                self.log.say(note)
+                if state.ema:
+                    state.ema.model.load_state_dict(state.model.state_dict())
+            return False
+        tensors, stored, path = found
+        changes = config.diff(stored["recipe"], self.recipe)
+        if changes and (not run.override or any(change.startswith(NEVER_OVERRIDDEN) for change in changes)):
+            listed = "\n  ".join(changes)
+            raise UsageError(
+                f"{path} was made with another recipe:\n  {listed}\nGive the old values back, choose another "
+                f"--run.out, or add --run.override to go on with the new ones (not for model fields and the batch)"
+            )
+        for split, dataset in self.sets.items():
+            if stored["fingerprints"][split] != dataset.fingerprint and not run.override:
+                raise BadData(
+                    f"the {split} data are not those that {path} was trained on (files were added, removed or "
+                    f"changed); bring them back, choose another --run.out, or add --run.override to go on with these"
+                )
+        now = environment(self.device, self.world.size)
+        for name in ("threads", "device", "ranks", "packages"):
+            if stored["environment"][name] != now[name]:
+                self.log.warn(f"{name} was {stored['environment'][name]} and is {now[name]}: the last bits may differ")
+        state.load(tensors, stored["progress"])
+        self.log.event("resume", checkpoint=path.name, step=state.progress.step, changes=changes)
+        return True
+
+    def save(self, must_succeed: bool = False) -> None:
+        """Writes a checkpoint on rank 0. A full disk is a warning while the run can go on without."""
+        state, progress = self.state, self.state.progress
+        state.share_batch_norm(self.recipe.train.bn_eval, self.world)
+        if not state.weights_are_finite():
+            raise NotFinite(f"weights are not finite at step {progress.step}; nothing was saved over good checkpoints")
+        if self.world.is_main:
+            stored = {
+                "progress": state.progress_json(),
+                "recipe": config.to_json(self.recipe),
+                "spec": self.sets["train"].spec.to_json(),
+                "fingerprints": {split: dataset.fingerprint for split, dataset in self.sets.items()},
+                "environment": environment(self.device, self.world.size),
+            }
+            try:
+                path = self.checkpoints.save(progress.step, state.tensors(), stored, progress.best_step)
+                self.log.event("checkpoint", step=progress.step, name=path.name)
+            except DiskFull as error:
+                if must_succeed:
+                    raise
+                self.log.warn(str(error))
+        self.world.barrier()
+
+    def rewound(self, bad_step: int, order: TrainOrder) -> bool:
+        """What `--run.on-nan` says about a step that was not finite; True if the state went back to a checkpoint."""
+        run, progress = self.run, self.state.progress
+        _, indices = order.batch(bad_step)
+        names = [self.sets["train"].name(index) for index in indices[:8].tolist()]
+        progress.bad_steps += 1
+        self.log.event("bad_step", step=bad_step, samples=[int(i) for i in indices])
+        happened = f"loss or gradient not finite in step {bad_step} (samples {', '.join(names)}, ...)"
+        if run.on_nan == "stop" or progress.bad_steps > run.max_bad_steps:
+            raise NotFinite(
+                f"{happened}; {progress.bad_steps} such steps so far. Checkpoints from before are intact: go on with "
+                f"--run.on-nan skip, or with --run.override and a lower --optimizer.lr or --train.clip 1"
+            )
+        if run.on_nan == "skip":
+            self.log.warn(f"{happened}: skipped")
+            return False
+        found = self.checkpoints.newest()
+        if found is None:
+            raise BadCheckpoint(f"{happened} and there is no checkpoint to rewind to")
+        bad_steps, avoid = progress.bad_steps, sorted({*progress.avoid, bad_step})
+        self.state.load(found[0], found[1]["progress"])
+        progress.avoid, progress.bad_steps = avoid, bad_steps
+        self.log.warn(f"{happened}: back to step {progress.step}, leaving it out")
+        return True
