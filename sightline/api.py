@@ -12,12 +12,14 @@ from pathlib import Path
 import torch
 
 from sightline import config
+from sightline.benchmark_log import BenchmarkLog
 from sightline.config import Recipe, Run, load
 from sightline.data.loader import Loader, worker_count
-from sightline.data.order import EvalOrder
 from sightline.errors import BadData, OutOfMemory, SightlineError
 from sightline.evaluate.run import evaluate as evaluate_model
+from sightline.evaluate.run import order_for
 from sightline.hardware import world
+from sightline.hardware.precision import keep_fp32
 from sightline.hardware.setup import set_up
 from sightline.log import RunLog
 from sightline.parts import DataSpec, Scores
@@ -30,7 +32,11 @@ __all__ = ["evaluate", "load", "train"]
 def train(recipe: Recipe, run: Run) -> Scores:
     """Trains on this process's device, together with the other ranks if a launcher started several."""
     here, device, recipe = set_up(recipe, run)
-    log = RunLog(Path(run.out or f"runs/{recipe.name}"), run.progress, here.is_main, tensorboard=run.tensorboard)
+    folder = Path(run.out or f"runs/{recipe.name}")
+    benchmark = None
+    if run.benchmark_log and here.is_main:
+        benchmark = BenchmarkLog(Path(run.benchmark_log), recipe.name, config.leaves(recipe, run), run.test_id)
+    log = RunLog(folder, run.progress, here.is_main, tensorboard=run.tensorboard, benchmark=benchmark)
     code, reason = 1, "crashed"
     try:
         here = world.connect(here, device)
@@ -74,7 +80,8 @@ def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file
     model = model.to(device.torch_device)
     if run.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    order = EvalOrder(len(dataset), recipe.train.global_batch, here.rank, here.size)
+    keep_fp32(model, recipe.train.fp32_ops, device)
+    order = order_for(recipe.train, len(dataset), here)
     is_run = path.parent.name == "checkpoints"
     folder = Path(run.out) if run.out else path.parent.parent if is_run else path
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,6 +110,7 @@ def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file
             here,
             recipe.train.eval_precision,
             lambda done, total: log.evaluating(done, total, done, total),
+            recipe.train.eval_shards,
         )
         log.scores(scores, f"scores-{path.name}.json", checkpoint=path.name, step=stored["progress"]["step"])
     return scores

@@ -20,7 +20,7 @@ import yaml
 
 from sightline import recipes
 from sightline.errors import UsageError
-from sightline.parts import DataConfig, ModelConfig, Task
+from sightline.parts import DataConfig, ModelConfig, Task, undecisive
 from sightline.train import optimizers, schedules
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
@@ -51,6 +51,21 @@ class TrainConfig:
     """Largest gradient norm; 0 is off."""
     eval_every_epochs: int = 1
     """Epochs between evaluations; the last epoch is always evaluated."""
+    eval_from_epoch: int = 0
+    """First evaluation after this many epochs, then every eval_every_epochs: 3 and 4 evaluate after epochs 3, 7, 11 and
+    so on, and after the last. 0: the first one after eval_every_epochs."""
+    eval_shards: Literal["sharded", "full"] = "sharded"
+    """Several ranks: sharded: each evaluates its part, counts are added up; full: each evaluates everything, those of
+    rank 0 are reported and decide. With bn_eval local, full scores rank 0's own statistics, sharded a mixture."""
+    target_score: float = undecisive(0.0)
+    """The run is finished after an evaluation whose headline score reaches this, e.g. 0.759; 0 is off."""
+    diverged_score: float = undecisive(0.0)
+    """The run ends with exit 5 after an evaluation whose headline score is not above this, e.g. 0.002; 0 is off."""
+    steps_per_epoch: int = 0
+    """Most steps of an epoch; the schedule and evaluations count in these shorter epochs. 0: all samples once."""
+    max_steps: int = undecisive(0)
+    """The run is finished, evaluated and saved, at this step; the schedule stays that of all epochs. 0 is off. The
+    same command with a larger number goes on."""
     last_batch: Literal["drop", "pad", "wrap"] = "drop"
     """What happens to samples that fill no batch: dropped, filled up from the epoch's start, or carried on into."""
     eval_autocast: bool = True
@@ -59,6 +74,11 @@ class TrainConfig:
     """Repeated augmentation: how often a picture comes in an epoch of unchanged length, augmented anew each time."""
     bn_eval: Literal["averaged", "rank0", "local"] = "averaged"
     """Whose batch-norm statistics are evaluated and saved when there are several ranks."""
+    trainable: Literal["all", "head"] = "all"
+    """head: only the model's last linear layer learns; batch-norm statistics of the rest still follow the data."""
+    fp32_ops: tuple[str, ...] = ()
+    """Modules kept in fp32 under autocast, by type or path, with wildcards: BatchNorm2d, fc, layer4.*; names of what is
+    no module of the model (relu, mean) are told and left alone."""
     seed: int = 0
     """Every random number of the run is a function of this and of its place in the run."""
     deterministic: bool = False
@@ -68,6 +88,18 @@ class TrainConfig:
         for name in ("epochs", "global_batch", "accumulation", "eval_every_epochs", "ema_every_steps", "repeats"):
             if getattr(self, name) < 1:
                 raise UsageError(f"train.{name}={getattr(self, name)} must be at least 1")
+        for name in ("eval_from_epoch", "steps_per_epoch", "max_steps"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"train.{name}={getattr(self, name)} must not be negative; 0 switches it off")
+        for name in ("target_score", "diverged_score"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(
+                    f"train.{name}={getattr(self, name)} must be in [0, 1]: a share, not per cent; 0 switches it off"
+                )
+        if self.target_score and self.diverged_score >= self.target_score:
+            raise UsageError(
+                f"train.diverged_score={self.diverged_score} must lie below train.target_score={self.target_score}"
+            )
         if not 0 <= self.ema < 1:
             raise UsageError(f"train.ema={self.ema} must be in [0, 1); 0 switches it off, 0.999 is usual")
         if not 0 <= self.clip < math.inf:
@@ -80,6 +112,11 @@ class TrainConfig:
         """What evaluation runs in."""
         return self.precision if self.eval_autocast else "fp32"
 
+    def evaluates_after(self, epochs: int) -> bool:
+        """Whether an evaluation follows when this many epochs are done."""
+        is_due = epochs >= self.eval_from_epoch and (epochs - self.eval_from_epoch) % self.eval_every_epochs == 0
+        return is_due or epochs == self.epochs
+
 
 @dataclass(frozen=True)
 class Run:
@@ -91,6 +128,9 @@ class Run:
     """auto, cpu, cuda, cuda:1, xpu, hpu, mps, npu."""
     threads: int = 0
     """CPU threads of the training process; 0 leaves torch's choice. Equal bits need equal threads."""
+    max_cpus: int = 0
+    """Bind each rank and its loader processes to the first N CPUs it may use (all ranks of a host to the same); torch
+    takes no more threads than these. 0 is off."""
     workers: int = -1
     """Loader processes per rank; 0 loads in the training process, -1 chooses from the cores."""
     prefetch: int = 3
@@ -99,6 +139,9 @@ class Run:
     """torch.compile of forward, loss and backward; auto is on for CUDA only."""
     graph: Literal["auto", "on", "off"] = "auto"
     """The whole step as one CUDA graph; auto is on for one CUDA device."""
+    warmup_steps: int = 0
+    """Dummy steps on the first batch before the run, so that none of the run's own steps compiles or allocates; all
+    they change is put back."""
     channels_last: bool = True
     """Memory format of pictures and weights; faster for convolutions almost everywhere."""
     log_every_steps: int = 10
@@ -117,17 +160,24 @@ class Run:
     """on_nan skip, rewind: how many such steps end the run after all."""
     tensorboard: bool = False
     """Write TensorBoard events with hparams into the run folder; needs `pip install sightline[tensorboard]`."""
+    benchmark_log: str = ""
+    """Folder for metric.log (JSON lines) and benchmark_run.log, as the TensorFlow benchmark logger writes them."""
+    test_id: str = ""
+    """benchmark_log: what this run is called in benchmark_run.log."""
     profile: str = ""
     """FIRST,LAST: trace exactly these optimizer steps, e.g. 5,8 for four; writes profile/ in the run folder."""
     progress: Literal["auto", "live", "plain", "off"] = "auto"
     """What the terminal shows; auto is live on a terminal and plain lines elsewhere."""
 
     def __post_init__(self) -> None:
-        for name, least in (("prefetch", 1), ("log_every_steps", 1), ("checkpoint_every_steps", 0), ("keep", 1)):
+        least_of = {"prefetch": 1, "log_every_steps": 1, "checkpoint_every_steps": 0, "keep": 1}
+        for name, least in {**least_of, "max_cpus": 0, "warmup_steps": 0}.items():
             if getattr(self, name) < least:
                 raise UsageError(f"run.{name}={getattr(self, name)} must be at least {least}")
         if self.workers < -1 or self.threads < 0 or self.max_bad_steps < 1:
             raise UsageError("run.workers must be -1 or more, run.threads 0 or more, run.max_bad_steps 1 or more")
+        if self.test_id and not self.benchmark_log:
+            raise UsageError(f"run.test_id='{self.test_id}' goes into benchmark_run.log; add --run.benchmark-log DIR")
 
 
 @dataclass(frozen=True)

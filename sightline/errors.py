@@ -50,6 +50,10 @@ class NotFinite(SightlineError):
     exit_code = 5
 
 
+class Diverged(NotFinite):
+    """The score of an evaluation is not above `--train.diverged-score`: finite, but learning nothing any more."""
+
+
 class OutOfMemory(SightlineError):
     """The device ran out of memory."""
 

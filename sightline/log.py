@@ -1,6 +1,7 @@
 """The run folder and the terminal: config.yaml, environment.json, log.jsonl, bad_samples.jsonl, exit.json, progress.
 
 log.jsonl is one JSON object per line; every line has `event` and `time`, the first one `schema`. Only rank 0 writes.
+TensorBoard and the benchmark log (benchmark_log.py) get the same numbers under train/NAME and evaluate/NAME.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from sightline import __version__
+from sightline.benchmark_log import BenchmarkLog
 from sightline.data.workers import Bad
 from sightline.errors import DISK_FULL, UsageError
 from sightline.hardware.devices import Device
@@ -55,6 +57,7 @@ class RunLog:
         *,
         claims: bool = True,
         tensorboard: bool = False,
+        benchmark: BenchmarkLog | None = None,
     ):
         self.folder = folder
         self.is_main = is_main
@@ -68,6 +71,8 @@ class RunLog:
         if is_main and claims:
             self._claim_folder()
         self._board = _open_board(folder) if tensorboard and is_main else None
+        self._benchmark = benchmark if is_main else None
+        self._time_to_train: dict[str, float] = {}
 
     def _claim_folder(self) -> None:
         """Creates the folder, proves that it can be written, and refuses a second run in it."""
@@ -161,14 +166,28 @@ class RunLog:
         if self._wants_bar:
             self._show_bar(f"evaluating {done}/{total}", run_done, run_total, "")
 
-    def scores(self, scores: Scores, file: str, **where: Any) -> None:
-        """The result of an evaluation: a line, an event, and a file with its tables."""
+    def evaluation(self, at: Literal["begin", "end"], step: int, **times: float) -> None:
+        """Marks in the log and on the board, whose wall times are what they tell; at the end also the times so far."""
+        self.event(f"evaluate_{at}", step=step, **{name: round(value, 3) for name, value in times.items()})
+        self._draw_curves("evaluate", {at: 0.0}, step)
+
+    def scores(self, scores: Scores, file: str, times: dict[str, float] | None = None, **where: Any) -> None:
+        """The result of an evaluation: a line, an event, and a file with its tables and how long it took."""
         self.event("evaluate", **where, **scores.values)
         self._draw_curves("evaluate", scores.values, where.get("step", 0))
-        self.write_file(file, json.dumps(_strict({**where, **asdict(scores)}), indent=1) + "\n")
+        whole = {**where, **({"time_to_train": times} if times else {}), **asdict(scores)}
+        self.write_file(file, json.dumps(_strict(whole), indent=1) + "\n")
         values = "  ".join(f"{name} {value:.4f}" for name, value in scores.values.items() if name != "samples")
         place = "  ".join(f"{name} {value}" for name, value in where.items())
         self.say(f"evaluated {place}  {values}  on {scores.values['samples']:.0f} samples")
+
+    def finished(self, why: str, step: int, times: dict[str, float]) -> None:
+        """The end of a run and the time from its first step to the end of the evaluation that decided, at `step`."""
+        self.event("time_to_train", step=step, **{name: round(value, 3) for name, value in times.items()})
+        self._draw_curves("time_to_train", times, step)
+        self._time_to_train = times
+        wall, running = (_hours(times[name]) for name in ("wall_s", "running_s"))
+        self.say(f"{why}; time to train {wall} on the wall, {running} running, to the evaluation at step {step}")
 
     def hyperparameters(self, fields: dict[str, Any], values: dict[str, float]) -> None:
         """TensorBoard's table of runs: every field beside the final scores."""
@@ -180,15 +199,28 @@ class RunLog:
                 self._board.file_writer.add_summary(part)
 
     def _draw_curves(self, prefix: str, values: dict[str, float], step: int) -> None:
-        if self._board:
-            for name, value in values.items():
+        # The original scripts' names: learning_rate is train/lr, accuracy train/top1, global_step/sec and
+        # steps_per_second train/steps_per_s, global_examples/sec train/images_per_s, examples/sec (of one worker)
+        # train/images_per_s_per_rank where there are several; test_loss, test_accuracy and accuracy_top_5 are
+        # evaluate/loss, top1 and top5; ttt/eval/begin and end are evaluate/begin and end.
+        for name, value in values.items():
+            if self._board:
                 self._board.add_scalar(f"{prefix}/{name}", value, step)
+            if self._benchmark:
+                with self._may_lack_room():
+                    self._benchmark.metric(f"{prefix}/{name}", value, step)
 
     def close(self, code: int, reason: str) -> None:
         """exit.json says how the run ended, also where a launcher turns every exit code into 1."""
         if self.is_main:
             self.event("exit", code=code, reason=reason)
-            self.write_file("exit.json", json.dumps({"code": code, "reason": reason, "time": time.time()}) + "\n")
+            told = {"code": code, "reason": reason, "time": time.time()}
+            if self._time_to_train:
+                told["time_to_train"] = self._time_to_train
+            self.write_file("exit.json", json.dumps(told) + "\n")
+            if self._benchmark:
+                with self._may_lack_room():
+                    self._benchmark.close(code)
         self.release()
 
     def release(self) -> None:
@@ -250,10 +282,14 @@ def _short(line: dict[str, float]) -> str:
         elif name == "memory_gb":
             shown.append(f"{value:.1f} GB")
         elif name == "eta_s":
-            shown.append(f"eta {int(value) // 3600}:{int(value) // 60 % 60:02d}:{int(value) % 60:02d}")
-        elif name != "grad_norm":
+            shown.append(f"eta {_hours(value)}")
+        elif name not in ("grad_norm", "steps_per_s", "images_per_s_per_rank"):
             shown.append(f"{name} {value:.4g}")
     return "  ".join(shown)
+
+
+def _hours(seconds: float) -> str:
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
 
 
 def environment(device: Device, ranks: int) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class TrainOrder:
     rank: int = 0
     ranks: int = 1
     repeats: int = 1
+    cap: int = 0  # most steps of an epoch; 0 is all
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -63,9 +64,8 @@ class TrainOrder:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer updates per epoch."""
-        if self.last == "pad":
-            return -(-self.samples // self.global_batch)
-        return self.samples // self.global_batch
+        whole = -(-self.samples // self.global_batch) if self.last == "pad" else self.samples // self.global_batch
+        return min(whole, self.cap or whole)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """(epochs, indices) of this rank's samples in step `step`; copy r of `repeats` has epoch * repeats + r."""

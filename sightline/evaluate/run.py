@@ -1,20 +1,32 @@
-"""Evaluation: every sample of the split counted once, whatever the batch size and the number of ranks."""
+"""Evaluation: every sample of the split counted once, whatever the batch size and the number of ranks.
+
+Ranks share the samples and add up their counts, or each of them evaluates all (`train.eval_shards`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import nn
 
+from sightline.config import TrainConfig
 from sightline.data.loader import Loader
-from sightline.data.order import PADDING
+from sightline.data.order import PADDING, EvalOrder
 from sightline.errors import BadData
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.world import World
 from sightline.parts import Dataset, Scores, Task
+
+
+def order_for(config: TrainConfig, samples: int, world: World) -> EvalOrder:
+    """Which samples this rank evaluates."""
+    if config.eval_shards == "full":
+        return EvalOrder(samples, -(-config.global_batch // world.size))
+    return EvalOrder(samples, config.global_batch, world.rank, world.size)
 
 
 @torch.inference_mode()
@@ -27,8 +39,10 @@ def evaluate(
     world: World,
     precision: str,
     on_batch: Callable[[int, int], None],
+    shards: Literal["sharded", "full"] = "sharded",
 ) -> Scores:
     """Scores of `model` on the loader's "val" feed. `on_batch(done, total)` is called between batches."""
+    shares = World() if shards == "full" else world  # whose counts belong together
     model.eval()
     metric = task.metric(dataset.spec, device.torch_device)
     unread = torch.zeros((), dtype=torch.int64, device=device.torch_device)
@@ -41,13 +55,19 @@ def evaluate(
             predictions = task.predict(model, batch)
         metric.update(predictions, batch)
         unread += ((batch["index"] != PADDING) & ~batch["valid"]).sum()
-    metric.merge(world)
+    metric.merge(shares)
     scores = metric.result()
-    skipped = int(world.sum(unread))
+    skipped = int(shares.sum(unread))
     if scores.values["samples"] + skipped != len(dataset):
         raise BadData(
             f"evaluation counted {scores.values['samples']:.0f} of {len(dataset)} samples and {skipped} were skipped"
         )
     for row in scores.worst:
         row["name"] = dataset.name(row["index"])
-    return replace(scores, values={**scores.values, "skipped": float(skipped)} if skipped else scores.values)
+    values = {**scores.values, "skipped": float(skipped)} if skipped else scores.values
+    if shares is not world:
+        # What scores decide (best, the end, a schedule) must be decided alike, also where statistics differ.
+        told = torch.tensor(list(values.values()), dtype=torch.float64, device=device.torch_device)
+        world.copy_from_main([told])
+        values = dict(zip(values, told.tolist(), strict=True))
+    return replace(scores, values=values)

@@ -1,11 +1,14 @@
-"""Number formats: what a precision means, the autocast region, and the loss scale fp16 needs."""
+"""Number formats: what a precision means, the autocast region, modules kept out of it, the loss scale fp16 needs."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sightline.hardware.devices import Device
 
@@ -18,6 +21,41 @@ def autocast(device: Device, precision: str) -> contextlib.AbstractContextManage
         return contextlib.nullcontext()
     # The cast cache would hold tensors across captured graphs; a step casts every weight once anyway.
     return torch.autocast(device.kind, DTYPES[precision], cache_enabled=False)
+
+
+def keep_fp32(model: nn.Module, patterns: Sequence[str], device: Device) -> list[str]:
+    """Runs the modules whose type or path matches without autocast; returns the patterns that moved nothing.
+
+    A module gets a subclass of its own type: what asks for the type, names of parameters, copies of the model and
+    torch.compile see no difference, which an attribute or a hook on the instance would make.
+    """
+    left = set(patterns)
+    made: dict[type[nn.Module], type[nn.Module]] = {}
+    for path, module in model.named_modules():
+        kind: type[nn.Module] = type(module)
+        matching = {each for each in patterns if fnmatchcase(path, each) or fnmatchcase(kind.__name__, each)}
+        if matching and kind.forward is not nn.Module.forward:  # a ModuleList is never called
+            if kind not in made:
+                made[kind] = _kept_in_fp32(kind, device.kind)
+            module.__class__ = made[kind]
+            left -= matching
+    return [pattern for pattern in dict.fromkeys(patterns) if pattern in left]
+
+
+def _kept_in_fp32(kind: type[nn.Module], device_kind: str) -> type[nn.Module]:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_kind, enabled=False):
+            return kind.forward(self, *_as_fp32(args), **_as_fp32(kwargs))
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def _as_fp32(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.float() if value.is_floating_point() else value
+    if isinstance(value, list | tuple):
+        return type(value)(_as_fp32(each) for each in value)
+    return {key: _as_fp32(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 class LossScale:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import replace
 
 import torch
 
 from sightline.config import Recipe, Run
+from sightline.errors import UsageError
 from sightline.hardware import devices, world
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
@@ -14,11 +17,28 @@ from sightline.hardware.world import World
 
 def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
     """This process's place and device, and the recipe with its precision resolved."""
+    if run.max_cpus:
+        bind_to_cpus(run.max_cpus)  # before anything starts threads or processes, which inherit it
     here = world.detect()
     devices.set_deterministic(recipe.train.deterministic)  # before anything initialises the device
     device = devices.select(run.device, here.local_rank)
     device.activate()
     if run.threads:
         torch.set_num_threads(run.threads)
+    elif run.max_cpus:
+        torch.set_num_threads(min(torch.get_num_threads(), run.max_cpus))
     precision = device.resolve_precision(recipe.train.precision)
     return here, device, replace(recipe, train=replace(recipe.train, precision=precision))
+
+
+def bind_to_cpus(count: int) -> None:
+    """Keeps this process to the first `count` of the CPUs it may use."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise UsageError(f"run.max_cpus={count}: {sys.platform} cannot bind a process to CPUs; leave it out")
+    allowed = sorted(os.sched_getaffinity(0))
+    if count > len(allowed):
+        raise UsageError(
+            f"run.max_cpus={count}, but this process may use {len(allowed)} CPUs ({', '.join(map(str, allowed))}); "
+            f"give at most {len(allowed)}, or leave it out"
+        )
+    os.sched_setaffinity(0, allowed[:count])

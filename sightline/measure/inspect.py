@@ -15,6 +15,7 @@ from sightline.data.order import TrainOrder
 from sightline.errors import UsageError
 from sightline.parts import DataSpec
 from sightline.train.schedules import Plan
+from sightline.train.state import choose_trainable
 
 
 def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = ()) -> dict[str, Any]:
@@ -22,6 +23,7 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = ()) -> dict[str, An
     spec, samples = _data(recipe)
     with torch.device("meta"):
         model = recipe.model.build(spec).eval()
+        choose_trainable(model, recipe.train.trainable)
         picture = torch.zeros(1, spec.channels, *spec.size)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(picture)
@@ -36,8 +38,9 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = ()) -> dict[str, An
         ],
     }
     if samples:
-        order = TrainOrder(samples, recipe.train.global_batch, recipe.train.seed, recipe.train.last_batch)
-        plan = Plan(recipe.train.epochs, order.steps_per_epoch, samples, recipe.train.global_batch)
+        cfg = recipe.train
+        order = TrainOrder(samples, cfg.global_batch, cfg.seed, cfg.last_batch, cap=cfg.steps_per_epoch)
+        plan = Plan(cfg.epochs, order.steps_per_epoch, samples, cfg.global_batch)
         found |= {"samples": samples, "steps_per_epoch": plan.steps_per_epoch}
         found["steps"] = plan.epochs * plan.steps_per_epoch
         found["lr_at"] = {str(step): recipe.schedule.rate(step, recipe.optimizer.lr, plan) for step in lr_at}

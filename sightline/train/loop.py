@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loader import Loader, worker_count
 from sightline.data.order import EvalOrder, TrainOrder
-from sightline.errors import Interrupted, UsageError
-from sightline.evaluate.run import evaluate
+from sightline.errors import Diverged, Interrupted, UsageError
+from sightline.evaluate.run import evaluate, order_for
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.log import RunLog, environment
@@ -19,7 +20,7 @@ from sightline.train.meter import Meter
 from sightline.train.saver import Saver
 from sightline.train.schedules import Plan
 from sightline.train.signals import StopSignals
-from sightline.train.state import TrainState
+from sightline.train.state import Progress, TrainState
 from sightline.train.step import build_step
 
 
@@ -31,7 +32,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         sets = {split: recipe.data.open(split, cfg.seed) for split in ("train", "val")}
         order, eval_order = _orders(recipe, sets, world)
         plan = Plan(cfg.epochs, order.steps_per_epoch, len(sets["train"]), cfg.global_batch)
-        steps = plan.epochs * plan.steps_per_epoch
+        steps = min(plan.epochs * plan.steps_per_epoch, cfg.max_steps or sys.maxsize)
         traced = parse_window(run.profile, steps)  # before anything slow starts
 
         # What is learnt, and where an earlier start left it.
@@ -42,9 +43,11 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         log.write_file("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
         log.write_file("config.yaml", config.dump(recipe, run))
         progress = state.progress
-        if progress.epoch >= cfg.epochs:
-            log.say(f"{log.folder} is finished: {progress.scores}; choose another --run.out to train again")
+        _refuse_diverged(recipe, progress)
+        if over := _why_over(recipe, progress):
+            log.say(f"{log.folder} is finished, {over}: {progress.scores}; choose another --run.out to train again")
             return Scores(progress.scores, {}, [])
+        base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
         step = build_step(recipe, run, device, world, state, sets["train"])
         loader = Loader(
             dict(sets),
@@ -56,26 +59,31 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             on_bad=log.bad_sample,
             check_stop=signals.check,
         )
-        log.event("start", step=progress.step, steps=steps, local_batch=order.local_batch, workers=loader.worker_pids)
+        facts = {"step": progress.step, "steps": steps, "local_batch": order.local_batch, "base_lr": base_lr}
+        log.event("start", **facts, workers=loader.worker_pids)
         log.say(
             f"{recipe.name}: {len(sets['train'])} training and {len(sets['val'])} evaluation samples, {cfg.epochs} "
             f"epochs of {plan.steps_per_epoch} steps, batch {cfg.global_batch} "
-            f"({order.local_batch} on each of {world.size}), {cfg.precision} on {device.name()}"
+            f"({order.local_batch} on each of {world.size}), base rate {base_lr:g}, {cfg.precision} on {device.name()}"
             + (f"; going on from step {progress.step}" if resumed else "")
         )
-
+        if state.not_kept:
+            log.say(f"train.fp32_ops: no module of the model is called {', '.join(state.not_kept)}; left alone")
         window = ProfileWindow(traced if world.is_main else None, log.folder, device, lambda: loader.wait_s)
-
         try:
             # Something of our own to go back to; decided by what all ranks know alike.
             if run.on_nan == "rewind" and (not resumed or run.resume not in ("auto", "never")):
                 saver.save()
             meter = Meter(loader, device, world, steps)
             loader.seek("train", progress.step, steps)
-            while progress.epoch < cfg.epochs:
-                end = (progress.epoch + 1) * plan.steps_per_epoch
-                while progress.step < end:
-                    rate = recipe.schedule.rate(progress.step, recipe.optimizer.lr, plan, progress.history)
+            if run.warmup_steps and progress.step < steps:
+                step.warm_up(loader.next("train"), run.warmup_steps)
+                loader.seek("train", progress.step, steps)
+            saver.stopwatch.start()
+            while not over:
+                epoch_end = (progress.epoch + 1) * plan.steps_per_epoch
+                while progress.step < min(epoch_end, steps):
+                    rate = recipe.schedule.rate(progress.step, base_lr, plan, progress.history)
                     with window.step(progress.step):
                         batch = loader.next("train")
                         if progress.step not in progress.avoid:
@@ -86,8 +94,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     progress.step += 1
                     if step.take_bad_steps() and saver.rewound(step.last_bad_step, order):
                         loader.seek("train", progress.step, steps)
-                        end = (progress.epoch + 1) * plan.steps_per_epoch
-                    if progress.step % run.log_every_steps == 0 or progress.step == end:
+                        epoch_end = (progress.epoch + 1) * plan.steps_per_epoch
+                    if progress.step % run.log_every_steps == 0 or progress.step == min(epoch_end, steps):
                         line = meter.read(step, progress.step, rate)
                         log.training(progress.epoch, cfg.epochs, progress.step, steps, line)
                     if run.checkpoint_every_steps and progress.step % run.checkpoint_every_steps == 0:
@@ -95,9 +103,11 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                             saver.save()
                     signals.agree()
 
-                last = progress.epoch + 1 == cfg.epochs
-                if last or (progress.epoch + 1) % cfg.eval_every_epochs == 0:
+                is_whole = progress.step == epoch_end  # max_steps may end within an epoch
+                is_planned = is_whole and cfg.evaluates_after(progress.epoch + 1)
+                if is_planned or progress.step == steps:
                     state.share_batch_norm(cfg.bn_eval, world)
+                    log.evaluation("begin", progress.step)
 
                     def between_batches(done: int, total: int) -> None:
                         signals.agree()
@@ -112,16 +122,18 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         world,
                         cfg.eval_precision,
                         between_batches,
+                        cfg.eval_shards,
                     )
-                    score = scores.values[recipe.task.headline]
-                    progress.scores = scores.values
-                    progress.history.append(score)
-                    if progress.best_score is None or score > progress.best_score:
-                        progress.best_score, progress.best_step = score, progress.step
-                    log.scores(scores, "scores.json", epoch=progress.epoch + 1, step=progress.step)
-                progress.epoch += 1
-                saver.save(must_succeed=last)
+                    times = saver.stopwatch.read()
+                    log.evaluation("end", progress.step, **times)
+                    progress.note(scores.values, recipe.task.headline, is_planned)
+                    log.scores(scores, "scores.json", times, epoch=progress.epoch + 1, step=progress.step)
+                progress.epoch += is_whole
+                over = _why_over(recipe, progress)
+                saver.save(must_succeed=bool(over))
+                _refuse_diverged(recipe, progress)
                 meter.restart()
+            log.finished(over, progress.scored_step, times)
         except Interrupted:
             saver.save(must_succeed=True)
             log.say(f"saved at step {progress.step}; the same command goes on from there")
@@ -136,11 +148,50 @@ def _orders(recipe: Recipe, sets: dict[str, Dataset], world: World) -> tuple[Tra
     """Which samples this rank takes, in training and in evaluation."""
     cfg = recipe.train
     order = TrainOrder(
-        len(sets["train"]), cfg.global_batch, cfg.seed, cfg.last_batch, world.rank, world.size, cfg.repeats
+        len(sets["train"]),
+        cfg.global_batch,
+        cfg.seed,
+        cfg.last_batch,
+        world.rank,
+        world.size,
+        cfg.repeats,
+        cfg.steps_per_epoch,
     )
     if order.local_batch % cfg.accumulation:
         raise UsageError(
             f"train.accumulation={cfg.accumulation} does not divide the {order.local_batch} samples per device "
             f"(global_batch={cfg.global_batch} over {world.size})"
         )
-    return order, EvalOrder(len(sets["val"]), cfg.global_batch, world.rank, world.size)
+    return order, order_for(cfg, len(sets["val"]), world)
+
+
+def _base_lr(recipe: Recipe, world: World, resolved: float | None) -> float:
+    """The rate that the schedule starts from: as the first start resolved it, else resolved now."""
+    if resolved is not None:
+        return resolved
+    # MERGE: base_lr
+    resolve = getattr(recipe.optimizer, "base_lr", None)
+    return resolve(recipe.train.global_batch, world.size) if resolve else recipe.optimizer.lr
+
+
+def _why_over(recipe: Recipe, progress: Progress) -> str:
+    """Why nothing is left to do, in words; "" while something is. A function of progress, so that a restart knows."""
+    cfg, headline = recipe.train, recipe.task.headline
+    score = progress.scores.get(headline)
+    if cfg.target_score and score is not None and score >= cfg.target_score:
+        return f"{headline} {score:.4f} has reached the target {cfg.target_score:g} at step {progress.scored_step}"
+    if progress.epoch >= cfg.epochs:
+        return f"{progress.epoch} epochs are done"
+    is_past = progress.step > cfg.max_steps or progress.scored_step == progress.step == cfg.max_steps
+    return f"train.max_steps={cfg.max_steps} steps are done" if cfg.max_steps and is_past else ""
+
+
+def _refuse_diverged(recipe: Recipe, progress: Progress) -> None:
+    cfg, headline = recipe.train, recipe.task.headline
+    score = progress.scores.get(headline)
+    if cfg.diverged_score and score is not None and not score > cfg.diverged_score:
+        raise Diverged(
+            f"diverged: {headline} {score:.4f} at step {progress.scored_step} is not above "
+            f"train.diverged_score={cfg.diverged_score:g}. Begin anew with another --run.out and a lower "
+            f"--optimizer.lr or a longer warm-up; to go on all the same, add --train.diverged-score 0"
+        )

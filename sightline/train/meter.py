@@ -1,10 +1,13 @@
-"""What a training line shows: loss, accuracy, rate, pictures per second, data wait, memory, time left."""
+"""What a training line shows: loss, accuracy, rate, pictures per second, data wait, memory, time left.
+
+Also the time to train: from the first step to the end of the evaluation that decides, over all starts of a run.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sightline.data.loader import Loader
 from sightline.hardware.devices import Device
@@ -54,9 +57,41 @@ class Meter:
             "lr": rate,
             "grad_norm": totals["grad_norm"] / max(1.0, totals["steps"]),
             "images_per_s": totals["samples"] / seconds,
+            "steps_per_s": totals["steps"] / self.world.size / seconds,
             "data_wait": waited / seconds,
             "memory_gb": self.device.peak_memory_bytes() / 1e9,
         }
+        if self.world.size > 1:
+            line["images_per_s_per_rank"] = line["images_per_s"] / self.world.size
         if self._steady_steps:
             line["eta_s"] = self._steady_s / self._steady_steps * (self.steps - done)
         return line
+
+
+class Stopwatch:
+    """Time since the first step of a run: on the wall, and in processes that trained."""
+
+    def __init__(self) -> None:
+        self._first_step_at: float | None = None  # seconds since 1970
+        self._earlier_s = 0.0  # of earlier starts, up to the checkpoint this one goes on from
+        self._started: float | None = None
+
+    def start(self) -> None:
+        """Before the first step of this start."""
+        self._started = time.perf_counter()
+        if self._first_step_at is None:
+            self._first_step_at = time.time()
+
+    def read(self) -> dict[str, float]:
+        """wall_s counts pauses between starts too; running_s neither these nor work that a crash has lost."""
+        here = time.perf_counter() - self._started if self._started is not None else 0.0
+        wall = time.time() - self._first_step_at if self._first_step_at is not None else 0.0
+        return {"wall_s": max(0.0, wall), "running_s": self._earlier_s + here}
+
+    def to_json(self) -> dict[str, float | None]:
+        """For a checkpoint. Not among the numbers of progress, which are equal in equal runs."""
+        return {"first_step_at": self._first_step_at, "running_s": self.read()["running_s"]}
+
+    def load(self, stored: Mapping[str, float | None]) -> None:
+        """Goes on from a checkpoint; an old one has nothing stored."""
+        self._first_step_at, self._earlier_s = stored.get("first_step_at"), stored.get("running_s") or 0.0

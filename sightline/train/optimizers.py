@@ -112,7 +112,7 @@ class OptimizerConfig:
         seen: set[nn.Parameter] = set()  # a shared weight belongs to the module that has it first
         for prefix, module in model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
-                if parameter in seen:
+                if parameter in seen or not parameter.requires_grad:
                     continue
                 seen.add(parameter)
                 is_norm = isinstance(module, NORMS)

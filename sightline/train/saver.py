@@ -13,10 +13,11 @@ from sightline.hardware.world import World
 from sightline.log import RunLog, environment
 from sightline.parts import Dataset
 from sightline.train.checkpoint import Checkpoints, find, read
+from sightline.train.meter import Stopwatch
 from sightline.train.state import TrainState
 
-# Other weights would not fit, and the position in the run is counted in steps of this many samples.
-NEVER_OVERRIDDEN = ("model.", "train.global_batch:", "train.last_batch:")
+# Other weights or optimizer tensors would not fit; the position in the run is counted in steps and epochs of these.
+NEVER_OVERRIDDEN = ("model.", "train.global_batch:", "train.last_batch:", "train.steps_per_epoch:", "train.trainable:")
 
 
 class Saver:
@@ -39,6 +40,7 @@ class Saver:
         self.device = device
         self.world = world
         self.log = log
+        self.stopwatch = Stopwatch()
         self.checkpoints = Checkpoints(log.folder / "checkpoints", run.keep, log.warn)
         if world.is_main:
             self.checkpoints.prove_writable()
@@ -74,7 +76,8 @@ class Saver:
             listed = "\n  ".join(changes)
             raise UsageError(
                 f"{path} was made with another recipe:\n  {listed}\nGive the old values back, choose another "
-                f"--run.out, or add --run.override to go on with the new ones (not for model fields and the batch)"
+                f"--run.out, or add --run.override to go on with the new ones (not for model fields, the batch, "
+                f"train.steps_per_epoch and train.trainable)"
             )
         for split, dataset in self.sets.items():
             if stored["fingerprints"][split] != dataset.fingerprint and not run.override:
@@ -87,6 +90,9 @@ class Saver:
             if stored["environment"][name] != now[name]:
                 self.log.warn(f"{name} was {stored['environment'][name]} and is {now[name]}: the last bits may differ")
         state.load(tensors, stored["progress"])
+        self.stopwatch.load(stored.get("stopwatch", {}))
+        if any(change.startswith("optimizer.") for change in changes):
+            state.progress.base_lr = None  # another rate was asked for
         self.log.event("resume", checkpoint=path.name, step=state.progress.step, changes=changes)
         return True
 
@@ -99,6 +105,7 @@ class Saver:
         if self.world.is_main:
             stored = {
                 "progress": state.progress_json(),
+                "stopwatch": self.stopwatch.to_json(),
                 "recipe": config.to_json(self.recipe),
                 "spec": self.sets["train"].spec.to_json(),
                 "fingerprints": {split: dataset.fingerprint for split, dataset in self.sets.items()},
@@ -132,8 +139,8 @@ class Saver:
         found = self.checkpoints.newest()
         if found is None:
             raise BadCheckpoint(f"{happened} and there is no checkpoint to rewind to")
-        bad_steps, avoid = progress.bad_steps, sorted({*progress.avoid, bad_step})
+        bad_steps, avoid, base_lr = progress.bad_steps, sorted({*progress.avoid, bad_step}), progress.base_lr
         self.state.load(found[0], found[1]["progress"])
-        progress.avoid, progress.bad_steps = avoid, bad_steps
+        progress.avoid, progress.bad_steps, progress.base_lr = avoid, bad_steps, base_lr
         self.log.warn(f"{happened}: back to step {progress.step}, leaving it out")
         return True

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sightline.config import Recipe, Run
-from sightline.errors import BadCheckpoint
+from sightline.errors import BadCheckpoint, UsageError
 from sightline.hardware.devices import Device
-from sightline.hardware.precision import LossScale
+from sightline.hardware.precision import LossScale, keep_fp32
 from sightline.hardware.world import World
 from sightline.parts import DataSpec
 from sightline.train.averaging import Ema
@@ -31,7 +31,29 @@ class Progress:
     bad_steps: int = 0  # steps that were not finite
     avoid: list[int] = field(default_factory=list)  # steps a rewind has decided to leave out
     scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    history: list[float] = field(default_factory=list)  # the headline score of every evaluation
+    scored_step: int = -1  # where the last evaluation was
+    history: list[float] = field(default_factory=list)  # the headline score of every evaluation that was planned
+    base_lr: float | None = None  # resolved by the first start; another number of ranks must not change it
+
+    def note(self, scores: dict[str, float], headline: str, planned: bool) -> None:
+        """The result of an evaluation here. One that only a stop has brought must not move a schedule."""
+        score = scores[headline]
+        self.scores, self.scored_step = scores, self.step
+        if planned:
+            self.history.append(score)
+        if self.best_score is None or score > self.best_score:
+            self.best_score, self.best_step = score, self.step
+
+
+def choose_trainable(model: nn.Module, rule: str) -> None:
+    """head: takes the gradients of all parameters away but those of the last linear layer."""
+    if rule == "all":
+        return
+    heads = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not heads:
+        raise UsageError(f"train.trainable=head needs a linear layer, {type(model).__name__} has none; use all")
+    model.requires_grad_(False)
+    heads[-1].requires_grad_(True)
 
 
 class TrainState:
@@ -42,6 +64,8 @@ class TrainState:
         self.model: nn.Module = recipe.model.build(spec).to(device.torch_device)
         if run.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
+        self.not_kept = keep_fp32(self.model, recipe.train.fp32_ops, device)  # names in fp32_ops that are no module
+        choose_trainable(self.model, recipe.train.trainable)
         self.optimizer = recipe.optimizer.build(self.model, device.torch_device)
         self.ema = Ema(self.model, recipe, plan) if recipe.train.ema else None
         self.loss_scale = LossScale(device.torch_device, enabled=recipe.train.precision == "fp16")

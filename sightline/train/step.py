@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -136,12 +136,7 @@ class Step:
         # Dropout is a function of (seed, rank, step): a resumed run draws the same masks; after warm-up,
         # which draws too.
         torch.manual_seed(_mixed(*self.seed, step))
-        if self._graph is not None:
-            for key, value in batch.items():
-                self._static[key].copy_(value, non_blocking=True)
-            self._graph.replay()
-        else:
-            self._update(batch)
+        self._run(batch)
         if self.state.ema:
             self.state.ema.update(step, self._finite)
         self._read_bad_steps(step)
@@ -149,6 +144,15 @@ class Step:
     def capture_on_first_call(self) -> None:
         """Turns the step into one CUDA graph once the shapes of a batch are known."""
         self._wants_graph = True
+
+    def warm_up(self, batch: Batch, steps: int) -> None:
+        """Runs `steps` updates and undoes them, so that the first one that counts is as fast as those that follow."""
+        self.state.model.train()
+        if self._wants_graph:
+            self._capture(batch)
+        with self._undone():
+            for _ in range(steps):
+                self._run(batch)
 
     def take_bad_steps(self) -> int:
         """How many steps turned out not to be finite since the last call; `last_bad_step` names the latest."""
@@ -161,6 +165,26 @@ class Step:
         keep = torch.arange(len(values), device=self._totals.device) == BAD_STEPS  # that one counts over the run
         self._totals *= keep
         return dict(zip((*FIXED_TOTALS, *(self._names or ())), values, strict=True))
+
+    def _run(self, batch: Batch) -> None:
+        if self._graph is None:
+            self._update(batch)
+            return
+        for key, value in batch.items():
+            self._static[key].copy_(value, non_blocking=True)
+        self._graph.replay()
+
+    @contextlib.contextmanager
+    def _undone(self) -> Iterator[None]:
+        """For updates before the first that counts: whatever they change is put back to the bit."""
+        tensors = [t for named in self.state.tensors().values() for t in named.values()]
+        saved = [tensor.clone() for tensor in tensors]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(tensors, saved)
+                self._totals.zero_()
 
     def _update(self, batch: Batch) -> None:
         for tensors, kept in zip(self._guarded, self._kept, strict=True):
@@ -242,20 +266,16 @@ class Step:
         """Warm-up and capture run the step for real, so everything it changes is put back afterwards."""
         self._wants_graph = False
         self._static = {key: value.clone() for key, value in batch.items()}
-        tensors = [t for named in self.state.tensors().values() for t in named.values()]
-        saved = [tensor.clone() for tensor in tensors]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(GRAPH_WARMUP_STEPS):
+        with self._undone():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(GRAPH_WARMUP_STEPS):
+                    self._update(self._static)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
                 self._update(self._static)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._update(self._static)
-        with torch.no_grad():
-            torch._foreach_copy_(tensors, saved)
-            self._totals.zero_()
         self._graph = graph
 
 

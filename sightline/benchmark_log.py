@@ -1,0 +1,120 @@
+"""Two files as the TensorFlow benchmark logger writes them, for the tools that read those (`--run.benchmark-log DIR`).
+
+metric.log has one JSON object per number and line; benchmark_run.log is one object about the run and its machine.
+RunLog feeds it. Nothing is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+from typing import Any
+
+import psutil
+import torch
+
+from sightline.errors import UsageError
+from sightline.hardware.devices import KINDS
+
+METRICS = "metric.log"
+RUN = "benchmark_run.log"
+TIMESTAMP = "%Y-%m-%dT%H:%M:%S.%fZ"
+OUR_VARIABLES = ("TORCH", "CUDA", "NCCL", "SIGHTLINE")
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|://[^/\s]*@", re.IGNORECASE)
+UNITS = {  # by the last part of a metric's name
+    "images_per_s": "images/s",
+    "images_per_s_per_rank": "images/s",
+    "steps_per_s": "steps/s",
+    "eta_s": "s",
+    "wall_s": "s",
+    "running_s": "s",
+    "memory_gb": "GB",
+}
+
+
+class BenchmarkLog:
+    """Opened by rank 0. A resumed run adds to metric.log and tells about itself anew in benchmark_run.log."""
+
+    def __init__(self, folder: Path, name: str, fields: Mapping[str, Any], test_id: str):
+        self.folder = folder
+        self.about = {
+            "model_name": name,
+            "dataset": {"name": PurePath(str(fields.get("data.path", ""))).name},
+            "machine_config": _machine(),
+            "test_id": test_id,
+            "run_date": datetime.now(UTC).strftime(TIMESTAMP),
+            "torch_version": {"version": torch.__version__, "git_hash": torch.version.git_version},
+            "environment_variables": [
+                {"name": key, "value": value}
+                for key, value in sorted(os.environ.items())
+                if key.startswith(OUR_VARIABLES) and not SECRET.search(f"{key}={value}")
+            ],
+            "run_parameters": [_parameter(key, fields[key]) for key in sorted(fields)],
+        }
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _cut_torn_line(folder / METRICS)
+            self._metrics = (folder / METRICS).open("a", encoding="utf-8")
+            self._write_about("running")
+        except OSError as error:
+            raise UsageError(
+                f"run.benchmark_log={folder} cannot be written: {error.strerror}; give another folder, or leave it out"
+            ) from error
+
+    def metric(self, name: str, value: float, step: int) -> None:
+        """One number; what is not finite has no place in JSON and is left out, as log.jsonl tells it anyway."""
+        if not math.isfinite(value):
+            return
+        line = {
+            "name": name,
+            "value": float(value),
+            "unit": UNITS.get(name.rpartition("/")[2]),
+            "global_step": step,
+            "timestamp": datetime.now(UTC).strftime(TIMESTAMP),
+            "extras": [],
+        }
+        self._metrics.write(json.dumps(line) + "\n")
+        self._metrics.flush()
+
+    def close(self, code: int) -> None:
+        """Says how it ended."""
+        self._metrics.close()
+        self._write_about("success" if code == 0 else "failure")
+
+    def _write_about(self, status: str) -> None:
+        temporary = self.folder / f".{RUN}.tmp"
+        temporary.write_text(json.dumps({**self.about, "status": status}, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, self.folder / RUN)
+
+
+def _machine() -> dict[str, Any]:
+    frequency, memory = psutil.cpu_freq(), psutil.virtual_memory()
+    cpu: dict[str, Any] = {"num_cores": os.cpu_count(), "cpu_info": KINDS["cpu"].name()}
+    if frequency:
+        cpu["mhz_per_cpu"] = frequency.max or frequency.current
+    return {"cpu_info": cpu, "memory_total": memory.total, "memory_available": memory.available}
+
+
+def _parameter(name: str, value: Any) -> dict[str, Any]:
+    """As the original writes it: the type of a value is in the name of its key."""
+    if isinstance(value, bool):
+        return {"name": name, "bool_value": str(value)}
+    if isinstance(value, int):
+        return {"name": name, "long_value": value}
+    if isinstance(value, float):
+        return {"name": name, "float_value": value}
+    return {"name": name, "string_value": value if isinstance(value, str) else json.dumps(value)}
+
+
+def _cut_torn_line(path: Path) -> None:
+    """A killed process may have left half a line, which would spoil the next one."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        text = file.read()
+        file.truncate(text.rfind(b"\n") + 1)
