@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline import __version__, config
+from sightline import __version__, api, config
 from sightline.data.workers import Bad
 from sightline.errors import UsageError
 from sightline.hardware import devices
@@ -185,3 +185,45 @@ def test_config_yaml_of_a_run_is_a_config_file(log: RunLog, folder: Path):
     log.write_file("config.yaml", config.dump(recipe, run))
     path = folder / "config.yaml"
     assert config.load(config.recipe_named_in(path), [], path) == (recipe, run)
+
+
+def test_the_time_to_train_stands_in_the_log_and_in_exit_json(folder: Path, capsys):
+    log = RunLog(folder)
+    times = {"wall_s": 7261.5, "running_s": 3600.25}
+    log.evaluation("begin", 40)
+    log.evaluation("end", 40, **times)
+    log.scores(SCORES, "scores.json", times, epoch=2, step=40)
+    log.finished("top1 0.7500 has reached the target 0.7 at step 40", 40, times)
+    log.close(0, "finished")
+    kinds = ["log", "evaluate_begin", "evaluate_end", "evaluate", "time_to_train", "exit"]
+    assert [line["event"] for line in lines(folder)] == kinds
+    for line in (lines(folder)[2], lines(folder)[4]):
+        assert {key: line[key] for key in ("step", "wall_s", "running_s")} == {"step": 40, **times}
+    assert json.loads((folder / "scores.json").read_text())["time_to_train"] == times
+    assert json.loads((folder / "exit.json").read_text())["time_to_train"] == times
+    told = "has reached the target 0.7 at step 40; time to train 2:01:01 on the wall, 1:00:00 running"
+    assert told in capsys.readouterr().out
+
+
+def test_the_board_has_the_numbers_of_the_original_scripts(tmp_path: Path):
+    """Under our names; log.py says which is which."""
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    flags = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
+        --data.eval-size=24 --train.epochs=2 --train.global-batch=8 --train.precision=fp32 --run.workers=0
+        --run.device=cpu --run.log-every-steps=1 --run.progress=off --run.tensorboard""".split()
+    api.train(*api.load("demo_classification", [*flags, f"--run.out={tmp_path}"]))
+    board = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    names = ("loss", "lr", "top1", "images_per_s", "steps_per_s", "grad_norm")
+    evaluated = ("top1", "top5", "loss", "begin", "end")
+    tags = [*(f"train/{name}" for name in names), *(f"evaluate/{name}" for name in evaluated)]
+    assert set(tags) <= set(board.Tags()["scalars"])
+    assert [event.step for event in board.Scalars("train/steps_per_s")] == list(range(1, 7))
+    begins, ends = board.Scalars("evaluate/begin"), board.Scalars("evaluate/end")
+    assert [event.step for event in begins] == [event.step for event in ends] == [3, 6]
+    assert all(begin.wall_time <= end.wall_time for begin, end in zip(begins, ends, strict=True))
+    # A rate of steps times the batch is the rate of pictures.
+    for steps, images in zip(board.Scalars("train/steps_per_s"), board.Scalars("train/images_per_s"), strict=True):
+        assert images.value == pytest.approx(8 * steps.value, rel=1e-5)
+    session = board.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"train.precision" in session and b"optimizer.lr" in session

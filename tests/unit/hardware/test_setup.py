@@ -1,0 +1,50 @@
+"""What a process does first; the CPUs it is bound to."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sightline import config
+from sightline.errors import UsageError
+from sightline.hardware.setup import bind_to_cpus, set_up
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds processes to CPUs")
+
+
+@pytest.fixture
+def allowed():
+    """The CPUs of this process, given back afterwards."""
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    yield sorted(before)
+    os.sched_setaffinity(0, before)
+    torch.set_num_threads(threads)
+
+
+def test_a_run_keeps_to_the_first_cpus_it_may_use(allowed: list[int]):
+    torch.set_num_threads(len(allowed) + 1)
+    set_up(*config.load("demo_classification", ["--run.max-cpus=1", "--run.device=cpu"]))
+    assert os.sched_getaffinity(0) == {allowed[0]} and torch.get_num_threads() == 1
+    asked = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
+    child = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert child.stdout.split() == [str(allowed[0])]  # what it starts keeps to them too
+
+
+def test_threads_that_are_asked_for_win(allowed: list[int]):
+    set_up(*config.load("demo_classification", ["--run.max-cpus=1", "--run.threads=2", "--run.device=cpu"]))
+    assert torch.get_num_threads() == 2
+
+
+def test_more_cpus_than_there_are_is_usage(allowed: list[int]):
+    wanted = len(allowed) + 1
+    with pytest.raises(UsageError, match=rf"run.max_cpus={wanted}, but this process may use {len(allowed)} CPUs"):
+        bind_to_cpus(wanted)
+    assert sorted(os.sched_getaffinity(0)) == allowed
+
+
+def test_a_system_that_cannot_bind_is_told(monkeypatch):
+    monkeypatch.delattr(os, "sched_setaffinity")
+    with pytest.raises(UsageError, match="run.max_cpus=1: linux cannot bind a process to CPUs; leave it out"):
+        bind_to_cpus(1)

@@ -1,0 +1,244 @@
+"""When a run evaluates, when it ends, and what the same command does afterwards."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from sightline import api, config
+from sightline.config import TrainConfig
+from sightline.errors import Diverged, UsageError
+from sightline.parts import Scores
+from sightline.train import checkpoint
+
+# Four epochs of three steps.
+TINY = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
+--data.eval-size=24 --train.epochs=4 --train.global-batch=8 --train.precision=fp32 --run.workers=0 --run.device=cpu
+--run.log-every-steps=1 --run.keep=50""".split()
+
+
+def train(folder: Path, *flags: str) -> Scores:
+    return api.train(*api.load("demo_classification", [*TINY, f"--run.out={folder}", *flags]))
+
+
+def events(folder: Path, kind: str) -> list[dict]:
+    found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in found if line["event"] == kind]
+
+
+def seen(folder: Path, kind: str, key: str) -> list:
+    return [event[key] for event in events(folder, kind)]
+
+
+def bits(folder: Path) -> dict[str, bytes]:
+    latest = checkpoint.find(folder, "latest")
+    return {path.name: path.read_bytes() for path in sorted(latest.glob("*.safetensors"))}
+
+
+def progress(folder: Path) -> dict:
+    return json.loads((checkpoint.find(folder, "latest") / "state.json").read_text())["progress"]
+
+
+# Evaluations
+
+
+@pytest.mark.parametrize(
+    ("first", "every", "epochs", "evaluated"),
+    [
+        (3, 4, 12, [3, 7, 11, 12]),  # MLPerf: offset 3, every 4; and the last epoch
+        (2, 4, 10, [2, 6, 10]),  # the last one is not evaluated twice
+        (0, 4, 9, [4, 8, 9]),
+        (0, 1, 3, [1, 2, 3]),
+        (5, 1, 7, [5, 6, 7]),
+        (9, 1, 4, [4]),
+    ],
+)
+def test_evaluations_start_late_and_come_at_intervals(first: int, every: int, epochs: int, evaluated: list[int]):
+    cfg = TrainConfig(epochs=epochs, global_batch=8, eval_from_epoch=first, eval_every_epochs=every)
+    assert [epoch for epoch in range(1, epochs + 1) if cfg.evaluates_after(epoch)] == evaluated
+
+
+def test_a_run_evaluates_when_it_should(tmp_path: Path):
+    train(tmp_path, "--train.eval-from-epoch=1", "--train.eval-every-epochs=2")
+    assert seen(tmp_path, "evaluate", "epoch") == [1, 3, 4]
+
+
+def test_evaluations_begin_and_end_and_the_last_one_gives_the_time_to_train(tmp_path: Path, capsys):
+    train(tmp_path, "--train.epochs=2", "--run.progress=plain")
+    begins, ends = events(tmp_path, "evaluate_begin"), events(tmp_path, "evaluate_end")
+    assert [e["step"] for e in begins] == [e["step"] for e in ends] == [3, 6]
+    for begin, end in zip(begins, ends, strict=True):
+        assert begin["time"] <= end["time"]
+    (whole,) = events(tmp_path, "time_to_train")
+    assert 0 < ends[0]["running_s"] < ends[1]["running_s"] == whole["running_s"] and whole["step"] == 6
+    # The first step comes after the `start` event.
+    assert whole["wall_s"] <= ends[1]["time"] - events(tmp_path, "start")[0]["time"] + 0.01
+    for file in ("scores.json", "exit.json"):
+        told = json.loads((tmp_path / file).read_text())["time_to_train"]
+        assert told == pytest.approx({key: whole[key] for key in ("wall_s", "running_s")}, abs=0.001)
+    assert "2 epochs are done; time to train 0:00:" in capsys.readouterr().out
+
+
+def test_the_time_to_train_counts_over_starts(tmp_path: Path):
+    train(tmp_path, "--train.max-steps=6")
+    (first,) = events(tmp_path, "time_to_train")
+    path = checkpoint.find(tmp_path, "latest")
+    tensors, state = checkpoint.read(path)
+    state["stopwatch"]["first_step_at"] -= 1000  # as if the pause had been long
+    checkpoint.write(tmp_path / "other" / "checkpoints" / path.name, tensors, state)
+    train(tmp_path / "other")
+    (second,) = events(tmp_path / "other", "time_to_train")
+    assert second["wall_s"] > 1000 > second["running_s"] > first["running_s"]
+
+
+# The target
+
+
+def test_the_target_ends_a_run_and_the_same_command_does_not_go_on(tmp_path: Path, capsys):
+    flags = ["--train.target-score=0.01", "--data.path=synthetic:classes=2,samples=24,size=24", "--data.classes=2"]
+    scores = train(tmp_path, *flags)
+    score = scores.values["top1"]
+    assert score >= 0.01 and seen(tmp_path, "evaluate", "step") == [3]
+    assert json.loads((tmp_path / "exit.json").read_text())["code"] == 0
+    assert f"top1 {score:.4f} has reached the target 0.01 at step 3" in capsys.readouterr().out
+    before = bits(tmp_path)
+    assert train(tmp_path, *flags).values == scores.values
+    assert "is finished, top1" in capsys.readouterr().out
+    assert bits(tmp_path) == before and len(events(tmp_path, "start")) == 1
+    # A target that is not reached yet needs no --run.override: it changes no step.
+    whole = train(tmp_path / "whole", *flags[1:])
+    again = train(tmp_path, "--train.target-score=0", *flags[1:])
+    assert again == whole and bits(tmp_path) == bits(tmp_path / "whole")
+
+
+def test_a_target_that_is_not_reached_changes_nothing(tmp_path: Path):
+    # Ten classes after twelve steps: nobody is perfect.
+    with_target = train(tmp_path / "with", "--train.target-score=1")
+    assert with_target == train(tmp_path / "without")
+    assert bits(tmp_path / "with") == bits(tmp_path / "without")
+
+
+# Divergence
+
+
+def test_a_score_that_is_too_low_ends_the_run_with_code_5(tmp_path: Path):
+    flags = ["--train.diverged-score=0.99"]
+    for start in range(2):  # a restart finds out at once
+        with pytest.raises(Diverged, match=r"top1 0\.\d{4} at step 3 is not above train.diverged_score=0.99") as error:
+            train(tmp_path, *flags)
+        assert error.value.exit_code == 5
+        assert json.loads((tmp_path / "exit.json").read_text())["code"] == 5
+        assert len(events(tmp_path, "start")) == 1, start
+    assert progress(tmp_path)["scored_step"] == 3
+    whole = train(tmp_path / "whole")
+    assert train(tmp_path) == whole and bits(tmp_path) == bits(tmp_path / "whole")
+
+
+def test_a_score_that_is_no_number_has_diverged_too(tmp_path: Path):
+    train(tmp_path / "run", "--train.epochs=1")
+    path = checkpoint.find(tmp_path / "run", "latest")
+    tensors, state = checkpoint.read(path)
+    state["progress"]["scores"]["top1"] = math.nan
+    checkpoint.write(tmp_path / "other" / "checkpoints" / path.name, tensors, state)
+    with pytest.raises(Diverged):
+        train(tmp_path / "other", "--train.epochs=1", "--train.diverged-score=0.001")
+
+
+# Short epochs and hard stops
+
+
+def test_short_epochs_move_the_schedule_too(tmp_path: Path):
+    flags = ["--train.steps-per-epoch=2", "--schedule.warmup-epochs=1", "--schedule.kind=cosine", "--optimizer.lr=0.4"]
+    train(tmp_path, *flags)
+    assert seen(tmp_path, "start", "steps") == [8] and seen(tmp_path, "evaluate", "step") == [2, 4, 6, 8]
+    expected = [0.2, 0.4, *(0.2 * (1 + math.cos(math.pi * k / 6)) for k in range(6))]
+    assert seen(tmp_path, "train", "lr") == pytest.approx(expected)
+
+
+def test_a_cap_beyond_the_epoch_changes_nothing(tmp_path: Path):
+    assert train(tmp_path / "capped", "--train.steps-per-epoch=99") == train(tmp_path / "plain")
+    assert bits(tmp_path / "capped") == bits(tmp_path / "plain")
+
+
+def test_short_epochs_cannot_be_changed_on_the_way(tmp_path: Path):
+    train(tmp_path, "--train.epochs=1")
+    with pytest.raises(UsageError, match="train.steps_per_epoch: 0 -> 2"):
+        train(tmp_path, "--train.epochs=1", "--train.steps-per-epoch=2", "--run.override")
+
+
+@pytest.mark.parametrize("stop", [2, 3, 4, 6])
+def test_a_hard_stop_is_evaluated_saved_and_goes_on_to_the_same_bits(tmp_path: Path, stop: int):
+    """Within an epoch, at its end, and at the end of one without an evaluation; plateau looks at every score."""
+    flags = ["--train.eval-every-epochs=2", "--schedule.kind=plateau", "--schedule.patience=0", "--train.ema=0.5"]
+    whole = train(tmp_path / "whole", *flags)
+    run = tmp_path / "run"
+    first = train(run, *flags, f"--train.max-steps={stop}")
+    assert seen(run, "train", "step") == list(range(1, stop + 1)) and seen(run, "evaluate", "step") == [stop]
+    assert checkpoint.find(run, "latest").name == f"ckpt-{stop:08d}"
+    before = bits(run)
+    assert train(run, *flags, f"--train.max-steps={stop}").values == first.values and bits(run) == before
+    assert train(run, *flags, f"--train.max-steps={stop - 1}").values == first.values and bits(run) == before
+    assert train(run, *flags, "--train.max-steps=11").values["samples"] == 3
+    assert train(run, *flags) == whole and bits(run) == bits(tmp_path / "whole")
+    assert progress(run)["history"] == progress(tmp_path / "whole")["history"]
+    # The schedule is that of all epochs from the start.
+    assert seen(run, "train", "lr") == seen(tmp_path / "whole", "train", "lr")
+
+
+def test_a_hard_stop_beyond_the_end_is_none(tmp_path: Path):
+    assert train(tmp_path / "run", "--train.max-steps=500") == train(tmp_path / "plain")
+    assert seen(tmp_path / "run", "start", "steps") == [12] and len(events(tmp_path / "run", "evaluate")) == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--train.target-score=75.9"], r"train.target_score=75.9 must be in \[0, 1\]: a share, not per cent"),
+        (["--train.target-score=nan"], "train.target_score=nan"),
+        (["--train.diverged-score=-0.1"], "train.diverged_score=-0.1"),
+        (["--train.target-score=0.3", "--train.diverged-score=0.3"], "must lie below train.target_score=0.3"),
+        (["--train.max-steps=-1"], "train.max_steps=-1 must not be negative"),
+        (["--train.steps-per-epoch=-1"], "train.steps_per_epoch=-1 must not be negative"),
+        (["--train.eval-from-epoch=-1"], "train.eval_from_epoch=-1 must not be negative"),
+        (["--run.warmup-steps=-1"], "run.warmup_steps=-1 must be at least 0"),
+        (["--run.max-cpus=-1"], "run.max_cpus=-1 must be at least 0"),
+        (["--run.test-id=x"], "run.test_id='x' goes into benchmark_run.log; add --run.benchmark-log DIR"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_values_that_cannot_work_are_refused(flags: list[str], message: str):
+    with pytest.raises(UsageError, match=message):
+        config.load("demo_classification", flags)
+
+
+# The base rate
+
+
+def test_the_base_rate_is_resolved_once(tmp_path: Path, capsys):
+    """A checkpoint's value wins over what this start would resolve; another rate that is asked for wins over it."""
+    flags = ["--schedule.kind=constant", "--schedule.warmup-epochs=0"]
+    train(tmp_path / "run", *flags, "--optimizer.lr=0.125", "--train.max-steps=3")
+    assert "base rate 0.125," in capsys.readouterr().out
+    assert progress(tmp_path / "run")["base_lr"] == 0.125 == events(tmp_path / "run", "start")[0]["base_lr"]
+    path = checkpoint.find(tmp_path / "run", "latest")
+    tensors, state = checkpoint.read(path)
+    state["progress"]["base_lr"] = 0.5  # as more ranks would have resolved it
+    for folder in ("same", "other"):
+        checkpoint.write(tmp_path / folder / "checkpoints" / path.name, tensors, state)
+    train(tmp_path / "same", *flags, "--optimizer.lr=0.125")
+    assert set(seen(tmp_path / "same", "train", "lr")) == {0.5} and progress(tmp_path / "same")["base_lr"] == 0.5
+    train(tmp_path / "other", *flags, "--optimizer.lr=0.25", "--run.override")
+    assert set(seen(tmp_path / "other", "train", "lr")) == {0.25} and progress(tmp_path / "other")["base_lr"] == 0.25
+
+
+def test_a_checkpoint_without_a_base_rate_still_loads(tmp_path: Path):
+    train(tmp_path / "run", "--train.max-steps=5")
+    path = checkpoint.find(tmp_path / "run", "latest")
+    tensors, state = checkpoint.read(path)
+    for key in ("base_lr", "scored_step"):
+        del state["progress"][key]
+    del state["stopwatch"]
+    checkpoint.write(tmp_path / "old" / "checkpoints" / path.name, tensors, state)
+    assert train(tmp_path / "old") == train(tmp_path / "run")
+    assert bits(tmp_path / "old") == bits(tmp_path / "run")
