@@ -194,7 +194,8 @@ def test_train_says_what_it_does(sightline, shapes: Path, tmp_path: Path):
     assert said.code == 0
     assert lines[0].startswith(f"{NAME}: 80 training and 40 evaluation samples, 1 epochs of 5 steps, batch 16 (16 on ")
     assert lines[1].startswith("epoch 1/1  step 5/5  loss ")
-    assert lines[-2].startswith("evaluated epoch 1  step 5  top1 ") and lines[-2].endswith("on 40 samples")
+    assert lines[-3].startswith("evaluated epoch 1  step 5  top1 ") and lines[-3].endswith("on 40 samples")
+    assert lines[-2].startswith("1 epochs are done; time to train 0:00:")
     assert lines[-1].startswith("finished: top1 ") and lines[-1].endswith(f"results are in {out}")
 
 
@@ -205,6 +206,33 @@ def test_train_from_the_config_of_a_run(sightline, trained: Path, tmp_path: Path
     assert said.code == 0, said
     model = Path("checkpoints", "ckpt-00000010", "model.safetensors")
     assert (tmp_path / "again" / model).read_bytes() == (trained / model).read_bytes()
+
+
+def test_train_stops_early_and_says_why(sightline, shapes: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    command = ["train", NAME, *SMALL, *HERE, f"--data.path={shapes}", f"--run.out={out}", "--train.epochs=4"]
+    stopped = sightline(
+        *command, "--train.max-steps=7", "--train.fp32-ops", "BatchNorm2d", "relu", "--run.warmup-steps=1"
+    )
+    assert stopped.code == 0
+    assert "train.fp32_ops: no module of the model is called relu; left alone" in stopped.out
+    assert "train.max_steps=7 steps are done; time to train 0:00:" in stopped.out
+    assert "base rate 0.2," in stopped.out and "evaluated epoch 2  step 7  top1 " in stopped.out
+    assert stopped.out.splitlines()[-1].startswith("finished: top1 ")
+    again = sightline(*command, "--train.max-steps=7", "--train.fp32-ops", "BatchNorm2d", "relu")
+    assert again.code == 0 and f"{out} is finished, train.max_steps=7 steps are done: " in again.out
+    assert "step 8/" not in again.out
+    diverged = sightline(*command, "--train.diverged-score=1", "--train.fp32-ops", "BatchNorm2d", "relu")
+    assert diverged.code == 5 and diverged.err.startswith("error: diverged: top1 ")
+    percent = sightline(*command, "--train.target-score=75.9")
+    assert percent.code == 2 and "a share, not per cent" in percent.err
+
+
+def test_inspect_knows_short_epochs_and_what_learns(sightline, shapes: Path):
+    flags = [f"--data.path={shapes}", "--train.global-batch=20", "--train.epochs=4", "--train.steps-per-epoch=3"]
+    found = json.loads(sightline("inspect", NAME, *flags, "--train.trainable=head", "--json").out)
+    assert (found["steps_per_epoch"], found["steps"]) == (3, 12)
+    assert sum(group["parameters"] for group in found["groups"]) == 10 * 256 + 10 < found["parameters"]
 
 
 def test_train_refuses_what_it_cannot_understand(sightline, tmp_path: Path):

@@ -62,12 +62,14 @@ def batches(recipe, device, count, workers=0):
     return dataset, got
 
 
-def run_steps(flags, steps=5):
+def run_steps(flags, steps=5, warmup=0):
     recipe, run, device = tiny(*flags)
     devices.set_deterministic(recipe.train.deterministic)
     dataset, feed = batches(recipe, device, steps)
     state = TrainState(recipe, run, dataset.spec, device, Plan(1, 8))
     step = build_step(recipe, run, device, World(), state, dataset)
+    if warmup:
+        step.warm_up(feed[-1], warmup)
     for number, batch in enumerate(feed):
         step(batch, number, 0.05)
     totals = step.read_totals(World())
@@ -83,6 +85,23 @@ def test_a_captured_step_gives_the_bits_of_an_eager_one(precision):
     captured_totals, captured = run_steps([*flags, "--run.graph", "on"])
     assert totals == captured_totals
     assert all(torch.equal(eager[name], captured[name]) for name in eager)
+
+
+@pytest.mark.parametrize("graph", ["on", "off"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_steps_before_the_run_leave_nothing_behind(precision, graph):
+    flags = ["--run.compile", "off", "--train.precision", precision, "--train.ema", "0.9", "--train.deterministic"]
+    totals, cold = run_steps([*flags, "--run.graph", graph])
+    warm_totals, warm = run_steps([*flags, "--run.graph", graph], warmup=3)
+    assert totals == warm_totals
+    assert all(torch.equal(cold[name], warm[name]) for name in cold)
+
+
+def test_modules_kept_in_fp32_are_compiled_and_captured():
+    flags = ["--train.precision", "bf16", "--train.fp32-ops", "BatchNorm2d", "fc"]
+    totals, _ = run_steps([*flags, "--run.compile", "off", "--run.graph", "off"], steps=2)
+    compiled_totals, _ = run_steps([*flags, "--run.compile", "on", "--run.graph", "on"], steps=2)
+    assert compiled_totals["loss"] == pytest.approx(totals["loss"], rel=2e-2)
 
 
 def test_adamw_can_be_captured_too():

@@ -17,6 +17,7 @@ from sightline.config import Recipe, Run, TrainConfig
 from sightline.data.classification import ClassificationData
 from sightline.data.loader import Loader
 from sightline.data.order import EvalOrder, TrainOrder
+from sightline.evaluate.run import evaluate, order_for
 from sightline.evaluate.topk import TopK
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
@@ -147,10 +148,60 @@ def bad_steps(world: World) -> dict[str, Any]:
     return found
 
 
+def evaluations(world: World) -> dict[str, Any]:
+    """Scores where every rank has statistics of its own, and the samples that this rank was given for them."""
+    found = {}
+    for shards in ("sharded", "full"):
+        recipe = recipe_with(eval_shards=shards, bn_eval="local")
+        data = dataclasses.replace(DATA, path="synthetic:classes=4,samples=104,size=12")
+        dataset = data.open("val", 0)
+        state = TrainState(recipe, Run(), dataset.spec, CPU, Plan(1, 1))
+        for buffer in state.batch_norm_statistics():
+            buffer.fill_(world.rank + 1)
+        order = order_for(recipe.train, len(dataset), world)
+        loader = Loader(
+            {"val": dataset},
+            {"val": order},
+            data,
+            CPU,
+            workers=0,
+            prefetch=1,
+            on_bad=print,
+            check_stop=lambda: None,
+        )
+        scores = evaluate(
+            state.model, recipe.task, dataset, loader, CPU, world, "fp32", lambda done, total: None, shards
+        )
+        given = [int(i) for step in range(order.steps_per_epoch) for i in order.batch(step)[1] if i >= 0]
+        found[shards] = {"values": scores.values, "given": given}
+        loader.close()
+    return found
+
+
+def head_only(world: World) -> dict[str, Any]:
+    """Two steps in which only the head learns: what changed, and to what."""
+    recipe = recipe_with(trainable="head")
+    dataset = DATA.open("train", 0)
+    state = TrainState(recipe, Run(), dataset.spec, CPU, Plan(1, 1))
+    before = {name: t.clone() for name, t in state.model.state_dict().items()}
+    dataset.finish = lambda batch, dtype: {**batch, "image": batch["image"].to(dtype)}  # ready-made floats
+    step = build_step(recipe, Run(), CPU, world, state, dataset)
+    rows = BATCH // world.size
+    for number in range(2):
+        torch.manual_seed(number)
+        image = torch.randn(BATCH, 3, 8, 8)[world.rank * rows : (world.rank + 1) * rows]
+        label = torch.arange(BATCH)[world.rank * rows : (world.rank + 1) * rows] % 4
+        step({"image": image, "label": label, "index": label.clone()}, number, 0.1)
+    after = state.model.state_dict()
+    changed = sorted(name for name in after if not torch.equal(after[name], before[name]))
+    return {"changed": changed, "head": state.model[3].weight.flatten().tolist()}
+
+
 def main(out: Path, run: str) -> None:
     world = connect(detect(), CPU)
     seen: dict[str, Any] = {"collectives": collectives(world), "metric": metric(world), "batch_norm": batch_norm(world)}
     seen |= {"indices": indices(world), "bad_steps": bad_steps(world)}
+    seen |= {"evaluations": evaluations(world), "head_only": head_only(world)}
     world.close()
     seen["evaluate"] = dataclasses.asdict(api.evaluate(run, ["--run.workers=0", "--run.device=cpu"]))
     (out / f"{world.rank}.json").write_text(json.dumps(seen))

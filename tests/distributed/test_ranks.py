@@ -201,6 +201,31 @@ def test_ranks_agree_on_a_step_that_was_not_finite_on_one_of_them(two: list[dict
     assert first["totals"] == second["totals"] and first["totals"]["samples"] == 2 * ALONE["BATCH"]
 
 
+def test_every_rank_evaluates_everything_and_rank_0_is_reported(two: list[dict]):
+    """Each with its own batch-norm statistics, as the original scripts do; what scores decide is decided alike."""
+    alone = ALONE["evaluations"](World())  # the statistics of rank 0
+    assert alone["full"] == alone["sharded"]
+    everything = list(range(13))
+    first, second = (each["evaluations"] for each in two)
+    assert first["full"]["given"] == second["full"]["given"] == alone["full"]["given"] == everything
+    assert first["full"]["values"] == second["full"]["values"]
+    assert first["full"]["values"] == pytest.approx(alone["full"]["values"], rel=1e-5)
+    # Shares are disjoint, and the counts of two different networks are added up.
+    assert sorted(first["sharded"]["given"] + second["sharded"]["given"]) == everything
+    assert first["sharded"]["values"] == second["sharded"]["values"]
+    assert first["sharded"]["values"]["loss"] != pytest.approx(first["full"]["values"]["loss"], rel=1e-3)
+
+
+def test_two_ranks_train_a_head_as_one(two: list[dict]):
+    alone = ALONE["head_only"](World())
+    statistics = ["1.num_batches_tracked", "1.running_mean", "1.running_var"]
+    assert alone["changed"] == [*statistics, "3.bias", "3.weight"]
+    first, second = (each["head_only"] for each in two)
+    assert first["changed"] == second["changed"] == alone["changed"]
+    # Each rank normalises with the statistics of its own pictures, so the weights are near to those of one.
+    assert first["head"] == second["head"] == pytest.approx(alone["head"], abs=0.1)
+
+
 def test_evaluate_on_two_ranks_gives_the_scores_of_one(answers: dict):
     alone = answers["alone"]
     assert alone["values"]["samples"] == 13

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from sightline import config, recipes
+from sightline.train.step import Step
 
 PARTS = ("model", "data", "task", "optimizer", "schedule", "train", "run")
 TESTS = Path(__file__).resolve().parents[1]
@@ -94,6 +95,23 @@ def threads(result) -> Any:
     return json.loads((result.folder / "environment.json").read_text())["threads"]
 
 
+def optimized(result) -> Any:
+    return sorted(load_file(result.checkpoints[-1] / "optimizer.safetensors"))
+
+
+def told_of_fp32(result) -> Any:
+    return [line for line in result.shown.splitlines() if line.startswith("train.fp32_ops: ")]
+
+
+def measured(_) -> Any:
+    """What benchmark_run.log calls the last run, and the names in metric.log."""
+    folder = Path("measured")
+    if not folder.is_dir():
+        return None
+    names = {json.loads(line)["name"] for line in (folder / "metric.log").read_text().splitlines()}
+    return json.loads((folder / "benchmark_run.log").read_text())["test_id"], sorted(names)
+
+
 def determinism(_) -> Any:
     return torch.are_deterministic_algorithms_enabled()
 
@@ -139,6 +157,7 @@ WARMUP = ("--schedule.warmup-epochs=1", "--schedule.warmup-factor=0.2")
 TABLE_RATES = ("--schedule.kind=table", "--schedule.table-epochs", "1", "--schedule.table-rates", "0.01")
 STEP = ("--schedule.kind=step", "--schedule.drop-epochs", "1", "--schedule.warmup-epochs=0")
 SKIPPING = ("--data.path=DAMAGED", "--data.on-bad-sample=skip")
+ONE_CLASS = ("--data.path=synthetic:classes=1,samples=24,size=28", "--data.classes=1")  # which nobody gets wrong
 UNEVEN = ("--data.path=synthetic:classes=10,samples=28,size=28",)
 
 TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
@@ -248,6 +267,19 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
             Flip(("pad",), steps, base=(*UNEVEN, "--train.last-batch=drop")),
             Flip(("wrap",), weights, base=(*UNEVEN, "--train.last-batch=drop"), same=steps),
         ],
+        "eval_from_epoch": [Flip(("2",), evaluations, same=weights)],
+        "eval_shards": [
+            SeenIn("distributed/test_ranks.py::test_every_rank_evaluates_everything_and_rank_0_is_reported")
+        ],
+        "target_score": [Flip(("0.01",), evaluations, base=ONE_CLASS)],
+        "diverged_score": [Flip(("0.99",), error)],
+        "steps_per_epoch": [Flip(("2",), steps)],
+        "max_steps": [Flip(("4",), steps)],
+        "trainable": [Flip(("head",), optimized)],
+        "fp32_ops": [
+            Flip(("BatchNorm2d Linear",), weights, base=("--train.precision=bf16",)),
+            Flip(("relu mean",), told_of_fp32, same=weights),
+        ],
         "bn_eval": [SeenIn("distributed/test_ranks.py::test_batch_norm_statistics_follow_their_rule")],
         "seed": [Flip(("1",), weights)],
         "deterministic": [Flip(("True", "False"), determinism, same=weights)],
@@ -257,10 +289,12 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "device": [Flip(("abacus",), error)],
         # One step is enough: threads that wait for each other on busy cores are slow.
         "threads": [Flip(("2",), threads, base=("--train.epochs=1", "--train.global-batch=24"))],
+        "max_cpus": [SeenIn("unit/hardware/test_setup.py::test_a_run_keeps_to_the_first_cpus_it_may_use")],
         "workers": [Flip(("1",), workers, same=weights)],
         "prefetch": [Flip(("1000000000",), error, base=("--run.workers=1",))],
         "compile": [Flip(("on",), compilations)],
         "graph": [Flip(("on",), error, base=("--run.device=cpu",))],
+        "warmup_steps": [SeenIn("recipes/test_fields.py::test_steps_before_the_run_are_made_and_undone")],
         "channels_last": [SeenIn("unit/train/test_step.py::test_channels_last_is_a_layout_and_not_another_model")],
         "log_every_steps": [Flip(("3",), log_lines, same=weights)],
         "checkpoint_every_steps": [Flip(("1",), saves, same=weights)],
@@ -276,10 +310,28 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         ],
         "max_bad_steps": [Flip(("1",), error, base=(*DIVERGING, "--run.on-nan=skip"))],
         "tensorboard": [Flip(("True",), event_files, same=weights)],
+        "benchmark_log": [Flip(("measured",), measured, same=weights)],
+        "test_id": [Flip(("nightly",), measured, base=("--run.benchmark-log=measured",), same=weights)],
         "profile": [Flip(("1,2",), traces, same=weights), Flip(("4,2",), error)],
         "progress": [Flip(("off", "plain"), shown, same=weights)],
     },
 }
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_steps_before_the_run_are_made_and_undone(name: str, tmp_path: Path, train, monkeypatch):
+    """Two updates more, on the first batch, and not one bit of difference."""
+    updates = []
+    update = Step._update
+    monkeypatch.setattr(
+        Step, "_update", lambda self, batch: (updates.append(batch["index"].tolist()), update(self, batch))
+    )
+    cold = train(name, tmp_path / "cold")
+    made = list(updates)
+    updates.clear()
+    warm = train(name, tmp_path / "warm", "--run.warmup-steps=2")
+    assert updates == [made[0], made[0], *made] and len(made) == 6
+    assert warm.bits() == cold.bits() and warm.scores == cold.scores
 
 
 def parts_of(name: str) -> dict[str, object]:

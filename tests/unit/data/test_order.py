@@ -55,6 +55,23 @@ def test_pad_fills_the_last_batch_from_the_start_of_the_epoch(ranks: int):
             assert [i for _, indices in got for i in indices] == endless[: steps * batch]
 
 
+@pytest.mark.parametrize("last", ["drop", "pad", "wrap"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_cap_shortens_every_epoch(last: str, ranks: int):
+    """Each epoch begins its own order anew; a wrapped stream goes on, and only its epochs are shorter."""
+    samples, batch = 30, 4
+    for cap, steps in ((1, 1), (3, 3), (7, 7), (99, 8 if last == "pad" else 7)):
+        orders = [TrainOrder(samples, batch, SEED, last, rank, ranks, cap=cap) for rank in range(ranks)]
+        assert orders[0].steps_per_epoch == steps
+        for epoch in range(EPOCHS):
+            got = [i for k in range(steps) for i in joined(orders, epoch * steps + k)[1]]
+            if last == "wrap":
+                stream = [i for e in range(EPOCHS + 1) for i in epoch_order(samples, e)]
+                assert got == stream[epoch * steps * batch : (epoch + 1) * steps * batch]
+            else:
+                assert got == (epoch_order(samples, epoch) * 2)[: steps * batch]
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_wrap_is_one_endless_stream(ranks: int):
     for samples, batch, orders in cases("wrap", ranks):
