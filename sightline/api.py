@@ -33,12 +33,11 @@ def train(recipe: Recipe, run: Run) -> Scores:
     """Trains on this process's device, together with the other ranks if a launcher started several."""
     here, device, recipe = set_up(recipe, run)
     folder = Path(run.out or f"runs/{recipe.name}")
-    benchmark = None
-    if run.benchmark_log and here.is_main:
-        benchmark = BenchmarkLog(Path(run.benchmark_log), recipe.name, config.leaves(recipe, run), run.test_id)
-    log = RunLog(folder, run.progress, here.is_main, tensorboard=run.tensorboard, benchmark=benchmark)
+    log = RunLog(folder, run.progress, here.is_main, tensorboard=run.tensorboard)
     code, reason = 1, "crashed"
     try:
+        if run.benchmark_log and here.is_main:  # now that the folder is ours
+            log.feed(BenchmarkLog(Path(run.benchmark_log), recipe.name, config.leaves(recipe, run), run.test_id))
         here = world.connect(here, device)
         scores = loop.train(recipe, run, device, here, log)
         log.hyperparameters(config.leaves(recipe, run), scores.values)

@@ -57,7 +57,6 @@ class RunLog:
         *,
         claims: bool = True,
         tensorboard: bool = False,
-        benchmark: BenchmarkLog | None = None,
     ):
         self.folder = folder
         self.is_main = is_main
@@ -71,8 +70,12 @@ class RunLog:
         if is_main and claims:
             self._claim_folder()
         self._board = _open_board(folder) if tensorboard and is_main else None
-        self._benchmark = benchmark if is_main else None
+        self._benchmark: BenchmarkLog | None = None
         self._time_to_train: dict[str, float] = {}
+
+    def feed(self, benchmark: BenchmarkLog) -> None:
+        """From now on every number also goes there."""
+        self._benchmark = benchmark
 
     def _claim_folder(self) -> None:
         """Creates the folder, proves that it can be written, and refuses a second run in it."""

@@ -305,6 +305,21 @@ def test_evaluation_within_training_on_two_ranks_is_that_of_one(recipe_file: Pat
 
 
 @pytest.mark.slow
+def test_two_ranks_with_statistics_of_their_own_end_together_at_the_target(tmp_path: Path):
+    """Each evaluates everything with its own statistics; without rank 0's word one could stop and the other wait."""
+    flags = ["--model.width=4", "--data.path=synthetic:classes=4,samples=64,size=24", "--data.classes=4"]
+    flags += ["--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=8"]
+    flags += ["--train.precision=fp32", *FLAGS[1:], "--train.epochs=30", "--train.target-score=0.3"]
+    flags += ["--train.eval-shards=full", "--train.bn-eval=local", f"--run.out={tmp_path}", "--run.warmup-steps=1"]
+    finished(2, "-m", "sightline", "train", "demo_classification", *flags)
+    scores = [e["top1"] for e in events(tmp_path, "evaluate")]
+    assert scores[-1] >= 0.3 and all(score < 0.3 for score in scores[:-1]) and len(scores) < 30
+    assert events(tmp_path, "evaluate")[-1]["samples"] == 8
+    out = finished(2, "-m", "sightline", "train", "demo_classification", *flags)
+    assert "is finished, top1" in out and len(events(tmp_path, "start")) == 1
+
+
+@pytest.mark.slow
 def test_two_ranks_stopped_and_resumed_end_with_equal_weights(tmp_path: Path):
     """With batch-norm, whose statistics the ranks share before every save."""
     flags = ["--model.width=4", "--data.path=synthetic:classes=10,samples=244,size=24", "--data.size=24"]

@@ -90,13 +90,13 @@ def test_a_folder_that_cannot_be_written_is_usage(tmp_path: Path):
         BenchmarkLog(tmp_path / "file" / "x", "resnet50", FIELDS, "")
 
 
-def test_other_ranks_write_nothing(tmp_path: Path):
-    (tmp_path / "run").mkdir()
-    benchmark = BenchmarkLog(tmp_path / "log", "resnet50", FIELDS, "")
-    log = RunLog(tmp_path / "run", is_main=False, benchmark=benchmark)
-    log.training(0, 1, 1, 2, {"loss": 1.0})
-    log.close(0, "finished")
-    assert metrics(tmp_path / "log") == [] and about(tmp_path / "log")["status"] == "running"
+def test_a_run_that_is_refused_its_folder_leaves_the_log_of_the_first_alone(tmp_path: Path):
+    first = RunLog(tmp_path / "run")
+    flags = [f"--run.out={tmp_path / 'run'}", f"--run.benchmark-log={tmp_path / 'log'}", "--run.device=cpu"]
+    with pytest.raises(UsageError, match="another run is at work"):
+        api.train(*api.load("demo_classification", flags))
+    first.close(0, "finished")
+    assert not (tmp_path / "log").exists()
 
 
 def test_a_run_and_its_restart_feed_it(tmp_path: Path):
