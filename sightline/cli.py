@@ -109,12 +109,13 @@ def inspect(flags: Sequence[str]) -> None:
     """what a recipe is made of: parameters, FLOP, groups, steps, learning rates: `inspect RECIPE [--lr-at STEP ...]`"""
     parser = _parser("inspect", inspect)
     parser.add_argument("--lr-at", type=int, nargs="+", default=[], metavar="STEP", help="steps to show the rate of")
+    parser.add_argument("--ranks", type=int, default=1, help="devices the run would have; some rates depend on it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
     recipe, run = _load_recipe("inspect", rest)
     from sightline.measure import inspect as measure
 
-    print(measure.as_text(measure.inspect(recipe, run, arguments.lr_at), arguments.json))
+    print(measure.as_text(measure.inspect(recipe, run, arguments.lr_at, arguments.ranks), arguments.json))
 
 
 def doctor(flags: Sequence[str]) -> None:

@@ -157,6 +157,7 @@ class OurStep(Contender):
         self.images = cfg.global_batch
         self.recipe = recipe
         self.device = device
+        self.base_lr = recipe.optimizer.base_lr(cfg.global_batch, ranks=1)
         order = TrainOrder(len(dataset), cfg.global_batch, cfg.seed, cfg.last_batch)
         self.plan = Plan(cfg.epochs, order.steps_per_epoch, len(dataset), cfg.global_batch)
         self.number = 0
@@ -183,7 +184,7 @@ class OurStep(Contender):
 
     def advance(self) -> None:
         batch = self.batches[self.number % BATCHES] if self.batches else self.loader.next("train")
-        rate = self.recipe.schedule.rate(self.number, self.recipe.optimizer.lr, self.plan)
+        rate = self.recipe.schedule.rate(self.number, self.base_lr, self.plan)
         self.step(batch, self.number, rate)
         self.step.take_bad_steps()
         self.number += 1
@@ -271,7 +272,8 @@ def synthetic_dataset(recipe: Recipe) -> Dataset:
     spec = declared[0] if declared else recipe.data.open("train", recipe.train.seed).spec
     samples = BATCHES * recipe.train.global_batch
     path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
-    changed: dict[str, Any] = {"path": path, "source": "auto"}
+    # The spec has counted the background class, if there is one, among its classes already.
+    changed: dict[str, Any] = {"path": path, "source": "auto", "classes": len(spec.classes), "background": "none"}
     known = {f.name for f in dataclasses.fields(recipe.data)}  # type: ignore[arg-type]
     data = dataclasses.replace(recipe.data, **{k: v for k, v in changed.items() if k in known})  # type: ignore[type-var]
     return data.open("train", recipe.train.seed)

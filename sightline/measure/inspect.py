@@ -18,8 +18,10 @@ from sightline.train.schedules import Plan
 from sightline.train.state import choose_trainable
 
 
-def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = ()) -> dict[str, Any]:
-    """Facts about a recipe; those that depend on the data only where --data.path is given."""
+def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1) -> dict[str, Any]:
+    """Facts about a recipe on `ranks` devices; those that depend on the data only where --data.path is given."""
+    if ranks < 1:
+        raise UsageError(f"--ranks {ranks} must be at least 1")
     spec, samples = _data(recipe)
     with torch.device("meta"):
         model = recipe.model.build(spec).eval()
@@ -37,13 +39,14 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = ()) -> dict[str, An
             for decay, group in recipe.optimizer.groups(model)
         ],
     }
+    cfg = recipe.train
+    found["base_lr"] = {str(n): recipe.optimizer.base_lr(cfg.global_batch, n) for n in sorted({1, 2, ranks})}
     if samples:
-        cfg = recipe.train
         order = TrainOrder(samples, cfg.global_batch, cfg.seed, cfg.last_batch, cap=cfg.steps_per_epoch)
         plan = Plan(cfg.epochs, order.steps_per_epoch, samples, cfg.global_batch)
         found |= {"samples": samples, "steps_per_epoch": plan.steps_per_epoch}
         found["steps"] = plan.epochs * plan.steps_per_epoch
-        found["lr_at"] = {str(step): recipe.schedule.rate(step, recipe.optimizer.lr, plan) for step in lr_at}
+        found["lr_at"] = {str(step): recipe.schedule.rate(step, found["base_lr"][str(ranks)], plan) for step in lr_at}
     elif lr_at:
         raise UsageError("--lr-at needs to know the steps per epoch: give --data.path or --data.samples too")
     found["config"] = {**config.to_json(recipe), "run": vars(run)}
@@ -62,6 +65,11 @@ def as_text(found: dict[str, Any], as_json: bool) -> str:
         f"  {group['parameters']:,} parameters in {group['tensors']} tensors decay by {group['weight_decay']:g}"
         for group in found["groups"]
     ]
+    rates = found["base_lr"]
+    if len(set(rates.values())) > 1:
+        lines.append("  base rate " + ", ".join(f"{rate:g} on {n} rank(s)" for n, rate in rates.items()))
+    else:
+        lines.append(f"  base rate {rates['1']:g}, whatever the number of ranks")
     if "steps" in found:
         lines.append(
             f"  {found['samples']:,} samples, {found['steps_per_epoch']} steps per epoch, {found['steps']} in all"

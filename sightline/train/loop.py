@@ -167,11 +167,7 @@ def _orders(recipe: Recipe, sets: dict[str, Dataset], world: World) -> tuple[Tra
 
 def _base_lr(recipe: Recipe, world: World, resolved: float | None) -> float:
     """The rate that the schedule starts from: as the first start resolved it, else resolved now."""
-    if resolved is not None:
-        return resolved
-    # MERGE: base_lr
-    resolve = getattr(recipe.optimizer, "base_lr", None)
-    return resolve(recipe.train.global_batch, world.size) if resolve else recipe.optimizer.lr
+    return recipe.optimizer.base_lr(recipe.train.global_batch, world.size) if resolved is None else resolved
 
 
 def _why_over(recipe: Recipe, progress: Progress) -> str:

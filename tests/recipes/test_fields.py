@@ -212,7 +212,7 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
             Flip((kind, "sgd"), weights, base=("--optimizer.no-nesterov", "--optimizer.momentum=0.9"))
             for kind in ("adamw", "sgd_keras", "lars")
         ],
-        "lr_for_batch": [SeenIn("unit/train/test_optimizers.py::test_the_base_rate_follows_batch_and_ranks")],
+        "lr_for_batch": [Flip(("32",), weights)],
         "lr_many": [SeenIn("unit/train/test_optimizers.py::test_the_base_rate_follows_batch_and_ranks")],
         "lr": [Flip(("0.07",), weights)],
         "weight_decay": [Flip(("0.03",), weights)],
@@ -400,7 +400,7 @@ def ran(known: dict[tuple, dict], train, tmp_path: Path, damaged: Path, monkeypa
         looks = [flip.look, *([flip.same] if flip.same else [])]
         seen = known.setdefault((name, flip.before, flip.home, *flip.base, *change), {})
         if any(look not in seen for look in looks):
-            folder = None if flip.home else tmp_path / f"run {len(known)}"
+            folder = None if flip.home else tmp_path / f"run {len(list(tmp_path.iterdir()))}"
             if flip.before is not None:
                 assert train(name, folder, *flip.before).error is None
             flags = [spelt(name, flag) for flag in (*flip.base, *change)]
