@@ -1,0 +1,80 @@
+"""The batched geometry agrees with `Augment.apply`, picture by picture."""
+
+import numpy as np
+import pytest
+import torch
+
+from sightline.data.augment import batched
+from sightline.data.augment.classification import Augment
+
+
+def pictures(rng, count=24):
+    """Smooth and noisy ones, of many shapes."""
+    found = []
+    for number in range(count):
+        height, width = (int(side) for side in rng.integers(20, 240, 2))
+        noise = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        rows, columns = np.mgrid[0:height, 0:width]
+        smooth = np.stack([rows % 256, columns % 256, (rows + columns) % 256], axis=2).astype(np.uint8)
+        found.append(noise if number % 2 else smooth)
+    return found
+
+
+def on_device(augment, params, made, device="cpu"):
+    rows = torch.from_numpy(np.stack([batched.as_row(p) for p in params]))
+    planes = [torch.from_numpy(p).permute(2, 0, 1).contiguous().to(device) for p in made]
+    return batched.cut_and_resize(planes, rows, params[0].size, augment.interpolation).cpu().numpy()
+
+
+def compare(augment, params, made, levels, device="cpu"):
+    expected = np.stack([augment.apply(p, picture) for p, picture in zip(params, made, strict=True)])
+    found = on_device(augment, params, made, device)
+    assert found.shape == expected.shape and found.dtype == np.uint8
+    difference = np.abs(found.astype(int) - expected.astype(int))
+    assert difference.max() <= levels
+    assert difference.mean() < 0.2
+
+
+@pytest.mark.parametrize(("interpolation", "levels"), [("bilinear", 2), ("bicubic", 2), ("legacy", 1)])
+@pytest.mark.parametrize("geometry", [{"size": 64, "eval_resize": 80, "eval_size": 72}, {"size": 224}])
+def test_training_crops(interpolation, levels, geometry):
+    augment = Augment(interpolation=interpolation, **geometry)
+    made = pictures(np.random.default_rng(1))
+    params = [augment.draw(5, 0, index, *picture.shape[:2]) for index, picture in enumerate(made)]
+    assert {p.flip for p in params} == {True, False}
+    compare(augment, params, made, levels)
+
+
+@pytest.mark.parametrize(("interpolation", "levels"), [("bilinear", 2), ("bicubic", 2), ("legacy", 1)])
+@pytest.mark.parametrize("resize", [40, 80])
+@pytest.mark.parametrize("eval_geometry", ["short_side", "stretch"])
+def test_evaluation_windows(interpolation, levels, resize, eval_geometry):
+    """A window smaller than the resized picture, and a larger one, which has a black border."""
+    augment = Augment(eval_resize=resize, eval_size=64, interpolation=interpolation, eval_geometry=eval_geometry)
+    made = pictures(np.random.default_rng(2))
+    compare(augment, [augment.evaluation_params(*p.shape[:2]) for p in made], made, levels)
+
+
+def test_groups_are_bounded_and_complete(monkeypatch):
+    monkeypatch.setattr(batched, "GROUP_BYTES", 200 * 200 * 3 * 4)
+    augment = Augment(size=32)
+    made = pictures(np.random.default_rng(3))
+    params = [augment.draw(5, 0, index, *picture.shape[:2]) for index, picture in enumerate(made)]
+    rows = torch.from_numpy(np.stack([batched.as_row(p) for p in params]))
+    groups = batched._groups(rows)
+    assert len(groups) > 2 and sorted(torch.cat(groups).tolist()) == list(range(len(made)))
+    for group in groups:
+        padded = len(group) * int(rows[group, 2].max()) * int(rows[group, 3].max()) * 3 * 4
+        assert len(group) == 1 or padded <= batched.GROUP_BYTES
+    compare(augment, params, made, 2)
+
+
+@pytest.mark.device
+def test_on_the_device_too():
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    for interpolation, levels in (("bilinear", 2), ("bicubic", 2), ("legacy", 1)):
+        augment = Augment(interpolation=interpolation)
+        made = pictures(np.random.default_rng(4))
+        params = [augment.draw(5, 0, index, *picture.shape[:2]) for index, picture in enumerate(made)]
+        compare(augment, params, made, levels, "cuda")
