@@ -10,7 +10,7 @@ import torch
 
 from sightline.data.augment.classification import CUT_KEYS, Augment, erase, mix, partner_of
 from sightline.data.decode import decode_rgb, read_header
-from sightline.data.sources import Source, open_source
+from sightline.data.sources import Source, SourceOptions, open_source
 from sightline.errors import BadData, UsageError
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
 
@@ -22,14 +22,17 @@ class ClassificationData(Augment, DataConfig):
     """Where the pictures are, and how they become what the network sees."""
 
     path: str = undecisive("")
-    """Folder with train/CLASS/*.jpg and val/CLASS/*.jpg, or synthetic:classes=10,samples=1000,size=64."""
+    """Class folders, tar shards or TFRecords of a train and a val split, or synthetic:classes=10,samples=1000,size=64;
+    see docs/data.md."""
     source: str = "auto"
-    """How the path is read: auto, folder, synthetic."""
+    """How the path is read: auto, folder, tar, tfrecord, synthetic."""
     classes: int = 0
     """How many classes there must be; 0 takes what is found."""
     background: Literal["none", "first", "last"] = "none"
     """One class more that no picture has, as the TensorFlow originals' 1001 outputs: before the others, whose labels
     then begin at 1, or after them. `classes` does not count it."""
+    first_label: Literal[0, 1] = 1
+    """TFRecords: the smallest label in the files."""
     samples: int = undecisive(0)
     """How many training pictures the recipe is made for; `inspect` counts steps with it where no path is given."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
@@ -46,7 +49,7 @@ class ClassificationData(Augment, DataConfig):
         """The train or val pictures under `path`."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`)")
-        source = open_source(self.source, self.path, split)
+        source = open_source(self.source, self.path, split, SourceOptions(self.first_label, self.classes))
         if self.classes and self.classes != len(source.classes):
             raise BadData(
                 f"{self.path} has {len(source.classes)} classes, the recipe declares {self.classes}; "

@@ -1,21 +1,29 @@
-"""Pictures in class folders: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, as ImageNet is unpacked."""
+"""Pictures in class folders: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, as ImageNet is unpacked.
+
+The list of a large data set is kept between runs and used while no folder has changed. A file rewritten in place leaves
+its folder's time as it was: it is read as it is now, but the kept fingerprint does not see its new size.
+"""
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from sightline.data.sources import Sample, Source
+from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, _index
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+# Below, listing anew takes less than a second and sees every size; a million files on a slow disk take minutes.
+MIN_KEPT = 20_000
 
 
 def detect(path: str) -> bool:
     """Whether PATH has a train or val folder with folders in it."""
-    return any(entry.is_dir() for split in ("train", "val") for entry in Path(path, split).glob("*"))
+    folders = (folder for folder in (Path(path, "train"), Path(path, "val")) if folder.is_dir())
+    return any(entry.is_dir() for folder in folders for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
 class FolderSource(Source):
@@ -24,12 +32,11 @@ class FolderSource(Source):
     def __init__(self, root: Path, classes: tuple[str, ...], names: list[bytes], labels: list[int], sizes: list[int]):
         self.root = root
         self.classes = classes
-        self._blob = b"".join(names)
-        self._offsets = np.concatenate([[0], np.cumsum([len(name) for name in names])]).astype(np.int64)
+        self._names = _index.Names.of(names)
         self._labels = np.asarray(labels, dtype=np.int32)
         digest = hashlib.sha256("\0".join(classes).encode("utf-8", "surrogateescape"))
-        digest.update(self._blob)
-        digest.update(self._offsets.tobytes())
+        digest.update(self._names.blob)
+        digest.update(np.concatenate([[0], self._names.ends]).astype(np.int64).tobytes())
         digest.update(np.asarray(sizes, dtype=np.int64).tobytes())
         self.fingerprint = digest.hexdigest()
 
@@ -37,7 +44,7 @@ class FolderSource(Source):
         return len(self._labels)
 
     def name(self, index: int) -> str:
-        return os.fsdecode(self._blob[self._offsets[index] : self._offsets[index + 1]])
+        return self._names[index]
 
     def read(self, index: int) -> Sample:
         name = self.name(index)
@@ -47,7 +54,7 @@ class FolderSource(Source):
             raise BadSample(name, f"cannot be read: {error.strerror}") from error
 
 
-def open_source(path: str, split: Split) -> FolderSource:
+def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> FolderSource:
     """Lists PATH/split. Classes are those of PATH/train, so both splits number them alike."""
     root = Path(path, split)
     if not root.is_dir():
@@ -57,22 +64,45 @@ def open_source(path: str, split: Split) -> FolderSource:
     unknown = sorted(set(_class_folders(root)) - set(classes))
     if unknown:
         raise BadData(f"{root} has class folders that {train} has not: {', '.join(unknown[:5])}; remove or rename them")
-    names: list[bytes] = []
-    labels: list[int] = []
-    sizes: list[int] = []
-    for label, name in enumerate(classes):
-        before = len(names)
-        for file_name, size in _pictures(root / name, name, set()):
-            names.append(os.fsencode(file_name))
-            labels.append(label)
-            sizes.append(size)
-        if len(names) == before and split == "train":
-            raise BadData(
-                f"{root / name} holds no pictures ({', '.join(SUFFIXES)}); fill the class folder or remove it"
-            )
-    if not names:
-        raise BadData(f"{root} holds no pictures ({', '.join(SUFFIXES)}) in its class folders")
+    names, labels, sizes = _listed(Path(path), split, classes)
     return FolderSource(root, tuple(classes), names, labels, sizes)
+
+
+Listing = tuple[list[bytes], list[int], list[int]]  # name, label, size of every picture
+
+
+def _listed(path: Path, split: Split, classes: list[str]) -> Listing:
+    """The pictures of a split, from an earlier run where every folder below still has the time it had then."""
+    key = _index.digest("folder", 1, classes)
+    kept = _index.load(path, f"folder-{split}", key)
+    if kept is not None:
+        listing = _kept_listing(kept, path / split, len(classes))
+        if listing is not None:
+            return listing
+    walk = _Walk(path / split)
+    names, labels, sizes = listing = walk.list(classes, is_training=split == "train")
+    if len(names) >= MIN_KEPT and _index.is_settled(walk.changed_ns):
+        arrays: _index.Arrays = {
+            "labels": np.asarray(labels, np.int32),
+            "sizes": np.asarray(sizes, np.int64),
+            "changed_ns": np.asarray(walk.changed_ns, np.int64),
+            **_index.Names.of(names).arrays("names"),
+            **_index.Names.of([os.fsencode(folder) for folder in walk.folders]).arrays("folders"),
+        }
+        _index.save(path, f"folder-{split}", key, arrays)
+    return listing
+
+
+def _kept_listing(kept: _index.Arrays, root: Path, classes: int) -> Listing | None:
+    try:
+        names, folders = _index.Names.loaded(kept, "names").all(), _index.Names.loaded(kept, "folders").all()
+        labels, sizes, changed_ns = (kept[key].tolist() for key in ("labels", "sizes", "changed_ns"))
+        if not len(names) == len(labels) == len(sizes) or not set(labels) <= set(range(classes)):
+            return None
+        now = [os.stat(os.path.join(os.fsencode(root), folder)).st_mtime_ns for folder in folders]
+    except (OSError, KeyError, ValueError):
+        return None
+    return (names, labels, sizes) if now == changed_ns else None
 
 
 def _class_folders(root: Path) -> list[str]:
@@ -82,22 +112,51 @@ def _class_folders(root: Path) -> list[str]:
     return found
 
 
-def _pictures(folder: Path, relative: str, seen: set[str]) -> list[tuple[str, int]]:
-    """(relative path, size) of all pictures below, sorted; a link back to a folder already seen is not followed."""
-    real = os.path.realpath(folder)
-    if real in seen or not folder.is_dir():
-        return []
-    seen.add(real)
-    found = []
-    for entry in sorted(os.scandir(folder), key=lambda e: e.name):
-        if entry.name.startswith("."):
-            continue
-        path = f"{relative}/{entry.name}"
-        if _is_folder(entry):
-            found += _pictures(folder / entry.name, path, seen)
-        elif entry.name.lower().endswith(SUFFIXES):
-            found.append((path, _size(entry)))
-    return found
+class _Walk:
+    """Lists class folders and remembers each folder it saw with the time of its last change."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self.folders = [""]  # the root itself tells of class folders that come and go
+        self.changed_ns = [root.stat().st_mtime_ns]
+
+    def list(self, classes: list[str], is_training: bool) -> Listing:
+        names: list[bytes] = []
+        labels: list[int] = []
+        sizes: list[int] = []
+        progress = _index.Progress(str(self.root), len(classes), "class folders")
+        for label, name in enumerate(classes):
+            progress(label)
+            before = len(names)
+            for file_name, size in self._pictures(name, set()):
+                names.append(os.fsencode(file_name))
+                labels.append(label)
+                sizes.append(size)
+            if len(names) == before and is_training:
+                raise BadData(
+                    f"{self.root / name} holds no pictures ({', '.join(SUFFIXES)}); fill the class folder or remove it"
+                )
+        if not names:
+            raise BadData(f"{self.root} holds no pictures ({', '.join(SUFFIXES)}) in its class folders")
+        return names, labels, sizes
+
+    def _pictures(self, relative: str, seen: set[str]) -> Iterator[tuple[str, int]]:
+        """(relative path, size) of all pictures below, sorted; a link back to a folder already seen is not followed."""
+        folder = self.root / relative
+        real = os.path.realpath(folder)
+        if real in seen or not folder.is_dir():
+            return
+        seen.add(real)
+        self.folders.append(relative)
+        self.changed_ns.append(folder.stat().st_mtime_ns)  # before it is listed: a change meanwhile shows next time
+        for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+            if entry.name.startswith("."):
+                continue
+            path = f"{relative}/{entry.name}"
+            if _is_folder(entry):
+                yield from self._pictures(path, seen)
+            elif entry.name.lower().endswith(SUFFIXES):
+                yield path, _size(entry)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -6,7 +6,7 @@ Each class is a smooth colour pattern of its own under noise, so that a network 
 import numpy as np
 
 from sightline.data.draws import generator
-from sightline.data.sources import Sample, Source
+from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions
 from sightline.errors import UsageError
 from sightline.parts import Split
 
@@ -45,7 +45,7 @@ class SyntheticSource(Source):
         return Sample((pixels + noise).astype(np.uint8), label)
 
 
-def open_source(path: str, split: Split) -> SyntheticSource:
+def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> SyntheticSource:
     """Reads the sizes out of the path."""
     values = dict(DEFAULTS)
     for part in filter(None, path.removeprefix(PREFIX).split(",")):

@@ -1,0 +1,404 @@
+"""WebDataset-compatible tar shards, read by random access: PATH/train/*.tar and PATH/val/*.tar, or PATH/train-0.tar.
+
+A sample is a run of members with one key: KEY.jpg and KEY.cls (a number from 0) or KEY.json; without a label the class
+is the folder. Names of classes: classes.txt, one a line, else from folders or JSON. What else lies there, pickles above
+all, is never opened; a picture or label that is a link, a device or sparse, or leads outside by its name, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tarfile
+import zlib
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from sightline.data.decode import MAX_BYTES
+from sightline.data.records import read_at
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, _index
+from sightline.data.sources._shards import (
+    COLUMNS,
+    INDEX_FILES,
+    MAX_CLASSES,
+    Index,
+    Shard,
+    ShardSource,
+    check_names,
+    check_range,
+    kept_index,
+    numbered_classes,
+)
+from sightline.errors import BadData, BadSample
+from sightline.parts import Split
+
+PICTURES = ("jpg", "jpeg", "png", "webp", "bmp")
+CLASSES_FILE = "classes.txt"
+BLOCK_BYTES = 512
+MAX_LABEL_BYTES = 2**16  # of one KEY.cls or KEY.json
+MAX_CLASSES_BYTES = 2**24  # of classes.txt
+MAX_HEADER_BYTES = 2**20  # what tarfile may read at once; a longer pax header or long name is an attack
+
+_FILE = re.compile(r"(?:.+[-_])?(?P<split>train|val|validation)(?:[-_]\d+)?(?P<suffix>\..+)")
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+# tarfile lets most of these through from damaged headers.
+_TAR_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, LookupError, RecursionError, OSError, MemoryError)
+
+
+def detect(path: str) -> bool:
+    """Whether PATH has tar files of a split."""
+    return any(_shard_files(Path(path), split) for split in ("train", "val"))
+
+
+def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> TarSource:
+    """Indexes the shards of a split. Classes are those of the training shards, so both splits number them alike."""
+    root = Path(path)
+    shards = _find_shards(root, split)
+    index = _index_of(root, split, shards)
+    defining, defining_shards = index, shards
+    if split != "train" and _shard_files(root, "train"):
+        defining_shards = _find_shards(root, "train")
+        defining = _index_of(root, "train", defining_shards)
+    if index.is_numbered != defining.is_numbered:
+        raise BadData(f"{root}: one split has numbers for labels (.cls), the other names of folders; label them alike")
+    listed = _read_classes(root, defining_shards)
+    if not index.is_numbered:
+        classes = listed or tuple(defining.name_of.values())
+        labels = _named_labels(index, classes, f"{shards[0].path.parent}", CLASSES_FILE if listed else "train")
+        return TarSource(shards, *_in_order(index, labels), classes)
+    classes = listed or numbered_classes(defining, defining_shards, 0, options.classes, "")
+    hint = f"mend the label or {CLASSES_FILE}" if listed else "mend the label or declare more --data.classes"
+    check_range(index, shards, 0, len(classes), hint)
+    if not listed:
+        check_names(index, shards, 0, classes)
+    return TarSource(shards, index, index.label, classes)
+
+
+class TarSource(ShardSource):
+    """Pictures in tar files; every read compares the member's header with the one that was indexed."""
+
+    kind = "tar"
+
+    def read_picture(self, index: int, descriptor: int) -> bytes:
+        offset, length = int(self.index.offset[index]), int(self.index.length[index])
+        if length > MAX_BYTES:
+            raise BadSample(
+                self.name(index), f"member at byte {offset}: {length} bytes, more than the {MAX_BYTES} allowed"
+            )
+        start = offset - BLOCK_BYTES
+        block = memoryview(read_at(descriptor, BLOCK_BYTES + length, start))
+        if len(block) < BLOCK_BYTES + length:
+            raise BadSample(
+                self.name(index),
+                f"member at byte {start}: {length} bytes long, but the file ends at {start + len(block)}; "
+                f"fetch the file again",
+            )
+        if zlib.crc32(block[:BLOCK_BYTES]) != self.index.check[index]:
+            raise BadSample(
+                self.name(index),
+                f"member at byte {start}: not the one that was indexed; remove the {INDEX_FILES} beside the data "
+                f"and start again",
+            )
+        return bytes(block[BLOCK_BYTES:])
+
+
+def _shard_files(root: Path, split: str) -> list[Path]:
+    """The split's files: those of its folder, or those of PATH that are named after it."""
+    names = ("train",) if split == "train" else ("val", "validation")
+    for folder in (*(root / name for name in names), root):
+        if folder.is_dir():
+            found = [folder / name for name in sorted(os.listdir(folder)) if _is_shard(name, folder != root, names)]
+            if found:
+                return found
+    return []
+
+
+def _is_shard(name: str, is_in_folder: bool, splits: tuple[str, ...]) -> bool:
+    if name.startswith(".") or not name.endswith((".tar", *_COMPRESSED)):
+        return False
+    match = _FILE.fullmatch(name)
+    return is_in_folder or (match is not None and match["split"] in splits)
+
+
+def _find_shards(root: Path, split: Split) -> list[Shard]:
+    files = _shard_files(root, split)
+    if not files:
+        raise BadData(f"{root} has no tar files of the {split} split; expected {root}/{split}/*.tar or {split}-0.tar")
+    for file in files:
+        if file.name.endswith(_COMPRESSED):
+            raise BadData(f"{file} is compressed, which allows no random access; unpack it to a plain .tar")
+    return [Shard.at(root, file) for file in files]
+
+
+def _index_of(root: Path, split: Split, shards: list[Shard]) -> Index:
+    return kept_index(TarSource.kind, root, split, shards, lambda: _build_index(shards))
+
+
+def _read_classes(root: Path, shards: list[Shard]) -> tuple[str, ...]:
+    """The lines of classes.txt in PATH or beside the shards; none where there is no such file."""
+    for path in (root / CLASSES_FILE, shards[0].path.parent / CLASSES_FILE):
+        if not path.is_file():
+            continue
+        if path.stat().st_size > MAX_CLASSES_BYTES:
+            raise BadData(f"{path} has more than {MAX_CLASSES_BYTES} bytes; expected one class name a line")
+        try:
+            names = tuple(line.strip() for line in path.read_text("utf-8").rstrip().split("\n"))
+        except UnicodeDecodeError as error:
+            raise BadData(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
+        if not all(names) or len(set(names)) < len(names):
+            raise BadData(f"{path} has an empty line or a name twice; expected one class name a line, in label order")
+        return names
+    return ()
+
+
+def _named_labels(index: Index, classes: tuple[str, ...], where: str, known_to: str) -> np.ndarray:
+    number = {name: label for label, name in enumerate(classes)}
+    unknown = [name for name in index.name_of.values() if name not in number]
+    if unknown:
+        raise BadData(f"{where} has classes that {known_to} has not: {', '.join(unknown[:5])}; remove or rename them")
+    return np.asarray([number[name] for name in index.name_of.values()], np.int64)[index.label]
+
+
+def _in_order(index: Index, labels: np.ndarray) -> tuple[Index, np.ndarray]:
+    """By label as it is now; names within a class are in order already."""
+    order = np.argsort(labels, kind="stable")
+    columns = {key: getattr(index, key)[order] for key in COLUMNS}
+    names = index.names.all()
+    return replace(index, **columns, names=_index.Names.of([names[i] for i in order.tolist()])), labels[order]
+
+
+# Building the index
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A regular file in a tar."""
+
+    name: str
+    key: str  # the name up to the first dot after the folders, as in WebDataset
+    extension: str  # what follows, in lower case
+    folder: str  # the last one of its path, "" at the top
+    offset: int
+    length: int
+    check: int  # crc32 of the header block before the data
+
+
+@dataclass
+class _Group:
+    """The members of one key."""
+
+    key: str
+    pictures: list[_Member] = field(default_factory=list)
+    number: int | None = None
+    class_name: str = ""
+
+    def samples(self, shard: Shard) -> list[_Member]:
+        """The picture of a labelled group; without a label every picture belongs to its folder."""
+        if self.number is None and not self.class_name:
+            return self.pictures
+        # As in WebDataset, KEY.seg.png is another thing than the picture; but KEY.2.jpg alone is one.
+        plain = [member for member in self.pictures if member.extension in PICTURES] or self.pictures
+        if len(plain) != 1:
+            raise BadData(
+                f"{shard.name}: {self.key} has a label and {len(plain)} pictures; expected one of "
+                f"{', '.join(f'{self.key}.{each}' for each in PICTURES)}"
+            )
+        return plain
+
+
+class _Scan:
+    """Collects the samples of a split: numbered (.cls, JSON) or named (folders, JSON), never both."""
+
+    def __init__(self) -> None:
+        self.rows = array("q")  # shard, offset, length, check of each: small, for there may be millions
+        self.members: list[bytes] = []
+        self.labels: list[int | str] = []
+        self.names: dict[int, str] = {}  # number -> name, from JSON
+        self.folders: dict[int, str] = {}  # number -> its folder, "" where it has several
+
+    def add(self, number: int, shard: Shard, group: _Group) -> None:
+        for member in group.samples(shard):
+            where = f"{shard.name}: {member.name}"
+            label = group.number if group.number is not None else group.class_name or member.folder
+            if label == "":
+                raise BadData(
+                    f"{where} has no label; expected {group.key}.cls with a number, {group.key}.json or a class folder"
+                )
+            if self.labels and type(self.labels[0]) is not type(label):
+                raise BadData(
+                    f"{where} has label {label!r} where {os.fsdecode(self.members[0])} has {self.labels[0]!r}; "
+                    f"use numbers or names for all"
+                )
+            if isinstance(label, int):
+                if group.class_name and self.names.setdefault(label, group.class_name) != group.class_name:
+                    raise BadData(f"{where}: label {label} is called {group.class_name}, before {self.names[label]}")
+                if self.folders.setdefault(label, member.folder) != member.folder:
+                    self.folders[label] = ""
+            self.rows.extend((number, member.offset, member.length, member.check))
+            self.members.append(os.fsencode(member.name))
+            self.labels.append(label)
+
+    def index(self) -> Index:
+        is_numbered = isinstance(self.labels[0], int)
+        if is_numbered:
+            names = self.names
+            if not names and all(self.folders.values()) and len(set(self.folders.values())) == len(self.folders):
+                names = self.folders
+            labels = [label for label in self.labels if isinstance(label, int)]
+        else:
+            found = sorted({label for label in self.labels if isinstance(label, str)})
+            places = {name: place for place, name in enumerate(found)}
+            names = dict(enumerate(found))
+            labels = [places[label] for label in self.labels if isinstance(label, str)]
+        order = sorted(range(len(labels)), key=lambda i: (labels[i], self.members[i].rpartition(b"/")[2]))
+        columns = np.frombuffer(self.rows, np.int64).reshape(-1, 4)[order]
+        return Index(
+            shard=columns[:, 0].astype(np.int32),
+            offset=columns[:, 1].copy(),
+            length=columns[:, 2].copy(),
+            label=np.asarray(labels, np.int32)[order],
+            check=columns[:, 3].astype(np.uint32),
+            names=_index.Names.of([self.members[i] for i in order]),
+            class_labels=np.asarray(sorted(names), np.int32),
+            class_names=_index.Names.of([os.fsencode(names[label]) for label in sorted(names)]),
+            is_numbered=is_numbered,
+        )
+
+
+def _build_index(shards: list[Shard]) -> Index:
+    scan = _Scan()
+    progress = _index.Progress(str(shards[0].path.parent), len(shards), "files")
+    for number, shard in enumerate(shards):
+        try:
+            with open(shard.path, "rb") as file:
+                for group in _groups(file, shard):
+                    scan.add(number, shard, group)
+                    progress(number)
+        except OSError as error:
+            raise BadData(f"{shard.path} cannot be read: {error.strerror}") from error
+    if not scan.labels:
+        raise BadData(f"{shards[0].path.parent} holds no pictures ({', '.join(PICTURES)}) in its tar files")
+    return scan.index()
+
+
+def _groups(file: BinaryIO, shard: Shard) -> Iterator[_Group]:
+    """The runs of members with one key that hold a picture or a label."""
+    group = _Group("")
+    for member in _members(file, shard):
+        if member.key != group.key:
+            if group.pictures or group.number is not None:
+                yield group
+            group = _Group(member.key)
+        if member.extension in ("cls", "json"):
+            _read_label(file, shard, member, group)
+        else:
+            group.pictures.append(member)
+    if group.pictures or group.number is not None:
+        yield group
+
+
+def _members(file: BinaryIO, shard: Shard) -> Iterator[_Member]:
+    """Pictures and labels of a tar, in order; every other member is stepped over."""
+    end = 0
+    with _open_archive(file, shard) as archive:
+        while (info := _next(archive, shard, end)) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # it keeps them all, a million and more
+            end = archive.offset
+            name = info.name.removeprefix("./")
+            folder, _, base = name.rpartition("/")
+            stem, _, extension = base.partition(".")
+            kind = extension.lower()
+            is_wanted = kind in ("cls", "json") or kind.rpartition(".")[2] in PICTURES
+            if info.isdir() or not is_wanted or not stem:  # .hidden
+                continue
+            if name.startswith("/") or ".." in name.split("/"):
+                raise BadData(f"{shard.name}: member {name!r} leads outside; pack it with a plain name")
+            if not info.isreg() or info.issparse():
+                raise BadData(f"{shard.name}: {name} is a link, a device or sparse; pack the file itself")
+            check = zlib.crc32(read_at(file.fileno(), BLOCK_BYTES, info.offset_data - BLOCK_BYTES))
+            key = name[: -len(extension) - 1]
+            yield _Member(name, key, kind, folder.rpartition("/")[2], info.offset_data, info.size, check)
+    _check_end(file, shard, end)
+
+
+def _open_archive(file: BinaryIO, shard: Shard) -> tarfile.TarFile:
+    try:
+        return tarfile.open(fileobj=_Guarded(file), mode="r:")  # type: ignore[call-overload]
+    except _TAR_ERRORS as error:
+        raise BadData(f"{shard.path} is no plain tar file ({error}); unpack it if it is compressed") from error
+
+
+def _next(archive: tarfile.TarFile, shard: Shard, offset: int) -> tarfile.TarInfo | None:
+    try:
+        info = archive.next()
+    except _TAR_ERRORS as error:
+        raise BadData(f"{shard.name}: member at byte {offset} is damaged ({error}); fetch the file again") from error
+    # A negative size leads backwards, round and round.
+    if info is not None and (info.size < 0 or archive.offset <= offset):
+        raise BadData(f"{shard.name}: member at byte {offset} has a size of {info.size}; fetch the file again")
+    is_plain = info is not None and info.isreg() and not info.issparse()  # of a sparse one the size is not that here
+    if info is not None and is_plain and info.offset_data + info.size > shard.size:
+        raise BadData(
+            f"{shard.name}: member at byte {offset} ({info.name}) ends at byte {info.offset_data + info.size}, "
+            f"the file at {shard.size}; fetch the file again"
+        )
+    return info
+
+
+def _check_end(file: BinaryIO, shard: Shard, end: int) -> None:
+    """tarfile takes a damaged header for the end; a true end is zeros up to the end of the file."""
+    rest = read_at(file.fileno(), MAX_HEADER_BYTES, end)
+    if not rest or rest.strip(b"\0"):
+        raise BadData(
+            f"{shard.name}: the archive does not end at byte {end}, nor is there another member: cut off, damaged, or "
+            f"several tars in one file; fetch or pack it again"
+        )
+
+
+def _read_label(file: BinaryIO, shard: Shard, member: _Member, group: _Group) -> None:
+    where = f"{shard.name}: {member.name}"
+    if member.length > MAX_LABEL_BYTES:
+        raise BadData(f"{where} has {member.length} bytes, more than the {MAX_LABEL_BYTES} allowed for a label")
+    data = read_at(file.fileno(), member.length, member.offset)
+    if member.extension == "cls":
+        text = data.strip()
+        if not re.fullmatch(rb"\d{1,9}", text) or int(text) > MAX_CLASSES:
+            raise BadData(f"{where} holds {data[:40]!r}; expected a number from 0 to {MAX_CLASSES}")
+        group.number = int(text)
+        return
+    try:
+        described = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadData(f"{where} is no JSON: {error}") from error
+    if isinstance(described, dict):
+        _take_json(described, group, where)
+
+
+def _take_json(described: dict[str, Any], group: _Group, where: str) -> None:
+    """{"label": number or name, "synset" or "class": name}; a KEY.cls goes before the number here."""
+    label = described.get("label")
+    names = [described.get(key) for key in ("synset", "class")] + [label]
+    group.class_name = next((name for name in names if isinstance(name, str)), "")
+    if isinstance(label, int) and not isinstance(label, bool) and group.number is None:
+        if not 0 <= label <= MAX_CLASSES:
+            raise BadData(f"{where} has label {label}; expected a number from 0 to {MAX_CLASSES}")
+        group.number = label
+
+
+class _Guarded:
+    """A file for tarfile, which reads as many bytes as a header claims, all of them for a negative number."""
+
+    def __init__(self, file: BinaryIO):
+        self._file = file
+        self.seek, self.tell = file.seek, file.tell
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return self._file.read(size)
