@@ -152,6 +152,8 @@ class _Reader:
 
     def varint(self, at: int, stop: int) -> tuple[int, int]:
         """(value, where it ends)."""
+        if at < stop and self.buffer[at] < 0x80:  # nearly always
+            return self.buffer[at], at + 1
         value = shift = 0
         for position in range(at, min(stop, at + 10)):
             byte = self.buffer[position]
@@ -172,7 +174,7 @@ class _Reader:
                 raise self.damaged(f"more than {MAX_FIELDS} fields", at)
             began = at
             tag = buffer[at]
-            if tag < 0x80:  # one byte nearly always: worth not calling varint()
+            if tag < 0x80:
                 at += 1
             else:
                 tag, at = self.varint(at, stop)
@@ -200,13 +202,16 @@ class _Reader:
         key, spans = "", []
         for number, wire, at, end in self.fields(start, stop):
             if wire == _LENGTH and number == 1:
-                try:
-                    key = bytes(self.buffer[at:end]).decode("utf-8")
-                except UnicodeDecodeError:
-                    raise self.damaged("a feature's name that is no UTF-8", at) from None
+                key = self._text(at, end)
             elif wire == _LENGTH and number == 2:
                 spans.append((at, end))
         return key, spans
+
+    def _text(self, start: int, stop: int) -> str:
+        try:
+            return str(self.buffer[start:stop], "utf-8")
+        except UnicodeDecodeError:
+            raise self.damaged("a feature's name that is no UTF-8", start) from None
 
     def feature(self, spans: Spans) -> Values:
         """The values of a feature; one of no kind has none."""

@@ -195,6 +195,7 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "source": [Flip(("folder",), error)],
         "classes": [Flip(("7",), error)],
         "background": [Flip(("first",), shapes), Flip(("last",), shapes)],
+        "first_label": [SeenIn("unit/data/test_tfrecord.py::test_first_label_is_taken_from_the_labels")],
         "samples": [SeenIn("unit/measure/test_inspect.py::test_steps_are_counted_from_what_the_recipe_declares")],
         "on_bad_sample": [Flip(("skip", "fail"), error, base=("--data.path=DAMAGED",))],
         "max_bad_samples": [Flip(("0",), error, base=SKIPPING)],

@@ -44,6 +44,16 @@ class Shard:
         return cls(path, path.relative_to(root).as_posix(), found.st_size, found.st_mtime_ns)
 
 
+def list_folder(folder: Path) -> list[str]:
+    """Names of what lies in a folder, in order; none where there is no such folder."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise BadData(f"{folder} cannot be read: {error.strerror}") from error
+
+
 @dataclass(frozen=True)
 class Index:
     """Where each sample of a split lies, in the order of the samples; one row per sample."""

@@ -22,8 +22,7 @@ MIN_KEPT = 20_000
 
 def detect(path: str) -> bool:
     """Whether PATH has a train or val folder with folders in it."""
-    folders = (folder for folder in (Path(path, "train"), Path(path, "val")) if folder.is_dir())
-    return any(entry.is_dir() for folder in folders for entry in folder.iterdir() if not entry.name.startswith("."))
+    return any(entry.is_dir() for split in ("train", "val") for entry in Path(path, split).glob("[!.]*"))
 
 
 class FolderSource(Source):

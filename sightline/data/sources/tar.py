@@ -33,6 +33,7 @@ from sightline.data.sources._shards import (
     check_names,
     check_range,
     kept_index,
+    list_folder,
     numbered_classes,
 )
 from sightline.errors import BadData, BadSample
@@ -112,10 +113,9 @@ def _shard_files(root: Path, split: str) -> list[Path]:
     """The split's files: those of its folder, or those of PATH that are named after it."""
     names = ("train",) if split == "train" else ("val", "validation")
     for folder in (*(root / name for name in names), root):
-        if folder.is_dir():
-            found = [folder / name for name in sorted(os.listdir(folder)) if _is_shard(name, folder != root, names)]
-            if found:
-                return found
+        found = [folder / name for name in list_folder(folder) if _is_shard(name, folder != root, names)]
+        if found:
+            return found
     return []
 
 
@@ -283,7 +283,10 @@ def _build_index(shards: list[Shard]) -> Index:
         except OSError as error:
             raise BadData(f"{shard.path} cannot be read: {error.strerror}") from error
     if not scan.labels:
-        raise BadData(f"{shards[0].path.parent} holds no pictures ({', '.join(PICTURES)}) in its tar files")
+        raise BadData(
+            f"{shards[0].path.parent} holds no pictures ({', '.join(PICTURES)}) in its tar files; "
+            f"ImageNet's own archives hold tars: `sightline prepare imagenet` first"
+        )
     return scan.index()
 
 

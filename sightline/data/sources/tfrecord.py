@@ -25,6 +25,7 @@ from sightline.data.sources._shards import (
     check_names,
     check_range,
     kept_index,
+    list_folder,
     numbered_classes,
 )
 from sightline.errors import BadData, BadSample
@@ -96,11 +97,10 @@ def _shard_files(root: Path, split: str) -> list[tuple[int, int, Path]]:
     """(number, count, file) of all shards of a split, under the first of its names that is there."""
     for prefix in SPLITS[split]:
         for folder in (root / prefix, root):
-            if folder.is_dir():
-                matches = [match for name in sorted(os.listdir(folder)) if (match := _SHARD.fullmatch(name))]
-                found = [(int(m["number"]), int(m["count"]), folder / m[0]) for m in matches if m["prefix"] == prefix]
-                if found:
-                    return found
+            matches = [match for name in list_folder(folder) if (match := _SHARD.fullmatch(name))]
+            found = [(int(m["number"]), int(m["count"]), folder / m[0]) for m in matches if m["prefix"] == prefix]
+            if found:
+                return found
     return []
 
 

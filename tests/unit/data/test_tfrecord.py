@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import random
 import shutil
 import threading
 from pathlib import Path
@@ -281,6 +282,30 @@ def test_damage_among_the_features_spoils_one_record_and_not_the_index(write):
             source.read(bad[0])
         assert [source.read(i).label for i in range(4) if i != bad[0]] == [0, 1, 2]
         file.write_bytes(whole)
+
+
+def test_random_damage_ends_as_our_errors(golden: Path):
+    rng = random.Random(4)
+    path = golden / "img_train" / "img_train-00000-of-00002"
+    whole = path.read_bytes()
+    read = refused = 0
+    for _ in range(600):
+        damaged = bytearray(whole[: rng.choice((len(whole), len(whole), rng.randrange(len(whole))))])
+        for _ in range(rng.randrange(4)):
+            at = rng.randrange(len(damaged) + 1)
+            damaged[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
+        path.write_bytes(damaged)
+        try:
+            source = tfrecord.open_source(str(golden), "train", SourceOptions(classes=3))
+        except BadData:
+            refused += 1
+            continue
+        for index in range(len(source)):
+            try:
+                read += len(source.read(index).data) > 0
+            except BadSample:
+                refused += 1
+    assert read > 100 and refused > 100
 
 
 @pytest.mark.parametrize(
