@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sightline import __version__, recipes
-from sightline.errors import SightlineError, UsageError
+from sightline.errors import BadData, SightlineError, UsageError
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
 
@@ -30,7 +30,7 @@ def list_recipes(flags: Sequence[str]) -> None:
 
 
 def prepare(flags: Sequence[str]) -> None:
-    """make data ready for training, or draw some: `prepare shapes --out DIR`"""
+    """make data ready for training, change its form, or draw some: `prepare shapes --out DIR`"""
     known = sorted(m.name for m in pkgutil.iter_modules([str(PREPARE)]) if not m.name.startswith("_"))
     if not flags or flags[0] not in known:
         if flags and flags[0] in ("-h", "--help"):
@@ -41,7 +41,30 @@ def prepare(flags: Sequence[str]) -> None:
 
     module = importlib.import_module(f"sightline.data.prepare.{flags[0]}")
     options = parse_options(module.Options, flags[1:], prog=f"sightline prepare {flags[0]}")
-    print(f"{flags[0]}: {_counts(module.prepare(options, _show_progress))} in {options.out}")
+    from sightline.data.progress import shown_progress
+
+    with shown_progress() as progress:
+        counts = module.prepare(options, progress)
+    print(f"{flags[0]}: {_counts(counts)} in {options.out}")
+
+
+def check(flags: Sequence[str]) -> None:
+    """look at every sample before training, list all that is wrong: `check RECIPE --data.path DIR [--json]`"""
+    parser = _parser("check", check)
+    what = "decode every picture whole; without, only its header is read"
+    parser.add_argument("--decode", action=argparse.BooleanOptionalAction, default=True, help=what)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments, rest = parser.parse_known_args(flags)
+    recipe, run = _load_recipe("check", rest)
+    from sightline.data.processes import cores
+    from sightline.data.progress import shown_progress
+
+    with shown_progress() as progress:
+        processes = run.workers if run.workers >= 0 else min(cores(), 16)
+        report = recipe.data.check(arguments.decode, processes, progress)
+    print(report.as_json() if arguments.json else report.as_text())
+    if report.problems:
+        raise BadData(f"{len(report.problems)} problems; mend what is listed above")
 
 
 def train(flags: Sequence[str]) -> None:
@@ -140,6 +163,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "benchmark": benchmark,
     "inspect": inspect,
     "prepare": prepare,
+    "check": check,
     "doctor": doctor,
 }
 
@@ -199,11 +223,6 @@ def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped
     from sightline import config
 
     return config.load(name or config.recipe_named_in(file), rest, file)  # type: ignore[arg-type]
-
-
-def _show_progress(what: str, done: int, total: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{what} {done}/{total} ", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def _counts(counts: dict[str, int]) -> str:

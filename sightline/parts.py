@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from sightline.data.check import Report
+    from sightline.data.progress import Progress
     from sightline.hardware.world import World
 
 Batch = dict[str, "Tensor"]  # keys are listed at the top of each tasks/*.py
@@ -99,6 +101,10 @@ class DataConfig(ABC):
     @abstractmethod
     def declared(self) -> tuple[DataSpec, int] | None:
         """What the recipe itself says of its data (spec, training samples) where none are given to look at."""
+
+    def check(self, decode: bool, processes: int, progress: Progress) -> Report:
+        """Looks at every sample of both splits, for `sightline check`; `decode` also at its pixels."""
+        raise UsageError(f"{type(self).__name__} has no check of its own; train with it, it stops at the first problem")
 
 
 class ModelConfig(ABC):

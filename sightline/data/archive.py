@@ -13,12 +13,13 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol
 
+from sightline.data.progress import Progress
 from sightline.errors import DISK_FULL, BadData, DiskFull
 
 BLOCK = 512  # of a tar file
@@ -39,8 +40,6 @@ _KINDS = {
     b"6": "a pipe",
     b"S": "a sparse file",
 }
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def clean_name(name: str, archive: str) -> str:
     elif not parts and name not in (".", "./"):
         reason = "is no name"
     if reason:
-        _refuse(archive, f"the name {name[:200]!r} {reason}; such an archive is not unpacked, check where it is from")
+        _refuse(archive, f"the name {name[:200]!r} {reason}; nothing is written under it, check where it is from")
     return "/".join(parts)
 
 

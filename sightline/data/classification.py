@@ -9,7 +9,9 @@ import numpy as np
 import torch
 
 from sightline.data.augment.classification import CUT_KEYS, Augment, erase, mix, partner_of
+from sightline.data.check import Report, check_pictures
 from sightline.data.decode import decode_rgb, read_header
+from sightline.data.progress import Progress
 from sightline.data.sources import Source, SourceOptions, open_source
 from sightline.errors import BadData, UsageError
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
@@ -64,6 +66,13 @@ class ClassificationData(Augment, DataConfig):
         if not self.classes:
             raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
         return self.spec_of(tuple(f"class{i}" for i in range(self.classes))), self.samples
+
+    def check(self, decode: bool, processes: int, progress: Progress) -> Report:
+        """Both splits under `path`, every picture."""
+        if not self.path:
+            raise UsageError("no data: give --data.path DIR")
+        options = SourceOptions(self.first_label, self.classes)
+        return check_pictures(self.path, self.source, options, self.classes, decode, processes, progress)
 
     def spec_of(self, classes: tuple[str, ...]) -> DataSpec:
         """What the network is built from."""

@@ -1,5 +1,6 @@
 """Archives: honest ones as Python's own tarfile and zipfile write them, hostile ones made by hand (B5: 25)."""
 
+import contextlib
 import io
 import os
 import resource
@@ -447,8 +448,6 @@ def test_random_damage_gives_our_error_or_the_files(tmp_path):
             for at in random.integers(0, len(data), 3):
                 data[at] = random.integers(0, 256)
             path = written(tmp_path, bytes(data), name)
-            try:
+            with contextlib.suppress(BadData):  # any other error fails the test
                 extract(path, tmp_path / f"{name}-out" / str(turn))
-            except BadData as error:
-                assert str(error).strip()
     assert {path.name for path in tmp_path.iterdir()} == {"some.tar", "some.zip", "some.tar-out", "some.zip-out"}

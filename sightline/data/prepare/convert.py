@@ -1,0 +1,81 @@
+"""`sightline prepare convert`: pictures with labels from one form into another: folders, tar or TFRecord shards."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sightline.data.prepare._forms import Form, Plan
+from sightline.data.prepare._writing import alone_in, jobs_or_cores, write_all
+from sightline.data.progress import Progress
+from sightline.data.sources import Source, SourceOptions, open_source
+from sightline.errors import BadData, UsageError
+from sightline.parts import Split
+
+_PICTURES_PER_SHARD = 1252  # makes 1024 training shards of ImageNet, as its TFRecords have
+_SPLITS: tuple[Split, ...] = ("train", "val")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Writes a data set in another form. Names, labels and the pictures' bytes stay what they are.
+
+    So does the order of the samples, by class and name: a run sees the same batches whichever form it reads.
+    A start after a kill goes on with what is missing; the files are the same for any number of jobs.
+    """
+
+    source: Path
+    """Folder with the data: what --data.path would be."""
+    out: Path
+    """Folder to write into."""
+    form: Form
+    """folder: class folders; tar: WebDataset shards; tfrecord: TensorFlow's records, with labels from 1."""
+    kind: str = "auto"
+    """How the source is read, as --data.source: auto, folder, tar, tfrecord."""
+    first_label: int = 1
+    """The smallest label in a source of TFRecords, as --data.first-label."""
+    shards: int = 0
+    """tar, tfrecord: training shards; 0 takes one per 1252 pictures."""
+    val_shards: int = 0
+    """tar, tfrecord: validation shards, as above."""
+    repair: bool = False
+    """Encode anew, at quality 100, what is no 8-bit grey or colour JPEG: PNG, CMYK and others."""
+    jobs: int = 0
+    """Processes; 0 takes one a core, at most 16."""
+
+    def __post_init__(self) -> None:
+        for name in ("shards", "val_shards"):
+            if not 0 <= getattr(self, name) <= 99_999:
+                raise UsageError(f"{name}={getattr(self, name)}: use 1 to 99999, or 0")
+
+
+def prepare(options: Options, progress: Progress) -> dict[str, int]:
+    """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
+    source, out = options.source.resolve(), options.out.resolve()
+    if not source.is_dir():
+        raise UsageError(f"{options.source} is no folder; give --source what --data.path would be")
+    if source == out or source in out.parents or out in source.parents:
+        raise UsageError(f"--out {options.out} lies in --source {options.source} or around it; choose another --out")
+    jobs = jobs_or_cores(options.jobs)
+    known = SourceOptions(first_label=options.first_label)
+    with alone_in(options.out):
+        sources: dict[Split, Source] = {
+            split: open_source(options.kind, str(options.source), split, known) for split in _SPLITS
+        }
+        if sources["train"].classes != sources["val"].classes:
+            raise BadData(f"{options.source}: its two splits number their classes differently; run `sightline check`")
+        asked: dict[Split, int] = {"train": options.shards, "val": options.val_shards}
+        shards = {split: asked[split] or -(-len(sources[split]) // _PICTURES_PER_SHARD) for split in _SPLITS}
+        plan = Plan(options.out, options.form, sources, shards, options.repair)
+        return write_all(plan, _bytes_below(options.source), jobs, progress)
+
+
+def _bytes_below(folder: Path) -> int:
+    sizes = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(where, name)
+            if os.path.exists(path):  # a link may lead nowhere
+                sizes += os.stat(path).st_size
+    return sizes

@@ -1,0 +1,64 @@
+"""The same function over many jobs, in this process or in several, with what all jobs share sent to each only once."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any
+
+from sightline.errors import PeerLost
+
+# map(function, jobs) -> function(shared, job) of each, in the order of the jobs
+Map = Callable[[Callable[[Any, Any], Any], Iterable[Any]], Iterator[Any]]
+
+_shared: Any = None
+
+
+def cores() -> int:
+    """How many processes can work at once here."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def over_processes(count: int, shared: Any) -> Iterator[Map]:
+    """Yields a map over `count` processes; `shared` is pickled to each of them once."""
+    if count <= 1:
+        yield lambda function, jobs: map(functools.partial(function, shared), jobs)
+        return
+    # Spawned, not forked: the caller may hold threads and a GPU by now.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_receive, initargs=(shared,))
+    try:
+        yield lambda function, jobs: pool.map(functools.partial(_call, function), jobs)
+    except BrokenProcessPool as error:
+        raise PeerLost(
+            "a process died; look for the kernel's out-of-memory messages and start again with fewer --jobs "
+            "(a script that calls this must do so under `if __name__ == '__main__':`)"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _receive(shared: Any) -> None:
+    global _shared
+    _shared = shared
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """A pool's process does not notice that its parent was killed: it would wait, or go on writing, for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _call(function: Callable[[Any, Any], Any], job: Any) -> Any:
+    return function(_shared, job)
