@@ -89,7 +89,7 @@ def check_pictures(
 ) -> Report:
     """Both splits of a data set for classification; `classes` is what the recipe declares, or 0."""
     report = Report()
-    sources = _open_both(path, kind, options, report)
+    sources = _open_both(path, kind, options, classes, report)
     seen: dict[Split, list[Seen]] = {}
     total = sum(map(len, sources.values()))
     with over_processes(processes if total >= _WORTH_PROCESSES else 1, (sources, decode)) as run:
@@ -102,26 +102,31 @@ def check_pictures(
     for split, source in sources.items():
         _describe(split, source, seen[split], report)
         _check_names(split, source, seen[split], report)
-        if classes and classes != len(source.classes):
-            report.add("classes", split, path, f"{len(source.classes)} classes, the recipe declares {classes}")
     _check_both(sources, seen, report)
     return report
 
 
-def _open_both(path: str, kind: str, options: SourceOptions, report: Report) -> dict[Split, Source]:
+def _open_both(path: str, kind: str, options: SourceOptions, declared: int, report: Report) -> dict[Split, Source]:
     """The splits that can be opened; folders leniently, so that one odd folder does not hide what else there is."""
     if kind == "folder" or (kind == "auto" and folder.detect(path)):
-        return _open_folders(Path(path), report)
+        return _open_folders(Path(path), declared, report)
     sources: dict[Split, Source] = {}
     for split in _SPLITS:
         try:
             sources[split] = open_source(kind, path, split, options)
         except BadData as error:
             report.add("cannot be opened", split, path, str(error))
+    for split, source in list(sources.items())[:1]:
+        _check_declared(declared, len(source.classes), split, path, report)
     return sources
 
 
-def _open_folders(path: Path, report: Report) -> dict[Split, Source]:
+def _check_declared(declared: int, found: int, split: Split, path: str, report: Report) -> None:
+    if declared and declared != found:
+        report.add("number of classes", split, path, f"{found} classes, the recipe declares {declared}")
+
+
+def _open_folders(path: Path, declared: int, report: Report) -> dict[Split, Source]:
     """One list of classes for both splits, those of either, so that a class of one split only is found by counting."""
     found: dict[Split, list[str]] = {}
     for split in _SPLITS:
@@ -132,6 +137,8 @@ def _open_folders(path: Path, report: Report) -> dict[Split, Source]:
         else:
             what = "holds no class folders" if root.is_dir() else "there is no such folder"
             report.add("cannot be opened", split, str(root), f"{what}; expected {root}/CLASS/*.jpg")
+    for split, names_there in list(found.items())[:1]:
+        _check_declared(declared, len(names_there), split, str(path), report)
     classes = tuple(sorted(set[str]().union(*found.values())))
     sources: dict[Split, Source] = {}
     for split in found:
@@ -224,7 +231,7 @@ def _check_both(sources: dict[Split, Source], seen: dict[Split, list[Seen]], rep
         return
     classes = sources["train"].classes
     if classes != sources["val"].classes:
-        report.add("classes", "val", "classes", f"{len(sources['val'].classes)}, of which train has other ones")
+        report.add("number of classes", "val", "val", "its classes are not those of train; label both alike")
         return
     train, val = (_per_class(sources[split], seen[split]) for split in _SPLITS)
     for name, in_train, in_val in zip(classes, train, val, strict=True):

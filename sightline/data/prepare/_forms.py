@@ -30,7 +30,7 @@ from sightline.parts import Split
 
 Form = Literal["folder", "tar", "tfrecord"]
 
-_FILES_PER_PIECE = 1000  # of the folder form: some seconds of work, so a kill costs no more
+_FILES_PER_PIECE = 250  # of the folder form: a second of work or so, which is all a kill costs
 _SHUFFLE_SEED = 0  # the original's
 _QUOTED = {"%": "%25", ".": "%2E", "/": "%2F"}
 
@@ -64,13 +64,18 @@ class Plan:
     _orders: dict[Split, np.ndarray] = field(default_factory=dict, compare=False)
 
     def pieces(self, split: Split) -> int:
-        """How many pieces a split has: files by the thousand, or shards.
+        """How many pieces a split has: hundreds of files, or shards.
 
         TFRecord has all shards that were asked for, the last ones empty where there are few pictures, as the original
         writes them: readers take the number from the names. Tar shards name no number, so empty ones are left out.
         """
         count = len(self.sources[split])
         return self.shards[split] if self.form == "tfrecord" else -(-count // self._per_piece(split))
+
+    def count(self, split: Split, number: int) -> int:
+        """How many pictures a piece has."""
+        per_piece = self._per_piece(split)
+        return max(0, min(per_piece, len(self.sources[split]) - number * per_piece))
 
     def pictures(self, split: Split, number: int) -> Iterator[Picture]:
         """The pictures of one piece, in its order."""

@@ -82,13 +82,14 @@ def write_all(plan: Plan, data_bytes: int, jobs: int, progress: Progress) -> dic
 
 
 def _write_split(plan: Plan, split: Split, pieces: dict[int, Written], run: Map, progress: Progress) -> None:
-    total = plan.pieces(split)
-    what = f"{split} ({'thousands' if plan.form == 'folder' else 'shards'})"
-    missing = [number for number in range(total) if number not in pieces]
-    progress(what, len(pieces), total)
+    total = len(plan.sources[split])
+    missing = [number for number in range(plan.pieces(split)) if number not in pieces]
+    done = total - sum(plan.count(split, number) for number in missing)
+    progress(f"writing {split}", done, total)
     for number, written in zip(missing, run(_write_and_note, [(split, number) for number in missing]), strict=True):
         pieces[number] = written
-        progress(what, len(pieces), total)
+        done += plan.count(split, number)
+        progress(f"writing {split}", done, total)
 
 
 def _write_and_note(plan: Plan, job: tuple[Split, int]) -> Written:

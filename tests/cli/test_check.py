@@ -1,0 +1,176 @@
+"""`sightline check` as a user types it: exit 0 on good data, exit 3 and the whole list on bad data."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sightline import cli
+from sightline.data.records import encode_example, frame
+
+NAME = "demo_classification"
+
+
+@pytest.fixture
+def check(capsys):
+    """check(path, *flags) -> (exit code, stdout, stderr)"""
+
+    def run(path: object, *flags: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main(["check", NAME, f"--data.path={path}", "--run.workers=0", *flags])
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def data(shapes: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(shapes, tmp_path / "data")
+
+
+def problems(out: str) -> set[tuple[str, str, str]]:
+    return {(each["kind"], each["split"], each["where"]) for each in json.loads(out)["problems"]}
+
+
+def test_good_data(check, shapes):
+    code, out, err = check(shapes)
+    assert (code, err) == (0, "")
+    assert "pictures per class     min 8, median 8.0, max 8" in out and out.endswith("no problems\n")
+
+
+def test_facts_as_json(check, shapes):
+    code, out, err = check(shapes, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["problems"] == []
+    assert found["splits"]["train"] == {
+        "pictures": 80,
+        "unreadable": 0,
+        "classes": 10,
+        "pictures per class": {"min": 8, "median": 8.0, "max": 8},
+        "classes without any": 0,
+        "width": {"min": 64, "median": 64.0, "max": 64},
+        "height": {"min": 64, "median": 64.0, "max": 64},
+        "same bytes twice": 0,
+    }
+    assert found["splits"]["val"]["pictures"] == 40
+
+
+def test_everything_that_is_wrong_is_listed_at_once(check, data):
+    train = sorted((data / "train").iterdir())
+    names = [path.name for path in train]
+    half = sorted(train[0].iterdir())[0]
+    half.write_bytes(half.read_bytes()[:300])
+    sorted(train[0].iterdir())[1].write_bytes(b"")
+    shutil.rmtree(train[1])
+    train[1].mkdir()  # an empty class, which a run refuses
+    shutil.rmtree(data / "val" / names[2])  # no validation pictures
+    (data / "val" / "stranger").mkdir()  # a class that train has not, which a run refuses
+    shutil.copy(sorted(train[3].iterdir())[0], data / "val" / "stranger" / "leak.jpg")
+    shutil.copy(sorted(train[4].iterdir())[0], train[4] / "again.jpg")
+    code, out, err = check(data, "--json")
+    assert code == 3 and err == "error: 6 problems; mend what is listed above\n"
+    assert problems(out) == {
+        ("unreadable", "train", f"{names[0]}/00000.jpg"),
+        ("unreadable", "train", f"{names[0]}/00001.jpg"),
+        ("class without training", "train", names[1]),
+        ("class without validation", "val", names[2]),
+        ("class without training", "train", "stranger"),
+        ("same picture in train and val", "train", f"{names[3]}/00000.jpg"),
+    }
+    assert json.loads(out)["splits"]["train"]["same bytes twice"] == 1
+    code, text, _ = check(data)
+    assert code == 3
+    for _, split, where in problems(out):
+        assert f"  {split}: {where}: " in text
+    assert "unreadable: 2\n" in text and text.endswith("problems: 6\n")
+
+
+def test_no_decode_reads_headers_only(check, data):
+    """Damage in a PNG's pixels that its header does not show: found by decoding, and only so."""
+    from PIL import Image
+
+    path = data / "train" / sorted(p.name for p in (data / "train").iterdir())[0] / "x.png"
+    Image.effect_noise((32, 32), 50).save(path)
+    stored = bytearray(path.read_bytes())
+    stored[len(stored) // 2] ^= 0xFF
+    path.write_bytes(bytes(stored))
+    assert check(data)[0] == 3
+    assert check(data, "--no-decode")[0] == 0
+    path.write_bytes(stored[:500])
+    assert check(data, "--no-decode")[0] == 3
+
+
+@pytest.mark.parametrize("missing", ["train", "val"])
+def test_missing_split(check, data, missing):
+    shutil.rmtree(data / missing)
+    code, out, _ = check(data, "--json")
+    assert code == 3
+    assert ("cannot be opened", missing, str(data / missing)) in problems(out)
+    assert len(json.loads(out)["splits"]) == 1, "the other one is looked at all the same"
+
+
+def test_declared_classes(check, shapes):
+    code, out, _ = check(shapes, "--data.classes=12")
+    assert code == 3 and "10 classes, the recipe declares 12" in out
+
+
+def test_processes_change_nothing(check, shapes, monkeypatch):
+    from sightline.data import check as checking
+
+    monkeypatch.setattr(checking, "_WORTH_PROCESSES", 0)
+    assert check(shapes, "--run.workers=2", "--no-decode") == check(shapes, "--no-decode")
+
+
+@pytest.mark.parametrize("form", ["tar", "tfrecord"])
+def test_other_forms(check, data, tmp_path, form):
+    victim = sorted((data / "train").rglob("*.jpg"))[5]
+    victim.write_bytes(victim.read_bytes() + b"\0")  # bytes of its own, so that it can be found in the shards
+    stored = victim.read_bytes()
+    code = cli.main(["prepare", "convert", "--source", str(data), "--out", str(tmp_path / form), "--form", form])
+    assert code == 0
+    code, out, _ = check(tmp_path / form, "--json")
+    assert code == 0 and json.loads(out)["splits"]["train"]["pictures"] == 80
+    [shard] = [path for path in (tmp_path / form / "train").iterdir() if path.name.startswith("train")]
+    whole = shard.read_bytes()
+    assert whole.count(stored) == 1
+    shard.write_bytes(whole.replace(stored, bytes(len(stored))))
+    code, out, _ = check(tmp_path / form, "--json")
+    assert code == 3
+    [(kind, split, where)] = problems(out)
+    assert (kind, split) == ("unreadable", "train") and victim.stem in where
+
+
+def test_same_name_twice_in_records(check, data, tmp_path):
+    pictures = sorted((data / "train").rglob("*.jpg"))
+    for split, some in (("train", pictures[:2]), ("validation", pictures[2:3])):
+        (tmp_path / "records" / split).mkdir(parents=True)
+        features = {"image/class/label": 1, "image/class/synset": b"one", "image/filename": b"x.jpg"}
+        records = b"".join(frame(encode_example(features | {"image/encoded": p.read_bytes()})) for p in some)
+        (tmp_path / "records" / split / f"{split}-00000-of-00001").write_bytes(records)
+    code, out, _ = check(tmp_path / "records", "--json", "--data.classes=1")
+    assert code == 3
+    assert [each[:2] for each in problems(out)] == [("same name twice", "train")]
+
+
+def test_shards_that_cannot_be_opened(check, tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / "tars" / split).mkdir(parents=True)
+        (tmp_path / "tars" / split / f"{split}-000000.tar").write_bytes(b"no tar" * 1000)
+    code, out, _ = check(tmp_path / "tars", "--json")
+    assert code == 3
+    assert {each[:2] for each in problems(out)} == {("cannot be opened", "train"), ("cannot be opened", "val")}
+
+
+def test_usage(check, tmp_path, capsys):
+    assert cli.main(["check", NAME]) == 2
+    assert "--data.path" in capsys.readouterr().err
+    assert cli.main(["check"]) == 2
+    assert "check what?" in capsys.readouterr().err
+    assert check(tmp_path / "nothing")[0] == 2
+
+
+def test_synthetic_pictures_have_no_files(check):
+    code, out, _ = check("synthetic:classes=10,samples=80,size=8")
+    assert code == 0 and "pictures               80" in out

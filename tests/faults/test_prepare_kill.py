@@ -1,0 +1,95 @@
+"""`prepare` that is killed and started again leaves the bytes of one that never stopped."""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sightline import cli
+
+REPO = Path(__file__).resolve().parents[2]
+MADE = runpy.run_path(str(REPO / "tests/unit/data/prepare/archives.py"))
+SIGHTLINE = [sys.executable, "-m", "sightline"]
+LIMIT_S = 120
+
+
+def command(archives: list[str], out: Path, form: str, jobs: int) -> list[str]:
+    shards = ["--shards", "150", "--val-shards", "10"]
+    return [
+        *SIGHTLINE,
+        "prepare",
+        "imagenet",
+        *archives,
+        "--out",
+        str(out),
+        "--form",
+        form,
+        *shards,
+        "--jobs",
+        str(jobs),
+    ]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def kill_in_the_middle(arguments: list[str], out: Path) -> bool:
+    """SIGKILL as soon as some pieces are written; False if the process was done before it could be killed."""
+    before = len(list((out / ".prepare").glob("*-*")))
+    deadline = time.monotonic() + LIMIT_S
+    with subprocess.Popen(arguments, cwd=REPO, stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and len(list((out / ".prepare").glob("*-*"))) < before + 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)  # the process needs the core more
+        process.kill()
+    return process.returncode == -signal.SIGKILL and not (out / "prepared.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("form", "jobs"),
+    [
+        ("tfrecord", 2),
+        ("folder", 1),
+        pytest.param("tar", 2, marks=pytest.mark.slow),
+        pytest.param("folder", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_twice_then_finished_gives_the_same_bytes(tmp_path, form, jobs):
+    per_class = 800 if form == "folder" else 100  # a piece of the folder form has 250 files
+    archives = MADE["make_archives"](tmp_path / "in", per_class, 40)
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert cli.main(command(archives, whole, form, 1)[len(SIGHTLINE) :]) == 0
+    killed = [kill_in_the_middle(command(archives, out, form, jobs), out) for _ in range(2)]
+    assert killed[0], "the process was faster than the test; give it more pictures"
+    subprocess.run(command(archives, out, form, jobs), cwd=REPO, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+    assert contents(out) == contents(whole)
+    assert not list(out.rglob("*.part-*")) and not (out / ".prepare").exists()
+
+
+def test_processes_leave_when_their_parent_is_killed(tmp_path):
+    archives = MADE["make_archives"](tmp_path / "in", 100, 40)
+    out = tmp_path / "out"
+    with subprocess.Popen(command(archives, out, "tfrecord", 2), cwd=REPO, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + LIMIT_S
+        while not list((out / ".prepare").glob("train-*")) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.kill()
+    assert process.returncode == -signal.SIGKILL and len(children) >= 2
+    while any(_is_running(int(child)) for child in children):
+        assert time.monotonic() < deadline, f"{children} stayed behind"
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
