@@ -411,12 +411,12 @@ def folder_below(target: Path, name: str) -> Iterator[tuple[int, str]]:
     at = os.open(target, flags)
     try:
         for depth, part in enumerate(folders, start=1):
-            with suppress(FileExistsError):
+            where = target.joinpath(*folders[:depth])
+            with suppress(FileExistsError), _told_if_full(str(where)):
                 os.mkdir(part, dir_fd=at)
             try:
                 below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
             except OSError as error:
-                where = target.joinpath(*folders[:depth])
                 raise BadData(f"{where} is a link or a file, a folder was expected; remove it") from error
             os.close(at)
             at = below
@@ -428,10 +428,9 @@ def folder_below(target: Path, name: str) -> Iterator[tuple[int, str]]:
 @contextmanager
 def written_whole(folder: int, name: str, what: str, durable: bool = False) -> Iterator[BinaryIO]:
     """A file to write that gets its name when the block ends well, and leaves nothing behind when it does not."""
-    beside = (
-        f".{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}.part-{os.getpid()}"  # a name may have all 255 bytes
-    )
-    try:
+    # Hashed, because a name may use all of a file system's 255 bytes.
+    beside = f".{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}.part-{os.getpid()}"
+    with _told_if_full(what):
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666, dir_fd=folder)
         try:
             with os.fdopen(descriptor, "wb") as out:
@@ -443,9 +442,15 @@ def written_whole(folder: int, name: str, what: str, durable: bool = False) -> I
         except BaseException:
             os.unlink(beside, dir_fd=folder)
             raise
+
+
+@contextmanager
+def _told_if_full(what: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        if error.errno in DISK_FULL:
-            raise DiskFull(
-                f"{what} could not be written: {error.strerror}; make room and start again, what is whole is kept"
-            ) from error
-        raise
+        if error.errno not in DISK_FULL:
+            raise
+        raise DiskFull(
+            f"{what} could not be written: {error.strerror}; make room and start again, what is whole is kept"
+        ) from error

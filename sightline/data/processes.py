@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -49,6 +50,7 @@ def over_processes(count: int, shared: Any) -> Iterator[Map]:
 def _receive(shared: Any) -> None:
     global _shared
     _shared = shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent alone answers it
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
 

@@ -52,7 +52,7 @@ def write_all(plan: Plan, data_bytes: int, jobs: int, progress: Progress) -> dic
     """Writes what is missing of a plan; returns counts. `data_bytes` is how much the pictures take, all together."""
     decided = _decided(plan)
     found = _read_json(plan.out / _RECORD)
-    if found is not None:
+    if isinstance(found, dict) and "counts" in found:
         _check_same(found, decided, plan.out)
         return found["counts"]
     _check_classes(plan)
@@ -111,7 +111,7 @@ def _decided(plan: Plan) -> dict[str, Any]:
 def _begin(out: Path, decided: dict[str, Any]) -> bool:
     """Notes the plan; True if an earlier start with the same plan has left something."""
     found = _read_json(out / _JOURNAL / "plan.json")
-    if found is not None:
+    if isinstance(found, dict):
         _check_same(found, decided, out)
         return True
     strangers = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith("."))
@@ -136,7 +136,7 @@ def _done(plan: Plan, split: Split) -> dict[int, Written]:
     return done
 
 
-def _check_same(found: Any, wanted: dict[str, Any], out: Path) -> None:
+def _check_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
     differing = [key for key, value in wanted.items() if found.get(key) != value]
     if differing:
         key = differing[0]

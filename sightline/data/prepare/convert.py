@@ -10,6 +10,8 @@ from sightline.data.prepare._forms import Form, Plan
 from sightline.data.prepare._writing import alone_in, jobs_or_cores, write_all
 from sightline.data.progress import Progress
 from sightline.data.sources import Source, SourceOptions, open_source
+from sightline.data.sources._shards import ShardSource
+from sightline.data.sources.folder import FolderSource
 from sightline.errors import BadData, UsageError
 from sightline.parts import Split
 
@@ -68,14 +70,14 @@ def prepare(options: Options, progress: Progress) -> dict[str, int]:
         asked: dict[Split, int] = {"train": options.shards, "val": options.val_shards}
         shards = {split: asked[split] or -(-len(sources[split]) // _PICTURES_PER_SHARD) for split in _SPLITS}
         plan = Plan(options.out, options.form, sources, shards, options.repair)
-        return write_all(plan, _bytes_below(options.source), jobs, progress)
+        return write_all(plan, sum(map(_bytes_of, sources.values())), jobs, progress)
 
 
-def _bytes_below(folder: Path) -> int:
-    sizes = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            path = os.path.join(where, name)
-            if os.path.exists(path):  # a link may lead nowhere
-                sizes += os.stat(path).st_size
-    return sizes
+def _bytes_of(source: Source) -> int:
+    """How much the pictures of a split take."""
+    if isinstance(source, ShardSource):
+        return int(source.index.length.sum())
+    if not isinstance(source, FolderSource):
+        return 0
+    files = (source.root / source.name(index) for index in range(len(source)))
+    return sum(os.stat(file).st_size for file in files if os.path.exists(file))  # a link may lead nowhere
