@@ -54,6 +54,7 @@ def write_all(plan: Plan, data_bytes: int, jobs: int, progress: Progress) -> dic
     found = _read_json(plan.out / _RECORD)
     if isinstance(found, dict) and "counts" in found:
         _check_same(found, decided, plan.out)
+        shutil.rmtree(plan.out / _JOURNAL, ignore_errors=True)  # of a start that was killed at its very end
         return found["counts"]
     _check_classes(plan)
     for split in plan.sources:
@@ -156,11 +157,11 @@ def _check_classes(plan: Plan) -> None:
 
 def _remove_leftovers(plan: Plan) -> None:
     """What processes were writing when they were killed."""
-    for split in plan.sources:
-        for folder, _, names in os.walk(plan.out / split_folder(plan.form, split)):
-            for name in names:
-                if name.startswith(".") and ".part-" in name:
-                    os.unlink(os.path.join(folder, name))
+    written = (
+        path for split in plan.sources for path in (plan.out / split_folder(plan.form, split)).rglob(".*.part-*")
+    )
+    for path in [*written, *plan.out.glob(".*.part-*")]:
+        path.unlink()
 
 
 def _read_json(path: Path) -> Any:

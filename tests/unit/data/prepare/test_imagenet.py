@@ -4,6 +4,7 @@ import io
 import json
 import random
 import runpy
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -194,9 +195,18 @@ def test_goes_on_with_what_is_missing(archives, made, tmp_path, form, monkeypatc
     assert done and (out / ".prepare" / "plan.json").exists() and not (out / "prepared.json").exists()
     written = sorted(path for path in (out / "train").rglob("*") if path.is_file())
     written[0].unlink()
-    (written[1].parent / ".0123456789abcdef.part-12345").write_bytes(b"half")
+    for folder in (written[1].parent, out):
+        (folder / ".0123456789abcdef.part-12345").write_bytes(b"half")
     assert run(archives, out, form) == 0
     assert contents(out) == contents(made(form))
+
+
+def test_killed_between_the_record_and_the_end(archives, made, tmp_path):
+    out = shutil.copytree(made("tar"), tmp_path / "out")
+    (out / ".prepare").mkdir()
+    (out / ".prepare" / "plan.json").write_text("{}")
+    assert run(archives, out, "tar") == 0
+    assert contents(out) == contents(made("tar"))
 
 
 def test_full_disk_is_exit_7_and_a_later_start_finishes(archives, made, tmp_path, capsys):
