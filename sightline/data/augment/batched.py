@@ -1,4 +1,4 @@
-"""The geometry of many pictures at once, on the device: what `Augment.apply` does to one on the CPU, from the same Params.
+"""The geometry of many pictures at once, on the device: what `Augment.apply` does to one, from the same Params.
 
 Decoded pictures differ in size, so each is cut to its box, padded to the largest of its group, and resized, flipped and
 windowed by two matrix products with the filter's weights in them. Used where the GPU decodes (data/classification.py).

@@ -46,7 +46,6 @@ PATHS = ("conv1", "bn1", "layer3.0.conv1", "layer4.0.conv1", "layer4.1.bn2", "fc
         (["layer4"], {"layer4.0.conv1", "layer4.1.bn2"}),  # all that it calls is kept too
         (["Conv*", "fc"], {"conv1", "bn1", "layer3.0.conv1", "layer4.0.conv1", "layer4.1.bn2", "fc"}),
     ],
-    ids=str,
 )
 def test_by_type_by_path_and_by_pattern(patterns: list[str], kept: set[str]):
     model = model_of()
