@@ -100,6 +100,8 @@ def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file
             check_stop=signals.check,
         )
         stack.callback(loader.close)
+        for note in loader.notes:
+            log.say(note)
         scores = evaluate_model(
             model,
             recipe.task,

@@ -135,6 +135,8 @@ class Run:
     """Loader processes per rank; 0 loads in the training process, -1 chooses from the cores."""
     prefetch: int = 3
     """Batches prepared ahead."""
+    device_prefetch: bool = True
+    """Copy, and decode, the next batch on a stream of its own while the step runs; batches are the same without."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile of forward, loss and backward; auto is on for CUDA only."""
     graph: Literal["auto", "on", "off"] = "auto"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from sightline.data.check import Report
     from sightline.data.progress import Progress
+    from sightline.hardware.devices import Device
     from sightline.hardware.world import World
 
 Batch = dict[str, "Tensor"]  # keys are listed at the top of each tasks/*.py
@@ -83,6 +84,21 @@ class Dataset(ABC):
     def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
         """Random numbers that belong to a whole batch (mixup's); `step` counts within the epoch."""
         return {}
+
+    host_keys: frozenset[str] = frozenset()  # of `layout`: what `decode` reads on the host and nobody on the device
+
+    def settle_on(self, device: Device) -> str:
+        """Once, before anything is loaded: the data set may move work to the device. Returns what to tell the user."""
+        return ""
+
+    def decode(self, slot: Batch, batch: Batch) -> Batch | None:
+        """The part of loading that runs on the device, in the loader's stream: from a loaded batch as it lies on the
+        host and as it was copied. None where the device cannot; the batch is then loaded anew on the host."""
+        return batch
+
+    def on_host(self) -> Dataset:
+        """The same data set with every part of `load` on the host, into the same layout."""
+        return self
 
     @abstractmethod
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:

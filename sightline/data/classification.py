@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 
+from sightline.data.augment import batched
 from sightline.data.augment.classification import CUT_KEYS, Augment, erase, mix, partner_of
 from sightline.data.check import Report, check_pictures
-from sightline.data.decode import decode_rgb, read_header
+from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
 from sightline.data.progress import Progress
 from sightline.data.sources import Source, SourceOptions, open_source
-from sightline.errors import BadData, UsageError
+from sightline.errors import BadData, BadSample, UsageError
+from sightline.hardware.devices import Device
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
 
 BACKGROUND = "background"
+# Room for one encoded picture on its way to the device's decoder: twice ImageNet's mean. Larger ones take the CPU.
+ENCODED_ROOM = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,9 @@ class ClassificationData(Augment, DataConfig):
     then begin at 1, or after them. `classes` does not count it."""
     first_label: Literal[0, 1] = 1
     """TFRecords: the smallest label in the files."""
+    decoder: Literal["auto", "cpu", "gpu"] = undecisive("auto")
+    """Where JPEGs are decoded, cropped and resized. gpu: by the JPEG engines of the device, from the same random
+    numbers, pixels slightly different; auto: there if it can be, and says so."""
     samples: int = undecisive(0)
     """How many training pictures the recipe is made for; `inspect` counts steps with it where no path is given."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
@@ -83,6 +91,11 @@ class ClassificationData(Augment, DataConfig):
         return DataSpec(classes, 3, (self.eval_size, self.eval_size), self.mean, self.std)
 
 
+def _fits_device(data: bytes, header: Header | None) -> bool:
+    """Whether the device's decoder may have this picture; a turned one is turned on the CPU."""
+    return header is not None and header.is_plain_jpeg and header.orientation == 1 and len(data) <= ENCODED_ROOM
+
+
 class ClassificationDataset(Dataset):
     """One split of the pictures."""
 
@@ -100,6 +113,52 @@ class ClassificationDataset(Dataset):
         if self.is_training:
             self.layout |= {key: ((), str(value.dtype)) for key, value in config.draw_mix(seed, 0, 0).items()}
 
+        self.decodes_on_device = False
+
+    def settle_on(self, device: Device) -> str:
+        if self.config.decoder == "cpu":
+            return ""
+        why_not = self._why_cpu(device.torch_device)
+        if why_not and self.config.decoder == "gpu":
+            raise UsageError(f"--data.decoder gpu: {why_not}; use --data.decoder auto or cpu")
+        if why_not:
+            return "" if device.kind == "cpu" else f"pictures are decoded on the CPU: {why_not}"
+        self.decode_on_device()
+        return f"pictures are decoded on {device.name()}"
+
+    def decode_on_device(self) -> None:
+        """From now on `load` brings JPEGs as they are, with what is to be done to them; `decode` does it."""
+        self.decodes_on_device = True
+        self.host_keys = frozenset({"encoded", "encoded_bytes", "geometry"})
+        self.layout |= {
+            "encoded": ((ENCODED_ROOM,), "uint8"),
+            "encoded_bytes": ((), "int32"),  # 0: the picture was finished on the CPU
+            "geometry": ((len(batched.FIELDS),), "int32"),
+        }
+
+    def on_host(self) -> ClassificationDataset:
+        twin = copy.copy(self)
+        twin.decodes_on_device = False
+        return twin
+
+    def _why_cpu(self, device: torch.device) -> str:
+        """Which condition of decoding on the device fails, in words."""
+        if self.config.policy != "none":
+            return f"--data.policy {self.config.policy} works on the CPU"
+        if self.config.image_type != "uint8":
+            return f"--data.image-type {self.config.image_type} is made on the CPU"
+        if not self.starts_with_jpeg():
+            return f"{self.config.path} holds no plain JPEGs"
+        return why_not_on_device(device)
+
+    def starts_with_jpeg(self) -> bool:
+        """Whether the first picture is a JPEG that any decoder takes."""
+        try:
+            data = self.source.read(0).data
+            return isinstance(data, bytes) and read_header(data, self.source.name(0)).is_plain_jpeg
+        except BadSample:
+            return False
+
     def __len__(self) -> int:
         return len(self.source)
 
@@ -115,12 +174,17 @@ class ClassificationDataset(Dataset):
             params = self.config.draw(self.seed, epoch, index, height, width)
         else:
             params = self.config.evaluation_params(height, width)
-        if isinstance(sample.data, bytes):
-            pixels = decode_rgb(sample.data, name, header, rows=params.top + params.height)
+        loaded = {"label": np.asarray(sample.label + (self.config.background == "first"))}
+        if "encoded" in self.layout:
+            loaded["encoded_bytes"] = np.zeros((), dtype=np.int32)
+        if self.decodes_on_device and isinstance(sample.data, bytes) and _fits_device(sample.data, header):
+            row = np.frombuffer(sample.data, dtype=np.uint8)
+            loaded |= {"encoded": row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
         else:
             pixels = sample.data
-        label = sample.label + (self.config.background == "first")
-        loaded = {"image": self.config.pack(self.config.apply(params, pixels)), "label": np.asarray(label)}
+            if isinstance(pixels, bytes):
+                pixels = decode_rgb(pixels, name, header, rows=params.top + params.height)
+            loaded["image"] = self.config.pack(self.config.apply(params, pixels))
         if "erase" in self.layout:
             loaded["erase"] = np.asarray(params.erase, dtype=np.int32)
         if self.is_training:
@@ -129,6 +193,27 @@ class ClassificationDataset(Dataset):
 
     def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
         return self.config.draw_batch(self.seed, epoch, step) if self.is_training else {}
+
+    def decode(self, slot: Batch, batch: Batch) -> Batch | None:
+        if not self.decodes_on_device:
+            return batch
+        lengths = slot["encoded_bytes"]
+        rows = lengths.nonzero().flatten()
+        if len(rows) == 0:
+            return batch
+        encoded = [slot["encoded"][row, : lengths[row]] for row in rows.tolist()]
+        try:
+            planes = decode_on_device(encoded, batch["image"].device)
+        except RuntimeError:  # one broken picture fails all; libjpeg may take it, and names it if not
+            return None
+        squares = batched.cut_and_resize(
+            planes, slot["geometry"][rows], batch["image"].shape[1], self.config.interpolation
+        )
+        if len(rows) == len(lengths):
+            return {**batch, "image": squares}
+        images = batch["image"].clone()  # on the CPU the batch is the slot itself
+        images[rows.to(images.device)] = squares
+        return {**batch, "image": images}
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
         image = self.config.unpack(batch["image"], dtype)

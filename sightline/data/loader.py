@@ -56,6 +56,7 @@ class Loader:
         *,
         workers: int,
         prefetch: int,
+        overlap: bool = True,
         on_bad: Callable[[Bad], None],
         check_stop: Callable[[], None],
     ):
@@ -65,6 +66,8 @@ class Loader:
         self.wait_s = 0.0  # how long next() has stood still, for the data-wait meter
         self._bad_seen: set[tuple[str, int]] = set()
         slots = 1 if workers == 0 else prefetch + 1
+        # Before layouts are looked at; what the data sets say, once each.
+        self.notes = list(dict.fromkeys(filter(None, (dataset.settle_on(device) for dataset in datasets.values()))))
         feeds = {
             name: Feed(
                 dataset,
@@ -75,7 +78,9 @@ class Loader:
             for name, dataset in datasets.items()
         }
         self._workers = Workers(workers, feeds) if workers else None
-        self.feeds = {name: _FeedState(feed, orders[name], _Copier(device, feed.slots)) for name, feed in feeds.items()}
+        self.feeds = {
+            name: _FeedState(feed, orders[name], _Copier(device, feed, overlap)) for name, feed in feeds.items()
+        }
 
     @property
     def worker_pids(self) -> list[int]:
@@ -100,11 +105,15 @@ class Loader:
         slot = feed.position % len(feed.feed.slots)
         started = time.perf_counter()
         if self._workers is None:
-            self._fill_here(name, slot)
+            self._fill_here(name, slot, feed.feed)
         while feed.pending[slot]:
             self._receive()
         self.wait_s += time.perf_counter() - started
         batch = feed.copier.copy(slot)
+        if batch is None:
+            self._fill_here(name, slot, feed.feed.on_host())
+            batch = feed.copier.copy(slot)
+            assert batch is not None, "a batch loaded on the host needs nothing of the device"
         epoch, step = divmod(feed.position, feed.order.steps_per_epoch)
         for key, value in feed.feed.dataset.draw_batch(epoch, step).items():
             batch[key] = torch.as_tensor(value).to(feed.copier.device, non_blocking=True)
@@ -135,14 +144,14 @@ class Loader:
                 self._workers.submit(Request(name, slot, int(rows[0]), epochs[rows], indices[rows]))
         feed.requested = max(feed.requested, horizon)
 
-    def _fill_here(self, name: str, slot: int) -> None:
+    def _fill_here(self, name: str, slot: int, source: Feed) -> None:
         feed = self.feeds[name]
         feed.copier.wait(slot)
         epochs, indices = feed.order.batch(feed.position)
         for at in range(len(indices)):  # sample by sample, so that a stop request is answered within one
             self.check_stop()
             request = Request(name, slot, at, epochs[at : at + 1], indices[at : at + 1])
-            self._note_bad(fill(feed.feed, feed.arrays[slot], request))
+            self._note_bad(fill(source, feed.arrays[slot], request))
 
     def _receive(self) -> None:
         assert self._workers is not None
@@ -179,34 +188,42 @@ class _FeedState:
 
 
 class _Copier:
-    """Slots to the device, on a stream of their own where the device has streams."""
+    """Slots to the device and through the data set's `decode`, on a stream of its own where the device has streams."""
 
-    def __init__(self, device: Device, slots: list[dict[str, torch.Tensor]]):
+    def __init__(self, device: Device, feed: Feed, overlap: bool):
         self.device = device.torch_device
-        self._slots = slots
+        self._dataset = feed.dataset
+        self._slots = feed.slots
         self._module = torch.get_device_module(self.device) if device.has_streams else None
-        self._stream = self._module.Stream() if self._module else None
-        self._done = [self._module.Event() for _ in slots] if self._module else []
+        self._stream = self._module.Stream() if self._module and overlap else None
+        self._done = [self._module.Event() for _ in feed.slots] if self._module else []
         self._registered: list[torch.Tensor] = []
         if device.kind == "cuda":
             # Shared memory is pinned where it lies, so that no second copy on the host is needed.
-            for tensor in (t for slot in slots for t in slot.values()):
+            for tensor in (t for slot in feed.slots for t in slot.values()):
                 if torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0).value == 0:
                     self._registered.append(tensor)
 
-    def copy(self, slot: int) -> Batch:
+    def copy(self, slot: int) -> Batch | None:
+        """The batch on the device; None where the data set cannot decode it there."""
         if self._module is None:
-            if self.device.type == "cpu":
-                return dict(self._slots[slot])
-            return {key: tensor.to(self.device) for key, tensor in self._slots[slot].items()}
-        with self._module.stream(self._stream):
-            batch = {key: t.to(self.device, non_blocking=True) for key, t in self._slots[slot].items()}
-            self._done[slot].record(self._stream)
+            return self._bring(slot)
         current = self._module.current_stream()
-        current.wait_stream(self._stream)
-        for tensor in batch.values():
+        stream = self._stream or current
+        with self._module.stream(stream):
+            batch = self._bring(slot)
+            self._done[slot].record(stream)
+        current.wait_stream(stream)
+        for tensor in (batch or {}).values():
             tensor.record_stream(current)  # the allocator must not reuse it before the step has read it
         return batch
+
+    def _bring(self, slot: int) -> Batch | None:
+        host = self._slots[slot]
+        travelling = {key: tensor for key, tensor in host.items() if key not in self._dataset.host_keys}
+        if self.device.type != "cpu":
+            travelling = {key: tensor.to(self.device, non_blocking=True) for key, tensor in travelling.items()}
+        return self._dataset.decode(host, travelling)
 
     def wait(self, slot: int) -> None:
         """Until the last copy out of this slot is over and workers may write into it."""

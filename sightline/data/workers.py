@@ -14,7 +14,7 @@ import signal
 import tempfile
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +67,10 @@ class Feed:
     replace_bad: bool  # training replaces what it cannot read; evaluation marks it as not valid
     on_bad_sample: str
 
+    def on_host(self) -> Feed:
+        """The same feed with every part of loading on the host."""
+        return replace(self, dataset=self.dataset.on_host())
+
 
 def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
     """Loads the samples of a request into their rows; returns those that were skipped."""
@@ -88,7 +92,8 @@ def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
             arrays["index"][at] = index
             continue
         for key, value in loaded.items():
-            arrays[key][at] = value
+            # Encoded pictures are shorter than the room for them.
+            arrays[key][(at, slice(len(value))) if value.ndim == 1 else at] = value
         arrays["index"][at] = index
         if "valid" in arrays:
             arrays["valid"][at] = True

@@ -7,6 +7,7 @@ neighbours hit all alike; every repeat is kept. Numbers go to a JSON file with a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 import statistics
@@ -224,6 +225,8 @@ def open_loader(
         on_bad=on_bad,
         check_stop=lambda: None,
     )
+    for note in loader.notes:
+        say(note)
     loader.seek("train", 0, ENDLESS)
     return loader
 
@@ -318,10 +321,9 @@ def matmul_peak(device: Device, precision: str) -> dict[str, Any]:
 class OurLoader(Contender):
     """Our loader, to the device, with nobody using the batches."""
 
-    name = f"{OURS} loader"
-
     def __init__(self, recipe: Recipe, run: Run, device: Device, workers: int, say: Say):
         started = time.perf_counter()
+        self.name = f"{OURS} loader" + (", decoded on the CPU" if getattr(recipe.data, "decoder", "") == "cpu" else "")
         self.images = recipe.train.global_batch
         dataset = recipe.data.open("train", recipe.train.seed)
         order = TrainOrder(len(dataset), self.images, recipe.train.seed, recipe.train.last_batch)
@@ -344,8 +346,11 @@ class OurLoader(Contender):
 def _measure_loaders(recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say) -> dict[str, Any]:
     workers = worker_count(run.workers, device, World())
     images = recipe.train.global_batch
+    # The second decodes as the peers do, where the first leaves that to the device.
+    on_cpu = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, decoder="cpu"))  # type: ignore[type-var]
+    ours = [recipe] if device.kind == "cpu" or recipe.data == on_cpu.data else [recipe, on_cpu]
     makers: list[Maker] = [
-        lambda: OurLoader(recipe, run, device, workers, say),
+        *(functools.partial(OurLoader, each, run, device, workers, say) for each in ours),
         lambda: PeerLoader("v2", recipe.data, images, workers, device),
         lambda: PeerLoader("pil", recipe.data, images, workers, device),
     ]

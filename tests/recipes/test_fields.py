@@ -196,6 +196,7 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "classes": [Flip(("7",), error)],
         "background": [Flip(("first",), shapes), Flip(("last",), shapes)],
         "first_label": [SeenIn("unit/data/test_tfrecord.py::test_first_label_is_taken_from_the_labels")],
+        "decoder": [Flip(("gpu",), error)],
         "samples": [SeenIn("unit/measure/test_inspect.py::test_steps_are_counted_from_what_the_recipe_declares")],
         "on_bad_sample": [Flip(("skip", "fail"), error, base=("--data.path=DAMAGED",))],
         "max_bad_samples": [Flip(("0",), error, base=SKIPPING)],
@@ -292,6 +293,9 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "threads": [Flip(("2",), threads, base=("--train.epochs=1", "--train.global-batch=24"))],
         "max_cpus": [SeenIn("unit/hardware/test_setup.py::test_a_run_keeps_to_the_first_cpus_it_may_use")],
         "workers": [Flip(("1",), workers, same=weights)],
+        "device_prefetch": [
+            SeenIn("device/test_decode_on_device.py::test_batches_are_the_same_without_a_stream_of_their_own")
+        ],
         "prefetch": [Flip(("1000000000",), error, base=("--run.workers=1",))],
         "compile": [Flip(("on",), compilations)],
         "graph": [Flip(("on",), error, base=("--run.device=cpu",))],

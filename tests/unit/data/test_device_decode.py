@@ -1,0 +1,142 @@
+"""Pictures that travel encoded and are decoded, cut and resized where the network is: the same samples, nearly the
+same pixels. The CPU stands in for the device here: it decodes the same batch through the same path."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sightline.data.classification import ENCODED_ROOM, ClassificationData
+from sightline.data.loader import Loader
+from sightline.data.order import EvalOrder, TrainOrder
+from sightline.errors import BadData, UsageError
+from sightline.hardware import devices
+
+CPU = devices.select("cpu")
+
+
+def write(folder: Path, name: str, pixels: np.ndarray, format="JPEG", **options) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(folder / name, format, **options)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Plain JPEGs and what the device must not get: a PNG, a turned one, one that is too large; one cut off inside."""
+    rng = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for number in range(12):
+            height, width = (int(side) for side in rng.integers(40, 120, 2))
+            rows, columns = np.mgrid[0:height, 0:width]
+            smooth = np.stack([rows * 2 % 256, columns * 2 % 256, rows + columns], axis=2).astype(np.uint8)
+            write(tmp_path / split / f"c{number % 2}", f"{number:02d}.jpg", smooth, quality=95)
+    square = np.zeros((64, 64, 3), np.uint8)
+    write(tmp_path / "train" / "c0", "png.png", square + 7, "PNG")
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    write(tmp_path / "train" / "c1", "turned.jpg", square + 90, exif=tags.tobytes())
+    write(tmp_path / "train" / "c1", "large.jpg", rng.integers(0, 256, (600, 600, 3), dtype=np.uint8), quality=98)
+    assert (tmp_path / "train" / "c1" / "large.jpg").stat().st_size > ENCODED_ROOM
+    return tmp_path
+
+
+def batches(path: Path, split: str, on_device: bool, count: int, workers=0, **fields):
+    config = ClassificationData(path=str(path), size=32, eval_resize=40, eval_size=32, decoder="cpu", **fields)
+    dataset = config.open(split, seed=3)
+    if on_device:
+        dataset.decode_on_device()
+    order = TrainOrder(len(dataset), 5, 3, "pad") if split == "train" else EvalOrder(len(dataset), 5)
+    loader = Loader(
+        {split: dataset},
+        {split: order},
+        config,
+        CPU,
+        workers=workers,
+        prefetch=2,
+        on_bad=lambda bad: None,
+        check_stop=lambda: None,
+    )
+    try:
+        loader.seek(split, 0, count)
+        return [{key: value.clone() for key, value in loader.next(split).items()} for _ in range(count)]
+    finally:
+        loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_same_samples_same_geometry(photos, split, workers):
+    plain = batches(photos, split, False, 3)
+    moved = batches(photos, split, True, 3, workers)
+    for before, after in zip(plain, moved, strict=True):
+        assert before.keys() == after.keys()  # nothing encoded goes on to the step
+        for key in before.keys() - {"image"}:
+            assert torch.equal(before[key], after[key]), key
+        difference = (before["image"].int() - after["image"].int()).abs()
+        assert difference.max() <= 2 and difference.float().mean() < 0.2
+
+
+def test_what_does_not_fit_the_device_is_finished_on_the_cpu_to_the_bit(photos):
+    for path in sorted(photos.rglob("[0-9]*.jpg")):
+        path.unlink()
+    write(photos / "val" / "c0", "a.png", np.zeros((9, 9, 3), np.uint8), "PNG")
+    write(photos / "val" / "c1", "a.png", np.zeros((9, 9, 3), np.uint8), "PNG")
+    plain, moved = batches(photos, "train", False, 1), batches(photos, "train", True, 1)
+    assert torch.equal(plain[0]["image"], moved[0]["image"])
+
+
+def test_a_broken_picture_follows_the_policy(photos):
+    """The decoder of a batch refuses it as a whole; it is then loaded as on the CPU, which names the picture."""
+    broken = photos / "train" / "c0" / "00.jpg"
+    data = broken.read_bytes()
+    start = data.index(b"\xff\xda") + 2
+    broken.write_bytes(data[: start + 1] + b"\x04" + data[start + 2 : -2] + b"\xff\xd9")  # a short scan header
+    with pytest.raises(BadData, match="00.jpg"):
+        batches(photos, "train", True, 3)
+    plain = batches(photos, "train", False, 3, on_bad_sample="skip")
+    moved = batches(photos, "train", True, 3, on_bad_sample="skip")
+    for before, after in zip(plain, moved, strict=True):
+        assert torch.equal(before["index"], after["index"]) and torch.equal(before["label"], after["label"])
+        assert (before["image"].int() - after["image"].int()).abs().max() <= 2
+
+
+def test_one_that_only_the_device_refuses_is_decoded_on_the_cpu(photos, monkeypatch):
+    from sightline.data import classification
+
+    def refuse(encoded, device):
+        raise RuntimeError("nvjpegDecode failed: 3")
+
+    plain = batches(photos, "train", False, 2)
+    monkeypatch.setattr(classification, "decode_on_device", refuse)
+    moved = batches(photos, "train", True, 2)
+    for before, after in zip(plain, moved, strict=True):
+        assert torch.equal(before["image"], after["image"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "cpu has no JPEG engine"),
+        ({"policy": "randaugment"}, "--data.policy randaugment works on the CPU"),
+        ({"image_type": "fp32"}, "--data.image-type fp32 is made on the CPU"),
+        ({"path": "synthetic:classes=2,samples=4,size=8"}, "holds no plain JPEGs"),
+    ],
+)
+def test_gpu_that_cannot_be_had_is_an_error_and_auto_is_not(photos, fields, reason):
+    wanted = {"path": str(photos), **fields}
+    with pytest.raises(UsageError, match=reason):
+        ClassificationData(decoder="gpu", **wanted).open("train", 0).settle_on(CPU)
+    dataset = ClassificationData(decoder="auto", **wanted).open("train", 0)
+    assert dataset.settle_on(CPU) == "" and not dataset.decodes_on_device
+
+
+def test_a_first_picture_that_is_no_jpeg_keeps_the_cpu(tmp_path):
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(stream, "PNG")
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        (tmp_path / split / "a" / "0.jpg").write_bytes(stream.getvalue())
+    assert not ClassificationData(path=str(tmp_path)).open("train", 0).starts_with_jpeg()
