@@ -21,8 +21,8 @@ def applies(pixels: Tensor) -> bool:
     )
 
 
-def convolve(pixels: Tensor, weight: Tensor, before: int) -> Tensor:
-    """conv2d(pixels, weight, stride=2) of (batch, channels, height, width) with (out, channels, 7, 7).
+def convolve(pixels: Tensor, weight: Tensor, before: int, bias: Tensor | None = None) -> Tensor:
+    """conv2d(pixels, weight, bias, stride=2) of (batch, channels, height, width) with (out, channels, 7, 7).
 
     `before` rows of zeros come above and left, 2 as TensorFlow's SAME or 3 as torch's padding; as many output pixels
     as half the input's.
@@ -38,7 +38,7 @@ def convolve(pixels: Tensor, weight: Tensor, before: int) -> Tensor:
     taps = functional.pad(weight, (*edge, *edge, 0, CHANNELS - channels))  # (out, CHANNELS, 8, 8)
     taps = taps.reshape(len(weight), CHANNELS, 4, 2, 4, 2).permute(0, 3, 5, 1, 2, 4)
     taps = taps.reshape(len(weight), 4 * CHANNELS, 4, 4)
-    return functional.conv2d(stacked, taps.contiguous(memory_format=torch.channels_last))
+    return functional.conv2d(stacked, taps.contiguous(memory_format=torch.channels_last), bias)
 
 
 def reference(pixels: Tensor, weight: Tensor, before: int) -> Tensor:

@@ -1,9 +1,9 @@
-"""Classifiers by name: our ResNets, or any classification model of torchvision."""
+"""Classifiers by name: our ResNets and those of TensorFlow and Keras, or any classification model of torchvision."""
 
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torchvision
@@ -14,7 +14,38 @@ from sightline.models.resnet import STAGES, ResNetConfig
 from sightline.models.weights import load_weights
 from sightline.parts import DataSpec, ModelConfig
 
-OURS = {f"resnet{depth}": depth for depth in STAGES}
+KERAS_SCRIPT = ResNetConfig(padding="same_but_stem", init="he_truncated", head_init="normal")
+ESTIMATOR_SCRIPT = ResNetConfig(padding="same", init="variance_scaling", head_init="glorot")
+KERAS_APPLICATIONS = ResNetConfig(bn_momentum=0.01, bn_eps=1.001e-5, init="glorot", head_init="glorot")
+
+OURS: dict[str, ResNetConfig] = {
+    **{f"resnet{depth}": ResNetConfig(depth=depth) for depth in STAGES},
+    "resnext101_32x4d": ResNetConfig(depth=101, groups=32, group_width=4),
+    # TensorFlow's Keras script, which has 50 only.
+    **{f"resnet{depth}_tf": replace(KERAS_SCRIPT, depth=depth) for depth in STAGES},
+    # TensorFlow's estimator script.
+    **{
+        f"resnet{depth}_tf1": replace(ESTIMATOR_SCRIPT, depth=depth, project_every_stage=depth < 50) for depth in STAGES
+    },
+    **{
+        f"resnet{depth}v2_tf1": replace(ESTIMATOR_SCRIPT, depth=depth, version="v2", project_every_stage=depth < 50)
+        for depth in STAGES
+    },
+    **{
+        f"resnext{depth}_32x4d_tf": replace(ESTIMATOR_SCRIPT, depth=depth, groups=32, group_width=4)
+        for depth in STAGES
+        if depth >= 50
+    },
+    # keras.applications.
+    **{
+        f"keras_resnet{depth}": replace(KERAS_APPLICATIONS, depth=depth, version="v1", bias=True)
+        for depth in (50, 101, 152)
+    },
+    **{
+        f"keras_resnet{depth}v2": replace(KERAS_APPLICATIONS, depth=depth, version="v2_keras")
+        for depth in (50, 101, 152)
+    },
+}
 # These return auxiliary outputs in training unless told not to.
 WITHOUT_AUXILIARY = {"googlenet": {"aux_logits": False}, "inception_v3": {"aux_logits": False}}
 
@@ -24,11 +55,14 @@ class ArchConfig(ModelConfig):
     """A classifier chosen by its name."""
 
     arch: str = "resnet50"
-    """resnet18 ... resnet152 (ours, torchvision's names and weights), or any classification model of torchvision."""
+    """resnet18 ... resnet200 and resnext101_32x4d (ours, torchvision's names and weights), resnet50_tf and
+    resnext101_32x4d_tf (TensorFlow's scripts), keras_resnet50 ... keras_resnet152v2 (keras.applications), or any
+    classification model of torchvision."""
     zero_init_residual: bool = False
-    """resnets of ours: start the last batch-norm of every block at 0."""
+    """resnets of ours, but for v2: start the last batch-norm of every block at 0."""
     weights: str = ""
-    """A .safetensors or .pth file to start from; a head for another number of classes is left fresh."""
+    """A .safetensors or .pth file to start from, or for keras_resnet* a Keras .h5 file; a head for another number of
+    classes is left fresh."""
 
     def __post_init__(self) -> None:
         if self.arch not in names():
@@ -36,14 +70,18 @@ class ArchConfig(ModelConfig):
             raise UsageError(
                 f"model.arch='{self.arch}' is unknown" + (f"; did you mean {', '.join(near)}?" if near else "")
             )
-        if self.zero_init_residual and self.arch not in OURS:
-            raise UsageError(f"model.zero_init_residual is for {', '.join(OURS)}, not for {self.arch}")
+        if self.arch in OURS:
+            self._resnet()  # refuses what does not go together
+        elif self.zero_init_residual:
+            raise UsageError(f"model.zero_init_residual is for our resnets such as resnet50, not for {self.arch}")
+
+    def _resnet(self) -> ResNetConfig:
+        return replace(OURS[self.arch], zero_init_residual=self.zero_init_residual)
 
     def build(self, spec: DataSpec) -> nn.Module:
         """The network for `spec`'s classes, with random weights."""
         if self.arch in OURS:
-            depth = OURS[self.arch]
-            return ResNetConfig(depth=depth, zero_init_residual=self.zero_init_residual).build(spec)  # type: ignore[arg-type]
+            return self._resnet().build(spec)
         return torchvision.models.get_model(
             self.arch, weights=None, num_classes=len(spec.classes), **WITHOUT_AUXILIARY.get(self.arch, {})
         )

@@ -1,11 +1,13 @@
-"""ResNet 18 to 152, v1.5: the stride of a bottleneck sits in its 3x3 convolution.
+"""ResNet and ResNeXt, 18 to 200 layers, as torchvision, TensorFlow's scripts and keras.applications build them.
 
-Parameter and buffer names are torchvision's, so its state dicts load by name, and with the same torch seed the
-initial weights are equal to torchvision's too. Weights are drawn from torch's global generator.
+By default v1.5 as in torchvision: parameter and buffer names are its, so its state dicts load by name, and with the
+same torch seed the initial weights are equal too. Weights are drawn from torch's global generator.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,29 +20,112 @@ from sightline.kernels import stem
 from sightline.models.weights import load_weights
 from sightline.parts import DataSpec, ModelConfig
 
+Depth = Literal[18, 34, 50, 101, 152, 200]
+
 
 @dataclass(frozen=True)
 class ResNetConfig(ModelConfig):
     """A residual network for classification."""
 
-    depth: Literal[18, 34, 50, 101, 152] = 50
+    depth: Depth = 50
     """Layers with weights; 18 and 34 have basic blocks, the others bottlenecks."""
+    version: Literal["v1", "v1.5", "v2", "v2_keras"] = "v1.5"
+    """v1: a bottleneck's stride sits in its first 1x1; v1.5: in its 3x3; v2: pre-activation, stride in the 3x3;
+    v2_keras: pre-activation as in keras.applications, with the stride in the last block of a stage."""
     width: int = 64
     """Channels of the first stage; every later stage has twice those of the one before."""
+    groups: int = 1
+    """Groups of a bottleneck's 3x3; ResNeXt-101 32x4d has 32."""
+    group_width: int = 64
+    """Channels per group in the first stage, for width 64; ResNeXt-101 32x4d has 4."""
     stem: Literal["7x7", "3x3"] = "7x7"
     """7x7: stride 2 and max-pool, as published; 3x3: stride 1 and no pool, for pictures of about 32 pixels."""
+    padding: Literal["torch", "same", "same_but_stem"] = "torch"
+    """torch: the same on both sides; same: TensorFlow's SAME, which puts the odd pixel of a stride of 2 at the end;
+    same_but_stem: SAME except for the stem's convolution, as in the Keras script's ResNet-50."""
+    project_every_stage: bool = False
+    """18 and 34: a projection also in the first stage, where the shapes need none, as in TensorFlow's script."""
+    bias: bool = False
+    """v1 and v1.5: a bias in every convolution although a batch-norm follows, as in keras.applications."""
+    bn_momentum: float = 0.1
+    """Share of the newest batch in the running statistics; Keras counts the other way: its 0.99 is 0.01 here."""
+    bn_eps: float = 1e-5
+    """Added to the variance in every batch-norm."""
+    init: Literal["torch", "he_truncated", "variance_scaling", "glorot"] = "torch"
+    """Start of the convolutions. torch: normal, variance 2/fan_out; he_truncated and variance_scaling: normal cut at
+    two deviations, variance 2/fan_in and 1/fan_in; glorot: uniform, variance 2/(fan_in+fan_out)."""
+    head_init: Literal["torch", "normal", "glorot"] = "torch"
+    """Start of the head. torch: uniform within 1/sqrt(fan_in); normal: deviation 0.01; glorot; the last two, bias 0."""
     zero_init_residual: bool = False
-    """Start the last batch-norm of every block at 0, so that each block begins as the identity."""
+    """v1 and v1.5: start the last batch-norm of every block at 0, so that each block begins as the identity."""
     weights: str = ""
-    """A .safetensors or .pth file to start from; a head for another number of classes is left fresh."""
+    """A .safetensors, .pth or Keras .h5 file to start from; a head for another number of classes is left fresh."""
 
     def __post_init__(self) -> None:
         if self.depth not in STAGES:
             raise UsageError(f"model.depth={self.depth} is not a ResNet; use one of {', '.join(map(str, STAGES))}")
+        for name, known in CHOICES.items():
+            if (found := getattr(self, name)) not in known:
+                raise UsageError(f"model.{name}='{found}' is unknown; use one of {', '.join(known)}")
         if self.width < 1:
             raise UsageError(f"model.width={self.width} must be at least 1; 64 is the published width")
-        if self.stem not in STEMS:
-            raise UsageError(f"model.stem='{self.stem}' is unknown; use one of {', '.join(STEMS)}")
+        if not 0 < self.bn_momentum <= 1:
+            raise UsageError(
+                f"model.bn_momentum={self.bn_momentum} must be above 0 and at most 1; "
+                f"it is torch's, e.g. 0.1 for what Keras calls 0.9"
+            )
+        if not 0 < self.bn_eps < math.inf:
+            raise UsageError(f"model.bn_eps={self.bn_eps} must be above 0, e.g. 1e-5")
+        self._check_blocks()
+        self._check_version()
+
+    def _check_blocks(self) -> None:
+        if self.groups < 1 or self.group_width < 1:
+            raise UsageError(
+                f"model.groups={self.groups} and model.group_width={self.group_width} must be at least 1; "
+                f"ResNeXt 32x4d has 32 and 4"
+            )
+        if not self.has_bottlenecks and (self.groups, self.group_width) != (1, 64):
+            raise UsageError(
+                f"model.groups={self.groups} and model.group_width={self.group_width} are for bottlenecks; "
+                f"depth={self.depth} has basic blocks, use a depth of 50 or more"
+            )
+        if self.has_bottlenecks and self.width * self.group_width % 64:
+            raise UsageError(
+                f"model.width={self.width} with group_width={self.group_width} makes groups of "
+                f"{self.width * self.group_width / 64:g} channels (width * group_width / 64); use a multiple of "
+                f"{64 // math.gcd(64, self.group_width)} for the width"
+            )
+        if self.has_bottlenecks and self.project_every_stage:
+            raise UsageError(
+                f"model.project_every_stage is for depth 18 and 34; "
+                f"every stage of depth={self.depth} begins with a projection anyway"
+            )
+
+    def _check_version(self) -> None:
+        if self.version == "v2_keras" and not self.has_bottlenecks:
+            raise UsageError(f"model.version=v2_keras has bottlenecks only, not depth={self.depth}; use 50 or more")
+        if self.version == "v2_keras" and self.padding != "torch":
+            raise UsageError(
+                f"model.padding={self.padding} does not go with version=v2_keras, which pads both sides alike; "
+                f"use padding=torch, or version=v2"
+            )
+        if self.is_pre_activated and self.bias:
+            raise UsageError(f"model.bias is for v1 and v1.5; {self.version} has its biases where they are published")
+        if self.is_pre_activated and self.zero_init_residual:
+            # The ReLU behind that batch-norm would pass no gradient at 0: the block could never wake up.
+            raise UsageError(
+                f"model.zero_init_residual is for v1 and v1.5; in {self.version} a ReLU follows every batch-norm, "
+                f"and blocks that start at 0 would stay there"
+            )
+
+    @property
+    def has_bottlenecks(self) -> bool:
+        return self.depth >= 50
+
+    @property
+    def is_pre_activated(self) -> bool:
+        return self.version in ("v2", "v2_keras")
 
     def build(self, spec: DataSpec) -> ResNet:
         """The network for `spec`'s classes and channels, with random weights."""
@@ -51,25 +136,76 @@ class ResNetConfig(ModelConfig):
         return load_weights(model, Path(self.weights), head="fc.") if self.weights else ""
 
 
-def _conv(channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    # No bias: a batch-norm follows everywhere and would subtract it again.
-    return nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
-
-
-class Stem(nn.Conv2d):
-    """The first convolution; the 7x7 of stride 2 is computed over blocks of pixels where that is faster."""
+class SameConv2d(nn.Conv2d):
+    """A convolution that pads as TensorFlow's SAME does: by the size of its input, the odd pixel at the end."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.kernel_size == (7, 7) and stem.applies(x):
-            return stem.convolve(x, self.weight, before=3)
-        return super().forward(x)
+        (top, bottom), (left, right) = (
+            same_padding(size, kernel, stride)
+            for size, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
+        )
+        padding = (top, left)
+        if top != bottom or left != right:  # the convolution itself can only pad both sides alike
+            x, padding = functional.pad(x, (left, right, top, bottom)), (0, 0)
+        return functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
-def _projection(channels_in: int, channels_out: int, stride: int) -> nn.Sequential | None:
-    """The shortcut of a block: None is the identity."""
-    if stride == 1 and channels_in == channels_out:
-        return None
-    return nn.Sequential(_conv(channels_in, channels_out, 1, stride), nn.BatchNorm2d(channels_out))
+class StemConv2d(SameConv2d):
+    """The 7x7 of stride 2 that comes first, computed over blocks of pixels where that is faster."""
+
+    def __init__(self, channels_in: int, channels_out: int, *, bias: bool, same: bool):
+        super().__init__(channels_in, channels_out, 7, 2, padding=0 if same else 3, bias=bias)
+        self.same = same
+
+    def forward(self, x: Tensor) -> Tensor:
+        if stem.applies(x):
+            return stem.convolve(x, self.weight, before=2 if self.same else 3, bias=self.bias)
+        return super().forward(x) if self.same else nn.Conv2d.forward(self, x)
+
+
+class SameMaxPool2d(nn.Module):
+    """3x3 max-pool of stride 2 as with TensorFlow's SAME."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Even sizes want one pixel at the end, which is what ceil_mode lets the last window reach over; odd ones want
+        # one on both sides. What is padded never wins (-inf) in either framework, so no copy has to be made.
+        return functional.max_pool2d(x, 3, 2, padding=(x.shape[2] % 2, x.shape[3] % 2), ceil_mode=True)
+
+
+def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
+    """Pixels before and after, for ceil(size / stride) outputs."""
+    total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
+    return total // 2, total - total // 2
+
+
+def _conv(
+    channels_in: int,
+    channels_out: int,
+    kernel: int,
+    stride: int = 1,
+    *,
+    groups: int = 1,
+    bias: bool = False,  # where a batch-norm follows it would subtract the bias again
+    same: bool = False,
+) -> nn.Conv2d:
+    # With a stride of 1 (and an odd kernel) SAME is what torch does.
+    kind = SameConv2d if same and stride > 1 and kernel > 1 else nn.Conv2d
+    padding = 0 if kind is SameConv2d else kernel // 2
+    return kind(channels_in, channels_out, kernel, stride, padding=padding, groups=groups, bias=bias)
+
+
+def _norm(config: ResNetConfig, channels: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(channels, eps=config.bn_eps, momentum=config.bn_momentum)
+
+
+def _projection(config: ResNetConfig, channels_in: int, channels_out: int, stride: int) -> nn.Sequential:
+    """The shortcut of a block whose input has another shape than its output."""
+    if config.is_pre_activated:  # its input was normalised already
+        return nn.Sequential(_conv(channels_in, channels_out, 1, stride, bias=config.version == "v2_keras"))
+    return nn.Sequential(
+        _conv(channels_in, channels_out, 1, stride, bias=config.bias),
+        _norm(config, channels_out),
+    )
 
 
 class BasicBlock(nn.Module):
@@ -77,14 +213,15 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, channels_in: int, width: int, stride: int):
+    def __init__(self, config: ResNetConfig, channels_in: int, width: int, stride: int, project: bool):
         super().__init__()
+        same = config.padding != "torch"
         # Made first and registered last: the order of torchvision's random draws and of its names.
-        shortcut = _projection(channels_in, width, stride)
-        self.conv1 = _conv(channels_in, width, 3, stride)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _conv(width, width, 3)
-        self.bn2 = nn.BatchNorm2d(width)
+        shortcut = _projection(config, channels_in, width, stride) if project else None
+        self.conv1 = _conv(channels_in, width, 3, stride, bias=config.bias, same=same)
+        self.bn1 = _norm(config, width)
+        self.conv2 = _conv(width, width, 3, bias=config.bias)
+        self.bn2 = _norm(config, width)
         self.downsample = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,20 +232,21 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1 down to `width`, 3x3 with the stride, 1x1 up to four times `width`, beside a shortcut."""
+    """1x1 down to the inner width, 3x3 in groups, 1x1 up to four times `width`, beside a shortcut."""
 
     expansion = 4
 
-    def __init__(self, channels_in: int, width: int, stride: int):
+    def __init__(self, config: ResNetConfig, channels_in: int, width: int, stride: int, project: bool):
         super().__init__()
-        channels_out = width * self.expansion
-        shortcut = _projection(channels_in, channels_out, stride)  # made first, as in BasicBlock
-        self.conv1 = _conv(channels_in, width, 1)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = _conv(width, width, 3, stride)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = _conv(width, channels_out, 1)
-        self.bn3 = nn.BatchNorm2d(channels_out)
+        inner, channels_out, same = _inner_width(config, width), width * self.expansion, config.padding != "torch"
+        first, second = (stride, 1) if config.version == "v1" else (1, stride)
+        shortcut = _projection(config, channels_in, channels_out, stride) if project else None  # as in BasicBlock
+        self.conv1 = _conv(channels_in, inner, 1, first, bias=config.bias)
+        self.bn1 = _norm(config, inner)
+        self.conv2 = _conv(inner, inner, 3, second, groups=config.groups, bias=config.bias, same=same)
+        self.bn2 = _norm(config, inner)
+        self.conv3 = _conv(inner, channels_out, 1, bias=config.bias)
+        self.bn3 = _norm(config, channels_out)
         self.downsample = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,23 +257,126 @@ class Bottleneck(nn.Module):
         return functional.relu(out.add_(shortcut), inplace=True)
 
 
-Block = type[BasicBlock] | type[Bottleneck]
+class PreActivatedBasicBlock(nn.Module):
+    """BasicBlock with batch-norm and ReLU before each convolution and nothing after the sum."""
 
-STAGES: dict[int, tuple[Block, tuple[int, int, int, int]]] = {  # depth -> block, blocks per stage
-    18: (BasicBlock, (2, 2, 2, 2)),
-    34: (BasicBlock, (3, 4, 6, 3)),
-    50: (Bottleneck, (3, 4, 6, 3)),
-    101: (Bottleneck, (3, 4, 23, 3)),
-    152: (Bottleneck, (3, 8, 36, 3)),
+    expansion = 1
+
+    def __init__(self, config: ResNetConfig, channels_in: int, width: int, stride: int, project: bool):
+        super().__init__()
+        self.bn1 = _norm(config, channels_in)
+        self.conv1 = _conv(channels_in, width, 3, stride, same=config.padding != "torch")
+        self.bn2 = _norm(config, width)
+        self.conv2 = _conv(width, width, 3)
+        self.downsample = _projection(config, channels_in, width, stride) if project else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = functional.relu(self.bn1(x), inplace=True)
+        shortcut = x if self.downsample is None else self.downsample(active)
+        out = functional.relu(self.bn2(self.conv1(active)), inplace=True)
+        return self.conv2(out).add_(shortcut)
+
+
+class PreActivatedBottleneck(nn.Module):
+    """Bottleneck with batch-norm and ReLU before each convolution and nothing after the sum."""
+
+    expansion = 4
+
+    def __init__(self, config: ResNetConfig, channels_in: int, width: int, stride: int, project: bool):
+        super().__init__()
+        inner, channels_out, same = _inner_width(config, width), width * self.expansion, config.padding != "torch"
+        self.bn1 = _norm(config, channels_in)
+        self.conv1 = _conv(channels_in, inner, 1)
+        self.bn2 = _norm(config, inner)
+        self.conv2 = _conv(inner, inner, 3, stride, groups=config.groups, same=same)
+        self.bn3 = _norm(config, inner)
+        self.conv3 = _conv(inner, channels_out, 1, bias=config.version == "v2_keras")
+        self.downsample = _projection(config, channels_in, channels_out, stride) if project else None
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        active = functional.relu(self.bn1(x), inplace=True)
+        if self.downsample is not None:
+            shortcut = self.downsample(active)
+        else:  # Keras strides in a block without projection, by a 1x1 max-pool: every second pixel
+            shortcut = x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
+        out = functional.relu(self.bn2(self.conv1(active)), inplace=True)
+        out = functional.relu(self.bn3(self.conv2(out)), inplace=True)
+        return self.conv3(out).add_(shortcut)
+
+
+Block = type[BasicBlock] | type[Bottleneck] | type[PreActivatedBasicBlock] | type[PreActivatedBottleneck]
+
+BLOCKS: dict[tuple[bool, bool], Block] = {  # (is_pre_activated, has_bottlenecks)
+    (False, False): BasicBlock,
+    (False, True): Bottleneck,
+    (True, False): PreActivatedBasicBlock,
+    (True, True): PreActivatedBottleneck,
+}
+
+STAGES: dict[Depth, tuple[int, int, int, int]] = {  # depth -> blocks per stage
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+    200: (3, 24, 36, 3),
 }
 
 STEMS = {"7x7": (7, 2), "3x3": (3, 1)}  # kernel, stride; a stem of stride 2 is followed by the max-pool
 
 
-def make_stage(block: Block, channels_in: int, width: int, blocks: int, stride: int) -> nn.Sequential:
-    """`blocks` blocks in a row; the first one carries the stride and changes the channels."""
-    first = block(channels_in, width, stride)
-    return nn.Sequential(first, *(block(width * block.expansion, width, 1) for _ in range(blocks - 1)))
+def _inner_width(config: ResNetConfig, width: int) -> int:
+    return width * config.group_width // 64 * config.groups
+
+
+def _truncated_normal(weight: Tensor, gain: float) -> None:
+    # Cutting at two deviations leaves 0.8796 of the deviation, so more is drawn: what remains has gain / fan_in.
+    deviation = math.sqrt(gain / weight[0].numel()) / 0.87962566103423978
+    nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+
+
+INITS: dict[str, Callable[[Tensor], object]] = {
+    "torch": lambda weight: nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu"),
+    "he_truncated": lambda weight: _truncated_normal(weight, gain=2),
+    "variance_scaling": lambda weight: _truncated_normal(weight, gain=1),
+    "glorot": nn.init.xavier_uniform_,
+}
+
+HEAD_INITS: dict[str, Callable[[Tensor], object]] = {
+    "torch": lambda weight: weight,  # as nn.Linear drew it
+    "normal": lambda weight: nn.init.normal_(weight, std=0.01),
+    "glorot": nn.init.xavier_uniform_,
+}
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "version": ("v1", "v1.5", "v2", "v2_keras"),
+    "stem": tuple(STEMS),
+    "padding": ("torch", "same", "same_but_stem"),
+    "init": tuple(INITS),
+    "head_init": tuple(HEAD_INITS),
+}
+
+
+def make_stage(config: ResNetConfig, channels_in: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+    """`blocks` blocks in a row; the first changes the channels and carries the stride, in Keras's v2 the last does."""
+    block = BLOCKS[config.is_pre_activated, config.has_bottlenecks]
+    channels_out = width * block.expansion
+    strides = [1] * blocks
+    strides[-1 if config.version == "v2_keras" else 0] = stride
+    project = config.project_every_stage or strides[0] > 1 or channels_in != channels_out
+    first = block(config, channels_in, width, strides[0], project)
+    return nn.Sequential(first, *(block(config, channels_out, width, step, False) for step in strides[1:]))
+
+
+def _max_pool(config: ResNetConfig) -> nn.Module:
+    if STEMS[config.stem][1] == 1:
+        return nn.Identity()
+    if config.padding != "torch":
+        return SameMaxPool2d()
+    if config.version == "v2_keras":  # pads with zeros, which win over negative values: no ReLU came before
+        return nn.Sequential(nn.ZeroPad2d(1), nn.MaxPool2d(3, stride=2))
+    return nn.MaxPool2d(3, stride=2, padding=1)
 
 
 class ResNet(nn.Module):
@@ -143,35 +384,53 @@ class ResNet(nn.Module):
 
     def __init__(self, config: ResNetConfig, classes: int, channels: int):
         super().__init__()
-        block, blocks = STAGES[config.depth]
+        self.is_pre_activated = config.is_pre_activated
+        blocks = STAGES[config.depth]
+        strides = (2, 2, 2, 1) if config.version == "v2_keras" else (1, 2, 2, 2)
         widths = [config.width * 2**stage for stage in range(4)]
-        outputs = [width * block.expansion for width in widths]
+        outputs = [width * BLOCKS[config.is_pre_activated, config.has_bottlenecks].expansion for width in widths]
         kernel, stride = STEMS[config.stem]
+        has_bias = config.bias or config.version == "v2_keras"
 
-        self.conv1 = Stem(channels, config.width, kernel, stride, padding=kernel // 2, bias=False)
-        self.bn1 = nn.BatchNorm2d(config.width)
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if stride == 2 else nn.Identity()
-        self.layer1 = make_stage(block, config.width, widths[0], blocks[0], stride=1)
-        self.layer2 = make_stage(block, outputs[0], widths[1], blocks[1], stride=2)
-        self.layer3 = make_stage(block, outputs[1], widths[2], blocks[2], stride=2)
-        self.layer4 = make_stage(block, outputs[2], widths[3], blocks[3], stride=2)
+        if config.stem == "7x7":
+            self.conv1: nn.Conv2d = StemConv2d(channels, config.width, bias=has_bias, same=config.padding == "same")
+        else:
+            self.conv1 = _conv(channels, config.width, kernel, stride, bias=has_bias, same=config.padding == "same")
+        if not self.is_pre_activated:
+            self.bn1 = _norm(config, config.width)
+        self.maxpool = _max_pool(config)
+        self.layer1 = make_stage(config, config.width, widths[0], blocks[0], strides[0])
+        self.layer2 = make_stage(config, outputs[0], widths[1], blocks[1], strides[1])
+        self.layer3 = make_stage(config, outputs[1], widths[2], blocks[2], strides[2])
+        self.layer4 = make_stage(config, outputs[2], widths[3], blocks[3], strides[3])
+        if self.is_pre_activated:
+            self.bn_out = _norm(config, outputs[3])
         self.fc = nn.Linear(outputs[3], classes)
-        self._initialise(config.zero_init_residual)
+        self._initialise(config)
 
-    def _initialise(self, zero_init_residual: bool) -> None:
-        # Batch-norms (1, 0) and the head (uniform within 1/sqrt(fan_in)) keep torch's defaults.
+    def _initialise(self, config: ResNetConfig) -> None:
+        # Batch-norms keep torch's default: scale 1, shift 0.
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif isinstance(module, BasicBlock | Bottleneck) and zero_init_residual:
+                INITS[config.init](module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, BasicBlock | Bottleneck) and config.zero_init_residual:
                 last = module.bn3 if isinstance(module, Bottleneck) else module.bn2
                 nn.init.zeros_(last.weight)
+        HEAD_INITS[config.head_init](self.fc.weight)
+        if config.head_init != "torch":
+            nn.init.zeros_(self.fc.bias)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        x = functional.relu(self.bn1(self.conv1(pixels)), inplace=True)
+        x = self.conv1(pixels)
+        if not self.is_pre_activated:
+            x = functional.relu(self.bn1(x), inplace=True)
         x = self.maxpool(x)
         x = self.layer1(x)
         x = self.layer2(x)
         x = self.layer3(x)
         x = self.layer4(x)  # (batch, outputs[3], height / 32, width / 32) with the 7x7 stem
+        if self.is_pre_activated:
+            x = functional.relu(self.bn_out(x), inplace=True)
         return self.fc(x.mean(dim=(2, 3)))
