@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sightline.errors import BadCheckpoint
+from sightline.models.keras_weights import read_keras
 
 PREFIXES = ("module.", "_orig_mod.")  # left by DDP (and averaging) and by torch.compile
 WRAPPERS = ("model", "state_dict")  # keys under which training scripts keep the state dict
@@ -29,8 +30,8 @@ def load_weights(model: nn.Module, path: Path, *, head: str) -> str:
     the whole head stays as it was initialised.
     """
     path = Path(path)
-    state = _plain_names(_unwrap(_read(path), path), path)
     expected = model.state_dict()
+    state = _read(path, expected)
     _check_names(state, expected, path)
 
     differing = [key for key in state if not _fits(state[key], expected[key])]
@@ -46,14 +47,16 @@ def load_weights(model: nn.Module, path: Path, *, head: str) -> str:
     return _summary(path, len(kept), differing, state, expected)
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if not path.is_file():
         raise BadCheckpoint(f"weights {path} {'is no file' if path.exists() else 'does not exist'}; check the path")
     if path.suffix == ".safetensors":
-        return _read_safetensors(path)
+        return _plain_names(_unwrap(_read_safetensors(path), path), path)
     if path.suffix in (".pth", ".pt"):
-        return _read_pickle(path)
-    raise BadCheckpoint(f"weights {path} end in '{path.suffix}'; expected .safetensors, .pth or .pt")
+        return _plain_names(_unwrap(_read_pickle(path), path), path)
+    if path.suffix == ".h5":
+        return read_keras(path, expected)
+    raise BadCheckpoint(f"weights {path} end in '{path.suffix}'; expected .safetensors, .pth, .pt or .h5")
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

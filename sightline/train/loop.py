@@ -68,10 +68,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             f"({order.local_batch} on each of {world.size}), base rate {base_lr:g}, {cfg.precision} on {device.name()}"
             + (f"; going on from step {progress.step}" if resumed else "")
         )
-        for note in loader.notes:
+        for note in (*loader.notes, *state.notes):
             log.say(note)
-        if state.not_kept:
-            log.say(f"train.fp32_ops: no module of the model is called {', '.join(state.not_kept)}; left alone")
         window = ProfileWindow(traced if world.is_main else None, log.folder, device, lambda: loader.wait_s)
         try:
             # Something of our own to go back to; decided by what all ranks know alike.

@@ -64,7 +64,9 @@ class TrainState:
         self.model: nn.Module = recipe.model.build(spec).to(device.torch_device)
         if run.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
-        self.not_kept = keep_fp32(self.model, recipe.train.fp32_ops, device)  # names in fp32_ops that are no module
+        not_kept = keep_fp32(self.model, recipe.train.fp32_ops, device)
+        # What to tell the user when the run starts.
+        self.notes = [f"train.fp32_ops: the model has no module {', '.join(not_kept)}; left alone"] if not_kept else []
         choose_trainable(self.model, recipe.train.trainable)
         self.optimizer = recipe.optimizer.build(self.model, device.torch_device)
         self.ema = Ema(self.model, recipe, plan) if recipe.train.ema else None

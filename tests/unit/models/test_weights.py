@@ -285,8 +285,8 @@ def test_what_is_no_state_dict_is_refused(tmp_path, content, message):
 
 
 def test_paths_that_cannot_be_weights_are_refused(tmp_path):
-    (tmp_path / "w.h5").touch()
+    (tmp_path / "w.onnx").touch()
 
     assert "does not exist" in refusal(tmp_path / "absent.pth")
     assert "is no file" in refusal(tmp_path)
-    assert "expected .safetensors, .pth or .pt" in refusal(tmp_path / "w.h5")
+    assert "expected .safetensors, .pth, .pt or .h5" in refusal(tmp_path / "w.onnx")
