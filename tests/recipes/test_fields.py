@@ -158,6 +158,7 @@ TABLE_RATES = ("--schedule.kind=table", "--schedule.table-epochs", "1", "--sched
 STEP = ("--schedule.kind=step", "--schedule.drop-epochs", "1", "--schedule.warmup-epochs=0")
 SKIPPING = ("--data.path=DAMAGED", "--data.on-bad-sample=skip")
 ONE_CLASS = ("--data.path=synthetic:classes=1,samples=24,size=28", "--data.classes=1")  # which nobody gets wrong
+BOTTLENECKS = ("--model.depth=50", "--model.width=8", "--train.epochs=1")
 UNEVEN = ("--data.path=synthetic:classes=10,samples=28,size=28",)
 
 TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
@@ -165,6 +166,16 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "depth": [Flip(("18", "34"), shapes)],
         "width": [Flip(("6",), shapes)],
         "stem": [Flip(("3x3", "7x7"), shapes)],
+        "version": [Flip(("v2",), shapes), Flip(("v1",), weights, base=BOTTLENECKS)],
+        "groups": [Flip(("2",), shapes, base=BOTTLENECKS)],
+        "group_width": [Flip(("32",), shapes, base=BOTTLENECKS)],
+        "padding": [Flip(("same",), weights), Flip(("same_but_stem",), weights)],
+        "project_every_stage": [Flip(("True",), shapes)],
+        "bias": [Flip(("True",), shapes)],
+        "bn_momentum": [Flip(("0.01",), weights)],
+        "bn_eps": [Flip(("0.1",), weights)],
+        "init": [Flip((name,), weights) for name in ("he_truncated", "variance_scaling", "glorot")],
+        "head_init": [Flip(("normal",), weights), Flip(("glorot",), weights)],
         "zero_init_residual": [Flip(("True", "False"), weights)],
         "weights": [Flip(("WEIGHTS",), weights), Flip(("missing.pth",), error)],
     },

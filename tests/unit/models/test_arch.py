@@ -1,12 +1,14 @@
 """Classifiers by name, against torchvision."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torchvision
 from safetensors.torch import save_file
 
 from sightline.errors import UsageError
-from sightline.models.arch import ArchConfig, names
+from sightline.models.arch import OURS, ArchConfig, names
 from sightline.models.resnet import ResNet
 from sightline.parts import DataSpec
 
@@ -36,6 +38,63 @@ def test_others_are_torchvisions_and_give_plain_logits_in_training(arch):
     assert model.train()(torch.randn(2, 3, 64, 64)).shape == (2, 3)
 
 
+@pytest.mark.parametrize(
+    ("arch", "parameters"),
+    [
+        ("resnet50_tf", 25_559_081),
+        ("resnet50_tf1", 25_559_081),
+        ("resnext101_32x4d", 44_179_753),
+        ("resnext101_32x4d_tf", 44_179_753),
+    ],
+)
+def test_parameters_with_a_background_class_are_those_of_the_originals(arch, parameters):
+    with torch.device("meta"):
+        model = ArchConfig(arch=arch).build(replace(SPEC, classes=tuple(map(str, range(1001)))))
+
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize(
+    ("arch", "size"),
+    [
+        ("keras_resnet50", 23_587_712),
+        ("keras_resnet101", 42_658_176),
+        ("keras_resnet152", 58_370_944),
+        ("keras_resnet50v2", 23_564_800),
+        ("keras_resnet101v2", 42_626_560),
+        ("keras_resnet152v2", 58_331_648),
+    ],
+)
+def test_sizes_without_the_head_are_those_of_keras(arch, size):
+    with torch.device("meta"):
+        state = ArchConfig(arch=arch).build(SPEC).state_dict()
+
+    counted = [key for key in state if not key.startswith("fc.") and not key.endswith("num_batches_tracked")]
+    assert sum(state[key].numel() for key in counted) == size
+
+
+def test_groups_of_resnext101_grow_with_the_stages():
+    with torch.device("meta"):
+        model = ArchConfig(arch="resnext101_32x4d_tf").build(SPEC)
+
+    widths = [stage[0].conv2.weight.shape[1] for stage in (model.layer1, model.layer2, model.layer3, model.layer4)]
+    assert widths == [4, 8, 16, 32]
+    assert {stage[0].conv2.groups for stage in (model.layer1, model.layer4)} == {32}
+
+
+@pytest.mark.parametrize("arch", ["resnet18_tf", "resnet50v2_tf1", "keras_resnet50v2"])
+def test_networks_of_the_originals_run(arch):
+    model = ArchConfig(arch=arch).build(SPEC)
+
+    assert isinstance(model, ResNet) and model(torch.randn(2, 3, 64, 64)).shape == (2, 3)
+
+
+def test_every_name_of_ours_is_a_valid_config_of_its_depth():
+    for name, config in OURS.items():
+        assert str(config.depth) in name
+        assert ArchConfig(arch=name).arch == name
+
+
 def test_starting_weights_are_loaded_and_the_head_may_differ(tmp_path):
     source = ArchConfig(arch="mobilenet_v3_small").build(SPEC)
     save_file(source.state_dict(), tmp_path / "w.safetensors")
@@ -52,6 +111,7 @@ def test_starting_weights_are_loaded_and_the_head_may_differ(tmp_path):
     [
         ({"arch": "resnet_50"}, "did you mean resnet50"),
         ({"arch": "vgg11", "zero_init_residual": True}, "not for vgg11"),
+        ({"arch": "keras_resnet50v2", "zero_init_residual": True}, "is for v1 and v1.5"),
     ],
 )
 def test_impossible_names_are_usage_errors(fields, message):
