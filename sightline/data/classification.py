@@ -147,9 +147,7 @@ class ClassificationDataset(Dataset):
             return f"--data.policy {self.config.policy} works on the CPU"
         if self.config.image_type != "uint8":
             return f"--data.image-type {self.config.image_type} is made on the CPU"
-        if not self.starts_with_jpeg():
-            return f"{self.config.path} holds no plain JPEGs"
-        return why_not_on_device(device)
+        return why_not_on_device(device) or ("" if self.starts_with_jpeg() else f"{self.config.path} holds no JPEGs")
 
     def starts_with_jpeg(self) -> bool:
         """Whether the first picture is a JPEG that any decoder takes."""

@@ -215,7 +215,7 @@ def test_train_stops_early_and_says_why(sightline, shapes: Path, tmp_path: Path)
         *command, "--train.max-steps=7", "--train.fp32-ops", "BatchNorm2d", "relu", "--run.warmup-steps=1"
     )
     assert stopped.code == 0
-    assert "train.fp32_ops: no module of the model is called relu; left alone" in stopped.out
+    assert "train.fp32_ops: the model has no module relu; left alone" in stopped.out
     assert "train.max_steps=7 steps are done; time to train 0:00:" in stopped.out
     assert "base rate 0.2," in stopped.out and "evaluated epoch 2  step 7  top1 " in stopped.out
     assert stopped.out.splitlines()[-1].startswith("finished: top1 ")

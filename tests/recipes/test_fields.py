@@ -166,7 +166,7 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "depth": [Flip(("18", "34"), shapes)],
         "width": [Flip(("6",), shapes)],
         "stem": [Flip(("3x3", "7x7"), shapes)],
-        "version": [Flip(("v2",), shapes), Flip(("v1",), weights, base=BOTTLENECKS)],
+        "version": [Flip(("v2",), shapes, base=("--model.no-bias",)), Flip(("v1",), weights, base=BOTTLENECKS)],
         "groups": [Flip(("2",), shapes, base=BOTTLENECKS)],
         "group_width": [Flip(("32",), shapes, base=BOTTLENECKS)],
         "padding": [Flip(("same",), weights), Flip(("same_but_stem",), weights)],

@@ -122,7 +122,6 @@ def test_one_that_only_the_device_refuses_is_decoded_on_the_cpu(photos, monkeypa
         ({}, "cpu has no JPEG engine"),
         ({"policy": "randaugment"}, "--data.policy randaugment works on the CPU"),
         ({"image_type": "fp32"}, "--data.image-type fp32 is made on the CPU"),
-        ({"path": "synthetic:classes=2,samples=4,size=8"}, "holds no plain JPEGs"),
     ],
 )
 def test_gpu_that_cannot_be_had_is_an_error_and_auto_is_not(photos, fields, reason):
@@ -140,3 +139,8 @@ def test_a_first_picture_that_is_no_jpeg_keeps_the_cpu(tmp_path):
         (tmp_path / split / "a").mkdir(parents=True)
         (tmp_path / split / "a" / "0.jpg").write_bytes(stream.getvalue())
     assert not ClassificationData(path=str(tmp_path)).open("train", 0).starts_with_jpeg()
+    assert not ClassificationData(path="synthetic:classes=2,samples=4,size=8").open("train", 0).starts_with_jpeg()
+
+
+def test_a_first_picture_that_is_one_does_not(photos):
+    assert ClassificationData(path=str(photos)).open("train", 0).starts_with_jpeg()
