@@ -247,7 +247,7 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
 
         def maker(peer: Peer) -> Maker:
             def make() -> PeerStep:
-                network = torchvision.models.get_model(twin, weights=None, num_classes=classes)
+                network = peers.torchvision_network(twin, classes)
                 return PeerStep(peer, network, recipe.train.global_batch, tuple(picture.shape[1:]), classes, device)
 
             return make

@@ -34,7 +34,7 @@ from sightline.hardware.precision import DTYPES
 BATCHES = 4  # different ones that a step meets in turn, all on the device
 ARCHITECTURES = (
     *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "wide_resnet101_2"),
-    *("resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
+    *("resnext50_32x4d", "resnext101_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
 )
 ENDLESS = 1 << 40  # batches that nobody will ever reach
 Say = Callable[[str], None]
@@ -160,13 +160,21 @@ def forward_flop(model: nn.Module, picture: Tensor) -> int:
     return counter.get_total_flops()
 
 
+def torchvision_network(name: str, classes: int) -> nn.Module:
+    """One of ARCHITECTURES with random weights."""
+    if name == "resnext101_32x4d":  # which torchvision can build but has no name for
+        block = torchvision.models.resnet.Bottleneck
+        return torchvision.models.ResNet(block, [3, 4, 23, 3], classes, groups=32, width_per_group=4)
+    return torchvision.models.get_model(name, weights=None, num_classes=classes)
+
+
 def torchvision_twin(model: nn.Module, picture: Tensor, classes: int) -> str:
     """The name of torchvision's network with the same weights, by name and shape, and the same work as `model`."""
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     flop = forward_flop(model, picture)
     for name in ARCHITECTURES:
         with torch.device("meta"):
-            twin = torchvision.models.get_model(name, weights=None, num_classes=classes)
+            twin = torchvision_network(name, classes)
         same_shapes = {key: tensor.shape for key, tensor in twin.state_dict().items()} == shapes
         if same_shapes and forward_flop(twin, picture) == flop:
             return name

@@ -24,7 +24,16 @@ TINY = {
         "--data.eval-resize=24",
         "--data.eval-size=24",
     ],
-    "TrainConfig": ["--train.epochs=2", "--train.global-batch=8", "--train.precision=fp32"],
+    "TrainConfig": [
+        "--train.epochs=2",
+        "--train.global-batch=8",
+        "--train.precision=fp32",
+        "--train.accumulation=1",
+        "--train.eval-from-epoch=0",
+        "--train.eval-every-epochs=1",
+        "--train.target-score=0",  # nor stop early, nor be called diverged
+        "--train.diverged-score=0",
+    ],
     "Run": ["--run.workers=0", "--run.device=cpu", "--run.log-every-steps=1"],
 }
 
