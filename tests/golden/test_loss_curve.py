@@ -38,10 +38,12 @@ def compare(losses: list[float], kind: str) -> None:
     golden = json.loads(path.read_text())["losses"]
     assert len(losses) == len(golden) == STEPS
     # Other processors round differently, and training magnifies that: the start must agree, the rest on average.
-    assert losses[:10] == pytest.approx(golden[:10], rel=2e-3)
-    for start in range(0, STEPS, 25):
-        mean, expected = (sum(part[start : start + 25]) / 25 for part in (losses, golden))
-        assert mean == pytest.approx(expected, rel=0.05), f"steps {start} to {start + 24}"
+    # CUDA picks its kernels by timing them, in TF32 or not, which shows within a few steps.
+    start = 10 if kind == "cpu" else 3
+    assert losses[:start] == pytest.approx(golden[:start], rel=2e-3)
+    for first in range(0, STEPS, 25):
+        mean, expected = (sum(part[first : first + 25]) / 25 for part in (losses, golden))
+        assert mean == pytest.approx(expected, rel=0.05), f"steps {first} to {first + 24}"
 
 
 def test_loss_curve_on_the_cpu(tmp_path):
