@@ -1,0 +1,82 @@
+"""Where things are and of which class, by a single-shot detector.
+
+Batch keys: image (after finish(): batch, 3, height, width), boxes (batch, n, 4) corner boxes, labels (batch, n) from
+1, 0 where a row is padding, index (batch,); in evaluation valid (batch,) and those of evaluate/coco_map.py.
+The model answers (logits (batch, anchors, classes + 1), offsets (batch, anchors, 4), anchors (anchors, 4)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sightline.boxes import decode
+from sightline.errors import UsageError
+from sightline.evaluate.coco_map import CocoMap
+from sightline.evaluate.nms import best_boxes
+from sightline.parts import Batch, DataSpec, Loss, Task
+from sightline.tasks.matching import hard_negatives, match
+
+
+@dataclass(frozen=True)
+class Detection(Task):
+    """The loss of SSD and COCO's average precision."""
+
+    lineage: Literal["tf", "mlperf"] = "tf"
+    """Where they differ: tf matches an anchor from IoU 0.5 on and gives one that two boxes claim to the first of them,
+    mlperf above 0.5 and to the last."""
+    score_threshold: float = 0.05
+    """A detection needs a higher score than this."""
+    nms_iou: float = 0.5
+    """Of two detections of one class that overlap so much or more, the one with the lower score is dropped."""
+    candidates: int = 200
+    """How many anchors with the highest scores are looked at, per class and picture."""
+    per_image: int = 200
+    """How many detections are kept per picture; COCO's scores count the best 100."""
+
+    headline = "ap"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.score_threshold < 1:
+            raise UsageError(f"task.score_threshold={self.score_threshold} must be in [0, 1); the original has 0.05")
+        if not 0 < self.nms_iou <= 1:
+            raise UsageError(f"task.nms_iou={self.nms_iou} must be in (0, 1]; the original has 0.5")
+        for name in ("candidates", "per_image"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"task.{name}={getattr(self, name)} must be at least 1; the original has 200")
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Per picture: cross entropy of matched anchors and hard negatives plus Huber loss of the matched offsets,
+        divided by the number of matched anchors; then the mean. A picture without boxes adds nothing."""
+        logits, offsets, anchors = model(batch["image"])
+        classes, targets = match(batch["boxes"], batch["labels"], anchors, self.lineage)
+        is_positive = classes > 0  # (batch, anchors)
+        cross_entropy = F.cross_entropy(logits.float().flatten(0, 1), classes.flatten(), reduction="none")
+        cross_entropy = cross_entropy.view_as(classes)
+        is_chosen = is_positive | hard_negatives(cross_entropy, is_positive)
+        matched = is_positive.sum(1)  # (batch,)
+        share = 1 / matched.clamp(min=1)
+        class_loss = torch.where(is_chosen, cross_entropy, 0.0).sum(1) * share
+        huber = F.huber_loss(offsets.float(), targets, reduction="none").sum(2)
+        box_loss = torch.where(is_positive, huber, 0.0).sum(1) * share
+        sums = {"class_loss": class_loss.detach().sum(), "box_loss": box_loss.detach().sum(), "matched": matched.sum()}
+        return Loss((class_loss + box_loss).mean(), sums)
+
+    def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """boxes (batch, n, 4) corner boxes, not clipped; scores (batch, n), descending; labels (batch, n) from 1, 0
+        where there is none."""
+        logits, offsets, anchors = model(batch["image"])
+        scores = logits.float().softmax(2)[..., 1:].transpose(1, 2)  # (batch, classes, anchors)
+        boxes = decode(offsets.float(), anchors)
+        boxes, scores, labels = best_boxes(
+            boxes, scores, self.score_threshold, self.nms_iou, self.candidates, self.per_image
+        )
+        return {"boxes": boxes, "scores": scores, "labels": labels}
+
+    def metric(self, spec: DataSpec, device: torch.device) -> CocoMap:
+        """COCO's twelve numbers."""
+        return CocoMap(spec.classes, device)

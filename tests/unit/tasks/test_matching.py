@@ -1,0 +1,144 @@
+"""Matching against the golden case and a plain loop over boxes and anchors; hard negatives against two argsorts."""
+
+import numpy as np
+import pytest
+import torch
+
+from sightline.boxes import decode, encode, iou, to_corners
+from sightline.models.anchors import default_boxes
+from sightline.tasks.matching import assign, hard_negatives, match
+
+GOLDEN = [(0.1, 0.1, 0.5, 0.5), (0.4, 0.3, 0.95, 0.9), (0.02, 0.02, 0.05, 0.05)]
+
+
+@pytest.fixture(scope="module")
+def anchors() -> torch.Tensor:
+    return default_boxes(
+        300,
+        (38, 19, 10, 5, 3, 1),
+        (8, 16, 32, 64, 100, 300),
+        (21, 45, 99, 153, 207, 261, 315),
+        ((2,), (2, 3), (2, 3), (2, 3), (2,), (2,)),
+    )
+
+
+def padded(pictures: list[list[tuple[float, ...]]], places: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Boxes and labels 1, 2, ... of a batch."""
+    boxes, labels = torch.zeros(len(pictures), places, 4), torch.zeros(len(pictures), places, dtype=torch.int64)
+    for number, picture in enumerate(pictures):
+        boxes[number, : len(picture)] = torch.tensor(picture).view(-1, 4)
+        labels[number, : len(picture)] = torch.arange(1, len(picture) + 1)
+    return boxes, labels
+
+
+def assigned_by_loops(overlap: np.ndarray, lineage: str) -> dict[int, int]:
+    """Anchor -> box, one picture (boxes, anchors), as the two originals do it."""
+    found = {}
+    for anchor in range(overlap.shape[1]):
+        best = max(range(len(overlap)), key=lambda box: overlap[box, anchor], default=None)
+        if best is not None and (overlap[best, anchor] > 0.5 or (lineage == "tf" and overlap[best, anchor] == 0.5)):
+            found[anchor] = best
+    boxes = range(len(overlap))
+    for box in reversed(boxes) if lineage == "tf" else boxes:  # who writes last wins
+        found[int(overlap[box].argmax())] = box
+    return found
+
+
+@pytest.mark.parametrize("lineage", ["tf", "mlperf"])
+def test_golden_case(anchors, lineage: str):
+    boxes, labels = padded([GOLDEN], 5)
+    overlap = iou(boxes, to_corners(anchors))[0, :3]
+    assert overlap.max(1).values.tolist() == pytest.approx([0.7272, 0.6354, 0.1837], abs=5e-5)
+    assert (overlap >= 0.5).sum(1).tolist() == [14, 7, 0]
+    assert overlap.argmax(1).tolist() == [8075, 8645, 7]
+    classes, offsets = match(boxes, labels, anchors, lineage)
+    assert classes.shape == (1, 8732) and offsets.shape == (1, 8732, 4)
+    assert int((classes > 0).sum()) == 22
+    assert classes[0, [8075, 8645, 7]].tolist() == [1, 2, 3]  # the third is too small for any anchor to be enough
+    assert torch.bincount(classes[0]).tolist() == [8732 - 22, 14, 7, 1]
+    matched = classes[0] > 0
+    expected = encode(boxes[0, classes[0, matched] - 1], anchors[matched])
+    torch.testing.assert_close(offsets[0, matched], expected)
+    assert (decode(offsets[0, matched], anchors[matched]) - boxes[0, classes[0, matched] - 1]).abs().max() < 1e-5
+    assert not offsets[0, ~matched].any()
+
+
+@pytest.mark.parametrize("lineage", ["tf", "mlperf"])
+def test_batches_of_padded_boxes_as_by_loops(anchors, lineage: str):
+    """Random boxes, some of them twice and some of them together in one cell, so that anchors are shared."""
+    random = np.random.default_rng(0)
+    pictures = []
+    for count in (0, 1, 7, 12, 3):
+        low, high = np.sort(random.random((2, count, 2)), axis=0)
+        picture = [tuple(box) for box in np.concatenate([low, high], axis=1).tolist()]
+        tiny = [(0.3 + d, 0.3 + d, 0.31 + d, 0.31 + d) for d in (0.0, 0.0005, 0.001)]
+        pictures.append([*picture, *picture[:2], *(tiny if count else [])])
+    boxes, labels = padded(pictures, 20)
+    classes, offsets = match(boxes, labels, anchors, lineage)
+    overlaps = iou(boxes, to_corners(anchors)).numpy()
+    shared = 0
+    for number, picture in enumerate(pictures):
+        expected = assigned_by_loops(overlaps[number, : len(picture)], lineage)
+        shared += len(picture) - len({int(row.argmax()) for row in overlaps[number, : len(picture)]})
+        assert {int(a): int(classes[number, a]) - 1 for a in classes[number].nonzero()[:, 0]} == expected
+        for anchor, box in expected.items():
+            torch.testing.assert_close(offsets[number, anchor], encode(boxes[number, box], anchors[anchor]))
+    assert shared > 8
+    assert not classes[0].any()
+
+
+def test_two_boxes_that_claim_one_anchor(anchors):
+    """Two boxes in one cell, smaller than any anchor: both overlap the same one most, neither by half."""
+    boxes, labels = padded([[(0.30, 0.30, 0.32, 0.32), (0.301, 0.301, 0.321, 0.321)]], 4)
+    overlap = iou(boxes, to_corners(anchors))[0, :2]
+    assert overlap[0].argmax() == overlap[1].argmax()
+    assert overlap.max() < 0.5
+    anchor = int(overlap[0].argmax())
+    for lineage, winner in (("tf", 1), ("mlperf", 2)):
+        classes, _ = match(boxes, labels, anchors, lineage)
+        assert classes[0].nonzero()[:, 0].tolist() == [anchor] and int(classes[0, anchor]) == winner
+
+
+def test_exactly_one_half_is_enough_for_one_lineage_only():
+    overlap = torch.tensor([[[0.9, 0.5, 0.4999]]])
+    is_box = torch.ones(1, 1, dtype=torch.bool)
+    assert assign(overlap, is_box, "tf")[1].tolist() == [[True, True, False]]
+    assert assign(overlap, is_box, "mlperf")[1].tolist() == [[True, False, False]]
+
+
+def test_padding_claims_nothing():
+    """Also where it stands before the boxes, and where it would overlap."""
+    overlap = torch.tensor([[[0.9, 0.9, 0.9], [0.1, 0.2, 0.6]]])
+    box_of, matched = assign(overlap, torch.tensor([[False, True]]), "tf")
+    assert matched.tolist() == [[False, False, True]] and int(box_of[0, 2]) == 1
+    assert not assign(overlap, torch.zeros(1, 2, dtype=torch.bool), "mlperf")[1].any()
+
+
+def negatives_by_argsort(losses: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """The original's two argsorts, one picture; positives cannot be chosen."""
+    rank = np.argsort(np.argsort(-np.where(positive, -1, losses), kind="stable"), kind="stable")
+    return (rank < min(3 * positive.sum(), len(losses))) & ~positive
+
+
+@pytest.mark.parametrize("share", [0.0, 0.003, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("levels", [0, 4], ids=["all differ", "many are equal"])
+def test_hard_negatives_are_the_original_ones(share: float, levels: int):
+    random = np.random.default_rng(1)
+    losses = random.exponential(size=(6, 500)).astype("float32")
+    if levels:
+        losses = np.floor(losses * levels) / levels  # many zeros among them
+    positive = random.random((6, 500)) < share
+    got = hard_negatives(torch.from_numpy(losses), torch.from_numpy(positive)).numpy()
+    expected = np.stack([negatives_by_argsort(*row) for row in zip(losses, positive, strict=True)])
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(got.sum(1), np.minimum(3 * positive.sum(1), (~positive).sum(1)))
+
+
+def test_a_loss_that_is_not_a_number_is_chosen():
+    """Else a network that has diverged at background anchors would show a finite loss."""
+    losses, positive = torch.rand(1, 50), torch.zeros(1, 50, dtype=torch.bool)
+    positive[0, 4] = True
+    losses[0, 9] = torch.nan
+    assert hard_negatives(losses, positive)[0, 9]
+    losses[0, 10:] = torch.nan
+    assert hard_negatives(losses, positive)[0, 20]
