@@ -11,21 +11,28 @@ from sightline.boxes import iou
 
 
 def best_boxes(
-    boxes: Tensor, scores: Tensor, score_threshold: float, nms_iou: float, candidates: int, per_image: int
+    boxes: Tensor,
+    scores: Tensor,
+    score_threshold: float,
+    nms_iou: float,
+    candidates: int,
+    per_image: int,
+    static: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(boxes (batch, n, 4), scores (batch, n), labels (batch, n) from 1; all 0 where there are fewer than n).
 
     n is `per_image`, or less where classes and candidates cannot give so many.
 
     `boxes` (batch, anchors, 4) are corner boxes, `scores` (batch, classes, anchors) those of the classes without
-    background. Of equal scores the lower class and then the lower anchor comes first.
+    background. Of equal scores the lower class and then the lower anchor comes first. `static` is for devices and
+    exports, where no shape may depend on a score; by default everywhere but on the CPU. The result is the same.
     """
     batch, classes, anchors = scores.shape
     width = min(candidates, anchors)
     size = min(per_image, classes * width)
     rows = torch.where(scores > score_threshold, scores, 0.0).reshape(-1, anchors)
     shown = None
-    if rows.device.type == "cpu":
+    if not (scores.device.type != "cpu" if static is None else static):
         # Where reading a number costs nothing, classes and places without a candidate are left out: most of them.
         counts = (rows > 0).sum(1)
         shown = counts.nonzero()[:, 0]

@@ -1,0 +1,78 @@
+"""COCO's numbers over real ranks that hold different numbers of pictures, detections and ground truths."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from sightline.evaluate.coco_map import CocoMap
+from sightline.hardware import devices
+from sightline.hardware.world import World, connect
+
+PICTURES, PLACES, CLASSES = 11, 8, ("a", "b", "c")
+REPO = Path(__file__).resolve().parents[2]
+
+
+def everything() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Predictions and batch of all pictures: the first have no detections, the last no ground truth."""
+    random = torch.Generator().manual_seed(0)
+    low = torch.rand(PICTURES, PLACES, 2, generator=random, dtype=torch.float64) * 0.6
+    size = 0.1 + 0.3 * torch.rand(PICTURES, PLACES, 2, generator=random, dtype=torch.float64)
+    labels = torch.randint(1, 4, (PICTURES, PLACES), generator=random)
+    moved = low + 0.03 * torch.randn(low.shape, generator=random, dtype=torch.float64)
+    number = torch.arange(PICTURES)[:, None]
+    found = {
+        "boxes": torch.cat([moved, moved + size], dim=2).float(),
+        "scores": torch.rand(PICTURES, PLACES, generator=random).sort(descending=True).values,
+        "labels": labels * (torch.arange(PLACES) < number),
+    }
+    given = {
+        "index": torch.arange(PICTURES),
+        "valid": torch.ones(PICTURES, dtype=torch.bool),
+        "height": torch.full((PICTURES,), 300, dtype=torch.int32),
+        "width": torch.full((PICTURES,), 200, dtype=torch.int32),
+        "truth_boxes": torch.cat([low.flip(2), size.flip(2)], dim=2) * torch.tensor([200.0, 300.0, 200.0, 300.0]),
+        "truth_labels": labels * (torch.arange(PLACES) < PICTURES - 1 - number),
+        "truth_area": size.prod(2) * 60000,
+        "truth_crowd": torch.rand(PICTURES, PLACES, generator=random) < 0.1,
+    }
+    return found, given
+
+
+def measured(world: World, batch: int = 3) -> CocoMap:
+    """Each rank its batches, of which the last are not filled."""
+    found, given = everything()
+    metric = CocoMap(CLASSES, torch.device("cpu"))
+    for start in range(world.rank * batch, PICTURES + batch * world.size, batch * world.size):
+        rows = torch.arange(start, start + batch)
+        valid, rows = rows < PICTURES, rows.clamp(max=PICTURES - 1)
+        picked = {key: value[rows] for key, value in given.items()}
+        metric.update({key: value[rows] for key, value in found.items()}, {**picked, "valid": valid})
+    metric.merge(world)
+    return metric
+
+
+def answer(metric: CocoMap) -> str:
+    scores = metric.result()
+    return json.dumps([scores.values, scores.tables, scores.worst])
+
+
+def test_three_ranks_give_the_scores_of_one(tmp_path: Path):
+    expected = answer(measured(World()))
+    values = json.loads(expected)[0]
+    assert values["samples"] == PICTURES and 0.1 < values["ap"] < 0.9
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    subprocess.run([*command, __file__, str(tmp_path)], env=environment, check=True, timeout=300, capture_output=True)
+    assert [(tmp_path / f"{rank}.json").read_text() for rank in range(3)] == [expected] * 3
+
+
+if __name__ == "__main__":
+    world = connect(
+        World(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))), devices.select("cpu")
+    )
+    (Path(sys.argv[1]) / f"{world.rank}.json").write_text(answer(measured(world)))
+    world.close()
