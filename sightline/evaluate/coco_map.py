@@ -24,7 +24,6 @@ WORST = 20
 NAMES = ("ap", "ap50", "ap75", "aps", "apm", "apl", "ar1", "ar10", "ar100", "ars", "arm", "arl")
 FOUND_IOU = 0.5  # for the list of the worst pictures: the overlap that finds a ground truth,
 CONFIDENT = 0.5  # and the score from which on a detection of nothing is a mistake
-FAR = 1e6  # widths of the picture
 
 
 class CocoMap(Metric):
@@ -89,8 +88,6 @@ class CocoMap(Metric):
 
 def _in_pixels(corners: Tensor, height: Tensor, width: Tensor) -> Tensor:
     """x, y, width, height of corner boxes (batch, n, 4) in the pixels of their pictures."""
-    # A network that has diverged makes infinite boxes, whose overlap is not a number: COCO's code takes it for a match.
-    corners = corners.nan_to_num(0.0, FAR, -FAR)
     ymin, xmin, ymax, xmax = corners.unbind(2)
     height, width = height[:, None], width[:, None]
     return torch.stack([xmin * width, ymin * height, (xmax - xmin) * width, (ymax - ymin) * height], dim=2)

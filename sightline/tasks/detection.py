@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from sightline.boxes import decode
 from sightline.errors import UsageError
@@ -55,8 +56,9 @@ class Detection(Task):
         logits, offsets, anchors = model(batch["image"])
         classes, targets = match(batch["boxes"], batch["labels"], anchors, self.lineage)
         is_positive = classes > 0  # (batch, anchors)
-        cross_entropy = F.cross_entropy(logits.float().flatten(0, 1), classes.flatten(), reduction="none")
-        cross_entropy = cross_entropy.view_as(classes)
+        # Made again for the gradient: what that would keep, in fp32, is twice the size of half-precision logits (362 MB
+        # more for 128 pictures), and whether a compiler sees it by itself depends on what stands around it.
+        cross_entropy = checkpoint(_cross_entropy, logits, classes, use_reentrant=False, preserve_rng_state=False)
         is_chosen = is_positive | hard_negatives(cross_entropy, is_positive)
         matched = is_positive.sum(1)  # (batch,)
         share = 1 / matched.clamp(min=1)
@@ -70,7 +72,7 @@ class Detection(Task):
         """boxes (batch, n, 4) corner boxes, not clipped; scores (batch, n), descending; labels (batch, n) from 1, 0
         where there is none."""
         logits, offsets, anchors = model(batch["image"])
-        scores = logits.float().softmax(2)[..., 1:].transpose(1, 2)  # (batch, classes, anchors)
+        scores = logits.float().softmax(2)[..., 1:]  # (batch, anchors, classes)
         boxes = decode(offsets.float(), anchors)
         boxes, scores, labels = best_boxes(
             boxes, scores, self.score_threshold, self.nms_iou, self.candidates, self.per_image
@@ -80,3 +82,8 @@ class Detection(Task):
     def metric(self, spec: DataSpec, device: torch.device) -> CocoMap:
         """COCO's twelve numbers."""
         return CocoMap(spec.classes, device)
+
+
+def _cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
+    """Of each anchor (batch, anchors)."""
+    return F.cross_entropy(logits.float().flatten(0, 1), classes.flatten(), reduction="none").view_as(classes)

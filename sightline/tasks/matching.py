@@ -19,37 +19,51 @@ def match(
 ) -> tuple[Tensor, Tensor]:
     """(class of each anchor (batch, anchors), 0 for background; offsets to its box (batch, anchors, 4), 0 there too).
 
-    `boxes` (batch, n, 4) are corner boxes, `labels` (batch, n) their classes, 0 where a row is padding.
+    `boxes` (batch, n, 4) are corner boxes, `labels` (batch, n) their classes, 0 where a row is padding. An anchor is
+    matched to the box it overlaps most, where that is enough, and in any case to a box that overlaps no anchor more.
+    Of two boxes that claim one anchor so, `tf` gives it to the first and `mlperf` to the last.
     """
-    box_of, is_positive = assign(iou(boxes, to_corners(anchors)), labels > 0, lineage)
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        # Where reading a number costs nothing, places that no picture of the batch uses are left out: most of them.
+        used = int(((labels > 0).any(0) * torch.arange(1, labels.shape[1] + 1)).max())
+        boxes, labels = boxes[:, : max(used, 1)], labels[:, : max(used, 1)]
+    boxes = torch.where(labels[..., None] > 0, boxes, 0.0)  # without an area they overlap nothing
+    corners = to_corners(anchors)
+    # Two maxima over one table (batch, n, anchors) would make a compiler store it, 0.9 GB for 128 pictures of 200
+    # places; each over a table of its own is one loop. What the best overlap is, is then computed again.
+    box_of = iou(corners, boxes).argmax(2)  # (batch, anchors); of equal ones the first
+    best_anchor = iou(boxes, corners).argmax(2)  # (batch, n)
+    claimed, is_claimed = _claims(best_anchor, labels > 0, len(anchors), lineage)
+    best = _paired_iou(_pick(boxes, box_of), corners)
+    is_enough = best >= POSITIVE_IOU if lineage == "tf" else best > POSITIVE_IOU
+    box_of = torch.where(is_claimed, claimed, box_of)
+    is_positive = is_claimed | is_enough
     classes = torch.where(is_positive, labels.gather(1, box_of), 0)
-    theirs = boxes.gather(1, box_of[..., None].expand(-1, -1, 4))
-    offsets = torch.where(is_positive[..., None], encode(theirs, anchors), 0.0)
+    offsets = torch.where(is_positive[..., None], encode(_pick(boxes, box_of), anchors), 0.0)
     return classes, offsets
 
 
-def assign(overlap: Tensor, is_box: Tensor, lineage: Literal["tf", "mlperf"]) -> tuple[Tensor, Tensor]:
-    """(box of each anchor, whether it is matched to it), both (batch, anchors), from overlaps (batch, n, anchors).
+def _pick(boxes: Tensor, box_of: Tensor) -> Tensor:
+    """The box (batch, anchors, 4) of each anchor."""
+    return boxes.gather(1, box_of[..., None].expand(-1, -1, 4))
 
-    An anchor is matched to the box it overlaps most, where that is enough, and in any case to a box that overlaps
-    no anchor more. Of two boxes that claim one anchor so, `tf` gives it to the first and `mlperf` to the last.
-    """
-    overlap = torch.where(is_box[..., None], overlap, -1.0)  # padding overlaps less than not at all
-    best, box_of = overlap.max(dim=1)  # (batch, anchors); of equal ones the first
-    best_anchor = overlap.max(dim=2).indices  # (batch, n)
-    boxes = overlap.shape[1]
-    number = torch.arange(boxes, device=overlap.device).expand_as(best_anchor)
+
+def _paired_iou(a: Tensor, b: Tensor) -> Tensor:
+    """The overlap (batch, n) of each box in a (batch, n, 4) with the one in its place in b (n, 4)."""
+    return iou(a[..., None, :], b[:, None, :])[..., 0, 0]
+
+
+def _claims(
+    best_anchor: Tensor, is_box: Tensor, anchors: int, lineage: Literal["tf", "mlperf"]
+) -> tuple[Tensor, Tensor]:
+    """(which box claims an anchor, whether any does), both (batch, anchors), from the best anchor of each box."""
+    boxes = best_anchor.shape[1]
+    number = torch.arange(boxes, device=best_anchor.device)
+    nobody, first_or_last = (boxes, "amin") if lineage == "tf" else (-1, "amax")
     # Integers, so the order in which a device scatters them does not matter.
-    if lineage == "tf":
-        is_enough = best >= POSITIVE_IOU
-        nobody, first_or_last = boxes, "amin"
-    else:
-        is_enough = best > POSITIVE_IOU
-        nobody, first_or_last = -1, "amax"
-    claims = torch.where(is_box, number, nobody)
-    claimed = torch.full_like(box_of, nobody).scatter_reduce(1, best_anchor, claims, first_or_last)
-    is_claimed = claimed != nobody
-    return torch.where(is_claimed, claimed, box_of), is_claimed | is_enough
+    claimed = torch.full((len(best_anchor), anchors), nobody, device=best_anchor.device)
+    claimed = claimed.scatter_reduce(1, best_anchor, torch.where(is_box, number, nobody), first_or_last)
+    return claimed, claimed != nobody
 
 
 def hard_negatives(losses: Tensor, is_positive: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def test_batches_as_by_loops(fields: dict, levels: int):
     boxes, scores = random_boxes(3, 250), random_scores(3, 6, 250, levels=levels)
     scores[1] *= 0.049  # nothing to be found in the second picture
     scores[2, 3] = 0.0
-    results = best_boxes(boxes, scores, **options)
+    results = best_boxes(boxes, scores.mT, **options)
     assert results[0].shape == (3, min(options["per_image"], 6 * options["candidates"]), 4)
     found = [listed(*(r[picture] for r in results)) for picture in range(3)]
     assert found == [by_loops(boxes[i], scores[i], **options) for i in range(3)]
@@ -69,11 +69,11 @@ def test_static_shapes_give_the_same_in_one_graph():
     boxes, scores = random_boxes(4, 120), random_scores(4, 5, 120, levels=30)
     scores[0] = 0
     options = {**PLAIN, "candidates": 25}
-    expected = best_boxes(boxes, scores, **options)
+    expected = best_boxes(boxes, scores.mT, **options)
     compiled = torch.compile(
         lambda b, s: best_boxes(b, s, **options, static=True), fullgraph=True, dynamic=False, backend="eager"
     )
-    for got in (best_boxes(boxes, scores, **options, static=True), compiled(boxes, scores)):
+    for got in (best_boxes(boxes, scores.mT, **options, static=True), compiled(boxes, scores.mT)):
         for a, b in zip(got, expected, strict=True):
             assert torch.equal(a, b)
 
@@ -92,7 +92,7 @@ def test_suppression_is_torchvisions(threshold: float):
 
 def test_detections_are_torchvisions():
     boxes, scores = random_boxes(2, 400, seed=5), random_scores(2, 8, 400, seed=6)
-    found = best_boxes(boxes, scores, **{**PLAIN, "candidates": 400, "per_image": 60})
+    found = best_boxes(boxes, scores.mT, **{**PLAIN, "candidates": 400, "per_image": 60})
     for picture in range(2):
         label, anchor = (scores[picture] > 0.05).nonzero(as_tuple=True)
         theirs = boxes[picture, anchor]
@@ -114,7 +114,7 @@ def test_limits_by_hand():
     """The score must be above its threshold; an overlap of exactly nms_iou is too much; classes do not touch."""
     boxes = torch.tensor([[[0, 0, 0.5, 0.5], [0, 0, 0.25, 0.5], [0.5, 0.5, 0.75, 0.75], [0.5, 0.5, 1, 1]]])
     scores = torch.tensor([[[0.9, 0.8, 0.05, 0.0], [0.0, 0.7, 0.0500001, 0.04]]])
-    boxes_found, scores_found, labels = best_boxes(boxes, scores, **PLAIN)
+    boxes_found, scores_found, labels = best_boxes(boxes, scores.mT, **PLAIN)
     assert labels[0].tolist() == [1, 2, 2, *[0] * 5]  # two classes of four anchors cannot give 200
     assert scores_found[0, :3].tolist() == pytest.approx([0.9, 0.7, 0.0500001])
     assert boxes_found[0, :3].tolist() == [boxes[0, i].tolist() for i in (0, 1, 2)]
@@ -125,7 +125,7 @@ def test_the_cap_takes_the_best_of_all_classes():
     corner = torch.cartesian_prod(torch.arange(20.0), torch.arange(20.0)) / 20
     boxes = torch.cat([corner, corner + 0.04], dim=1)[None]
     scores = random_scores(1, 3, 400, seed=9) * 0.9 + 0.06
-    _, found, labels = best_boxes(boxes, scores, **PLAIN)
+    _, found, labels = best_boxes(boxes, scores.mT, **PLAIN)
     per_class = scores[0].sort(descending=True).values[:, :200]  # as many candidates has a class
     assert found[0].tolist() == per_class.flatten().sort(descending=True).values[:200].tolist()
     assert set(labels[0].tolist()) == {1, 2, 3}
@@ -136,5 +136,5 @@ def test_scores_and_boxes_that_are_not_finite():
     boxes, scores = random_boxes(1, 30), random_scores(1, 2, 30) * 0.5 + 0.3
     scores[0, 0, :15] = torch.nan
     boxes[0, 20] = torch.tensor([-torch.inf, -torch.inf, torch.inf, torch.inf])
-    _, found, labels = best_boxes(boxes, scores, **PLAIN)
+    _, found, labels = best_boxes(boxes, scores.mT, **PLAIN)
     assert found.isfinite().all() and (labels > 0).any()

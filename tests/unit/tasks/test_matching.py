@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.boxes import decode, encode, iou, to_corners
+from sightline.boxes import decode, encode, iou, to_centres, to_corners
 from sightline.models.anchors import default_boxes
-from sightline.tasks.matching import assign, hard_negatives, match
+from sightline.tasks.matching import hard_negatives, match
 
 GOLDEN = [(0.1, 0.1, 0.5, 0.5), (0.4, 0.3, 0.95, 0.9), (0.02, 0.02, 0.05, 0.05)]
 
@@ -100,18 +100,22 @@ def test_two_boxes_that_claim_one_anchor(anchors):
 
 
 def test_exactly_one_half_is_enough_for_one_lineage_only():
-    overlap = torch.tensor([[[0.9, 0.5, 0.4999]]])
-    is_box = torch.ones(1, 1, dtype=torch.bool)
-    assert assign(overlap, is_box, "tf")[1].tolist() == [[True, True, False]]
-    assert assign(overlap, is_box, "mlperf")[1].tolist() == [[True, False, False]]
+    """Of a box of 1/2 by 1/2: the whole of it, its half, a little less than that."""
+    anchors = to_centres(torch.tensor([[0, 0, 0.5, 0.5], [0, 0, 0.25, 0.5], [0, 0, 0.2499, 0.5]]))
+    boxes, labels = padded([[(0, 0, 0.5, 0.5)]], 2)
+    assert iou(boxes[0, :1], to_corners(anchors))[0, :2].tolist() == [1.0, 0.5]
+    assert match(boxes, labels, anchors, "tf")[0].tolist() == [[1, 1, 0]]
+    assert match(boxes, labels, anchors, "mlperf")[0].tolist() == [[1, 0, 0]]
 
 
-def test_padding_claims_nothing():
-    """Also where it stands before the boxes, and where it would overlap."""
-    overlap = torch.tensor([[[0.9, 0.9, 0.9], [0.1, 0.2, 0.6]]])
-    box_of, matched = assign(overlap, torch.tensor([[False, True]]), "tf")
-    assert matched.tolist() == [[False, False, True]] and int(box_of[0, 2]) == 1
-    assert not assign(overlap, torch.zeros(1, 2, dtype=torch.bool), "mlperf")[1].any()
+@pytest.mark.parametrize("lineage", ["tf", "mlperf"])
+def test_padding_claims_nothing(lineage: str):
+    """Also where it stands before the boxes, and where what it holds would overlap more."""
+    anchors = to_centres(torch.tensor([[0, 0, 0.5, 0.5], [0, 0, 0.25, 0.5], [0.6, 0.6, 0.9, 0.9]]))
+    boxes = torch.tensor([[[0, 0, 0.5, 0.5], [0, 0, 0.3, 0.5], [0.6, 0.6, 0.9, 0.9]]])
+    assert match(boxes, torch.tensor([[0, 5, 0]]), anchors, lineage)[0].tolist() == [[5, 5, 0]]
+    classes, offsets = match(boxes, torch.zeros(1, 3, dtype=torch.int64), anchors, lineage)
+    assert not classes.any() and not offsets.any()
 
 
 def negatives_by_argsort(losses: np.ndarray, positive: np.ndarray) -> np.ndarray:
