@@ -6,31 +6,25 @@ allocated because a length in the bytes says so.
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-import google_crc32c
-
 from sightline.errors import BadData, BadSample
+from sightline.protobuf import FIXED32, LENGTH, VARINT, Buffer, WireReader, masked_crc32c
 
 # decode.py takes pictures up to 256 MiB; the other features of a record are small.
 MAX_RECORD_BYTES = 257 * 2**20
 # Of one feature: the pixels of a 512x512 picture. An int64 of one byte becomes 36 in Python; this many take 38 MB.
 MAX_NUMBERS = 2**20
-# Of all levels together, read in half a second. Records of ImageNet have about 50, lists of numbers count once.
-MAX_FIELDS = 2**18
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # u64 length and its checksum; the checksum of the payload
 
-Buffer = bytes | memoryview | mmap.mmap
 Values = list[bytes] | list[int] | list[float]
 Spans = list[tuple[int, int]]  # (start, end) in the buffer
 _Number = TypeVar("_Number", int, float)
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types; 3 and 4 (groups) are not used by proto3
 _BYTES, _FLOAT, _INT64 = 1, 2, 3  # field numbers of tf.train.Feature
 
 
@@ -38,12 +32,6 @@ class HasDescriptor(Protocol):
     """An open file."""
 
     def fileno(self) -> int: ...
-
-
-def masked_crc32c(data: bytes) -> int:
-    """CRC32C as TFRecord stores it: turned by 15 bits and moved, since a checksum of checksums is weak."""
-    crc = google_crc32c.value(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def frame(payload: bytes) -> bytes:
@@ -130,80 +118,32 @@ def peek_example(buffer: Buffer, start: int, stop: int, keys: Collection[str] | 
     reader = _Reader(buffer, start)
     found: dict[str, Values] = {}
     for number, wire, at, end in reader.fields(start, stop):
-        if number == 1 and wire == _LENGTH:
+        if number == 1 and wire == LENGTH:
             for entry_number, entry_wire, entry_at, entry_end in reader.fields(at, end):
-                if entry_number == 1 and entry_wire == _LENGTH:
+                if entry_number == 1 and entry_wire == LENGTH:
                     key, spans = reader.entry(entry_at, entry_end)
                     if keys is None or key in keys:
                         found[key] = reader.feature(spans)
     return found
 
 
-class _Reader:
-    """Protobuf's wire format over a buffer."""
+class _Reader(WireReader):
+    """The messages inside a tf.train.Example; the buffer may hold more than this one."""
 
     def __init__(self, buffer: Buffer, start: int):
-        self.buffer = buffer
+        super().__init__(buffer)
         self.start = start
-        self.fields_left = MAX_FIELDS
 
     def damaged(self, what: str, at: int) -> BadData:
         return BadData(f"not a tf.train.Example: {what} at byte {at - self.start} of the record")
-
-    def varint(self, at: int, stop: int) -> tuple[int, int]:
-        """(value, where it ends)."""
-        if at < stop and self.buffer[at] < 0x80:  # nearly always
-            return self.buffer[at], at + 1
-        value = shift = 0
-        for position in range(at, min(stop, at + 10)):
-            byte = self.buffer[position]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                if value >> 64:
-                    break
-                return value, position + 1
-            shift += 7
-        raise self.damaged("a number without an end or of more than 64 bits", at)
-
-    def fields(self, at: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """(field number, wire type, start, end) of the fields of one message; the values are not looked at."""
-        buffer = self.buffer
-        while at < stop:
-            self.fields_left -= 1
-            if self.fields_left < 0:
-                raise self.damaged(f"more than {MAX_FIELDS} fields", at)
-            began = at
-            tag = buffer[at]
-            if tag < 0x80:
-                at += 1
-            else:
-                tag, at = self.varint(at, stop)
-            number, wire = tag >> 3, tag & 7
-            if number == 0 or number >= 1 << 29:
-                raise self.damaged(f"field number {number}", began)
-            if wire == _LENGTH:
-                length, at = self.varint(at, stop)
-                end = at + length
-            elif wire == _VARINT:
-                _, end = self.varint(at, stop)
-            elif wire == _FIXED32:
-                end = at + 4
-            elif wire == _FIXED64:
-                end = at + 8
-            else:
-                raise self.damaged(f"wire type {wire}", began)
-            if end > stop:
-                raise self.damaged(f"a field of {end - at} bytes where {stop - at} are left", began)
-            yield number, wire, at, end
-            at = end
 
     def entry(self, start: int, stop: int) -> tuple[str, Spans]:
         """The key of a map entry, and where its value lies: in several parts, where it was written twice."""
         key, spans = "", []
         for number, wire, at, end in self.fields(start, stop):
-            if wire == _LENGTH and number == 1:
+            if wire == LENGTH and number == 1:
                 key = self._text(at, end)
-            elif wire == _LENGTH and number == 2:
+            elif wire == LENGTH and number == 2:
                 spans.append((at, end))
         return key, spans
 
@@ -219,7 +159,7 @@ class _Reader:
         lists: Spans = []
         for start, stop in spans:
             for number, wire, at, end in self.fields(start, stop):
-                if wire != _LENGTH or number not in (_BYTES, _FLOAT, _INT64):
+                if wire != LENGTH or number not in (_BYTES, _FLOAT, _INT64):
                     continue
                 if number != kind:  # of the kinds of a oneof the last counts
                     kind, lists = number, []
@@ -229,7 +169,7 @@ class _Reader:
                 bytes(self.buffer[at:end])
                 for start, stop in lists
                 for number, wire, at, end in self.fields(start, stop)
-                if number == 1 and wire == _LENGTH
+                if number == 1 and wire == LENGTH
             ]
         return self._numbers(lists, self._floats) if kind == _FLOAT else self._numbers(lists, self._integers)
 
@@ -246,7 +186,7 @@ class _Reader:
         return found
 
     def _floats(self, wire: int, at: int, end: int) -> Sequence[float]:
-        if wire not in (_LENGTH, _FIXED32):
+        if wire not in (LENGTH, FIXED32):
             return ()
         count, rest = divmod(end - at, 4)
         if rest or count > MAX_NUMBERS:
@@ -255,7 +195,7 @@ class _Reader:
 
     def _integers(self, wire: int, at: int, end: int) -> list[int]:
         found: list[int] = []
-        if wire not in (_LENGTH, _VARINT):
+        if wire not in (LENGTH, VARINT):
             return found
         while at < end and len(found) <= MAX_NUMBERS:
             value, at = self.varint(at, end)
@@ -310,4 +250,4 @@ def _encode_varint(value: int) -> bytes:
 
 
 def _field(number: int, body: bytes) -> bytes:
-    return b"".join((_encode_varint(number << 3 | _LENGTH), _encode_varint(len(body)), body))
+    return b"".join((_encode_varint(number << 3 | LENGTH), _encode_varint(len(body)), body))

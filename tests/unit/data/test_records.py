@@ -12,6 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from sightline import protobuf
 from sightline.data import records
 from sightline.errors import BadData, BadSample
 
@@ -172,7 +173,7 @@ def test_malformed_examples_are_refused_as_protobuf_does(example_class, payload:
 
 def test_lists_of_absurd_length_are_refused(monkeypatch):
     monkeypatch.setattr(records, "MAX_NUMBERS", 1000)
-    monkeypatch.setattr(records, "MAX_FIELDS", 3000)
+    monkeypatch.setattr(protobuf, "MAX_FIELDS", 3000)
     for value in (1, 1.0):
         assert len(records.parse_example(records.encode_example({"a": [value] * 1000}))["a"]) == 1000
         with pytest.raises(BadData, match="more than 1000 numbers in one feature|floats in 4004 bytes"):
