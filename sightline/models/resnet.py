@@ -178,7 +178,7 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
-def _conv(
+def make_conv(
     channels_in: int,
     channels_out: int,
     kernel: int,
@@ -188,23 +188,25 @@ def _conv(
     bias: bool = False,  # where a batch-norm follows it would subtract the bias again
     same: bool = False,
 ) -> nn.Conv2d:
+    """A convolution whose output is the input's size over the stride, rounded up."""
     # With a stride of 1 (and an odd kernel) SAME is what torch does.
     kind = SameConv2d if same and stride > 1 and kernel > 1 else nn.Conv2d
     padding = 0 if kind is SameConv2d else kernel // 2
     return kind(channels_in, channels_out, kernel, stride, padding=padding, groups=groups, bias=bias)
 
 
-def _norm(config: ResNetConfig, channels: int) -> nn.BatchNorm2d:
+def make_norm(config: ResNetConfig, channels: int) -> nn.BatchNorm2d:
+    """A batch-norm with the config's numbers."""
     return nn.BatchNorm2d(channels, eps=config.bn_eps, momentum=config.bn_momentum)
 
 
 def _projection(config: ResNetConfig, channels_in: int, channels_out: int, stride: int) -> nn.Sequential:
     """The shortcut of a block whose input has another shape than its output."""
     if config.is_pre_activated:  # its input was normalised already
-        return nn.Sequential(_conv(channels_in, channels_out, 1, stride, bias=config.version == "v2_keras"))
+        return nn.Sequential(make_conv(channels_in, channels_out, 1, stride, bias=config.version == "v2_keras"))
     return nn.Sequential(
-        _conv(channels_in, channels_out, 1, stride, bias=config.bias),
-        _norm(config, channels_out),
+        make_conv(channels_in, channels_out, 1, stride, bias=config.bias),
+        make_norm(config, channels_out),
     )
 
 
@@ -218,10 +220,10 @@ class BasicBlock(nn.Module):
         same = config.padding != "torch"
         # Made first and registered last: the order of torchvision's random draws and of its names.
         shortcut = _projection(config, channels_in, width, stride) if project else None
-        self.conv1 = _conv(channels_in, width, 3, stride, bias=config.bias, same=same)
-        self.bn1 = _norm(config, width)
-        self.conv2 = _conv(width, width, 3, bias=config.bias)
-        self.bn2 = _norm(config, width)
+        self.conv1 = make_conv(channels_in, width, 3, stride, bias=config.bias, same=same)
+        self.bn1 = make_norm(config, width)
+        self.conv2 = make_conv(width, width, 3, bias=config.bias)
+        self.bn2 = make_norm(config, width)
         self.downsample = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
@@ -241,12 +243,12 @@ class Bottleneck(nn.Module):
         inner, channels_out, same = _inner_width(config, width), width * self.expansion, config.padding != "torch"
         first, second = (stride, 1) if config.version == "v1" else (1, stride)
         shortcut = _projection(config, channels_in, channels_out, stride) if project else None  # as in BasicBlock
-        self.conv1 = _conv(channels_in, inner, 1, first, bias=config.bias)
-        self.bn1 = _norm(config, inner)
-        self.conv2 = _conv(inner, inner, 3, second, groups=config.groups, bias=config.bias, same=same)
-        self.bn2 = _norm(config, inner)
-        self.conv3 = _conv(inner, channels_out, 1, bias=config.bias)
-        self.bn3 = _norm(config, channels_out)
+        self.conv1 = make_conv(channels_in, inner, 1, first, bias=config.bias)
+        self.bn1 = make_norm(config, inner)
+        self.conv2 = make_conv(inner, inner, 3, second, groups=config.groups, bias=config.bias, same=same)
+        self.bn2 = make_norm(config, inner)
+        self.conv3 = make_conv(inner, channels_out, 1, bias=config.bias)
+        self.bn3 = make_norm(config, channels_out)
         self.downsample = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
@@ -264,10 +266,10 @@ class PreActivatedBasicBlock(nn.Module):
 
     def __init__(self, config: ResNetConfig, channels_in: int, width: int, stride: int, project: bool):
         super().__init__()
-        self.bn1 = _norm(config, channels_in)
-        self.conv1 = _conv(channels_in, width, 3, stride, same=config.padding != "torch")
-        self.bn2 = _norm(config, width)
-        self.conv2 = _conv(width, width, 3)
+        self.bn1 = make_norm(config, channels_in)
+        self.conv1 = make_conv(channels_in, width, 3, stride, same=config.padding != "torch")
+        self.bn2 = make_norm(config, width)
+        self.conv2 = make_conv(width, width, 3)
         self.downsample = _projection(config, channels_in, width, stride) if project else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -285,12 +287,12 @@ class PreActivatedBottleneck(nn.Module):
     def __init__(self, config: ResNetConfig, channels_in: int, width: int, stride: int, project: bool):
         super().__init__()
         inner, channels_out, same = _inner_width(config, width), width * self.expansion, config.padding != "torch"
-        self.bn1 = _norm(config, channels_in)
-        self.conv1 = _conv(channels_in, inner, 1)
-        self.bn2 = _norm(config, inner)
-        self.conv2 = _conv(inner, inner, 3, stride, groups=config.groups, same=same)
-        self.bn3 = _norm(config, inner)
-        self.conv3 = _conv(inner, channels_out, 1, bias=config.version == "v2_keras")
+        self.bn1 = make_norm(config, channels_in)
+        self.conv1 = make_conv(channels_in, inner, 1)
+        self.bn2 = make_norm(config, inner)
+        self.conv2 = make_conv(inner, inner, 3, stride, groups=config.groups, same=same)
+        self.bn3 = make_norm(config, inner)
+        self.conv3 = make_conv(inner, channels_out, 1, bias=config.version == "v2_keras")
         self.downsample = _projection(config, channels_in, channels_out, stride) if project else None
         self.stride = stride
 
@@ -369,7 +371,8 @@ def make_stage(config: ResNetConfig, channels_in: int, width: int, blocks: int, 
     return nn.Sequential(first, *(block(config, channels_out, width, step, False) for step in strides[1:]))
 
 
-def _max_pool(config: ResNetConfig) -> nn.Module:
+def make_pool(config: ResNetConfig) -> nn.Module:
+    """What follows the stem."""
     if STEMS[config.stem][1] == 1:
         return nn.Identity()
     if config.padding != "torch":
@@ -395,16 +398,16 @@ class ResNet(nn.Module):
         if config.stem == "7x7":
             self.conv1: nn.Conv2d = StemConv2d(channels, config.width, bias=has_bias, same=config.padding == "same")
         else:
-            self.conv1 = _conv(channels, config.width, kernel, stride, bias=has_bias, same=config.padding == "same")
+            self.conv1 = make_conv(channels, config.width, kernel, stride, bias=has_bias, same=config.padding == "same")
         if not self.is_pre_activated:
-            self.bn1 = _norm(config, config.width)
-        self.maxpool = _max_pool(config)
+            self.bn1 = make_norm(config, config.width)
+        self.maxpool = make_pool(config)
         self.layer1 = make_stage(config, config.width, widths[0], blocks[0], strides[0])
         self.layer2 = make_stage(config, outputs[0], widths[1], blocks[1], strides[1])
         self.layer3 = make_stage(config, outputs[1], widths[2], blocks[2], strides[2])
         self.layer4 = make_stage(config, outputs[2], widths[3], blocks[3], strides[3])
         if self.is_pre_activated:
-            self.bn_out = _norm(config, outputs[3])
+            self.bn_out = make_norm(config, outputs[3])
         self.fc = nn.Linear(outputs[3], classes)
         self._initialise(config)
 

@@ -24,14 +24,27 @@ SHOWN = 4  # keys an error message names before it counts the rest
 
 
 def load_weights(model: nn.Module, path: Path, *, head: str) -> str:
-    """Copies the file's tensors into `model` and says in one line what was loaded.
+    """Copies the file's tensors into `model` and says in one line what was loaded; see `copy_weights`."""
+    return copy_weights(model, read_weights(path, model.state_dict()), path, head=head)
+
+
+def copy_weights(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    path: Path,
+    *,
+    head: str | tuple[str, ...] = (),
+    unused: tuple[str, ...] = (),
+) -> str:
+    """Copies what was read of `path` into `model` and says in one line what was loaded.
 
     Names and shapes must be equal, save for keys that begin with `head`: where their shapes differ,
-    the whole head stays as it was initialised.
+    the whole head stays as it was initialised. Keys that begin with `unused` belong to layers that the model
+    leaves out on purpose.
     """
-    path = Path(path)
     expected = model.state_dict()
-    state = _read(path, expected)
+    given = len(state)
+    state = {key: tensor for key, tensor in state.items() if not key.startswith(unused)}
     _check_names(state, expected, path)
 
     differing = [key for key in state if not _fits(state[key], expected[key])]
@@ -44,10 +57,16 @@ def load_weights(model: nn.Module, path: Path, *, head: str) -> str:
         )
     kept = {key: tensor for key, tensor in state.items() if not (differing and key.startswith(head))}
     model.load_state_dict(kept, strict=False)  # strictness is ours: see _check_names
-    return _summary(path, len(kept), differing, state, expected)
+    summary = f"loaded {'all ' if len(kept) == given else ''}{len(kept)} tensors of {path}"
+    if differing:
+        shapes = [f"{key} is {_form(state[key])} there, {_form(expected[key])} here" for key in differing]
+        summary += f"; the head starts fresh ({_first(shapes)})"
+    return summary + (f"; {given - len(state)} of {', '.join(unused)} are not used" if given > len(state) else "")
 
 
-def _read(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def read_weights(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The file's tensors by name; of a Keras file only those that fit `expected` come with values."""
+    path = Path(path)
     if not path.is_file():
         raise BadCheckpoint(f"weights {path} {'is no file' if path.exists() else 'does not exist'}; check the path")
     if path.suffix == ".safetensors":
@@ -122,15 +141,6 @@ def _check_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], pa
         f"{path} is not of this model ({len(state)} tensors, {len(expected)} expected; {'; '.join(found)}); "
         f"choose the model the file was made with, or rename its keys"
     )
-
-
-def _summary(
-    path: Path, loaded: int, fresh: list[str], state: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> str:
-    if not fresh:
-        return f"loaded all {loaded} tensors of {path}"
-    shapes = [f"{key} is {_form(state[key])} there, {_form(expected[key])} here" for key in fresh]
-    return f"loaded {loaded} tensors of {path}; the head starts fresh ({_first(shapes)})"
 
 
 def _fits(found: Tensor, wanted: Tensor) -> bool:

@@ -1,0 +1,337 @@
+"""SSD with a ResNet trunk: 8732 boxes of a picture of 300 pixels, each with class scores and offsets.
+
+As in the MLPerf benchmark: ResNet-34 up to its third stage, which does not stride here, and five smaller levels.
+tasks/detection.py reads what comes out; models/anchors.py makes the boxes that offsets refer to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sightline.errors import BadCheckpoint, UsageError
+from sightline.models.anchors import default_boxes
+from sightline.models.keras_weights import KINDS, NORM_ORDER
+from sightline.models.resnet import (
+    INITS,
+    STAGES,
+    BasicBlock,
+    ResNetConfig,
+    StemConv2d,
+    make_conv,
+    make_norm,
+    make_pool,
+    make_stage,
+)
+from sightline.models.tf_checkpoint import TensorBundle, index_of
+from sightline.models.weights import copy_weights, read_weights
+from sightline.parts import DataSpec, ModelConfig
+
+SIZE = 300  # the picture that steps and scales speak of
+LEVELS = 6
+
+# Of each level after the trunk's: channels of its 1x1 and of its 3x3 in widths of the trunk, stride, is_padded.
+EXTRAS = ((4, 8, 2, True), (4, 8, 2, True), (2, 4, 2, True), (2, 4, 1, False), (2, 4, 1, False))
+
+CHOICES: dict[str, tuple[object, ...]] = {
+    "depth": (18, 34),
+    "padding": ("torch", "same"),
+    "init": ("tf", "torch"),
+    "freeze": ("none", "first_block"),
+}
+
+
+@dataclass(frozen=True)
+class SsdConfig(ModelConfig):
+    """A single-shot detector with a ResNet trunk, for square pictures of any size.
+
+    Smaller pictures have fewer levels: those without padding are left out where not one cell would remain, with their
+    steps, scales and ratios. 300 pixels give all six, with 38, 19, 10, 5, 3 and 1 cells a side; 128 give four.
+    """
+
+    depth: Literal[18, 34] = 34
+    """Layers of the ResNet that the trunk is the beginning of; 34 is the published one."""
+    width: int = 64
+    """Channels of the trunk's first stage; all others follow."""
+    padding: Literal["torch", "same"] = "torch"
+    """Of pool and strided convolutions. torch: the same on both sides, for torchvision's weights; same: TensorFlow's
+    SAME, with the odd pixel at the end, for TensorFlow's. The stem has 3 on both sides in either."""
+    steps: tuple[float, ...] = (8.0, 16.0, 32.0, 64.0, 100.0, 300.0)
+    """Per level: pixels between cells. The first four are the network's strides, whatever the size of the picture; the
+    others hold for 300 pixels, and their cells share out any other picture as they do that."""
+    scales: tuple[float, ...] = (21.0, 45.0, 99.0, 153.0, 207.0, 261.0, 315.0)
+    """Side of each level's square boxes in a picture of 300 pixels, and one more to go on to; they grow with it."""
+    ratios: tuple[str, ...] = ("2", "2,3", "2,3", "2,3", "2", "2")
+    """Per level: how much longer than high its other boxes are, with commas between; each also stands upright."""
+    init: Literal["tf", "torch"] = "tf"
+    """Random start. tf: trunk normal cut at two deviations, variance 1/fan_in, every block begins as the identity; the
+    rest Glorot, bias 0. torch: trunk as torchvision's, the rest Glorot with torch's biases."""
+    bn_momentum: float = 0.1
+    """Share of the newest batch in the running statistics; TensorFlow counts the other way: its 0.9 is 0.1 here."""
+    freeze: Literal["none", "first_block"] = "none"
+    """first_block: the stem and the first 3x3 after it, with their batch-norms, keep their weights; the statistics of
+    these batch-norms still follow the data."""
+    weights: str = ""
+    """What to start from: for the trunk a torchvision-like .pth or .safetensors file of a whole ResNet, or the prefix
+    of a TensorFlow checkpoint such as model.ckpt-28152; or a .pth or .safetensors file of this network, whose heads are
+    left fresh where the number of classes is another."""
+
+    def __post_init__(self) -> None:
+        for name, known in CHOICES.items():
+            if (found := getattr(self, name)) not in known:
+                raise UsageError(f"model.{name}={found} is unknown; use one of {', '.join(map(str, known))}")
+        if self.width < 1:
+            raise UsageError(f"model.width={self.width} must be at least 1; 64 is the published width")
+        if not 0 < self.bn_momentum <= 1:
+            raise UsageError(
+                f"model.bn_momentum={self.bn_momentum} must be above 0 and at most 1; "
+                f"it is torch's, e.g. 0.1 for what TensorFlow calls 0.9"
+            )
+        for name, count in (("steps", LEVELS), ("scales", LEVELS + 1), ("ratios", LEVELS)):
+            if len(getattr(self, name)) != count:
+                raise UsageError(
+                    f"model.{name} has {len(getattr(self, name))} entries; expected {count}, for {LEVELS} levels"
+                    + (" and one more" if count > LEVELS else "")
+                )
+        for name in ("steps", "scales"):
+            if not all(0 < value < math.inf for value in getattr(self, name)):
+                raise UsageError(f"model.{name}={getattr(self, name)} must all be above 0: pixels of a {SIZE} picture")
+        self.parsed_ratios()
+
+    def parsed_ratios(self) -> list[list[float]]:
+        """`ratios` as numbers."""
+        try:
+            found = [[float(text) for text in level.split(",") if text.strip()] for level in self.ratios]
+        except ValueError:
+            found = [[math.nan]]
+        if not all(0 < ratio < math.inf for level in found for ratio in level):
+            raise UsageError(
+                f"model.ratios={' '.join(map(repr, self.ratios))} must be numbers above 0 with commas between, "
+                f"one text per level, e.g. 2 2,3 2,3 2,3 2 2"
+            )
+        return found
+
+    def trunk(self) -> ResNetConfig:
+        """The ResNet that the trunk is the beginning of."""
+        return ResNetConfig(
+            depth=self.depth,
+            width=self.width,
+            padding="torch" if self.padding == "torch" else "same_but_stem",
+            bn_momentum=self.bn_momentum,
+        )
+
+    def build(self, spec: DataSpec) -> Ssd:
+        """The network for `spec`'s classes, channels and size, with random weights."""
+        height, width = spec.size
+        if height != width:
+            raise UsageError(f"this detector wants square pictures, got {height}x{width}; give one number, e.g. {SIZE}")
+        return Ssd(self, classes=len(spec.classes), channels=spec.channels, size=height)
+
+    def start_from(self, model: nn.Module) -> str:
+        """Loads `weights`; says what was loaded."""
+        if not self.weights:
+            return ""
+        assert isinstance(model, Ssd)
+        path = Path(self.weights)
+        if (index := index_of(path)) is not None:
+            note = copy_weights(model.trunk, read_tensorflow_trunk(model.trunk, index), index)
+            wrong = "; they were made with padding=same, this network has padding=torch"
+            return f"trunk: {note}{wrong if self.padding == 'torch' else ''}"
+        state = read_weights(path, model.state_dict())
+        if any(key.startswith("trunk.") for key in state):
+            return copy_weights(model, state, path, head="heads.")
+        return f"trunk: {copy_weights(model.trunk, state, path, unused=('layer4.', 'fc.'))}"
+
+
+class Trunk(nn.Module):
+    """The first three stages of a ResNet, the third without its stride; parameters have torchvision's names."""
+
+    def __init__(self, config: ResNetConfig, channels: int):
+        super().__init__()
+        blocks, width = STAGES[config.depth], config.width
+        self.conv1 = StemConv2d(channels, width, bias=False, same=False)
+        self.bn1 = make_norm(config, width)
+        self.maxpool = make_pool(config)
+        self.layer1 = make_stage(config, width, width, blocks[0], stride=1)
+        self.layer2 = make_stage(config, width, 2 * width, blocks[1], stride=2)
+        self.layer3 = make_stage(config, 2 * width, 4 * width, blocks[2], stride=1)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = functional.relu(self.bn1(self.conv1(pixels)), inplace=True)
+        return self.layer3(self.layer2(self.layer1(self.maxpool(x))))  # (batch, 4 * width, height / 8, width / 8)
+
+
+class Level(nn.Module):
+    """From one level to the next: a 1x1 and a 3x3 convolution, each with a ReLU and without batch-norm."""
+
+    def __init__(self, channels_in: int, inner: int, out: int, stride: int, is_padded: bool, same: bool):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, inner, 1)
+        if is_padded:
+            self.conv2 = make_conv(inner, out, 3, stride, bias=True, same=same)
+        else:
+            self.conv2 = nn.Conv2d(inner, out, 3, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.conv1(x), inplace=True)
+        return functional.relu(self.conv2(x), inplace=True)
+
+
+class Ssd(nn.Module):
+    """(batch, channels, size, size) to logits (batch, anchors, classes + 1) and offsets (batch, anchors, 4), both in
+    fp32, and the anchors (anchors, 4) as cy, cx, h, w; all in the order (level, row, column, anchor). Class 0 is
+    background."""
+
+    anchors: Tensor
+
+    def __init__(self, config: SsdConfig, classes: int, channels: int, size: int):
+        super().__init__()
+        cells = feature_sizes(config, size)
+        ratios = config.parsed_ratios()[: len(cells)]
+        self.split = (classes + 1, 4)  # of the channels of one anchor: scores, then offsets
+        self.trunk = Trunk(config.trunk(), channels)
+        self.extras = _extras(config, len(cells))
+        outputs = [4 * config.width] + [out * config.width for _, out, _, _ in EXTRAS]
+        # One convolution for scores and offsets: the same numbers as of two, with the input read once.
+        self.heads = nn.ModuleList(
+            nn.Conv2d(channels_in, _per_cell(level) * sum(self.split), 3, padding=1)
+            for channels_in, level in zip(outputs, ratios, strict=False)
+        )
+        scales = [scale * size / SIZE for scale in config.scales[: len(cells) + 1]]
+        anchors = default_boxes(size, cells, _steps(config, cells, size), scales, ratios)
+        self.register_buffer("anchors", anchors, persistent=False)  # follow from the config
+        self._initialise(config)
+        if config.freeze == "first_block":
+            first = self.trunk.layer1[0]
+            assert isinstance(first, BasicBlock)
+            for layer in (self.trunk.conv1, self.trunk.bn1, first.conv1, first.bn1):
+                layer.requires_grad_(False)
+
+    def _initialise(self, config: SsdConfig) -> None:
+        # Batch-norms keep torch's default, scale 1 and shift 0, but for the last ones of blocks that begin at 0.
+        is_tf = config.init == "tf"
+        for module in self.trunk.modules():
+            if isinstance(module, nn.Conv2d):
+                INITS["variance_scaling" if is_tf else "torch"](module.weight)
+            elif isinstance(module, BasicBlock) and is_tf:
+                nn.init.zeros_(module.bn2.weight)
+        for module in self.extras.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.xavier_uniform_(module.weight)
+        for module in self.heads.modules():
+            if isinstance(module, nn.Conv2d):
+                self._initialise_head(module.weight)
+        for module in (*self.extras.modules(), *self.heads.modules()):
+            if isinstance(module, nn.Conv2d) and module.bias is not None and is_tf:
+                nn.init.zeros_(module.bias)
+
+    @torch.no_grad()
+    def _initialise_head(self, weight: Tensor) -> None:
+        """Glorot's, as if scores and offsets had a convolution each."""
+        per_anchor = weight.view(-1, sum(self.split), *weight.shape[1:])
+        for part in per_anchor.split(self.split, dim=1):
+            fans = weight[0].numel() + part.shape[0] * part.shape[1] * weight[0, 0].numel()  # in and out
+            part.uniform_(-math.sqrt(6 / fans), math.sqrt(6 / fans))
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x = self.trunk(pixels)
+        features = [x]
+        for level in self.extras:
+            x = level(x)
+            features.append(x)
+        logits, offsets = [], []
+        for head, x in zip(self.heads, features, strict=True):
+            # In channels_last this is how the numbers lie already: nothing moves before they are put together.
+            found = head(x).permute(0, 2, 3, 1).reshape(len(x), -1, sum(self.split))  # (batch, cells * anchors, ...)
+            scores, boxes = found.split(self.split, dim=2)
+            logits.append(scores)
+            offsets.append(boxes)
+        return torch.cat(logits, dim=1).float(), torch.cat(offsets, dim=1).float(), self.anchors  # losses are fp32
+
+
+def feature_sizes(config: SsdConfig, size: int) -> list[int]:
+    """Cells a side of every level that a picture of `size` pixels has."""
+    if size < 1:
+        raise UsageError(f"a picture of {size} pixels has no levels; {SIZE} is the published size")
+    found: list[int] = []
+    thin = replace(config, width=1)
+    with torch.device("meta"), torch.no_grad():
+        x = Trunk(thin.trunk(), 1).eval()(torch.empty(1, 1, size, size))
+        found.append(x.shape[2])
+        for level, (*_, is_padded) in zip(_extras(thin, LEVELS), EXTRAS, strict=True):
+            if not is_padded and x.shape[2] < 3:
+                break
+            x = level(x)
+            found.append(x.shape[2])
+    return found
+
+
+def _extras(config: SsdConfig, levels: int) -> nn.ModuleList:
+    width, same = config.width, config.padding != "torch"
+    inputs = [4] + [out for _, out, _, _ in EXTRAS]
+    return nn.ModuleList(
+        Level(channels_in * width, inner * width, out * width, stride, is_padded, same)
+        for channels_in, (inner, out, stride, is_padded) in zip(inputs[: levels - 1], EXTRAS, strict=False)
+    )
+
+
+def _per_cell(ratios: Sequence[float]) -> int:
+    return 2 + 2 * len(ratios)  # two squares, and each ratio lying and standing
+
+
+def _steps(config: SsdConfig, cells: Sequence[int], size: int) -> list[float]:
+    """In pixels of a picture of `size`. A network strides by the same pixels in any picture; cells without padding are
+    spread over all of it instead, as 100 and 300 do with 3 and 1."""
+    is_padded = (True, *(level[3] for level in EXTRAS))
+    published = feature_sizes(config, SIZE)
+    return [
+        config.steps[level] * (1 if is_padded[level] else size / SIZE * published[level] / count)
+        for level, count in enumerate(cells)
+    ]
+
+
+def read_tensorflow_trunk(trunk: Trunk, index: Path) -> dict[str, Tensor]:
+    """The trunk's tensors under our names, out of a checkpoint of TensorFlow's ResNet or of its SSD.
+
+    TensorFlow numbers layers as they are made; what has another shape than in `trunk` comes without values.
+    """
+    bundle, expected = TensorBundle(index), trunk.state_dict()
+    scope = "resnet34/" if "resnet34/conv2d/kernel" in bundle.entries else ""
+    names: dict[str, str] = {}
+    for number, (conv, norm) in enumerate(_in_order_of_creation(trunk)):
+        counted = f"_{number}" if number else ""
+        names[f"{scope}conv2d{counted}/kernel"] = f"{conv}.weight"
+        for kind in NORM_ORDER:
+            names[f"{scope}batch_normalization{counted}/{kind}"] = f"{norm}.{KINDS[kind]}"
+    if missing := [name for name in names if name not in bundle.entries]:
+        held = ", ".join(sorted(bundle.entries)[:3])
+        raise BadCheckpoint(
+            f"{index} lacks {len(missing)} of the {len(names)} tensors of this trunk, {missing[0]} first "
+            f"(it holds {len(bundle.entries)}: {held} ...); give a checkpoint of TensorFlow's ResNet-34, or its depth"
+        )
+    state: dict[str, Tensor] = {}
+    for theirs, ours in names.items():
+        shape = bundle.entries[theirs].shape
+        order = (3, 2, 0, 1) if len(shape) == 4 else tuple(range(len(shape)))  # height, width, in, out to out, in, ...
+        turned = tuple(shape[axis] for axis in order)
+        fits = turned == tuple(expected[ours].shape)
+        state[ours] = bundle.read(theirs).permute(order) if fits else torch.empty(turned, device="meta")
+    return state
+
+
+def _in_order_of_creation(trunk: Trunk) -> Iterator[tuple[str, str]]:
+    """Convolution and batch-norm, as TensorFlow's script makes them: a block's projection comes first."""
+    yield "conv1", "bn1"
+    for stage in ("layer1", "layer2", "layer3"):
+        for number, block in enumerate(trunk.get_submodule(stage).children()):
+            if isinstance(block, BasicBlock) and block.downsample is not None:
+                yield f"{stage}.{number}.downsample.0", f"{stage}.{number}.downsample.1"
+            yield f"{stage}.{number}.conv1", f"{stage}.{number}.bn1"
+            yield f"{stage}.{number}.conv2", f"{stage}.{number}.bn2"
