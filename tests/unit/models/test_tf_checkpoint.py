@@ -5,6 +5,7 @@ import random
 import shutil
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 
 from sightline.errors import BadCheckpoint
 from sightline.models import tf_checkpoint
+from sightline.models.resnet import ResNetConfig
+from sightline.models.ssd import Trunk, read_tensorflow_trunk
 from sightline.models.tf_checkpoint import TensorBundle, index_of
 from sightline.protobuf import masked_crc32c
 
@@ -40,7 +43,7 @@ def entry(shape=(2,), size=8, offset=0, shard=0, dtype=1, checksum=0) -> bytes:
     return b"".join(parts) + b"\x35" + struct.pack("<I", checksum)
 
 
-def block(items: list[tuple[bytes, bytes]], kind: int = 0, restarts: int = 1) -> bytes:
+def block(items: list[tuple[bytes, bytes]], kind: int = 0) -> bytes:
     body, before = b"", b""
     for key, value in items:
         shared = next(
@@ -48,7 +51,7 @@ def block(items: list[tuple[bytes, bytes]], kind: int = 0, restarts: int = 1) ->
         )
         body += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
         before = key
-    body += struct.pack("<I", 0) * restarts + struct.pack("<I", restarts) + bytes([kind])
+    body += struct.pack("<II", 0, 1) + bytes([kind])  # one key is written whole, the first
     return body + struct.pack("<I", masked_crc32c(body))
 
 
@@ -144,6 +147,35 @@ def test_a_table_of_several_blocks(tmp_path):
         "layer/b": [2, 3],
         "layer/bc": [4, 5],
     }
+
+
+def renamed_trunk(folder: Path, rename: Callable[[str], str]) -> Path:
+    """The trunk that TensorFlow wrote, with other names; without what has none."""
+    items = [
+        (rename(name).encode(), entry(e.shape, e.size, e.offset, e.shard, e.dtype, e.checksum))
+        for name, e in TensorBundle(GOLDEN / "trunk.index").entries.items()
+        if rename(name)
+    ]
+    data = (GOLDEN / "trunk.data-00000-of-00001").read_bytes()
+    return bundle(folder, table(block([HEADER, *sorted(items)])), data).index
+
+
+def test_the_trunk_of_a_whole_detector_is_the_one_in_its_scope(tmp_path):
+    trunk = Trunk(ResNetConfig(depth=34, width=2), 3)
+    index = renamed_trunk(tmp_path, lambda name: f"resnet34/{name}")
+
+    found, expected = read_tensorflow_trunk(trunk, index), read_tensorflow_trunk(trunk, GOLDEN / "trunk.index")
+
+    assert len(found) == 5 * 29
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("missing", ["conv2d_28/kernel", "batch_normalization/moving_mean", "conv2d_7/kernel"])
+def test_a_trunk_without_one_of_its_tensors_is_refused(tmp_path, missing):
+    index = renamed_trunk(tmp_path, lambda name: "" if name == missing else name)
+
+    with pytest.raises(BadCheckpoint, match=f"lacks 1 of the 145 tensors of this trunk, {missing} first"):
+        read_tensorflow_trunk(Trunk(ResNetConfig(depth=34, width=2), 3), index)
 
 
 ONE = block([HEADER, (b"a", entry())])
