@@ -1,26 +1,25 @@
 """Tar and zip files, checked before anything of them is used: the one place that opens archives.
 
-`tar_members` finds what lies where, also inside a tar within a tar; `extract` writes an archive into a folder.
+`tar_members` and `zip_members` find what lies where, also in a tar within a tar; `extract` fills a folder.
 Names, kinds and sizes come from strangers: nothing is written or allocated because a header says so.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import stat
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn, Protocol
+from typing import BinaryIO, NamedTuple, NoReturn, Protocol
 
 from sightline.data.progress import Progress
-from sightline.errors import DISK_FULL, BadData, DiskFull
+from sightline.data.whole_files import check_room, folder_below, written_whole
+from sightline.errors import BadData
 
 BLOCK = 512  # of a tar file
 _CHUNK = 1 << 20
@@ -29,7 +28,6 @@ _MAX_PART_BYTES = 255  # of a name between two slashes: what file systems take
 _MAX_EXTENDED_BYTES = 64 * 1024  # of one pax or GNU header; a name and a few times are some hundred
 _MAX_ZIP_DIRECTORY = 64 * 2**20  # COCO's 118,000 pictures take 13 MB; it is read whole
 _ZIP_RATIO_MATTERS_FROM = 2**20  # bytes: a small text may well shrink a thousandfold
-_KEPT_FREE = 64 * 2**20  # bytes that a disk must have left after writing
 
 _REGULAR, _FOLDER, _EXTENDED = (b"0", b"\0", b"7"), b"5", (b"x", b"g", b"L", b"K")
 _KINDS = {
@@ -64,6 +62,17 @@ class Member:
     name: str
     offset: int
     size: int
+
+
+class Packed(NamedTuple):
+    """A file in a zip: its clean name, where its own header starts, its bytes as stored and unpacked, its CRC-32."""
+
+    name: str
+    offset: int
+    stored: int
+    size: int
+    crc: int
+    is_deflated: bool
 
 
 class BadArchive(BadData):
@@ -138,6 +147,50 @@ def read_member(file: BinaryIO, member: Member, archive: str) -> bytes:
     return data
 
 
+def zip_members(path: Path, limits: Limits = DEFAULT_LIMITS) -> list[Packed]:
+    """The files of a zip, to be read in any order by `packed_chunks`."""
+    with _open_checked(path) as file:
+        if not _is_zip(file):
+            _refuse(str(path), "is no zip file; fetch it again")
+        with _open_zip(file, path) as packed:
+            infos = _zip_members(packed, path, limits)
+    names = (clean_name(info.filename, str(path)) for info in infos)
+    return [
+        Packed(name, i.header_offset, i.compress_size, i.file_size, i.CRC, i.compress_type == zipfile.ZIP_DEFLATED)
+        for name, i in zip(names, infos, strict=True)
+    ]
+
+
+def packed_chunks(file: BinaryIO, member: Packed, archive: str) -> Iterator[bytes]:
+    """The bytes of a file of a zip, about a megabyte at a time; BadArchive if they are not what the zip's list says."""
+    header = _read_at(file, member.offset, 30)
+    if len(header) < 30 or not header.startswith(b"PK\x03\x04"):
+        _refuse(archive, f"'{member.name}' is not where its list says; it is damaged, fetch it again")
+    begin = member.offset + 30 + sum(struct.unpack("<HH", header[26:]))
+    stored = _Slice(file, Member(member.name, begin, member.stored))
+    chunks = iter(lambda: stored.read(_CHUNK), b"")
+    size = crc = 0
+    try:
+        for chunk in _inflated(chunks) if member.is_deflated else chunks:
+            size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+            if size > member.size:
+                break
+            yield chunk
+    except zlib.error as error:
+        _refuse(archive, f"'{member.name}' cannot be unpacked ({error}); it is damaged, fetch it again")
+    if size != member.size or crc != member.crc:
+        _refuse(archive, f"'{member.name}' is not the {member.size} bytes its list says; it is damaged, fetch it again")
+
+
+def _inflated(stored: Iterator[bytes]) -> Iterator[bytes]:
+    unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+    for chunk in stored:
+        while chunk:
+            yield unpacker.decompress(chunk, _CHUNK)
+            chunk = unpacker.unconsumed_tail
+    yield unpacker.flush()
+
+
 def clean_name(name: str, archive: str) -> str:
     """A member's name as a relative path of plain parts, or BadArchive: nothing may be written outside of a folder."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -155,18 +208,6 @@ def clean_name(name: str, archive: str) -> str:
     if reason:
         _refuse(archive, f"the name {name[:200]!r} {reason}; nothing is written under it, check where it is from")
     return "/".join(parts)
-
-
-def check_room(folder: Path, wanted: int, what: str) -> None:
-    """DiskFull unless `wanted` bytes fit on the disk of `folder` (or of its nearest parent that exists)."""
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if wanted + _KEPT_FREE > free:
-        raise DiskFull(
-            f"{what} needs {wanted / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free; "
-            "make room or choose a folder on another disk"
-        )
 
 
 def _refuse(archive: str, reason: str) -> NoReturn:
@@ -400,57 +441,3 @@ def _write_one(folder: int, name: str, stream: _Readable, member: Member, path: 
             out.write(chunk)
         if written < member.size:
             _refuse(str(path), f"'{member.name}' holds {written} of the {member.size} bytes it claims; fetch it again")
-
-
-@contextmanager
-def folder_below(target: Path, name: str) -> Iterator[tuple[int, str]]:
-    """Opens the folder that `name` lies in below `target`, making what is missing; yields its descriptor and the last
-    part. No link on the way is followed, whoever put it there."""
-    *folders, last = name.split("/")
-    flags = os.O_RDONLY | os.O_DIRECTORY
-    at = os.open(target, flags)
-    try:
-        for depth, part in enumerate(folders, start=1):
-            where = target.joinpath(*folders[:depth])
-            with suppress(FileExistsError), _told_if_full(str(where)):
-                os.mkdir(part, dir_fd=at)
-            try:
-                below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
-            except OSError as error:
-                raise BadData(f"{where} is a link or a file, a folder was expected; remove it") from error
-            os.close(at)
-            at = below
-        yield at, last
-    finally:
-        os.close(at)
-
-
-@contextmanager
-def written_whole(folder: int, name: str, what: str, durable: bool = False) -> Iterator[BinaryIO]:
-    """A file to write that gets its name when the block ends well, and leaves nothing behind when it does not."""
-    # Hashed, because a name may use all of a file system's 255 bytes.
-    beside = f".{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}.part-{os.getpid()}"
-    with _told_if_full(what):
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666, dir_fd=folder)
-        try:
-            with os.fdopen(descriptor, "wb") as out:
-                yield out
-                if durable:
-                    out.flush()
-                    os.fsync(out.fileno())
-            os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            os.unlink(beside, dir_fd=folder)
-            raise
-
-
-@contextmanager
-def _told_if_full(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        raise DiskFull(
-            f"{what} could not be written: {error.strerror}; make room and start again, what is whole is kept"
-        ) from error

@@ -1,6 +1,6 @@
 """The three forms that pictures with labels are stored in: class folders, tar shards, TFRecord shards.
 
-Each writes one piece of a split (some files, or one shard) and says what it wrote; `_writing.py` hands the pieces out.
+Each writes one piece of a split (some files, or one shard) and says what it wrote; `_pieces.py` hands the pieces out.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from sightline.data.archive import clean_name, folder_below, written_whole
+from sightline.data.archive import clean_name
 from sightline.data.decode import read_header
+from sightline.data.prepare._pieces import Written
 from sightline.data.prepare._repair import repair
 from sightline.data.records import encode_example, frame
 from sightline.data.sources import Source
 from sightline.data.sources._shards import ShardSource
 from sightline.data.sources.folder import SUFFIXES
 from sightline.data.sources.tar import TarSource
+from sightline.data.whole_files import folder_below, written_whole
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 
@@ -41,15 +43,6 @@ class Picture(NamedTuple):
     file: str
     label: int
     data: bytes
-
-
-class Written(NamedTuple):
-    """What a piece has become: (path below the output folder, bytes) of each file; how many pictures were repaired, and
-    how many could not be because they are broken."""
-
-    files: list[tuple[str, int]]
-    repaired: int
-    unreadable: int
 
 
 @dataclass(frozen=True)
@@ -110,7 +103,7 @@ class Plan:
 
 
 def write_piece(plan: Plan, split: Split, number: int) -> Written:
-    """Writes one piece; files appear under their names when they are whole."""
+    """Writes one piece, and counts the pictures that were repaired and those too broken for it."""
     counts = {"repaired": 0, "unreadable": 0}
 
     def mended() -> Iterator[Picture]:
@@ -126,7 +119,7 @@ def write_piece(plan: Plan, split: Split, number: int) -> Written:
             yield picture
 
     files = _WRITERS[plan.form](plan, split, number, mended())
-    return Written(files, **counts)
+    return Written(files, counts)
 
 
 # Names. A sample's file name has to survive every form, and the samples their order, which follows from the names.

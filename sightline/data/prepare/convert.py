@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sightline.data.prepare._forms import Form, Plan
-from sightline.data.prepare._writing import alone_in, jobs_or_cores, write_all
+from sightline.data.prepare._pieces import alone_in, jobs_or_cores
+from sightline.data.prepare._writing import write_all
 from sightline.data.progress import Progress
 from sightline.data.sources import Source, SourceOptions, open_source
 from sightline.data.sources._shards import ShardSource

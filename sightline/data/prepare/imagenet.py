@@ -16,7 +16,8 @@ import numpy as np
 from sightline.data.archive import BadArchive, Limits, Member, read_member, tar_members
 from sightline.data.decode import MAX_BYTES
 from sightline.data.prepare._forms import Form, Plan
-from sightline.data.prepare._writing import alone_in, jobs_or_cores, write_all
+from sightline.data.prepare._pieces import alone_in, jobs_or_cores
+from sightline.data.prepare._writing import write_all
 from sightline.data.processes import over_processes
 from sightline.data.progress import Progress
 from sightline.data.sources import Sample, Source

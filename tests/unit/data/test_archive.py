@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import resource
+import shutil
 import struct
 import tarfile
 import tracemalloc
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from sightline.data import archive
 from sightline.data.archive import BadArchive, Limits, Member, clean_name, extract, read_member, tar_members
 from sightline.errors import BadData, DiskFull
 
@@ -419,7 +419,7 @@ def test_zip_list_of_absurd_length(tmp_path):
 
 def test_too_little_room_is_told_before_writing(tmp_path, monkeypatch):
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(archive.shutil, "disk_usage", lambda folder: usage(10**6))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10**6))
     with pytest.raises(DiskFull, match=r"unpacking some.tar needs 0.0 GB, .* has 0.0 GB free; make room"):
         extract(written(tmp_path, tar_bytes(FILES)), tmp_path / "deep" / "out")
     assert not (tmp_path / "deep").exists()

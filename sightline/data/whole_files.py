@@ -1,0 +1,82 @@
+"""Files written whole or not at all, below a folder and nowhere else: by every command that makes data."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from sightline.errors import DISK_FULL, BadData, DiskFull
+
+_KEPT_FREE = 64 * 2**20  # bytes that a disk must have left after writing
+
+
+def check_room(folder: Path, wanted: int, what: str) -> None:
+    """DiskFull unless `wanted` bytes fit on the disk of `folder` (or of its nearest parent that exists)."""
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if wanted + _KEPT_FREE > free:
+        raise DiskFull(
+            f"{what} needs {wanted / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB free; "
+            "make room or choose a folder on another disk"
+        )
+
+
+@contextmanager
+def folder_below(target: Path, name: str) -> Iterator[tuple[int, str]]:
+    """Opens the folder that `name` lies in below `target`, making what is missing; yields its descriptor and the last
+    part. No link on the way is followed, whoever put it there."""
+    *folders, last = name.split("/")
+    flags = os.O_RDONLY | os.O_DIRECTORY
+    at = os.open(target, flags)
+    try:
+        for depth, part in enumerate(folders, start=1):
+            where = target.joinpath(*folders[:depth])
+            with suppress(FileExistsError), told_if_full(str(where)):
+                os.mkdir(part, dir_fd=at)
+            try:
+                below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
+            except OSError as error:
+                raise BadData(f"{where} is a link or a file, a folder was expected; remove it") from error
+            os.close(at)
+            at = below
+        yield at, last
+    finally:
+        os.close(at)
+
+
+@contextmanager
+def written_whole(folder: int, name: str, what: str, durable: bool = False) -> Iterator[BinaryIO]:
+    """A file to write that gets its name when the block ends well, and leaves nothing behind when it does not."""
+    # Hashed, because a name may use all of a file system's 255 bytes.
+    beside = f".{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}.part-{os.getpid()}"
+    with told_if_full(what):
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as out:
+                yield out
+                if durable:
+                    out.flush()
+                    os.fsync(out.fileno())
+            os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(beside, dir_fd=folder)
+            raise
+
+
+@contextmanager
+def told_if_full(what: str) -> Iterator[None]:
+    """DiskFull in the place of the system's own error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise DiskFull(
+            f"{what} could not be written: {error.strerror}; make room and start again, what is whole is kept"
+        ) from error
