@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sightline.errors import BadData
 
 # Of the whole file: COCO's training annotations have 450 MB, nearly all of it outlines.
 MAX_JSON_BYTES = 2 * 2**30
 _LARGEST_ID = 2**63 - 1
 _LARGEST_SIDE = 2**31 - 1
+_LARGEST_AREA = 1e38  # what the 32 bits of a record hold
 
 Wrong = Callable[[str, str, str], None]  # kind, where, what is wrong
 
@@ -169,8 +168,11 @@ def _box(entry: dict[str, Any], where: str, found: Instances, wrong: Wrong) -> B
     else:
         x, y, width, height = map(float, numbers)
         # Sets that are like COCO often leave these two out.
-        area, crowd = entry.get("area", width * height), entry.get("iscrowd", 0)
-        if not _is_number(area) or not abs(area) < np.finfo(np.float32).max:
+        area, crowd = (
+            entry.get("area", width * height if math.isfinite(width * height) else 0.0),
+            entry.get("iscrowd", 0),
+        )
+        if not _is_number(area) or not abs(area) <= _LARGEST_AREA:
             wrong("unreadable entry", where, f"area {str(area)[:40]}; expected a number")
         elif crowd not in (0, 1):
             wrong("unreadable entry", where, f"iscrowd {str(crowd)[:40]}; expected 0 or 1")
