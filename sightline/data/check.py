@@ -1,6 +1,7 @@
 """`sightline check`: looks at every sample of both splits and lists all that is wrong, where a run stops at the first.
 
-`Report` is what any task's data answer with; below it, the look at pictures with one label each.
+`Report` is what any task's data answer with; below it, the look at pictures with one label each. Those with boxes are
+looked at in check_boxes.py.
 """
 
 from __future__ import annotations
@@ -200,10 +201,10 @@ def _describe(split: Split, source: Source, seen: Sequence[Seen], report: Report
         "pictures": len(seen),
         "unreadable": len(seen) - len(whole),
         "classes": len(source.classes),
-        "pictures per class": _spread(per_class),
+        "pictures per class": spread(per_class),
         "classes without any": sum(count == 0 for count in per_class),
-        "width": _spread([each.width for each in whole]),
-        "height": _spread([each.height for each in whole]),
+        "width": spread([each.width for each in whole]),
+        "height": spread([each.height for each in whole]),
         "same bytes twice": sum(bool(each.digest) for each in seen) - len(digests),
     }
     if not seen:
@@ -252,7 +253,8 @@ def _per_class(source: Source, seen: Sequence[Seen]) -> list[int]:
     return np.bincount(np.asarray(labels, np.int64), minlength=len(source.classes)).tolist()
 
 
-def _spread(values: Sequence[int]) -> dict[str, float]:
+def spread(values: Sequence[int]) -> dict[str, float]:
+    """Smallest, median and largest."""
     if not values:
         return {}
     return {"min": min(values), "median": float(np.median(values)), "max": max(values)}

@@ -14,6 +14,7 @@ from sightline import cli
 
 REPO = Path(__file__).resolve().parents[2]
 MADE = runpy.run_path(str(REPO / "tests/unit/data/prepare/archives.py"))
+MADE_COCO = runpy.run_path(str(REPO / "tests/unit/data/prepare/coco_zips.py"))
 SIGHTLINE = [sys.executable, "-m", "sightline"]
 LIMIT_S = 120
 
@@ -68,6 +69,23 @@ def test_killed_twice_then_finished_gives_the_same_bytes(tmp_path, form, jobs):
     killed = [kill_in_the_middle(command(archives, out, form, jobs), out) for _ in range(2)]
     assert killed[0], "the process was faster than the test; give it more pictures"
     subprocess.run(command(archives, out, form, jobs), cwd=REPO, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+    assert contents(out) == contents(whole)
+    assert not list(out.rglob("*.part-*")) and not (out / ".prepare").exists()
+
+
+@pytest.mark.parametrize(("form", "jobs"), [("tfrecord", 2), pytest.param("folder", 1, marks=pytest.mark.slow)])
+def test_coco_killed_twice_then_finished_gives_the_same_bytes(tmp_path, form, jobs):
+    source = MADE_COCO["make_zips"](tmp_path / "in", 2000 if form == "folder" else 300, 40)
+    whole, out = tmp_path / "whole", tmp_path / "out"
+
+    def arguments(out: Path, jobs: int) -> list[str]:
+        places = ["--source", str(source), "--out", str(out), "--form", form, "--jobs", str(jobs)]
+        return [*SIGHTLINE, "prepare", "coco", *places, "--shards", "150", "--val-shards", "10"]
+
+    assert cli.main(arguments(whole, 1)[len(SIGHTLINE) :]) == 0
+    killed = [kill_in_the_middle(arguments(out, jobs), out) for _ in range(2)]
+    assert killed[0], "the process was faster than the test; give it more pictures"
+    subprocess.run(arguments(out, jobs), cwd=REPO, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
     assert contents(out) == contents(whole)
     assert not list(out.rglob("*.part-*")) and not (out / ".prepare").exists()
 

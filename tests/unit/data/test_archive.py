@@ -14,7 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from sightline.data.archive import BadArchive, Limits, Member, clean_name, extract, read_member, tar_members
+from sightline.data.archive import (
+    BadArchive,
+    Limits,
+    Member,
+    clean_name,
+    extract,
+    packed_chunks,
+    read_member,
+    tar_members,
+    zip_members,
+)
 from sightline.errors import BadData, DiskFull
 
 FILES = {
@@ -451,3 +461,77 @@ def test_random_damage_gives_our_error_or_the_files(tmp_path):
             with contextlib.suppress(BadData):  # any other error fails the test
                 extract(path, tmp_path / f"{name}-out" / str(turn))
     assert {path.name for path in tmp_path.iterdir()} == {"some.tar", "some.zip", "some.tar-out", "some.zip-out"}
+
+
+# Files of a zip, read in any order.
+
+
+def zipped(path: Path, files: dict[str, bytes], method: int) -> Path:
+    with zipfile.ZipFile(path, "w", method) as packed:
+        for name, data in files.items():
+            packed.writestr(name, data)
+    return path
+
+
+def unpacked(path: Path) -> dict[str, bytes]:
+    with path.open("rb") as file:
+        members = reversed(zip_members(path))
+        return {member.name: b"".join(packed_chunks(file, member, str(path))) for member in members}
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_zip_members_in_any_order(tmp_path, method):
+    files = FILES | {"large": os.urandom(1000) * 3000, "dull": bytes(150_000)}
+    path = zipped(tmp_path / "a.zip", files, method)
+    assert unpacked(path) == files
+    with path.open("rb") as file:
+        [large] = [member for member in zip_members(path) if member.name == "large"]
+        assert max(map(len, packed_chunks(file, large, "a"))) <= 1 << 20
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_damage_in_a_zip_member_is_noticed(tmp_path, method):
+    """Every byte of a member's own header and data in turn: either it does not matter or it is told."""
+    whole = {"x": bytes(range(256)) * 3}
+    path = zipped(tmp_path / "a.zip", whole, method)
+    stored = path.read_bytes()
+    [member] = zip_members(path)
+    told = 0
+    for at in range(member.offset, member.offset + 31 + member.stored):
+        path.write_bytes(stored[:at] + bytes([stored[at] ^ 0x41]) + stored[at + 1 :])
+        try:
+            with path.open("rb") as file:
+                assert b"".join(packed_chunks(file, member, "a")) == whole["x"]
+        except BadArchive:
+            told += 1
+    assert told >= member.stored
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_zip_cut_off_after_it_was_listed(tmp_path, method):
+    path = zipped(tmp_path / "a.zip", {"x": os.urandom(5000)}, method)
+    stored = path.read_bytes()
+    [member] = zip_members(path)
+    for length in (0, 10, 29, 40, 2000):
+        path.write_bytes(stored[:length])
+        with path.open("rb") as file, pytest.raises(BadArchive, match="fetch it again"):
+            list(packed_chunks(file, member, "a"))
+
+
+def test_a_zip_member_larger_than_its_list_says(tmp_path):
+    path = zipped(tmp_path / "a.zip", {"x": bytes(200_000_000)}, zipfile.ZIP_DEFLATED)
+    [member] = zip_members(path, Limits(zip_ratio=2000))
+    tracemalloc.start()
+    with path.open("rb") as file, pytest.raises(BadArchive, match="is not the 1000 bytes"):
+        list(packed_chunks(file, member._replace(size=1000), "a"))
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
+
+
+def test_hostile_zips_are_not_listed(tmp_path):
+    for name in ("../x", "/x"):
+        with pytest.raises(BadArchive):
+            zip_members(zipped(tmp_path / "a.zip", {name: b""}, zipfile.ZIP_STORED))
+    (tmp_path / "b.zip").write_bytes(b"no zip")
+    with pytest.raises(BadArchive, match="is no zip file"):
+        zip_members(tmp_path / "b.zip")

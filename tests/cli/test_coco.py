@@ -1,0 +1,177 @@
+"""`prepare coco` and `check` of detection data as a user types them."""
+
+import functools
+import hashlib
+import http.server
+import json
+import runpy
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from sightline import cli, recipes
+from sightline.data.prepare import coco
+
+REPO = Path(__file__).resolve().parents[2]
+make_zips = runpy.run_path(str(REPO / "tests/unit/data/prepare/coco_zips.py"))["make_zips"]
+RECIPE = '''
+"""A recipe whose data are pictures with boxes."""
+
+import dataclasses
+
+from sightline.data.check_boxes import check_boxes
+from sightline.parts import DataConfig
+from sightline.recipes import demo_classification
+
+
+@dataclasses.dataclass(frozen=True)
+class Boxes(DataConfig):
+    path: str = ""
+    source: str = "auto"
+    classes: int = 0
+
+    def open(self, split, seed):
+        raise NotImplementedError
+
+    def declared(self):
+        return None
+
+    def check(self, decode, processes, progress):
+        return check_boxes(self.path, self.source, self.classes, decode, processes, progress)
+
+
+def recipe():
+    return dataclasses.replace(demo_classification.recipe(), name="boxes", data=Boxes())
+'''
+
+
+@pytest.fixture
+def sightline(capsys):
+    """sightline(*arguments) -> (exit code, stdout, stderr)"""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code = cli.main([str(each) for each in arguments])
+        except SystemExit as error:  # tyro
+            code = error.code
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def check(sightline, tmp_path):
+    name: object = "ssd_resnet34"
+    if name not in recipes.names():
+        name = tmp_path / "boxes.py"
+        name.write_text(textwrap.dedent(RECIPE))
+    return lambda path, *flags: sightline("check", name, f"--data.path={path}", "--run.workers=0", *flags)
+
+
+@pytest.fixture(scope="module")
+def zips(tmp_path_factory) -> Path:
+    return make_zips(tmp_path_factory.mktemp("zips"))
+
+
+def test_help(sightline):
+    code, out, _ = sightline("prepare", "coco", "--help")
+    assert code == 0
+    for flag in ("--source", "--out", "--form", "--download", "--shards", "--val-shards", "--jobs"):
+        assert flag in out
+
+
+@pytest.mark.parametrize("form", ["folder", "tfrecord"])
+def test_prepare_then_check(sightline, check, zips, tmp_path, form):
+    out = tmp_path / "out"
+    code, said, err = sightline(
+        "prepare", "coco", "--source", zips, "--out", out, "--form", form, "--shards", 4, "--val-shards", 2, "--jobs", 1
+    )
+    assert (code, err) == (0, "")
+    assert said == f"coco: train 40, train with boxes 28, val 20, boxes left out 42 in {out}\n"
+    code, said, err = check(out)
+    if form == "folder":  # the json is as it was, and so are its boxes
+        assert code == 3 and "box without an area: 36\n" in said and "box outside of the picture: 6\n" in said
+        assert err == "error: 42 problems; mend what is listed above\n"
+    else:
+        assert (code, err) == (0, "") and said.endswith("no problems\n")
+    assert "person 1" in said and "  without boxes " in said
+
+
+def test_check_as_json(sightline, check, zips, tmp_path):
+    sightline("prepare", "coco", "--source", zips, "--out", tmp_path / "out")
+    (tmp_path / "out" / "val2017" / "000000005000.jpg").write_bytes(b"")
+    code, out, _ = check(tmp_path / "out", "--json", "--no-decode")
+    assert code == 3
+    found = json.loads(out)
+    assert found["splits"]["train"]["boxes per class"].keys() == {"person", "car", "toothbrush"}
+    assert [each["where"] for each in found["problems"] if each["kind"] == "unreadable"] == ["val2017/000000005000.jpg"]
+    assert len(found["problems"]) == 43
+
+
+def test_check_without_data(check, tmp_path):
+    assert check(tmp_path / "nothing")[0] == 2
+
+
+# --download, from a server on this machine in the place of the official one.
+
+
+@pytest.fixture
+def served(zips, monkeypatch):
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(zips))
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    remotes = []
+    for remote in coco.OFFICIAL:
+        data = (zips / remote.name).read_bytes()
+        url = f"http://127.0.0.1:{server.server_address[1]}/{remote.name}"
+        remotes.append(remote._replace(url=url, size=len(data), sha256=hashlib.sha256(data).hexdigest()))
+    monkeypatch.setattr(coco, "OFFICIAL", tuple(remotes))
+    yield remotes
+    server.shutdown()
+    server.server_close()
+
+
+def test_download(sightline, served, zips, tmp_path):
+    source, out = tmp_path / "new" / "zips", tmp_path / "out"
+    flags = ("prepare", "coco", "--source", source, "--out", out, "--download", "--jobs", 1)
+    code, said, err = sightline(*flags)
+    assert (code, err) == (0, "") and said.startswith("coco: train 40")
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == {
+        path.name: path.read_bytes() for path in zips.iterdir()
+    }
+    assert sightline(*flags)[0] == 0
+    # What was unpacked is not fetched again.
+    assert sightline("prepare", "coco", "--source", out, "--out", tmp_path / "again", "--download")[0] == 0
+    assert not list(out.glob("*.zip"))
+
+
+def test_a_wrong_download_is_not_unpacked(sightline, served, tmp_path, monkeypatch):
+    served[0] = served[0]._replace(sha256="0" * 64)
+    monkeypatch.setattr(coco, "OFFICIAL", tuple(served))
+    source, out = tmp_path / "zips", tmp_path / "out"
+    code, _, err = sightline("prepare", "coco", "--source", source, "--out", out, "--download")
+    assert code == 3 and "its sha256 is " in err and "is kept as " in err
+    assert not out.exists()
+    assert [path.name.partition(".wrong-")[0] for path in source.iterdir()] == ["annotations_trainval2017.zip"]
+
+
+def test_what_is_there_is_checked_before_it_is_used(sightline, served, tmp_path):
+    source = make_zips(tmp_path / "zips", train=30)
+    code, _, err = sightline("prepare", "coco", "--source", source, "--out", tmp_path / "out", "--download")
+    assert code == 3 and "were expected; move it away" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_official_addresses():
+    """https only, and a sha256 each."""
+    assert {remote.name for remote in coco.OFFICIAL} == {
+        "train2017.zip",
+        "val2017.zip",
+        "annotations_trainval2017.zip",
+    }
+    assert all(remote.url.startswith("https://") and len(remote.sha256) == 64 for remote in coco.OFFICIAL)
+    assert sum(remote.size for remote in coco.OFFICIAL) == 20_405_354_669
