@@ -142,10 +142,9 @@ class _Transfer:
                     tries, wait_s = 0, self.patience.wait_s
                 tries += 1
                 if tries >= self.patience.tries:
-                    raise NotFetched(
-                        f"{_shown(self.url)}: {cut}; tried {tries} times, {self.done} of {self.size} bytes are in "
-                        f"{self.path}; the same command goes on from there"
-                    ) from cut
+                    left = f"{self.done} of {self.size} bytes are in {self.path}, the same command goes on from there"
+                    advice = left if self.done else "try again later, or fetch the file by hand"
+                    raise NotFetched(f"{_shown(self.url)}: {cut}; tried {tries} times; {advice}") from cut
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, 30)
 

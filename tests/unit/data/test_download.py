@@ -142,7 +142,7 @@ def test_resumed_within_one_call(serve, target, count):
 
 def test_resumed_by_a_second_call(serve, target):
     server = serve(cut(50_000))
-    with pytest.raises(NotFetched, match=r"tried 3 times, 50000 of 1024000 bytes are in .*train.zip.part"):
+    with pytest.raises(NotFetched, match=r"tried 3 times; 50000 of 1024000 bytes are in .*train.zip.part"):
         get(server, target)
     assert names(target) == ["train.zip.part", "train.zip.part.json"]
     assert target.with_name("train.zip.part").read_bytes() == DATA[:50_000]
