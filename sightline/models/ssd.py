@@ -185,9 +185,8 @@ class Level(nn.Module):
 
 
 class Ssd(nn.Module):
-    """(batch, channels, size, size) to logits (batch, anchors, classes + 1) and offsets (batch, anchors, 4), both in
-    fp32, and the anchors (anchors, 4) as cy, cx, h, w; all in the order (level, row, column, anchor). Class 0 is
-    background."""
+    """(batch, channels, size, size) to logits (batch, anchors, classes + 1), offsets (batch, anchors, 4) and the anchors
+    (anchors, 4) as cy, cx, h, w; all in the order (level, row, column, anchor). Class 0 is background."""
 
     anchors: Tensor
 
@@ -253,7 +252,7 @@ class Ssd(nn.Module):
             scores, boxes = found.split(self.split, dim=2)
             logits.append(scores)
             offsets.append(boxes)
-        return torch.cat(logits, dim=1).float(), torch.cat(offsets, dim=1).float(), self.anchors  # losses are fp32
+        return torch.cat(logits, dim=1), torch.cat(offsets, dim=1), self.anchors
 
 
 def feature_sizes(config: SsdConfig, size: int) -> list[int]:

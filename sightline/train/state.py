@@ -81,7 +81,9 @@ class TrainState:
     def batch_norm_statistics(self) -> list[Tensor]:
         """Running means and variances of the weights and of their average."""
         models = [self.model, *([self.ema.model] if self.ema else [])]
-        return [b for model in models for b in model.buffers() if b.is_floating_point()]
+        # What a checkpoint does not hold, such as a detector's anchors, is no statistic.
+        kept = [(model, model.state_dict().keys()) for model in models]
+        return [b for m, names in kept for n, b in m.named_buffers() if n in names and b.is_floating_point()]
 
     def share_batch_norm(self, rule: str, world: World) -> None:
         """Ranks see different pictures, so their statistics differ; `rule` says whose are evaluated and saved."""
