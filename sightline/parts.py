@@ -51,6 +51,7 @@ class DataSpec:
     size: tuple[int, int]  # height, width of what the network sees in evaluation
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    class_ids: tuple[int, ...] = ()  # what the files call the classes, in the same order, where that is not 0, 1, 2...
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists and numbers, as they stand in a checkpoint."""

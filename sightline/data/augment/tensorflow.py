@@ -1,6 +1,7 @@
 """What the TensorFlow originals do their own way: the training crop, the evaluation size, the resize, the mean colour.
 
-Called by classification.py where `crop` is tf or `interpolation` is legacy; checked against TensorFlow itself.
+Called by classification.py where `crop` is tf or `interpolation` is legacy, and by detection.py where `resize` is tf;
+checked against TensorFlow itself.
 """
 
 import math
@@ -74,31 +75,57 @@ def resize_legacy(
     """
     from_row, to_row = max(corner[0], 0), min(corner[0] + size, resized[0])
     from_column, to_column = max(corner[1], 0), min(corner[1] + size, resized[1])
-    above, below, down = _neighbours(len(box), resized[0], from_row, to_row)
-    left, right, across = _neighbours(box.shape[1], resized[1], from_column, to_column)
-    if flip:  # here, because columns are gathered anyway
-        left, right, across = left[::-1], right[::-1], across[::-1]
-    # Rows of whole pixels are gathered first, because that is copying memory; columns then as single numbers.
-    upper, lower = (torch.from_numpy(box[rows].reshape(len(rows), -1)).float() for rows in (above, below))
-    lines = upper.lerp_(lower, torch.from_numpy(down)[:, None])  # (rows, 3 * width)
-    first, second = (
-        lines.index_select(1, torch.from_numpy((columns[:, None] * 3 + np.arange(3)).ravel()))
-        for columns in (left, right)
-    )
-    square = first.lerp_(second, torch.from_numpy(across.repeat(3)))
-    # By way of int16, because from float to uint8 torch is four times as slow.
-    shown = square.round_().to(torch.int16).to(torch.uint8).numpy().reshape(len(above), len(left), 3)
+    rows = np.arange(from_row, to_row, dtype=np.float32) * (np.float32(len(box)) / np.float32(resized[0]))
+    columns = np.arange(from_column, to_column, dtype=np.float32) * (np.float32(box.shape[1]) / np.float32(resized[1]))
+    shown = _between_pixels(box, rows, columns[::-1] if flip else columns)
     if shown.shape == (size, size, 3):
         return shown
     framed = np.zeros((size, size, 3), np.uint8)
     before_row = from_row - corner[0]
     before_column = size - (to_column - corner[1]) if flip else from_column - corner[1]
-    framed[before_row : before_row + len(above), before_column : before_column + len(left)] = shown
+    framed[before_row : before_row + len(rows), before_column : before_column + len(columns)] = shown
     return framed
 
 
-def _neighbours(length: int, resized: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For pixels start..stop of the resized axis: the two source pixels and the share of the second, in 32 bits."""
-    at = np.arange(start, stop, dtype=np.float32) * (np.float32(length) / np.float32(resized))
+def crop_and_resize(
+    pixels: np.ndarray, box: tuple[float, float, float, float], height: int, size: int, flip: bool
+) -> np.ndarray:
+    """tf.image.crop_and_resize of one box (top, left, bottom, right in 0..1): (size, size, 3) uint8, rounded once.
+
+    The outermost pixels of the result lie on the edges of the box, those of the picture on 0 and 1. `height` is the
+    picture's, of which rows below the box may be missing in `pixels`.
+    """
+    rows = _corner_aligned(box[0], box[2], height, size)
+    columns = _corner_aligned(box[1], box[3], pixels.shape[1], size)
+    return _between_pixels(pixels, rows, columns[::-1] if flip else columns)
+
+
+def _corner_aligned(low: float, high: float, length: int, size: int) -> np.ndarray:
+    """Where the pixels of the result lie along one axis; in 32 bits, as there."""
+    start, stop, last = np.float32(low), np.float32(high), np.float32(length - 1)
+    if size == 1:
+        return np.asarray([np.float32(0.5) * (start + stop) * last], np.float32)
+    at = start * last + np.arange(size, dtype=np.float32) * ((stop - start) * last / np.float32(size - 1))
+    return np.clip(at, 0, last)
+
+
+def _between_pixels(pixels: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Bilinear values at these places: (rows, columns, 3) uint8; beyond the last pixel there is that pixel."""
+    above, below, down = _neighbours(rows, len(pixels))
+    left, right, across = _neighbours(columns, pixels.shape[1])
+    # Rows of whole pixels are gathered first, because that is copying memory; columns then as single numbers.
+    upper, lower = (torch.from_numpy(pixels[chosen].reshape(len(chosen), -1)).float() for chosen in (above, below))
+    lines = upper.lerp_(lower, torch.from_numpy(down)[:, None])  # (rows, 3 * width)
+    first, second = (
+        lines.index_select(1, torch.from_numpy((chosen[:, None] * 3 + np.arange(3)).ravel()))
+        for chosen in (left, right)
+    )
+    values = first.lerp_(second, torch.from_numpy(across.repeat(3)))
+    # By way of int16, because from float to uint8 torch is four times as slow.
+    return values.round_().to(torch.int16).to(torch.uint8).numpy().reshape(len(rows), len(columns), 3)
+
+
+def _neighbours(at: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The two pixels around each place along an axis, and the share of the second."""
     first = np.minimum(at.astype(np.int64), length - 1)
     return first, np.minimum(first + 1, length - 1), at - first.astype(np.float32)

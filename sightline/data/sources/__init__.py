@@ -1,7 +1,8 @@
-"""Sources: where samples lie. One file is one kind: `open_source(path, split, options)` and `detect(path)`.
+"""Sources: where samples lie. One file is one kind: `detect(path)` and `open_source(path, split, options)` for pictures
+with a label, or `open_boxes(path, split)` for pictures with boxes; synthetic has both.
 
-All kinds give samples in one order, by class and then by file name, so the same pictures in another form make the same
-batches. (TFRecords without file names keep the order of their records.)
+All kinds give samples in one order (by class and file name; by image id), so the same pictures in another form make the
+same batches. (TFRecords without file names keep the order of their records.)
 """
 
 import importlib
@@ -34,8 +35,21 @@ class SourceOptions:
 DEFAULT_OPTIONS = SourceOptions()
 
 
-class Source(ABC):
-    """Random access to the samples of one split. Pickled to loader workers, so it holds no open files."""
+@dataclass(frozen=True)
+class Objects:
+    """What is annotated on one picture, to the last digit of the files; (n,) and (n, 4) arrays in their order."""
+
+    image_id: int
+    height: int
+    width: int
+    boxes: np.ndarray  # (n, 4) float64: x, y, width, height in pixels
+    labels: np.ndarray  # (n,) int64: 1 is the first class
+    area: np.ndarray  # (n,) float64: of the outline, which is not that of the box
+    crowd: np.ndarray  # (n,) bool
+
+
+class Pictures(ABC):
+    """Random access to the pictures of one split. Pickled to loader workers, so it holds no open files."""
 
     classes: tuple[str, ...]
     fingerprint: str
@@ -47,13 +61,33 @@ class Source(ABC):
     def name(self, index: int) -> str:
         """What a person would call this sample."""
 
+
+class Source(Pictures):
+    """Pictures with one label each."""
+
     @abstractmethod
     def read(self, index: int) -> Sample: ...
 
 
-def kinds() -> list[str]:
-    """All kinds of source, which are the files of this folder; those that begin with _ serve several."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+class BoxSource(Pictures):
+    """Pictures with boxes. Those for training have a usable box each, and no others; see `_objects.usable`."""
+
+    class_ids: tuple[int, ...]  # what the files call the classes
+    most_objects: int  # of one picture
+    room: np.ndarray  # (n,) int64: bytes that the encoded picture takes at most
+
+    @abstractmethod
+    def picture(self, index: int) -> bytes | np.ndarray:
+        """Encoded, or pixels (height, width, 3) where nothing needs decoding. Raises BadSample."""
+
+    @abstractmethod
+    def objects(self, index: int) -> Objects: ...
+
+
+def kinds(opener: str = "open_source") -> list[str]:
+    """All kinds of source that have this function; they are files of this folder. Those with _ serve several."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return [name for name in names if hasattr(importlib.import_module(f"{__name__}.{name}"), opener)]
 
 
 def open_source(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> Source:
@@ -72,3 +106,20 @@ def open_source(kind: str, path: str, split: Split, options: SourceOptions = DEF
     if kind not in kinds():
         raise UsageError(f"unknown --data.source '{kind}'; known: auto, {', '.join(kinds())}")
     return importlib.import_module(f"{__name__}.{kind}").open_source(path, split, options)
+
+
+def open_boxes(kind: str, path: str, split: Split) -> BoxSource:
+    """As `open_source`, for pictures with boxes."""
+    known = kinds("open_boxes")
+    if kind not in ("auto", *known):
+        raise UsageError(f"unknown --data.source '{kind}'; known: auto, {', '.join(known)}")
+    for candidate in known if kind == "auto" else [kind]:
+        module = importlib.import_module(f"{__name__}.{candidate}")
+        if kind != "auto" or module.detect(path):
+            return module.open_boxes(path, split)
+    raise UsageError(
+        f"--data.path '{path}' is nothing a source of boxes can read; expected annotations/instances_train2017.json "
+        f"with train2017/*.jpg, and the same of val (draw some with `sightline prepare shapes --out DIR`, then "
+        f"DIR/detection), or train-00000-of-00256.tfrecord and val-00000-of-00032.tfrecord; "
+        f"known sources: {', '.join(known)}"
+    )

@@ -169,7 +169,7 @@ class ShardSource(Source):
         self.classes = classes
         # Names and sizes alone: a copy elsewhere has the same.
         self.fingerprint = _index.digest(self.kind, 1, classes, [(shard.name, shard.size) for shard in shards])
-        self._files: dict[int, _OpenFile] = {}
+        self._files: dict[int, OpenFile] = {}
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -196,18 +196,18 @@ class ShardSource(Source):
     def read_picture(self, index: int, descriptor: int) -> bytes:
         """The encoded picture of a sample, out of its open shard. Raises BadSample."""
 
-    def _open(self, shard: int) -> _OpenFile:
+    def _open(self, shard: int) -> OpenFile:
         with self._lock:
             file = self._files.pop(shard, None)
             if file is None:
-                file = _OpenFile(os.open(self.shards[shard].path, os.O_RDONLY | os.O_CLOEXEC))
+                file = OpenFile(os.open(self.shards[shard].path, os.O_RDONLY | os.O_CLOEXEC))
                 if len(self._files) >= MAX_OPEN_FILES:
                     self._files.pop(next(iter(self._files)))  # the one used longest ago
             self._files[shard] = file
             return file
 
 
-class _OpenFile:
+class OpenFile:
     """Closed when the last thread that reads from it lets go of it."""
 
     def __init__(self, descriptor: int):

@@ -1,0 +1,282 @@
+"""IoU-biased crops, flips and colour jitter for detection, and the plain resize of evaluation.
+
+`draw` turns a key into numbers, `move_boxes` and `apply` carry out the geometry on boxes and pixels (CPU, uint8), and
+`finish` is the batched half on the device: colours, then normalisation, in fp32, from numbers that came in the batch.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sightline.data.augment import tensorflow
+from sightline.data.augment.classification import normalize
+from sightline.data.draws import generator
+from sightline.errors import UsageError
+
+# One toss in seven keeps the whole picture, the others ask for these overlaps.
+MIN_IOUS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+_SMALLEST_SIDE = 0.3  # of a crop, as a share of the picture's
+_LARGEST_ASPECT = 2.0
+_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)  # places in a sample's jitter numbers, and names in its order
+_GREY = (0.2989, 0.587, 0.114)
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "augment": ("on", "off"),
+    "crop": ("tf", "mlperf", "off"),
+    "jitter": ("tf", "mlperf", "off"),
+    "resize": ("tf", "antialias"),
+}
+Crop = tuple[float, float, float, float]  # top, left, bottom, right as shares of the picture
+WHOLE: Crop = (0.0, 0.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Params:
+    """The way of one picture: cut a box out of it, resize, flip; then its colours, on the device."""
+
+    crop: Crop = WHOLE
+    flip: bool = False
+    is_training: bool = False  # TensorFlow resizes otherwise in training than in evaluation
+    jitter: tuple[float, float, float, float] = (0.0, 1.0, 1.0, 0.0)  # brightness, contrast, saturation, hue
+    order: tuple[int, int, int, int] = (_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE)
+
+    def rows(self, height: int) -> int:
+        """How many rows of the picture, from the top, the crop needs."""
+        return min(height, math.floor(self.crop[2] * height) + 2)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How pictures with boxes become the squares a detector trains on and is evaluated on."""
+
+    augment: Literal["on", "off"] = "on"
+    """off: no randomness in training, every picture is seen as in evaluation."""
+    size: int = 300
+    """Side in pixels of the square the network sees."""
+    crop: Literal["tf", "mlperf", "off"] = "tf"
+    """Random crops that keep a drawn overlap with every box. tf: the last that fits of `crop_tries` is taken, and
+    overlap 0 means more than none; mlperf: the first that fits, and 0 means any; off: the whole picture."""
+    crop_tries: int = 50
+    """Crops tried for one drawn overlap before another is drawn; 50 in the TensorFlow original, 1 in MLPerf's."""
+    flip: float = 0.5
+    """Probability of a left-right flip in training."""
+    jitter: Literal["tf", "mlperf", "off"] = "tf"
+    """Colours. tf: brightness is added, contrast is about each channel's mean, fixed order, nothing clipped; mlperf:
+    brightness is multiplied, contrast is about the mean grey, random order, 8-bit values after every operation."""
+    brightness: float = 0.125
+    """jitter: most that is added (tf, of values in 0..1), or by which the factor leaves 1 (mlperf)."""
+    contrast: float = 0.5
+    """jitter: most by which the factor leaves 1."""
+    saturation: float = 0.5
+    """jitter: most by which the factor leaves 1."""
+    hue: float = 0.05
+    """jitter: most by which colours turn, as a share of the colour circle."""
+    resize: Literal["tf", "antialias"] = "tf"
+    """tf: bilinear without antialiasing, corners on corners in training, TensorFlow 1's own in evaluation; antialias:
+    torch's antialiased bilinear on whole pixels, as MLPerf's PyTorch reference. Both round to whole grey levels."""
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    """Mean of red, green and blue, of values in 0..1; the default is ImageNet's."""
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    """Standard deviation of red, green and blue, of values in 0..1; the default is ImageNet's."""
+
+    def __post_init__(self) -> None:
+        # Every test is written so that NaN fails it.
+        for field, known in _CHOICES.items():
+            if getattr(self, field) not in known:
+                raise UsageError(f"{field}={getattr(self, field)!r} is unknown; use one of {', '.join(known)}")
+        for field, usual in (("size", 300), ("crop_tries", 50)):
+            if getattr(self, field) < 1:
+                raise UsageError(f"{field}={getattr(self, field)} must be 1 or more, e.g. {usual}")
+        for field, most in (("flip", 1), ("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0.5)):
+            if not 0 <= getattr(self, field) <= most:
+                raise UsageError(f"{field}={getattr(self, field)} must be a number from 0 to {most}")
+        if not all(map(math.isfinite, self.mean)):
+            raise UsageError(f"mean={self.mean} must be three finite numbers, e.g. 0.485 0.456 0.406")
+        if not all(0 < deviation < math.inf for deviation in self.std):
+            raise UsageError(f"std={self.std} must be three positive numbers, e.g. 0.229 0.224 0.225")
+
+    @property
+    def jitter_keys(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """What a training sample carries to the device for its colours: key -> (shape, dtype)."""
+        if self.augment == "off" or self.jitter == "off":
+            return {}
+        numbers: dict[str, tuple[tuple[int, ...], str]] = {"jitter": ((4,), "float32")}
+        return {**numbers, "jitter_order": ((4,), "int32")} if self.jitter == "mlperf" else numbers
+
+    def draw(self, seed: int, epoch: int, index: int, boxes: np.ndarray) -> Params:
+        """What is done to one training sample with these boxes (n, 4) of ymin, xmin, ymax, xmax in 0..1."""
+        if self.augment == "off":
+            return Params()
+        crop = WHOLE
+        if self.crop != "off":
+            crop = draw_crop(generator(seed, epoch, index, "box crop"), boxes, self.crop, self.crop_tries)
+        flip = bool(generator(seed, epoch, index, "flip").random() < self.flip)
+        return Params(crop, flip, True, *self._draw_jitter(generator(seed, epoch, index, "jitter")))
+
+    def evaluation_params(self) -> Params:
+        """The whole picture."""
+        return Params()
+
+    def carried(self, params: Params) -> dict[str, np.ndarray]:
+        """The numbers of `jitter_keys`."""
+        values = {"jitter": params.jitter, "jitter_order": params.order}
+        return {key: np.asarray(values[key], dtype) for key, (_, dtype) in self.jitter_keys.items()}
+
+    def apply(self, params: Params, pixels: np.ndarray, height: int) -> np.ndarray:
+        """Carry out the geometry on uint8 pixels of a picture of this height, whose lowest rows may be missing.
+
+        (size, size, 3) uint8: half a grey level at most from what the original computed in floats.
+        """
+        if self.resize == "tf" and params.is_training:
+            return tensorflow.crop_and_resize(pixels, params.crop, height, self.size, params.flip)
+        if self.resize == "tf":
+            return tensorflow.resize_legacy(pixels, (self.size, self.size), (0, 0), self.size, params.flip)
+        top, left, bottom, right = _whole_pixels(params.crop, height, pixels.shape[1])
+        # A copy, because a decoder's array may not be writable, which torch warns of.
+        planes = torch.from_numpy(np.array(pixels[top:bottom, left:right], order="C")).permute(2, 0, 1)[None]
+        sides = (self.size, self.size)
+        square = functional.interpolate(planes, sides, mode="bilinear", align_corners=False, antialias=True)[0]
+        return (square.flip(2) if params.flip else square).permute(1, 2, 0).contiguous().numpy()
+
+    def finish(self, images: Tensor, jitter: Tensor | None, order: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Normalised (batch, 3, size, size) in channels_last, of (batch, size, size, 3) uint8 and its numbers."""
+        if jitter is None:
+            return normalize(images, self.mean, self.std, dtype)
+        values = images.float()
+        values = jitter_tf(values / 255, jitter) if order is None else jitter_mlperf(values, jitter, order) / 255
+        scaled = [
+            (channel - average) * (1 / deviation)
+            for channel, average, deviation in zip(values.unbind(3), self.mean, self.std, strict=True)
+        ]
+        return torch.stack(scaled, 3).permute(0, 3, 1, 2).to(dtype)
+
+    def _draw_jitter(
+        self, random: np.random.Generator
+    ) -> tuple[tuple[float, float, float, float], tuple[int, int, int, int]]:
+        strengths = (self.brightness, self.contrast, self.saturation, self.hue)
+        brightness, contrast, saturation, hue = (float(random.uniform(-most, most)) for most in strengths)
+        first, second, third, fourth = random.permutation(4).tolist()
+        added = brightness if self.jitter == "tf" else 1 + brightness
+        return (added, 1 + contrast, 1 + saturation, hue), (first, second, third, fourth)
+
+
+# The crop
+
+
+def draw_crop(random: np.random.Generator, boxes: np.ndarray, kind: str, tries: int) -> Crop:
+    """A crop that overlaps every box by more than a drawn IoU and holds a centre, or by chance the whole picture."""
+    while True:  # one toss in seven ends it
+        toss = int(random.integers(len(MIN_IOUS) + 1))
+        if toss == len(MIN_IOUS):
+            return WHOLE
+        least = MIN_IOUS[toss] if kind == "tf" or toss else -math.inf
+        sides = random.uniform(_SMALLEST_SIDE, 1, (tries, 2))
+        corners = random.random((tries, 2)) * (1 - sides)
+        crops = np.concatenate([corners, corners + sides], 1)
+        aspect = sides[:, 1] / sides[:, 0]
+        fits = (aspect < _LARGEST_ASPECT) & (1 / aspect < _LARGEST_ASPECT)
+        fits &= (iou(crops, boxes) > least).all(1) & holds_centre(crops, boxes).any(1)
+        if fits.any():
+            found = np.flatnonzero(fits)
+            top, left, bottom, right = crops[found[-1 if kind == "tf" else 0]].tolist()
+            return top, left, bottom, right
+
+
+def iou(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """(crops, boxes): intersection over union of every pair."""
+    low = np.maximum(crops[:, None, :2], boxes[None, :, :2])
+    high = np.minimum(crops[:, None, 2:], boxes[None, :, 2:])
+    shared = np.prod(np.clip(high - low, 0, None), 2)
+    areas = [np.prod(corners[:, 2:] - corners[:, :2], 1) for corners in (crops, boxes)]
+    return shared / (areas[0][:, None] + areas[1][None] - shared)
+
+
+def holds_centre(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """(crops, boxes): whether the middle of the box lies strictly inside the crop."""
+    centres = (boxes[:, :2] + boxes[:, 2:]) / 2
+    return ((centres > crops[:, None, :2]) & (centres < crops[:, None, 2:])).all(2)
+
+
+def move_boxes(params: Params, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Boxes (n, 4) in 0..1 of the picture as they lie in what `apply` makes of it, and which of them are still there.
+
+    Those whose centre is not inside the crop are gone; the others are cut off at its edges.
+    """
+    top, left, bottom, right = params.crop
+    if params.crop == WHOLE:
+        kept, moved = np.ones(len(boxes), bool), boxes
+    else:
+        kept = holds_centre(np.asarray([params.crop]), boxes)[0]
+        moved = (boxes[kept] - (top, left, top, left)) / (bottom - top, right - left, bottom - top, right - left)
+        moved = np.clip(moved, 0, 1)
+    if params.flip:
+        moved = np.stack([moved[:, 0], 1 - moved[:, 3], moved[:, 2], 1 - moved[:, 1]], 1)
+    return moved, kept
+
+
+def _whole_pixels(crop: Crop, height: int, width: int) -> tuple[int, int, int, int]:
+    """Rounded down at every edge, as MLPerf's reference does; at least one pixel."""
+    top, left, bottom, right = (int(share * side) for share, side in zip(crop, (height, width) * 2, strict=True))
+    top, left = min(top, height - 1), min(left, width - 1)
+    return top, left, max(bottom, top + 1), max(right, left + 1)
+
+
+# Colours: (batch, height, width, 3) on the device, one row of numbers for each picture
+
+
+def jitter_tf(images: Tensor, numbers: Tensor) -> Tensor:
+    """Brightness added, contrast about each channel's mean, saturation, hue; values in 0..1 and, after it, beyond."""
+    brightness, contrast, saturation, hue = numbers[:, :, None, None, None].unbind(1)
+    values = images + brightness
+    average = values.mean((1, 2), keepdim=True)
+    values = (values - average) * contrast + average
+    highest, lowest = values.amax(3, keepdim=True), values.amin(3, keepdim=True)
+    spread = highest - lowest
+    # TensorFlow scales the S of HSV and holds it in 0..1, which is this share of each channel's distance from the
+    # highest; a colour that is nowhere above 0 becomes grey.
+    coloured = (highest > 0) & (spread > 0)
+    share = torch.minimum(saturation, highest / torch.where(coloured, spread, 1.0))
+    values = highest - (highest - values) * torch.where(coloured, share, 0.0)
+    return _turn_hue(values, hue)
+
+
+def jitter_mlperf(images: Tensor, numbers: Tensor, order: Tensor) -> Tensor:
+    """torchvision's ColorJitter on 8-bit pictures: each picture in its own order, whole values in 0..255 throughout."""
+    factors = numbers[:, :, None, None, None].unbind(1)
+    values = images
+    for place in order[:, :, None, None, None].unbind(1):
+        red, green, blue = values.unbind(3)
+        grey = (_GREY[0] * red + _GREY[1] * green + _GREY[2] * blue).floor()[..., None]
+        is_contrast, is_saturation = place == _CONTRAST, place == _SATURATION
+        other = torch.where(is_contrast, grey.mean((1, 2), keepdim=True), torch.where(is_saturation, grey, 0.0))
+        factor = torch.where(
+            is_contrast, factors[_CONTRAST], torch.where(is_saturation, factors[_SATURATION], factors[_BRIGHTNESS])
+        )
+        blended = (values * factor + other * (1 - factor)).clamp(0, 255)
+        # The last bit of torchvision's way back to 8 bits.
+        turned = _turn_hue(values / 255, factors[_HUE]) * 255.999
+        values = torch.where(place == _HUE, turned, blended).floor().clamp(0, 255)
+    return values
+
+
+def _turn_hue(values: Tensor, turn: Tensor) -> Tensor:
+    """Turns colours on the circle by a share of it; the highest and the lowest channel keep their values."""
+    red, green, blue = values.unbind(3)
+    highest, lowest = values.amax(3), values.amin(3)
+    spread = highest - lowest
+    safe = torch.where(spread > 0, spread, 1.0)
+    sector = torch.where(
+        red == highest,
+        (green - blue) / safe,
+        torch.where(green == highest, (blue - red) / safe + 2, (red - green) / safe + 4),
+    )
+    sector = sector + 6 * turn.squeeze(3)
+    turned = []
+    for offset in (5, 3, 1):  # red, green and blue fall from the highest to the lowest value in sectors of their own
+        place = torch.remainder(sector + offset, 6)
+        turned.append(highest - spread * torch.minimum(place, 4 - place).clamp(0, 1))
+    return torch.stack(turned, 3)

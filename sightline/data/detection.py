@@ -1,0 +1,214 @@
+"""Detection data: a source of pictures with boxes, decoded, augmented and padded to static shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from sightline.data.augment.detection import Augment, Params, move_boxes
+from sightline.data.cache import PictureCache, decide
+from sightline.data.decode import decode_rgb, read_header
+from sightline.data.sources import BoxSource, Objects, open_boxes
+from sightline.data.sources._objects import usable
+from sightline.data.static import StaticDataset
+from sightline.errors import BadData, BadSample, UsageError
+from sightline.hardware.devices import Device
+from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
+
+
+@dataclass(frozen=True)
+class DetectionData(Augment, DataConfig):
+    """Where the pictures and their boxes are, and how they become what the network sees."""
+
+    path: str = undecisive("")
+    """COCO's annotations/instances_{train,val}2017.json with {train,val}2017/*.jpg, or its TFRecords, or
+    synthetic:classes=80,samples=1000,size=300; see docs/data.md."""
+    source: str = "auto"
+    """How the path is read: auto, coco, coco_tfrecord, synthetic."""
+    classes: int = 0
+    """How many classes there must be; 0 takes what is found."""
+    max_boxes: int = undecisive(200)
+    """Room for boxes of one picture; a picture with more is an error, none is left out."""
+    samples: int = undecisive(0)
+    """How many training pictures the recipe is made for; `inspect` counts steps with it where no path is given."""
+    cache: Literal["auto", "off", "ram"] = undecisive("auto")
+    """ram: encoded pictures stay in memory once read, shared by the loader processes of a rank; auto: if they take at
+    most half of the memory available, and says so."""
+    static: str = ""
+    """Folder of training batches written by `sightline prepare static`, replayed in their order instead of `path`'s."""
+    fake: bool = False
+    """Train on the first batch again and again: real data, and no waiting for it."""
+    on_bad_sample: Literal["fail", "skip"] = "fail"
+    """A picture that cannot be read: end the run with exit 3, or leave it out, counted and listed."""
+    max_bad_samples: int = undecisive(100)
+    """skip: more bad pictures than this end the run after all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache not in ("auto", "off", "ram"):
+            raise UsageError(f"cache={self.cache!r} is unknown; use one of auto, off, ram")
+        if self.max_boxes < 1:
+            raise UsageError(f"max_boxes={self.max_boxes} must be 1 or more, e.g. 200")
+        if self.static and self.fake:
+            raise UsageError("static replays batches and fake repeats one; use one of them")
+
+    def open(self, split: Split, seed: int) -> Dataset:
+        """The train or val pictures under `path`, or the written batches."""
+        if self.static and split == "train":
+            return StaticDataset(Path(self.static))
+        if not self.path:
+            raise UsageError(
+                "no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`: DIR/detection)"
+            )
+        source = open_boxes(self.source, self.path, split)
+        if self.classes and self.classes != len(source.classes):
+            raise BadData(
+                f"{self.path} has {len(source.classes)} classes, the recipe declares {self.classes}; "
+                f"give the right --data.path or --data.classes {len(source.classes)}"
+            )
+        if source.most_objects > self.max_boxes:
+            raise BadData(
+                f"a {split} picture of {self.path} has {source.most_objects} boxes, more than max_boxes="
+                f"{self.max_boxes}; use --data.max-boxes {source.most_objects}"
+            )
+        return DetectionDataset(self, source, split, seed)
+
+    def declared(self) -> tuple[DataSpec, int] | None:
+        """`classes` nameless classes and `samples` pictures, where no path is given."""
+        if self.path:
+            return None
+        if not self.classes:
+            raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
+        names = tuple(f"class{i}" for i in range(self.classes))
+        return self.spec_of(names, tuple(range(1, self.classes + 1))), self.samples
+
+    def spec_of(self, classes: tuple[str, ...], class_ids: tuple[int, ...]) -> DataSpec:
+        """What the network is built from; background is not among the classes."""
+        return DataSpec(classes, 3, (self.size, self.size), self.mean, self.std, class_ids)
+
+
+class DetectionDataset(Dataset):
+    """One split of the pictures."""
+
+    def __init__(self, config: DetectionData, source: BoxSource, split: Split, seed: int):
+        self.config = config
+        self.source = source
+        self.split = split
+        self.is_training = split == "train"
+        self.seed = seed
+        self.fingerprint = source.fingerprint
+        self.spec = config.spec_of(source.classes, source.class_ids)
+        self.layout = {
+            "image": ((config.size, config.size, 3), "uint8"),
+            "boxes": ((config.max_boxes, 4), "float32"),  # ymin, xmin, ymax, xmax in 0..1 of the picture as fed
+            "labels": ((config.max_boxes,), "int64"),  # from 1 on; 0 where there is no box
+        }
+        if self.is_training:
+            self.layout |= config.jitter_keys
+        else:
+            most = max(1, source.most_objects)
+            # All that a metric needs, as annotated: sizes and boxes (x, y, width, height) in pixels of the file.
+            self.layout |= {
+                "image_id": ((), "int64"),
+                "height": ((), "int32"),
+                "width": ((), "int32"),
+                "truth_boxes": ((most, 4), "float64"),
+                "truth_labels": ((most,), "int64"),
+                "truth_area": ((most,), "float64"),
+                "truth_crowd": ((most,), "bool"),
+            }
+        self.cache: PictureCache | None = None
+        self.repeats_first = config.fake and self.is_training
+        self._first: Batch | None = None
+        # Seen by loader processes: once there is a first batch, nobody needs to load another.
+        self._has_first = torch.zeros(1, dtype=torch.uint8).share_memory_() if self.repeats_first else None
+
+    def settle_on(self, device: Device) -> str:
+        uses_cache, note = decide(self.config.cache, self.source.room, self.split)
+        if uses_cache and self.cache is None:
+            self.cache = PictureCache(self.source.room)
+        return note
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def name(self, index: int) -> str:
+        return self.source.name(index)
+
+    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        if self._has_first is not None and self._has_first.item():
+            return {}
+        found = self.source.objects(index)
+        boxes, labels = _for_network(found)
+        config = self.config
+        params = config.draw(self.seed, epoch, index, boxes) if self.is_training else config.evaluation_params()
+        moved, kept = move_boxes(params, boxes)
+        loaded = {
+            "image": config.apply(params, self._pixels(index, found, params), found.height),
+            "boxes": _padded(moved, config.max_boxes, "float32"),
+            "labels": _padded(labels[kept], config.max_boxes, "int64"),
+        }
+        if self.is_training:
+            return loaded | config.carried(params)
+        most = self.layout["truth_labels"][0][0]
+        return loaded | {
+            "image_id": np.asarray(found.image_id, np.int64),
+            "height": np.asarray(found.height, np.int32),
+            "width": np.asarray(found.width, np.int32),
+            "truth_boxes": _padded(found.boxes, most, "float64"),
+            "truth_labels": _padded(found.labels, most, "int64"),
+            "truth_area": _padded(found.area, most, "float64"),
+            "truth_crowd": _padded(found.crowd, most, "bool"),
+        }
+
+    def decode(self, slot: Batch, batch: Batch) -> Batch:
+        if self._has_first is None:
+            return batch
+        if self._first is None:
+            self._first = {key: tensor.clone() for key, tensor in batch.items()}  # on the CPU the batch is the slot
+            self._has_first.fill_(1)
+        return dict(self._first)
+
+    def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        image = self.config.finish(batch["image"], batch.get("jitter"), batch.get("jitter_order"), dtype)
+        return {**batch, "image": image}
+
+    def _pixels(self, index: int, found: Objects, params: Params) -> np.ndarray:
+        data = self.cache.get(index) if self.cache else None
+        if data is None:
+            picture = self.source.picture(index)
+            if isinstance(picture, np.ndarray):
+                return picture
+            data = picture
+            if self.cache:
+                self.cache.put(index, data)
+        name, annotated = self.name(index), (found.height, found.width)
+        header = read_header(data, name)
+        if (header.height, header.width) == annotated:
+            # Annotated as it is stored, whatever its EXIF says: the originals' decoders do not turn pictures either.
+            header = replace(header, orientation=1)
+        if header.shape[:2] != annotated:
+            raise BadSample(
+                name,
+                f"{header.shape[1]}x{header.shape[0]} pixels, but annotated as {found.width}x{found.height}; fetch the "
+                f"picture or the annotations again",
+            )
+        return decode_rgb(data, name, header, rows=params.rows(found.height))
+
+
+def _for_network(found: Objects) -> tuple[np.ndarray, np.ndarray]:
+    """Boxes as ymin, xmin, ymax, xmax in 0..1, and their labels; without those that cannot be trained on."""
+    kept = usable(found.boxes, found.height, found.width)
+    x, y, wide, tall = found.boxes[kept].T
+    edges = np.stack([y / found.height, x / found.width, (y + tall) / found.height, (x + wide) / found.width], 1)
+    return edges, found.labels[kept]
+
+
+def _padded(values: np.ndarray, rows: int, dtype: str) -> np.ndarray:
+    padded = np.zeros((rows, *values.shape[1:]), dtype)
+    padded[: len(values)] = values
+    return padded

@@ -1,0 +1,43 @@
+"""`sightline prepare static`: training batches of a detection data set as files, to be replayed bit by bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sightline.data.detection import DetectionData
+from sightline.data.progress import Progress
+from sightline.data.static import dump
+from sightline.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Options:
+    """Writes training batches, augmented and normalised in fp32, which `--data.static DIR` replays in their order.
+
+    They are the first that a run of this seed and batch size sees. In Python, sightline.data.static.dump writes those
+    of any recipe's data.
+    """
+
+    out: Path
+    """Folder to write into; new or empty."""
+    batch: int
+    """Samples of a batch; a run that replays them needs the same on its device."""
+    steps: int
+    """How many batches."""
+    seed: int = 0
+    """As --train.seed."""
+    data: DetectionData = field(default_factory=DetectionData)
+    """The pictures, and what is done to them."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "steps"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)} writes nothing; use 1 or more")
+        if self.data.static:
+            raise UsageError("--data.static is what is written here; leave it out")
+
+
+def prepare(options: Options, progress: Progress) -> dict[str, int]:
+    """Writes the batches and returns counts; progress(what, done, total) is called as work proceeds."""
+    return dump(options.data, options.out, options.batch, options.steps, options.seed, progress)

@@ -1,0 +1,121 @@
+"""COCO as it is published: PATH/annotations/instances_train2017.json with PATH/train2017/*.jpg, and the same of val.
+
+Also instances_train.json with train/, for data of one's own in that form. Pictures are in the order of their ids.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from sightline.data.decode import MAX_BYTES
+from sightline.data.sources import BoxSource, Objects, _index
+from sightline.data.sources._coco_json import read_annotations
+from sightline.data.sources._objects import Annotations
+from sightline.errors import BadData, BadSample
+from sightline.parts import Split
+
+_SPLITS: tuple[Split, ...] = ("train", "val")
+_YEARS = ("2017", "")
+EXPECTED = "PATH/annotations/instances_{0}2017.json with PATH/{0}2017/*.jpg, or instances_{0}.json with {0}/"
+
+
+def detect(path: str) -> bool:
+    """Whether PATH has the annotations and the pictures of a split."""
+    return any(find(Path(path), split) is not None for split in _SPLITS)
+
+
+def find(root: Path, split: Split) -> tuple[Path, Path] | None:
+    """(annotations, folder of pictures) of a split, if both are there."""
+    for year in _YEARS:
+        file, folder = root / "annotations" / f"instances_{split}{year}.json", root / f"{split}{year}"
+        if file.is_file() and folder.is_dir():
+            return file, folder
+    return None
+
+
+def open_boxes(path: str, split: Split) -> CocoSource:
+    """Reads the annotations of a split and lists its pictures."""
+    root = Path(path)
+    found = find(root, split)
+    if found is None:
+        raise BadData(f"{path} has no {split} split of COCO; expected {EXPECTED.format(split)}")
+    file, folder = found
+    annotations = read_annotations(file, root)
+    if split != "train" and (training := find(root, "train")):
+        annotations.check_classes(read_annotations(training[0], root), str(file), str(training[0]))
+    return CocoSource(file, folder, chosen(annotations, split, str(file)))
+
+
+def chosen(annotations: Annotations, split: Split, file: str) -> Annotations:
+    """What a split takes of its file: training leaves out boxes by rule and pictures without one."""
+    if split != "train":
+        return annotations
+    kept = annotations.for_training()
+    if not len(kept):
+        raise BadData(f"{file}: none of its {len(annotations)} images has a box inside it, so there is no training")
+    return kept
+
+
+class CocoSource(BoxSource):
+    """Picture files and the arrays of their annotations."""
+
+    def __init__(self, file: Path, folder: Path, annotations: Annotations):
+        self.folder = folder
+        self.annotations = annotations
+        self.classes = annotations.classes
+        self.class_ids = tuple(annotations.class_ids.tolist())
+        self.most_objects = int(annotations.counts.max(initial=0))
+        self.room = _sizes(folder, annotations.names, file, annotations.image_ids)
+        self.fingerprint = _index.digest("coco", 1, annotations.content(), self.room.tobytes())
+
+    def __len__(self) -> int:
+        return len(self.annotations)
+
+    def name(self, index: int) -> str:
+        return f"{self.folder.name}/{self.annotations.names[index]}"
+
+    def picture(self, index: int) -> bytes:
+        path = self.folder / self.annotations.names[index]
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise BadSample(self.name(index), f"more than the {MAX_BYTES} bytes allowed for one picture; shrink it")
+            return path.read_bytes()
+        except OSError as error:
+            raise BadSample(self.name(index), f"cannot be read: {error.strerror}") from error
+
+    def objects(self, index: int) -> Objects:
+        return self.annotations.objects(index)
+
+
+def _sizes(folder: Path, names: _index.Names, file: Path, image_ids: np.ndarray) -> np.ndarray:
+    """Bytes of every picture; one that is not there is an error, because a data set is not unpacked in part."""
+    listed: dict[bytes, dict[bytes, int]] = {}
+    sizes = np.full(len(names), -1, np.int64)
+    for row, name in enumerate(names.all()):
+        below, _, last = name.rpartition(b"/")
+        if below not in listed:
+            listed[below] = _listing(os.path.join(os.fsencode(folder), below))
+        sizes[row] = listed[below].get(last, -1)
+    if missing := np.flatnonzero(sizes < 0).tolist():
+        raise BadData(
+            f"{folder} lacks {len(missing)} of the {len(names)} pictures of {file}, the first one "
+            f"{names[missing[0]]} (image {image_ids[missing[0]]}); unpack {folder.name}.zip again"
+        )
+    return sizes
+
+
+def _listing(folder: bytes) -> dict[bytes, int]:
+    """Name -> bytes of the files in a folder; 0 for a link that leads nowhere, which reading tells."""
+    found = {}
+    try:
+        for entry in os.scandir(folder):
+            try:
+                found[entry.name] = entry.stat().st_size
+            except OSError:
+                found[entry.name] = 0
+    except OSError:  # no such folder: all of its pictures are missing, which is said
+        return {}
+    return found

@@ -1,0 +1,315 @@
+"""COCO as the TensorFlow originals prepare it: PATH/train-00000-of-00256.tfrecord, PATH/val-00000-of-00032.tfrecord.
+
+Boxes come from PATH/annotations or PATH/raw-data/annotations where the json of the split lies there: to the last digit,
+so batches are those of the json form. Else from the records, which hold 32-bit shares and no boxes left out by rule.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import re
+import threading
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sightline.data import records
+from sightline.data.sources import BoxSource, Objects, _index
+from sightline.data.sources._coco_json import read_annotations
+from sightline.data.sources._objects import Annotations, assembled
+from sightline.data.sources._shards import INDEX_FILES, MAX_OPEN_FILES, OpenFile, Shard, list_folder
+from sightline.data.sources.coco import chosen
+from sightline.errors import BadData, BadSample
+from sightline.parts import Split
+
+_SPLITS: tuple[Split, ...] = ("train", "val")
+_SHARD = re.compile(r"(?P<split>train|val)-(?P<number>\d{5})-of-(?P<count>\d{5})\.tfrecord")
+_ANNOTATIONS = ("annotations", "raw-data/annotations")
+_SOURCE_ID, _FILENAME, _ENCODED = "image/source_id", "image/filename", "image/encoded"
+_SIDES = ("image/height", "image/width")
+_EDGES = tuple(f"image/object/bbox/{edge}" for edge in ("xmin", "xmax", "ymin", "ymax"))
+_LABEL, _TEXT = "image/object/class/label", "image/object/class/text"
+_AREA, _CROWD = "image/object/area", "image/object/is_crowd"
+_SCANNED = frozenset((_SOURCE_ID, _FILENAME, *_SIDES, *_EDGES, _LABEL, _TEXT, _AREA, _CROWD))
+_READ = frozenset((_SOURCE_ID, _ENCODED))
+_COLUMNS = ("shard", "offset", "length")
+
+
+def detect(path: str) -> bool:
+    """Whether PATH has files named like the shards of a split."""
+    return any(_SHARD.fullmatch(name) for name in list_folder(Path(path)))
+
+
+def open_boxes(path: str, split: Split) -> CocoTFRecordSource:
+    """Indexes the shards of a split; classes are those of a json, or of the training records."""
+    root = Path(path)
+    shards = _find_shards(root, split)
+    scanned, places = _scanned(root, split, shards)
+    file = _json_of(root, split)
+    if file is not None:
+        whole = read_annotations(file, root)
+        missing = np.setdiff1d(scanned.image_ids, whole.image_ids)
+        if len(missing):
+            raise BadData(
+                f"{shards[0].name} and its sisters hold image {missing[0]}, which {file} does not know "
+                f"({len(missing)} such images); the annotations must be those the records were made from"
+            )
+        absent = np.setdiff1d(whole.image_ids, scanned.image_ids)
+        if split == "val" and len(absent):
+            raise BadData(
+                f"{shards[0].name} and its sisters lack {len(absent)} of the {len(whole)} images of {file}, the first "
+                f"one {absent[0]}; every image is evaluated: make the records again"
+            )
+        annotations = whole.of_pictures(np.searchsorted(whole.image_ids, scanned.image_ids))
+    else:
+        annotations = scanned
+    if (defining := _classes_of(root, split)) is not None:
+        annotations = _with_classes(annotations, defining, shards[0].name)
+    kept = chosen(annotations, split, str(file or shards[0].path))
+    rows = np.searchsorted(annotations.image_ids, kept.image_ids)
+    return CocoTFRecordSource(shards, kept, {name: column[rows] for name, column in places.items()})
+
+
+class CocoTFRecordSource(BoxSource):
+    """Pictures in records; every read checks the record's checksums and its id against the index."""
+
+    def __init__(self, shards: list[Shard], annotations: Annotations, places: dict[str, np.ndarray]):
+        self.shards = shards
+        self.annotations = annotations
+        self.places = places
+        self.classes = annotations.classes
+        self.class_ids = tuple(annotations.class_ids.tolist())
+        self.most_objects = int(annotations.counts.max(initial=0))
+        self.room = places["length"]
+        files = [(shard.name, shard.size) for shard in shards]
+        self.fingerprint = _index.digest("coco_tfrecord", 1, annotations.content(), files)
+        self._files: dict[int, OpenFile] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in ("_files", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _files={}, _lock=threading.Lock())
+
+    def __len__(self) -> int:
+        return len(self.annotations)
+
+    def name(self, index: int) -> str:
+        shard = self.shards[self.places["shard"][index]].name
+        return f"{shard}:{self.annotations.names[index] or self.annotations.image_ids[index]}"
+
+    def objects(self, index: int) -> Objects:
+        return self.annotations.objects(index)
+
+    def picture(self, index: int) -> bytes:
+        offset, name = int(self.places["offset"][index]), self.name(index)
+        try:
+            file = self._open(int(self.places["shard"][index]))
+            payload = records.read_frame(file.descriptor, offset, records.MAX_RECORD_BYTES, name)
+            found = records.peek_example(payload, 0, len(payload), _READ)
+        except OSError as error:
+            raise BadSample(name, f"cannot be read: {error.strerror}") from error
+        except BadSample:
+            raise
+        except BadData as error:
+            raise BadSample(name, f"record at byte {offset}: {error}") from error
+        image_id, encoded = found.get(_SOURCE_ID), found.get(_ENCODED)
+        if image_id != [str(self.annotations.image_ids[index]).encode()]:
+            raise BadSample(
+                name,
+                f"record at byte {offset} is of another image than when the file was indexed; remove the {INDEX_FILES} "
+                f"beside the data and start again",
+            )
+        if not encoded or len(encoded) != 1 or not isinstance(encoded[0], bytes):
+            raise BadSample(name, f"record at byte {offset}: expected one picture in {_ENCODED}; make it again")
+        return encoded[0]
+
+    def _open(self, shard: int) -> OpenFile:
+        with self._lock:
+            file = self._files.pop(shard, None)
+            if file is None:
+                file = OpenFile(os.open(self.shards[shard].path, os.O_RDONLY | os.O_CLOEXEC))
+                if len(self._files) >= MAX_OPEN_FILES:
+                    self._files.pop(next(iter(self._files)))  # the one used longest ago
+            self._files[shard] = file
+            return file
+
+
+def _json_of(root: Path, split: Split) -> Path | None:
+    files = [root / folder / f"instances_{split}{year}.json" for folder in _ANNOTATIONS for year in ("2017", "")]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _classes_of(root: Path, split: Split) -> Annotations | None:
+    """What defines the classes where it is not the split itself: the training json, any json, the training records."""
+    if (file := _json_of(root, "train")) is not None:
+        return None if split == "train" else read_annotations(file, root)
+    if (file := _json_of(root, "val")) is not None:
+        return None if split == "val" else read_annotations(file, root)
+    if split != "train" and any(_shard_names(root, "train")):
+        return _scanned(root, "train", _find_shards(root, "train"))[0]
+    return None
+
+
+def _with_classes(annotations: Annotations, defining: Annotations, name: str) -> Annotations:
+    known = dict(zip(defining.class_ids.tolist(), defining.classes, strict=True))
+    for number, called in zip(annotations.class_ids.tolist(), annotations.classes, strict=True):
+        if known.get(number) != called:
+            raise BadData(
+                f"{name} and its sisters call category {number} {called!r}, elsewhere it is {known.get(number)!r}; "
+                f"both splits need the same categories"
+            )
+    return annotations.of_classes(defining)
+
+
+def _shard_names(root: Path, split: Split) -> list[re.Match[str]]:
+    matches = [match for name in list_folder(root) if (match := _SHARD.fullmatch(name))]
+    return [match for match in matches if match["split"] == split]
+
+
+def _find_shards(root: Path, split: Split) -> list[Shard]:
+    found = _shard_names(root, split)
+    if not found:
+        raise BadData(f"{root} has no {split} split; expected PATH/{split}-00000-of-00032.tfrecord and its sisters")
+    count = int(found[0]["count"])
+    for match in found:
+        if int(match["count"]) != count or int(match["number"]) >= count:
+            raise BadData(f"{root / match[0]} is none of the {count} files that {found[0][0]} belongs to; move it away")
+    there = {int(match["number"]) for match in found}
+    if len(there) < count:
+        first = next(number for number in range(count) if number not in there)
+        raise BadData(
+            f"{root / f'{split}-{first:05d}-of-{count:05d}.tfrecord'} is missing; {len(there)} of {count} shards are "
+            f"there: fetch or make the others"
+        )
+    return [Shard.at(root, root / match[0]) for match in found]
+
+
+def _scanned(root: Path, split: Split, shards: list[Shard]) -> tuple[Annotations, dict[str, np.ndarray]]:
+    """What the records say of themselves and where they lie, from an earlier run while no shard has changed."""
+    key = _index.digest("coco_tfrecord", 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
+    name = f"coco_tfrecord-{split}"
+    kept = _index.load(root, name, key)
+    if kept is not None:
+        try:
+            places = {column: kept[column] for column in _COLUMNS}
+            annotations = Annotations.loaded(kept)
+            if all(len(column) == len(annotations) for column in places.values()) and _fit(places, shards):
+                return annotations, places
+        except (ValueError, KeyError, IndexError):
+            kept = None
+    is_settled = _index.is_settled(shard.changed_ns for shard in shards)
+    annotations, places = _Scan(shards).run()
+    if is_settled:
+        _index.save(root, name, key, {**annotations.arrays(), **places})
+    return annotations, places
+
+
+def _fit(places: dict[str, np.ndarray], shards: list[Shard]) -> bool:
+    sizes = np.asarray([shard.size for shard in shards], np.int64)
+    shard, offset, length = (places[column] for column in _COLUMNS)
+    return bool(np.all((shard >= 0) & (shard < len(shards)) & (offset >= 0) & (length >= 0))) and bool(
+        np.all(length <= sizes[shard] - offset)
+    )
+
+
+class _Scan:
+    """Collects what the records of a split say of themselves."""
+
+    def __init__(self, shards: list[Shard]):
+        self.shards = shards
+        self.pictures: dict[int, tuple[int, int, bytes]] = {}
+        self.places: dict[int, tuple[int, int, int]] = {}
+        self.classes: dict[int, str] = {}
+        self.image_of, self.categories, self.crowd = array("q"), array("q"), array("q")
+        self.boxes, self.area = array("d"), array("d")
+
+    def run(self) -> tuple[Annotations, dict[str, np.ndarray]]:
+        progress = _index.Progress(str(self.shards[0].path.parent), len(self.shards), "files")
+        for number, shard in enumerate(self.shards):
+            if shard.size == 0:  # more shards than pictures leaves some empty
+                continue
+            try:
+                with open(shard.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+                    if hasattr(mmap, "MADV_RANDOM"):
+                        buffer.madvise(mmap.MADV_RANDOM)  # else the kernel reads the pictures ahead
+                    for offset, length in records.scan_frames(buffer, shard.name):
+                        self._add(number, shard, buffer, offset, length)
+                        progress(number)
+            except OSError as error:
+                raise BadData(f"{shard.path} cannot be read: {error.strerror}") from error
+        if not self.pictures:
+            raise BadData(f"{self.shards[0].path.parent}: {len(self.shards)} files and no record; make them again")
+        annotations = assembled(
+            self.pictures,
+            self.classes,
+            np.asarray(self.image_of, np.int64),
+            np.asarray(self.boxes, np.float64),
+            np.asarray(self.area, np.float64),
+            np.asarray(self.crowd, np.int64),
+            np.asarray(self.categories, np.int64),
+        )
+        rows = np.asarray([self.places[number] for number in annotations.image_ids.tolist()], np.int64)
+        return annotations, {name: rows[:, column].copy() for column, name in enumerate(_COLUMNS)}
+
+    def _add(self, number: int, shard: Shard, buffer: mmap.mmap, offset: int, length: int) -> None:
+        start = offset + records.HEADER_BYTES
+        where = f"{shard.name}: record at byte {offset}"
+        try:
+            found = records.peek_example(buffer, start, start + length, _SCANNED)
+        except BadData as error:
+            raise BadData(f"{where}: {error}; fetch or make the file again") from error
+        identity, names = found.get(_SOURCE_ID) or [b""], found.get(_FILENAME) or [b""]
+        text = identity[0] if isinstance(identity[0], bytes) else b""
+        if not re.fullmatch(rb"\d{1,18}", text):
+            raise BadData(f"{where}: expected an image id as text in {_SOURCE_ID}, found {identity[0]!r:.80}")
+        image_id = int(text)
+        if image_id in self.pictures:
+            raise BadData(f"{where}: image {image_id} stands in another record too; make the files again")
+        sides = [found.get(key) for key in _SIDES]
+        if not all(side and isinstance(side[0], int) and 0 < side[0] < 2**20 for side in sides):
+            raise BadData(f"{where}: image {image_id} has no size in {' and '.join(_SIDES)}; make the files again")
+        height, width = (int(side[0]) for side in sides if side)
+        name = names[0] if isinstance(names[0], bytes) else b""
+        self.pictures[image_id] = (height, width, name[:4096])
+        self.places[image_id] = (number, offset, length)
+        self._add_objects(found, image_id, height, width, where)
+
+    def _add_objects(
+        self, found: dict[str, records.Values], image_id: int, height: int, width: int, where: str
+    ) -> None:
+        edges: list[list[Any]] = [list(found.get(key) or ()) for key in _EDGES]
+        labels, texts, areas, crowds = ([*(found.get(key) or ())] for key in (_LABEL, _TEXT, _AREA, _CROWD))
+        count = len(labels)
+        if {len(column) for column in edges} != {count} or len(texts) not in (0, count):
+            raise BadData(f"{where}: image {image_id} has {count} labels, but other numbers of edges or names")
+        numbers = np.asarray(edges, object).ravel().tolist() + (areas if len(areas) == count else [])
+        if not all(isinstance(label, int) and 0 <= label <= 2**31 for label in labels) or not all(
+            isinstance(number, float) and math.isfinite(number) for number in numbers
+        ):
+            raise BadData(f"{where}: image {image_id} has a box or a label that is no number; make the files again")
+        for row, label in enumerate(labels):
+            text = texts[row] if texts else b""
+            called = text.decode("utf-8", "replace") if isinstance(text, bytes) and text else f"class{label}"
+            if self.classes.setdefault(label, called) != called:
+                raise BadData(f"{where}: category {label} is called {called!r} and {self.classes[label]!r}")
+        xmin, xmax, ymin, ymax = np.asarray(edges, np.float64)
+        x, wide = _inside(xmin * width, xmax * width, width)
+        y, tall = _inside(ymin * height, ymax * height, height)
+        self.image_of.extend([image_id] * count)
+        self.categories.extend(labels)
+        self.boxes.extend(np.stack([x, y, wide, tall], 1).ravel().tolist())
+        self.area.extend(areas if len(areas) == count else (wide * tall).tolist())
+        self.crowd.extend([int(each == 1) for each in crowds] if len(crowds) == count else [0] * count)
+
+
+def _inside(low: np.ndarray, high: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Start and extent; shares in 32 bits must not push over the edge what touches it."""
+    extent = np.minimum(high, length) - low
+    over = low + extent > length
+    return low, np.where(over, np.nextafter(extent, 0), extent)
