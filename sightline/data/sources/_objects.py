@@ -104,15 +104,21 @@ class Annotations:
             categories=self.categories[chosen],
         )
 
-    def of_classes(self, other: Annotations) -> Annotations:
-        """With the classes of `other`, which has all of ours."""
-        return replace(self, class_ids=other.class_ids, class_names=other.class_names)
+    def named_classes(self) -> list[tuple[int, str]]:
+        """(id, name) of every class."""
+        return list(zip(self.class_ids.tolist(), self.classes, strict=True))
+
+    def of_classes(self, classes: Mapping[int, str]) -> Annotations:
+        """With these classes, which have all of ours among them."""
+        ids = sorted(classes)
+        names = _index.Names.of([classes[number].encode() for number in ids])
+        return replace(self, class_ids=np.asarray(ids, np.int64), class_names=names)
 
     def check_classes(self, other: Annotations, here: str, there: str) -> None:
         """Both splits must number their classes alike."""
         if self.classes != other.classes or not np.array_equal(self.class_ids, other.class_ids):
-            mine, others = (dict(zip(a.class_ids.tolist(), a.classes, strict=True)) for a in (self, other))
-            differing = sorted(mine.items() ^ others.items())[:3]
+            mine, others = set(self.named_classes()), set(other.named_classes())
+            differing = sorted(mine ^ others)[:3]
             raise BadData(
                 f"{here} has {len(mine)} categories, {there} {len(others)}, and they differ: "
                 f"{', '.join(f'{name} ({number})' for number, name in differing)}; both splits need the same categories"

@@ -45,7 +45,7 @@ def detect(path: str) -> bool:
 
 
 def open_boxes(path: str, split: Split) -> CocoTFRecordSource:
-    """Indexes the shards of a split; classes are those of a json, or of the training records."""
+    """Indexes the shards of a split."""
     root = Path(path)
     shards = _find_shards(root, split)
     scanned, places = _scanned(root, split, shards)
@@ -67,8 +67,7 @@ def open_boxes(path: str, split: Split) -> CocoTFRecordSource:
         annotations = whole.of_pictures(np.searchsorted(whole.image_ids, scanned.image_ids))
     else:
         annotations = scanned
-    if (defining := _classes_of(root, split)) is not None:
-        annotations = _with_classes(annotations, defining, shards[0].name)
+    annotations = _with_classes(annotations, root)
     kept = chosen(annotations, split, str(file or shards[0].path))
     rows = np.searchsorted(annotations.image_ids, kept.image_ids)
     return CocoTFRecordSource(shards, kept, {name: column[rows] for name, column in places.items()})
@@ -145,26 +144,26 @@ def _json_of(root: Path, split: Split) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _classes_of(root: Path, split: Split) -> Annotations | None:
-    """What defines the classes where it is not the split itself: the training json, any json, the training records."""
-    if (file := _json_of(root, "train")) is not None:
-        return None if split == "train" else read_annotations(file, root)
-    if (file := _json_of(root, "val")) is not None:
-        return None if split == "val" else read_annotations(file, root)
-    if split != "train" and any(_shard_names(root, "train")):
-        return _scanned(root, "train", _find_shards(root, "train"))[0]
-    return None
-
-
-def _with_classes(annotations: Annotations, defining: Annotations, name: str) -> Annotations:
-    known = dict(zip(defining.class_ids.tolist(), defining.classes, strict=True))
-    for number, called in zip(annotations.class_ids.tolist(), annotations.classes, strict=True):
-        if known.get(number) != called:
+def _with_classes(annotations: Annotations, root: Path) -> Annotations:
+    """With the classes of the training json, of any json, or else of the records of both splits together."""
+    file = _json_of(root, "train") or _json_of(root, "val")
+    if file is not None:
+        defining = [(str(file), read_annotations(file, root))]
+    else:
+        splits = [split for split in _SPLITS if _shard_names(root, split)]
+        defining = [(split, _scanned(root, split, _find_shards(root, split))[0]) for split in splits]
+    known: dict[int, tuple[str, str]] = {}  # id -> name, where it was first seen
+    for where, found in defining:
+        for number, name in found.named_classes():
+            known.setdefault(number, (name, where))
+    for number, name in [pair for _, found in [*defining, ("", annotations)] for pair in found.named_classes()]:
+        called, where = known.get(number, ("", ""))
+        if called != name:
             raise BadData(
-                f"{name} and its sisters call category {number} {called!r}, elsewhere it is {known.get(number)!r}; "
+                f"{root}: category {number} is called {name!r}, in {where or file} {called or 'it is not there'!r}; "
                 f"both splits need the same categories"
             )
-    return annotations.of_classes(defining)
+    return annotations.of_classes({number: name for number, (name, _) in known.items()})
 
 
 def _shard_names(root: Path, split: Split) -> list[re.Match[str]]:
