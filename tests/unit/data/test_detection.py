@@ -183,6 +183,11 @@ def test_damaged_pictures_are_bad_samples_and_may_be_skipped(drawn_boxes: Path, 
     with opened(at(root, on_bad_sample="skip", cache="ram"), on_bad=bad.append) as loader:
         take(loader, "train", 4)
     assert [(record.feed, record.index) for record in bad] == [("train", 4)]
+    with (
+        opened(at(root, on_bad_sample="skip", max_bad_samples=0)) as loader,
+        pytest.raises(BadData, match="raise --data.max-bad-samples"),
+    ):
+        take(loader, "train", 4)
 
 
 # What is said of the whole
