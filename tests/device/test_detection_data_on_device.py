@@ -1,4 +1,4 @@
-"""Detection batches on an accelerator: the CPU's samples, colours within rounding, fake and static batches, a capture."""
+"""Detection batches on an accelerator: the CPU's samples and colours, fake and static batches, a captured finish."""
 
 import dataclasses
 from pathlib import Path
