@@ -11,7 +11,10 @@ import torch
 
 from sightline.data.augment.detection import Augment, Params, move_boxes
 from sightline.data.cache import PictureCache, decide
+from sightline.data.check import Report
+from sightline.data.check_boxes import check_boxes
 from sightline.data.decode import decode_rgb, read_header
+from sightline.data.progress import Progress
 from sightline.data.sources import BoxSource, Objects, open_boxes
 from sightline.data.sources._objects import usable
 from sightline.data.static import StaticDataset
@@ -85,6 +88,12 @@ class DetectionData(Augment, DataConfig):
             raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
         names = tuple(f"class{i}" for i in range(self.classes))
         return self.spec_of(names, tuple(range(1, self.classes + 1))), self.samples
+
+    def check(self, decode: bool, processes: int, progress: Progress) -> Report:
+        """Both splits under `path`, every picture and every box."""
+        if not self.path:
+            raise UsageError("no data: give --data.path DIR")
+        return check_boxes(self.path, self.source, self.classes, decode, processes, progress)
 
     def spec_of(self, classes: tuple[str, ...], class_ids: tuple[int, ...]) -> DataSpec:
         """What the network is built from; background is not among the classes."""
