@@ -1,4 +1,4 @@
-"""For Python users, and what the command line calls: load a recipe, train it, evaluate a run.
+"""For Python users, and what the command line calls: load a recipe, train it, evaluate a run, predict with it.
 
 `api.train(*api.load("demo_classification", ["--data.path", DIR]))`, in a script under `if __name__ == "__main__":`,
 because loader workers import the script again.
@@ -7,26 +7,33 @@ because loader workers import the script again.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from sightline import config
 from sightline.benchmark_log import BenchmarkLog
 from sightline.config import Recipe, Run, load
+from sightline.data.files import list_files
 from sightline.data.loader import Loader, worker_count
-from sightline.errors import BadData, OutOfMemory, SightlineError
-from sightline.evaluate.run import evaluate as evaluate_model
-from sightline.evaluate.run import order_for
+from sightline.data.order import PADDING, EvalOrder
+from sightline.errors import BadData, OutOfMemory, SightlineError, UsageError
+from sightline.evaluate import checkpoints
 from sightline.hardware import world
-from sightline.hardware.precision import keep_fp32
+from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.setup import set_up
 from sightline.log import RunLog
 from sightline.parts import DataSpec, Scores
+from sightline.report.predictions import DOCUMENT, Predictions
 from sightline.train import checkpoint, loop
 from sightline.train.signals import StopSignals
 
-__all__ = ["evaluate", "load", "train"]
+__all__ = ["evaluate", "evaluate_all", "load", "predict", "train"]
+
+PREDICT_BATCH = 64  # most pictures at once: a training batch may be too much for the machine that predicts
 
 
 def train(recipe: Recipe, run: Run) -> Scores:
@@ -67,60 +74,87 @@ def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file
     """Scores of a checkpoint on its recipe's val split; flags may change data.path and run fields."""
     path = checkpoint.find(Path(run_folder), which)
     tensors, stored = checkpoint.read(path)
+    folder = path.parent.parent if path.parent.name == "checkpoints" else path
+    with checkpoints.opened(path, stored, flags, recipe_file, folder) as evaluation:
+        return evaluation.score(path, tensors, stored)
+
+
+def evaluate_all(run_folder: str, flags: list[str], recipe_file: str = "") -> list[dict[str, Any]]:
+    """Scores of every checkpoint of a run, by step; they stand in its evaluation.json."""
+    return checkpoints.evaluate_all(Path(run_folder), flags, recipe_file)
+
+
+@torch.inference_mode()
+def predict(
+    run_folder: str,
+    inputs: Sequence[str],
+    out: str,
+    flags: Sequence[str] = (),
+    which: str = "best",
+    recipe_file: str = "",
+    *,
+    top: int | None = None,
+    threshold: float | None = None,
+    draws: bool = True,
+) -> dict[str, Any]:
+    """What a run says of pictures, or of all in folders: writes predictions.json and drawn pictures into `out`.
+
+    Returns what predictions.json holds. Files that cannot be read are listed in it; they are an error at the end unless
+    data.on_bad_sample is skip.
+    """
+    path = checkpoint.find(Path(run_folder), which)
+    tensors, stored = checkpoint.read(path)
     recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
     here, device, recipe = set_up(recipe, run)
-    dataset = recipe.data.open("val", recipe.train.seed)
+    if here.size > 1:
+        raise UsageError(f"predict runs in one process and was started in {here.size}; start it without a launcher")
     spec = DataSpec.from_json(stored["spec"])
+    files = list_files([Path(each) for each in inputs], recipe.data.file_suffixes, Path(out))
+    names = list(files)
+    dataset = recipe.data.open_files(files, spec)
     if dataset.spec != spec:
-        raise BadData(f"the data do not fit {path}: it was trained on {_differences(spec, dataset.spec)}")
-    here = world.connect(here, device)
-    model = recipe.model.build(spec)
-    model.load_state_dict(tensors.get("ema", tensors["model"]))
-    model = model.to(device.torch_device)
-    if run.channels_last:
-        model = model.to(memory_format=torch.channels_last)
-    keep_fp32(model, recipe.train.fp32_ops, device)
-    order = order_for(recipe.train, len(dataset), here)
-    is_run = path.parent.name == "checkpoints"
-    folder = Path(run.out) if run.out else path.parent.parent if is_run else path
-    folder.mkdir(parents=True, exist_ok=True)
-    log = RunLog(folder, run.progress, here.is_main, claims=False)
+        raise UsageError(f"flags must not change what the network is fed: it knows {spec}, they ask for {dataset.spec}")
+    log = RunLog(Path(out), run.progress, claims=False)
+    report = Predictions(Path(out), files, draws, log.say)
+    model = checkpoints.build(recipe, run, spec, device)
+    checkpoints.load_weights(model, tensors)
+    model.eval()
+    order = EvalOrder(len(files), min(len(files), recipe.train.global_batch, PREDICT_BATCH))
+    # One bad picture among many is no reason to keep the others back; what the user wants of it is asked at the end.
+    lenient: Any = dataclasses.replace(  # type: ignore[type-var]
+        recipe.data, on_bad_sample="skip", max_bad_samples=len(files)
+    )
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
-        stack.callback(here.close)
         signals = stack.enter_context(StopSignals(here))
         loader = Loader(
-            {"val": dataset},
-            {"val": order},
-            recipe.data,
+            {"files": dataset},
+            {"files": order},
+            lenient,
             device,
-            workers=worker_count(run.workers, device, here),
+            workers=min(worker_count(run.workers, device, here), len(files)),
             prefetch=run.prefetch,
-            on_bad=log.bad_sample,
+            on_bad=lambda bad: report.note_unreadable(bad.name, bad.reason),
             check_stop=signals.check,
         )
         stack.callback(loader.close)
-        for note in loader.notes:
-            log.say(note)
-        scores = evaluate_model(
-            model,
-            recipe.task,
-            dataset,
-            loader,
-            device,
-            here,
-            recipe.train.eval_precision,
-            lambda done, total: log.evaluating(done, total, done, total),
-            recipe.train.eval_shards,
+        loader.seek("files", 0, order.steps_per_epoch)
+        for number in range(order.steps_per_epoch):
+            signals.check()
+            log.evaluating(number, order.steps_per_epoch, number, order.steps_per_epoch)
+            batch = dataset.finish(loader.next("files"), DTYPES[recipe.train.eval_precision])
+            with autocast(device, recipe.train.eval_precision):
+                predictions = recipe.task.predict(model, batch)
+            found = recipe.task.findings(predictions, spec, top, threshold)
+            for index, is_valid, findings in zip(batch["index"].tolist(), batch["valid"].tolist(), found, strict=True):
+                if index != PADDING and is_valid:
+                    report.add(names[index], findings)
+        about = {"recipe": recipe.name, "model": type(model).__name__, "checkpoint": str(path)}
+        document = report.write({**about, "step": stored["progress"]["step"]})
+        log.say(f"{len(document['files'])} of {len(files)} files predicted; {Path(out) / DOCUMENT} lists them")
+    if report.unreadable and recipe.data.on_bad_sample == "fail":
+        raise BadData(
+            f"{len(report.unreadable)} of {len(files)} files cannot be read (they are listed above and in "
+            f"{Path(out) / DOCUMENT}); mend or remove them, or add --data.on-bad-sample skip"
         )
-        log.scores(scores, f"scores-{path.name}.json", checkpoint=path.name, step=stored["progress"]["step"])
-    return scores
-
-
-def _differences(trained: DataSpec, found: DataSpec) -> str:
-    if trained.classes != found.classes:
-        return (
-            f"{len(trained.classes)} classes ({', '.join(trained.classes[:3])}, ...), "
-            f"found {len(found.classes)} ({', '.join(found.classes[:3])}, ...)"
-        )
-    return f"{trained}, found {found}"
+    return document

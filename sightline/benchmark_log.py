@@ -31,6 +31,7 @@ UNITS = {  # by the last part of a metric's name
     "images_per_s_per_rank": "images/s",
     "steps_per_s": "steps/s",
     "eta_s": "s",
+    "seconds": "s",
     "wall_s": "s",
     "running_s": "s",
     "memory_gb": "GB",

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from sightline import __version__, recipes
 from sightline.errors import BadData, SightlineError, UsageError
@@ -82,17 +83,55 @@ def train(flags: Sequence[str]) -> None:
 
 
 def evaluate(flags: Sequence[str]) -> None:
-    """evaluate a run or a checkpoint: `evaluate RUN [--checkpoint best|latest|NAME] [--data.path DIR]`"""
+    """evaluate a run or a checkpoint: `evaluate RUN [--checkpoint best|latest|NAME | --all] [--data.path DIR]`"""
     parser = _parser("evaluate", evaluate)
-    parser.add_argument("run", help="run folder, or a ckpt-* folder")
-    parser.add_argument("--checkpoint", default="best", help="best, latest or a name under checkpoints/")
-    parser.add_argument("--recipe", default="", help="your own recipe file, if the run was made with one")
+    parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder")
+    _add_checkpoint(parser)
+    parser.add_argument("--all", action="store_true", help="every checkpoint the run keeps, as a table; goes on if cut")
     arguments, rest = parser.parse_known_args(flags)
+    _refuse_value_of_flag(flags, arguments.run, "evaluate RUN")
     from sightline import api
 
+    if arguments.all:
+        print(_table(api.evaluate_all(arguments.run, rest, arguments.recipe)))
+        return
     scores = api.evaluate(arguments.run, rest, arguments.checkpoint, arguments.recipe)
     for row in scores.tables.get("classes", [])[:20]:
-        print(f"  {row['class']:24} top1 {_number(row['top1'])}  of {row['samples']}")
+        values = "  ".join(f"{key} {_number(row[key])}" for key in row if key not in ("class", "samples"))
+        print(f"  {row['class']:24} {values}" + (f"  of {row['samples']}" if "samples" in row else ""))
+
+
+def predict(flags: Sequence[str]) -> None:
+    """what a run says of pictures, drawn and as JSON: `predict RUN PICTURE_OR_FOLDER ... --out DIR`"""
+    parser = _parser("predict", predict)
+    parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder")
+    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="pictures, or folders of them")
+    parser.add_argument("--out", required=True, help="folder for predictions.json and the drawn pictures")
+    parser.add_argument("--top", type=int, help="most classes or boxes of a picture")
+    parser.add_argument("--score-threshold", type=float, help="least score of what is shown, 0 to 1")
+    what = "draw what was found; without, only predictions.json is written"
+    parser.add_argument("--draw", action=argparse.BooleanOptionalAction, default=True, help=what)
+    _add_checkpoint(parser)
+    arguments, rest = parser.parse_known_args(flags)
+    for first in (arguments.run, arguments.inputs[0]):
+        _refuse_value_of_flag(flags, first, "predict RUN INPUT ...")
+    if arguments.top is not None and arguments.top < 1:
+        raise UsageError(f"--top {arguments.top} must be at least 1")
+    if arguments.score_threshold is not None and not 0 <= arguments.score_threshold <= 1:
+        raise UsageError(f"--score-threshold {arguments.score_threshold} must be in 0..1")
+    from sightline import api
+
+    api.predict(
+        arguments.run,
+        arguments.inputs,
+        arguments.out,
+        rest,
+        arguments.checkpoint,
+        arguments.recipe,
+        top=arguments.top,
+        threshold=arguments.score_threshold,
+        draws=arguments.draw,
+    )
 
 
 def average(flags: Sequence[str]) -> None:
@@ -158,6 +197,7 @@ def doctor(flags: Sequence[str]) -> None:
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
+    "predict": predict,
     "list": list_recipes,
     "average": average,
     "benchmark": benchmark,
@@ -205,6 +245,18 @@ def _parser(name: str, command: Callable[[Sequence[str]], None], more: str = "")
     return argparse.ArgumentParser(f"sightline {name}", usage=usage, description=command.__doc__, allow_abbrev=False)
 
 
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", default="best", help="best, latest or a name under checkpoints/")
+    parser.add_argument("--recipe", default="", help="your own recipe file, if the run was made with one")
+
+
+def _refuse_value_of_flag(flags: Sequence[str], value: str, usage: str) -> None:
+    """Only the recipe inside RUN knows which of its flags take values, so what comes first must be first."""
+    before = flags[flags.index(value) - 1] if value in flags[1:] else ""
+    if before.startswith("--") and "." in before and "=" not in before:
+        raise UsageError(f"'{value}' stands after {before}; begin with `sightline {usage}`, then {before} and the like")
+
+
 def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped-def]  # (Recipe, Run), not imported here
     """The recipe named first, or the one that --config names."""
     rest = [each for flag in flags for each in (flag.split("=", 1) if flag.startswith("--config=") else [flag])]
@@ -235,3 +287,12 @@ def _values(values: dict[str, float]) -> str:
 
 def _number(value: float | None) -> str:
     return "   -  " if value is None else f"{value:.4f}"
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    """Step and scores of each checkpoint under each other."""
+    names = [name for name in rows[0]["values"] if name != "samples"] if rows else []
+    lines = ["      step  " + "  ".join(f"{name:>8}" for name in names)]
+    for row in rows:
+        lines.append(f"{row['step']:10}  " + "  ".join(f"{_number(row['values'].get(name)):>8}" for name in names))
+    return "\n".join(lines)

@@ -148,8 +148,12 @@ class Run:
     """Memory format of pictures and weights; faster for convolutions almost everywhere."""
     log_every_steps: int = 10
     """Steps between log lines; each line costs one synchronisation with the device."""
+    checkpoint_initial: bool = False
+    """Also save before the first step."""
+    checkpoint_every_epochs: int = 1
+    """Epochs between checkpoints; the last epoch, and one that scored best so far, are always saved."""
     checkpoint_every_steps: int = 0
-    """Steps between checkpoints within an epoch; one is always written when an epoch ends."""
+    """Steps between checkpoints within an epoch, besides those when epochs end."""
     keep: int = 2
     """Newest checkpoints kept; the best one is kept besides."""
     resume: str = "auto"
@@ -172,8 +176,8 @@ class Run:
     """What the terminal shows; auto is live on a terminal and plain lines elsewhere."""
 
     def __post_init__(self) -> None:
-        least_of = {"prefetch": 1, "log_every_steps": 1, "checkpoint_every_steps": 0, "keep": 1}
-        for name, least in {**least_of, "max_cpus": 0, "warmup_steps": 0}.items():
+        least_of = {"prefetch": 1, "log_every_steps": 1, "checkpoint_every_epochs": 1, "checkpoint_every_steps": 0}
+        for name, least in {**least_of, "keep": 1, "max_cpus": 0, "warmup_steps": 0}.items():
             if getattr(self, name) < least:
                 raise UsageError(f"run.{name}={getattr(self, name)} must be at least {least}")
         if self.workers < -1 or self.threads < 0 or self.max_bad_steps < 1:

@@ -1,7 +1,7 @@
 """The run folder and the terminal: config.yaml, environment.json, log.jsonl, bad_samples.jsonl, exit.json, progress.
 
 log.jsonl is one JSON object per line; every line has `event` and `time`, the first one `schema`. Only rank 0 writes.
-TensorBoard and the benchmark log (benchmark_log.py) get the same numbers under train/NAME and evaluate/NAME.
+TensorBoard and the benchmark log (benchmark_log.py) get the same numbers as train/NAME, epoch/NAME, evaluate/NAME.
 """
 
 from __future__ import annotations
@@ -122,6 +122,10 @@ class RunLog:
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, self.folder / name)
 
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        """The same, of plain values; what is not finite becomes null."""
+        self.write_file(name, json.dumps(_strict(value), indent=1) + "\n")
+
     def event(self, kind: str, **values: Any) -> None:
         """One line of log.jsonl, flushed, so that a killed run has lost none."""
         if not self.is_main:
@@ -164,6 +168,12 @@ class RunLog:
         else:
             self.say(f"epoch {epoch + 1}/{epochs}  step {done}/{total}  {_short(line)}")
 
+    def epoch(self, epoch: int, epochs: int, step: int, line: dict[str, float]) -> None:
+        """How long the training part of an epoch, or of what a stop had left of it, has taken."""
+        self.event("epoch", epoch=epoch + 1, step=step, **{name: round(value, 3) for name, value in line.items()})
+        self._draw_curves("epoch", line, step)
+        self.say(f"epoch {epoch + 1}/{epochs}  took {_hours(line['seconds'])}  {line['images_per_s']:,.2f} img/s")
+
     def evaluating(self, done: int, total: int, run_done: int, run_total: int) -> None:
         """Progress of an evaluation; `run_done` of `run_total` is where training stands meanwhile."""
         if self._wants_bar:
@@ -179,7 +189,7 @@ class RunLog:
         self.event("evaluate", **where, **scores.values)
         self._draw_curves("evaluate", scores.values, where.get("step", 0))
         whole = {**where, **({"time_to_train": times} if times else {}), **asdict(scores)}
-        self.write_file(file, json.dumps(_strict(whole), indent=1) + "\n")
+        self.write_json(file, whole)
         values = "  ".join(f"{name} {value:.4f}" for name, value in scores.values.items() if name != "samples")
         place = "  ".join(f"{name} {value}" for name, value in where.items())
         self.say(f"evaluated {place}  {values}  on {scores.values['samples']:.0f} samples")

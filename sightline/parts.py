@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from sightline.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     import torch
     from torch import Tensor, nn
@@ -111,9 +113,14 @@ class DataConfig(ABC):
 
     on_bad_sample: Literal["fail", "skip"]
     max_bad_samples: int
+    file_suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".bmp", ".webp")  # what `predict` takes from a folder
 
     @abstractmethod
     def open(self, split: Split, seed: int) -> Dataset: ...
+
+    def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
+        """Any files by name, as evaluation sees its samples; what their batches say of the truth means nothing."""
+        raise UsageError(f"{type(self).__name__} cannot open single files, so there is no `predict` for it yet")
 
     @abstractmethod
     def declared(self) -> tuple[DataSpec, int] | None:
@@ -153,6 +160,16 @@ class Scores:
     worst: list[dict[str, Any]]  # samples a person should look at first
 
 
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a network says of a picture, as a person reads it."""
+
+    name: str  # of the class
+    class_id: int  # as the data set numbers it
+    score: float
+    box: tuple[float, float, float, float] | None = None  # left, top, right, bottom; shares of width and height
+
+
 class Metric(ABC):
     """Counts that merge over ranks by sum or concatenation, so results are exact for any world size."""
 
@@ -181,3 +198,10 @@ class Task(ABC):
 
     @abstractmethod
     def metric(self, spec: DataSpec, device: torch.device) -> Metric: ...
+
+    def findings(
+        self, predictions: Mapping[str, Tensor], spec: DataSpec, top: int | None, threshold: float | None
+    ) -> list[list[Finding]]:
+        """What predictions say, for each sample the best first: at most `top`, with at least this score; None leaves
+        the choice to the task."""
+        raise UsageError(f"{type(self).__name__} cannot say what it found, so there is no `predict` for it yet")

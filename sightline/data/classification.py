@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -15,6 +17,7 @@ from sightline.data.check import Report, check_pictures
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
 from sightline.data.progress import Progress
 from sightline.data.sources import Source, SourceOptions, open_source
+from sightline.data.sources._files import FilesSource
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
@@ -66,6 +69,11 @@ class ClassificationData(Augment, DataConfig):
                 f"give the right --data.path or --data.classes {len(source.classes)}"
             )
         return ClassificationDataset(self, source, split, seed)
+
+    def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
+        """Pictures of any class; their label is 0."""
+        found = {"none": spec.classes, "first": spec.classes[1:], "last": spec.classes[:-1]}[self.background]
+        return ClassificationDataset(self, FilesSource(files, found), "val", seed=0)
 
     def declared(self) -> tuple[DataSpec, int] | None:
         """`classes` nameless classes and `samples` pictures, where no path is given."""

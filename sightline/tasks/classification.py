@@ -15,6 +15,7 @@ Batch keys: image (after finish(): batch, 3, height, width), label (batch,), ind
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,8 @@ from torch.nn import functional as F
 
 from sightline.errors import UsageError
 from sightline.evaluate.topk import TopK
-from sightline.parts import Batch, DataSpec, Loss, Task
+from sightline.parts import Batch, DataSpec, Finding, Loss, Task
+from sightline.report.findings import classes_found
 
 
 @dataclass(frozen=True)
@@ -61,3 +63,9 @@ class Classification(Task):
     def metric(self, spec: DataSpec, device: torch.device) -> TopK:
         """Top-1, top-5, loss."""
         return TopK(spec.classes, self.label_smoothing, device)
+
+    def findings(
+        self, predictions: Mapping[str, Tensor], spec: DataSpec, top: int | None, threshold: float | None
+    ) -> list[list[Finding]]:
+        """The five most probable classes, unless told otherwise."""
+        return classes_found(predictions["logits"], spec, 5 if top is None else top, threshold or 0.0)

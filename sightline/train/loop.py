@@ -72,14 +72,12 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             log.say(note)
         window = ProfileWindow(traced if world.is_main else None, log.folder, device, lambda: loader.wait_s)
         try:
-            # Something of our own to go back to; decided by what all ranks know alike.
-            if run.on_nan == "rewind" and (not resumed or run.resume not in ("auto", "never")):
-                saver.save()
-            meter = Meter(loader, device, world, steps)
+            saver.save_first(resumed)
             loader.seek("train", progress.step, steps)
             if run.warmup_steps and progress.step < steps:
                 step.warm_up(loader.next("train"), run.warmup_steps)
                 loader.seek("train", progress.step, steps)
+            meter = Meter(loader, device, world, steps)
             saver.stopwatch.start()
             while not over:
                 epoch_end = (progress.epoch + 1) * plan.steps_per_epoch
@@ -104,6 +102,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                             saver.save()
                     signals.agree()
 
+                if line := meter.read_epoch():
+                    log.epoch(progress.epoch, cfg.epochs, progress.step, line)
                 is_whole = progress.step == epoch_end  # max_steps may end within an epoch
                 is_planned = is_whole and cfg.evaluates_after(progress.epoch + 1)
                 if is_planned or progress.step == steps:
@@ -131,9 +131,9 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     log.scores(scores, "scores.json", times, epoch=progress.epoch + 1, step=progress.step)
                 progress.epoch += is_whole
                 over = _why_over(recipe, progress)
-                saver.save(must_succeed=bool(over))
+                saver.save_epoch(bool(over))
                 _refuse_diverged(recipe, progress)
-                meter.restart()
+                meter.start_epoch()
             log.finished(over, progress.scored_step, times)
         except Interrupted:
             saver.save(must_succeed=True)

@@ -1,4 +1,4 @@
-"""What a training line shows: loss, accuracy, rate, pictures per second, data wait, memory, time left.
+"""What a training line shows: loss, accuracy, rate, pictures per second, data wait, memory, time left; and an epoch's.
 
 Also the time to train: from the first step to the end of the evaluation that decides, over all starts of a run.
 """
@@ -26,6 +26,12 @@ class Meter:
         self._steady_s = 0.0  # training time and steps so far without the first interval, for the time left
         self._steady_steps = 0
         self._last_step = -1
+        self.start_epoch()
+
+    def start_epoch(self) -> None:
+        """Begins an epoch, or what a stop has left of one, now."""
+        self._epoch_started = time.perf_counter()
+        self._epoch_samples = 0.0
         self.restart()
 
     def restart(self) -> None:
@@ -38,7 +44,9 @@ class Meter:
         """Time that is not training's."""
         started = time.perf_counter()
         yield
-        self._started += time.perf_counter() - started
+        paused = time.perf_counter() - started
+        self._started += paused
+        self._epoch_started += paused
 
     def read(self, step: Step, done: int, rate: float) -> dict[str, float]:
         """The numbers of the interval that ends now; waits for the device once."""
@@ -49,6 +57,7 @@ class Meter:
             self._steady_s += seconds
             self._steady_steps += max(0, done - self._last_step)  # a rewind goes back
         self._last_step = done
+        self._epoch_samples += totals["samples"]
         self.restart()
         samples = max(1.0, totals["samples"])
         line = {"loss": totals["loss"] / samples}
@@ -66,6 +75,15 @@ class Meter:
         if self._steady_steps:
             line["eta_s"] = self._steady_s / self._steady_steps * (self.steps - done)
         return line
+
+    def read_epoch(self) -> dict[str, float]:
+        """Seconds of training since the epoch began, without evaluation and saving, and pictures per second.
+
+        After a reading of the last interval, which has waited for the device. Nothing where only its evaluation was
+        left to do.
+        """
+        seconds = time.perf_counter() - self._epoch_started
+        return {"seconds": seconds, "images_per_s": self._epoch_samples / seconds} if self._epoch_samples else {}
 
 
 class Stopwatch:

@@ -96,6 +96,20 @@ class Saver:
         self.log.event("resume", checkpoint=path.name, step=state.progress.step, changes=changes)
         return True
 
+    def save_first(self, resumed: bool) -> None:
+        """Before the first step of a folder, where asked for, or where something to go back to is needed."""
+        # Decided by what all ranks know alike.
+        is_new = not resumed or self.run.resume not in ("auto", "never")
+        if is_new and (self.run.checkpoint_initial or self.run.on_nan == "rewind"):
+            self.save()
+
+    def save_epoch(self, is_over: bool) -> None:
+        """When an epoch has ended and been counted: if it is its turn, is the best so far, or the last."""
+        progress = self.state.progress
+        is_best = progress.best_step == progress.step  # else `best` would name what is no longer there
+        if is_over or is_best or progress.epoch % self.run.checkpoint_every_epochs == 0:
+            self.save(must_succeed=is_over)
+
     def save(self, must_succeed: bool = False) -> None:
         """Writes a checkpoint on rank 0. A full disk is a warning while the run can go on without."""
         state, progress = self.state, self.state.progress

@@ -315,6 +315,8 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "warmup_steps": [SeenIn("recipes/test_fields.py::test_steps_before_the_run_are_made_and_undone")],
         "channels_last": [SeenIn("unit/train/test_step.py::test_channels_last_is_a_layout_and_not_another_model")],
         "log_every_steps": [Flip(("3",), log_lines, same=weights)],
+        "checkpoint_initial": [Flip(("True",), saves, same=weights)],
+        "checkpoint_every_epochs": [Flip(("2",), saves, base=("--train.eval-every-epochs=2",), same=weights)],
         "checkpoint_every_steps": [Flip(("1",), saves, same=weights)],
         "keep": [Flip(("1",), kept, base=("--train.epochs=4", "--train.eval-every-epochs=4"), same=weights)],
         "resume": [

@@ -1,0 +1,169 @@
+"""Findings drawn into their picture: boxes with names and scores, or a strip of class names below.
+
+The last station of `sightline predict`. Pillow alone, with the font that it brings along.
+"""
+
+from __future__ import annotations
+
+import colorsys
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from sightline.parts import Finding
+
+# A photo of a camera is cut down to what a screen shows; a thumbnail is enlarged until text fits beside it.
+LARGEST = 1600
+SMALLEST = 320
+_GOLDEN = 0.618034  # steps of this share of the colour circle never come close to an earlier one for long
+_LIGHTNESS = (0.56, 0.72, 0.44)
+_LEAST_LUMINANCE = 0.2  # against which dark text still has the contrast of 4.5 that WCAG asks for
+_STRIP, _STRIP_BAR, _STRIP_TEXT = (24, 26, 30), (66, 108, 170), (240, 242, 245)
+_DARK = (16, 16, 16)
+
+Colour = tuple[int, int, int]
+Box = tuple[int, int, int, int]  # left, top, right, bottom; the last two are outside
+
+
+def draw(pixels: np.ndarray, findings: Sequence[Finding]) -> Image.Image:
+    """The picture (height, width, 3) uint8 RGB with what was found in it."""
+    picture = _on_screen(Image.fromarray(pixels))
+    boxes = [finding for finding in findings if finding.box is not None]
+    if boxes:
+        return _with_boxes(picture, boxes)
+    return _with_strip(picture, findings)
+
+
+def colour_of(number: int) -> Colour:
+    """The colour of a class, the same in every picture; neighbours differ in hue and lightness."""
+    lightness = _LIGHTNESS[number % len(_LIGHTNESS)]
+    while True:
+        red, green, blue = colorsys.hls_to_rgb(number * _GOLDEN % 1.0, lightness, 0.85)
+        colour = round(red * 255), round(green * 255), round(blue * 255)
+        if luminance(colour) >= _LEAST_LUMINANCE:
+            return colour
+        lightness += 0.02  # blue and violet are dark at the lightness where yellow is bright
+
+
+def luminance(colour: Colour) -> float:
+    """How bright the eye finds it, 0 to 1 (WCAG's relative luminance)."""
+    linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _on_screen(picture: Image.Image) -> Image.Image:
+    longer = max(picture.size)
+    if longer > LARGEST:
+        sides = [max(1, round(side * LARGEST / longer)) for side in picture.size]
+        return picture.resize((sides[0], sides[1]), Image.Resampling.LANCZOS)
+    if longer < SMALLEST:
+        times = -(-SMALLEST // longer)
+        return picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
+    return picture
+
+
+def _with_boxes(picture: Image.Image, findings: Sequence[Finding]) -> Image.Image:
+    pen = ImageDraw.Draw(picture)
+    size = max(11, round(max(picture.size) / 45))
+    font = _font(size)
+    line = max(2, size // 7)
+    placed: list[Box] = []
+    labels = []
+    # The surest last, so that it lies on top; its label is placed first, so that it gets the best place.
+    for finding in reversed(findings):
+        left, top, right, bottom = _pixels(finding, picture)
+        # A dark line on both sides keeps the outline visible on ground of its own colour.
+        pen.rectangle((left - 1, top - 1, right, bottom), outline=_DARK, width=line + 2)
+        pen.rectangle((left, top, right - 1, bottom - 1), outline=colour_of(finding.class_id), width=line)
+    for finding in findings:
+        box = _pixels(finding, picture)
+        room = max(box[2] - box[0], picture.width // 2) - size // 2
+        text = _fitting(f"{_plain(finding.name)} {finding.score:.2f}", font, room)
+        width, height = round(font.getlength(text)) + size // 2, round(size * 1.3)
+        place = _place(box, width, height, picture.size, placed)
+        placed.append(place)
+        labels.append((place, text, finding.class_id))
+    for place, text, number in reversed(labels):
+        pen.rectangle((place[0], place[1], place[2] - 1, place[3] - 1), fill=colour_of(number))
+        pen.text((place[0] + size // 4, (place[1] + place[3]) / 2), text, fill=_DARK, font=font, anchor="lm")
+    return picture
+
+
+def _pixels(finding: Finding, picture: Image.Image) -> Box:
+    """The box in pixels of the picture, at least 3 wide and high and inside."""
+    assert finding.box is not None, "only findings with a box have a place"
+    left, top, right, bottom = finding.box
+    x = min(round(left * picture.width), picture.width - 3)
+    y = min(round(top * picture.height), picture.height - 3)
+    return max(x, 0), max(y, 0), max(round(right * picture.width), x + 3), max(round(bottom * picture.height), y + 3)
+
+
+def _place(box: Box, width: int, height: int, sides: tuple[int, int], placed: Sequence[Box]) -> Box:
+    """Where a label goes: on its box, in it, below it, wherever it covers least of the labels that are there."""
+    left, top, right, bottom = box
+    best: tuple[int, Box] | None = None
+    rows = (top - height, top, bottom, bottom - height, *range(top + height, bottom - height, height))
+    for y in rows:
+        for x in (left, right - width):
+            x, y_inside = max(0, min(x, sides[0] - width)), max(0, min(y, sides[1] - height))
+            place = (x, y_inside, x + width, y_inside + height)
+            covered = sum(_common_area(place, other) for other in placed)
+            if best is None or covered < best[0]:
+                best = covered, place
+            if covered == 0:
+                return place
+    assert best is not None, "there is always a first candidate"
+    return best[1]
+
+
+def _common_area(one: Box, other: Box) -> int:
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    return max(0, width) * max(0, height)
+
+
+def _with_strip(picture: Image.Image, findings: Sequence[Finding]) -> Image.Image:
+    """The picture above one row for each class; a bar behind the name is as long as its probability."""
+    width = max(picture.width, SMALLEST)
+    size = max(13, round(width / 36))
+    font, row, margin = _font(size), round(size * 1.6), round(size * 0.6)
+    strip = len(findings) or 1
+    canvas = Image.new("RGB", (width, picture.height + strip * row + 2 * margin), _STRIP)
+    canvas.paste(picture, ((width - picture.width) // 2, 0))
+    pen = ImageDraw.Draw(canvas)
+    for number, finding in enumerate(findings):
+        top = picture.height + margin + number * row
+        percent = f"{finding.score:.1%}"
+        room = width - 3 * margin - round(font.getlength("100.0%"))
+        pen.rectangle((margin, top + 1, margin + round(room * finding.score), top + row - 3), fill=_STRIP_BAR)
+        name = _fitting(_plain(finding.name), font, room - margin)
+        middle = top + row / 2 - 1
+        pen.text((margin + size // 3, middle), name, fill=_STRIP_TEXT, font=font, anchor="lm")
+        pen.text((width - margin, middle), percent, fill=_STRIP_TEXT, font=font, anchor="rm")
+    if not findings:
+        pen.text((margin, picture.height + margin + row / 2), "nothing found", fill=_STRIP_TEXT, font=font, anchor="lm")
+    return canvas
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size=size)
+
+
+def _plain(name: str) -> str:
+    """What the font can draw, on one line: accents are left out, other letters than Latin ones become question marks."""
+    letters = [c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)]
+    return "".join(c if " " <= c <= "~" else "?" if c.isprintable() else " " for c in letters)
+
+
+def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: float) -> str:
+    """The text, its middle left out where it is too long: scores stand at its end."""
+    kept = len(text)
+    shown = text
+    while font.getlength(shown) > room and kept > 2:
+        kept -= 1
+        shown = f"{text[: kept // 2]}...{text[len(text) - (kept - kept // 2) :]}"
+    return shown

@@ -1,0 +1,43 @@
+"""Predictions as a person reads them: names, scores and places, between a task and what is drawn or written."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from sightline.parts import DataSpec, Finding
+
+
+def classes_found(logits: Tensor, spec: DataSpec, top: int, threshold: float) -> list[list[Finding]]:
+    """The most probable classes of each sample; a score is a probability."""
+    scores, labels = logits.float().softmax(1).topk(min(top, logits.shape[1]))  # (batch, top)
+    return [
+        [Finding(spec.classes[label], label, score) for score, label in rows if score >= threshold]
+        for rows in _rows(scores, labels)
+    ]
+
+
+def boxes_found(
+    boxes: Tensor, scores: Tensor, labels: Tensor, spec: DataSpec, top: int, threshold: float
+) -> list[list[Finding]]:
+    """The surest boxes of each sample, cut off at the edges of the picture.
+
+    `boxes` (batch, K, 4) are ymin, xmin, ymax, xmax as shares of the picture; label n is class n - 1, 0 is none.
+    """
+    ids = getattr(spec, "class_ids", ()) or range(1, len(spec.classes) + 1)
+    found = []
+    for sample, corners in zip(_rows(scores, labels), boxes.float().cpu().tolist(), strict=True):
+        findings = []
+        for (score, label), (top_edge, left, bottom, right) in zip(sample, corners, strict=True):
+            edges = (left, top_edge, right, bottom)
+            if label > 0 and score >= threshold and all(map(math.isfinite, edges)):
+                box = tuple(min(max(edge, 0.0), 1.0) for edge in edges)
+                findings.append(Finding(spec.classes[label - 1], ids[label - 1], score, box))
+        found.append(sorted(findings, key=lambda finding: -finding.score)[:top])
+    return found
+
+
+def _rows(scores: Tensor, labels: Tensor) -> list[list[tuple[float, int]]]:
+    pairs = zip(scores.float().cpu().tolist(), labels.cpu().tolist(), strict=True)
+    return [list(zip(score, label, strict=True)) for score, label in pairs]
