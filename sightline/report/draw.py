@@ -23,6 +23,7 @@ _LIGHTNESS = (0.56, 0.72, 0.44)
 _LEAST_LUMINANCE = 0.2  # against which dark text still has the contrast of 4.5 that WCAG asks for
 _STRIP, _STRIP_BAR, _STRIP_TEXT = (24, 26, 30), (66, 108, 170), (240, 242, 245)
 _DARK = (16, 16, 16)
+_LONGEST = 200  # letters of a name that are tried to fit
 
 Colour = tuple[int, int, int]
 Box = tuple[int, int, int, int]  # left, top, right, bottom; the last two are outside
@@ -154,16 +155,15 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def _plain(name: str) -> str:
-    """What the font can draw, on one line: accents are left out, other letters than Latin ones become question marks."""
+    """What the font can draw, on one line: without accents, question marks for letters that are not Latin."""
     letters = [c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)]
     return "".join(c if " " <= c <= "~" else "?" if c.isprintable() else " " for c in letters)
 
 
 def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: float) -> str:
     """The text, its middle left out where it is too long: scores stand at its end."""
-    kept = len(text)
-    shown = text
-    while font.getlength(shown) > room and kept > 2:
+    shown, kept = text, min(len(text), _LONGEST)
+    while (len(shown) > _LONGEST or font.getlength(shown) > room) and kept > 2:
         kept -= 1
         shown = f"{text[: kept // 2]}...{text[len(text) - (kept - kept // 2) :]}"
     return shown

@@ -1,0 +1,357 @@
+"""`sightline predict` and `sightline evaluate --all` as a user types them."""
+
+import json
+import math
+import shutil
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import load_file
+from torchvision.transforms import v2
+
+from sightline import api, cli, config
+from sightline.parts import DataSpec
+from sightline.train import checkpoint
+
+NAME = "demo_classification"
+SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
+HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32"]
+
+
+@pytest.fixture
+def sightline(capsys):
+    """sightline(*arguments): exit code, what was printed, and the errors."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code = cli.main([str(each) for each in arguments])
+        except SystemExit as error:  # argparse and tyro
+            code = error.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three epochs with its initial checkpoint; for reading only."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    flags = [
+        f"--data.path={shapes}",
+        f"--run.out={out}",
+        "--train.epochs=3",
+        "--run.keep=9",
+        "--run.checkpoint-initial",
+    ]
+    assert cli.main(["train", NAME, *SMALL, *HERE, *flags]) == 0
+    return out
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def document(folder: Path) -> dict:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads((folder / "predictions.json").read_text(), parse_constant=refuse)
+
+
+def expected_probabilities(run: Path, which: str, picture: Path) -> torch.Tensor:
+    """By torchvision's transforms and the weights as they lie on disk."""
+    state = json.loads((run / "checkpoints" / which / "state.json").read_text())
+    recipe, _ = config.from_json(state["recipe"])
+    model = recipe.model.build(DataSpec.from_json(state["spec"]))
+    model.load_state_dict(load_file(run / "checkpoints" / which / "model.safetensors"))
+    steps = [v2.Resize(24, antialias=True), v2.CenterCrop(24), v2.ToDtype(torch.float32, scale=True)]
+    pixels = torchvision.io.decode_image(str(picture), torchvision.io.ImageReadMode.RGB)
+    image = v2.Compose([*steps, v2.Normalize(recipe.data.mean, recipe.data.std)])(pixels)
+    with torch.inference_mode():
+        return model.eval()(image[None])[0].softmax(0)
+
+
+# predict
+
+
+def test_probabilities_are_those_of_the_network(sightline, trained: Path, shapes: Path, tmp_path: Path):
+    """RGB, resized and normalised as in evaluation."""
+    val = shapes / "val"
+    code, out, err = sightline("predict", trained, val, "--out", tmp_path / "out", "--checkpoint", "latest", *HERE)
+    assert (code, err) == (0, "")
+    told = document(tmp_path / "out")
+    assert (told["recipe"], told["model"], told["step"], told["unreadable"]) == (NAME, "ResNet", 15, [])
+    assert told["checkpoint"] == str(trained / "checkpoints" / "ckpt-00000015")
+    files = sorted(str(path.relative_to(val)) for path in val.rglob("*.jpg"))
+    assert [row["file"] for row in told["files"]] == files and len(files) == 40
+    for row in told["files"][::7]:
+        expected = expected_probabilities(trained, "ckpt-00000015", val / row["file"])
+        scores, labels = expected.topk(5)
+        assert [found["id"] for found in row["found"]] == labels.tolist()
+        assert [found["score"] for found in row["found"]] == pytest.approx(scores.tolist(), abs=1e-5)
+    lines = out.splitlines()
+    assert len(lines) == 41 and lines[-1].startswith("40 of 40 files predicted; ")
+    first = told["files"][0]
+    assert lines[0] == "  ".join([first["file"], *(f"{f['class']} {f['score']:.4f}" for f in first["found"])])
+
+
+def test_predictions_agree_with_evaluate(sightline, trained: Path, shapes: Path, tmp_path: Path):
+    scores = api.evaluate(str(trained), [*HERE, f"--run.out={tmp_path / 'scores'}"])
+    api.predict(str(trained), [str(shapes / "val")], str(tmp_path / "out"), HERE, draws=False)
+    rows = document(tmp_path / "out")["files"]
+    right = [row["file"].split("/")[0] == row["found"][0]["class"] for row in rows]
+    assert sum(right) / len(right) == pytest.approx(scores.values["top1"])
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["predictions.json"]  # draws=False
+
+
+def test_pictures_keep_their_names_colours_and_formats(sightline, trained: Path, tmp_path: Path):
+    pixels = np.zeros((360, 480, 3), np.uint8)
+    pixels[:, :160], pixels[:, 160:320], pixels[:, 320:] = (250, 10, 10), (10, 250, 10), (10, 10, 250)
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    (tmp_path / "in" / "b").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "in" / "a" / "x.jpg", quality=95)
+    Image.fromarray(pixels).save(tmp_path / "in" / "b" / "x.jpg", quality=95)
+    Image.fromarray(pixels).save(tmp_path / "in" / "b" / "x.png")
+    shutil.copy(tmp_path / "in" / "b" / "x.png", tmp_path / "in" / "plain")
+    inputs = [tmp_path / "in" / name for name in ("a/x.jpg", "b/x.jpg", "b/x.png", "plain")]
+    before = contents(tmp_path / "in")
+    code, _, err = sightline("predict", trained, *inputs, "--out", tmp_path / "out", "--top", 2, *HERE)
+    assert (code, err) == (0, "") and contents(tmp_path / "in") == before
+    rows = document(tmp_path / "out")["files"]
+    assert [row["picture"] for row in rows] == ["a/x.jpg", "b/x.jpg", "b/x.png", "plain.png"]
+    assert all(len(row["found"]) == 2 and (row["width"], row["height"]) == (480, 360) for row in rows)
+    assert sorted(contents(tmp_path / "out")) == sorted(["predictions.json", *(row["picture"] for row in rows)])
+    for row, kind in zip(rows, ("JPEG", "JPEG", "PNG", "PNG"), strict=True):
+        with Image.open(tmp_path / "out" / row["picture"]) as drawn:
+            assert drawn.format == kind and drawn.width == 480 and drawn.height > 360
+            for x in (80, 240, 400):
+                assert np.abs(np.subtract(drawn.convert("RGB").getpixel((x, 100)), pixels[100, x])).max() <= 6
+    assert len({tuple(found["class"] for found in row["found"]) for row in rows[2:]}) == 1
+
+
+def test_workers_and_batches_change_nothing(sightline, trained: Path, shapes: Path, tmp_path: Path):
+    one = [sorted((shapes / "val").rglob("*.jpg"))[5]]
+    for name, inputs, flags in (
+        ("many", [shapes / "val"], ["--run.workers=2", "--train.global-batch=7"]),
+        ("one", one, ["--run.workers=0"]),
+    ):
+        code, _, err = sightline("predict", trained, *inputs, "--out", tmp_path / name, "--no-draw", *flags, *HERE[1:])
+        assert code == 0, err
+    many, alone = document(tmp_path / "many")["files"], document(tmp_path / "one")["files"]
+    (same,) = [row for row in many if row["path"] == alone[0]["path"]]
+    assert len(many) == 40 and [f["id"] for f in same["found"]] == [f["id"] for f in alone[0]["found"]]
+    assert [f["score"] for f in same["found"]] == pytest.approx([f["score"] for f in alone[0]["found"]], abs=1e-5)
+
+
+def test_unreadable_files_are_listed_and_the_rest_goes_on(sightline, trained: Path, shapes: Path, tmp_path: Path):
+    folder = tmp_path / "in"
+    shutil.copytree(shapes / "val" / "star", folder)
+    (folder / "bad.jpg").write_text("no picture")
+    (folder / "cut.jpg").write_bytes((folder / "00000.jpg").read_bytes()[:400])
+    (folder / "gone.png").symlink_to("nowhere.png")
+    command = ["predict", trained, folder, "--out", tmp_path / "out", *HERE]
+    code, out, err = sightline(*command)
+    assert code == 3 and "error: 3 of 7 files cannot be read" in err and "--data.on-bad-sample skip" in err
+    told = document(tmp_path / "out")
+    assert [row["file"] for row in told["files"]] == [f"0000{n}.jpg" for n in range(4)]
+    assert [row["file"] for row in told["unreadable"]] == ["bad.jpg", "cut.jpg", "gone.png"]
+    assert "warning: bad.jpg cannot be read: starts with b'no pictu'" in out and "4 of 7 files predicted" in out
+    code, out, err = sightline(*command, "--data.on-bad-sample", "skip")
+    assert (code, err) == (0, "") and document(tmp_path / "out") == told
+
+
+def test_pictures_are_never_drawn_over(sightline, trained: Path, shapes: Path, tmp_path: Path):
+    folder = tmp_path / "in"
+    shutil.copytree(shapes / "val" / "star", folder)
+    before = contents(folder)
+    code, _, err = sightline("predict", trained, folder, "--out", folder, *HERE)
+    assert code == 2 and "holds no file" in err  # what lies in --out is taken for results
+    code, _, err = sightline("predict", trained, folder / "00000.jpg", "--out", folder, *HERE)
+    assert code == 2 and "would replace" in err
+    assert contents(folder) == before
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "00000.jpg").symlink_to(tmp_path / "victim.jpg")
+    (tmp_path / "victim.jpg").write_text("mine")
+    assert sightline("predict", trained, folder, "--out", tmp_path / "out", *HERE)[0] == 0
+    assert (tmp_path / "victim.jpg").read_text() == "mine" and not (tmp_path / "out" / "00000.jpg").is_symlink()
+    assert sightline("predict", trained, folder, "--out", folder / "out", *HERE)[0] == 0
+    again = sightline("predict", trained, folder, "--out", folder / "out", *HERE)
+    assert again[0] == 0 and "4 of 4 files predicted" in again[1]
+
+
+def test_nothing_is_written_but_the_results(sightline, run: Path, shapes: Path, tmp_path: Path, monkeypatch):
+    before = contents(run)
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    code, _, _ = sightline("predict", run, shapes / "val" / "star" / "00000.jpg", "--out", "results", *HERE)
+    assert code == 0 and contents(run) == before
+    assert sorted(contents(Path())) == ["results/00000.jpg", "results/predictions.json"]
+
+
+def test_predict_refuses_what_it_cannot_understand(sightline, run: Path, shapes: Path, tmp_path: Path):
+    star = shapes / "val" / "star"
+    for arguments, code, message in (
+        ([run, star], 2, "--out"),
+        ([run, "--out", tmp_path / "out"], 2, "INPUT"),
+        ([run, tmp_path / "nix.jpg", "--out", tmp_path / "out"], 2, "nix.jpg does not exist"),
+        ([tmp_path, star, "--out", tmp_path / "out"], 4, "is neither a run folder nor a checkpoint"),
+        ([run, star, "--out", tmp_path / "out", "--top", 0], 2, "--top 0 must be at least 1"),
+        ([run, star, "--out", tmp_path / "out", "--score-threshold", 50], 2, "--score-threshold 50.0 must be in 0..1"),
+        ([run, star, "--out", tmp_path / "out", "--data.eval-size=16"], 2, "flags must not change what the network is"),
+        (["--run.workers", 0, run, star, "--out", tmp_path / "out"], 2, "'0' stands after --run.workers"),
+        ([run, "--run.device", "cpu", star, "--out", tmp_path / "out"], 2, "'cpu' stands after --run.device"),
+        ([run, star, "--out", run / "config.yaml"], 2, "cannot be made"),
+    ):
+        got, _, err = sightline("predict", *arguments)
+        assert got == code and message in err, err
+        assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+DETECTOR = '''
+"""A network that always sees the same two boxes."""
+import dataclasses
+
+import torch
+from sightline.recipes import demo_classification
+from sightline.report.findings import boxes_found
+from sightline.tasks.classification import Classification
+
+
+@dataclasses.dataclass(frozen=True)
+class Boxes(Classification):
+    def predict(self, model, batch):
+        count = len(super().predict(model, batch)["logits"])
+        boxes = torch.tensor([[0.1, 0.2, 0.5, 0.6], [0.5, 0.5, 1.2, 1.0], [0.0, 0.0, 1.0, 1.0]])
+        scores, labels = torch.tensor([0.9, 0.6, 0.2]), torch.tensor([3, 1, 2])
+        found = {"boxes": boxes, "scores": scores, "labels": labels}
+        return {name: torch.stack([value] * count) for name, value in found.items()}
+
+    def findings(self, predictions, spec, top, threshold):
+        return boxes_found(**predictions, spec=spec, top=top or 20, threshold=0.3 if threshold is None else threshold)
+
+
+def recipe():
+    return dataclasses.replace(demo_classification.recipe(), name="boxes", task=Boxes())
+'''
+
+
+def test_boxes_are_drawn_printed_and_told_in_pixels_of_the_file(sightline, run: Path, tmp_path: Path):
+    (tmp_path / "boxes.py").write_text(textwrap.dedent(DETECTOR))
+    Image.new("RGB", (640, 400), (90, 90, 90)).save(tmp_path / "street.png")
+    command = ["predict", run, tmp_path / "street.png", "--out", tmp_path / "out", "--recipe", tmp_path / "boxes.py"]
+    code, out, err = sightline(*command, *HERE)
+    assert (code, err) == (0, "")
+    classes = json.loads((run / "checkpoints" / "ckpt-00000005" / "state.json").read_text())["spec"]["classes"]
+    assert out.splitlines()[:3] == [
+        "street.png  640x400  2 found",
+        f"  0.900 (3) {classes[2]}  (128, 40) (384, 200)",
+        f"  0.600 (1) {classes[0]}  (320, 200) (640, 400)",
+    ]
+    (row,) = document(tmp_path / "out")["files"]
+    assert [found["box"] for found in row["found"]] == [[128, 40, 256, 160], [320, 200, 320, 200]]
+    assert [(found["class"], found["id"]) for found in row["found"]] == [(classes[2], 3), (classes[0], 1)]
+    drawn = np.asarray(Image.open(tmp_path / "out" / "street.png"))
+    assert drawn.shape == (400, 640, 3) and not (drawn[40, 128:384] == 90).any() and (drawn[60:80, 140:300] == 90).all()
+    all_three = sightline(*command, *HERE, "--score-threshold", "0.1")
+    assert all_three[0] == 0 and "  3 found" in all_three[1]
+    best = sightline(*command, *HERE, "--top", 1)
+    assert "  1 found" in best[1]
+    nothing = sightline(*command, *HERE, "--score-threshold", "0.95")
+    assert nothing[0] == 0 and nothing[1].splitlines()[0] == "street.png  nothing found"
+
+
+# evaluate --all
+
+
+def rows(folder: Path) -> list[dict]:
+    return json.loads((folder / "evaluation.json").read_text())["checkpoints"]
+
+
+def evaluations(run: Path) -> list[int]:
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [line["step"] for line in lines if line["event"] == "evaluate" and "checkpoint" in line]
+
+
+def test_all_checkpoints_but_the_initial_one_are_evaluated_in_order(sightline, run: Path):
+    code, out, err = sightline("evaluate", run, "--all", *HERE)
+    assert (code, err) == (0, "") and (run / "checkpoints" / "ckpt-00000000").is_dir()
+    trained_with = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    expected = {e["step"]: e["top1"] for e in trained_with if e["event"] == "evaluate" and "epoch" in e}
+    assert {row["step"]: row["values"]["top1"] for row in rows(run)} == pytest.approx(expected)
+    assert [row["checkpoint"] for row in rows(run)] == ["ckpt-00000005", "ckpt-00000010", "ckpt-00000015"]
+    table = [line.split() for line in out.splitlines()[-4:]]
+    assert table[0] == ["step", "top1", "top5", "loss"] and [line[0] for line in table[1:]] == ["5", "10", "15"]
+    assert float(table[3][1]) == pytest.approx(expected[15], abs=1e-4)
+
+
+def test_all_goes_on_with_what_is_missing(sightline, run: Path, tmp_path: Path):
+    for name in ("ckpt-00000010", "ckpt-00000015"):
+        shutil.move(run / "checkpoints" / name, tmp_path / name)
+    assert sightline("evaluate", run, "--all", *HERE)[0] == 0
+    assert [row["step"] for row in rows(run)] == [5] and evaluations(run) == [5]
+    for name in ("ckpt-00000010", "ckpt-00000015"):
+        shutil.move(tmp_path / name, run / "checkpoints" / name)
+    code, out, _ = sightline("evaluate", run, "--all", *HERE)
+    assert code == 0 and evaluations(run) == [5, 10, 15] and "ckpt-00000005 stands in " in out
+    assert len(out.splitlines()[-4:]) == 4 and [row["step"] for row in rows(run)] == [5, 10, 15]
+    assert sightline("evaluate", run, "--all", *HERE)[0] == 0 and evaluations(run) == [5, 10, 15]  # each once
+    # Other numbers, or other bytes, are another question.
+    assert sightline("evaluate", run, "--all", *HERE[:2], "--train.precision=bf16")[0] == 0
+    assert evaluations(run) == [5, 10, 15] * 2
+
+
+def test_all_leaves_damaged_checkpoints_out(sightline, run: Path):
+    for name in ("ckpt-00000010", "ckpt-00000015"):
+        file = run / "checkpoints" / name / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1])
+    code, out, err = sightline("evaluate", run, "--all", *HERE)
+    assert (code, err) == (0, "") and evaluations(run) == [5]
+    assert out.count("is left out: ") == 2 and "warning: ckpt-00000010 is left out: " in out and "is damaged" in out
+    assert (run / "checkpoints" / "ckpt-00000010").is_dir()  # for whoever wants to mend it
+    shutil.rmtree(run / "checkpoints" / "ckpt-00000005")
+    (run / "evaluation.json").write_text('{"checkpoints": [{"step": 3}, 7')
+    code, _, err = sightline("evaluate", run, "--all", *HERE)
+    assert code == 4 and "holds no checkpoint that verifies and has made a step" in err
+
+
+def test_all_wants_a_run(sightline, run: Path, tmp_path: Path):
+    code, _, err = sightline("evaluate", run / "checkpoints" / "ckpt-00000005", "--all")
+    assert code == 2 and "--all wants a run folder" in err
+    assert sightline("evaluate", tmp_path / "missing", "--all")[0] == 4
+
+
+def test_a_value_is_not_taken_for_the_run(sightline, run: Path):
+    code, _, err = sightline("evaluate", "--run.workers", 0, run)
+    assert code == 2 and "'0' stands after --run.workers; begin with `sightline evaluate RUN`" in err
+    code, _, err = sightline("evaluate", "--checkpoint", "latest", run, "--run.workers", 0, *HERE[1:])
+    assert (code, err) == (0, "")
+    code, _, err = sightline("evaluate", "--run.workers=0", run, *HERE[1:])
+    assert (code, err) == (0, "")
+
+
+def test_scores_that_are_not_numbers_leave_the_table_readable(sightline, run: Path):
+    path = run / "checkpoints" / "ckpt-00000015"
+    tensors, state = checkpoint.read(path)
+    tensors["model"]["fc.bias"][:] = math.inf  # what is infinite everywhere has no softmax
+    shutil.rmtree(path)
+    checkpoint.write(path, tensors, state)
+    for _ in range(2):  # made, and read again
+        code, out, err = sightline("evaluate", run, "--all", *HERE)
+        assert (code, err) == (0, "") and rows(run)[-1]["values"]["loss"] is None
+        assert out.splitlines()[-1].split()[-1] in ("nan", "-")
+    assert "NaN" not in (run / "evaluation.json").read_text()
+    assert evaluations(run) == [5, 10, 15]

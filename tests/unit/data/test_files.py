@@ -1,0 +1,88 @@
+"""Which files the command line means, and under which names."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sightline.data.files import list_files, read_bytes
+from sightline.errors import BadSample, UsageError
+
+PICTURES = (".jpg", ".png")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Files of all sorts below a folder; their content is their path."""
+    for name in ("b/x.jpg", "a/x.jpg", "a/deep/er/y.PNG", "a/notes.txt", "z.png", ".hidden.jpg", ".git/q.jpg"):
+        path = tmp_path / "tree" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return tmp_path / "tree"
+
+
+def names(inputs: list[Path], out: Path = Path("nowhere")) -> list[str]:
+    return list(list_files(inputs, PICTURES, out))
+
+
+def test_a_folder_is_searched_to_the_bottom_in_order(tree: Path):
+    found = list_files([tree], PICTURES, Path("nowhere"))
+    assert list(found) == ["a/deep/er/y.PNG", "a/x.jpg", "b/x.jpg", "z.png"]
+    assert all(path.read_text() == name for name, path in found.items())
+
+
+def test_a_file_is_called_by_its_name_whatever_its_ending(tree: Path):
+    assert names([tree / "a" / "x.jpg"]) == ["x.jpg"]
+    assert names([tree / "a" / "notes.txt", tree / "z.png"]) == ["notes.txt", "z.png"]
+
+
+def test_files_of_one_name_keep_their_folders(tree: Path, monkeypatch):
+    assert names([tree / "b" / "x.jpg", tree / "a" / "x.jpg"]) == ["b/x.jpg", "a/x.jpg"]
+    assert names([tree / "a", tree / "b"]) == ["a/deep/er/y.PNG", "a/x.jpg", "b/x.jpg"]
+    monkeypatch.chdir(tree / "a")
+    assert names([Path("x.jpg"), Path("../b/x.jpg")]) == ["a/x.jpg", "b/x.jpg"]
+
+
+def test_a_file_named_twice_counts_once(tree: Path):
+    assert names([tree / "a" / "x.jpg", tree / "a" / ".." / "a" / "x.jpg"]) == ["x.jpg"]
+    assert names([tree / "b", tree]) == ["x.jpg", "a/deep/er/y.PNG", "a/x.jpg", "z.png"]
+
+
+def test_links_in_a_circle_end(tree: Path):
+    (tree / "a" / "up").symlink_to(tree)
+    (tree / "a" / "self").symlink_to("self")
+    (tree / "a" / "gone.jpg").symlink_to("nothing.jpg")
+    assert names([tree]) == ["a/deep/er/y.PNG", "a/gone.jpg", "a/x.jpg", "b/x.jpg", "z.png"]
+
+
+def test_results_inside_the_input_are_not_taken_for_pictures(tree: Path):
+    (tree / "out").mkdir()
+    (tree / "out" / "x.jpg").write_text("drawn")
+    assert names([tree], tree / "out") == ["a/deep/er/y.PNG", "a/x.jpg", "b/x.jpg", "z.png"]
+    assert "out/x.jpg" in names([tree])
+
+
+def test_what_is_not_there_is_said(tree: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match=r"nix\.jpg does not exist"):
+        names([tree / "nix.jpg"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"empty holds no file that ends in \.jpg, \.png"):
+        names([tree, tmp_path / "empty"])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="is neither a file nor a folder"):
+        names([tmp_path / "pipe"])
+
+
+def test_bytes_are_read_within_limits(tmp_path: Path):
+    (tmp_path / "a.jpg").write_bytes(b"abc")
+    assert read_bytes(tmp_path / "a.jpg", "a.jpg") == b"abc"
+    with (tmp_path / "large.jpg").open("wb") as file:
+        file.truncate(300 * 2**20)  # sparse: nothing is written
+    os.mkfifo(tmp_path / "pipe.jpg")  # nobody writes to it: opening it would wait
+    for name, reason in (
+        ("large.jpg", "314572800 bytes, more than"),
+        ("pipe.jpg", "no regular"),
+        ("no.jpg", "No such"),
+    ):
+        with pytest.raises(BadSample, match=reason):
+            read_bytes(tmp_path / name, name)
