@@ -286,7 +286,9 @@ def _values(values: dict[str, float]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "   -  " if value is None else f"{value:.4f}"
+    if value is None:
+        return "   -  "
+    return str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
