@@ -84,7 +84,6 @@ def evaluate_all(run_folder: str, flags: list[str], recipe_file: str = "") -> li
     return checkpoints.evaluate_all(Path(run_folder), flags, recipe_file)
 
 
-@torch.inference_mode()
 def predict(
     run_folder: str,
     inputs: Sequence[str],
@@ -138,6 +137,7 @@ def predict(
             check_stop=signals.check,
         )
         stack.callback(loader.close)
+        stack.enter_context(torch.inference_mode())
         loader.seek("files", 0, order.steps_per_epoch)
         for number in range(order.steps_per_epoch):
             signals.check()
