@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,7 @@ from sightline.data.check_boxes import check_boxes
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.progress import Progress
 from sightline.data.sources import BoxSource, Objects, open_boxes
+from sightline.data.sources._files import BoxFilesSource
 from sightline.data.sources._objects import usable
 from sightline.data.static import StaticDataset
 from sightline.errors import BadData, BadSample, UsageError
@@ -79,6 +81,13 @@ class DetectionData(Augment, DataConfig):
                 f"{self.max_boxes}; use --data.max-boxes {source.most_objects}"
             )
         return DetectionDataset(self, source, split, seed)
+
+    def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
+        """Pictures of which no box is known."""
+        # Each is looked at once, so a cache would only cost memory.
+        return DetectionDataset(
+            replace(self, cache="off"), BoxFilesSource(files, spec.classes, spec.class_ids), "val", seed=0
+        )
 
     def declared(self) -> tuple[DataSpec, int] | None:
         """`classes` nameless classes and `samples` pictures, where no path is given."""

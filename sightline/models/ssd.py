@@ -185,7 +185,7 @@ class Level(nn.Module):
 
 
 class Ssd(nn.Module):
-    """(batch, channels, size, size) to logits (batch, anchors, classes + 1), offsets (batch, anchors, 4) and the anchors
+    """(batch, channels, size, size) to logits (batch, anchors, classes + 1), offsets (batch, anchors, 4) and anchors
     (anchors, 4) as cy, cx, h, w; all in the order (level, row, column, anchor). Class 0 is background."""
 
     anchors: Tensor

@@ -25,7 +25,7 @@ def boxes_found(
 
     `boxes` (batch, K, 4) are ymin, xmin, ymax, xmax as shares of the picture; label n is class n - 1, 0 is none.
     """
-    ids = getattr(spec, "class_ids", ()) or range(1, len(spec.classes) + 1)
+    ids = spec.class_ids or range(1, len(spec.classes) + 1)
     found = []
     for sample, corners in zip(_rows(scores, labels), boxes.float().cpu().tolist(), strict=True):
         findings = []

@@ -4,8 +4,11 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
+from sightline.data.decode import decode_rgb, read_header
 from sightline.data.files import read_bytes
-from sightline.data.sources import Sample, Source
+from sightline.data.sources import BoxSource, Objects, Sample, Source
 
 
 class FilesSource(Source):
@@ -25,3 +28,33 @@ class FilesSource(Source):
 
     def read(self, index: int) -> Sample:
         return Sample(read_bytes(Path(self._paths[index]), self._names[index]), 0)
+
+
+class BoxFilesSource(BoxSource):
+    """The same as pictures of which no box is known."""
+
+    def __init__(self, files: Mapping[str, Path], classes: tuple[str, ...], class_ids: tuple[int, ...]):
+        self._files = FilesSource(files, classes)
+        self.classes, self.class_ids, self.fingerprint = classes, class_ids, self._files.fingerprint
+        self.most_objects = 0
+        self.room = np.zeros(len(self._files), np.int64)  # seen once, so there is nothing to keep
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def name(self, index: int) -> str:
+        return self._files.name(index)
+
+    def picture(self, index: int) -> np.ndarray:
+        """Pixels, upright as a person sees them: nothing is annotated that could be meant for the picture as stored."""
+        return decode_rgb(self._bytes(index), self.name(index))
+
+    def objects(self, index: int) -> Objects:
+        height, width, _ = read_header(self._bytes(index), self.name(index)).shape
+        nothing = np.zeros(0)
+        return Objects(index, height, width, np.zeros((0, 4)), nothing.astype(np.int64), nothing, nothing.astype(bool))
+
+    def _bytes(self, index: int) -> bytes:
+        data = self._files.read(index).data
+        assert isinstance(data, bytes), "a file holds bytes"
+        return data
