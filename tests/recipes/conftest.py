@@ -24,6 +24,13 @@ TINY = {
         "--data.eval-resize=24",
         "--data.eval-size=24",
     ],
+    "SsdConfig": ["--model.depth=18", "--model.width=4"],
+    "DetectionData": [
+        "--data.path=synthetic:classes=10,samples=24,size=60",
+        "--data.classes=10",
+        "--data.size=48",
+        "--data.max-boxes=8",
+    ],
     "TrainConfig": [
         "--train.epochs=2",
         "--train.global-batch=8",
