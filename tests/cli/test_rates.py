@@ -1,0 +1,79 @@
+"""The rates of the originals as a user asks for them: `sightline inspect RECIPE --lr-at ... --json`.
+
+Worked out beforehand from the originals' formulas over ImageNet's 1,281,167 pictures.
+"""
+
+import json
+
+import pytest
+
+from sightline import cli
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "ranks", "steps_per_epoch", "expected"),
+    [
+        (
+            "resnet50_keras",
+            2048,
+            8,
+            625,
+            {0: 0, 1: 0.000256, 625: 0.16, 3124: 0.799744, 3125: 0.8, 18750: 0.8, 18751: 0.08, 37501: 0.008}
+            | {50001: 0.0008},
+        ),
+        ("resnet50_keras", 256, 1, 5004, {0: 0, 12510: 0.05, 25020: 0.1, 150120: 0.1, 150121: 0.01}),
+        (
+            "resnet50_lars",
+            2048,
+            8,
+            625,
+            {1: 0.0050667, 625: 3.1666667, 1875: 9.5, 1876: 9.4991784, 5000: 7.1060379, 12500: 2.7760236}
+            | {20000: 0.4443544, 24999: 0.0001001},
+        ),
+        ("resnet50_lars", 256, 1, 5004, {0: 0, 15012: 2.5, 15013: 2.499973, 100080: 0.7305377}),
+        (
+            "resnext101",
+            1024,
+            8,
+            1251,
+            {0: 0, 1: 0.0001023, 10008: 1.0238977, 10009: 1.0041663, 56295: 0.5120857},
+        ),
+        ("resnext101", 8192, 64, 156, {0: 0, 14039: 0.0001322}),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str | int) else "",
+)
+def test_rates_of_the_originals(
+    capsys, name: str, batch: int, ranks: int, steps_per_epoch: int, expected: dict[int, float]
+):
+    steps = [str(step) for step in expected]
+    flags = [f"--train.global-batch={batch}", "--ranks", str(ranks), "--json", "--lr-at", *steps]
+    assert cli.main(["inspect", name, *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps_per_epoch"] == steps_per_epoch
+    assert found["lr_at"] == pytest.approx({str(step): rate for step, rate in expected.items()}, abs=1e-6)
+
+
+def test_the_table_of_pytorch_is_not_scaled(capsys):
+    """Absolute rates made for a batch of 2,048, whatever the batch; shorter runs are cut, not compressed."""
+    rates = {
+        0: 0.1,
+        1: 0.275,
+        2: 0.45,
+        3: 0.625,
+        4: 0.8,
+        29: 0.8,
+        30: 0.08,
+        59: 0.08,
+        60: 0.008,
+        80: 0.0008,
+        89: 0.0008,
+    }
+    for batch, per_epoch in ((256, 5004), (2048, 625)):
+        steps = {epoch * per_epoch: rate for epoch, rate in rates.items()}
+        flags = [f"--train.global-batch={batch}", "--json", "--lr-at", *map(str, steps)]
+        assert cli.main(["inspect", "resnet50", *flags]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["lr_at"] == pytest.approx({str(step): rate for step, rate in steps.items()})
+    last = [str(epoch * 5004) for epoch in range(5)]
+    assert cli.main(["inspect", "resnet50", "--train.epochs=5", "--json", "--lr-at", *last]) == 0
+    assert list(json.loads(capsys.readouterr().out)["lr_at"].values()) == [0.1, 0.275, 0.45, 0.625, 0.8]
