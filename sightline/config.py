@@ -209,11 +209,12 @@ def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tu
     """The recipe `name`, changed by a YAML file and then by flags."""
     default = recipes.find(name).recipe()
     from_yaml = _read_yaml(config, default) if config else []
+    layers = [_forget_old_kinds(default, each) + _forget_rate_of_many(each) + list(each) for each in (from_yaml, flags)]
     parsed = tyro.cli(
         _CommandLine,
         default=_CommandLine(default, Run()),
         config=(tyro.conf.AvoidSubcommands,),
-        args=[*_forget_old_kinds(default, from_yaml), *from_yaml, *_forget_old_kinds(default, flags), *flags],
+        args=[flag for layer in layers for flag in layer],
         prog=f"sightline train {name}",
         description=recipes.find(name).__doc__,
     )
@@ -300,6 +301,12 @@ def _forget_old_kinds(recipe: Recipe, flags: Sequence[str]) -> list[str]:
             fields = {f.name: f.default for f in dataclasses.fields(config)}
             resets |= {f"{part}.{name}": fields[name] for name in sorted(foreign)}
     return _as_flags(resets)
+
+
+def _forget_rate_of_many(flags: Sequence[str]) -> list[str]:
+    """A rate that is asked for holds for any number of ranks, unless one for many is asked for too."""
+    named = {flag.partition("=")[0].replace("_", "-") for flag in flags}
+    return ["--optimizer.lr-many=0"] if "--optimizer.lr" in named and "--optimizer.lr-many" not in named else []
 
 
 def _fields(recipe: Recipe) -> Iterator[tuple[dataclasses.Field[Any], dataclasses.Field[Any]]]:

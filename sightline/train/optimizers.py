@@ -45,7 +45,7 @@ class OptimizerConfig:
     lr_for_batch: int = 0
     """The global batch that lr is meant for: lr is scaled linearly to the recipe's; 0: lr is taken as it is."""
     lr_many: float = 0.0
-    """The base learning rate when more than one rank takes part; 0: the same as lr."""
+    """The base learning rate when more than one rank takes part; 0, and where lr is given alone: the same as lr."""
     weight_decay: float = 1e-4
     """Decay of weights."""
     norm_weight_decay: float = AS_OTHERS

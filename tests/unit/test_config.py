@@ -107,6 +107,19 @@ def test_a_flag_takes_back_what_yaml_switched_on(tmp_path: Path):
     assert not recipe.train.deterministic and run.channels_last and recipe.schedule.drop_epochs == (4,)
 
 
+@pytest.mark.parametrize("form", [["--optimizer.lr", "5"], ["--optimizer.lr=5"]], ids=str)
+def test_a_rate_that_is_asked_for_holds_for_any_number_of_ranks(tmp_path: Path, form: list[str]):
+    """The recipe has 2.5 for one rank and 9.5 for more: neither may win over what the user typed."""
+    rates = [config.load("resnet50_lars", flags)[0].optimizer.base_lr(2048, 8) for flags in ([], form)]
+    assert rates == [9.5, 5.0]
+    path = yaml_file(tmp_path, "optimizer: {lr: 4}")
+    assert config.load("resnet50_lars", [], path)[0].optimizer.base_lr(2048, 8) == 4.0
+    assert config.load("resnet50_lars", form, path)[0].optimizer.base_lr(2048, 8) == 5.0
+    for many in ("--optimizer.lr-many=7", "--optimizer.lr_many=7"):
+        both = config.load("resnet50_lars", [*form, many])[0].optimizer
+        assert (both.base_lr(2048, 1), both.base_lr(2048, 8)) == (5.0, 7.0)
+
+
 def test_changing_one_field_of_a_part_leaves_the_others(tmp_path: Path):
     """Where three other libraries silently turned one optimizer into another."""
     default = recipes.find(NAME).recipe().optimizer

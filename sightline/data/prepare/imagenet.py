@@ -106,7 +106,8 @@ def prepare(options: Options, progress: Progress) -> dict[str, int]:
     """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
     for path in (options.train, options.val, options.labels):
         if not path.is_file():
-            raise UsageError(f"{path} is not there; give --train and --val the two archives, --labels the synset list")
+            found = "no file" if path.exists() else "not there"
+            raise UsageError(f"{path} is {found}; give --train and --val the two archives, --labels the synset list")
     jobs = jobs_or_cores(options.jobs)
     with alone_in(options.out):
         train = _list_train(options.train, jobs, progress)

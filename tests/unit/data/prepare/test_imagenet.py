@@ -347,6 +347,8 @@ def test_hostile_or_damaged_training_archive(archives, tmp_path, capsys, data, s
 def test_archives_that_are_not_there_and_folders_of_others(archives, tmp_path, capsys):
     assert run(replaced(archives, "--val", tmp_path / "no.tar"), tmp_path / "out", "folder") == 2
     assert "no.tar is not there" in capsys.readouterr().err
+    assert run(replaced(archives, "--val", tmp_path), tmp_path / "out", "folder") == 2
+    assert f"{tmp_path} is no file; give --train and --val the two archives" in capsys.readouterr().err
     (tmp_path / "out").mkdir(exist_ok=True)
     (tmp_path / "out" / "mine.txt").write_text("precious")
     assert run(archives, tmp_path / "out", "folder") == 2
