@@ -22,6 +22,8 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1)
     """Facts about a recipe on `ranks` devices; those that depend on the data only where --data.path is given."""
     if ranks < 1:
         raise UsageError(f"--ranks {ranks} must be at least 1")
+    if any(step < 0 for step in lr_at):
+        raise UsageError(f"--lr-at {min(lr_at)} is no step; steps are counted from 0")
     spec, samples = _data(recipe)
     with torch.device("meta"):
         model = recipe.model.build(spec).eval()
@@ -42,7 +44,7 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1)
     cfg = recipe.train
     found["base_lr"] = {str(n): recipe.optimizer.base_lr(cfg.global_batch, n) for n in sorted({1, 2, ranks})}
     if samples:
-        order = TrainOrder(samples, cfg.global_batch, cfg.seed, cfg.last_batch, cap=cfg.steps_per_epoch)
+        order = TrainOrder(samples, cfg.global_batch, cfg.seed, cfg.last_batch, ranks=ranks, cap=cfg.steps_per_epoch)
         plan = Plan(cfg.epochs, order.steps_per_epoch, samples, cfg.global_batch)
         found |= {"samples": samples, "steps_per_epoch": plan.steps_per_epoch}
         found["steps"] = plan.epochs * plan.steps_per_epoch

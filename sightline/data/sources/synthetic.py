@@ -12,6 +12,7 @@ from sightline.parts import Split
 
 PREFIX = "synthetic:"
 DEFAULTS = {"classes": 1000, "samples": 12800, "size": 256}
+MOST = {"classes": 100_000, "samples": 10**9, "size": 8192}  # beyond, only memory would be tested
 
 
 def detect(path: str) -> bool:
@@ -98,7 +99,9 @@ def _sizes(path: str) -> dict[str, int]:
     values = dict(DEFAULTS)
     for part in filter(None, path.removeprefix(PREFIX).split(",")):
         key, _, number = part.partition("=")
-        if key not in values or not number.isdecimal() or int(number) < 1:
+        if key not in values or not number.isdecimal() or not number.strip("0"):
             raise UsageError(f"--data.path {path}: cannot read '{part}'; write {PREFIX}classes=10,samples=1000,size=64")
+        if len(number) > 12 or int(number) > MOST[key]:
+            raise UsageError(f"--data.path {path}: '{part[:40]}' is more than {key}={MOST[key]}; give that or less")
         values[key] = int(number)
     return values

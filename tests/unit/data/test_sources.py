@@ -208,6 +208,12 @@ def test_synthetic_refuses_what_it_cannot_read(part: str):
         synthetic.open_source(f"synthetic:samples=4,{part}", "train")
 
 
+@pytest.mark.parametrize("part", ["size=99999999", "classes=" + "9" * 5000, "samples=1000000001"], ids=lambda p: p[:8])
+def test_synthetic_refuses_what_would_only_fill_memory(part: str):
+    with pytest.raises(UsageError, match=r"is more than \w+=\d+; give that or less"):
+        synthetic.open_source(f"synthetic:{part}", "train")
+
+
 # Choosing one
 
 
