@@ -63,8 +63,10 @@ def as_text(found: dict[str, Any], as_json: bool) -> str:
         f"{found['recipe']}: {found['parameters']:,} parameters, {found['forward_gflop']:.3g} GFLOP forward per "
         f"picture, {found['classes']} classes"
     ]
+    form = found["config"]["optimizer"]["decay_form"]
     lines += [
         f"  {group['parameters']:,} parameters in {group['tensors']} tensors decay by {group['weight_decay']:g}"
+        + (f" ({form})" if group["weight_decay"] and form != "gradient" else "")
         for group in found["groups"]
     ]
     rates = found["base_lr"]
