@@ -132,6 +132,44 @@ def test_gpu_that_cannot_be_had_is_an_error_and_auto_is_not(photos, fields, reas
     assert dataset.settle_on(CPU) == "" and not dataset.decodes_on_device
 
 
+@pytest.mark.parametrize(
+    ("engine", "fields", "reason"),
+    [
+        (ImportError("No module named 'torchvision'"), {}, "does not work here (No module named 'torchvision')"),
+        (RuntimeError("nvjpegCreateEx failed: 6\nmore"), {}, "does not work here (nvjpegCreateEx failed: 6)"),
+        (torch.zeros(1, 32, 32), {}, "torchvision's decoder for CUDA gave (1, 32, 32)"),
+        (torch.zeros(3, 32, 32), {"path": "synthetic:classes=2,samples=4,size=8"}, "holds no JPEGs"),
+        (torch.zeros(3, 32, 32), {"policy": "augmix"}, "--data.policy augmix works on the CPU"),
+        (torch.zeros(3, 32, 32), {"decoder": "cpu"}, ""),
+        (torch.zeros(3, 32, 32), {}, None),
+    ],
+    ids=["no package", "no engine", "odd engine", "no JPEGs", "policy", "switched off", "all is well"],
+)
+def test_a_gpu_decodes_where_nothing_is_in_the_way_and_says_what_is(photos, monkeypatch, engine, fields, reason):
+    """The driver's decoder is played: here is no GPU, and one that has it cannot be made to fail."""
+    from sightline.data import decode
+
+    def played(encoded, device):
+        if isinstance(engine, Exception):
+            raise engine
+        return [engine] * len(encoded)
+
+    gpu = devices.KINDS["cuda"]
+    monkeypatch.setattr(decode, "decode_on_device", played)
+    monkeypatch.setattr(devices.Device, "name", lambda self: "a GPU")
+    dataset = ClassificationData(**{"path": str(photos), **fields}).open("train", 0)
+    told = dataset.settle_on(gpu)
+    assert dataset.decodes_on_device is (reason is None)
+    if reason is None:
+        assert told == "pictures are decoded on a GPU"
+    elif not reason:
+        assert told == ""
+    else:
+        assert told.startswith("pictures are decoded on the CPU: ") and reason in told
+        with pytest.raises(UsageError, match="--data.decoder gpu: .*; use --data.decoder auto or cpu"):
+            ClassificationData(**{"path": str(photos), **fields}, decoder="gpu").open("train", 0).settle_on(gpu)
+
+
 def test_a_first_picture_that_is_no_jpeg_keeps_the_cpu(tmp_path):
     stream = io.BytesIO()
     Image.new("RGB", (8, 8)).save(stream, "PNG")
