@@ -118,6 +118,8 @@ def test_the_device_and_the_cpu_agree(config: OptimizerConfig):
 @UPDATES
 def test_nothing_waits_for_the_device_and_launches_are_few(config: OptimizerConfig):
     device = cuda()
+    # Where an earlier test asked for equal bits, torch fills whatever is allocated: a launch for each tensor.
+    torch.use_deterministic_algorithms(False)
     model = network(device)
     optimizer = config.build(model, device)
     optimizer.found_inf = torch.zeros((), device=device)
