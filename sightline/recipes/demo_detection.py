@@ -20,7 +20,7 @@ def recipe() -> Recipe:
     return Recipe(
         name="demo_detection",
         model=SsdConfig(depth=18, width=32, init="torch"),
-        # Crops would zoom in on shapes that held-out pictures show whole: in so few steps that costs more than it gives.
+        # Crops zoom in on shapes that held-out pictures show whole: in so few steps that costs more than it gives.
         data=DetectionData(classes=10, size=128, max_boxes=20, crop="off", jitter="off", resize="antialias"),
         task=Detection(),
         optimizer=OptimizerConfig(
