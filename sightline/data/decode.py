@@ -46,6 +46,7 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_KEPT_FOR_PILLOW = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 _SOURCE_LINE = re.compile(r"^\S+, \S+\.cpp:\d+, ")  # torch operators put their own place before the reason
 _KNOWN_BUT_REFUSED = {b"GIF8": "GIF", b"II*\x00": "TIFF", b"MM\x00*": "TIFF", b"%PDF": "PDF", b"\x1f\x8b": "gzip"}
+JpegDecoder = Callable[..., np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,10 @@ def decode_rgb(data: bytes, name: str, header: Header | None = None, rows: int |
     header = header or read_header(data, name)
     try:
         decode_fast = _fast_jpeg_decoder() if header.is_plain_jpeg else None
-        if decode_fast and rows is not None and decode_fast is _simplejpeg():
-            data, header = _without_rows_below(data, header, rows)
-        stored = decode_fast(data) if decode_fast else _decode_with_pillow(data, header)
+        if decode_fast and decode_fast is _simplejpeg():
+            stored, header = _decode_with_simplejpeg(decode_fast, data, header, rows)
+        else:
+            stored = decode_fast(data) if decode_fast else _decode_with_pillow(data, header)
     except _Damaged as damage:
         raise BadSample(name, f"{damage}; fetch the file again or remove it") from None
     except Exception as error:  # damaged bytes make decoders raise a dozen types; all mean one thing to the caller
@@ -176,7 +178,7 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _read_jpeg_header(data: bytes) -> Header:
-    frame, orientation, scans = None, None, 0
+    frame, orientation, scans, scanned = None, None, 0, 0
     for marker, start, end in _jpeg_segments(data):
         if marker in _JPEG_FRAMES:
             if frame is not None or end - start < 6 or end - start < 6 + 3 * data[start + 5]:
@@ -186,6 +188,7 @@ def _read_jpeg_header(data: bytes) -> Header:
             orientation = _exif_orientation(data[start + 6 : end])
         elif marker == _JPEG_SCAN:
             scans += 1
+            scanned = data[start] if end > start else 0  # components
     if frame is None or scans == 0:
         raise _Damaged("JPEG without a frame or without a scan: it holds no picture")
     if scans > MAX_JPEG_SCANS:
@@ -197,7 +200,9 @@ def _read_jpeg_header(data: bytes) -> Header:
     components = data[start + 5]
     is_plain = marker in _JPEG_PLAIN_FRAMES and data[start] == 8 and components in (1, 3)
     # Progressive files code the whole picture several times over; a turned one would lose columns instead of rows.
-    if not is_plain or marker == _JPEG_PROGRESSIVE or scans != 1 or (orientation or 1) != 1:
+    # A scan that lacks a component is read to its end before the first row comes.
+    is_row_by_row = marker != _JPEG_PROGRESSIVE and scans == 1 and scanned == components
+    if not is_plain or not is_row_by_row or (orientation or 1) != 1:
         return Header("JPEG", width, height, orientation or 1, is_plain)
     block = 8 * max(data[start + 7 + 3 * component] & 15 for component in range(components))
     return Header("JPEG", width, height, 1, is_plain, height_at=start + 1, row_block=block)
@@ -308,15 +313,19 @@ def _turn_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(turned)
 
 
-@functools.cache
-def _fast_jpeg_decoder() -> Callable[[bytes], np.ndarray] | None:
+def _fast_jpeg_decoder() -> JpegDecoder | None:
     """The fastest JPEG decoder that is installed and works; found out at the first JPEG.
 
     All are libjpeg-turbo with equal pixels (tests compare them), without Pillow's copies into and out of a picture.
     """
+    return _first_that_works(_simplejpeg, _torchvision_decoder)
+
+
+@functools.cache
+def _first_that_works(*finders: Callable[[], JpegDecoder | None]) -> JpegDecoder | None:
     sample = io.BytesIO()
     Image.new("RGB", (16, 16), (200, 100, 50)).save(sample, "JPEG")
-    for find in (_simplejpeg, _torchvision_decoder):
+    for find in finders:
         try:
             decode = find()
             if decode and decode(sample.getvalue()).shape == (16, 16, 3):
@@ -327,17 +336,34 @@ def _fast_jpeg_decoder() -> Callable[[bytes], np.ndarray] | None:
 
 
 @functools.cache
-def _simplejpeg() -> Callable[[bytes], np.ndarray] | None:
+def _simplejpeg() -> JpegDecoder | None:
     """simplejpeg, the `fast` extra: a sixteenth faster than torchvision's, and the one that may stop early."""
     try:
         import simplejpeg
     except ImportError:
         return None
-    # Not strict: a warning is no error for the other decoders either, and bytes after the last row are one.
-    return functools.partial(simplejpeg.decode_jpeg, colorspace="RGB", strict=False)
+    return functools.partial(simplejpeg.decode_jpeg, colorspace="RGB")
 
 
-def _torchvision_decoder() -> Callable[[bytes], np.ndarray]:
+def _decode_with_simplejpeg(
+    decode: JpegDecoder, data: bytes, header: Header, rows: int | None
+) -> tuple[np.ndarray, Header]:
+    """Strictly; what it does not take goes to the next decoder, which says whether it is a picture.
+
+    TurboJPEG knows no odd sampling, takes a warning in a header for an error, and an error after a warning for a
+    warning: without `strict` such a picture comes back as memory that nobody has written.
+    """
+    cut, cut_header = (data, header) if rows is None else _without_rows_below(data, header, rows)
+    try:
+        # Bytes after the last row are a warning. Up to there every row is written, whatever its bits are.
+        return decode(cut, strict=cut is data), cut_header
+    except ValueError:
+        second = _first_that_works(_torchvision_decoder)
+        return second(data) if second else _decode_with_pillow(data, header), header
+
+
+@functools.cache
+def _torchvision_decoder() -> JpegDecoder:
     """torchvision's operator itself, because its Python wrapper warns of deprecation on every call since 0.29."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a build without libjpeg says so on import; Pillow then takes over

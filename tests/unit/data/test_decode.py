@@ -350,6 +350,48 @@ def test_caps_on_bytes_scans_and_segments(monkeypatch):
     assert MAX_BYTES == 256 * 2**20
 
 
+def with_sampling(jpeg, *factors):
+    """The same JPEG with other sampling factors in its frame header; its bits then mean another picture."""
+    at = jpeg.index(b"\xff\xc0") + 11
+    changed = bytearray(jpeg)
+    changed[at : at + 3 * len(factors) : 3] = bytes(factors)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("factors", [(0x42, 0x11, 0x11), (0x22, 0x21, 0x11), (0x31, 0x11, 0x11), (0x11, 0x22, 0x22)])
+@pytest.mark.parametrize("rows", [None, 9])
+def test_odd_sampling_is_read_by_every_decoder(decoder, factors, rows):
+    data = with_sampling(encode(smooth_rgb(), subsampling=0), *factors)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    pixels = decode_rgb(data, "odd.jpg", rows=rows)
+    np.testing.assert_array_equal(pixels[:rows], expected[:rows])
+
+
+@pytest.mark.parametrize("rows", [None, 9])
+def test_what_libjpeg_only_warns_of_is_read_by_every_decoder(decoder, rows):
+    picture = encode(smooth_rgb())
+    revision = picture.index(b"JFIF\x00") + 5
+    newer = picture[:revision] + b"\x63" + picture[revision + 1 :]
+    scan = picture.index(b"\xff\xda")
+    for data in (newer, picture[:scan] + b"junk" + picture[scan:]):
+        np.testing.assert_array_equal(decode_rgb(data, "a.jpg", rows=rows)[:rows], decode_rgb(picture, "b.jpg")[:rows])
+
+
+def test_an_error_after_a_warning_is_an_error(decoder):
+    """TurboJPEG calls it a warning, after which nothing of the picture may have been written."""
+    progressive = encode(smooth_rgb(), progressive=True)
+    second_scan = progressive.index(b"\xff\xda", progressive.index(b"\xff\xda") + 2)
+    baseline = encode(smooth_rgb())
+    scan = baseline.index(b"\xff\xda")
+    # A scan of the first component alone; the two others come in none.
+    one_component = baseline[:scan] + b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + baseline[scan + 14 :]
+    for data, at in ((progressive, second_scan), (one_component, len(one_component) - 2)):
+        damaged = data[:at] + b"junk\xff\x3a\x00\x02" + data[at:]
+        for rows in (None, 9):
+            with pytest.raises(BadSample):
+                decode_rgb(damaged, "photo.jpg", rows=rows)
+
+
 def test_second_frame_header_is_refused(decoder):
     """Two sizes in one file: whichever the guard read, a decoder might believe the other."""
     jpeg = encode(smooth_rgb())
