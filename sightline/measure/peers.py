@@ -170,6 +170,12 @@ def torchvision_network(name: str, classes: int) -> nn.Module:
 
 def torchvision_twin(model: nn.Module, picture: Tensor, classes: int) -> str:
     """The name of torchvision's network with the same weights, by name and shape, and the same work as `model`."""
+    with torch.no_grad():
+        if not isinstance(model.eval()(picture), Tensor):
+            raise UsageError(
+                f"--peers compares with torchvision's classifiers, and {type(model).__name__} is none; leave --peers"
+                f" out"
+            )
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     flop = forward_flop(model, picture)
     for name in ARCHITECTURES:
@@ -259,7 +265,7 @@ def _pipeline(kind: Literal["v2", "pil"], data: Any) -> dict[str, Any]:
 
 def check_comparable(data: Any) -> None:
     """Refuses data that the two reference pipelines cannot read, or that ours augments more than they do."""
-    fields = ("path", "augment", "crop_scale", "crop_ratio", "interpolation", "size", "flip", "mean", "std")
+    fields = ("path", "augment", "crop", "crop_scale", "crop_ratio", "interpolation", "size", "flip", "mean", "std")
     if not all(hasattr(data, field) for field in fields):
         raise UsageError(f"--loader compares classification pipelines; {type(data).__name__} describes none")
     if not (Path(data.path) / "train").is_dir() or not data.path:
@@ -269,6 +275,11 @@ def check_comparable(data: Any) -> None:
         )
     if data.augment != "on" or getattr(data, "policy", "none") != "none":
         raise UsageError("--loader compares random crops and flips; add --data.augment on --data.policy none")
+    if data.crop != "area" or data.interpolation not in {mode.value for mode in InterpolationMode}:
+        raise UsageError(
+            f"--loader compares with torchvision's crops and filters, which know no crop={data.crop} with "
+            f"interpolation={data.interpolation}; add --data.crop area --data.interpolation bilinear"
+        )
 
 
 # Turns.

@@ -273,6 +273,19 @@ def test_networks_are_recognised_by_weights_and_work():
         peers.torchvision_twin(moved, picture, 7)
 
 
+def test_a_detector_has_no_peers(tmp_path):
+    flags = [*TINY[4:], "--train.global-batch=2", "--model.width=8"]
+    recipe, run = config.load("demo_detection", flags)
+    with pytest.raises(UsageError, match="classifiers, and Ssd is none; leave --peers out"):
+        benchmark(recipe, run, BenchmarkOptions(1, 0, 1, peers=True, out=tmp_path), lambda _: None)
+
+
+@pytest.mark.parametrize("flags", [["--data.interpolation=legacy"], ["--data.crop=tf"]])
+def test_pipelines_that_torchvision_does_not_have_are_refused(tmp_path, shapes, flags):
+    with pytest.raises(UsageError, match="add --data.crop area --data.interpolation bilinear"):
+        measure(tmp_path, f"--data.path={shapes}", *flags, loader=True)
+
+
 def test_commit(tmp_path):
     package = tmp_path / "repository/package"
     package.mkdir(parents=True)
