@@ -211,6 +211,10 @@ class _Copier:
         current = self._module.current_stream()
         stream = self._stream or current
         with self._module.stream(stream):
+            if self._dataset.host_keys:
+                # A decoder works on a stream of its own that does not wait for this one (torchvision's), so it must
+                # not be given memory that work queued here still uses.
+                stream.synchronize()
             batch = self._bring(slot)
             self._done[slot].record(stream)
         current.wait_stream(stream)
