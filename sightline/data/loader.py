@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from sightline.data.workers import PARTS_PER_WORKER, Bad, Feed, Request, Workers, as_arrays, fill
+from sightline.data.workers import MAX_PART, PARTS_PER_WORKER, Bad, Feed, Request, Workers, as_arrays, fill
 from sightline.errors import BadData, UsageError
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
@@ -137,7 +137,7 @@ class Loader:
             slot = number % len(feed.feed.slots)
             feed.copier.wait(slot)
             epochs, indices = feed.order.batch(number)
-            count = min(PARTS_PER_WORKER * len(self._workers), len(indices))
+            count = max(min(PARTS_PER_WORKER * len(self._workers), len(indices)), -(-len(indices) // MAX_PART))
             parts = np.array_split(np.arange(len(indices)), count)
             feed.pending[slot] = len(parts)
             for rows in parts:

@@ -34,6 +34,9 @@ REPLACEMENT_TRIES = 20
 # more, because what waits at a slow worker cannot go to a fast one.
 AHEAD = 4
 PARTS_PER_WORKER = 2  # a batch is cut into this many parts per worker: small ones even out slow pictures
+# Most samples of a part. What waits at a worker must fit into its pipe: else the trainer waits for room in it, answers
+# no stop request meanwhile, and waits for ever if the worker has a long list of bad samples to tell.
+MAX_PART = 512
 Arrays = dict[str, np.ndarray]
 
 

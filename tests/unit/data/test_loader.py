@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from sightline.data.order import PADDING, EvalOrder, TrainOrder
 from sightline.errors import BadData, BadSample, Interrupted, UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
+from sightline.parts import Dataset, DataSpec
 
 CPU = devices.select("cpu")
 BATCH = 6
@@ -261,6 +263,41 @@ def test_a_set_without_one_good_sample_is_no_endless_loop(tmp_path: Path):
     config = dataclasses.replace(CONFIG, path=str(tmp_path), on_bad_sample="skip")
     with opened(config, workers=0) as loader, pytest.raises(BadData, match="samples in a row could not be read"):
         take(loader, "train", 0, 1)
+
+
+class Unreadable(Dataset):
+    """Many samples, none of which can be read."""
+
+    spec = DataSpec(("ant",), 3, (1, 1), (0.0,), (1.0,))
+    fingerprint = ""
+    layout: ClassVar = {"label": ((), "int64")}
+
+    def __len__(self):
+        return 60_000
+
+    def name(self, index):
+        return f"val/ant/{index:08d}.jpg"
+
+    def load(self, epoch, index):
+        raise BadSample(self.name(index), "empty file (0 bytes); fetch it again or remove it")
+
+    def finish(self, batch, dtype):
+        return batch
+
+
+def test_long_requests_and_long_answers_do_not_wait_for_each_other():
+    config = dataclasses.replace(CONFIG, on_bad_sample="skip", max_bad_samples=10**6)
+    order, met = EvalOrder(60_000, 20_000), []
+    loader = Loader(
+        {"val": Unreadable()}, {"val": order}, config, CPU, workers=1, prefetch=3, on_bad=met.append, check_stop=nothing
+    )
+    try:
+        batches = take(loader, "val", 0, 3)
+    finally:
+        loader.close()
+    assert [index for batch in batches for index in batch["index"].tolist()] == list(range(60_000))
+    assert not any(batch["valid"].any() for batch in batches)
+    assert len(met) == 60_000
 
 
 # Sizes
