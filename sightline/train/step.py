@@ -123,7 +123,7 @@ class Step:
         guarded = list(state.model.buffers())
         if not skips_by_itself:
             guarded += [*self._parameters, *(t for t in state.tensors()["optimizer"].values())]
-        self._guarded = _by_kind([_bits(tensor) for tensor in guarded])
+        self._guarded = _by_kind(_apart([_bits(tensor) for tensor in guarded]))
         self._kept = [torch.cat(tensors) for tensors in self._guarded]
 
     def __call__(self, batch: Batch, step: int, lr: float) -> None:
@@ -300,6 +300,19 @@ def _bits(tensor: Tensor) -> Tensor:
     assert tensor.numel() == sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     integers = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
     return integers.as_strided((tensor.numel(),), (1,))
+
+
+def _apart(rows: list[Tensor]) -> list[Tensor]:
+    """Without rows that lie in the memory of another, as views of one buffer do: they would be put back twice."""
+    apart: list[Tensor] = []
+    for row in sorted(rows, key=lambda row: (str(row.device), row.data_ptr(), -row.nbytes)):
+        last = apart[-1] if apart and apart[-1].device == row.device else None
+        if last is None or row.data_ptr() >= last.data_ptr() + last.nbytes:
+            apart.append(row)
+        else:
+            inside = row.data_ptr() + row.nbytes <= last.data_ptr() + last.nbytes
+            assert inside, "two buffers or parameters of the model share a part of their memory: give each its own"
+    return apart
 
 
 def _mixed(seed: int, rank: int, step: int) -> int:

@@ -365,8 +365,10 @@ def test_bf16_is_autocast_over_fp32_weights():
         OptimizerConfig("sgd_keras", weight_decay=0.01, decay_form="decoupled"),
         OptimizerConfig("lars"),
         OptimizerConfig("adamw", lr=0.01),
+        OptimizerConfig("rmsprop", lr=0.01),
+        OptimizerConfig("radam", lr=0.01),
     ],
-    ids=["sgd", "sgd without momentum", "decoupled sgd", "sgd_keras", "decoupled sgd_keras", "lars", "adamw"],
+    ids=lambda optimizer: f"{optimizer.kind}-{optimizer.decay_form}-{optimizer.momentum}",
 )
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_changes_nothing(first: int, optimizer: OptimizerConfig, value: float):
@@ -402,6 +404,33 @@ def test_a_step_that_is_not_finite_leaves_the_average_alone():
     before = all_tensors(state)
     step(poisoned(3), 3, 0.1)
     assert all_tensors(state) == before
+
+
+class Tied(nn.Sequential):
+    """Two buffers in the same memory that the forward pass changes."""
+
+    def __init__(self, *layers: nn.Module):
+        super().__init__(*layers)
+        both = torch.arange(6.0).view(2, 3)
+        self.register_buffer("all", both)
+        self.register_buffer("last", both[1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.all += 1
+        return super().forward(x)
+
+
+def test_a_buffer_that_is_a_view_of_another_is_put_back_once():
+    class TiedNet(SmallNet):
+        def build(self, spec: DataSpec) -> nn.Module:
+            return Tied(*super().build(spec))
+
+    step, state = built(recipe_with(model=TiedNet()))
+    step(batch_of(0), 0, 0.1)
+    step(poisoned(1), 1, 0.1)
+    assert state.model.all.tolist() == [[1, 2, 3], [4, 5, 6]]
+    step(batch_of(2), 2, 0.1)
+    assert state.model.last.tolist() == [5, 6, 7]
 
 
 def test_what_comes_after_a_bad_step_is_as_if_it_had_not_been():
