@@ -54,7 +54,8 @@ def _as_fp32(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.float() if value.is_floating_point() else value
     if isinstance(value, list | tuple):
-        return type(value)(_as_fp32(each) for each in value)
+        cast = (_as_fp32(each) for each in value)
+        return type(value)(*cast) if hasattr(value, "_fields") else type(value)(cast)  # a named tuple takes them singly
     return {key: _as_fp32(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 

@@ -1,6 +1,7 @@
 """Modules that stay in fp32 under autocast."""
 
 import copy
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -104,6 +105,13 @@ def test_torch_compile_sees_one_graph():
     assert all(parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in model.parameters())
 
 
+class Pair(NamedTuple):
+    """Whose constructor takes its fields singly."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+
+
 def test_other_inputs_than_one_tensor():
     class Sum(nn.Module):
         def forward(self, several, *, scale, count):
@@ -115,4 +123,6 @@ def test_other_inputs_than_one_tensor():
     half = torch.ones(2, dtype=torch.bfloat16)
     with autocast(CPU, "bf16"):
         out = model["sum"]([half, half], scale={"by": half}, count=torch.tensor(3))
+        named = model["sum"](Pair(half, half), scale={"by": half}, count=torch.tensor(3))
     assert out.dtype == torch.float32 and out.tolist() == [2.0, 2.0]
+    assert named.dtype == torch.float32 and named.tolist() == [2.0, 2.0]
