@@ -16,7 +16,7 @@ from sightline.data.augment.classification import Params
 
 # One row of numbers per picture, as it travels from a loader worker.
 FIELDS = ("top", "left", "height", "width", "resized_height", "resized_width", "window_top", "window_left", "flip")
-GROUP_BYTES = 2**30  # of padded boxes at a time
+GROUP_BYTES = 2**30  # of padded boxes at a time, and of the filter's weights for them
 
 
 def as_row(params: Params) -> np.ndarray:
@@ -34,7 +34,7 @@ def cut_and_resize(pictures: Sequence[Tensor], rows: Tensor, size: int, interpol
     # Whole numbers up to 255 are exact in half precision, weights are good to a tenth of a level.
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     out = torch.empty(len(pictures), size, size, 3, dtype=torch.uint8, device=device)
-    for group in _groups(rows):
+    for group in _groups(rows, size):
         chosen = rows[group]
         tallest, widest = int(chosen[:, 2].max()), int(chosen[:, 3].max())
         boxes = torch.zeros(len(group), 3, tallest, widest, dtype=dtype, device=device)
@@ -53,14 +53,16 @@ def cut_and_resize(pictures: Sequence[Tensor], rows: Tensor, size: int, interpol
     return out
 
 
-def _groups(rows: Tensor) -> list[Tensor]:
+def _groups(rows: Tensor, size: int) -> list[Tensor]:
     """Pictures of like size together, as many as fit into GROUP_BYTES when padded to their largest."""
     groups: list[Tensor] = []
     order = torch.argsort(rows[:, 2].long() * rows[:, 3])
     start = 0
     while start < len(order):
-        areas = rows[order[start:], 2].cummax(0).values.long() * rows[order[start:], 3].cummax(0).values
-        bytes_padded = areas * torch.arange(1, len(areas) + 1) * 3 * 4
+        tallest, widest = (rows[order[start:], side].cummax(0).values.long() for side in (2, 3))
+        # Strips, long and thin, have more weights than pixels.
+        largest = torch.maximum(tallest * widest * 3, torch.maximum(tallest, widest) * size)
+        bytes_padded = largest * torch.arange(1, len(largest) + 1) * 4
         count = max(1, int((bytes_padded <= GROUP_BYTES).sum()))
         groups.append(order[start : start + count])
         start += count

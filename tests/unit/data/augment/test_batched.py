@@ -61,12 +61,20 @@ def test_groups_are_bounded_and_complete(monkeypatch):
     made = pictures(np.random.default_rng(3))
     params = [augment.draw(5, 0, index, *picture.shape[:2]) for index, picture in enumerate(made)]
     rows = torch.from_numpy(np.stack([batched.as_row(p) for p in params]))
-    groups = batched._groups(rows)
+    groups = batched._groups(rows, 32)
     assert len(groups) > 2 and sorted(torch.cat(groups).tolist()) == list(range(len(made)))
     for group in groups:
         padded = len(group) * int(rows[group, 2].max()) * int(rows[group, 3].max()) * 3 * 4
         assert len(group) == 1 or padded <= batched.GROUP_BYTES
     compare(augment, params, made, 2)
+
+
+def test_groups_of_strips_are_bounded_by_their_weights():
+    augment = Augment(size=224)
+    row = batched.as_row(augment.evaluation_params(1, 60_000))
+    groups = batched._groups(torch.from_numpy(np.stack([row] * 256)), 224)
+    assert sum(map(len, groups)) == 256
+    assert max(map(len, groups)) * 224 * 60_000 * 4 <= batched.GROUP_BYTES
 
 
 @pytest.mark.device
