@@ -128,7 +128,7 @@ def _work(connection: multiprocessing.connection.Connection, feeds: dict[str, Fe
     while True:
         try:
             request = connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             return
         try:
             reply: Any = fill(feeds[request.feed], arrays[request.feed][request.slot], request)
@@ -203,7 +203,7 @@ class Workers:
             worker = self._connections.index(ready)
             try:
                 answers.append(ready.recv())
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):  # OSError: in the middle of an answer
                 self._raise_dead(worker)
             self._waiting[worker] -= 1
         self._hand_out()

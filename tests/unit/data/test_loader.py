@@ -1,7 +1,12 @@
 """Batches with and without worker processes: the same bits, from any position, and what happens to bad samples."""
 
+import array
 import dataclasses
+import fcntl
+import os
 import shutil
+import signal
+import termios
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -14,7 +19,7 @@ from sightline.data import loader as loader_module
 from sightline.data.classification import ClassificationData
 from sightline.data.loader import Loader, worker_count
 from sightline.data.order import PADDING, EvalOrder, TrainOrder
-from sightline.errors import BadData, BadSample, Interrupted, UsageError
+from sightline.errors import BadData, BadSample, Interrupted, PeerLost, UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.parts import Dataset, DataSpec
@@ -272,11 +277,14 @@ class Unreadable(Dataset):
     fingerprint = ""
     layout: ClassVar = {"label": ((), "int64")}
 
+    def __init__(self, folder: str = "val/ant"):
+        self.folder = folder
+
     def __len__(self):
         return 60_000
 
     def name(self, index):
-        return f"val/ant/{index:08d}.jpg"
+        return f"{self.folder}/{index:08d}.jpg"
 
     def load(self, epoch, index):
         raise BadSample(self.name(index), "empty file (0 bytes); fetch it again or remove it")
@@ -298,6 +306,26 @@ def test_long_requests_and_long_answers_do_not_wait_for_each_other():
     assert [index for batch in batches for index in batch["index"].tolist()] == list(range(60_000))
     assert not any(batch["valid"].any() for batch in batches)
     assert len(met) == 60_000
+
+
+def test_a_worker_killed_in_the_middle_of_an_answer():
+    config = dataclasses.replace(CONFIG, on_bad_sample="skip", max_bad_samples=10**6)
+    sets, orders = {"val": Unreadable("x" * 2**20)}, {"val": EvalOrder(60_000, 1)}  # answers of a megabyte
+    loader = Loader(sets, orders, config, CPU, workers=1, prefetch=1, on_bad=nothing, check_stop=nothing)
+    try:
+        loader.seek("val", 0, 1)
+        [answers] = loader._workers._connections
+        sent = array.array("i", [0])
+        while sent[0] < 2**16:  # until it waits for room in the pipe
+            assert answers.poll(60)
+            fcntl.ioctl(answers.fileno(), termios.FIONREAD, sent)
+        [pid] = loader.worker_pids
+        os.kill(pid, signal.SIGKILL)
+        loader._workers._processes[0].join()
+        with pytest.raises(PeerLost, match=f"loader worker {pid} was killed by SIGKILL"):
+            loader.next("val")
+    finally:
+        loader.close()
 
 
 # Sizes
