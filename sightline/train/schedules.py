@@ -10,7 +10,7 @@ from sightline.parts import refuse_foreign_fields
 
 FIELDS_OF_KIND: dict[str, set[str]] = {
     "constant": set(),
-    "cosine": {"final_lr", "cosine_from"},
+    "cosine": {"final_lr", "cosine_from", "hold_epochs", "decay_epochs", "floor"},
     "step": {"drop_epochs", "drop_after", "factor"},
     "exponential": {"factor"},
     "table": {"table_epochs", "table_rates"},
@@ -55,6 +55,10 @@ class ScheduleConfig:
     """cosine, polynomial: the rate after the last step."""
     cosine_from: Literal["warmup", "start"] = "warmup"
     """cosine: begins when warm-up ends, or at step 0, so that the rate jumps down a little when warm-up ends."""
+    hold_epochs: float = 0.0
+    """cosine: epochs, warm-up included, for which the rate stays up before the cosine begins; 0: as cosine_from."""
+    floor: float = 0.0
+    """cosine: this share of lr is added to every rate after warm-up, so that it ends there and begins above lr."""
     drop_epochs: tuple[int, ...] = ()
     """step: epochs at whose start the rate drops."""
     drop_after: bool = False
@@ -64,7 +68,7 @@ class ScheduleConfig:
     power: float = 2.0
     """polynomial: 1 is a straight line, 2 a parabola that ends flat."""
     decay_epochs: float = 0.0
-    """polynomial: epochs, warm-up included, after which final_lr is reached; 0: those of the run."""
+    """cosine, polynomial: epochs, warm-up included, after which the rate is down; 0: those of the run."""
     patience: int = 10
     """plateau: evaluations without a better score that are tolerated; the next one drops the rate."""
     table_epochs: tuple[int, ...] = ()
@@ -75,7 +79,16 @@ class ScheduleConfig:
     def __post_init__(self) -> None:
         refuse_foreign_fields("schedule", self, FIELDS_OF_KIND)
         # Every test is written so that NaN fails it.
-        for name in ("warmup_epochs", "final_lr", "factor", "patience", "power", "decay_epochs"):
+        for name in (
+            "warmup_epochs",
+            "final_lr",
+            "factor",
+            "patience",
+            "power",
+            "hold_epochs",
+            "decay_epochs",
+            "floor",
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UsageError(f"schedule.{name}={getattr(self, name)} must not be negative")
         if not 0 <= self.warmup_factor <= 1:
@@ -93,6 +106,16 @@ class ScheduleConfig:
             raise UsageError(
                 f"schedule.decay_epochs={self.decay_epochs} must be more than the {self.warmup_epochs} epochs of "
                 f"warm-up that it includes; 0 means: those of the run"
+            )
+        if self.hold_epochs and (self.hold_epochs < self.warmup_epochs or self.cosine_from == "start"):
+            raise UsageError(
+                f"schedule.hold_epochs={self.hold_epochs} must be at least the {self.warmup_epochs} epochs of warm-up "
+                f"that it includes, with cosine_from=warmup; 0 means: no hold"
+            )
+        if 0 < self.decay_epochs <= self.hold_epochs:
+            raise UsageError(
+                f"schedule.decay_epochs={self.decay_epochs} must be more than hold_epochs={self.hold_epochs}, where "
+                f"the cosine begins; 0 means: the epochs of the run"
             )
         if self.kind == "step" and not self.drop_epochs:
             raise UsageError("schedule.kind=step needs --schedule.drop-epochs, e.g. --schedule.drop-epochs 30 60 80")
@@ -118,12 +141,12 @@ class ScheduleConfig:
         if at < warmup:
             risen = counted / warmup if self.warmup == "linear" else 0.0
             return lr * (self.warmup_factor + (1 - self.warmup_factor) * risen)
+        horizon = self._units(self.decay_epochs, plan) if self.decay_epochs else total
         if self.kind == "cosine":
-            begun = warmup if self.cosine_from == "warmup" else 0
-            done = (at - begun) / max(1, total - begun)
-            return self.final_lr + (lr - self.final_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+            begun = max(warmup, self._units(self.hold_epochs, plan)) if self.cosine_from == "warmup" else 0
+            done = min(1.0, max(0, at - begun) / max(1, horizon - begun))
+            return self.floor * lr + self.final_lr + (lr - self.final_lr) * 0.5 * (1 + math.cos(math.pi * done))
         if self.kind == "polynomial":
-            horizon = self._units(self.decay_epochs, plan) if self.decay_epochs else total
             left = 1 - min(1.0, (counted - warmup) / max(1, horizon - warmup + 1))
             return self.final_lr + (lr - self.final_lr) * left**self.power
         if self.kind == "exponential":

@@ -303,7 +303,12 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "warmup_from": [Flip(("zero",), weights, base=COSINE), Flip(("zero",), weights, base=POLYNOMIAL)],
         "cosine_from": [Flip(("start",), weights, base=COSINE)],
         "power": [Flip(("1.0",), weights, base=POLYNOMIAL)],
-        "decay_epochs": [Flip(("1.5",), weights, base=(*POLYNOMIAL, "--schedule.warmup-epochs=0"))],
+        "hold_epochs": [Flip(("1.5",), weights, base=COSINE)],
+        "decay_epochs": [
+            Flip(("1.5",), weights, base=(kind, "--schedule.warmup-epochs=0"))
+            for kind in ("--schedule.kind=cosine", *POLYNOMIAL)
+        ],
+        "floor": [Flip(("0.1",), weights, base=COSINE)],
         "drop_after": [Flip(("True",), weights, base=STEP)],
         "warmup_epochs": [Flip(("0.7",), weights)],
         "final_lr": [Flip(("0.05",), weights, base=(kind,)) for kind in ("--schedule.kind=cosine", *POLYNOMIAL)],

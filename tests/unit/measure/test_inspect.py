@@ -54,3 +54,50 @@ def test_data_that_are_there_are_looked_at():
     path = "synthetic:classes=7,samples=70,size=32"
     found = inspect(*config.load("demo_classification", [f"--data.path={path}", "--data.classes=7"]), lr_at=[0])
     assert (found["classes"], found["samples"], found["steps_per_epoch"]) == (7, 70, 1)
+
+
+DROPS = {0: 0.0, 287: 0.096 * 287 / 575, 575: 0.096, 4599: 0.096, 4600: 0.0096, 5749: 0.0096, 5750: 0.00096}
+STRETCHED = {575: 0.096, 6899: 0.096, 6900: 0.0096, 8624: 0.0096, 8625: 0.00096}
+COSINE = {0: 0.0, 805: 0.09696, 1724: 0.09696, 4025: 0.04896, 6325: 0.00096, 7359: 0.00096}
+COSINE_FLAGS = [
+    "--train.epochs=64",
+    "--schedule.kind=cosine",
+    "--schedule.drop-epochs",
+    "--schedule.warmup-epochs=7",
+    "--schedule.hold-epochs=15",
+    "--schedule.decay-epochs=55",
+    "--schedule.floor=0.01",
+    "--optimizer.norm-weight-decay=0",
+    "--model.freeze=first_block",
+]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--train.epochs=64"], DROPS),
+        (["--train.epochs=90", "--schedule.drop-epochs", "60", "75"], STRETCHED),
+        (COSINE_FLAGS, COSINE),
+    ],
+    ids=["k=0", "k=5", "cosine"],
+)
+def test_rates_of_ssd_are_the_originals(flags: list[str], expected: dict[int, float]):
+    recipe, run = config.load("ssd_resnet34", ["--train.global-batch=1024", *flags])
+    found = inspect(recipe, run, lr_at=list(expected), ranks=8)
+    assert found["steps_per_epoch"] == 115 and found["parameters"] == 19_972_534
+    assert found["lr_at"] == pytest.approx({str(step): rate for step, rate in expected.items()}, abs=1e-12)
+
+
+def test_ssd_on_one_device_is_the_original():
+    found = inspect(*config.load("ssd_resnet34"), lr_at=[4585])
+    assert (found["steps_per_epoch"], found["steps"]) == (917, 50 * 917) and found["lr_at"] == {"4585": 0.012}
+    # Biases and batch-norms decay as well.
+    assert found["groups"] == [{"weight_decay": 5e-4, "tensors": 29 * 3 + 10 * 2 + 6 * 2, "parameters": 19_972_534}]
+
+
+def test_the_later_ssd_keeps_batch_norms_and_its_first_layers():
+    found = inspect(*config.load("ssd_resnet34", COSINE_FLAGS))
+    frozen = 7 * 7 * 3 * 64 + 2 * 64 + 3 * 3 * 64 * 64 + 2 * 64
+    norms = 2 * (7 * 64 + 9 * 128 + 13 * 256) - 2 * 2 * 64
+    decays = {group["weight_decay"]: group["parameters"] for group in found["groups"]}
+    assert decays == {5e-4: 19_972_534 - frozen - norms, 0.0: norms}

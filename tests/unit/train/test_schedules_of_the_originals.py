@@ -1,6 +1,8 @@
 """The rates of the systems these recipes come from, over ImageNet's true size, against numbers worked out beforehand
 and against their formulas written out step by step."""
 
+import math
+
 import pytest
 
 from sightline.errors import UsageError
@@ -157,6 +159,45 @@ def test_epochs_of_one_step_can_be_a_step_short_only_in_name():
     assert schedule.rate(0, 1.0, Plan(4, 1)) == 0.5
 
 
+# SSD on 117,266 pictures: 115 steps of 1024 in an epoch, the last one filled up; the rate is 0.003 for 32.
+SSD_COSINE = ScheduleConfig("cosine", warmup_epochs=7, warmup_from="zero", hold_epochs=15, decay_epochs=55, floor=0.01)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (0, 0.0),
+        (1, 0.096 / 805),
+        (804, 0.096 * 804 / 805),
+        (805, 0.09696),  # warm-up ends at 1, and what comes begins at 1.01
+        (1724, 0.09696),
+        (1725, 0.09696),
+        (2875, 0.0829011),  # a quarter of the way, epoch 25: 0.096 * (0.5 + sqrt(2) / 4 + 0.01)
+        (4025, 0.04896),  # half of it, epoch 35
+        (6324, 0.00096),
+        (6325, 0.00096),
+        (7359, 0.00096),
+    ],
+)
+def test_cosine_of_ssd(step: int, expected: float):
+    assert SSD_COSINE.rate(step, 0.096, Plan(64, 115)) == pytest.approx(expected, abs=1e-7)
+
+
+def test_cosine_of_ssd_is_its_formula_at_every_step():
+    begin, end = 15 * 1.5, 55 * 1.5  # stretched by half
+    schedule = ScheduleConfig("cosine", warmup_epochs=7, hold_epochs=begin, decay_epochs=end, floor=0.01)
+    for step in range(7 * 10, 90 * 10):
+        epoch = step / 10
+        share = 0.5 * (1 + math.cos(math.pi * (epoch - begin) / (end - begin))) + 0.01
+        expected = 1.01 if epoch < begin else share if epoch < end else 0.01
+        assert schedule.rate(step, 0.2, Plan(90, 10)) == pytest.approx(0.2 * expected)
+
+
+def test_a_hold_by_the_epoch():
+    schedule = ScheduleConfig("cosine", unit="epoch", hold_epochs=2, decay_epochs=4)
+    assert [schedule.rate(2 * epoch, 1.0, Plan(6, 2)) for epoch in range(6)] == pytest.approx([1, 1, 1, 0.5, 0, 0])
+
+
 def test_exact_epochs_need_to_know_the_data():
     with pytest.raises(UsageError, match="samples and global_batch"):
         COSINE.rate(0, 0.1, Plan(90, 1251))
@@ -168,8 +209,16 @@ def test_exact_epochs_need_to_know_the_data():
         ({"kind": "cosine", "power": 1.0}, r"power=1.0 belongs to kind=polynomial"),
         ({"kind": "polynomial", "cosine_from": "start"}, r"cosine_from=start belongs to kind=cosine"),
         ({"kind": "cosine", "drop_after": True}, r"drop_after=True belongs to kind=step"),
-        ({"kind": "constant", "decay_epochs": 3.0}, r"decay_epochs=3.0 belongs to kind=polynomial"),
+        ({"kind": "constant", "decay_epochs": 3.0}, r"decay_epochs=3.0 belongs to kind=cosine"),
         ({"kind": "polynomial", "decay_epochs": 3.0, "warmup_epochs": 3.0}, r"decay_epochs=3.0 must be more than the"),
+        (
+            {"kind": "cosine", "decay_epochs": 15.0, "hold_epochs": 15.0},
+            r"decay_epochs=15.0 must be more than hold_epo",
+        ),
+        ({"kind": "cosine", "hold_epochs": 1.0, "warmup_epochs": 2.0}, r"hold_epochs=1.0 must be at least the 2.0 epo"),
+        ({"kind": "cosine", "hold_epochs": 1.0, "cosine_from": "start"}, r"hold_epochs=1.0 .* cosine_from=warmup"),
+        ({"kind": "cosine", "hold_epochs": float("nan")}, r"hold_epochs=nan must not be negative"),
+        ({"kind": "step", "drop_epochs": (1,), "floor": 0.1}, r"floor=0.1 belongs to kind=cosine"),
         ({"kind": "polynomial", "power": float("nan")}, r"power=nan must not be negative"),
         ({"unit": "epoch", "epoch_steps": "exact"}, r"epoch_steps=exact and .* add --schedule.unit step"),
         ({"unit": "epoch", "warmup_from": "zero"}, r"warmup_from=zero count steps"),
