@@ -16,6 +16,7 @@ from sightline import __version__, recipes
 from sightline.errors import BadData, SightlineError, UsageError
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
+CLASSES_SHOWN = 20
 
 
 def list_recipes(flags: Sequence[str]) -> None:
@@ -96,9 +97,12 @@ def evaluate(flags: Sequence[str]) -> None:
         print(_table(api.evaluate_all(arguments.run, rest, arguments.recipe)))
         return
     scores = api.evaluate(arguments.run, rest, arguments.checkpoint, arguments.recipe)
-    for row in scores.tables.get("classes", [])[:20]:
+    rows = scores.tables.get("classes", [])
+    for row in rows[:CLASSES_SHOWN]:
         values = "  ".join(f"{key} {_number(row[key])}" for key in row if key not in ("class", "samples"))
         print(f"  {row['class']:24} {values}" + (f"  of {row['samples']}" if "samples" in row else ""))
+    if len(rows) > CLASSES_SHOWN:
+        print(f"  and {len(rows) - CLASSES_SHOWN} more classes in scores-*.json of the run")
 
 
 def predict(flags: Sequence[str]) -> None:
@@ -282,19 +286,20 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _values(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in values.items() if name != "samples")
+    """The first ones; all of them stand in the line of the evaluation."""
+    return ", ".join([f"{name} {_number(value).strip()}" for name, value in values.items() if name != "samples"][:3])
 
 
 def _number(value: float | None) -> str:
-    if value is None:
-        return "   -  "
-    return str(value) if isinstance(value, int) else f"{value:.4f}"
+    from sightline.log import as_score
+
+    return str(value) if isinstance(value, int) else f"{as_score(value):>6}"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     """Step and scores of each checkpoint under each other."""
     names = [name for name in rows[0]["values"] if name != "samples"] if rows else []
-    lines = ["      step  " + "  ".join(f"{name:>8}" for name in names)]
+    lines = ["      step  " + "  ".join(f"{name:>6}" for name in names)]
     for row in rows:
-        lines.append(f"{row['step']:10}  " + "  ".join(f"{_number(row['values'].get(name)):>8}" for name in names))
+        lines.append(f"{row['step']:10}  " + "  ".join(f"{_number(row['values'].get(name)):>6}" for name in names))
     return "\n".join(lines)

@@ -32,6 +32,7 @@ from sightline.hardware.devices import Device
 from sightline.parts import Scores
 
 SCHEMA = 1
+ROW = 6  # scores in a line; COCO has twelve
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors", "tyro")
 
 
@@ -190,9 +191,15 @@ class RunLog:
         self._draw_curves("evaluate", scores.values, where.get("step", 0))
         whole = {**where, **({"time_to_train": times} if times else {}), **asdict(scores)}
         self.write_json(file, whole)
-        values = "  ".join(f"{name} {value:.4f}" for name, value in scores.values.items() if name != "samples")
-        place = "  ".join(f"{name} {value}" for name, value in where.items())
-        self.say(f"evaluated {place}  {values}  on {scores.values['samples']:.0f} samples")
+        values = [f"{name} {as_score(value)}" for name, value in scores.values.items() if name != "samples"]
+        place = "evaluated " + "  ".join(f"{name} {value}" for name, value in where.items())
+        told = f"on {scores.values['samples']:.0f} samples"
+        if len(values) <= ROW:
+            self.say("  ".join([place, *values, told]))
+            return
+        self.say(f"{place}  {told}")
+        for start in range(0, len(values), ROW):
+            self.say("  " + "  ".join(values[start : start + ROW]))
 
     def finished(self, why: str, step: int, times: dict[str, float]) -> None:
         """The end of a run and the time from its first step to the end of the evaluation that decided, at `step`."""
@@ -282,6 +289,11 @@ def _open_board(folder: Path) -> Any:
             "--run.tensorboard needs the package tensorboard: `pip install sightline[tensorboard]`, or leave it out"
         ) from None
     return SummaryWriter(str(folder / "tensorboard"))
+
+
+def as_score(value: float | None) -> str:
+    """For a person; a dash where there is none, and for COCO's -1, which says that there was nothing to measure."""
+    return "-" if value is None or value == -1 else f"{value:.4f}"
 
 
 def _short(line: dict[str, float]) -> str:

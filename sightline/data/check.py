@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -56,7 +57,9 @@ class Report:
         lines = []
         for split, facts in self.facts.items():
             lines.append(split)
-            lines += [f"  {name:22} {_plain(value)}" for name, value in facts.items()]
+            for name, value in facts.items():
+                # Eighty classes with their counts would be one line of 1300 letters.
+                lines += textwrap.wrap(f"  {name:22} {_plain(value)}", 110, subsequent_indent=" " * 25) or [f"  {name}"]
         counts = Counter(problem.kind for problem in self.problems)
         for kind, count in counts.items():
             lines.append(f"{kind}: {count}")

@@ -85,6 +85,16 @@ def test_scores_go_to_a_file_a_line_and_an_event(log: RunLog, folder: Path, caps
     assert capsys.readouterr().out == "evaluated epoch 2  step 40  top1 0.7500  loss 1.2500  on 8 samples\n"
 
 
+def test_twelve_scores_take_short_lines_and_what_could_not_be_measured_is_no_score(log: RunLog, folder: Path, capsys):
+    values = {f"ap{number}": number / 10 for number in range(11)} | {"apl": -1.0, "samples": 8.0}
+    log.scores(Scores(values, {}, []), "scores.json", epoch=2, step=40)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "evaluated epoch 2  step 40  on 8 samples"
+    assert said[1].split()[:4] == ["ap0", "0.0000", "ap1", "0.1000"] and said[2].endswith("  ap10 1.0000  apl -")
+    assert len(said) == 3 and max(map(len, said)) < 100
+    assert json.loads((folder / "scores.json").read_text())["values"]["apl"] == -1.0  # as COCO has it
+
+
 def test_bad_samples_are_listed_and_told(log: RunLog, folder: Path, capsys):
     for index in (3, 5):
         log.bad_sample(Bad("train", index, f"ant/{index}.jpg", "cannot be decoded"))

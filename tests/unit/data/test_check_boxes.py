@@ -161,6 +161,11 @@ def test_boxes(data, name):
     assert "annotation 121" in report.problems[0].text
 
 
+def test_lines_about_many_classes_are_short(shared_data):
+    found = check(shared_data / "coco-tiny", decode=False).as_text()
+    assert max(map(len, found.splitlines())) <= 110 and "toothbrush 2" in found
+
+
 def test_everything_at_once(data):
     """Nothing hides anything else."""
     with change(data) as described:
