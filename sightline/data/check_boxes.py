@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,13 +109,16 @@ class _Look:
         return seen
 
 
-def _look_at(data: bytes, name: str, decode: bool) -> Seen:
+def _look_at(data: bytes, image: Image, decode: bool) -> Seen:
     digest = hashlib.blake2b(data, digest_size=16).digest()
     try:
-        shape = decode_rgb(data, name).shape if decode else read_header(data, name).shape
+        header = read_header(data, image.file)
+        if (header.height, header.width) == (image.height, image.width):
+            header = replace(header, orientation=1)  # annotated as it is stored: so it is trained on, too
+        height, width, _ = decode_rgb(data, image.file, header).shape if decode else header.shape
     except BadSample as error:
         return Seen(0, 0, digest, error.reason)
-    return Seen(shape[0], shape[1], digest, "")
+    return Seen(height, width, digest, "")
 
 
 # Folders with json files.
@@ -202,18 +205,18 @@ def _names_in(folder: Path) -> list[str]:
 
 def _look_at_files(shared: tuple[tuple[Path, list[Image]], bool], job: tuple[int, int]) -> list[Seen]:
     (folder, images), decode = shared
-    return [_look_at_file(folder, image.file, decode) for image in images[slice(*job)]]
+    return [_look_at_file(folder, image, decode) for image in images[slice(*job)]]
 
 
-def _look_at_file(folder: Path, name: str, decode: bool) -> Seen:
-    path = folder / name
+def _look_at_file(folder: Path, image: Image, decode: bool) -> Seen:
+    path = folder / image.file
     try:
         if path.stat().st_size > MAX_BYTES:
             return Seen(0, 0, b"", f"{path.stat().st_size} bytes, more than the {MAX_BYTES} allowed for one picture")
         data = path.read_bytes()
     except OSError as error:
         return Seen(0, 0, b"", error.strerror or type(error).__name__)
-    return _look_at(data, name, decode)
+    return _look_at(data, image, decode)
 
 
 # TFRecord shards.
@@ -312,7 +315,7 @@ def _look_at_record(record: dict[str, Any], name: str, decode: bool) -> SeenReco
         faults.append(("wrong checksum", "the picture has not the sha256 that the record says"))
     titles = [str(text, "utf-8", "replace") if isinstance(text, bytes) else "" for text in texts]
     boxes = [(int(label), title, bool(c)) for label, title, c in zip(labels, titles, crowd, strict=True)]
-    return SeenRecord(image, boxes, faults, _look_at(data, image.file, decode))
+    return SeenRecord(image, boxes, faults, _look_at(data, image, decode))
 
 
 def _fault_of_edges(xmin: float, ymin: float, xmax: float, ymax: float) -> str:

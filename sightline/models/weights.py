@@ -172,4 +172,4 @@ def _first(items: list[str]) -> str:
 
 def _one_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:200]}"
+    return f"{type(error).__name__}: {lines[0].partition('. ')[0][:200]}"  # torch goes on to advise against safety

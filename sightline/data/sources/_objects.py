@@ -24,7 +24,8 @@ def usable(boxes: np.ndarray, height: int | np.ndarray, width: int | np.ndarray)
     no box of COCO reaches.
     """
     x, y, wide, tall = boxes.T
-    return (wide > 0) & (tall > 0) & (x >= 0) & (y >= 0) & (x + wide <= width) & (y + tall <= height)
+    with np.errstate(over="ignore"):  # 1e308 + 1e308 is infinite, and outside
+        return (wide > 0) & (tall > 0) & (x >= 0) & (y >= 0) & (x + wide <= width) & (y + tall <= height)
 
 
 @dataclass(frozen=True)

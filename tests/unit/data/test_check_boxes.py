@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from sightline.data import check_boxes as checking
 from sightline.data.check_boxes import check_boxes
@@ -207,15 +208,19 @@ def test_everything_at_once(data):
     }
 
 
-def test_turned_pictures_count_the_right_way_up(data):
-    from PIL import Image
-
+@pytest.mark.parametrize("decode", [True, False])
+def test_turned_pictures_may_be_annotated_as_stored_or_as_seen(data, decode):
+    """As training takes them."""
     path = data / "train2017" / "000000000012.jpg"
     picture = Image.open(path)
     exif = picture.getexif()
     exif[0x0112] = 6  # a quarter turn
     picture.save(path, exif=exif)
-    [problem] = check(data).problems
+    assert not check(data, decode=decode).problems
+    picture.transpose(Image.Transpose.ROTATE_90).save(path, exif=exif)
+    assert not check(data, decode=decode).problems
+    picture.transpose(Image.Transpose.ROTATE_90).save(path)
+    [problem] = check(data, decode=decode).problems
     assert problem.kind == "size differs" and "is 30x40, its annotations are for 40x30" in problem.text
 
 

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from sightline.data.sources import _coco_json, coco, coco_tfrecord, folder, open_boxes, open_source, tfrecord
+from sightline.data.sources._objects import usable
 from sightline.errors import BadData, BadSample, UsageError
 
 # The ids that COCO's list of 80 categories leaves out of 1..90.
@@ -350,6 +351,12 @@ def test_records_are_indexed_once(drawn_boxes: Path, as_records, tmp_path: Path,
     monkeypatch.setattr(coco_tfrecord, "_Scan", None)
     second = open_boxes("auto", str(out), "train")
     assert second.fingerprint == first.fingerprint and second.picture(3) == first.picture(3)
+
+
+@pytest.mark.filterwarnings("error")
+def test_boxes_of_any_size_are_compared_in_silence():
+    boxes = np.array([[1e308, 1e308, 1e308, 1e308], [-1e308, 0, 1e308, 5], [1, 1, 2, 2]])
+    assert usable(boxes, 10, 20).tolist() == [False, False, True]
 
 
 def test_a_touching_box_stays_inside_in_32_bits():

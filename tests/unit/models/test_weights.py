@@ -205,6 +205,13 @@ def test_a_hostile_pickle_does_not_run(tmp_path, source, zipped, wrapped):
     assert "state dict" in message
 
 
+def test_a_pickled_model_is_refused_in_one_sentence(tmp_path, source):
+    """Without torch's advice how to run what is in it."""
+    torch.save(source, tmp_path / "w.pth")
+    told = refusal(tmp_path / "w.pth")
+    assert "(UnpicklingError: Weights only load failed); if you trust" in told and "\x1b" not in told
+
+
 def test_a_bare_hostile_pickle_does_not_run(tmp_path):
     path, marker = tmp_path / "w.pt", tmp_path / "executed"
     path.write_bytes(pickle.dumps(Payload(marker), protocol=2))

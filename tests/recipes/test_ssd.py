@@ -1,0 +1,92 @@
+"""What the SSD recipe promises beyond what all recipes do: its decay, its checkpoints, its log, and half precision."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+RECIPE = "ssd_resnet34"
+FULL_RATE = ("--schedule.warmup-epochs=0",)  # the tiny runs here end within its warm-up
+
+
+def tensors(folder: Path, name: str, file: str = "model") -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoints" / name / f"{file}.safetensors")
+
+
+def test_every_parameter_decays_and_the_loss_does_not_tell(tmp_path: Path, train):
+    """Two first steps that differ in the decay alone: what goes into the weights differs by 5e-4 of them."""
+    base = ("--train.max-steps=1", "--run.checkpoint-initial", "--model.init=torch", *FULL_RATE)  # biases are not 0
+    with_decay = train(RECIPE, tmp_path / "a", *base)
+    without = train(RECIPE, tmp_path / "b", *base, "--optimizer.weight-decay=0")
+    first, after = (tensors(with_decay.folder, name) for name in ("ckpt-00000000", "ckpt-00000001"))
+    moved, plain = (tensors(run.folder, "ckpt-00000001", "optimizer") for run in (with_decay, without))
+    assert len(moved) == sum("running" not in name and "num_batches" not in name for name in first)
+    for key, velocity in moved.items():  # batch-norms and biases too
+        name = key.removesuffix(":momentum_buffer")
+        torch.testing.assert_close(velocity - plain[key], 5e-4 * first[name], atol=1e-5, rtol=1e-2, msg=name)
+        torch.testing.assert_close(after[name], first[name] - 3e-3 * 8 / 32 * velocity, atol=1e-7, rtol=1e-5, msg=name)
+    told = [run.events("train")[0] for run in (with_decay, without)]
+    assert told[0]["loss"] == told[1]["loss"] == pytest.approx(told[0]["class_loss"] + told[0]["box_loss"])
+
+
+def test_checkpoints_are_initial_periodic_final_and_the_newest_stay(tmp_path: Path, train):
+    flags = ("--train.epochs=5", "--train.eval-every-epochs=5", "--run.checkpoint-initial")
+    every = train(RECIPE, tmp_path / "every", *flags, "--run.checkpoint-every-epochs=2", "--run.keep=9")
+    assert [path.name for path in every.checkpoints] == [f"ckpt-{step:08d}" for step in (0, 6, 12, 15)]
+    few = train(RECIPE, tmp_path / "few", *flags, "--run.checkpoint-every-epochs=2", "--run.keep=3")
+    assert [path.name for path in few.checkpoints] == [f"ckpt-{step:08d}" for step in (6, 12, 15)]
+    assert few.bits() == every.bits()
+
+
+def test_steps_may_be_given_instead_of_epochs(tmp_path: Path, train):
+    """The rates stay those of the data's epochs."""
+    run = train(RECIPE, tmp_path, "--train.epochs=64", "--train.max-steps=6", "--run.checkpoint-initial")
+    assert [path.name for path in run.checkpoints][-1] == "ckpt-00000006"
+    peak, warmup = 3e-3 * 8 / 32, 5 * 3
+    assert [line["lr"] for line in run.events("train")] == pytest.approx([peak * s / warmup for s in range(6)])
+
+
+def test_two_epochs_and_two_more_are_four(tmp_path: Path, train):
+    """Step, rate and momentum go on; epochs are a total, not how many more."""
+    flags = ("--train.epochs=4", *FULL_RATE, "--schedule.drop-epochs", "1", "3")
+    whole = train(RECIPE, tmp_path / "whole", *flags)
+    half = train(RECIPE, tmp_path / "half", *flags, "--train.max-steps=6")
+    assert half.checkpoints[-1].name == "ckpt-00000006"
+    rest = train(RECIPE, tmp_path / "half", *flags, "--run.override")
+    assert rest.error is None and rest.checkpoints[-1].name == "ckpt-00000012"
+    rates = [(line["step"], line["lr"]) for line in rest.events("train")]
+    assert rates == [(line["step"], line["lr"]) for line in whole.events("train")] and len(rates) == 12
+    assert [rate for _, rate in rates] == pytest.approx([75e-5] * 3 + [75e-6] * 6 + [75e-7] * 3)
+    assert rest.bits() == whole.bits() and "optimizer.safetensors" in whole.bits()
+
+
+def test_an_epoch_tells_its_speed_its_losses_and_its_trace(tmp_path: Path, train):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    flags = ("--train.epochs=1", "--train.global-batch=4", "--run.tensorboard", "--run.log-every-steps=2")
+    run = train(RECIPE, tmp_path, *flags, "--run.profile=3,4")
+    [line] = [line for line in run.shown.splitlines() if line.startswith("epoch 1/1  took 0:0")]
+    assert line.endswith(" img/s")
+    [epoch] = run.events("epoch")
+    assert epoch["images_per_s"] == pytest.approx(24 / epoch["seconds"], rel=0.05)
+    assert "1 epochs are done; time to train 0:0" in run.shown
+    board = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    for name in ("loss", "class_loss", "box_loss", "lr", "images_per_s", "steps_per_s"):
+        assert [event.step for event in board.Scalars(f"train/{name}")] == [2, 4, 6], name
+    assert {f"evaluate/{name}" for name in ("ap", "ap50", "arl")} <= set(board.Tags()["scalars"])
+    with gzip.open(tmp_path / "profile" / "trace.json.gz", "rt") as file:
+        events = json.load(file)["traceEvents"]
+    assert sum(event.get("name") == "Optimizer.step#SGD.step" for event in events) == 2
+    assert json.loads((tmp_path / "profile" / "time.json").read_text())["steps"] == [3, 4]
+
+
+def test_three_steps_in_bf16_lose_as_much_as_in_fp32(tmp_path: Path, train):
+    flags = ("--train.max-steps=3", "--model.width=16", *FULL_RATE)
+    exact = train(RECIPE, tmp_path / "fp32", *flags)
+    half = train(RECIPE, tmp_path / "bf16", *flags, "--train.precision=bf16")
+    for name in ("loss", "class_loss", "box_loss"):
+        expected, got = ([line[name] for line in run.events("train")] for run in (exact, half))
+        assert len(got) == 3 and got != expected and got == pytest.approx(expected, rel=0.02), name
