@@ -79,7 +79,7 @@ def train(flags: Sequence[str]) -> None:
     from sightline import api
 
     scores = api.train(recipe, run)
-    if os.environ.get("RANK", "0") == "0":
+    if _is_main():
         print(f"finished: {_values(scores.values)}; results are in {run.out or f'runs/{recipe.name}'}")
 
 
@@ -94,9 +94,13 @@ def evaluate(flags: Sequence[str]) -> None:
     from sightline import api
 
     if arguments.all:
-        print(_table(api.evaluate_all(arguments.run, rest, arguments.recipe)))
+        rows_of_all = api.evaluate_all(arguments.run, rest, arguments.recipe)
+        if _is_main():
+            print(_table(rows_of_all))
         return
     scores = api.evaluate(arguments.run, rest, arguments.checkpoint, arguments.recipe)
+    if not _is_main():
+        return
     rows = scores.tables.get("classes", [])
     for row in rows[:CLASSES_SHOWN]:
         values = "  ".join(f"{key} {_number(row[key])}" for key in row if key not in ("class", "samples"))
@@ -279,6 +283,11 @@ def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped
     from sightline import config
 
     return config.load(name or config.recipe_named_in(file), rest, file)  # type: ignore[arg-type]
+
+
+def _is_main() -> bool:
+    """Of the ranks a launcher starts, one speaks."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -64,7 +64,7 @@ class DetectionData(Augment, DataConfig):
     def open(self, split: Split, seed: int) -> Dataset:
         """The train or val pictures under `path`, or the written batches."""
         if self.static and split == "train":
-            return StaticDataset(Path(self.static))
+            return self._open_static()
         if not self.path:
             raise UsageError(
                 "no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`: DIR/detection)"
@@ -80,7 +80,30 @@ class DetectionData(Augment, DataConfig):
                 f"a {split} picture of {self.path} has {source.most_objects} boxes, more than max_boxes="
                 f"{self.max_boxes}; use --data.max-boxes {source.most_objects}"
             )
+        if self.static and (written := self._open_static().spec).classes != source.classes:
+            raise BadData(
+                f"{self.static} was written from data with {len(written.classes)} classes ({written.classes[0]} ...), "
+                f"{self.path} has {len(source.classes)} ({source.classes[0]} ...); both must be of the same data"
+            )
         return DetectionDataset(self, source, split, seed)
+
+    def _open_static(self) -> StaticDataset:
+        """The written batches, which must be what this recipe would make: evaluation and the network go by its own."""
+        found = StaticDataset(Path(self.static))
+        expected = self.spec_of(found.spec.classes, found.spec.class_ids)
+        differing = [
+            f"{name} is {getattr(found.spec, name)} there, {getattr(expected, name)} here"
+            for name in ("size", "mean", "std")
+            if getattr(found.spec, name) != getattr(expected, name)
+        ]
+        if self.classes and self.classes != len(found.spec.classes):
+            differing.append(f"it has {len(found.spec.classes)} classes, the recipe declares {self.classes}")
+        if differing:
+            raise BadData(
+                f"{self.static} was written for another recipe: {'; '.join(differing)}. Give the same --data fields as "
+                f"then, or write the batches again"
+            )
+        return found
 
     def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
         """Pictures of which no box is known."""

@@ -365,6 +365,22 @@ def test_static_batches_of_another_size_or_damaged_are_refused(batches: Path):
         config.open("train", 0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "split", "told"),
+    [
+        ({"size": 56}, "train", r"size is \(48, 48\) there, \(56, 56\) here"),
+        ({"mean": (0.0, 0.0, 0.0)}, "train", r"mean is \(0.485, .* \(0.0, 0.0, 0.0\) here"),
+        ({"classes": 9}, "train", "it has .* classes, the recipe declares 9"),
+        ({"path": "synthetic:classes=3,samples=4,size=50"}, "val", r"classes \(.*has 3 \(.*both must be of the same"),
+    ],
+    ids=str,
+)
+def test_static_batches_of_another_recipe_are_refused(batches: Path, changes: dict, split: str, told: str):
+    """Else evaluation would see other pictures than training."""
+    with pytest.raises(BadData, match=told):
+        dataclasses.replace(SYNTHETIC, static=str(batches), **changes).open(split, 0)
+
+
 def test_prepare_static_takes_the_data_of_the_command_line(tmp_path: Path, batches: Path):
     from sightline.config import parse_options
 
