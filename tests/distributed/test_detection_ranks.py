@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from sightline import api
 from sightline.evaluate.coco_map import CocoMap
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect
@@ -68,6 +69,35 @@ def test_three_ranks_give_the_scores_of_one(tmp_path: Path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     subprocess.run([*command, __file__, str(tmp_path)], env=environment, check=True, timeout=300, capture_output=True)
     assert [(tmp_path / f"{rank}.json").read_text() for rank in range(3)] == [expected] * 3
+
+
+def test_two_ranks_evaluate_thirteen_pictures_as_one_and_one_of_them_tells(tmp_path: Path):
+    flags = """--model.depth=18 --model.width=8 --model.init=torch --data.path=synthetic:classes=3,samples=104,size=60
+        --data.classes=3 --data.size=64 --data.augment=off --train.epochs=3 --train.global-batch=8
+        --train.precision=fp32 --train.eval-every-epochs=3 --optimizer.kind=adam --optimizer.lr=0.003
+        --schedule.warmup-epochs=0 --run.workers=0 --run.device=cpu --run.progress=off""".split()
+    api.train(*api.load("demo_detection", [*flags, f"--run.out={tmp_path}"]))
+    here = ["--run.device=cpu", "--run.workers=0", "--task.score-threshold=0"]
+    alone = api.evaluate(str(tmp_path), here)
+    assert alone.values["samples"] == 13 and alone.values["ar100"] > 0
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "sightline",
+    ]
+    run = [*command, "evaluate", str(tmp_path), *here]
+    said = subprocess.run(run, env=environment, check=True, timeout=300, capture_output=True, text=True).stdout
+    [file] = tmp_path.glob("scores-*.json")
+    found = json.loads(file.read_text())
+    assert (found["values"], found["tables"]) == (alone.values, alone.tables)
+    assert [row["index"] for row in found["worst"]] == [row["index"] for row in alone.worst]
+    assert said.count("  ar1 ") == 1 and all(said.count(f"  {row['class']} ") == 1 for row in alone.tables["classes"])
 
 
 if __name__ == "__main__":
