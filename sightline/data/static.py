@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,16 +21,19 @@ from sightline.data.progress import Progress
 from sightline.errors import BadData, UsageError
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec
 
+LastBatch = Literal["drop", "pad", "wrap"]
 _FACTS = "batches.json"  # written last: with it the folder is whole
 _FORMAT = 1
 
 
-def dump(data: DataConfig, out: Path, batch: int, steps: int, seed: int, progress: Progress) -> dict[str, int]:
+def dump(
+    data: DataConfig, out: Path, batch: int, steps: int, seed: int, progress: Progress, last: LastBatch = "drop"
+) -> dict[str, int]:
     """Writes the first `steps` training batches into a new folder; `image` is (batch, height, width, channels)."""
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty; choose another --out")
     dataset = data.open("train", seed)
-    order = TrainOrder(len(dataset), batch, seed)
+    order = TrainOrder(len(dataset), batch, seed, last)
     out.mkdir(parents=True, exist_ok=True)
     for step in range(steps):
         epochs, indices = order.batch(step)

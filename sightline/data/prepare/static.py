@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sightline.data.detection import DetectionData
 from sightline.data.progress import Progress
-from sightline.data.static import dump
+from sightline.data.static import LastBatch, dump
 from sightline.errors import UsageError
 
 
@@ -27,6 +27,8 @@ class Options:
     """How many batches."""
     seed: int = 0
     """As --train.seed."""
+    last_batch: LastBatch = "drop"
+    """As --train.last-batch, which decides where an epoch ends; ssd_resnet34 has pad."""
     data: DetectionData = field(default_factory=DetectionData)
     """The pictures, and what is done to them."""
 
@@ -40,4 +42,4 @@ class Options:
 
 def prepare(options: Options, progress: Progress) -> dict[str, int]:
     """Writes the batches and returns counts; progress(what, done, total) is called as work proceeds."""
-    return dump(options.data, options.out, options.batch, options.steps, options.seed, progress)
+    return dump(options.data, options.out, options.batch, options.steps, options.seed, progress, options.last_batch)

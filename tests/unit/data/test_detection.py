@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.numpy import load_file
 
 from sightline.data import cache
 from sightline.data.detection import DetectionData
@@ -363,6 +364,17 @@ def test_static_batches_of_another_size_or_damaged_are_refused(batches: Path):
     (batches / "batches.json").unlink()
     with pytest.raises(BadData, match="write batches with `sightline prepare static`"):
         config.open("train", 0)
+
+
+@pytest.mark.parametrize("last", ["drop", "pad", "wrap"])
+def test_static_batches_go_on_into_the_next_epoch_as_the_run_would(tmp_path: Path, last: str):
+    samples = len(SYNTHETIC.open("train", seed=3))
+    batch = samples - 1  # one is left over
+    dump(SYNTHETIC, tmp_path / "batches", batch=batch, steps=3, seed=3, progress=nothing, last=last)
+    order = TrainOrder(samples, batch, 3, last)
+    for step in range(3):
+        found = load_file(tmp_path / "batches" / f"batch-{step:06d}.safetensors")
+        assert found["index"].tolist() == order.batch(step)[1].tolist()
 
 
 @pytest.mark.parametrize(
