@@ -207,8 +207,8 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
     "DetectionData": {
         "augment": [Flip(("off", "on"), weights)],
         "size": [Flip(("56",), weights)],
-        "crop": [Flip(("mlperf", "tf"), weights), Flip(("off",), weights)],
-        "crop_tries": [Flip(("1", "50"), weights)],
+        "crop": [Flip((kind,), weights, base=("--data.crop=tf",)) for kind in ("mlperf", "off")],
+        "crop_tries": [Flip(("1", "50"), weights, base=("--data.crop=tf",))],
         "flip": [Flip(("1.0",), weights)],
         "jitter": [Flip(("mlperf", "tf"), weights), Flip(("off", "tf"), weights)],
         "brightness": [Flip(("0.3",), weights, base=("--data.jitter=tf",))],
