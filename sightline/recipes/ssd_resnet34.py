@@ -10,7 +10,7 @@ The rate is 0.003 for a batch of 32 and scales with it. The original's `--k K` m
 release: `--schedule.kind cosine --schedule.drop-epochs --schedule.warmup-epochs 7 --schedule.hold-epochs 15
 --schedule.decay-epochs 55 --schedule.floor 0.01 --optimizer.norm-weight-decay 0 --model.freeze first_block`.
 Expected: 0.2297 mAP after 50 epochs (the vendor's page for release 1.0.0), 0.23 is MLPerf's target; not reproduced by
-us (no whole COCO here). What differs from the original on purpose: docs/recipes.md.
+us (no whole COCO here). What differs from the original on purpose: docs/recipes_ssd.md.
 """
 
 from sightline.config import Recipe, TrainConfig

@@ -87,9 +87,9 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         batch = loader.next("train")
                         if progress.step not in progress.avoid:
                             step(batch, progress.step, rate)
-                    if table := window.take_summary():
-                        log.say(table)
-                        meter.restart()
+                    with meter.paused():  # reading a trace takes seconds
+                        if table := window.take_summary():
+                            log.say(table)
                     progress.step += 1
                     if step.take_bad_steps() and saver.rewound(step.last_bad_step, order):
                         loader.seek("train", progress.step, steps)
