@@ -5,16 +5,17 @@ Shards are opened when a sample is first read, by each process for itself; threa
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from sightline.data import records
 from sightline.data.sources import Sample, Source, _index
 from sightline.errors import BadData, BadSample
 
@@ -169,14 +170,7 @@ class ShardSource(Source):
         self.classes = classes
         # Names and sizes alone: a copy elsewhere has the same.
         self.fingerprint = _index.digest(self.kind, 1, classes, [(shard.name, shard.size) for shard in shards])
-        self._files: dict[int, OpenFile] = {}
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("_files", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _files={}, _lock=threading.Lock())
+        self.files = OpenFiles(self.shards)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -187,7 +181,7 @@ class ShardSource(Source):
 
     def read(self, index: int) -> Sample:
         try:
-            file = self._open(int(self.index.shard[index]))
+            file = self.files.open(int(self.index.shard[index]))
             return Sample(self.read_picture(index, file.descriptor), int(self.labels[index]))
         except OSError as error:
             raise BadSample(self.name(index), f"cannot be read: {error.strerror}") from error
@@ -196,11 +190,24 @@ class ShardSource(Source):
     def read_picture(self, index: int, descriptor: int) -> bytes:
         """The encoded picture of a sample, out of its open shard. Raises BadSample."""
 
-    def _open(self, shard: int) -> OpenFile:
+
+class OpenFiles:
+    """The shards that a process has open. None travel to another process: each opens its own."""
+
+    def __init__(self, shards: Sequence[Shard]):
+        self._shards = shards
+        self._files: dict[int, OpenFile] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[OpenFiles], tuple[Sequence[Shard]]]:
+        return OpenFiles, (self._shards,)
+
+    def open(self, shard: int) -> OpenFile:
+        """The shard with this number, from its first use on."""
         with self._lock:
             file = self._files.pop(shard, None)
             if file is None:
-                file = OpenFile(os.open(self.shards[shard].path, os.O_RDONLY | os.O_CLOEXEC))
+                file = OpenFile(os.open(self._shards[shard].path, os.O_RDONLY | os.O_CLOEXEC))
                 if len(self._files) >= MAX_OPEN_FILES:
                     self._files.pop(next(iter(self._files)))  # the one used longest ago
             self._files[shard] = file
@@ -215,3 +222,21 @@ class OpenFile:
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.descriptor)
+
+
+def scan_records(shards: Sequence[Shard], add: Callable[[int, Shard, mmap.mmap, int, int], None]) -> None:
+    """Calls add(number of the shard, shard, its bytes, offset, length) for every record of TFRecord files."""
+    progress = _index.Progress(str(shards[0].path.parent), len(shards), "files")
+    for number, shard in enumerate(shards):
+        progress(number)
+        if shard.size == 0:  # more shards than samples leaves some empty
+            continue
+        try:
+            with open(shard.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
+                if hasattr(mmap, "MADV_RANDOM"):
+                    buffer.madvise(mmap.MADV_RANDOM)  # else the kernel reads the pictures ahead
+                for offset, length in records.scan_frames(buffer, shard.name):
+                    add(number, shard, buffer, offset, length)
+                    progress(number)
+        except OSError as error:
+            raise BadData(f"{shard.path} cannot be read: {error.strerror}") from error

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 import re
-import threading
 from array import array
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from sightline.data import records
 from sightline.data.sources import BoxSource, Objects, _index
 from sightline.data.sources._coco_json import read_annotations
 from sightline.data.sources._objects import Annotations, assembled
-from sightline.data.sources._shards import INDEX_FILES, MAX_OPEN_FILES, OpenFile, Shard, list_folder
+from sightline.data.sources._shards import INDEX_FILES, OpenFiles, Shard, list_folder, scan_records
 from sightline.data.sources.coco import chosen
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
@@ -86,14 +84,7 @@ class CocoTFRecordSource(BoxSource):
         self.room = places["length"]
         files = [(shard.name, shard.size) for shard in shards]
         self.fingerprint = _index.digest("coco_tfrecord", 1, annotations.content(), files)
-        self._files: dict[int, OpenFile] = {}
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key not in ("_files", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _files={}, _lock=threading.Lock())
+        self.files = OpenFiles(self.shards)
 
     def __len__(self) -> int:
         return len(self.annotations)
@@ -108,7 +99,7 @@ class CocoTFRecordSource(BoxSource):
     def picture(self, index: int) -> bytes:
         offset, name = int(self.places["offset"][index]), self.name(index)
         try:
-            file = self._open(int(self.places["shard"][index]))
+            file = self.files.open(int(self.places["shard"][index]))
             payload = records.read_frame(file.descriptor, offset, records.MAX_RECORD_BYTES, name)
             found = records.peek_example(payload, 0, len(payload), _READ)
         except OSError as error:
@@ -127,16 +118,6 @@ class CocoTFRecordSource(BoxSource):
         if not encoded or len(encoded) != 1 or not isinstance(encoded[0], bytes):
             raise BadSample(name, f"record at byte {offset}: expected one picture in {_ENCODED}; make it again")
         return encoded[0]
-
-    def _open(self, shard: int) -> OpenFile:
-        with self._lock:
-            file = self._files.pop(shard, None)
-            if file is None:
-                file = OpenFile(os.open(self.shards[shard].path, os.O_RDONLY | os.O_CLOEXEC))
-                if len(self._files) >= MAX_OPEN_FILES:
-                    self._files.pop(next(iter(self._files)))  # the one used longest ago
-            self._files[shard] = file
-            return file
 
 
 def _json_of(root: Path, split: Split) -> Path | None:
@@ -229,19 +210,7 @@ class _Scan:
         self.boxes, self.area = array("d"), array("d")
 
     def run(self) -> tuple[Annotations, dict[str, np.ndarray]]:
-        progress = _index.Progress(str(self.shards[0].path.parent), len(self.shards), "files")
-        for number, shard in enumerate(self.shards):
-            if shard.size == 0:  # more shards than pictures leaves some empty
-                continue
-            try:
-                with open(shard.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
-                    if hasattr(mmap, "MADV_RANDOM"):
-                        buffer.madvise(mmap.MADV_RANDOM)  # else the kernel reads the pictures ahead
-                    for offset, length in records.scan_frames(buffer, shard.name):
-                        self._add(number, shard, buffer, offset, length)
-                        progress(number)
-            except OSError as error:
-                raise BadData(f"{shard.path} cannot be read: {error.strerror}") from error
+        scan_records(self.shards, self._add)
         if not self.pictures:
             raise BadData(f"{self.shards[0].path.parent}: {len(self.shards)} files and no record; make them again")
         annotations = assembled(

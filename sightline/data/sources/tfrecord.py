@@ -27,6 +27,7 @@ from sightline.data.sources._shards import (
     kept_index,
     list_folder,
     numbered_classes,
+    scan_records,
 )
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
@@ -199,20 +200,7 @@ class _Scan:
 
 def _build_index(shards: list[Shard]) -> Index:
     scan = _Scan()
-    progress = _index.Progress(str(shards[0].path.parent), len(shards), "files")
-    for number, shard in enumerate(shards):
-        progress(number)
-        if shard.size == 0:  # more shards than samples leaves some empty
-            continue
-        try:
-            with open(shard.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
-                if hasattr(mmap, "MADV_RANDOM"):
-                    buffer.madvise(mmap.MADV_RANDOM)  # else the kernel reads the pictures ahead
-                for offset, length in records.scan_frames(buffer, shard.name):
-                    scan.add(number, shard, buffer, offset, length)
-                    progress(number)
-        except OSError as error:
-            raise BadData(f"{shard.path} cannot be read: {error.strerror}") from error
+    scan_records(shards, scan.add)
     if not scan.labels:
         raise BadData(f"{shards[0].path.parent} holds {len(shards)} TFRecord files and no record; make them again")
     return scan.index()
