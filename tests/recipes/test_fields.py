@@ -527,14 +527,21 @@ def test_looking_twice_at_the_same_run_sees_no_change(name: str, train, tmp_path
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_all_changes_together_survive_config_yaml(name: str, tmp_path: Path):
-    changes = []
+    changes: list[str] = []
     for part, value in parts_of(name).items():
+        rows = []
         for field_name, flips in TABLE.get(type(value).__name__, {}).items():
             alone = [flip for flip in flips if isinstance(flip, Flip) and not flip.base]
-            more = as_flags(part, field_name, alone[0].values[0], getattr(value, field_name)) if alone else []
-            with contextlib.suppress(UsageError):  # some exclude others
-                config.load(name, [*changes, *more])
-                changes += more
+            rows += [as_flags(part, field_name, alone[0].values[0], getattr(value, field_name))] if alone else []
+        # All of a part at once; where some exclude others, one by one.
+        for more in ([[flag for row in rows for flag in row]], rows):
+            before = len(changes)
+            for flags in more:
+                with contextlib.suppress(UsageError):
+                    config.load(name, [*changes, *flags])
+                    changes += flags
+            if len(changes) > before:
+                break
     made = config.load(name, changes)
     assert len(changes) > 50
     path = tmp_path / "config.yaml"
