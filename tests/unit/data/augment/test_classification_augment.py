@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 import sightline.data.augment.classification as classification
@@ -221,12 +221,13 @@ def planes(pixels: np.ndarray) -> torch.Tensor:
 def test_training_pixels_equal_torchvision(size, interpolation):
     pixels = noise(*size)
     augment = Augment(interpolation=interpolation, size=96)
+    mode = InterpolationMode(interpolation)  # torchvision 0.26 takes no plain text
     seen_flips = set()
     for index in range(8):
         params = augment.draw(0, 0, index, *size)
-        expected = functional.resized_crop(planes(pixels), *box_of(params), [96, 96], interpolation)
+        expected = functional.resized_crop(planes(pixels), *box_of(params), [96, 96], mode)
         expected = functional.horizontal_flip(expected) if params.flip else expected
-        on_pillow = functional.resized_crop(Image.fromarray(pixels), *box_of(params), [96, 96], interpolation)
+        on_pillow = functional.resized_crop(Image.fromarray(pixels), *box_of(params), [96, 96], mode)
         on_pillow = functional.horizontal_flip(on_pillow) if params.flip else on_pillow
         actual = augment.apply(params, pixels)
         assert actual.dtype == np.uint8 and actual.flags.c_contiguous and actual.flags.writeable

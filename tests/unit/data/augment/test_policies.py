@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 from sightline.data.augment import policies
@@ -19,12 +19,13 @@ NAMES = ["autoaugment", "randaugment", "trivialaugment", "augmix"]
 SIDE = 40
 SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")
 WITHOUT_MAGNITUDE = ("Identity", "AutoContrast", "Equalize", "Invert")
+MODE = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}  # torchvision 0.26 wants these
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 def references(interpolation: str) -> dict[str, v2.Transform]:
     classes = (v2.AutoAugment, v2.RandAugment, v2.TrivialAugmentWide, v2.AugMix)
-    return {name: make(interpolation=interpolation) for name, make in zip(NAMES, classes, strict=True)}
+    return {name: make(interpolation=MODE[interpolation]) for name, make in zip(NAMES, classes, strict=True)}
 
 
 def bins_of(name: str) -> int:
@@ -67,7 +68,7 @@ def test_an_operation_equals_torchvisions_at_every_magnitude(operation: str, int
     assert len(magnitudes) == {"Posterize": 8}.get(operation, 1 if operation in WITHOUT_MAGNITUDE else len(magnitudes))
     for kind, picture in pictures().items():
         for magnitude in magnitudes:
-            expected = reference._apply_image_or_video_transform(picture, operation, magnitude, interpolation, {})
+            expected = reference._apply_image_or_video_transform(picture, operation, magnitude, MODE[interpolation], {})
             made = carried_out(operation, magnitude, picture, interpolation)
             assert np.array_equal(made, np.asarray(expected)), (kind, magnitude)
 
@@ -269,10 +270,10 @@ def test_policies_act_on_the_cropped_and_flipped_square(name: str, interpolation
         params = augment.draw(0, 0, index, 90, 90)
         box = (params.top, params.left, params.height, params.width)
         planes = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-        expected = functional.to_pil_image(functional.resized_crop(planes, *box, [SIDE, SIDE], interpolation))
+        expected = functional.to_pil_image(functional.resized_crop(planes, *box, [SIDE, SIDE], MODE[interpolation]))
         expected = functional.horizontal_flip(expected) if params.flip else expected
         for step in params.policy[0][1]:
-            expected = reference._apply_image_or_video_transform(expected, *step, interpolation, {})
+            expected = reference._apply_image_or_video_transform(expected, *step, MODE[interpolation], {})
         made = augment.apply(params, pixels)
         assert made.dtype == np.uint8 and made.flags.c_contiguous and made.flags.writeable
         assert np.array_equal(made, np.asarray(expected))
