@@ -133,6 +133,7 @@ def predict(
             device,
             workers=min(worker_count(run.workers, device, here), len(files)),
             prefetch=run.prefetch,
+            overlap=run.device_prefetch,
             on_bad=lambda bad: report.note_unreadable(bad.name, bad.reason),
             check_stop=signals.check,
         )

@@ -103,6 +103,7 @@ def opened(
             device,
             workers=worker_count(run.workers, device, here),
             prefetch=run.prefetch,
+            overlap=run.device_prefetch,
             on_bad=log.bad_sample,
             check_stop=signals.check,
         )

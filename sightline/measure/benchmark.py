@@ -163,7 +163,7 @@ class OurStep(Contender):
         self.plan = Plan(cfg.epochs, order.steps_per_epoch, len(dataset), cfg.global_batch)
         self.number = 0
         workers = worker_count(run.workers, device, World()) if is_real else 0
-        self.loader = open_loader(recipe, dataset, order, device, workers, run.prefetch, say)
+        self.loader = open_loader(recipe, run, dataset, order, device, workers, say)
         self.batches: list[Batch] = []
         try:
             if not is_real:
@@ -208,7 +208,7 @@ class OurStep(Contender):
 
 
 def open_loader(
-    recipe: Recipe, dataset: Dataset, order: TrainOrder, device: Device, workers: int, prefetch: int, say: Say
+    recipe: Recipe, run: Run, dataset: Dataset, order: TrainOrder, device: Device, workers: int, say: Say
 ) -> Loader:
     """The training loader alone, from the first batch on, without end."""
 
@@ -221,7 +221,8 @@ def open_loader(
         recipe.data,
         device,
         workers=workers,
-        prefetch=prefetch,
+        prefetch=run.prefetch,
+        overlap=run.device_prefetch,
         on_bad=on_bad,
         check_stop=lambda: None,
     )
@@ -327,7 +328,7 @@ class OurLoader(Contender):
         self.images = recipe.train.global_batch
         dataset = recipe.data.open("train", recipe.train.seed)
         order = TrainOrder(len(dataset), self.images, recipe.train.seed, recipe.train.last_batch)
-        self.loader = open_loader(recipe, dataset, order, device, workers, run.prefetch, say)
+        self.loader = open_loader(recipe, run, dataset, order, device, workers, say)
         self.settle = run.prefetch + 1  # as for the peers: what was prepared ahead goes first
         self.advance()
         device.synchronize()
