@@ -50,10 +50,12 @@ class DataSpec:
 
     classes: tuple[str, ...]
     channels: int
-    size: tuple[int, int]  # height, width of what the network sees in evaluation
-    mean: tuple[float, ...]
+    size: tuple[int, ...]  # (depth,) height, width of what the network sees in evaluation
+    mean: tuple[float, ...]  # empty where each volume is scaled by its own mean and deviation
     std: tuple[float, ...]
     class_ids: tuple[int, ...] = ()  # what the files call the classes, in the same order, where that is not 0, 1, 2...
+    spacing: tuple[float, ...] = ()  # volumes: mm from voxel to voxel along each axis of `size`
+    clip: tuple[float, ...] = ()  # volumes: lowest and highest value, before mean and std
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists and numbers, as they stand in a checkpoint."""
@@ -72,6 +74,12 @@ class Dataset(ABC):
     spec: DataSpec
     fingerprint: str  # of what was found on disk, so that a resumed run notices other data
     layout: dict[str, tuple[tuple[int, ...], str]]  # key -> (shape, numpy dtype) of one sample; static
+
+    samples_per_item: int = 1  # what one `load` gives, in the samples that train.global_batch counts
+
+    def for_batch(self, global_batch: int) -> Dataset:
+        """The data set as it fills batches of this many samples: a volume gives as many slices as that takes."""
+        return self
 
     @abstractmethod
     def __len__(self) -> int: ...
