@@ -33,8 +33,8 @@ from sightline.hardware.precision import DTYPES
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.log import environment
-from sightline.measure import peers
-from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, Peer, PeerLoader, PeerStep, Say
+from sightline.measure import peers, peers_detection
+from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoader, Say
 from sightline.parts import Batch, Dataset
 from sightline.train.schedules import Plan
 from sightline.train.state import TrainState
@@ -242,18 +242,8 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
     makers: list[Maker] = [lambda: OurStep(recipe, run, dataset, device, is_real, say)]
     left_out: list[str] = []
     if options.peers:
-        chosen, left_out = peers.choose_peers(run.compile, device, device.resolve_precision(recipe.train.precision))
-        classes = len(dataset.spec.classes)
-        twin = peers.torchvision_twin(model, picture, classes)
-
-        def maker(peer: Peer) -> Maker:
-            def make() -> PeerStep:
-                network = peers.torchvision_network(twin, classes)
-                return PeerStep(peer, network, recipe.train.global_batch, tuple(picture.shape[1:]), classes, device)
-
-            return make
-
-        makers += [maker(peer) for peer in chosen]
+        others, left_out = _peers_of(recipe, run, dataset, model, picture, device)
+        makers += others
     peak = matmul_peak(device, recipe.train.precision)
     say(f"matrix product peak: {peak['tflops']:.3g} TFLOP/s ({peak['dtype']}, {peak['side']} cubed)")
     timings, order = peers.measure_in_turn(makers, options.steps, options.warmup, options.repeats, device, say)
@@ -268,6 +258,19 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
         "contenders": rows,
         "left_out": left_out,
     }
+
+
+def _peers_of(
+    recipe: Recipe, run: Run, dataset: Dataset, model: torch.nn.Module, picture: torch.Tensor, device: Device
+) -> tuple[list[Maker], list[str]]:
+    """What users of such a network would run instead, and what was left out and why."""
+    kind = peers_detection if "boxes" in dataset.layout else peers
+    precision = device.resolve_precision(recipe.train.precision)
+    chosen, left_out = peers.choose_peers(run.compile, device, precision, kind.STEP_PEERS)
+    images = recipe.train.global_batch
+    if kind is peers_detection:
+        return peers_detection.detectors(chosen, recipe.model, dataset.spec, images, device), left_out
+    return peers.classifiers(chosen, model, picture, len(dataset.spec.classes), images, device), left_out
 
 
 def synthetic_dataset(recipe: Recipe) -> Dataset:

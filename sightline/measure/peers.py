@@ -6,6 +6,7 @@ that is faster for them. Contenders take turns (A B C A B C ...) in one process,
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -13,7 +14,7 @@ import signal
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -70,6 +71,9 @@ class Contender(ABC):
         """Ends what it started."""
 
 
+Maker = Callable[[], Contender]
+
+
 @dataclass(frozen=True)
 class Peer:
     """One way to write a training step."""
@@ -86,6 +90,11 @@ class Peer:
         """As it stands in tables."""
         return f"{self.style}, {self.precision}, {'channels_last' if self.channels_last else 'NCHW'}"
 
+    @property
+    def layout(self) -> torch.memory_format:
+        """Of pictures and weights."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
 
 STEP_PEERS = (
     Peer("torchvision: eager AMP", "fp16", channels_last=False),
@@ -95,62 +104,88 @@ STEP_PEERS = (
 )
 
 
-def choose_peers(wanted: str, device: Device, precision: Precision) -> tuple[list[Peer], list[str]]:
-    """The peers that make sense here under `--run.compile`, and why others were left out.
+def choose_peers(
+    wanted: str, device: Device, precision: Precision, peers: Sequence[Peer] = STEP_PEERS
+) -> tuple[list[Peer], list[str]]:
+    """Those of `peers` that make sense here under `--run.compile`, and why others were left out.
 
     Where the device is no good at fp16 (a CPU), nobody would use it: there all have the precision of our run.
     """
     # Only where our own step is compiled: elsewhere compilation takes minutes for nothing.
     compiles = wanted == "on" or (wanted == "auto" and device.compile_auto)
-    here = [peer if device.auto_fp16 else replace(peer, precision=precision) for peer in STEP_PEERS]
+    here = [peer if device.auto_fp16 else replace(peer, precision=precision) for peer in peers]
     why = f"--run.compile {wanted} compiles nothing on {device.kind}; with `on` it is measured"
     chosen = [peer for peer in here if compiles or not peer.compile]
     return chosen, [f"{peer.name} ({why})" for peer in here if peer not in chosen]
 
 
+def sgd(parameters: Iterable[nn.Parameter], options: dict[str, Any]) -> torch.optim.Optimizer:
+    """As torchvision's script has it: momentum 0.9, weight decay 1e-4."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4, **options)
+
+
 class PeerStep(Contender):
-    """One peer's training step on random pictures that already are on the device, and without any logging."""
+    """One peer's training step on random batches that already are on the device, and without any logging."""
 
     def __init__(
-        self, peer: Peer, network: nn.Module, images: int, shape: tuple[int, ...], classes: int, device: Device
+        self,
+        peer: Peer,
+        network: nn.Module,
+        loss_of: Callable[[Callable[..., Any], tuple[Any, ...]], Tensor],
+        batches: Sequence[tuple[Any, ...]],
+        images: int,
+        device: Device,
+        optimizer: Callable[[Iterable[nn.Parameter], dict[str, Any]], torch.optim.Optimizer] = sgd,
     ):
         started = time.perf_counter()
         self.name = peer.name
         self.images = images
         self.peer = peer
         self.device = device
-        layout = torch.channels_last if peer.channels_last else torch.contiguous_format
-        network = network.to(device.torch_device, memory_format=layout).train()  # type: ignore[call-overload]
-        # torchvision's script: momentum 0.9, weight decay 1e-4.
-        options: dict[str, Any] = {"fused": True} if peer.fused else {}
-        self.optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4, **options)
+        self.batches = batches
+        self.loss_of = loss_of
+        network = network.to(device.torch_device, memory_format=peer.layout).train()  # type: ignore[call-overload]
+        self.optimizer = optimizer(network.parameters(), {"fused": True} if peer.fused else {})
         self.scaler = torch.amp.GradScaler(device.kind, enabled=peer.precision == "fp16")
         self.forward = torch.compile(network, mode=peer.compile) if peer.compile else network
-        self.criterion = nn.CrossEntropyLoss()
-        self.batches = [
-            (
-                torch.randn(images, *shape, device=device.torch_device).to(memory_format=layout),
-                torch.randint(classes, (images,), device=device.torch_device),
-            )
-            for _ in range(BATCHES)
-        ]
         self.number = 0
         self.advance()
         device.synchronize()
         self.first_s = time.perf_counter() - started
 
     def advance(self) -> None:
-        image, label = self.batches[self.number % BATCHES]
+        batch = self.batches[self.number % len(self.batches)]
         self.number += 1
         if self.peer.compile == "reduce-overhead":
             torch.compiler.cudagraph_mark_step_begin()
         precision = self.peer.precision
         with torch.autocast(self.device.kind, DTYPES[precision], enabled=precision != "fp32"):
-            loss = self.criterion(self.forward(image), label)
+            loss = self.loss_of(self.forward, batch)
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
+
+
+def classifiers(
+    peers: Sequence[Peer], model: nn.Module, picture: Tensor, classes: int, images: int, device: Device
+) -> list[Maker]:
+    """The same network from torchvision, in each peer's way."""
+    twin = torchvision_twin(model, picture, classes)
+    criterion = nn.CrossEntropyLoss()
+
+    def step(peer: Peer) -> PeerStep:
+        batches = [
+            (
+                torch.randn(images, *picture.shape[1:], device=device.torch_device).to(memory_format=peer.layout),
+                torch.randint(classes, (images,), device=device.torch_device),
+            )
+            for _ in range(BATCHES)
+        ]
+        network = torchvision_network(twin, classes)
+        return PeerStep(peer, network, lambda net, batch: criterion(net(batch[0]), batch[1]), batches, images, device)
+
+    return [functools.partial(step, peer) for peer in peers]
 
 
 def forward_flop(model: nn.Module, picture: Tensor) -> int:
@@ -312,9 +347,6 @@ class Timing:
             "data_wait": sum(self.waited) / sum(self.seconds),
             **self.facts,
         }
-
-
-Maker = Callable[[], Contender]
 
 
 def measure_in_turn(

@@ -13,7 +13,7 @@ from sightline import config
 from sightline.errors import OutOfMemory, UsageError
 from sightline.hardware import devices
 from sightline.measure import benchmark as bench
-from sightline.measure import peers
+from sightline.measure import peers, peers_detection
 from sightline.measure.benchmark import BenchmarkOptions, as_text, benchmark, commit_of
 from sightline.measure.peers import Contender, Peer, PeerLoader, PeerStep, measure_in_turn
 
@@ -219,11 +219,19 @@ def test_too_little_memory_for_ours_alone_is_an_error_with_a_remedy(tmp_path, mo
         measure(tmp_path)
 
 
+def classifier_step(peer, network, images):
+    """As `peers.classifiers` makes it, of any network for 3x8x8 pictures and 4 classes."""
+    batches = [
+        (torch.randn(images, 3, 8, 8).to(memory_format=peer.layout), torch.randint(4, (images,)))
+        for _ in range(peers.BATCHES)
+    ]
+    return PeerStep(peer, network, lambda net, b: nn.functional.cross_entropy(net(b[0]), b[1]), batches, images, CPU)
+
+
 def test_a_peer_learns():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
-    peer = PeerStep(Peer("eager", "bf16", channels_last=True), network, 8, (3, 8, 8), 4, CPU)
-    assert peer.batches[0][0].is_contiguous(memory_format=torch.channels_last)
+    peer = classifier_step(Peer("eager", "bf16", channels_last=True), network, 8)
     assert network[0].weight.is_contiguous(memory_format=torch.channels_last)
 
     def loss():
@@ -244,7 +252,7 @@ def test_a_compiled_peer_steps_like_an_eager_one(mode):
     for compile_ in ("", mode):
         torch.manual_seed(0)
         network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 4))
-        peer = PeerStep(Peer("peer", "fp32", True, compile_, fused=bool(compile_)), network, 4, (3, 8, 8), 4, CPU)
+        peer = classifier_step(Peer("peer", "fp32", True, compile_, fused=bool(compile_)), network, 4)
         for _ in range(3):
             peer.advance()
         image, label = peer.batches[0]
@@ -273,11 +281,27 @@ def test_networks_are_recognised_by_weights_and_work():
         peers.torchvision_twin(moved, picture, 7)
 
 
-def test_a_detector_has_no_peers(tmp_path):
+def test_a_detector_beside_its_peers(tmp_path):
     flags = [*TINY[4:], "--train.global-batch=2", "--model.width=8"]
     recipe, run = config.load("demo_detection", flags)
-    with pytest.raises(UsageError, match="classifiers, and Ssd is none; leave --peers out"):
-        benchmark(recipe, run, BenchmarkOptions(1, 0, 1, peers=True, out=tmp_path), lambda _: None)
+    result = benchmark(recipe, run, BenchmarkOptions(1, 0, 1, peers=True, out=tmp_path), lambda _: None)["step"]
+    names = [row["name"].partition(":")[0] for row in result["contenders"]]
+    assert names == ["sightline", "our network, plain loss", "torchvision ssd300_vgg16"]
+    assert len(result["left_out"]) == 1 and "torch.compile" in result["left_out"][0]
+
+
+def test_the_plain_loss_of_a_detector_is_the_loss_of_its_task():
+    torch.manual_seed(0)
+    recipe, _ = config.load("demo_detection", TINY[4:])
+    spec = recipe.data.spec_of(("a", "b", "c"), (1, 2, 3))
+    model = recipe.model.build(spec).eval()
+    sides = torch.rand(2, 5, 2) * 0.5 + 0.1
+    corner = torch.rand(2, 5, 2) * (1 - sides)
+    boxes, labels = torch.cat([corner, corner + sides], 2), torch.randint(1, 4, (2, 5))
+    image = torch.randn(2, 3, *spec.size)
+    plain = peers_detection.PlainLoss(model)(image, boxes, labels)
+    ours = recipe.task.loss(model, {"image": image, "boxes": boxes, "labels": labels}).total
+    torch.testing.assert_close(plain, ours, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("flags", [["--data.interpolation=legacy"], ["--data.crop=tf"]])
