@@ -74,10 +74,8 @@ def hard_negatives(losses: Tensor, is_positive: Tensor) -> Tensor:
     losses = torch.where(is_positive, -1.0, losses.detach().clamp(min=0))  # rounding can make a loss of 0 negative
     positives = is_positive.sum(1, keepdim=True)
     wanted = torch.minimum(NEGATIVES_PER_POSITIVE * positives, losses.shape[1] - positives)  # (batch, 1)
-    # One sort instead of the original's two: the loss at the last place tells who is before it.
-    descending = losses.sort(dim=1, descending=True).values
-    last = descending.gather(1, (wanted - 1).clamp(min=0))
-    is_above = ~(losses <= last)  # true for NaN, unlike losses > last
-    is_tied = losses == last
-    left = wanted - is_above.sum(1, keepdim=True)
-    return is_above | (is_tied & (is_tied.cumsum(1) <= left) & (wanted > 0))
+    # One sort instead of the original's two. A running count among equal losses would do without its indices, but
+    # Inductor of torch 2.11 cannot compile a cumulative sum here.
+    order = losses.sort(dim=1, descending=True, stable=True).indices  # NaN comes first
+    is_wanted = torch.arange(losses.shape[1], device=losses.device) < wanted
+    return torch.zeros_like(is_positive).scatter(1, order, is_wanted)
