@@ -33,7 +33,7 @@ from sightline.hardware.precision import DTYPES
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.log import environment
-from sightline.measure import peers, peers_detection
+from sightline.measure import peers, peers_detection, peers_segmentation
 from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoader, Say
 from sightline.parts import Batch, Dataset
 from sightline.train.schedules import Plan
@@ -264,12 +264,15 @@ def _peers_of(
     recipe: Recipe, run: Run, dataset: Dataset, model: torch.nn.Module, picture: torch.Tensor, device: Device
 ) -> tuple[list[Maker], list[str]]:
     """What users of such a network would run instead, and what was left out and why."""
-    kind = peers_detection if "boxes" in dataset.layout else peers
+    keys = dataset.layout
+    kind = peers_detection if "boxes" in keys else peers_segmentation if keys["label"][0] else peers
     precision = device.resolve_precision(recipe.train.precision)
     chosen, left_out = peers.choose_peers(run.compile, device, precision, kind.STEP_PEERS)
     images = recipe.train.global_batch
     if kind is peers_detection:
         return peers_detection.detectors(chosen, recipe.model, dataset.spec, images, device), left_out
+    if kind is peers_segmentation:  # a label for every pixel
+        return peers_segmentation.segmenters(chosen, model, dataset.spec, images, device), left_out
     return peers.classifiers(chosen, model, picture, len(dataset.spec.classes), images, device), left_out
 
 

@@ -1,0 +1,89 @@
+"""What a user would run instead of our U-Net's step: MONAI's DynUNet of the same form with MONAI's own loss."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline.errors import UsageError
+from sightline.hardware.devices import Device
+from sightline.measure.peers import BATCHES, Maker, Peer, PeerStep
+from sightline.parts import DataSpec
+
+STEP_PEERS = (
+    Peer("MONAI DynUNet: torch.compile", "bf16", False, "default", fused=True),
+    Peer("MONAI DynUNet: torch.compile", "bf16", True, "default", fused=True),
+    Peer("MONAI DynUNet: eager", "bf16", False, fused=True),
+)
+
+
+def dynunet(model: Any, spec: DataSpec) -> nn.Module:
+    """MONAI's network with the levels, filters and heads of our U-Net `model`."""
+    try:
+        from monai.networks.nets import DynUNet
+    except ImportError as error:
+        raise UsageError(f"--peers compares with MONAI, which is missing ({error}); `pip install monai`") from error
+    heads = len(model.heads) - 1
+    return DynUNet(
+        len(spec.size),
+        spec.channels,
+        len(spec.classes),
+        model.kernels,
+        model.strides,
+        model.strides[1:],
+        filters=model.filters,
+        norm_name=("instance", {"affine": True}),
+        deep_supervision=heads > 0,
+        deep_supr_num=max(1, heads),
+        trans_bias=True,
+    )
+
+
+def segmenters(peers: Sequence[Peer], model: nn.Module, spec: DataSpec, images: int, device: Device) -> list[Maker]:
+    """Each peer's step on slices or patches as our U-Net `model`, of which only the form is read, takes them."""
+    dynunet(model, spec)  # before anything slow: says what is missing
+
+    def step(peer: Peer) -> PeerStep:
+        place = device.torch_device
+        shape = (images, spec.channels, *spec.size)
+        batches = [
+            (
+                _laid(torch.randn(shape, device=place), peer),
+                torch.randint(len(spec.classes), (images, 1, *spec.size), device=place),
+            )
+            for _ in range(BATCHES)
+        ]
+        return PeerStep(peer, dynunet(model, spec), dice_and_cross_entropy(), batches, images, device, _adamw)
+
+    # Volumes have no channels_last here: MONAI's users do not have it either.
+    return [functools.partial(step, peer) for peer in peers if len(spec.size) == 2 or not peer.channels_last]
+
+
+def dice_and_cross_entropy() -> Callable[[Callable[..., Any], tuple[Any, ...]], Tensor]:
+    """MONAI's, of sums over the batch and without background; coarser outputs weigh half as much each."""
+    from monai.losses import DiceCELoss
+
+    criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)
+
+    def loss_of(network: Callable[..., Any], batch: tuple[Any, ...]) -> Tensor:
+        image, label = batch
+        answer = network(image)
+        # With deep supervision DynUNet enlarges every output and stacks them: (batch, outputs, classes, ...).
+        outputs = answer.unbind(1) if answer.dim() > image.dim() else (answer,)
+        weights = [0.5**number for number in range(len(outputs))]
+        losses = [criterion(logits, label) * weight for logits, weight in zip(outputs, weights, strict=True)]
+        return torch.stack(losses).sum() / sum(weights)
+
+    return loss_of
+
+
+def _laid(image: Tensor, peer: Peer) -> Tensor:
+    return image.to(memory_format=peer.layout) if image.dim() == 4 else image
+
+
+def _adamw(parameters: Iterable[nn.Parameter], options: dict[str, Any]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=1e-4, **options)
