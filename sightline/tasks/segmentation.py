@@ -1,0 +1,162 @@
+"""Which class every pixel of a slice or voxel of a volume is of.
+
+Batch keys: image (after finish(): batch, channels, *space), label (batch, *space); in evaluation index, valid, volume
+(batch,) and, where whole volumes are padded to one shape, extent (batch, 3). The model answers logits (batch, classes,
+*space), in training with deep supervision a tuple of them, full resolution first; model.patch is its window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from sightline.errors import UsageError
+from sightline.evaluate.dice import Dice, dice_loss, soft_sums
+from sightline.evaluate.sliding_window import sliding_window
+from sightline.parts import Batch, DataSpec, Loss, Task
+
+BRATS_CLASSES = 4  # background, edema, non-enhancing tumour, enhancing tumour
+
+
+@dataclass(frozen=True)
+class Segmentation(Task):
+    """Soft Dice and cross entropy; Dice of whole volumes."""
+
+    voxel_loss: Literal["ce", "focal"] = "ce"
+    """What is added to the Dice loss: cross entropy, or the focal loss with gamma 2; means over all voxels."""
+    supervision: Literal["original", "exact"] = "original"
+    """With deep supervision output i of n weighs 0.5^i: times 1 / (2 - 2^-n) as in the original, where n = 3 gives 0.93
+    in all, or divided by their sum."""
+    dice_over: Literal["local", "world"] = "local"
+    """Which samples the Dice of a batch sums over: those of the device, as in the original, or of all devices."""
+    tta: bool = False
+    """Mean of the scores of the picture and of all its mirror images; 4 times the work for slices, 8 for volumes."""
+    overlap: float = 0.5
+    """How much of a window the next one covers, where pictures are larger than the network's patch."""
+    blend: Literal["gaussian", "constant"] = "gaussian"
+    """How windows are averaged where they overlap: by a weight that falls towards their edges, or evenly."""
+    window_batch: int = 64
+    """Windows that go through the network at once; where a split holds slices, its own batches count."""
+    regions: Literal["none", "brats"] = "none"
+    """brats also scores whole tumour, tumour core and enhancing tumour, in the labels of Decathlon task 01."""
+
+    headline = "dice"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.overlap < 1:
+            raise UsageError(f"task.overlap={self.overlap} must be in [0, 1); the original has 0.5")
+        if self.window_batch < 1:
+            raise UsageError(f"task.window_batch={self.window_batch} must be at least 1, e.g. 64 for slices")
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Dice loss, background excluded, of sums over the whole batch, plus cross entropy or focal loss.
+
+        With accumulation the Dice is that of each part. Shown are sums over slices (over patches in 3D) of what adds
+        up to the loss: supervised outputs by their weight.
+        """
+        answer = model(batch["image"])
+        outputs = answer if isinstance(answer, tuple | list) else (answer,)
+        weights = _supervision_weights(len(outputs), self.supervision) if outputs is answer else [1.0]
+        soft, voxel = [], []
+        for logits in outputs:
+            label = _nearest(batch["label"], logits.shape[2:])
+            # Made again for the gradient from the logits, which are kept anyway: softmax and masks in fp32 are several
+            # times their size.
+            overlap, cost = checkpoint(
+                soft_sums, logits, label, self.voxel_loss, use_reentrant=False, preserve_rng_state=False
+            )
+            soft.append(overlap.sum(0))
+            voxel.append(cost.sum() / label.numel())
+        totals = torch.stack(soft)  # (outputs, classes - 1, 3)
+        if self.dice_over == "world":
+            totals = _over_ranks(totals)
+        dice_part = _weighted(dice_loss(totals).mean(1).unbind(), weights)
+        voxel_part = _weighted(voxel, weights)
+        count = len(batch["label"])
+        shown = {"dice_loss": dice_part.detach() * count, f"{self.voxel_loss}_loss": voxel_part.detach() * count}
+        return Loss(dice_part + voxel_part, shown)
+
+    def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """logits (batch, classes, *space) in fp32, classes (batch, *space) uint8; both 0 outside of a volume's
+        extent."""
+        image = batch["image"]
+        if "extent" not in batch:
+            logits = self._flipped_mean(model, image, image.ndim - 2)
+            return {"logits": logits, "classes": logits.argmax(1).to(torch.uint8)}
+        patch: tuple[int, ...] = tuple(model.patch)  # type: ignore[arg-type]  # what a module holds may be anything
+
+        def of_volume(volume: Tensor) -> Tensor:
+            return sliding_window(model, volume, patch, self.overlap, self.blend, self.window_batch)
+
+        # The one synchronisation: where windows lie depends on each volume's size. What could not be read has none; one
+        # voxel of it is predicted, for the shape of the answer.
+        extents = torch.where(batch["valid"][:, None], batch["extent"], 1) if "valid" in batch else batch["extent"]
+        logits = classes = torch.zeros(0)
+        for number, (d, h, w) in enumerate(extents.tolist()):
+            found = self._flipped_mean(of_volume, image[number, :, :d, :h, :w], len(patch))
+            if not number:
+                logits = found.new_zeros(len(image), len(found), *image.shape[2:])
+                classes = torch.zeros_like(logits[:, 0], dtype=torch.uint8)
+            logits[number, :, :d, :h, :w] = found
+            classes[number, :d, :h, :w] = found.argmax(0).to(torch.uint8)
+        return {"logits": logits, "classes": classes}
+
+    def metric(self, spec: DataSpec, device: torch.device) -> Dice:
+        """Dice per volume and class, and the loss of whole volumes."""
+        if self.regions == "brats" and len(spec.classes) != BRATS_CLASSES:
+            raise UsageError(
+                f"task.regions=brats knows the labels of Decathlon task 01 (background, edema, non-enhancing and "
+                f"enhancing tumour), here are {len(spec.classes)} classes: {', '.join(spec.classes)}; use none"
+            )
+        return Dice(spec.classes, device, self.regions, self.voxel_loss)
+
+    def _flipped_mean(self, forward: Callable[[Tensor], Tensor], image: Tensor, axes: int) -> Tensor:
+        """Scores in fp32; with tta their mean over all mirror images along the last `axes` axes."""
+        total = forward(image).float()
+        if not self.tta:
+            return total
+        flips = [axis for count in range(1, axes + 1) for axis in combinations(range(-axes, 0), count)]
+        for flip in flips:
+            total = total + forward(image.flip(flip)).float().flip(flip)
+        return total / (len(flips) + 1)
+
+
+def _supervision_weights(outputs: int, rule: Literal["original", "exact"]) -> list[float]:
+    weights = [0.5**number for number in range(outputs)]
+    # The original's factor would be that of one output more, so its weights do not add up to 1.
+    scale = 1 / (2 - 2.0**-outputs) if rule == "original" else 1 / sum(weights)
+    return [weight * scale for weight in weights]
+
+
+def _weighted(values: list[Tensor] | tuple[Tensor, ...], weights: list[float]) -> Tensor:
+    # By plain numbers: a tensor of weights would have to be copied to the device in every step.
+    products = [value * weight for value, weight in zip(values, weights, strict=True)]
+    return torch.stack(products).sum()
+
+
+def _nearest(label: Tensor, size: torch.Size) -> Tensor:
+    """The label at the resolution of an output, by the voxels that F.interpolate(mode="nearest") takes."""
+    strides = [have // want for have, want in zip(label.shape[1:], size, strict=True)]
+    if all(have == want * stride for have, want, stride in zip(label.shape[1:], size, strides, strict=True)):
+        return label[:, *(slice(None, None, stride) for stride in strides)]
+    return F.interpolate(label[:, None].float(), size=tuple(size), mode="nearest")[:, 0].to(label.dtype)
+
+
+def _over_ranks(sums: Tensor) -> Tensor:
+    """The sums of all ranks, with the gradient of this rank's part times their number: DDP then takes the mean over
+    ranks, and what comes out is the gradient of the whole batch."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return sums
+    totals = sums.detach().clone()
+    dist.all_reduce(totals)
+    # The value is that of the totals, since the difference is 0; no collective is needed on the way back, where all
+    # ranks hold the same gradient.
+    return totals + dist.get_world_size() * (sums - sums.detach())
