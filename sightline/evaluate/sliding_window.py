@@ -1,7 +1,7 @@
 """A network of one patch size over a picture or volume of any size: overlapping windows, blended by weight.
 
 Equal to MONAI 1.6's sliding_window_inference. In 0.4, which the original used, the Gaussian was centred at roi // 2,
-cut at four sigma and scaled to 1; now it is symmetric and nowhere below a thousandth of its highest value.
+cut at four sigma and scaled to 1; now it is symmetric and nowhere below 0.001.
 """
 
 from __future__ import annotations
