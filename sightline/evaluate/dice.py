@@ -35,7 +35,7 @@ def soft_sums(
     """Of each sample, over its voxels that are `inside`: per foreground class (batch, classes - 1, 3) its probability
     where it is true, its probability and its truth; and (batch,) the cross entropy or focal loss of all classes.
 
-    Class by class and never as a one-hot tensor: a compiler makes it one pass over the logits.
+    Class by class, so that no one-hot tensor of floats is made.
     """
     scores = logits.float().flatten(2).log_softmax(1).unbind(1)  # per class (batch, voxels)
     label = label.flatten(1)
