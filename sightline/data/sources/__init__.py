@@ -1,5 +1,5 @@
 """Sources: where samples lie. One file is one kind: `detect(path)` and `open_source(path, split, options)` for pictures
-with a label, or `open_boxes(path, split)` for pictures with boxes; synthetic has both.
+with a label, `open_boxes(path, split)` for pictures with boxes, or `open_volumes(path, split, spec, fold, folds)`.
 
 All kinds give samples in one order (by class and file name; by image id), so the same pictures in another form make the
 same batches. (TFRecords without file names keep the order of their records.)
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sightline.errors import UsageError
-from sightline.parts import Split
+from sightline.parts import DataSpec, Split
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,32 @@ class BoxSource(Pictures):
     def objects(self, index: int) -> Objects: ...
 
 
+class VolumeSource(ABC):
+    """Volumes with a class for every voxel, prepared for the network. Pickled to loader workers."""
+
+    spec: DataSpec
+    fingerprint: str
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """What a person would call this volume."""
+
+    @abstractmethod
+    def shape(self, index: int) -> tuple[int, int, int]:
+        """(depth, height, width), known without reading."""
+
+    @abstractmethod
+    def image(self, index: int) -> np.ndarray:
+        """(channels, depth, height, width) float32; of a file only what is looked at is read. Raises BadSample."""
+
+    @abstractmethod
+    def label(self, index: int) -> np.ndarray:
+        """(depth, height, width) uint8, in the same way."""
+
+
 def kinds(opener: str = "open_source") -> list[str]:
     """All kinds of source that have this function; they are files of this folder. Those with _ serve several."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
@@ -121,5 +147,24 @@ def open_boxes(kind: str, path: str, split: Split) -> BoxSource:
         f"--data.path '{path}' is nothing a source of boxes can read; expected annotations/instances_train2017.json "
         f"with train2017/*.jpg, and the same of val (draw some with `sightline prepare shapes --out DIR`, then "
         f"DIR/detection), or train-00000-of-00256.tfrecord and val-00000-of-00032.tfrecord; "
+        f"known sources: {', '.join(known)}"
+    )
+
+
+def open_volumes(kind: str, path: str, split: Split, fold: int, folds: int, spec: DataSpec) -> VolumeSource:
+    """As `open_source`, for volumes: training takes all but one of `folds` parts, validation that one, number `fold`.
+
+    `spec` is what the recipe declares; volumes that are drawn are drawn to it.
+    """
+    known = kinds("open_volumes")
+    if kind not in ("auto", *known):
+        raise UsageError(f"unknown --data.source '{kind}'; known: auto, {', '.join(known)}")
+    for candidate in known if kind == "auto" else [kind]:
+        module = importlib.import_module(f"{__name__}.{candidate}")
+        if kind != "auto" or module.detect(path):
+            return module.open_volumes(path, split, spec, fold, folds)
+    raise UsageError(
+        f"--data.path '{path}' is nothing a source of volumes can read; expected a folder with plan.json as "
+        f"`sightline prepare decathlon --source DIR --out {path or 'PATH'}` writes it, or synthetic:samples=64; "
         f"known sources: {', '.join(known)}"
     )

@@ -1,16 +1,27 @@
 """Pictures made from numbers, for benchmarks and tests: `--data.path synthetic:classes=10,samples=1000,size=64`.
 
-Each class is a smooth colour pattern of its own under noise, so that a network can learn them.
+Each class is a smooth colour pattern of its own under noise, so that a network can learn them. Volumes follow the
+recipe's spec: `synthetic:samples=64`.
 """
 
 import numpy as np
 
 from sightline.data.draws import generator
-from sightline.data.sources import DEFAULT_OPTIONS, BoxSource, Objects, Sample, Source, SourceOptions
+from sightline.data.sources import (
+    DEFAULT_OPTIONS,
+    BoxSource,
+    Objects,
+    Sample,
+    Source,
+    SourceOptions,
+    VolumeSource,
+)
 from sightline.errors import UsageError
-from sightline.parts import Split
+from sightline.parts import DataSpec, Split
 
 PREFIX = "synthetic:"
+VOLUMES = 64  # drawn where the path does not say how many
+SLICES = 64  # of a volume for a network that sees slices
 DEFAULTS = {"classes": 1000, "samples": 12800, "size": 256}
 MOST = {"classes": 100_000, "samples": 10**9, "size": 8192}  # beyond, only memory would be tested
 
@@ -85,6 +96,53 @@ class SyntheticBoxes(BoxSource):
         return Objects(index, self.size, self.size, boxes, labels, area, crowd)
 
 
+class SyntheticVolumes(VolumeSource):
+    """Noise with an ellipsoid of every class, which each channel shows at a brightness of its own."""
+
+    def __init__(self, samples: int, split: Split, spec: DataSpec):
+        self.spec = spec
+        self.samples = samples if split == "train" else max(1, samples // 8)
+        self.sides = (spec.size[0], *spec.size[1:]) if len(spec.size) == 3 else (SLICES, *spec.size)
+        self.epoch = 0 if split == "train" else 1
+        self.prefix = f"{PREFIX}{split}/"
+        self.fingerprint = (
+            f"synthetic-volumes-1 {self.samples} {spec.channels} {self.sides} {len(spec.classes)} {split}"
+        )
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def name(self, index: int) -> str:
+        return f"{self.prefix}{index}"
+
+    def shape(self, index: int) -> tuple[int, int, int]:
+        depth, height, width = self.sides
+        return depth, height, width
+
+    def image(self, index: int) -> np.ndarray:
+        random = generator(0, self.epoch, index, "noise")
+        image = random.standard_normal((self.spec.channels, *self.sides), dtype=np.float32)
+        shown = generator(0, 0, 0, "brightness").uniform(-3, 3, (self.spec.channels, len(self.spec.classes)))
+        shown[:, 0] = 0
+        label = self.label(index)
+        for channel, levels in zip(image, shown.astype(np.float32), strict=True):
+            channel += levels[label]
+        return image
+
+    def label(self, index: int) -> np.ndarray:
+        label = np.zeros(self.sides, np.uint8)
+        sides = np.array(self.sides)
+        for number in range(1, len(self.spec.classes)):
+            random = generator(0, self.epoch, index, f"blob {number}")
+            radii = np.maximum(1.0, random.uniform(0.12, 0.3, 3) * sides)
+            centre = random.uniform(np.minimum(radii, sides / 2), np.maximum(sides - radii, sides / 2))
+            z, y, x = (
+                ((np.arange(n, dtype=np.float32) - c) / r) ** 2 for n, c, r in zip(sides, centre, radii, strict=True)
+            )
+            label[z[:, None, None] + y[:, None] + x < 1] = number
+        return label
+
+
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> SyntheticSource:
     """Reads the sizes out of the path."""
     return SyntheticSource(**_sizes(path), split=split)
@@ -93,6 +151,15 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
 def open_boxes(path: str, split: Split) -> SyntheticBoxes:
     """The same, for pictures with boxes."""
     return SyntheticBoxes(**_sizes(path), split=split)
+
+
+def open_volumes(path: str, split: Split, spec: DataSpec, fold: int = 0, folds: int = 5) -> SyntheticVolumes:
+    """The same, for volumes; what is held out is drawn anew, so folds mean nothing."""
+    values = _sizes(path)
+    sizes = path.removeprefix(PREFIX)
+    if "classes=" in sizes or "size=" in sizes:
+        raise UsageError(f"--data.path {path}: volumes take classes and size from the recipe; write {PREFIX}samples=64")
+    return SyntheticVolumes(values["samples"] if "samples=" in sizes else VOLUMES, split, spec)
 
 
 def _sizes(path: str) -> dict[str, int]:
