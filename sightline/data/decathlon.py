@@ -234,7 +234,7 @@ def _plan(content: Any) -> Plan:
         _demand(isinstance(content[key], str), f"{key} is no text")
     spec = _spec(content["spec"], content["dim"])
     _demand(isinstance(content["cases"], list) and len(content["cases"]) > 0, "it lists no cases")
-    cases = tuple(_case(each, content["mode"]) for each in content["cases"])
+    cases = tuple(read_case(each, content["mode"]) for each in content["cases"])
     names = {case.name for case in cases}
     _demand(len(names) == len(cases), "two cases have the same name")
     return Plan(content["task"], content["name"], content["dim"], content["mode"], spec, cases, content["raw"])
@@ -257,7 +257,8 @@ def _spec(content: Any, dim: int) -> DataSpec:
     return spec
 
 
-def _case(content: Any, mode: str) -> Case:
+def read_case(content: Any, mode: str) -> Case:
+    """A case as it stands in JSON; ValueError, KeyError or TypeError says what cannot be."""
     _demand(isinstance(content, dict), "a case is no object")
     name = content["name"]
     _demand(is_plain_name(name), f"a case is called {name!r}")

@@ -1,0 +1,104 @@
+"""Volumes as `sightline prepare decathlon` leaves them: PATH/plan.json, CASE_x.npy and CASE_y.npy, split by fold."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+
+from sightline.data.decathlon import PLAN, Case, Plan, read_plan
+from sightline.data.sources import VolumeSource, _index
+from sightline.errors import BadData, BadSample, UsageError
+from sightline.parts import DataSpec, Split
+
+_FOLD_SEED = 12345  # the folds that published numbers are of
+_MAX_HEADER_BYTES = 4096
+
+
+def detect(path: str) -> bool:
+    """Whether PATH is a prepared folder."""
+    return (Path(path) / PLAN).is_file()
+
+
+def folds(count: int, parts: int) -> list[np.ndarray]:
+    """The held-out indices of each part, sorted: scikit-learn's KFold(parts, shuffle=True, random_state=12345)."""
+    if not 2 <= parts <= count:
+        raise UsageError(f"{count} volumes cannot be split into {parts} folds; use 2 to {count}")
+    order = np.arange(count)
+    np.random.RandomState(_FOLD_SEED).shuffle(order)
+    return [np.sort(part) for part in np.array_split(order, parts)]
+
+
+def open_volumes(path: str, split: Split, spec: DataSpec, fold: int, folds: int) -> DecathlonSource:
+    """The volumes of a split; the spec is that of the plan, whoever opens it compares it with what he declared."""
+    plan = read_plan(Path(path))
+    if plan.mode != "training":
+        raise UsageError(
+            f"--data.path {path} was prepared with --mode {plan.mode}, so it has no labels; prepare another folder "
+            f"with `sightline prepare decathlon --source DIR --dim {plan.dim} --mode training --out DIR`"
+        )
+    return DecathlonSource(Path(path), plan, _chosen(plan, split, fold, folds))
+
+
+def _chosen(plan: Plan, split: Split, fold: int, parts: int) -> list[Case]:
+    """In the order of the files, as published folds count them: liver_10_x.npy comes before liver_1_x.npy."""
+    cases = sorted(plan.cases, key=lambda case: case.image)
+    if not 0 <= fold < parts:
+        raise UsageError(f"--data.fold {fold}: with {parts} folds use 0 to {parts - 1}")
+    held_out = set(folds(len(cases), parts)[fold].tolist())
+    return [case for index, case in enumerate(cases) if (index in held_out) == (split == "val")]
+
+
+class DecathlonSource(VolumeSource):
+    """Arrays mapped into memory when they are asked for."""
+
+    def __init__(self, folder: Path, plan: Plan, cases: list[Case]):
+        self.folder, self.cases, self.spec = folder, cases, plan.spec
+        sizes = [_size(folder / file) for case in cases for file in (case.image, case.label) if file]
+        rows = [(case.name, case.shape, case.original, case.start, case.end, case.spacing) for case in cases]
+        self.fingerprint = _index.digest("decathlon", 1, plan.spec.to_json(), rows, sizes)
+
+    def __len__(self) -> int:
+        return len(self.cases)
+
+    def name(self, index: int) -> str:
+        return self.cases[index].name
+
+    def shape(self, index: int) -> tuple[int, int, int]:
+        return self.cases[index].shape
+
+    def image(self, index: int) -> np.ndarray:
+        case = self.cases[index]
+        return self._mapped(case.image, case, (self.spec.channels, *case.shape), np.float32)
+
+    def label(self, index: int) -> np.ndarray:
+        case = self.cases[index]
+        assert case.label is not None, "the plan of a training folder has labels"
+        return self._mapped(case.label, case, case.shape, np.uint8)
+
+    def _mapped(self, file: str, case: Case, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+        try:
+            found = np.load(self.folder / file, mmap_mode="r", allow_pickle=False, max_header_size=_MAX_HEADER_BYTES)
+        except (OSError, ValueError, EOFError, SyntaxError) as error:  # also a header that claims more than there is
+            raise BadSample(
+                case.name, f"{self.folder / file} cannot be read: {error}; prepare the data again"
+            ) from error
+        if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype != dtype:
+            what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else "an archive"
+            raise BadSample(
+                case.name,
+                f"{self.folder / file} is {what}, the plan says {np.dtype(dtype)} of {shape}; prepare it again",
+            )
+        return found
+
+
+def _size(path: Path) -> int:
+    try:
+        info = os.stat(path)
+    except OSError as error:
+        raise BadData(f"{path} cannot be read: {error.strerror}; prepare the data again") from error
+    if not stat.S_ISREG(info.st_mode):  # reading a pipe would wait for ever
+        raise BadData(f"{path} is no regular file; prepare the data again")
+    return info.st_size
