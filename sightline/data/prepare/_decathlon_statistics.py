@@ -15,6 +15,7 @@ from sightline.data.volumes import foreground_box, is_anisotropic
 from sightline.errors import BadData, BadSample
 from sightline.parts import DataSpec
 
+_FITTING_2D = 95  # percent of the cases that a flat patch holds whole, if they are no longer than
 _LONGEST_SIDE_2D = 512
 _MOST_VOXELS_3D = 128**3
 _PERCENTILES = (0.5, 99.5)
@@ -62,7 +63,8 @@ def find_spec(
     boxes = np.array([each.box for each in found])
     ct = _ct(found, where) if is_ct(modalities) else None
     if dim == 2:
-        height, width = np.median(boxes, axis=0)[1:]
+        # Slices are cut to the patch, also those that are evaluated: it must be wide enough for nearly all of them.
+        height, width = np.percentile(boxes, _FITTING_2D, axis=0)[1:]
         spacing = tuple(round(float(mm), 4) for mm in np.median(spacings, axis=0)[1:])
         patch = Patch((flat_side(height), flat_side(width)), spacing)
     else:
@@ -93,9 +95,9 @@ def _fits(side: int) -> bool:
     return side % 2 ** halvings(side) == 0
 
 
-def flat_side(median: float) -> int:
-    """The shortest side from the median on that can be halved as often as the network does, at most 512."""
-    side = max(1, math.ceil(median))
+def flat_side(wanted: float) -> int:
+    """The shortest side from the wanted one on that can be halved as often as the network does, at most 512."""
+    side = max(1, math.ceil(wanted))
     while not _fits(side):
         side += 1
     return min(side, _LONGEST_SIDE_2D)
