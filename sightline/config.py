@@ -61,6 +61,11 @@ class TrainConfig:
     """The run is finished after an evaluation whose headline score reaches this, e.g. 0.759; 0 is off."""
     diverged_score: float = undecisive(0.0)
     """The run ends with exit 5 after an evaluation whose headline score is not above this, e.g. 0.002; 0 is off."""
+    patience: int = undecisive(0)
+    """The run is finished after this many planned evaluations in a row without a better headline score; 0 is off. The
+    same command with a larger number goes on."""
+    min_epochs: int = undecisive(0)
+    """patience: epochs that a run has at least."""
     steps_per_epoch: int = 0
     """Most steps of an epoch; the schedule and evaluations count in these shorter epochs. 0: all samples once."""
     max_steps: int = undecisive(0)
@@ -88,7 +93,7 @@ class TrainConfig:
         for name in ("epochs", "global_batch", "accumulation", "eval_every_epochs", "ema_every_steps", "repeats"):
             if getattr(self, name) < 1:
                 raise UsageError(f"train.{name}={getattr(self, name)} must be at least 1")
-        for name in ("eval_from_epoch", "steps_per_epoch", "max_steps"):
+        for name in ("eval_from_epoch", "steps_per_epoch", "max_steps", "patience", "min_epochs"):
             if getattr(self, name) < 0:
                 raise UsageError(f"train.{name}={getattr(self, name)} must not be negative; 0 switches it off")
         for name in ("target_score", "diverged_score"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -43,6 +44,13 @@ class Progress:
             self.history.append(score)
         if self.best_score is None or score > self.best_score:
             self.best_score, self.best_step = score, self.step
+
+    def evaluations_since_best(self) -> int:
+        """Planned ones since the first that scored best; equal is not better, and NaN never is."""
+        waited, best = 0, -math.inf
+        for score in self.history:
+            waited, best = (0, score) if score > best else (waited + 1, best)
+        return waited
 
 
 def choose_trainable(model: nn.Module, rule: str) -> None:

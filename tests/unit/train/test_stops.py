@@ -11,6 +11,7 @@ from sightline.config import TrainConfig
 from sightline.errors import Diverged, UsageError
 from sightline.parts import Scores
 from sightline.train import checkpoint
+from sightline.train.state import Progress
 
 # Four epochs of three steps.
 TINY = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
@@ -145,6 +146,75 @@ def test_a_score_that_is_no_number_has_diverged_too(tmp_path: Path):
         train(tmp_path / "other", "--train.epochs=1", "--train.diverged-score=0.001")
 
 
+# Patience
+
+CONSTANT = ["--schedule.kind=constant", "--schedule.warmup-epochs=0"]
+
+
+@pytest.mark.parametrize(
+    ("history", "waited"),
+    [
+        ([], 0),
+        ([0.5], 0),
+        ([0.5, 0.5], 1),  # equal is not better
+        ([0.5, 0.4, 0.6], 0),
+        ([0.5, 0.4, 0.45, 0.5], 3),
+        ([0.2, math.nan, math.nan], 2),
+        ([math.nan, 0.1], 0),
+        ([0.0, -0.1], 1),
+    ],
+    ids=str,
+)
+def test_evaluations_are_counted_from_the_best_one(history: list[float], waited: int):
+    assert Progress(history=history).evaluations_since_best() == waited
+
+
+def test_patience_ends_a_run_after_its_least_epochs_and_a_larger_one_goes_on(tmp_path: Path, capsys):
+    """A rate of nothing: no score is better than the first."""
+    still = [*CONSTANT, "--optimizer.lr=1e-30", "--optimizer.weight-decay=0", "--train.epochs=8"]
+    flags = [*still, "--data.path=synthetic:classes=10,samples=800,size=24", "--train.steps-per-epoch=1"]
+    whole = train(tmp_path / "whole", *flags)
+    history = progress(tmp_path / "whole")["history"]
+    run = tmp_path / "run"
+
+    def ends(*more: str) -> int:
+        """The epoch in which it ends, with the bits of a run of so many epochs."""
+        train(run, *flags, *more)
+        return progress(run)["epoch"]
+
+    def expected(patience: int, least: int) -> int:
+        for epoch in range(1, 9):
+            rises = [n for n in range(epoch) if all(history[n] > before for before in history[:n])]
+            if epoch - 1 - rises[-1] >= patience and epoch >= least:
+                return epoch
+        return 8
+
+    first = expected(1, 0)
+    assert first < 4, history
+    assert ends("--train.patience=1") == first
+    best = f"{max(history[:first]):.4f} at step {history.index(max(history[:first])) + 1}"
+    assert f"1 evaluations brought no better top1 than {best} (train.patience=1); time to" in capsys.readouterr().out
+    short = train(tmp_path / "short", *flags, f"--train.epochs={first}")
+    before = bits(run)
+    assert before == bits(tmp_path / "short")
+    assert train(run, *flags, "--train.patience=1").values == short.values  # the same command does nothing more
+    assert "is finished, 1 evaluations brought no better top1" in capsys.readouterr().out
+    assert bits(run) == before and len(events(run, "start")) == 1
+    # What changes no step needs no --run.override.
+    for patience, least in ((1, first + 2), (2, 0), (3, 0)):
+        wanted = max(expected(patience, least), progress(run)["epoch"])
+        assert ends(f"--train.patience={patience}", f"--train.min-epochs={least}") == wanted
+    assert train(run, *flags) == whole and bits(run) == bits(tmp_path / "whole")
+
+
+def test_only_planned_evaluations_count(tmp_path: Path):
+    """Two hard stops bring evaluations of their own; patience must not count them."""
+    flags = [*CONSTANT, "--train.patience=1", "--train.epochs=2", "--train.eval-every-epochs=2"]
+    for stop in (1, 2, 4):
+        train(tmp_path, *flags, f"--train.max-steps={stop}")
+        assert progress(tmp_path)["step"] == stop and progress(tmp_path)["history"] == []
+
+
 # Short epochs and hard stops
 
 
@@ -199,6 +269,8 @@ def test_a_hard_stop_beyond_the_end_is_none(tmp_path: Path):
         (["--train.diverged-score=-0.1"], "train.diverged_score=-0.1"),
         (["--train.target-score=0.3", "--train.diverged-score=0.3"], "must lie below train.target_score=0.3"),
         (["--train.max-steps=-1"], "train.max_steps=-1 must not be negative"),
+        (["--train.patience=-1"], "train.patience=-1 must not be negative; 0 switches it off"),
+        (["--train.min-epochs=-1"], "train.min_epochs=-1 must not be negative"),
         (["--train.steps-per-epoch=-1"], "train.steps_per_epoch=-1 must not be negative"),
         (["--train.eval-from-epoch=-1"], "train.eval_from_epoch=-1 must not be negative"),
         (["--run.warmup-steps=-1"], "run.warmup_steps=-1 must be at least 0"),
