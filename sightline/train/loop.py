@@ -82,7 +82,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             while not over:
                 epoch_end = (progress.epoch + 1) * plan.steps_per_epoch
                 while progress.step < min(epoch_end, steps):
-                    rate = recipe.schedule.rate(progress.step, base_lr, plan, progress.history)
+                    rate = recipe.schedule.rate(progress.step, base_lr, plan, progress.watched(recipe.schedule))
                     with window.step(progress.step):
                         batch = loader.next("train")
                         if progress.step not in progress.avoid:

@@ -14,9 +14,11 @@ FIELDS_OF_KIND: dict[str, set[str]] = {
     "step": {"drop_epochs", "drop_after", "factor"},
     "exponential": {"factor"},
     "table": {"table_epochs", "table_rates"},
-    "plateau": {"factor", "patience"},
+    "plateau": {"factor", "patience", "plateau_on"},
     "polynomial": {"final_lr", "power", "decay_epochs"},
 }
+
+LOSS_THRESHOLD, LEAST_DROP = 1e-4, 1e-8  # defaults of torch's ReduceLROnPlateau
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,9 @@ class ScheduleConfig:
     """cosine, polynomial: epochs, warm-up included, after which the rate is down; 0: those of the run."""
     patience: int = 10
     """plateau: evaluations without a better score that are tolerated; the next one drops the rate."""
+    plateau_on: Literal["score", "val_loss"] = "score"
+    """plateau: what has to get better. score: the headline score must rise; val_loss: the loss of the evaluation must
+    fall by a share of 1e-4, and drops of less than 1e-8 are left out, as torch's ReduceLROnPlateau(mode=min) does."""
     table_epochs: tuple[int, ...] = ()
     """table: epochs from which on table_rates hold; before the first it is optimizer.lr."""
     table_rates: tuple[float, ...] = ()
@@ -131,7 +136,7 @@ class ScheduleConfig:
     def rate(self, step: int, lr: float, plan: Plan, history: Sequence[float] = ()) -> float:
         """The learning rate of optimizer update `step`, counted from 0 over the whole run.
 
-        `history` holds the headline score of every evaluation so far; only plateau looks at it.
+        `history` holds what plateau_on names of every planned evaluation so far; only plateau looks at it.
         """
         by_step = self.unit == "step"
         at = step if by_step else step // plan.steps_per_epoch  # now, the warm-up and the whole run, in units
@@ -158,6 +163,8 @@ class ScheduleConfig:
             reached = sum(step >= self._steps(start, plan) for start in self.table_epochs)
             return self.table_rates[reached - 1] if reached else lr
         if self.kind == "plateau":
+            if self.plateau_on == "val_loss":
+                return _after_plateaus(lr, self.factor, _plateaus_of_loss(history, self.patience))
             return lr * self.factor ** _plateaus(history, self.patience)
         return lr
 
@@ -187,3 +194,20 @@ def _plateaus(history: Sequence[float], patience: int) -> int:
         if waited > patience:
             drops, waited = drops + 1, 0
     return drops
+
+
+def _plateaus_of_loss(history: Sequence[float], patience: int) -> int:
+    """The same for losses, with the threshold of torch's ReduceLROnPlateau."""
+    drops, waited, best = 0, 0, math.inf
+    for loss in history:
+        waited, best = (0, loss) if loss < best * (1 - LOSS_THRESHOLD) else (waited + 1, best)
+        if waited > patience:
+            drops, waited = drops + 1, 0
+    return drops
+
+
+def _after_plateaus(lr: float, factor: float, drops: int) -> float:
+    """One product after the other, as torch makes them, down to the bits."""
+    for _ in range(drops):
+        lr = lr * factor if lr - lr * factor > LEAST_DROP else lr
+    return lr

@@ -16,9 +16,11 @@ from sightline.hardware.precision import LossScale, keep_fp32
 from sightline.hardware.world import World
 from sightline.parts import DataSpec
 from sightline.train.averaging import Ema
-from sightline.train.schedules import Plan
+from sightline.train.schedules import Plan, ScheduleConfig
 
 Tensors = dict[str, dict[str, Tensor]]  # file stem -> name -> tensor
+
+VAL_LOSSES = ("val_loss", "loss")  # what tasks call the loss of an evaluation
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Progress:
     scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
     scored_step: int = -1  # where the last evaluation was
     history: list[float] = field(default_factory=list)  # the headline score of every evaluation that was planned
+    val_losses: list[float] = field(default_factory=list)  # the loss of each of these, where the task gives one
     base_lr: float | None = None  # resolved by the first start; another number of ranks must not change it
 
     def note(self, scores: dict[str, float], headline: str, planned: bool) -> None:
@@ -42,8 +45,20 @@ class Progress:
         self.scores, self.scored_step = scores, self.step
         if planned:
             self.history.append(score)
+            self.val_losses += [scores[name] for name in VAL_LOSSES if name in scores][:1]
         if self.best_score is None or score > self.best_score:
             self.best_score, self.best_step = score, self.step
+
+    def watched(self, schedule: ScheduleConfig) -> list[float]:
+        """What a schedule looks at: the score or the loss of the planned evaluations so far."""
+        if schedule.plateau_on == "score":
+            return self.history
+        if self.scores and not any(name in self.scores for name in VAL_LOSSES):
+            raise UsageError(
+                f"schedule.plateau_on=val_loss needs an evaluation that gives {' or '.join(VAL_LOSSES)}; this task's "
+                f"gives {', '.join(self.scores)}. Use --schedule.plateau-on score (with --run.override to go on)"
+            )
+        return self.val_losses
 
     def evaluations_since_best(self) -> int:
         """Planned ones since the first that scored best; equal is not better, and NaN never is."""

@@ -9,7 +9,7 @@ import torchvision
 from torch import nn
 
 from sightline.errors import UsageError
-from sightline.train.optimizers import OptimizerConfig
+from sightline.train.optimizers import OptimizerConfig, set_rate
 
 CPU = torch.device("cpu")
 SGD = OptimizerConfig("sgd", lr=0.1, weight_decay=0.01, norm_weight_decay=0.0, bias_weight_decay=0.0)
@@ -38,8 +38,7 @@ def trained(config: OptimizerConfig, reference, steps: int = 20) -> tuple[nn.Mod
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": spared, "weight_decay": 0.0}]
     their_optimizer = reference(groups)
     for step in range(steps):
-        for group in our_optimizer.param_groups:
-            group["lr"].fill_(RATES[step])
+        set_rate(our_optimizer, RATES[step])
         for group in their_optimizer.param_groups:
             group["lr"] = RATES[step]
         for model, optimizer in ((ours, our_optimizer), (theirs, their_optimizer)):
@@ -54,7 +53,9 @@ def assert_close(ours: nn.Module, theirs: nn.Module) -> None:
         assert not torch.equal(mine, dict(network().named_parameters())[name])
 
 
-@pytest.mark.parametrize(("momentum", "nesterov"), [(0.9, False), (0.9, True), (0.5, True), (0.0, False)])
+@pytest.mark.parametrize(
+    ("momentum", "nesterov"), [(0.9, False), (0.9, True), (0.5, True), (0.0, False), (0.99, False)]
+)
 def test_sgd_is_torchs_sgd(momentum: float, nesterov: bool):
     config = dataclasses.replace(SGD, momentum=momentum, nesterov=nesterov)
     ours, theirs, *_ = trained(
@@ -79,6 +80,12 @@ def test_adamw_is_torchs_adamw(beta1: float, beta2: float, eps: float):
         config, lambda groups: torch.optim.AdamW(groups, lr=0.1, betas=(beta1, beta2), eps=eps, foreach=True)
     )
     assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("kind", "reference"), [("adam", torch.optim.Adam), ("radam", torch.optim.RAdam)])
+def test_adam_and_radam_are_torchs(kind: str, reference):
+    config = OptimizerConfig(kind, lr=0.1, weight_decay=0.05, norm_weight_decay=0.0, bias_weight_decay=0.0)
+    assert_close(*trained(config, lambda groups: reference(groups, lr=0.1, foreach=True))[:2])
 
 
 def test_sgd_state_from_the_start_equals_that_of_torchs_first_step():

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from sightline.errors import UsageError
 from sightline.train.schedules import Plan, ScheduleConfig
@@ -62,6 +63,64 @@ def test_step_drops_at_the_start_of_its_epochs():
     assert got[15] == pytest.approx(0.4) and got[16] == pytest.approx(0.04)
 
 
+def torchs_rates(losses: list[float], lr: float, factor: float, patience: int) -> list[float]:
+    """The rate after each evaluation, as torch's own scheduler has it."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
+    reference = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "min", factor=factor, patience=patience)
+    found = []
+    for loss in losses:
+        reference.step(loss)
+        found.append(optimizer.param_groups[0]["lr"])
+    return found
+
+
+@pytest.mark.parametrize("patience", [0, 1, 3])
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [1.0, 0.9, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8],
+        [1.0, *[0.99995] * 5, 0.5, *[0.50001] * 7],  # a share of 1e-4 is the least that counts
+        [1.0, 0.9999, 0.99989, 0.9998, 0.9997],
+        [0.0] * 9,
+        [math.nan, 1.0, math.nan, math.nan, 0.9, math.inf, 0.95, 0.95],
+        torch.rand(60, generator=torch.Generator().manual_seed(0)).tolist(),
+        [1.0] * 60,  # down to where torch no longer moves the rate
+    ],
+    ids=lambda losses: f"{len(losses)} losses from {losses[0]:.2f}",
+)
+def test_plateau_of_the_loss_is_torchs(losses: list[float], patience: int):
+    schedule = ScheduleConfig("plateau", factor=0.3, patience=patience, plateau_on="val_loss")
+    got = [schedule.rate(0, 1e-3, PLAN, losses[: n + 1]) for n in range(len(losses))]
+    assert got == torchs_rates(losses, 1e-3, 0.3, patience)
+    assert schedule.rate(0, 1e-3, PLAN) == 1e-3
+
+
+def test_plateau_of_the_score_takes_any_rise():
+    schedule = ScheduleConfig("plateau", factor=0.5, patience=1)
+    scores = [0.5, 0.50001, 0.50002, 0.5, 0.5, 0.5, 0.5]
+    got = [schedule.rate(0, 0.4, PLAN, scores[: n + 1]) for n in range(len(scores))]
+    assert got == [0.4, 0.4, 0.4, 0.4, 0.2, 0.2, 0.1]
+
+
+def test_the_segmentation_schedules_are_torchs():
+    """What the original calls multistep and cosine: MultiStepLR with factor 0.3 and CosineAnnealingLR over all epochs,
+    both moved by the epoch."""
+    plan = Plan(epochs=10, steps_per_epoch=3)
+    step = ScheduleConfig("step", drop_epochs=(4, 7), factor=0.3)
+    cosine = ScheduleConfig("cosine", unit="epoch")
+    for ours, reference in (
+        (step, lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [4, 7], gamma=0.3)),
+        (cosine, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=10)),
+    ):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+        theirs = reference(optimizer)
+        for epoch in range(10):
+            expected = pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9)
+            assert [ours.rate(epoch * 3 + k, 1e-3, plan) for k in range(3)] == [expected] * 3
+            optimizer.step()
+            theirs.step()
+
+
 def test_a_rate_depends_on_its_step_alone():
     schedule = ScheduleConfig("cosine", warmup_epochs=1)
     forwards = rates(schedule)
@@ -75,6 +134,7 @@ def test_a_rate_depends_on_its_step_alone():
         ({"kind": "step", "drop_epochs": (1,), "final_lr": 0.1}, r"final_lr=0.1 belongs to kind=cosine"),
         ({"kind": "cosine", "drop_epochs": (3,)}, r"drop_epochs=\(3,\) belongs to kind=step.*--schedule.kind step"),
         ({"kind": "cosine", "factor": 0.5}, r"factor=0.5 belongs to kind=step"),
+        ({"kind": "cosine", "plateau_on": "val_loss"}, r"plateau_on=val_loss belongs to kind=plateau.*kind plateau"),
         ({"kind": "step"}, r"needs --schedule.drop-epochs, e.g. --schedule.drop-epochs 30 60 80"),
         ({"warmup_epochs": -1}, r"warmup_epochs=-1 must not be negative"),
     ],

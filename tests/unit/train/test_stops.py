@@ -5,12 +5,14 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from sightline import api, config
 from sightline.config import TrainConfig
 from sightline.errors import Diverged, UsageError
 from sightline.parts import Scores
 from sightline.train import checkpoint
+from sightline.train.schedules import ScheduleConfig
 from sightline.train.state import Progress
 
 # Four epochs of three steps.
@@ -213,6 +215,52 @@ def test_only_planned_evaluations_count(tmp_path: Path):
     for stop in (1, 2, 4):
         train(tmp_path, *flags, f"--train.max-steps={stop}")
         assert progress(tmp_path)["step"] == stop and progress(tmp_path)["history"] == []
+
+
+# A plateau of the loss
+
+
+def test_a_plateau_of_the_loss_drops_the_rate_and_resumes_to_the_same_bits(tmp_path: Path):
+    """A rate at which the loss soon rises; torch's scheduler over the same losses gives the same rates."""
+    plateau = ["--schedule.kind=plateau", "--schedule.plateau-on=val_loss", "--schedule.patience=0"]
+    flags = [*plateau, "--schedule.warmup-epochs=0", "--schedule.factor=0.3", "--optimizer.lr=0.05", "--train.epochs=6"]
+    whole = train(tmp_path / "whole", *flags)
+    losses = seen(tmp_path / "whole", "evaluate", "loss")
+    assert progress(tmp_path / "whole")["val_losses"] == losses
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.05)
+    reference = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "min", factor=0.3, patience=0)
+    rates = []
+    for loss in losses:
+        rates += [optimizer.param_groups[0]["lr"]] * 3
+        reference.step(loss)
+    assert seen(tmp_path / "whole", "train", "lr") == rates and len(set(rates)) > 1
+    run = tmp_path / "run"
+    train(run, *flags, "--train.max-steps=11")
+    assert train(run, *flags) == whole and bits(run) == bits(tmp_path / "whole")
+    assert progress(run)["val_losses"] == losses
+
+
+def test_a_checkpoint_without_losses_still_loads(tmp_path: Path):
+    train(tmp_path / "run", "--train.max-steps=5")
+    path = checkpoint.find(tmp_path / "run", "latest")
+    tensors, state = checkpoint.read(path)
+    del state["progress"]["val_losses"]
+    checkpoint.write(tmp_path / "old" / "checkpoints" / path.name, tensors, state)
+    assert train(tmp_path / "old") == train(tmp_path / "run")
+    assert progress(tmp_path / "old")["val_losses"] == progress(tmp_path / "run")["val_losses"][1:]
+
+
+def test_the_loss_has_two_names_and_a_task_without_one_is_told():
+    schedule = ScheduleConfig("plateau", plateau_on="val_loss")
+    noted = Progress()
+    assert noted.watched(schedule) == []  # nothing is known before the first evaluation
+    noted.note({"dice": 0.5, "val_loss": 0.25}, "dice", planned=True)
+    noted.note({"dice": 0.5, "val_loss": 0.125}, "dice", planned=False)
+    noted.note({"top1": 0.5, "loss": 0.5}, "top1", planned=True)
+    assert noted.watched(schedule) == [0.25, 0.5] and noted.watched(ScheduleConfig("plateau")) == [0.5, 0.5]
+    noted.note({"mAP": 0.5, "AP50": 0.7}, "mAP", planned=True)
+    with pytest.raises(UsageError, match="plateau_on=val_loss needs .* val_loss or loss; this task's gives mAP, AP50"):
+        noted.watched(schedule)
 
 
 # Short epochs and hard stops
