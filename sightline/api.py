@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from sightline.data.files import list_files
 from sightline.data.loader import Loader, worker_count
 from sightline.data.order import PADDING, EvalOrder
 from sightline.errors import BadData, OutOfMemory, SightlineError, UsageError
-from sightline.evaluate import checkpoints
+from sightline.evaluate import checkpoints, folds
 from sightline.hardware import world
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.setup import set_up
@@ -31,7 +32,7 @@ from sightline.report.predictions import DOCUMENT, Predictions
 from sightline.train import checkpoint, loop
 from sightline.train.signals import StopSignals
 
-__all__ = ["evaluate", "evaluate_all", "load", "predict", "train"]
+__all__ = ["evaluate", "evaluate_all", "load", "predict", "train", "train_folds"]
 
 PREDICT_BATCH = 64  # most pictures at once: a training batch may be too much for the machine that predicts
 
@@ -68,6 +69,31 @@ def train(recipe: Recipe, run: Run) -> Scores:
     finally:
         log.close(code, reason)
         here.close()
+
+
+def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
+    """Trains every fold of the data into fold-0, fold-1 and so on below the run folder, each an ordinary run that goes
+    on where it stands, and brings their best scores together; returns what folds.json there holds."""
+    data: Any = recipe.data
+    if not (hasattr(data, "fold") and hasattr(data, "folds")):
+        raise UsageError(f"--data.fold all: {type(data).__name__} of {recipe.name} has no folds; leave it out")
+    if run.resume not in ("auto", "never"):
+        raise UsageError(f"--run.resume {run.resume} cannot be where all folds begin; leave it or --data.fold all out")
+    folder = Path(run.out or f"runs/{recipe.name}")
+    log = RunLog(folder, run.progress, world.detect().is_main, claims=False)
+    rows = []
+    for fold in range(data.folds):
+        name = f"fold-{fold}"
+        log.say(f"fold {fold}, {fold + 1} of {data.folds}: {folder / name}")
+        benchmark_log = run.benchmark_log and str(Path(run.benchmark_log) / name)
+        one = dataclasses.replace(recipe, data=dataclasses.replace(data, fold=fold))
+        train(one, dataclasses.replace(run, out=str(folder / name), benchmark_log=benchmark_log))
+        rows.append(folds.read_fold(folder / name, fold, recipe.task.headline))
+        gc.collect()  # captured graphs and the last network hold memory that the next one needs
+        torch.compiler.reset()  # else the next network counts as one recompilation too many of the last
+    document = folds.summary(recipe.name, recipe.task.headline, rows)
+    log.write_json(folds.DOCUMENT, document)
+    return document
 
 
 def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file: str = "") -> Scores:

@@ -74,10 +74,19 @@ def train(flags: Sequence[str]) -> None:
     if flags and flags[0] in ("-h", "--help"):
         _parser("train", train, "RECIPE [--config FILE] [--part.field VALUE ...]").print_help()
         print(f"\nrecipes: {', '.join(recipes.names())}; `sightline train RECIPE --help` lists every field of one")
+        print("`--data.fold all`, where the data have folds, trains one run per fold and tells their mean and spread")
         return
-    recipe, run = _load_recipe("train", flags)
+    rest, wants_all_folds = _without_all_folds(flags)
+    recipe, run = _load_recipe("train", rest)
     from sightline import api
 
+    if wants_all_folds:
+        document = api.train_folds(recipe, run)
+        if _is_main():
+            from sightline.evaluate import folds
+
+            print(f"{folds.as_text(document)}\nfinished: results are in {run.out or f'runs/{recipe.name}'}")
+        return
     scores = api.train(recipe, run)
     if _is_main():
         print(f"finished: {_values(scores.values)}; results are in {run.out or f'runs/{recipe.name}'}")
@@ -283,6 +292,15 @@ def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped
     from sightline import config
 
     return config.load(name or config.recipe_named_in(file), rest, file)  # type: ignore[arg-type]
+
+
+def _without_all_folds(flags: Sequence[str]) -> tuple[list[str], bool]:
+    """The flags without `--data.fold all`, which is no number but five runs, and whether it stood there."""
+    rest = [flag for flag in flags if flag != "--data.fold=all"]
+    for at in reversed(range(len(rest) - 1)):
+        if rest[at : at + 2] == ["--data.fold", "all"]:
+            del rest[at : at + 2]
+    return rest, len(rest) < len(flags)
 
 
 def _is_main() -> bool:

@@ -32,6 +32,7 @@ from sightline.hardware.devices import Device
 from sightline.parts import Scores
 
 SCHEMA = 1
+BEST_SCORES = "scores-best.json"
 ROW = 6  # scores in a line; COCO has twelve
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors", "tyro")
 
@@ -185,12 +186,16 @@ class RunLog:
         self.event(f"evaluate_{at}", step=step, **{name: round(value, 3) for name, value in times.items()})
         self._draw_curves("evaluate", {at: 0.0}, step)
 
-    def scores(self, scores: Scores, file: str, times: dict[str, float] | None = None, **where: Any) -> None:
-        """The result of an evaluation: a line, an event, and a file with its tables and how long it took."""
+    def scores(
+        self, scores: Scores, file: str, times: dict[str, float] | None = None, is_best: bool = False, **where: Any
+    ) -> None:
+        """The result of an evaluation: a line, an event, and a file with its tables and how long it took; another file
+        keeps it while it is the best of the run."""
         self.event("evaluate", **where, **scores.values)
         self._draw_curves("evaluate", scores.values, where.get("step", 0))
         whole = {**where, **({"time_to_train": times} if times else {}), **asdict(scores)}
-        self.write_json(file, whole)
+        for name in (file, BEST_SCORES) if is_best else (file,):
+            self.write_json(name, whole)
         values = [f"{name} {as_score(value)}" for name, value in scores.values.items() if name != "samples"]
         place = "evaluated " + "  ".join(f"{name} {value}" for name, value in where.items())
         told = f"on {scores.values['samples']:.0f} samples"

@@ -127,8 +127,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     )
                     times = saver.stopwatch.read()
                     log.evaluation("end", progress.step, **times)
-                    progress.note(scores.values, recipe.task.headline, is_planned)
-                    log.scores(scores, "scores.json", times, epoch=progress.epoch + 1, step=progress.step)
+                    is_best = progress.note(scores.values, recipe.task.headline, is_planned)
+                    log.scores(scores, "scores.json", times, is_best, epoch=progress.epoch + 1, step=progress.step)
                 progress.epoch += is_whole
                 over = _why_over(recipe, progress)
                 saver.save_epoch(bool(over))

@@ -39,8 +39,9 @@ class Progress:
     val_losses: list[float] = field(default_factory=list)  # the loss of each of these, where the task gives one
     base_lr: float | None = None  # resolved by the first start; another number of ranks must not change it
 
-    def note(self, scores: dict[str, float], headline: str, planned: bool) -> None:
-        """The result of an evaluation here. One that only a stop has brought must not move a schedule."""
+    def note(self, scores: dict[str, float], headline: str, planned: bool) -> bool:
+        """The result of an evaluation here; whether it is the best. One that only a stop has brought must not move a
+        schedule."""
         score = scores[headline]
         self.scores, self.scored_step = scores, self.step
         if planned:
@@ -48,6 +49,7 @@ class Progress:
             self.val_losses += [scores[name] for name in VAL_LOSSES if name in scores][:1]
         if self.best_score is None or score > self.best_score:
             self.best_score, self.best_step = score, self.step
+        return self.best_step == self.step
 
     def watched(self, schedule: ScheduleConfig) -> list[float]:
         """What a schedule looks at: the score or the loss of the planned evaluations so far."""

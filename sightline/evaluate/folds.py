@@ -1,0 +1,65 @@
+"""The runs of all folds side by side (`--data.fold all`): the best scores of each, their mean and their spread."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sightline.errors import BadData
+from sightline.log import BEST_SCORES, as_score
+
+DOCUMENT = "folds.json"
+
+
+def read_fold(folder: Path, fold: int, headline: str) -> dict[str, Any]:
+    """What a finished run scored in its best evaluation, which is also what `evaluate` and `predict` go by."""
+    path = folder / BEST_SCORES
+    try:
+        best = json.loads(path.read_text(encoding="utf-8"))
+        classes = {row["class"]: row[headline] for row in best["tables"].get("classes", []) if headline in row}
+        scores = {"epoch": best["epoch"], "step": best["step"], headline: best["values"][headline]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadData(
+            f"fold {fold} is trained, but {path} cannot be read ({error}); remove {folder} to train it anew"
+        ) from error
+    return {"fold": fold, "folder": folder.name, **scores, "classes": classes}
+
+
+def summary(recipe: str, headline: str, folds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What folds.json holds: a row per fold; mean and spread (standard deviation over n - 1) of the headline and of
+    every class, null where a fold has no such score."""
+    columns = {headline: [row[headline] for row in folds]}
+    names = list(dict.fromkeys(name for row in folds for name in row["classes"]))
+    classes = {name: [row["classes"].get(name) for row in folds] for name in names}
+    return {
+        "recipe": recipe,
+        "headline": headline,
+        "folds": list(folds),
+        "mean": {**_over(columns, 1, statistics.fmean), "classes": _over(classes, 1, statistics.fmean)},
+        "spread": {**_over(columns, 2, statistics.stdev), "classes": _over(classes, 2, statistics.stdev)},
+    }
+
+
+def _over(columns: dict[str, list[float | None]], least: int, measure: Any) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for name, values in columns.items():
+        known = [value for value in values if value is not None]
+        found[name] = measure(known) if len(known) == len(values) >= least else None
+    return found
+
+
+def as_text(document: dict[str, Any]) -> str:
+    """The table for people."""
+    headline, names = document["headline"], list(document["mean"]["classes"])
+    widths = {name: max(6, len(name)) for name in (headline, *names)}
+
+    def line(title: str, row: dict[str, Any]) -> str:
+        values = {headline: row[headline], **row["classes"]}
+        return f"{title:<8}" + "".join(f"  {as_score(values.get(name)):>{width}}" for name, width in widths.items())
+
+    lines = [f"{'fold':<8}" + "".join(f"  {name:>{width}}" for name, width in widths.items())]
+    lines += [f"{line(str(row['fold']), row)}  epoch {row['epoch']}" for row in document["folds"]]
+    return "\n".join([*lines, line("mean", document["mean"]), line("spread", document["spread"])])

@@ -1,0 +1,165 @@
+"""`--data.fold all`: one ordinary run per fold by one command, which goes on where it was cut, and what they score."""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sightline import cli
+from sightline.errors import BadData
+from sightline.evaluate import folds
+
+# Fold 1 cannot be opened while a file `missing` lies in the folder. Each fold has its own number of pictures.
+RECIPE = '''"""Three folds of numbers."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from sightline.config import Recipe, TrainConfig
+from sightline.data.classification import ClassificationData
+from sightline.errors import BadData
+from sightline.parts import DataSpec, ModelConfig
+from sightline.tasks.classification import Classification
+from sightline.train.optimizers import OptimizerConfig
+from sightline.train.schedules import ScheduleConfig
+
+
+@dataclass(frozen=True)
+class Folded(ClassificationData):
+    fold: int = 0
+    """Which fold is evaluated."""
+    folds: int = 3
+    """How many there are."""
+
+    def open(self, split, seed):
+        if self.fold == 1 and Path("missing").exists():
+            raise BadData("fold 1 is not here")
+        path = f"synthetic:classes=6,samples={64 + 32 * self.fold},size=12"
+        return ClassificationData.open(replace(self, path=path), split, seed + self.fold)
+
+
+@dataclass(frozen=True)
+class Regression(ModelConfig):
+    def build(self, spec: DataSpec) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * spec.size[0] * spec.size[1], len(spec.classes)))
+
+
+def recipe() -> Recipe:
+    return Recipe(
+        name="folded",
+        model=Regression(),
+        data=Folded(path="synthetic:", classes=6, size=12, eval_resize=12, eval_size=12),
+        task=Classification(),
+        optimizer=OptimizerConfig(lr=1e-4),
+        schedule=ScheduleConfig(kind="constant"),
+        train=TrainConfig(epochs=3, global_batch=8, precision="fp32"),
+    )
+'''
+FLAGS = ["--run.workers=0", "--run.device=cpu", "--run.progress=off"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch) -> Path:
+    (tmp_path / "folded.py").write_text(RECIPE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def starts(run: Path) -> int:
+    return sum('"event": "start"' in line for line in (run / "log.jsonl").read_text().splitlines())
+
+
+def weights(run: Path) -> bytes:
+    return sorted(run.glob("checkpoints/ckpt-*/model.safetensors"))[-1].read_bytes()
+
+
+def test_all_folds_are_trained_and_an_interrupted_command_goes_on(here: Path, capsys):
+    command = ["train", "folded.py", *FLAGS, "--run.out", "runs/x", "--data.fold", "all", "--train.epochs", "2"]
+    (here / "missing").touch()
+    assert cli.main(command) == 3
+    assert (here / "runs/x/fold-0/scores.json").is_file() and not (here / "runs/x/folds.json").exists()
+    (here / "missing").unlink()
+    capsys.readouterr()
+    assert cli.main(command) == 0
+    shown = capsys.readouterr().out
+    assert [starts(here / f"runs/x/fold-{fold}") for fold in range(3)] == [1, 1, 1]
+    document = json.loads((here / "runs/x/folds.json").read_text())
+    found = []
+    for fold, row in enumerate(document["folds"]):
+        best = json.loads((here / f"runs/x/fold-{fold}/scores-best.json").read_text())
+        assert best["values"]["samples"] == (64 + 32 * fold) // 8
+        assert (row["fold"], row["step"], row["top1"]) == (fold, best["step"], best["values"]["top1"])
+        assert row["classes"] == {each["class"]: each["top1"] for each in best["tables"]["classes"]}
+        found.append(row["top1"])
+    assert shown == f"{folds.as_text(document)}\nfinished: results are in runs/x\n"
+    assert document["mean"]["top1"] == pytest.approx(sum(found) / 3)
+    assert document["spread"]["top1"] == pytest.approx(statistics.stdev(found)) and len(set(found)) > 1
+    # A fold of it is the run that one would have made alone.
+    alone = ["train", "folded.py", *FLAGS, "--run.out", "alone", "--data.fold=2", "--train.epochs", "2"]
+    assert cli.main(alone) == 0
+    assert weights(here / "alone") == weights(here / "runs/x/fold-2")
+    # The same command trains nothing more and tells the same.
+    capsys.readouterr()
+    assert cli.main([*command[:-4], "--train.epochs", "2", "--data.fold=all"]) == 0
+    assert capsys.readouterr().out == shown and starts(here / "runs/x/fold-1") == 1
+
+
+def test_what_has_no_folds_or_begins_elsewhere_is_refused(here: Path, capsys):
+    assert cli.main(["train", "demo_classification", "--data.fold", "all"]) == 2
+    assert "ClassificationData of demo_classification has no folds; leave it out" in capsys.readouterr().err
+    assert cli.main(["train", "folded.py", "--data.fold=all", "--run.resume=runs/other"]) == 2
+    assert "--run.resume runs/other cannot be where all folds begin" in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.slow  # two processes that import torch
+def test_two_ranks_train_all_folds_together(here: Path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "sightline"]
+    flags = [*FLAGS, "--data.fold=all", "--data.folds=2", "--train.epochs=1", "--train.max-steps=2", "--run.out=x"]
+    done = subprocess.run(
+        [*launcher, "train", "folded.py", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+    document = json.loads((here / "x/folds.json").read_text())
+    assert [row["step"] for row in document["folds"]] == [2, 2]
+    assert done.stdout.count("spread  ") == 1  # one of them speaks
+    assert json.loads((here / "x/fold-1/environment.json").read_text())["ranks"] == 2
+
+
+# The numbers
+
+
+def fold(number: int, dice: float, **classes: float | None) -> dict:
+    return {"fold": number, "folder": f"fold-{number}", "epoch": 9, "step": 90, "dice": dice, "classes": classes}
+
+
+def test_mean_and_spread_by_hand():
+    rows = [fold(0, 0.8, left=0.7, right=0.9), fold(1, 0.9, left=0.8, right=None), fold(2, 0.7, left=0.9, right=0.5)]
+    document = folds.summary("unet", "dice", rows)
+    assert document["mean"] == {"dice": pytest.approx(0.8), "classes": {"left": pytest.approx(0.8), "right": None}}
+    assert document["spread"] == {"dice": pytest.approx(0.1), "classes": {"left": pytest.approx(0.1), "right": None}}
+    assert folds.as_text(document).splitlines() == [
+        "fold        dice    left   right",
+        "0         0.8000  0.7000  0.9000  epoch 9",
+        "1         0.9000  0.8000       -  epoch 9",
+        "2         0.7000  0.9000  0.5000  epoch 9",
+        "mean      0.8000  0.8000       -",
+        "spread    0.1000  0.1000       -",
+    ]
+    assert folds.summary("unet", "dice", rows[:1])["spread"]["dice"] is None  # one fold has none
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"values": {}}', '{"values": {"dice": 1}, "tables": 3}'])
+def test_scores_that_cannot_be_read_are_told(tmp_path: Path, text: str):
+    (tmp_path / "scores-best.json").write_text(text)
+    with pytest.raises(BadData, match=r"fold 2 is trained, but .*scores-best.json cannot be read .*to train it anew"):
+        folds.read_fold(tmp_path, 2, "dice")
