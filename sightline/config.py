@@ -136,6 +136,12 @@ class Run:
     max_cpus: int = 0
     """Bind each rank and its loader processes to the first N CPUs it may use (all ranks of a host to the same); torch
     takes no more threads than these. 0 is off."""
+    affinity: Literal[
+        "disabled", "socket", "single", "single_unique", "socket_unique_interleaved", "socket_unique_continuous"
+    ] = "disabled"
+    """Bind each rank and its loader processes to CPUs beside its device. socket: all of that socket; single: its first
+    one; single_unique: one that no other rank has; socket_unique: an even share of the socket's cores, every so many of
+    them (interleaved) or neighbours (continuous). torch takes no more threads than these."""
     workers: int = -1
     """Loader processes per rank; 0 loads in the training process, -1 chooses from the cores."""
     prefetch: int = 3
@@ -187,6 +193,10 @@ class Run:
                 raise UsageError(f"run.{name}={getattr(self, name)} must be at least {least}")
         if self.workers < -1 or self.threads < 0 or self.max_bad_steps < 1:
             raise UsageError("run.workers must be -1 or more, run.threads 0 or more, run.max_bad_steps 1 or more")
+        if self.max_cpus and self.affinity != "disabled":
+            raise UsageError(
+                f"run.max_cpus={self.max_cpus} and run.affinity={self.affinity} both choose CPUs; leave one of them out"
+            )
         if self.test_id and not self.benchmark_log:
             raise UsageError(f"run.test_id='{self.test_id}' goes into benchmark_run.log; add --run.benchmark-log DIR")
 

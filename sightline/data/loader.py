@@ -5,7 +5,6 @@ A batch stays valid until the next one is asked for. Pictures stay uint8 until t
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -17,8 +16,9 @@ import torch
 
 from sightline.data.workers import MAX_PART, PARTS_PER_WORKER, Bad, Feed, Request, Workers, as_arrays, fill
 from sightline.errors import BadData, UsageError
+from sightline.hardware.affinity import cpu_share
 from sightline.hardware.devices import Device
-from sightline.hardware.world import World
+from sightline.hardware.world import World, local_size
 from sightline.parts import Batch, DataConfig, Dataset
 
 POLL_S = 0.1  # how fast a stop request is seen while waiting for data
@@ -28,9 +28,7 @@ def worker_count(wanted: int, device: Device, world: World) -> int:
     """Loader processes of this rank; -1 leaves the choice to us: few where the cores also compute."""
     if wanted >= 0:
         return wanted
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
-    share = max(1, cores // local_ranks)
+    share = cpu_share(local_size(world))
     return max(1, share // 4) if device.kind == "cpu" else min(16, max(1, share - 1))
 
 

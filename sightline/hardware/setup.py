@@ -10,7 +10,7 @@ import torch
 
 from sightline.config import Recipe, Run
 from sightline.errors import UsageError
-from sightline.hardware import devices, world
+from sightline.hardware import affinity, devices, world
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 
@@ -23,10 +23,14 @@ def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
     devices.set_deterministic(recipe.train.deterministic)  # before anything initialises the device
     device = devices.select(run.device, here.local_rank)
     device.activate()
+    cpus = run.max_cpus
+    if run.affinity != "disabled":
+        # After the device is known, before loader processes and torch's threads start.
+        cpus = len(affinity.bind(run.affinity, device, here.local_rank, world.local_size(here)))
     if run.threads:
         torch.set_num_threads(run.threads)
-    elif run.max_cpus:
-        torch.set_num_threads(min(torch.get_num_threads(), run.max_cpus))
+    elif cpus:
+        torch.set_num_threads(min(torch.get_num_threads(), cpus))
     precision = device.resolve_precision(recipe.train.precision)
     return here, device, replace(recipe, train=replace(recipe.train, precision=precision))
 

@@ -103,6 +103,11 @@ def detect() -> World:
     return World(rank, size, local_rank)
 
 
+def local_size(world: World) -> int:
+    """Ranks on this host, as torchrun says; where nobody does, all of them."""
+    return max(world.local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
+
+
 def connect(world: World, device: Device) -> World:
     """Joins the other ranks over the device's own collective backend."""
     if world.size == 1:

@@ -339,7 +339,7 @@ def test_more_shared_memory_than_there_is_is_refused_before_it_is_taken():
 
 def test_worker_count_follows_the_wish_or_the_cores(monkeypatch):
     cuda = dataclasses.replace(CPU, kind="cuda")
-    monkeypatch.setattr(loader_module.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert [worker_count(wanted, CPU, World()) for wanted in (0, 1, 5)] == [0, 1, 5]
     assert worker_count(-1, CPU, World()) == 4  # the cores also compute
@@ -347,5 +347,5 @@ def test_worker_count_follows_the_wish_or_the_cores(monkeypatch):
     assert worker_count(-1, cuda, World(size=4)) == 3
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # 4 ranks on 2 hosts
     assert worker_count(-1, cuda, World(size=4)) == 7
-    monkeypatch.setattr(loader_module.os, "sched_getaffinity", lambda _: {0}, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
     assert worker_count(-1, CPU, World()) == 1
