@@ -176,7 +176,10 @@ def benchmark(flags: Sequence[str]) -> None:
     parser.add_argument("--data", choices=("synthetic", "real"), default="synthetic", help="what the step is fed with")
     parser.add_argument("--loader", action="store_true", help="input only, beside torch's DataLoader")
     parser.add_argument("--peers", action="store_true", help="also what one would run instead, alternating")
+    what = "the training step, or forward and predictions of evaluation batches, not compiled, as `evaluate` runs them"
+    parser.add_argument("--what", choices=("train", "predict"), default="train", help=what)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the JSON file")
+    parser.add_argument("--logname", default="", help="a second file with throughput and latencies alone, flat")
     arguments, rest = parser.parse_known_args(flags)
     recipe, run = _load_recipe("benchmark", rest)
     from sightline.measure import benchmark as measure

@@ -24,18 +24,19 @@ import torchvision
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loader import Loader, worker_count
+from sightline.data.loader import Loader, Order, worker_count
 from sightline.data.order import TrainOrder
 from sightline.data.workers import Bad
 from sightline.errors import OutOfMemory, UsageError
+from sightline.evaluate.run import order_for
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.log import environment
-from sightline.measure import peers, peers_detection, peers_segmentation
+from sightline.measure import latency, peers, peers_detection, peers_segmentation
 from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoader, Say
-from sightline.parts import Batch, Dataset
+from sightline.parts import Batch, Dataset, Split
 from sightline.train.schedules import Plan
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
@@ -60,8 +61,12 @@ class BenchmarkOptions:
     """Only the input: our loader beside two of torchvision's pipelines."""
     peers: bool = False
     """The step beside what a user would run instead."""
+    what: Literal["train", "predict"] = "train"
+    """The training step, or forward and predictions of evaluation batches (not compiled, as `evaluate` runs them)."""
     out: Path = Path("benchmarks/results")
     """Folder of the JSON file."""
+    logname: str = ""
+    """A second file with throughput and latencies alone, flat."""
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("repeats", 1)):
@@ -69,6 +74,14 @@ class BenchmarkOptions:
                 raise UsageError(f"--{name} {getattr(self, name)} must be at least {least}")
         if self.data not in ("synthetic", "real"):
             raise UsageError(f"--data {self.data} is unknown; use synthetic or real")
+        if self.what not in ("train", "predict"):
+            raise UsageError(f"--what {self.what} is unknown; use train or predict")
+        if self.what == "predict" and (self.peers or self.loader):
+            raise UsageError("--what predict is measured alone; leave --peers and --loader out")
+        if self.logname and self.loader and not self.peers:
+            raise UsageError("--logname keeps latencies of steps, and --loader alone makes none; leave one of them out")
+        if self.logname and Path(self.logname).is_dir():
+            raise UsageError(f"--logname {self.logname} is a folder; name a file, e.g. {self.logname}/perf.json")
         if self.peers and self.data == "real":
             raise UsageError("--peers compares steps on input that is on the device; leave --data real out, or --peers")
 
@@ -77,10 +90,11 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
     """Measures what `options` ask for on this process's device, and writes it to a file under `options.out`."""
     if options.loader:
         peers.check_comparable(recipe.data)
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {options.out} cannot be written: {error.strerror}; give another folder") from error
+    for flag, folder in (("--out", options.out), ("--logname", Path(options.logname).parent)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{flag} {folder} cannot be written: {error.strerror}; give another folder") from error
     here, device, recipe = set_up(recipe, run)
     if here.size > 1:
         raise UsageError("benchmark measures one device; start it without torchrun")
@@ -99,15 +113,21 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
     try:
         if options.loader:
             result["loader"] = _measure_loaders(recipe, run, options, device, say)
-        if options.peers or not options.loader:
+        if options.what == "predict":
+            result["predict"] = _measure_predictions(recipe, run, options, device, say)
+        elif options.peers or not options.loader:
             result["step"] = _measure_steps(recipe, run, options, device, say)
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
             f"{device.name()} ran out of memory with batch {recipe.train.global_batch}; "
             f"use a smaller --train.global-batch ({error})"
         ) from error
+    if ours := _our_row(result):
+        result["perf"] = latency.perf_of(options.what, ours)
     path = result_file(options.out, recipe.name, device, now)
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if options.logname:
+        Path(options.logname).write_text(json.dumps(result["perf"]) + "\n", encoding="utf-8")
     say(f"written to {path}")
     return result
 
@@ -123,7 +143,7 @@ def as_text(result: dict[str, Any]) -> str:
         f"torch {versions['torch']}, cuda {versions['cuda']}, cudnn {versions['cudnn']}, triton {versions['triton']}, "
         f"commit {commit['id'][:10]}{' with changes' if commit['dirty'] else ''}",
     ]
-    for part in ("loader", "step"):
+    for part in ("loader", "step", "predict"):
         if part not in result:
             continue
         found = result[part]
@@ -142,7 +162,16 @@ def as_text(result: dict[str, Any]) -> str:
             f"{ours['data_wait']:.1%}; peak memory {ours['peak_memory_gb']:.2f} GB"
         )
         lines += [f"not measured: {name}" for name in step["left_out"]]
+    if row := _our_row(result):
+        lines.append(latency.as_text(result["options"]["what"], result["perf"], len(row["latency_s"])))
     return "\n".join(lines)
+
+
+def _our_row(result: dict[str, Any]) -> dict[str, Any]:
+    """Of the step or of the predictions; {} where only the input was measured."""
+    measured = [result[part] for part in ("step", "predict") if part in result]
+    row: dict[str, Any] = measured[0]["contenders"][0] if measured else {}
+    return row
 
 
 # The step.
@@ -153,8 +182,18 @@ class OurStep(Contender):
 
     name = OURS
 
-    def __init__(self, recipe: Recipe, run: Run, dataset: Dataset, device: Device, is_real: bool, say: Say):
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        dataset: Dataset,
+        device: Device,
+        is_real: bool,
+        say: Say,
+        timed: tuple[int, int],
+    ):
         cfg = recipe.train
+        self.timed = timed  # steps to warm up and to measure, one by one
         self.images = cfg.global_batch
         self.recipe = recipe
         self.device = device
@@ -194,9 +233,12 @@ class OurStep(Contender):
         return self.loader.wait_s if not self.batches else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """`images_trained` is counted by the step itself; it leaves out steps that were not finite."""
+        """Before it is closed, the pass of single steps. `images_trained` is counted by the step itself; it leaves out
+        steps that were not finite."""
+        seconds = latency.measure(self, *self.timed, self.device)
         totals = self.step.read_totals(World())
         return {
+            "latency_s": seconds,
             "calls": self.number,
             "images_trained": int(totals["samples"]),
             "bad_steps": int(totals["bad_steps"]),
@@ -208,16 +250,23 @@ class OurStep(Contender):
 
 
 def open_loader(
-    recipe: Recipe, run: Run, dataset: Dataset, order: TrainOrder, device: Device, workers: int, say: Say
+    recipe: Recipe,
+    run: Run,
+    dataset: Dataset,
+    order: Order,
+    device: Device,
+    workers: int,
+    say: Say,
+    feed: str = "train",
 ) -> Loader:
-    """The training loader alone, from the first batch on, without end."""
+    """A loader of one feed alone, from the first batch on, without end."""
 
     def on_bad(bad: Bad) -> None:
         say(f"sample skipped: {bad.name}: {bad.reason}")
 
     loader = Loader(
-        {"train": dataset},
-        {"train": order},
+        {feed: dataset},
+        {feed: order},
         recipe.data,
         device,
         workers=workers,
@@ -228,7 +277,7 @@ def open_loader(
     )
     for note in loader.notes:
         say(note)
-    loader.seek("train", 0, ENDLESS)
+    loader.seek(feed, 0, ENDLESS)
     return loader
 
 
@@ -239,7 +288,8 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
         model = recipe.model.build(dataset.spec)
     picture = _picture(dataset)
     flop = peers.forward_flop(model, picture)
-    makers: list[Maker] = [lambda: OurStep(recipe, run, dataset, device, is_real, say)]
+    timed = (options.warmup, options.steps)
+    makers: list[Maker] = [lambda: OurStep(recipe, run, dataset, device, is_real, say, timed)]
     left_out: list[str] = []
     if options.peers:
         others, left_out = _peers_of(recipe, run, dataset, model, picture, device)
@@ -276,17 +326,34 @@ def _peers_of(
     return peers.classifiers(chosen, model, picture, len(dataset.spec.classes), images, device), left_out
 
 
-def synthetic_dataset(recipe: Recipe) -> Dataset:
+def _measure_predictions(
+    recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say
+) -> dict[str, Any]:
+    is_real = options.data == "real"
+    dataset = recipe.data.open("val", recipe.train.seed) if is_real else synthetic_dataset(recipe, "val")
+    order = latency.Rounds(order_for(recipe.train, len(dataset), World()))
+    workers = worker_count(run.workers, device, World()) if is_real else 0
+
+    def make() -> Contender:
+        loader = open_loader(recipe, run, dataset, order, device, workers, say, "val")
+        timed = (options.warmup, options.steps)
+        return latency.OurPredictions(recipe, run, dataset, loader, device, is_real, timed)
+
+    timings, _ = peers.measure_in_turn([make], options.steps, options.warmup, options.repeats, device, say)
+    return {"data": options.data, "contenders": peers.rows(timings)}
+
+
+def synthetic_dataset(recipe: Recipe, split: Split = "train") -> Dataset:
     """The recipe's own data path over pictures made from numbers: as many classes, as large."""
     declared = recipe.data.declared()
     spec = declared[0] if declared else recipe.data.open("train", recipe.train.seed).spec
-    samples = BATCHES * recipe.train.global_batch
+    samples = BATCHES * recipe.train.global_batch * (1 if split == "train" else 8)  # of which an eighth is for val
     path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
     # The spec has counted the background class, if there is one, among its classes already.
     changed: dict[str, Any] = {"path": path, "source": "auto", "classes": len(spec.classes), "background": "none"}
     known = {f.name for f in dataclasses.fields(recipe.data)}  # type: ignore[arg-type]
     data = dataclasses.replace(recipe.data, **{k: v for k, v in changed.items() if k in known})  # type: ignore[type-var]
-    return data.open("train", recipe.train.seed)
+    return data.open(split, recipe.train.seed)
 
 
 def _picture(dataset: Dataset) -> torch.Tensor:

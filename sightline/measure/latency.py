@@ -1,0 +1,143 @@
+"""How long one training step or one batch of predictions takes, in a pass that waits for the device after each.
+
+The five numbers and their names are those of the original U-Net's perf.json. What is predicted with is here too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sightline.config import Recipe, Run
+from sightline.data.loader import Loader
+from sightline.data.order import EvalOrder
+from sightline.evaluate.checkpoints import build
+from sightline.hardware.devices import Device
+from sightline.hardware.precision import DTYPES, autocast
+from sightline.measure.peers import BATCHES, Contender
+from sightline.parts import Batch, Dataset
+
+PERCENTILES = (90, 95, 99)
+
+
+def deltas(starts: Sequence[float], warmup: int) -> list[float]:
+    """Seconds from the start of each batch to that of the next, the first `warmup` batches left out: of 12 batches with
+    3 to warm up, nine starts and so eight times."""
+    return [after - before for before, after in itertools.pairwise(starts[warmup:])]
+
+
+def perf(what: str, seconds: Sequence[float], images_per_s: float) -> dict[str, float]:
+    """The five numbers, flat: pictures (slices, where data are slices) per second, and milliseconds per batch."""
+    found = {f"throughput_{what}": images_per_s, f"latency_{what}_mean": 1000 * statistics.fmean(seconds)}
+    found |= {f"latency_{what}_{level}": 1000 * float(np.percentile(seconds, level)) for level in PERCENTILES}
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def perf_of(what: str, row: dict[str, Any]) -> dict[str, float]:
+    """The same of a contender's row. Throughput is that of its repeats, which wait for the device only at their end."""
+    return perf(what, row["latency_s"], row["images_per_s"]["median"])
+
+
+def as_text(what: str, found: dict[str, float], batches: int) -> str:
+    """A line for people."""
+    levels = ", ".join(f"{level} % {found[f'latency_{what}_{level}']:.3f}" for level in PERCENTILES)
+    return f"latency of {what}, ms, waiting for each of {batches}: mean {found[f'latency_{what}_mean']:.3f}, {levels}"
+
+
+def measure(contender: Contender, warmup: int, batches: int, device: Device) -> list[float]:
+    """Seconds of `batches` batches, one by one, after others to warm up."""
+    starts = []
+    for _ in range(warmup + batches + 1):
+        device.synchronize()
+        starts.append(time.perf_counter())
+        contender.advance()
+    device.synchronize()
+    return deltas(starts, warmup)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The full batches of an evaluation over and over; where there is not one, the padded one."""
+
+    order: EvalOrder
+
+    @property
+    def local_batch(self) -> int:
+        """Samples of one batch."""
+        return self.order.local_batch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of a round."""
+        return max(1, self.order.samples // self.order.local_batch)
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """(epochs, indices) of the samples of batch `step`."""
+        return self.order.batch(step % self.steps_per_epoch)
+
+
+class OurPredictions(Contender):
+    """Batches through the data set's device half and the task's `predict`, as `sightline evaluate` runs them: in the
+    precision of evaluation, never compiled, with weights that have learnt nothing, and without the metric."""
+
+    name = "sightline predict"
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        run: Run,
+        dataset: Dataset,
+        loader: Loader,
+        device: Device,
+        is_real: bool,
+        timed: tuple[int, int],
+    ):
+        self.recipe = recipe
+        self.dataset = dataset
+        self.loader = loader
+        self.device = device
+        self.precision = recipe.train.eval_precision
+        self.timed = timed  # batches to warm up and to measure, one by one
+        self.images = min(len(dataset), loader.feeds["val"].order.local_batch)
+        self.number = 0
+        self.batches: list[Batch] = []
+        try:
+            if not is_real:
+                kept = (loader.next("val") for _ in range(BATCHES))
+                self.batches = [{key: value.clone() for key, value in batch.items()} for batch in kept]
+                loader.close()
+            started = time.perf_counter()
+            torch.manual_seed(recipe.train.seed)
+            self.model = build(recipe, run, dataset.spec, device).eval()
+            self.advance()
+            device.synchronize()
+        except BaseException:
+            loader.close()
+            raise
+        self.first_s = time.perf_counter() - started
+
+    @torch.inference_mode()
+    def advance(self) -> None:
+        raw = self.batches[self.number % BATCHES] if self.batches else self.loader.next("val")
+        batch = self.dataset.finish(raw, DTYPES[self.precision])
+        with autocast(self.device, self.precision):
+            self.recipe.task.predict(self.model, batch)
+        self.number += 1
+
+    def waited_s(self) -> float:
+        return self.loader.wait_s if not self.batches else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """Before it is closed, the pass of single batches."""
+        seconds = measure(self, *self.timed, self.device)
+        return {"latency_s": seconds, "calls": self.number, "peak_memory_gb": self.device.peak_memory_bytes() / 1e9}
+
+    def close(self) -> None:
+        self.loader.close()
