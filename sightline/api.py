@@ -6,7 +6,6 @@ because loader workers import the script again.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 from collections.abc import Sequence
@@ -19,22 +18,16 @@ from sightline import config
 from sightline.benchmark_log import BenchmarkLog
 from sightline.config import Recipe, Run, load
 from sightline.data.files import list_files
-from sightline.data.loader import Loader, worker_count
-from sightline.data.order import PADDING, EvalOrder
-from sightline.errors import BadData, OutOfMemory, SightlineError, UsageError
+from sightline.errors import OutOfMemory, SightlineError, UsageError
 from sightline.evaluate import checkpoints, folds
+from sightline.evaluate.predict import open_trained, predict_files
 from sightline.hardware import world
-from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.setup import set_up
 from sightline.log import RunLog
-from sightline.parts import DataSpec, Scores
-from sightline.report.predictions import DOCUMENT, Predictions
+from sightline.parts import PredictOptions, Scores
 from sightline.train import checkpoint, loop
-from sightline.train.signals import StopSignals
 
 __all__ = ["evaluate", "evaluate_all", "load", "predict", "train", "train_folds"]
-
-PREDICT_BATCH = 64  # most pictures at once: a training batch may be too much for the machine that predicts
 
 
 def train(recipe: Recipe, run: Run) -> Scores:
@@ -121,67 +114,14 @@ def predict(
     top: int | None = None,
     threshold: float | None = None,
     draws: bool = True,
+    probabilities: bool = False,
 ) -> dict[str, Any]:
-    """What a run says of pictures, or of all in folders: writes predictions.json and drawn pictures into `out`.
+    """What a run says of pictures or volumes, or of all in folders: writes predictions.json, masks of volumes and drawn
+    pictures into `out`.
 
     Returns what predictions.json holds. Files that cannot be read are listed in it; they are an error at the end unless
     data.on_bad_sample is skip.
     """
-    path = checkpoint.find(Path(run_folder), which)
-    tensors, stored = checkpoint.read(path)
-    recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
-    here, device, recipe = set_up(recipe, run)
-    if here.size > 1:
-        raise UsageError(f"predict runs in one process and was started in {here.size}; start it without a launcher")
-    spec = DataSpec.from_json(stored["spec"])
-    files = list_files([Path(each) for each in inputs], recipe.data.file_suffixes, Path(out))
-    names = list(files)
-    dataset = recipe.data.open_files(files, spec)
-    if dataset.spec != spec:
-        raise UsageError(f"flags must not change what the network is fed: it knows {spec}, they ask for {dataset.spec}")
-    log = RunLog(Path(out), run.progress, claims=False)
-    report = Predictions(Path(out), files, draws, log.say)
-    model = checkpoints.build(recipe, run, spec, device)
-    checkpoints.load_weights(model, tensors)
-    model.eval()
-    order = EvalOrder(len(files), min(len(files), recipe.train.global_batch, PREDICT_BATCH))
-    # One bad picture among many is no reason to keep the others back; what the user wants of it is asked at the end.
-    lenient: Any = dataclasses.replace(  # type: ignore[type-var]
-        recipe.data, on_bad_sample="skip", max_bad_samples=len(files)
-    )
-    with contextlib.ExitStack() as stack:
-        stack.callback(log.release)
-        signals = stack.enter_context(StopSignals(here))
-        loader = Loader(
-            {"files": dataset},
-            {"files": order},
-            lenient,
-            device,
-            workers=min(worker_count(run.workers, device, here), len(files)),
-            prefetch=run.prefetch,
-            overlap=run.device_prefetch,
-            on_bad=lambda bad: report.note_unreadable(bad.name, bad.reason),
-            check_stop=signals.check,
-        )
-        stack.callback(loader.close)
-        stack.enter_context(torch.inference_mode())
-        loader.seek("files", 0, order.steps_per_epoch)
-        for number in range(order.steps_per_epoch):
-            signals.check()
-            log.evaluating(number, order.steps_per_epoch, number, order.steps_per_epoch)
-            batch = dataset.finish(loader.next("files"), DTYPES[recipe.train.eval_precision])
-            with autocast(device, recipe.train.eval_precision):
-                predictions = recipe.task.predict(model, batch)
-            found = recipe.task.findings(predictions, spec, top, threshold)
-            for index, is_valid, findings in zip(batch["index"].tolist(), batch["valid"].tolist(), found, strict=True):
-                if index != PADDING and is_valid:
-                    report.add(names[index], findings)
-        about = {"recipe": recipe.name, "model": type(model).__name__, "checkpoint": str(path)}
-        document = report.write({**about, "step": stored["progress"]["step"]})
-        log.say(f"{len(document['files'])} of {len(files)} files predicted; {Path(out) / DOCUMENT} lists them")
-    if report.unreadable and recipe.data.on_bad_sample == "fail":
-        raise BadData(
-            f"{len(report.unreadable)} of {len(files)} files cannot be read (they are listed above and in "
-            f"{Path(out) / DOCUMENT}); mend or remove them, or add --data.on-bad-sample skip"
-        )
-    return document
+    trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")
+    files = list_files([Path(each) for each in inputs], trained.recipe.data.file_suffixes, Path(out))
+    return predict_files(trained, files, Path(out), PredictOptions(top, threshold, draws, probabilities))

@@ -6,7 +6,7 @@ A recipe puts concrete parts together; `train()` calls them in the order of this
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,6 +76,7 @@ class Dataset(ABC):
     layout: dict[str, tuple[tuple[int, ...], str]]  # key -> (shape, numpy dtype) of one sample; static
 
     samples_per_item: int = 1  # what one `load` gives, in the samples that train.global_batch counts
+    predict_batch: int = 64  # most items `predict` takes at once: a training batch may be too much where it runs
 
     def for_batch(self, global_batch: int) -> Dataset:
         """The data set as it fills batches of this many samples: a volume gives as many slices as that takes."""
@@ -130,6 +131,10 @@ class DataConfig(ABC):
         """Any files by name, as evaluation sees its samples; what their batches say of the truth means nothing."""
         raise UsageError(f"{type(self).__name__} cannot open single files, so there is no `predict` for it yet")
 
+    def labelled_files(self, folder: Path) -> dict[str, tuple[Path, Path]]:
+        """The samples of the val split by name, as raw files and the files of their labels, found in `folder`."""
+        raise UsageError(f"{type(self).__name__} has no label files to evaluate against; leave out --labels")
+
     @abstractmethod
     def declared(self) -> tuple[DataSpec, int] | None:
         """What the recipe itself says of its data (spec, training samples) where none are given to look at."""
@@ -178,6 +183,34 @@ class Finding:
     box: tuple[float, float, float, float] | None = None  # left, top, right, bottom; shares of width and height
 
 
+@dataclass(frozen=True)
+class PredictOptions:
+    """What a user wants to have of predictions; None leaves the choice to the task."""
+
+    top: int | None = None  # most findings of a file
+    threshold: float | None = None  # least score of what is shown
+    draws: bool = True  # pictures
+    probabilities: bool = False  # of every class at every voxel
+
+
+class Reporter(ABC):
+    """The folder into which `predict` puts what a network says of files."""
+
+    unreadable: list[dict[str, str]]
+
+    @abstractmethod
+    def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
+        """Writes and tells what is said of a batch; the name is None of a row without a file that could be read."""
+
+    @abstractmethod
+    def note_unreadable(self, name: str, reason: str) -> None:
+        """A file that the rest goes on without."""
+
+    @abstractmethod
+    def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        """The list of all files, at the end; returns what it holds: `about`, "files" and "unreadable"."""
+
+
 class Metric(ABC):
     """Counts that merge over ranks by sum or concatenation, so results are exact for any world size."""
 
@@ -213,3 +246,16 @@ class Task(ABC):
         """What predictions say, for each sample the best first: at most `top`, with at least this score; None leaves
         the choice to the task."""
         raise UsageError(f"{type(self).__name__} cannot say what it found, so there is no `predict` for it yet")
+
+    def reporter(
+        self,
+        folder: Path,
+        files: Mapping[str, Path],
+        spec: DataSpec,
+        options: PredictOptions,
+        say: Callable[[str], None],
+    ) -> Reporter:
+        """What `predict` does with predictions: here, `findings` are listed and drawn into their pictures."""
+        from sightline.report.predictions import Predictions
+
+        return Predictions(self, folder, files, spec, options, say)

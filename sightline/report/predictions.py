@@ -6,15 +6,16 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from PIL import Image
+from typing import TYPE_CHECKING, Any
 
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.files import read_bytes
 from sightline.errors import DISK_FULL, BadSample, DiskFull, UsageError
-from sightline.parts import Finding
+from sightline.parts import Batch, DataSpec, Finding, PredictOptions, Reporter, Task
 from sightline.report.draw import draw
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DOCUMENT = "predictions.json"
 FORMAT = 1
@@ -28,41 +29,20 @@ _ENCODERS: dict[str, dict[str, Any]] = {
 }
 
 
-class Predictions:
-    """The folder of results. A picture keeps its name, and its format where that is one we write; else it is a PNG."""
+class ResultFolder(Reporter):
+    """The folder of results: what every reporter does alike."""
 
-    def __init__(self, folder: Path, files: Mapping[str, Path], draws: bool, say: Callable[[str], None]):
+    def __init__(self, folder: Path, files: Mapping[str, Path], results: Sequence[str], say: Callable[[str], None]):
         self.folder = folder
-        self.draws = draws
         self.say = say
         self.unreadable: list[dict[str, str]] = []
         self._files = files
         self._rows: dict[str, dict[str, Any]] = {}
-        self._pictures = _picture_names(files)
-        if draws:
-            self._protect_inputs()
+        self._protect_inputs(results)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{folder} cannot be made: {error.strerror}; give another --out DIR") from error
-
-    def add(self, name: str, findings: Sequence[Finding]) -> None:
-        """Draws, tells and keeps what was found in one file."""
-        try:
-            data = read_bytes(self._files[name], name)
-            height, width = read_header(data, name).shape[:2]
-            pixels = decode_rgb(data, name) if self.draws else None
-        except BadSample as bad:  # below the part that the network sees, or changed since
-            self.note_unreadable(bad.name, bad.reason)
-            return
-        row: dict[str, Any] = {"file": name, "path": str(self._files[name]), "width": width, "height": height}
-        row["found"] = [_as_json(finding, width, height) for finding in findings]
-        if pixels is not None:
-            row["picture"] = self._pictures[name]
-            self._save(draw(pixels, findings), self._pictures[name])
-        self._rows[name] = row
-        for line in as_lines(row):
-            self.say(line)
 
     def note_unreadable(self, name: str, reason: str) -> None:
         """A file that the rest goes on without."""
@@ -74,16 +54,14 @@ class Predictions:
         rows = [self._rows[name] for name in self._files if name in self._rows]
         document = {"format": FORMAT, **about, "files": rows, "unreadable": self.unreadable}
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-        self._replace(self.folder / DOCUMENT, lambda path: path.write_text(text, encoding="utf-8"))
+        self.replace(DOCUMENT, lambda path: path.write_text(text, encoding="utf-8"))
         return document
 
-    def _save(self, picture: Image.Image, name: str) -> None:
-        options = _ENCODERS[Path(name).suffix.lower()]
-        self._replace(self.folder / name, lambda path: picture.save(path, **options))
-
-    def _replace(self, path: Path, write: Callable[[Path], object]) -> None:
-        """Whole or not at all; a link that lies there is replaced, not followed."""
-        temporary = path.with_name(f".predicted-{os.getpid()}.tmp")
+    def replace(self, name: str, write: Callable[[Path], object]) -> None:
+        """A file of the folder, whole or not at all; a link that lies there is replaced, not followed."""
+        path = self.folder / name
+        # Its own ending, by which some writers choose the format.
+        temporary = path.with_name(f".predicted-{os.getpid()}.{path.name.partition('.')[2] or 'tmp'}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write(temporary)
@@ -94,12 +72,58 @@ class Predictions:
                 raise DiskFull(f"{path} could not be written: {error.strerror}; free some space") from error
             raise UsageError(f"{path} cannot be written: {error.strerror}; give another --out DIR") from error
 
-    def _protect_inputs(self) -> None:
-        """The pictures of the user are never drawn into."""
+    def _protect_inputs(self, results: Sequence[str]) -> None:
+        """The files of the user are never written over."""
         inputs = {os.path.realpath(path) for path in self._files.values()}
-        for picture in self._pictures.values():
-            if os.path.realpath(self.folder / picture) in inputs:
-                raise UsageError(f"--out {self.folder} would replace {self.folder / picture}; give another folder")
+        for result in results:
+            if os.path.realpath(self.folder / result) in inputs:
+                raise UsageError(f"--out {self.folder} would replace {self.folder / result}; give another folder")
+
+
+class Predictions(ResultFolder):
+    """Findings of pictures. A picture keeps its name, and its format where that is one we write; else it is a PNG."""
+
+    def __init__(
+        self,
+        task: Task,
+        folder: Path,
+        files: Mapping[str, Path],
+        spec: DataSpec,
+        options: PredictOptions,
+        say: Callable[[str], None],
+    ):
+        if options.probabilities:
+            raise UsageError("--save-probabilities is for volumes; predictions.json holds the scores of pictures")
+        self.task = task
+        self.spec = spec
+        self.options = options
+        self._pictures = _picture_names(files)
+        super().__init__(folder, files, list(self._pictures.values()) if options.draws else [], say)
+
+    def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
+        """Draws, tells and keeps what was found in each file."""
+        found = self.task.findings(predictions, self.spec, self.options.top, self.options.threshold)
+        for name, findings in zip(names, found, strict=True):
+            if name is not None:
+                self._add_picture(name, findings)
+
+    def _add_picture(self, name: str, findings: Sequence[Finding]) -> None:
+        try:
+            data = read_bytes(self._files[name], name)
+            height, width = read_header(data, name).shape[:2]
+            pixels = decode_rgb(data, name) if self.options.draws else None
+        except BadSample as bad:  # below the part that the network sees, or changed since
+            self.note_unreadable(bad.name, bad.reason)
+            return
+        row: dict[str, Any] = {"file": name, "path": str(self._files[name]), "width": width, "height": height}
+        row["found"] = [_as_json(finding, width, height) for finding in findings]
+        if pixels is not None:
+            row["picture"] = self._pictures[name]
+            picture, encoder = draw(pixels, findings), _ENCODERS[Path(self._pictures[name]).suffix.lower()]
+            self.replace(self._pictures[name], lambda path: picture.save(path, **encoder))
+        self._rows[name] = row
+        for line in as_lines(row):
+            self.say(line)
 
 
 def as_lines(row: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,134 @@
+"""A run's network over files that are no split of its data: the loop of `predict`, and of `evaluate --labels`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sightline import config
+from sightline.config import Recipe, Run
+from sightline.data.loader import Loader, worker_count
+from sightline.data.order import PADDING, EvalOrder
+from sightline.errors import BadData, UsageError
+from sightline.evaluate import checkpoints
+from sightline.hardware.devices import Device
+from sightline.hardware.precision import DTYPES, autocast
+from sightline.hardware.setup import set_up
+from sightline.hardware.world import World
+from sightline.log import RunLog
+from sightline.parts import Batch, Dataset, DataSpec, PredictOptions, Reporter
+from sightline.report.predictions import DOCUMENT
+from sightline.train import checkpoint
+from sightline.train.signals import StopSignals
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A checkpoint, the recipe inside it as flags change it, and where it is to run."""
+
+    path: Path
+    tensors: checkpoints.Tensors
+    stored: dict[str, Any]
+    recipe: Recipe
+    run: Run
+    world: World
+    device: Device
+    spec: DataSpec
+
+
+def open_trained(run_folder: Path, which: str, flags: Sequence[str], recipe_file: str, command: str) -> Trained:
+    """The checkpoint of a run that `which` names."""
+    path = checkpoint.find(run_folder, which)
+    tensors, stored = checkpoint.read(path)
+    recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
+    here, device, recipe = set_up(recipe, run)
+    if here.size > 1:
+        raise UsageError(f"{command} runs in one process and was started in {here.size}; start it without a launcher")
+    return Trained(path, tensors, stored, recipe, run, here, device, DataSpec.from_json(stored["spec"]))
+
+
+def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, options: PredictOptions) -> dict[str, Any]:
+    """Everything that the task's reporter writes into `folder`; returns what predictions.json holds.
+
+    Files that cannot be read are listed in it; they are an error at the end unless data.on_bad_sample is skip.
+    """
+    recipe, run, spec = trained.recipe, trained.run, trained.spec
+    dataset = recipe.data.open_files(files, spec)
+    if dataset.spec != spec:
+        raise UsageError(f"flags must not change what the network is fed: it knows {spec}, they ask for {dataset.spec}")
+    log = RunLog(folder, run.progress, claims=False)
+    with contextlib.ExitStack() as stack:
+        stack.callback(log.release)
+        reporter = recipe.task.reporter(folder, files, spec, options, log.say)
+        model = checkpoints.build(recipe, run, spec, trained.device)
+        checkpoints.load_weights(model, trained.tensors)
+        signals = stack.enter_context(StopSignals(trained.world))
+        loader = _open_loader(trained, dataset, reporter, signals)
+        stack.callback(loader.close)
+        _predict_all(trained, model.eval(), dataset, list(files), loader, reporter, log, signals)
+        about = {"recipe": recipe.name, "model": type(model).__name__, "checkpoint": str(trained.path)}
+        document = reporter.write({**about, "step": trained.stored["progress"]["step"]})
+        log.say(f"{len(document['files'])} of {len(files)} files predicted; {folder / DOCUMENT} lists them")
+    if reporter.unreadable and recipe.data.on_bad_sample == "fail":
+        raise BadData(
+            f"{len(reporter.unreadable)} of {len(files)} files cannot be read (they are listed above and in "
+            f"{folder / DOCUMENT}); mend or remove them, or add --data.on-bad-sample skip"
+        )
+    return document
+
+
+@torch.inference_mode()
+def _predict_all(
+    trained: Trained,
+    model: torch.nn.Module,
+    dataset: Dataset,
+    names: Sequence[str],
+    loader: Loader,
+    reporter: Reporter,
+    log: RunLog,
+    signals: StopSignals,
+) -> None:
+    recipe, total = trained.recipe, loader.feeds["files"].order.steps_per_epoch
+    precision = recipe.train.eval_precision
+    loader.seek("files", 0, total)
+    for number in range(total):
+        signals.check()
+        log.evaluating(number, total, number, total)
+        loaded = loader.next("files")
+        names_here = _names(loaded, names)
+        if not any(names_here):
+            continue
+        batch = dataset.finish(loaded, DTYPES[precision])
+        with autocast(trained.device, precision):
+            predictions = recipe.task.predict(model, batch)
+        reporter.add(names_here, predictions, batch)
+
+
+def _open_loader(trained: Trained, dataset: Dataset, reporter: Reporter, signals: StopSignals) -> Loader:
+    recipe, run, count = trained.recipe, trained.run, len(dataset)
+    # One bad file among many is no reason to keep the others back; what the user wants of it is asked at the end.
+    lenient: Any = dataclasses.replace(  # type: ignore[type-var]
+        recipe.data, on_bad_sample="skip", max_bad_samples=count
+    )
+    return Loader(
+        {"files": dataset},
+        {"files": EvalOrder(count, min(count, recipe.train.global_batch, dataset.predict_batch))},
+        lenient,
+        trained.device,
+        workers=min(worker_count(run.workers, trained.device, trained.world), count),
+        prefetch=run.prefetch,
+        overlap=run.device_prefetch,
+        on_bad=lambda bad: reporter.note_unreadable(bad.name, bad.reason),
+        check_stop=signals.check,
+    )
+
+
+def _names(batch: Batch, names: Sequence[str]) -> list[str | None]:
+    """The file of each row; none for padding and for what could not be read."""
+    rows = zip(batch["index"].tolist(), batch["valid"].tolist(), strict=True)
+    return [names[index] if index != PADDING and is_valid else None for index, is_valid in rows]
