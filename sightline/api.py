@@ -19,7 +19,7 @@ from sightline.benchmark_log import BenchmarkLog
 from sightline.config import Recipe, Run, load
 from sightline.data.files import list_files
 from sightline.errors import OutOfMemory, SightlineError, UsageError
-from sightline.evaluate import checkpoints, folds
+from sightline.evaluate import checkpoints, folds, label_files
 from sightline.evaluate.predict import open_trained, predict_files
 from sightline.hardware import world
 from sightline.hardware.setup import set_up
@@ -27,7 +27,7 @@ from sightline.log import RunLog
 from sightline.parts import PredictOptions, Scores
 from sightline.train import checkpoint, loop
 
-__all__ = ["evaluate", "evaluate_all", "load", "predict", "train", "train_folds"]
+__all__ = ["evaluate", "evaluate_all", "evaluate_labels", "load", "predict", "train", "train_folds"]
 
 
 def train(recipe: Recipe, run: Run) -> Scores:
@@ -101,6 +101,22 @@ def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file
 def evaluate_all(run_folder: str, flags: list[str], recipe_file: str = "") -> list[dict[str, Any]]:
     """Scores of every checkpoint of a run, by step; they stand in its evaluation.json."""
     return checkpoints.evaluate_all(Path(run_folder), flags, recipe_file)
+
+
+def evaluate_labels(
+    target: str, labels: str, flags: Sequence[str] = (), which: str = "best", recipe_file: str = ""
+) -> Scores:
+    """Dice against label files, in their own geometry: of a folder of masks, or of what a run says of the raw files of
+    its val split; those masks stay in predictions-CHECKPOINT of the run, or below run.out."""
+    folder = Path(target)
+    if folder.is_dir() and not (folder / "checkpoints").is_dir() and not (folder / checkpoint.MANIFEST).is_file():
+        if flags:
+            raise UsageError(f"{target} is no run, so there is no recipe for {' '.join(flags)} to change; leave it out")
+        return label_files.evaluate_folder(folder, Path(labels))
+    trained = open_trained(folder, which, flags, recipe_file, "evaluate --labels")
+    beside = trained.path.parent.parent if trained.path.parent.name == "checkpoints" else trained.path
+    out = Path(trained.run.out or beside) / f"predictions-{trained.path.name}"
+    return label_files.evaluate_run(trained, Path(labels), out)
 
 
 def predict(

@@ -17,6 +17,7 @@ from sightline.errors import BadData, SightlineError, UsageError
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
 CLASSES_SHOWN = 20
+WORST_SHOWN = 5
 
 
 def list_recipes(flags: Sequence[str]) -> None:
@@ -93,13 +94,17 @@ def train(flags: Sequence[str]) -> None:
 
 
 def evaluate(flags: Sequence[str]) -> None:
-    """evaluate a run or a checkpoint: `evaluate RUN [--checkpoint best|latest|NAME | --all] [--data.path DIR]`"""
+    """evaluate a run, a checkpoint or masks: `evaluate RUN [--checkpoint best|latest|NAME | --all] [--labels DIR]`"""
     parser = _parser("evaluate", evaluate)
-    parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder")
+    parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder; with --labels also one of masks")
     _add_checkpoint(parser)
     parser.add_argument("--all", action="store_true", help="every checkpoint the run keeps, as a table; goes on if cut")
+    what = "label files, or a Decathlon folder: score volumes in the geometry of their files; without, as prepared"
+    parser.add_argument("--labels", metavar="DIR", help=what)
     arguments, rest = parser.parse_known_args(flags)
     _refuse_value_of_flag(flags, arguments.run, "evaluate RUN")
+    if arguments.all and arguments.labels:
+        raise UsageError("--all and --labels do not go together; name one with --checkpoint")
     from sightline import api
 
     if arguments.all:
@@ -107,7 +112,10 @@ def evaluate(flags: Sequence[str]) -> None:
         if _is_main():
             print(_table(rows_of_all))
         return
-    scores = api.evaluate(arguments.run, rest, arguments.checkpoint, arguments.recipe)
+    if arguments.labels:
+        scores = api.evaluate_labels(arguments.run, arguments.labels, rest, arguments.checkpoint, arguments.recipe)
+    else:
+        scores = api.evaluate(arguments.run, rest, arguments.checkpoint, arguments.recipe)
     if not _is_main():
         return
     rows = scores.tables.get("classes", [])
@@ -116,18 +124,22 @@ def evaluate(flags: Sequence[str]) -> None:
         print(f"  {row['class']:24} {values}" + (f"  of {row['samples']}" if "samples" in row else ""))
     if len(rows) > CLASSES_SHOWN:
         print(f"  and {len(rows) - CLASSES_SHOWN} more classes in scores-*.json of the run")
+    if arguments.labels and scores.worst:
+        print("  lowest: " + ", ".join(f"{row['name']} {row['dice']:.4f}" for row in scores.worst[:WORST_SHOWN]))
 
 
 def predict(flags: Sequence[str]) -> None:
-    """what a run says of pictures, drawn and as JSON: `predict RUN PICTURE_OR_FOLDER ... --out DIR`"""
+    """what a run says of pictures or volumes, drawn and as JSON: `predict RUN FILE_OR_FOLDER ... --out DIR`"""
     parser = _parser("predict", predict)
     parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder")
-    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="pictures, or folders of them")
-    parser.add_argument("--out", required=True, help="folder for predictions.json and the drawn pictures")
+    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="pictures, NIfTI volumes, or folders of them")
+    parser.add_argument("--out", required=True, help="folder for predictions.json, masks and drawn pictures")
     parser.add_argument("--top", type=int, help="most classes or boxes of a picture")
     parser.add_argument("--score-threshold", type=float, help="least score of what is shown, 0 to 1")
     what = "draw what was found; without, only predictions.json is written"
     parser.add_argument("--draw", action=argparse.BooleanOptionalAction, default=True, help=what)
+    what = "of volumes also CASE.npy: the probability of every class at every voxel, float32"
+    parser.add_argument("--save-probabilities", action="store_true", help=what)
     _add_checkpoint(parser)
     arguments, rest = parser.parse_known_args(flags)
     for first in (arguments.run, arguments.inputs[0]):
@@ -148,6 +160,7 @@ def predict(flags: Sequence[str]) -> None:
         top=arguments.top,
         threshold=arguments.score_threshold,
         draws=arguments.draw,
+        probabilities=arguments.save_probabilities,
     )
 
 
@@ -320,10 +333,10 @@ def _values(values: dict[str, float]) -> str:
     return ", ".join([f"{name} {_number(value).strip()}" for name, value in values.items() if name != "samples"][:3])
 
 
-def _number(value: float | None) -> str:
+def _number(value: float | str | None) -> str:
     from sightline.log import as_score
 
-    return str(value) if isinstance(value, int) else f"{as_score(value):>6}"
+    return str(value) if isinstance(value, int | str) else f"{as_score(value):>6}"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:

@@ -30,7 +30,7 @@ def list_files(inputs: Sequence[Path], suffixes: tuple[str, ...], leave_out: Pat
             named.setdefault(os.path.abspath(given), given.name)
         else:
             what = "is neither a file nor a folder" if given.exists() else "does not exist"
-            raise UsageError(f"{given} {what}; give pictures or folders of pictures")
+            raise UsageError(f"{given} {what}; give files, or folders of {', '.join(suffixes)}")
     if len(set(named.values())) < len(named):
         root = os.path.commonpath([os.path.dirname(path) for path in named])
         named = {path: os.path.relpath(path, root) for path in named}

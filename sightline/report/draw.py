@@ -21,7 +21,7 @@ SMALLEST = 320
 _GOLDEN = 0.618034  # steps of this share of the colour circle never come close to an earlier one for long
 _LIGHTNESS = (0.56, 0.72, 0.44)
 _LEAST_LUMINANCE = 0.2  # against which dark text still has the contrast of 4.5 that WCAG asks for
-_STRIP, _STRIP_BAR, _STRIP_TEXT = (24, 26, 30), (66, 108, 170), (240, 242, 245)
+GROUND, _BAR, TEXT = (24, 26, 30), (66, 108, 170), (240, 242, 245)
 _DARK = (16, 16, 16)
 _LONGEST = 200  # letters of a name that are tried to fit
 
@@ -69,7 +69,7 @@ def _on_screen(picture: Image.Image) -> Image.Image:
 def _with_boxes(picture: Image.Image, findings: Sequence[Finding]) -> Image.Image:
     pen = ImageDraw.Draw(picture)
     size = max(11, round(max(picture.size) / 45))
-    font = _font(size)
+    font = font_of(size)
     line = max(2, size // 7)
     placed: list[Box] = []
     labels = []
@@ -82,7 +82,7 @@ def _with_boxes(picture: Image.Image, findings: Sequence[Finding]) -> Image.Imag
     for finding in findings:
         box = _pixels(finding, picture)
         room = max(box[2] - box[0], picture.width // 2) - size // 2
-        text = _fitting(f"{_plain(finding.name)} {finding.score:.2f}", font, room)
+        text = fitting(f"{plain(finding.name)} {finding.score:.2f}", font, room)
         width, height = round(font.getlength(text)) + size // 2, round(size * 1.3)
         place = _place(box, width, height, picture.size, placed)
         placed.append(place)
@@ -130,37 +130,37 @@ def _with_strip(picture: Image.Image, findings: Sequence[Finding]) -> Image.Imag
     """The picture above one row for each class; a bar behind the name is as long as its probability."""
     width = max(picture.width, SMALLEST)
     size = max(13, round(width / 36))
-    font, row, margin = _font(size), round(size * 1.6), round(size * 0.6)
+    font, row, margin = font_of(size), round(size * 1.6), round(size * 0.6)
     strip = len(findings) or 1
-    canvas = Image.new("RGB", (width, picture.height + strip * row + 2 * margin), _STRIP)
+    canvas = Image.new("RGB", (width, picture.height + strip * row + 2 * margin), GROUND)
     canvas.paste(picture, ((width - picture.width) // 2, 0))
     pen = ImageDraw.Draw(canvas)
     for number, finding in enumerate(findings):
         top = picture.height + margin + number * row
         percent = f"{finding.score:.1%}"
         room = width - 3 * margin - round(font.getlength("100.0%"))
-        pen.rectangle((margin, top + 1, margin + round(room * finding.score), top + row - 3), fill=_STRIP_BAR)
-        name = _fitting(_plain(finding.name), font, room - margin)
+        pen.rectangle((margin, top + 1, margin + round(room * finding.score), top + row - 3), fill=_BAR)
+        name = fitting(plain(finding.name), font, room - margin)
         middle = top + row / 2 - 1
-        pen.text((margin + size // 3, middle), name, fill=_STRIP_TEXT, font=font, anchor="lm")
-        pen.text((width - margin, middle), percent, fill=_STRIP_TEXT, font=font, anchor="rm")
+        pen.text((margin + size // 3, middle), name, fill=TEXT, font=font, anchor="lm")
+        pen.text((width - margin, middle), percent, fill=TEXT, font=font, anchor="rm")
     if not findings:
-        pen.text((margin, picture.height + margin + row / 2), "nothing found", fill=_STRIP_TEXT, font=font, anchor="lm")
+        pen.text((margin, picture.height + margin + row / 2), "nothing found", fill=TEXT, font=font, anchor="lm")
     return canvas
 
 
 @cache
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+def font_of(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size=size)
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """What the font can draw, on one line: without accents, question marks for letters that are not Latin."""
     letters = [c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)]
     return "".join(c if " " <= c <= "~" else "?" if c.isprintable() else " " for c in letters)
 
 
-def _fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: float) -> str:
+def fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: float) -> str:
     """The text, its middle left out where it is too long: scores stand at its end."""
     shown, kept = text, min(len(text), _LONGEST)
     while (len(shown) > _LONGEST or font.getlength(shown) > room) and kept > 2:

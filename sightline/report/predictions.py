@@ -58,19 +58,8 @@ class ResultFolder(Reporter):
         return document
 
     def replace(self, name: str, write: Callable[[Path], object]) -> None:
-        """A file of the folder, whole or not at all; a link that lies there is replaced, not followed."""
-        path = self.folder / name
-        # Its own ending, by which some writers choose the format.
-        temporary = path.with_name(f".predicted-{os.getpid()}.{path.name.partition('.')[2] or 'tmp'}")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(temporary)
-            os.replace(temporary, path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            if error.errno in DISK_FULL:
-                raise DiskFull(f"{path} could not be written: {error.strerror}; free some space") from error
-            raise UsageError(f"{path} cannot be written: {error.strerror}; give another --out DIR") from error
+        """A file of the folder."""
+        write_whole(self.folder / name, write)
 
     def _protect_inputs(self, results: Sequence[str]) -> None:
         """The files of the user are never written over."""
@@ -78,6 +67,21 @@ class ResultFolder(Reporter):
         for result in results:
             if os.path.realpath(self.folder / result) in inputs:
                 raise UsageError(f"--out {self.folder} would replace {self.folder / result}; give another folder")
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """A result, whole or not at all; a link that lies there is replaced, not followed."""
+    # Its own ending, by which some writers choose the format.
+    temporary = path.with_name(f".predicted-{os.getpid()}.{path.name.partition('.')[2] or 'tmp'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno in DISK_FULL:
+            raise DiskFull(f"{path} could not be written: {error.strerror}; free some space") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror}; give another folder for results") from error
 
 
 class Predictions(ResultFolder):

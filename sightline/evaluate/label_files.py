@@ -1,0 +1,190 @@
+"""`sightline evaluate --labels`: masks, or what a run says of its val split, against label files in their own geometry.
+
+Dice of each case and class: 1 where a class is neither in the mask nor in the label, 0 where it is in one of them only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sightline.data.files import list_files
+from sightline.data.nifti import read_label
+from sightline.data.volume_files import SUFFIXES, case_name
+from sightline.errors import BadData, BadSample, UsageError
+from sightline.evaluate.predict import Trained, predict_files
+from sightline.log import RunLog
+from sightline.parts import PredictOptions, Scores
+from sightline.report.predictions import DOCUMENT, write_whole
+from sightline.report.volumes import compared_picture
+
+DOCUMENT_OF_SCORES = "scores-labels.json"
+PROBABILITIES = ".npy"
+WORST = 20
+PICTURES = 4  # of the worst cases of a run
+_VALUES = 256  # a label is a byte
+_AFFINE_MM = 1e-3  # headers hold 32-bit floats
+_MAX_JSON_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Voxels of each value 0..255 of one case."""
+
+    case: str
+    shared: np.ndarray
+    found: np.ndarray
+    truth: np.ndarray
+
+    def dice(self, classes: int) -> list[float]:
+        """Of every class but the background."""
+        total = self.found + self.truth
+        every = np.where(total > 0, 2 * self.shared / np.maximum(total, 1), 1.0)
+        return [float(value) for value in every[1:classes]]
+
+
+def evaluate_folder(predicted: Path, labels: Path) -> Scores:
+    """Every CASE.nii.gz, or CASE.npy of probabilities, of a folder against CASE.nii.gz of another."""
+    files = list_files([predicted], (*SUFFIXES, PROBABILITIES), labels)
+    cases: dict[str, Path] = {}
+    for name, path in files.items():
+        case = name.removesuffix(PROBABILITIES) if name.endswith(PROBABILITIES) else case_name(name)
+        if case not in cases or not name.endswith(PROBABILITIES):  # of both, the mask is what was decided
+            cases[case] = path
+    base = labels / "labelsTr" if (labels / "labelsTr").is_dir() else labels
+    pairs = {case: (path, _label_of(base, case)) for case, path in cases.items()}
+    return _tell(pairs, _class_names(predicted, base), predicted, RunLog(predicted, claims=False))
+
+
+def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
+    """What a run says of the raw files of its val split; masks and the worst cases as pictures stay in `folder`."""
+    files = trained.recipe.data.labelled_files(labels)
+    images = {case: image for case, (image, _) in files.items()}
+    document = predict_files(trained, images, folder, PredictOptions(draws=False))
+    pairs = {row["file"]: (folder / row["mask"], files[row["file"]][1]) for row in document["files"]}
+    log = RunLog(folder, trained.run.progress, claims=False)
+    scores = _tell(pairs, trained.spec.classes, folder, log, checkpoint=str(trained.path))
+    for row in scores.worst[:PICTURES]:
+        case = row["name"]
+        picture = compared_picture(case, images[case], *pairs[case], trained.spec.classes)
+        write_whole(folder / f"{case}.png", picture.save)
+    log.say(f"masks, {DOCUMENT_OF_SCORES} and pictures of the worst cases are in {folder}")
+    return scores
+
+
+def compare(case: str, predicted: Path, label: Path, classes: int) -> Counts:
+    """Counts of one case; BadSample where the two are no pair, or hold a number that is no class."""
+    found, affine = _read_predicted(case, predicted)
+    truth, wanted = read_label(label, case)
+    if found.shape != truth.shape:
+        raise BadSample(case, f"its mask has {_sides(found)} voxels and its label {_sides(truth)}; give its own label")
+    if affine is not None and not np.allclose(affine, wanted, rtol=0, atol=_AFFINE_MM):
+        raise BadSample(
+            case, f"its mask lies at {affine.tolist()} and its label at {wanted.tolist()}; give its own label"
+        )
+    for what, values in (("mask", found), ("label", truth)):
+        if classes and (highest := int(values.max(initial=0))) >= classes:
+            raise BadSample(case, f"its {what} holds a {highest}; there are {classes} classes, 0 to {classes - 1}")
+    counts = [np.bincount(values.reshape(-1), minlength=_VALUES) for values in (found[found == truth], found, truth)]
+    return Counts(case, *counts)
+
+
+def _tell(
+    pairs: Mapping[str, tuple[Path, Path]], classes: Sequence[str], folder: Path, log: RunLog, **about: Any
+) -> Scores:
+    """Compares, prints the original's line with the names of the classes below, and writes all of it."""
+    counts = []
+    for number, (case, (predicted, label)) in enumerate(pairs.items()):
+        log.evaluating(number, len(pairs), number, len(pairs))
+        counts.append(compare(case, predicted, label, len(classes)))
+    if not classes:
+        present = np.flatnonzero(np.sum([each.found + each.truth for each in counts], axis=0))
+        classes = [f"L{number}" for number in range(max(int(present.max(initial=0)), 1) + 1)]
+    scores = scores_of(counts, classes)
+    log.release()
+    per_class = [(row["label"], row["dice"]) for row in scores.tables["classes"]]
+    log.say(f"mean dice: {scores.values['dice']:.4f} - " + " ".join(f"{label} {dice:.4f}" for label, dice in per_class))
+    text = json.dumps({**about, **vars(scores)}, indent=1, allow_nan=False) + "\n"
+    write_whole(folder / DOCUMENT_OF_SCORES, lambda path: path.write_text(text, encoding="utf-8"))
+    return scores
+
+
+def scores_of(counts: Sequence[Counts], classes: Sequence[str]) -> Scores:
+    """Means over cases of each class, their mean and sum, and the cases with the lowest Dice."""
+    if not counts:
+        raise BadData("not one case could be compared; mend the files that are listed above")
+    dice = np.array([each.dice(len(classes)) for each in counts])  # (cases, classes - 1)
+    means = dice.mean(0)
+    values = {"dice": float(means.mean()), "dice_sum": float(means.sum()), "samples": float(len(counts))}
+    rows = [
+        {"class": name, "label": f"L{number}", "dice": float(mean)}
+        for number, (name, mean) in enumerate(zip(classes[1:], means, strict=True), start=1)
+    ]
+    cases: list[dict[str, Any]] = [
+        {"name": each.case, "dice": float(row.mean()), **{f"L{n}": float(v) for n, v in enumerate(row, start=1)}}
+        for each, row in zip(counts, dice, strict=True)
+    ]
+    worst = sorted((row for row in cases if row["dice"] < 1), key=lambda row: row["dice"])[:WORST]
+    return Scores(values, {"classes": rows, "volumes": cases}, worst)
+
+
+def _label_of(folder: Path, case: str) -> Path:
+    if not folder.is_dir():
+        raise UsageError(f"--labels {folder} is no folder; give one that holds CASE.nii.gz for every CASE")
+    for suffix in SUFFIXES:
+        if (path := folder / f"{case}{suffix}").is_file():
+            return path
+    raise BadSample(case, f"has no label: {folder / case}.nii.gz does not exist; add it or remove the mask")
+
+
+def _read_predicted(case: str, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """(depth, height, width) uint8 and, where the file has one, its affine."""
+    if not path.name.endswith(PROBABILITIES):
+        return read_label(path, case)
+    try:
+        scores = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise BadSample(case, f"{path} cannot be read: {error}") from error
+    if not isinstance(scores, np.ndarray) or scores.ndim != 4 or scores.dtype.kind != "f" or not scores.size:
+        what = f"{scores.dtype} of shape {scores.shape}" if isinstance(scores, np.ndarray) else "no array"
+        raise BadSample(case, f"{path} holds {what}; floats of (classes, depth, height, width) were expected")
+    if len(scores) > _VALUES:
+        raise BadSample(case, f"{path} has {len(scores)} classes; at most {_VALUES} were expected")
+    found = np.empty(scores.shape[1:], np.uint8)
+    for number in range(len(found)):  # slice by slice, so that the file need not fit into memory
+        plane = scores[:, number]
+        if not np.isfinite(plane).all():
+            raise BadSample(case, f"{path} holds values that are not finite; predict it again")
+        found[number] = plane.argmax(0)
+    return found, None
+
+
+def _class_names(predicted: Path, labels: Path) -> list[str]:
+    """As the predictions, or the data set of the labels, name them; none where nobody says."""
+    names = _json(predicted / DOCUMENT).get("classes")
+    if isinstance(names, list) and 2 <= len(names) <= _VALUES and all(isinstance(name, str) for name in names):
+        return names
+    numbered = _json(labels.parent / "dataset.json").get("labels")
+    if not isinstance(numbered, dict) or not 2 <= len(numbered) <= _VALUES:
+        return []
+    keys = [str(number) for number in range(len(numbered))]
+    return [str(numbered[key]) for key in keys] if set(numbered) == set(keys) else []
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            return {}
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _sides(volume: np.ndarray) -> str:
+    return " x ".join(map(str, volume.shape))
