@@ -150,6 +150,8 @@ class Run:
     """Copy, and decode, the next batch on a stream of its own while the step runs; batches are the same without."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile of forward, loss and backward; auto is on for CUDA only."""
+    kernels: Literal["auto", "off"] = "auto"
+    """Our own kernels where they apply, which is on CUDA only; off: plain torch, equal within rounding."""
     graph: Literal["auto", "on", "off"] = "auto"
     """The whole step as one CUDA graph; auto is on for one CUDA device."""
     warmup_steps: int = 0

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from sightline import kernels
 from sightline.config import Recipe, Run
 from sightline.errors import UsageError
 from sightline.hardware import affinity, devices, world
@@ -27,6 +28,7 @@ def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
     if run.affinity != "disabled":
         # After the device is known, before loader processes and torch's threads start.
         cpus = len(affinity.bind(run.affinity, device, here.local_rank, world.local_size(here)))
+    kernels.use(run.kernels)
     if run.threads:
         torch.set_num_threads(run.threads)
     elif cpus:

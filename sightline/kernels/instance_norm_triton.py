@@ -20,18 +20,26 @@ JOINED = 16  # chunks joined at once
 
 
 class Plan(NamedTuple):
-    """How a shape is cut up: `chunks` of `chunk_rows` rows, read `rows` x `channels` at a time; 0 chunks: whole."""
+    """How a shape is cut up: `chunks` of `tiles` tiles of `rows` x `channels` elements; 0 chunks: one tile is all."""
 
     channels: int
     rows: int
+    tiles: int
     chunks: int
-    chunk_rows: int
     warps: int
 
     @property
     def options(self) -> dict[str, int | bool]:
         """Of a launch. Products and sums are fused whatever this version of Triton does by default."""
-        return {"ROWS": self.rows, "CHANNELS": self.channels, "num_warps": self.warps, "enable_fp_fusion": True}
+        sizes = {"ROWS": self.rows, "CHANNELS": self.channels}
+        if self.chunks:
+            sizes["TILES"] = self.tiles
+        return {**sizes, "num_warps": self.warps, "enable_fp_fusion": True}
+
+    @property
+    def joining(self) -> "Plan":
+        """How the chunks of a picture, as rows, are joined by one program."""
+        return self._replace(rows=JOINED, tiles=triton.cdiv(self.chunks, JOINED), warps=2)
 
 
 def plan(pictures: int, rows: int, channels: int) -> Plan:
@@ -41,12 +49,12 @@ def plan(pictures: int, rows: int, channels: int) -> Plan:
     padded = triton.next_power_of_2(rows)
     if padded * min(block, 32) <= WHOLE:
         block = min(block, max(32, 8192 // padded))
-        return Plan(block, padded, 0, 0, min(max(padded * block // 1024, 1), 16))
+        return Plan(block, padded, 1, 0, min(max(padded * block // 1024, 1), 16))
     tile_rows = TILE // block
     tiles = triton.cdiv(rows, tile_rows)
     wanted = triton.cdiv(PROGRAMS, pictures * triton.cdiv(channels, block))
-    chunk_rows = triton.cdiv(tiles, max(min(wanted, tiles // LEAST_TILES), 1)) * tile_rows
-    return Plan(block, tile_rows, triton.cdiv(rows, chunk_rows), chunk_rows, 4)
+    tiles_of_chunk = triton.cdiv(tiles, max(min(wanted, tiles // LEAST_TILES), 1))
+    return Plan(block, tile_rows, tiles_of_chunk, triton.cdiv(tiles, tiles_of_chunk), 4)
 
 
 def forward(
@@ -63,9 +71,9 @@ def forward(
             _whole[(programs,)](x, weight, bias, y, *statistics, rows, channels, eps, slope, **cut.options)
             return y, statistics
         parts = torch.empty((2, pictures, cut.chunks, channels), dtype=torch.float32, device=x.device)
-        size = (rows, channels, cut.chunks, cut.chunk_rows)
+        size = (rows, channels, cut.chunks)
         _reduce[(programs * cut.chunks,)](x, *parts, *size, **cut.options)
-        _join[(programs,)](*parts, *statistics, *size, eps, **cut._replace(rows=JOINED, warps=2).options)
+        _join[(programs,)](*parts, *statistics, *size, eps, LENGTH=cut.rows * cut.tiles, **cut.joining.options)
         _apply[(programs * cut.chunks,)](x, weight, bias, y, *statistics, *size, slope, **cut.options)
     return y, statistics
 
@@ -85,7 +93,7 @@ def backward(
             _whole_backward[(programs,)](*given, inner, *sums, rows, channels, slope, **cut.options)
             return inner, sums.sum(1)
         parts = torch.empty((2, pictures, cut.chunks, channels), dtype=torch.float32, device=x.device)
-        size = (rows, channels, cut.chunks, cut.chunk_rows)
+        size = (rows, channels, cut.chunks)
         _reduce_backward[(programs * cut.chunks,)](*given, *parts, *size, slope, **cut.options)
         sums = parts.sum(2)  # (2, pictures, channels)
         _apply_backward[(programs * cut.chunks,)](*given, *sums, inner, *size, slope, **cut.options)
@@ -93,7 +101,9 @@ def backward(
 
 
 @triton.jit
-def _place(program: tl.tensor, channels: tl.tensor, chunks: tl.tensor, CHANNELS: tl.constexpr):
+def _place(
+    program: tl.tensor, channels: tl.tensor, chunks: tl.tensor, CHANNELS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Picture, chunk and channels of a program; those that read neighbouring channels run side by side."""
     blocks = tl.cdiv(channels, CHANNELS)
     channel = (program % blocks) * CHANNELS + tl.arange(0, CHANNELS)
@@ -103,7 +113,7 @@ def _place(program: tl.tensor, channels: tl.tensor, chunks: tl.tensor, CHANNELS:
 
 
 @triton.jit
-def _normalise(x: tl.tensor, mean: tl.tensor, gain: tl.tensor, bias: tl.tensor):
+def _normalise(x: tl.tensor, mean: tl.tensor, gain: tl.tensor, bias: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """Distances from the mean, and what goes into the leaky ReLU; one place: backward must find forward's signs."""
     away = x - mean
     return away, away * gain + bias
@@ -150,23 +160,23 @@ def _reduce(
     rows: tl.tensor,
     channels: tl.tensor,
     chunks: tl.tensor,
-    chunk_rows: tl.tensor,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    TILES: tl.constexpr,
 ) -> None:
     """Mean and sum of squared distances from it of each chunk, after Welford: one pass, no cancellation."""
     # From the last picture to the first: what was written last before this launch is still in the cache.
     program = tl.num_programs(0) - 1 - tl.program_id(0)
     picture, chunk, channel = _place(program, channels, chunks, CHANNELS)
     known = channel < channels
-    first = chunk * chunk_rows
-    length = tl.minimum(chunk_rows, rows - first)
+    first = chunk * (TILES * ROWS)
+    length = tl.minimum(rows - first, TILES * ROWS)
     x += picture * rows * channels
     mean = tl.zeros((ROWS, CHANNELS), tl.float32)
     spread = tl.zeros((ROWS, CHANNELS), tl.float32)
     count = 0.0
-    for start in range(0, length, ROWS):
-        row = start + tl.arange(0, ROWS)[:, None]
+    for tile in range(TILES):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
         inside = (row < length) & known
         value = tl.load(x + (first + row) * channels + channel, mask=inside, other=0.0).to(tl.float32)
         count += 1.0
@@ -192,10 +202,11 @@ def _join(
     rows: tl.tensor,
     channels: tl.tensor,
     chunks: tl.tensor,
-    chunk_rows: tl.tensor,
     eps: tl.tensor,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    TILES: tl.constexpr,
+    LENGTH: tl.constexpr,
 ) -> None:
     """Chunks joined after Chan: first their common mean, as a distance from that of the first, then distances to it."""
     picture, _, channel = _place(tl.program_id(0), channels, 1, CHANNELS)
@@ -203,18 +214,18 @@ def _join(
     at = picture * chunks * channels + channel
     origin = tl.load(means + at, mask=known, other=0.0)
     shift = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for start in range(0, chunks, ROWS):
-        chunk = start + tl.arange(0, ROWS)[:, None]
+    for tile in range(TILES):
+        chunk = tile * ROWS + tl.arange(0, ROWS)[:, None]
         inside = (chunk < chunks) & known
-        length = tl.minimum(chunk_rows, rows - chunk * chunk_rows).to(tl.float32)
+        length = tl.minimum(rows - chunk * LENGTH, LENGTH).to(tl.float32)
         found = tl.load(means + at + chunk * channels, mask=inside, other=0.0)
         shift += tl.where(inside, (found - origin) * length, 0.0)
     centre = origin + tl.sum(shift, 0) / rows
     spread = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for start in range(0, chunks, ROWS):
-        chunk = start + tl.arange(0, ROWS)[:, None]
+    for tile in range(TILES):
+        chunk = tile * ROWS + tl.arange(0, ROWS)[:, None]
         inside = (chunk < chunks) & known
-        length = tl.minimum(chunk_rows, rows - chunk * chunk_rows).to(tl.float32)
+        length = tl.minimum(rows - chunk * LENGTH, LENGTH).to(tl.float32)
         away = tl.load(means + at + chunk * channels, mask=inside, other=0.0) - centre
         within = tl.load(spreads + at + chunk * channels, mask=inside, other=0.0)
         spread += tl.where(inside, within + length * away * away, 0.0)
@@ -234,10 +245,10 @@ def _apply(
     rows: tl.tensor,
     channels: tl.tensor,
     chunks: tl.tensor,
-    chunk_rows: tl.tensor,
     slope: tl.tensor,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    TILES: tl.constexpr,
 ) -> None:
     picture, chunk, channel = _place(tl.program_id(0), channels, chunks, CHANNELS)
     known = channel < channels
@@ -247,9 +258,8 @@ def _apply(
     b = tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)
     x += picture * rows * channels
     y += picture * rows * channels
-    first = chunk * chunk_rows
-    for start in range(first, tl.minimum(first + chunk_rows, rows), ROWS):
-        row = start + tl.arange(0, ROWS)[:, None]  # chunks end where tiles do, so no row belongs to two
+    for tile in range(TILES):
+        row = (chunk * TILES + tile) * ROWS + tl.arange(0, ROWS)[:, None]
         at, inside = row * channels + channel, (row < rows) & known
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         _, before = _normalise(value, centre, gain, b)
@@ -308,10 +318,10 @@ def _reduce_backward(
     rows: tl.tensor,
     channels: tl.tensor,
     chunks: tl.tensor,
-    chunk_rows: tl.tensor,
     slope: tl.tensor,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    TILES: tl.constexpr,
 ) -> None:
     """Sums over each chunk of the gradient before the leaky ReLU, and of its product with the normalised x."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)  # last picture first, as in _reduce
@@ -325,9 +335,8 @@ def _reduce_backward(
     outer += picture * rows * channels
     total = tl.zeros((ROWS, CHANNELS), tl.float32)
     dot = tl.zeros((ROWS, CHANNELS), tl.float32)
-    first = chunk * chunk_rows
-    for start in range(first, tl.minimum(first + chunk_rows, rows), ROWS):
-        row = start + tl.arange(0, ROWS)[:, None]
+    for tile in range(TILES):
+        row = (chunk * TILES + tile) * ROWS + tl.arange(0, ROWS)[:, None]
         at, inside = row * channels + channel, (row < rows) & known
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         slant = tl.load(outer + at, mask=inside, other=0.0).to(tl.float32)
@@ -354,10 +363,10 @@ def _apply_backward(
     rows: tl.tensor,
     channels: tl.tensor,
     chunks: tl.tensor,
-    chunk_rows: tl.tensor,
     slope: tl.tensor,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    TILES: tl.constexpr,
 ) -> None:
     picture, chunk, channel = _place(tl.program_id(0), channels, chunks, CHANNELS)
     known = channel < channels
@@ -371,9 +380,8 @@ def _apply_backward(
     x += picture * rows * channels
     outer += picture * rows * channels
     inner += picture * rows * channels
-    first = chunk * chunk_rows
-    for start in range(first, tl.minimum(first + chunk_rows, rows), ROWS):
-        row = start + tl.arange(0, ROWS)[:, None]
+    for tile in range(TILES):
+        row = (chunk * TILES + tile) * ROWS + tl.arange(0, ROWS)[:, None]
         at, inside = row * channels + channel, (row < rows) & known
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         slant = tl.load(outer + at, mask=inside, other=0.0).to(tl.float32)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sightline import kernels
+
 SIDE = 8  # the window as it is computed: 7 and a row of zeros, so that it starts at an even pixel
 CHANNELS = 4  # 3 and a plane of zeros, so that a block of 2x2 pixels is 16 channels
 
@@ -16,9 +18,8 @@ CHANNELS = 4  # 3 and a plane of zeros, so that a block of 2x2 pixels is 16 chan
 def applies(pixels: Tensor) -> bool:
     """In half precision on CUDA; elsewhere the plain convolution is as fast, or bits are worth more."""
     sides_are_even = pixels.shape[2] % 2 == 0 and pixels.shape[3] % 2 == 0
-    return (
-        pixels.is_cuda and pixels.dtype in (torch.bfloat16, torch.float16) and pixels.shape[1] <= 4 and sides_are_even
-    )
+    is_half = pixels.dtype in (torch.bfloat16, torch.float16)
+    return kernels.are_allowed() and pixels.is_cuda and is_half and pixels.shape[1] <= 4 and sides_are_even
 
 
 def convolve(pixels: Tensor, weight: Tensor, before: int, bias: Tensor | None = None) -> Tensor:

@@ -1,0 +1,164 @@
+"""Instance norm with leaky ReLU: the reference, where kernels apply, how they cut a shape, and what they compute."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sightline.kernels import instance_norm
+
+HERE = Path(__file__).resolve().parent
+# (pictures, channels, pixels): a U-Net of 192 x 160 and one of 56 x 40, odd ones, three dimensions, one picture alone.
+SHAPES = [
+    (64, 32, 192 * 160),
+    (64, 64, 96 * 80),
+    (64, 128, 48 * 40),
+    (64, 256, 24 * 20),
+    (64, 512, 12 * 10),
+    (64, 512, 6 * 5),
+    (9, 32, 56 * 40),
+    (9, 64, 28 * 20),
+    (9, 256, 7 * 5),
+    (2, 320, 8**3),
+    (2, 32, 128**3),
+    (1, 33, 1001),
+    (1, 3, 100_003),
+    (3, 1, 2),
+    (5, 1000, 4099),
+]
+
+
+def test_the_reference_is_the_formula():
+    """Ten lines of NumPy in float64, and torch's own layers."""
+    generator = np.random.default_rng(0)
+    for shape in ((2, 3, 5, 7), (2, 3, 4, 5, 6)):
+        x, weight, bias = generator.normal(5, 3, shape), generator.normal(size=3), generator.normal(size=3)
+        axes, column = tuple(range(2, len(shape))), (3,) + (1,) * (len(shape) - 2)
+        mean, var = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
+        y = (x - mean) / np.sqrt(var + 1e-5) * weight.reshape(column) + bias.reshape(column)
+        y = np.where(y > 0, y, 0.01 * y)
+        given = [torch.from_numpy(t) for t in (x, weight, bias)]
+        np.testing.assert_allclose(instance_norm.reference(*given, 1e-5, 0.01).numpy(), y, rtol=1e-10, atol=1e-12)
+    layers = nn.Sequential(nn.InstanceNorm2d(3, affine=True), nn.LeakyReLU(0.2))
+    x = torch.randn(2, 3, 5, 7)
+    torch.testing.assert_close(
+        instance_norm.instance_norm_leaky_relu(x, layers[0].weight, layers[0].bias, layers[0].eps, 0.2), layers(x)
+    )
+
+
+def test_the_reference_rounds_half_precision_once():
+    x = (torch.randn(2, 3, 20, 20) + 8).bfloat16()
+    weight, bias = torch.rand(3), torch.randn(3)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = instance_norm.reference(x, weight, bias, 1e-5, 0.01)
+    assert y.dtype == torch.bfloat16
+    exact = instance_norm.reference(x.double(), weight.double(), bias.double(), 1e-5, 0.01)
+    torch.testing.assert_close(y.double(), exact, rtol=2**-8, atol=1e-5)
+
+
+def test_where_the_kernels_apply():
+    pytest.importorskip("triton")
+
+    def applies(*shape: int, device: str = "cuda", dtype: torch.dtype = torch.bfloat16, last: bool = True) -> bool:
+        with FakeTensorMode():  # a CUDA tensor without values needs no CUDA
+            x = torch.empty(shape, device=device, dtype=dtype)
+            if last:
+                x = x.contiguous(memory_format=instance_norm.LAYOUTS.get(x.dim(), torch.contiguous_format))
+            return instance_norm.applies(x)
+
+    assert applies(2, 32, 8, 8) and applies(2, 32, 8, 8, 8)
+    assert applies(2, 33, 7, 5, dtype=torch.float32) and applies(2, 32, 8, 8, dtype=torch.float16)
+    assert not applies(2, 32, 8, 8, device="cpu")
+    assert not applies(2, 32, 8, 8, last=False) and not applies(2, 32, 8, 8, 8, last=False)
+    assert not applies(2, 32, 8, 8, dtype=torch.float64)
+    assert not applies(2, 32, 8)
+    assert not applies(2, 32, 1, 1)
+    assert not applies(0, 32, 8, 8)
+    assert not applies(1, 512, 1 << 11, 1 << 11)  # 2^31 elements in a picture
+
+
+def test_a_compiler_is_told_layout_and_types():
+    pytest.importorskip("triton")
+    with FakeTensorMode():
+        x = torch.empty(2, 32, 6, 8, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        weight, bias = torch.empty(2, 32, device="cuda").unbind()
+        assert instance_norm.instance_norm_leaky_relu(x, weight, bias, 1e-5, 0.01).stride() == x.stride()
+        y, statistics = instance_norm._operation(x, weight, bias, 1e-5, 0.01)
+        inner, of_parameters = instance_norm._gradient(y.contiguous(), x, weight, bias, statistics, 0.01)
+    for found in (y, inner):
+        assert found.shape == x.shape and found.stride() == x.stride() and found.dtype == torch.bfloat16
+    assert of_parameters.shape == (2, 32) and of_parameters.dtype == statistics.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("pictures", "channels", "pixels"), SHAPES, ids=str)
+def test_a_cut_holds_every_pixel_once(pictures, channels, pixels):
+    """Chunks tile the rows without an empty one; blocks are powers of two that a program's registers hold."""
+    triton = pytest.importorskip("sightline.kernels.instance_norm_triton")
+    cut = triton.plan(pictures, pixels, channels)
+    for number in (cut.rows, cut.channels, cut.warps):
+        assert number.bit_count() == 1
+    assert cut.rows * cut.channels <= 32 * 32 * cut.warps  # elements per thread
+    if cut.chunks == 0:
+        assert pixels <= cut.rows
+    else:
+        length = cut.rows * cut.tiles
+        assert (cut.chunks - 1) * length < pixels <= cut.chunks * length
+        programs = pictures * -(-channels // cut.channels) * cut.chunks
+        assert programs >= 264 or cut.tiles <= 2 * triton.LEAST_TILES  # two for each of 132 processors, or few to do
+
+
+def test_the_kernels_compute_it_in_tritons_interpreter():
+    """In a process of its own: the interpreter must be chosen before Triton is imported, and stays."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--show-capture=no"]
+    done = subprocess.run(
+        [*command, str(HERE / "interpreted_instance_norm.py")],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        cwd=HERE.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert "skipped" not in done.stdout, done.stdout[-500:]
+
+
+POINTERS = {"x": "*bf16", "y": "*bf16", "outer": "*bf16", "inner": "*bf16"}
+SCALARS = {"rows": "i32", "channels": "i32", "chunks": "i32", "eps": "fp32", "slope": "fp32"}
+
+
+@pytest.mark.parametrize("shape", [(64, 480, 256), (64, 7680, 64)], ids=["whole", "chunks"])
+def test_the_kernels_compile_for_a_gpu_that_is_not_here(shape, tmp_path, monkeypatch):
+    """To machine code of a Hopper, in loads and stores of 16 bytes: narrower ones would halve the speed."""
+    pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from sightline.kernels import instance_norm_triton as kernels
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    cut = kernels.plan(*shape)
+    length = {"LENGTH": cut.rows * cut.tiles}
+    runs = [(kernels._whole, cut, {}), (kernels._whole_backward, cut, {})]
+    if cut.chunks:
+        runs = [(kernels._reduce, cut, {}), (kernels._apply, cut, {}), (kernels._join, cut.joining, length)]
+        runs += [(kernels._reduce_backward, cut, {}), (kernels._apply_backward, cut, {})]
+    for kernel, sizes, more in runs:
+        options = {**sizes.options, **more}
+        constants = {name: options.pop(name) for name in ("ROWS", "CHANNELS", "TILES", "LENGTH") if name in options}
+        names = [parameter.name for parameter in kernel.params]
+        types = {name: POINTERS.get(name) or SCALARS.get(name, "*fp32") for name in names if name not in constants}
+        signature = {name: types.get(name, "constexpr") for name in names}
+        aligned = [name for name, kind in types.items() if kind.startswith("*") or name in ("rows", "channels")]
+        attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+        source = ASTSource(kernel, signature, constants, attributes)
+        code = compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+        assert len(code["cubin"]) > 0
+        assert "ld.global.v4.b32" in code["ptx"] and "ld.global.b16" not in code["ptx"]
+        assert "st.global.v4.b32" in code["ptx"] or "y" not in names
