@@ -1,0 +1,323 @@
+"""U-Net for slices and volumes, as nnU-Net builds it: depth, kernels and strides follow from patch and spacing.
+
+Strided convolutions go down, transposed ones up; instance norm and leaky ReLU are one operation of kernels/.
+tasks/segmentation.py reads what comes out; evaluate/sliding_window.py reads `patch`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sightline.errors import UsageError
+from sightline.kernels.instance_norm import instance_norm_leaky_relu
+from sightline.parts import DataSpec, ModelConfig
+
+# The rule of the network's form, and the numbers that follow from the published one.
+MOST_STRIDES = 5
+SMALLEST_STRIDED = 8  # an axis with fewer voxels is not halved any more
+COARSE_RATIO = 2.0  # an axis this many times coarser than the finest waits until the others have caught up
+MOST_FILTERS = {2: 512, 3: 320}
+NORM_GROUPS = 32
+
+DROPPED_BLOCK = 5
+DROPPED_SHARE = 0.1
+DROP_RAMP_STEPS = 10_000
+DROPPING_LEVELS = 3  # the two before the bottleneck, and the bottleneck
+
+CONVS: dict[int, type[nn.Conv2d | nn.Conv3d]] = {2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED: dict[int, type[nn.ConvTranspose2d | nn.ConvTranspose3d]] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+BATCH_NORMS: dict[int, type[nn.BatchNorm2d | nn.BatchNorm3d]] = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
+NORMS = ("instance", "batch", "group")
+Axes = tuple[int, ...]  # one number per axis of the patch
+
+
+@dataclass(frozen=True)
+class UnetConfig(ModelConfig):
+    """A U-Net for the patch, channels and classes of the data; its levels follow from patch and spacing."""
+
+    norm: Literal["instance", "batch", "group"] = "instance"
+    """After every convolution; group has 32 groups, or as many as a layer's channels can be split into."""
+    negative_slope: float = 0.01
+    """Of the leaky ReLU, and of the gain that convolutions start with."""
+    residual: bool = False
+    """Blocks on the way down add their input to their output."""
+    attention: bool = False
+    """Gates on the connections across: what comes from below decides what of the finer level is passed on."""
+    drop_block: bool = False
+    """In the three deepest levels drop 5-wide blocks in training: their share grows to 0.1 over 10,000 passes."""
+    deep_supervision: bool = False
+    """In training coarser levels predict too; the loss weighs them."""
+    aux_heads: int = 2
+    """With deep_supervision: how many coarser levels predict, from half resolution on."""
+    width: int = 32
+    """Filters of the first level; every level below has twice as many."""
+    max_filters: int = 0
+    """Most filters of a level; 0: 512 in 2D, 320 in 3D."""
+
+    def __post_init__(self) -> None:
+        if self.norm not in NORMS:
+            raise UsageError(f"model.norm='{self.norm}' is unknown; use one of {', '.join(NORMS)}")
+        if not 0 <= self.negative_slope <= 1:
+            raise UsageError(f"model.negative_slope={self.negative_slope} must be in [0, 1]; 0.01 is the published one")
+        for name in ("aux_heads", "width"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"model.{name}={getattr(self, name)} must be at least 1")
+        if self.max_filters and self.max_filters < self.width:
+            raise UsageError(
+                f"model.max_filters={self.max_filters} must not be below model.width={self.width}; "
+                f"0 takes 512 in 2D and 320 in 3D"
+            )
+        if self.attention and self.width < 2:
+            raise UsageError(f"model.attention halves the filters, model.width={self.width} is too thin; use 2 or more")
+
+    def build(self, spec: DataSpec) -> Unet:
+        """The network for `spec`'s patch, spacing, channels and classes, with random weights."""
+        dim = len(spec.size)
+        if dim not in CONVS:
+            raise UsageError(
+                f"this network is for slices or volumes, its patch is {_text(spec.size)}; give 2 or 3 axes"
+            )
+        if spec.spacing and len(spec.spacing) != dim:
+            raise UsageError(f"the patch {_text(spec.size)} has {dim} axes, its spacing {len(spec.spacing)}")
+        kernels, strides = geometry(spec.size, spec.spacing or (1.0,) * dim)  # pictures have no spacing
+        levels = len(strides)
+        if levels < 2:
+            raise UsageError(
+                f"the patch {_text(spec.size)} is too small to be halved; a side must have {SMALLEST_STRIDED} or more"
+            )
+        multiples = [math.prod(axis) for axis in zip(*strides, strict=True)]
+        if any(side % multiple for side, multiple in zip(spec.size, multiples, strict=True)):
+            fitting = [-(-side // multiple) * multiple for side, multiple in zip(spec.size, multiples, strict=True)]
+            raise UsageError(
+                f"the patch {_text(spec.size)} cannot be halved and doubled again: its sides must be multiples of "
+                f"{_text(multiples)}, e.g. {_text(fitting)}"
+            )
+        if self.deep_supervision and self.aux_heads > levels - 2:
+            raise UsageError(
+                f"model.aux_heads={self.aux_heads}: the patch {_text(spec.size)} makes {levels} levels, of which "
+                f"{levels - 2} lie between the finest and the deepest; use at most that many, or no deep_supervision"
+            )
+        most = self.max_filters or MOST_FILTERS[dim]
+        return Unet(self, spec, filters(levels, self.width, most), kernels, strides)
+
+    def start_from(self, model: nn.Module) -> str:
+        """Weights stay random; tells what the patch has led to."""
+        assert isinstance(model, Unet)
+        return (
+            f"U-Net for patches of {_text(model.patch)}: {len(model.filters)} levels, "
+            f"filters {' '.join(map(str, model.filters))}, kernels {' '.join(map(_text, model.kernels))}, "
+            f"strides {' '.join(map(_text, model.strides))}"
+        )
+
+
+def geometry(patch: Sequence[int], spacing: Sequence[float]) -> tuple[list[Axes], list[Axes]]:
+    """Kernels and strides of every level, finest first, for a patch in voxels and its spacing in mm."""
+    size, distance = list(patch), list(spacing)
+    kernels: list[Axes] = []
+    strides: list[Axes] = [(1,) * len(size)]
+    while len(kernels) < MOST_STRIDES:
+        is_fine = [mm / min(distance) <= COARSE_RATIO for mm in distance]
+        stride = tuple(2 if fine and side >= SMALLEST_STRIDED else 1 for fine, side in zip(is_fine, size, strict=True))
+        if max(stride) == 1:
+            break
+        kernels.append(tuple(3 if fine else 1 for fine in is_fine))
+        strides.append(stride)
+        size = [side // step for side, step in zip(size, stride, strict=True)]
+        distance = [mm * step for mm, step in zip(distance, stride, strict=True)]
+    return [*kernels, (3,) * len(size)], strides
+
+
+def filters(levels: int, width: int, most: int) -> list[int]:
+    """Filters of every level, finest first."""
+    return [min(width * 2**level, most) for level in range(levels)]
+
+
+class InstanceNorm(nn.modules.instancenorm._InstanceNorm):
+    """Instance norm and leaky ReLU in one; a slope of 1 leaves the norm alone."""
+
+    def __init__(self, channels: int):
+        super().__init__(channels, affine=True)
+
+    def forward(self, x: Tensor, slope: float = 1.0) -> Tensor:
+        return instance_norm_leaky_relu(x, self.weight, self.bias, self.eps, slope)
+
+
+class DropBlock(nn.Module):
+    """Zeros blocks of neighbouring voxels in all channels of a sample and scales up the rest; nothing in evaluation."""
+
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))  # in checkpoints: a resumed run goes on
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        dim = x.dim() - 2
+        share = (self.steps / DROP_RAMP_STEPS).clamp(max=1.0) * DROPPED_SHARE
+        self.steps += 1
+        noise = torch.rand(len(x), 1, *x.shape[2:], device=x.device)
+        centres = (noise < share / DROPPED_BLOCK**dim).float()
+        pool = functional.max_pool2d if dim == 2 else functional.max_pool3d
+        kept = 1 - pool(centres, DROPPED_BLOCK, 1, DROPPED_BLOCK // 2)
+        scale = kept.numel() / kept.sum().clamp(min=1.0)  # where all is dropped, 0 and not 0 / 0
+        return x * (kept * scale).to(x.dtype)
+
+
+class ConvNorm(nn.Module):
+    """Convolution without bias, DropBlock where asked for, norm, leaky ReLU; a slope of 1 is none."""
+
+    def __init__(
+        self,
+        config: UnetConfig,
+        channels: tuple[int, int],
+        kernel: Axes,
+        stride: Axes,
+        slope: float,
+        drops: bool = False,
+    ):
+        super().__init__()
+        padding = tuple((k - s + 1) // 2 for k, s in zip(kernel, stride, strict=True))
+        self.conv = CONVS[len(kernel)](*channels, kernel, stride, padding, bias=False)  # type: ignore[arg-type]
+        self.drop = DropBlock() if drops else None
+        self.norm = make_norm(config.norm, channels[1], len(kernel))
+        self.slope = slope
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        if self.drop is not None:
+            x = self.drop(x)
+        if isinstance(self.norm, InstanceNorm):
+            return self.norm(x, self.slope)
+        x = self.norm(x)
+        return x if self.slope == 1 else functional.leaky_relu(x, self.slope, inplace=True)
+
+
+class Block(nn.Module):
+    """Two convolutions, the first with the stride; where residual, their input is added before the last ReLU."""
+
+    def __init__(
+        self,
+        config: UnetConfig,
+        channels: tuple[int, int],
+        kernel: Axes,
+        stride: Axes,
+        residual: bool = False,
+        drops: bool = False,
+    ):
+        super().__init__()
+        out, ones = channels[1], (1,) * len(kernel)
+        self.slope, self.residual = config.negative_slope, residual
+        self.conv1 = ConvNorm(config, channels, kernel, stride, self.slope, drops)
+        self.conv2 = ConvNorm(config, (out, out), kernel, ones, 1.0 if residual else self.slope, drops)
+        changes = max(stride) > 1 or channels[0] != out
+        self.projection = ConvNorm(config, channels, kernel, stride, 1.0, drops) if residual and changes else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv2(self.conv1(x))
+        if not self.residual:
+            return y
+        y = y + (x if self.projection is None else self.projection(x))
+        return functional.leaky_relu(y, self.slope, inplace=True)
+
+
+class Gate(nn.Module):
+    """How much of each voxel of `skip` is passed on, in 0..1, from what came up and from `skip` itself."""
+
+    def __init__(self, config: UnetConfig, channels: int, dim: int):
+        super().__init__()
+        kernel, ones = (3,) * dim, (1,) * dim
+        self.above = ConvNorm(config, (channels, channels // 2), kernel, ones, 1.0)
+        self.across = ConvNorm(config, (channels, channels // 2), kernel, ones, 1.0)
+        self.share = ConvNorm(config, (channels // 2, 1), kernel, ones, 1.0)
+
+    def forward(self, up: Tensor, skip: Tensor) -> Tensor:
+        share = self.share(functional.relu(self.above(up) + self.across(skip)))  # (batch, 1, ...)
+        return skip * torch.sigmoid(share)
+
+
+class Up(nn.Module):
+    """From a level to the finer one above: doubled, put before what came across, and two convolutions."""
+
+    def __init__(self, config: UnetConfig, channels: tuple[int, int], kernel: Axes, stride: Axes):
+        super().__init__()
+        dim, out = len(kernel), channels[1]
+        self.transposed = TRANSPOSED[dim](*channels, stride, stride)  # type: ignore[arg-type]
+        self.gate = Gate(config, out, dim) if config.attention else None
+        self.block = Block(config, (2 * out, out), kernel, (1,) * dim)
+
+    def forward(self, x: Tensor, skip: Tensor) -> Tensor:
+        up = self.transposed(x)
+        if self.gate is not None:
+            skip = self.gate(up, skip)
+        return self.block(torch.cat([up, skip], dim=1))
+
+
+class Unet(nn.Module):
+    """(batch, channels, *patch) to logits (batch, classes, *patch); in training with deep supervision a tuple of
+    logits, full resolution first, each as coarse as the level it comes from."""
+
+    def __init__(
+        self, config: UnetConfig, spec: DataSpec, filters: list[int], kernels: list[Axes], strides: list[Axes]
+    ):
+        super().__init__()
+        self.patch = tuple(spec.size)
+        self.filters, self.kernels, self.strides = filters, kernels, strides
+        self.deep_supervision = config.deep_supervision
+        levels = len(filters)
+        first_drop = max(1, levels - DROPPING_LEVELS) if config.drop_block else levels
+        self.encoder = nn.ModuleList(
+            Block(config, channels, kernels[level], strides[level], config.residual, drops=level >= first_drop)
+            for level, channels in enumerate(zip([spec.channels, *filters], filters, strict=False))
+        )
+        self.decoder = nn.ModuleList(
+            Up(config, (filters[level], filters[level - 1]), kernels[level], strides[level])
+            for level in range(levels - 1, 0, -1)
+        )
+        # A head for each level that predicts, and for no other: none is without a gradient.
+        heads = 1 + config.aux_heads if config.deep_supervision else 1
+        self.heads = nn.ModuleList(
+            CONVS[len(self.patch)](channels, len(spec.classes), 1) for channels in filters[:heads]
+        )
+        self._initialise(config.negative_slope)
+
+    def _initialise(self, slope: float) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Conv3d):  # transposed ones keep torch's start
+                nn.init.kaiming_normal_(module.weight, a=slope, mode="fan_in", nonlinearity="leaky_relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
+        x, skips = image, []
+        for block in self.encoder:
+            x = block(x)
+            skips.append(x)
+        outputs = []
+        for up, skip in zip(self.decoder, skips[-2::-1], strict=True):
+            x = up(x, skip)
+            outputs.append(x)
+        if self.training and self.deep_supervision:
+            return tuple(head(output) for head, output in zip(self.heads, outputs[::-1], strict=False))
+        return self.heads[0](x)
+
+
+def make_norm(kind: str, channels: int, dim: int) -> nn.Module:
+    """The norm of a layer, with scale and shift."""
+    if kind == "instance":
+        return InstanceNorm(channels)
+    if kind == "batch":
+        return BATCH_NORMS[dim](channels)
+    return nn.GroupNorm(math.gcd(NORM_GROUPS, channels), channels)
+
+
+def _text(axes: Sequence[int]) -> str:
+    return "x".join(map(str, axes))
