@@ -79,6 +79,9 @@ class TrainConfig:
     """Repeated augmentation: how often a picture comes in an epoch of unchanged length, augmented anew each time."""
     bn_eval: Literal["averaged", "rank0", "local"] = "averaged"
     """Whose batch-norm statistics are evaluated and saved when there are several ranks."""
+    bn_group: int = 0
+    """Several ranks: how many share batch-norm statistics in training. 0 or 1: each has its own; N: ranks 0..N-1 and so
+    on, N must divide the number of ranks; -1: all."""
     trainable: Literal["all", "head"] = "all"
     """head: only the model's last linear layer learns; batch-norm statistics of the rest still follow the data."""
     fp32_ops: tuple[str, ...] = ()
@@ -96,6 +99,10 @@ class TrainConfig:
         for name in ("eval_from_epoch", "steps_per_epoch", "max_steps", "patience", "min_epochs"):
             if getattr(self, name) < 0:
                 raise UsageError(f"train.{name}={getattr(self, name)} must not be negative; 0 switches it off")
+        if self.bn_group < -1:
+            raise UsageError(
+                f"train.bn_group={self.bn_group} must be -1 (all ranks), 0 (each its own) or a number of ranks"
+            )
         for name in ("target_score", "diverged_score"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(

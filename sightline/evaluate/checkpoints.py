@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sightline import config
@@ -18,7 +17,7 @@ from sightline.data.loader import Loader, worker_count
 from sightline.errors import BadCheckpoint, BadData, UsageError
 from sightline.evaluate.run import evaluate, order_for
 from sightline.hardware import world
-from sightline.hardware.devices import Device
+from sightline.hardware.devices import Device, lay_channels_last
 from sightline.hardware.precision import keep_fp32
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
@@ -35,7 +34,7 @@ def build(recipe: Recipe, run: Run, spec: DataSpec, device: Device) -> nn.Module
     """The network of a recipe on its device; `load_weights` brings what it learnt."""
     model = recipe.model.build(spec).to(device.torch_device)
     if run.channels_last:
-        model = model.to(memory_format=torch.channels_last)
+        lay_channels_last(model)
     keep_fp32(model, recipe.train.fp32_ops, device)
     return model
 

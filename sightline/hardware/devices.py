@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from torch import nn
 
 from sightline.errors import UsageError
 
@@ -271,6 +272,12 @@ def set_deterministic(on: bool) -> None:
     # (pytorch#166387), so the older ones are used.
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def lay_channels_last(model: nn.Module) -> None:
+    """Weights of convolutions as kernels for pictures and volumes like them, with the channels last in memory."""
+    is_3d = any(parameter.dim() == 5 for parameter in model.parameters())
+    model.to(memory_format=torch.channels_last_3d if is_3d else torch.channels_last)
 
 
 def _require_cublas_workspace() -> None:

@@ -36,7 +36,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         traced = parse_window(run.profile, steps)  # before anything slow starts
 
         # What is learnt, and where an earlier start left it.
-        state = TrainState(recipe, run, sets["train"].spec, device, plan)
+        state = TrainState(recipe, run, sets["train"].spec, device, plan, world)
         saver = Saver(recipe, run, state, sets, device, world, log)
         resumed = saver.resume()
         # Only now: what a refused start would have done must not replace what the run was made with.

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from sightline.config import Recipe, Run
 from sightline.errors import BadCheckpoint, UsageError
-from sightline.hardware.devices import Device
+from sightline.hardware.devices import Device, lay_channels_last
 from sightline.hardware.precision import LossScale, keep_fp32
 from sightline.hardware.world import World
+from sightline.models import norm
 from sightline.parts import DataSpec
 from sightline.train.averaging import Ema
 from sightline.train.schedules import Plan, ScheduleConfig
@@ -81,17 +82,36 @@ def choose_trainable(model: nn.Module, rule: str) -> None:
     heads[-1].requires_grad_(True)
 
 
+def join_batch_norms(model: nn.Module, bn_group: int, world: World) -> str:
+    """Joins the batch-norms of ranks that `bn_group` puts together; returns what to tell the user."""
+    if bn_group > 1 and world.size % bn_group:
+        raise UsageError(
+            f"train.bn_group={bn_group} does not divide the number of ranks, {world.size}; "
+            f"use 0 (each its own), -1 (all) or a divisor"
+        )
+    if world.size == 1 or bn_group in (0, 1):
+        return ""
+    joined = norm.convert(model, bn_group)
+    if not joined:
+        return f"train.bn_group={bn_group}: the model has no batch-norm; left alone"
+    of = world.size if bn_group == norm.ALL_RANKS else bn_group
+    return f"train.bn_group: {joined} batch-norms have the statistics of {of} ranks in training"
+
+
 class TrainState:
     """The state and its two halves in a checkpoint: tensors by name, numbers as JSON."""
 
-    def __init__(self, recipe: Recipe, run: Run, spec: DataSpec, device: Device, plan: Plan):
+    def __init__(
+        self, recipe: Recipe, run: Run, spec: DataSpec, device: Device, plan: Plan, world: World | None = None
+    ):
         torch.manual_seed(recipe.train.seed)  # initial weights are a function of the seed, on any device
         self.model: nn.Module = recipe.model.build(spec).to(device.torch_device)
         if run.channels_last:
-            self.model = self.model.to(memory_format=torch.channels_last)
+            lay_channels_last(self.model)
+        joined = join_batch_norms(self.model, recipe.train.bn_group, world or World())
         not_kept = keep_fp32(self.model, recipe.train.fp32_ops, device)
-        # What to tell the user when the run starts.
-        self.notes = [f"train.fp32_ops: the model has no module {', '.join(not_kept)}; left alone"] if not_kept else []
+        missing = f"train.fp32_ops: the model has no module {', '.join(not_kept)}; left alone" if not_kept else ""
+        self.notes = [note for note in (joined, missing) if note]  # what to tell the user when the run starts
         choose_trainable(self.model, recipe.train.trainable)
         self.optimizer = recipe.optimizer.build(self.model, device.torch_device)
         self.ema = Ema(self.model, recipe, plan) if recipe.train.ema else None

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from sightline.errors import UsageError
+from sightline.hardware.devices import lay_channels_last
 from sightline.models import unet
 from sightline.models.unet import DropBlock, Unet, UnetConfig, geometry
 from sightline.parts import DataSpec
@@ -370,6 +371,17 @@ def test_it_learns_in_bf16_and_channels_last():
         assert output.dtype == torch.bfloat16
         assert (output.float() - reference).norm() < 0.05 * reference.norm()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_volumes_have_their_channels_last_too():
+    model = build((16, 16, 16), 2, 3, **TINY).eval()
+    image = torch.randn(1, 2, 16, 16, 16)
+    with torch.no_grad():
+        expected = model(image)
+        lay_channels_last(model)
+        found = model(image.to(memory_format=torch.channels_last_3d))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert all(p.is_contiguous(memory_format=torch.channels_last_3d) for p in model.parameters() if p.dim() == 5)
 
 
 # What it refuses, and what it tells
