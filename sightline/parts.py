@@ -137,7 +137,11 @@ class DataConfig(ABC):
 
     @abstractmethod
     def declared(self) -> tuple[DataSpec, int] | None:
-        """What the recipe itself says of its data (spec, training samples) where none are given to look at."""
+        """What the recipe itself says of its data (spec, training items) where none are given to look at."""
+
+    def declared_per_item(self, global_batch: int) -> int:
+        """`Dataset.samples_per_item` of what is declared, in batches of this many samples."""
+        return 1
 
     def check(self, decode: bool, processes: int, progress: Progress) -> Report:
         """Looks at every sample of both splits, for `sightline check`; `decode` also at its pixels."""

@@ -40,10 +40,13 @@ class TrainOrder:
     ranks: int = 1
     repeats: int = 1
     cap: int = 0  # most steps of an epoch; 0 is all
+    samples_per_item: int = 1  # `samples` and indices then mean items, of which each fills as much of global_batch
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise UsageError(f"repeats={self.repeats} must be 1 (every sample once an epoch) or more, e.g. 3")
+        if self.samples_per_item > 1:
+            self._check_items()
         if self.global_batch % self.ranks:
             below = max(self.ranks, self.global_batch // self.ranks * self.ranks)
             raise UsageError(
@@ -56,26 +59,63 @@ class TrainOrder:
                 f"step; use --train.global-batch {self.samples} or less, or --train.last-batch pad"
             )
 
+    def _check_items(self) -> None:
+        """Items are not cut: a batch is whole ones, and so is each rank's part of it."""
+        each, devices = self.samples_per_item, self.ranks
+        if self.global_batch % each:
+            below = max(each, self.global_batch // each * each)
+            raise UsageError(
+                f"global_batch={self.global_batch} is no whole number of items of {each} samples; use a multiple of "
+                f"{each}, e.g. --train.global-batch {below}, or another --data.nvol"
+            )
+        if self.items % devices:
+            more = -(-self.items // devices) * devices
+            raise UsageError(
+                f"global_batch={self.global_batch} is {self.items} items of {each} samples, which cannot be split over "
+                f"{devices} devices; use a multiple of {devices} items, e.g. --data.nvol {more}"
+            )
+        if self.steps_per_epoch == 0:
+            raise UsageError(
+                f"global_batch={self.global_batch} takes {self.items} items of {each} samples and there are "
+                f"{self.samples} to train on, which leaves no step; use a smaller --data.nvol, or --train.last-batch "
+                f"pad"
+            )
+
+    @property
+    def items(self) -> int:
+        """What one step loads on all ranks together."""
+        return self.global_batch // self.samples_per_item
+
     @property
     def local_batch(self) -> int:
+        """Items of one step on this rank: rows of what is loaded."""
+        return self.items // self.ranks
+
+    @property
+    def local_samples(self) -> int:
         """Samples of one step on this rank."""
-        return self.global_batch // self.ranks
+        return self.local_batch * self.samples_per_item
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """All there are to train on, also those that fill no batch."""
+        return self.samples * self.samples_per_item
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer updates per epoch."""
-        whole = -(-self.samples // self.global_batch) if self.last == "pad" else self.samples // self.global_batch
+        whole = -(-self.samples // self.items) if self.last == "pad" else self.samples // self.items
         return min(whole, self.cap or whole)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """(epochs, indices) of this rank's samples in step `step`; copy r of `repeats` has epoch * repeats + r."""
         if self.last == "wrap":
-            stream = step * self.global_batch + np.arange(self.global_batch)
+            stream = step * self.items + np.arange(self.items)
             epochs, places = np.divmod(stream, self.samples)
         else:
             epoch, k = divmod(step, self.steps_per_epoch)
-            epochs = np.full(self.global_batch, epoch)
-            places = (k * self.global_batch + np.arange(self.global_batch)) % self.samples
+            epochs = np.full(self.items, epoch)
+            places = (k * self.items + np.arange(self.items)) % self.samples
         places, copies = np.divmod(places, self.repeats)
         part = np.argsort(copies, kind="stable")[self.rank * self.local_batch : (self.rank + 1) * self.local_batch]
         epochs, places, copies = epochs[part], places[part], copies[part]

@@ -29,20 +29,21 @@ _FORMAT = 1
 def dump(
     data: DataConfig, out: Path, batch: int, steps: int, seed: int, progress: Progress, last: LastBatch = "drop"
 ) -> dict[str, int]:
-    """Writes the first `steps` training batches into a new folder; `image` is (batch, height, width, channels)."""
+    """Writes the first `steps` training batches into a new folder; `image` has its channels last."""
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty; choose another --out")
-    dataset = data.open("train", seed)
-    order = TrainOrder(len(dataset), batch, seed, last)
+    dataset = data.open("train", seed).for_batch(batch)
+    order = TrainOrder(len(dataset), batch, seed, last, samples_per_item=dataset.samples_per_item)
     out.mkdir(parents=True, exist_ok=True)
     for step in range(steps):
         epochs, indices = order.batch(step)
-        rows = [dataset.load(*key) for key in zip(epochs.tolist(), indices.tolist(), strict=True)]
-        loaded = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
+        items = [dataset.load(*key) for key in zip(epochs.tolist(), indices.tolist(), strict=True)]
+        loaded = {key: torch.from_numpy(np.stack([item[key] for item in items])) for key in items[0]}
         drawn = dataset.draw_batch(*divmod(step, order.steps_per_epoch))
         loaded |= {key: torch.as_tensor(value) for key, value in drawn.items()}
-        finished = {**dataset.finish(loaded, torch.float32), "index": torch.from_numpy(indices)}
-        finished["image"] = finished["image"].permute(0, 2, 3, 1)
+        rows = torch.from_numpy(indices.repeat(dataset.samples_per_item))
+        finished = {**dataset.finish(loaded, torch.float32), "index": rows}
+        finished["image"] = finished["image"].movedim(1, -1)
         save_file({key: np.ascontiguousarray(t.numpy()) for key, t in finished.items()}, out / _file(step))
         progress("batches", step + 1, steps)
     facts = {"format": _FORMAT, "spec": dataset.spec.to_json(), "batch": batch, "batches": steps, "seed": seed}
@@ -95,7 +96,7 @@ class StaticDataset(Dataset):
         return self._read(step % self.batches)
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
-        return {**batch, "image": batch["image"].permute(0, 3, 1, 2).to(dtype)}
+        return {**batch, "image": batch["image"].movedim(-1, 1).to(dtype)}
 
     def _read(self, step: int) -> dict[str, np.ndarray]:
         path = self.folder / _file(step)

@@ -83,7 +83,7 @@ def opened(
     """What the recipe in a checkpoint says, changed by flags; results go into `folder` unless run.out is given."""
     recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
     here, device, recipe = set_up(recipe, run)
-    dataset = recipe.data.open("val", recipe.train.seed)
+    dataset = recipe.data.open("val", recipe.train.seed).for_batch(recipe.train.global_batch)
     spec = DataSpec.from_json(stored["spec"])
     if dataset.spec != spec:
         raise BadData(f"the data do not fit {path}: it was trained on {_differences(spec, dataset.spec)}")

@@ -198,8 +198,9 @@ class OurStep(Contender):
         self.recipe = recipe
         self.device = device
         self.base_lr = recipe.optimizer.base_lr(cfg.global_batch, ranks=1)
-        order = TrainOrder(len(dataset), cfg.global_batch, cfg.seed, cfg.last_batch)
-        self.plan = Plan(cfg.epochs, order.steps_per_epoch, len(dataset), cfg.global_batch)
+        each = dataset.samples_per_item
+        order = TrainOrder(len(dataset), cfg.global_batch, cfg.seed, cfg.last_batch, samples_per_item=each)
+        self.plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
         self.number = 0
         workers = worker_count(run.workers, device, World()) if is_real else 0
         self.loader = open_loader(recipe, run, dataset, order, device, workers, say)
@@ -283,7 +284,7 @@ def open_loader(
 
 def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say) -> dict[str, Any]:
     is_real = options.data == "real"
-    dataset = recipe.data.open("train", recipe.train.seed) if is_real else synthetic_dataset(recipe)
+    dataset = _opened(recipe) if is_real else synthetic_dataset(recipe)
     with torch.device("meta"):
         model = recipe.model.build(dataset.spec)
     picture = _picture(dataset)
@@ -353,7 +354,12 @@ def synthetic_dataset(recipe: Recipe, split: Split = "train") -> Dataset:
     changed: dict[str, Any] = {"path": path, "source": "auto", "classes": len(spec.classes), "background": "none"}
     known = {f.name for f in dataclasses.fields(recipe.data)}  # type: ignore[arg-type]
     data = dataclasses.replace(recipe.data, **{k: v for k, v in changed.items() if k in known})  # type: ignore[type-var]
-    return data.open(split, recipe.train.seed)
+    return _opened(dataclasses.replace(recipe, data=data), split)
+
+
+def _opened(recipe: Recipe, split: Split = "train") -> Dataset:
+    dataset = recipe.data.open(split, recipe.train.seed)
+    return dataset.for_batch(recipe.train.global_batch) if split == "train" else dataset
 
 
 def _picture(dataset: Dataset) -> torch.Tensor:
@@ -362,7 +368,7 @@ def _picture(dataset: Dataset) -> torch.Tensor:
         key: torch.empty((1, *shape), dtype=getattr(torch, dtype), device="meta")
         for key, (shape, dtype) in dataset.layout.items()
     }
-    return dataset.finish(sample, torch.float32)["image"]
+    return dataset.finish(sample, torch.float32)["image"][:1]
 
 
 def matmul_peak(device: Device, precision: str) -> dict[str, Any]:
@@ -399,8 +405,9 @@ class OurLoader(Contender):
         started = time.perf_counter()
         self.name = f"{OURS} loader" + (", decoded on the CPU" if getattr(recipe.data, "decoder", "") == "cpu" else "")
         self.images = recipe.train.global_batch
-        dataset = recipe.data.open("train", recipe.train.seed)
-        order = TrainOrder(len(dataset), self.images, recipe.train.seed, recipe.train.last_batch)
+        dataset = _opened(recipe)
+        cfg, each = recipe.train, dataset.samples_per_item
+        order = TrainOrder(len(dataset), cfg.global_batch, cfg.seed, cfg.last_batch, samples_per_item=each)
         self.loader = open_loader(recipe, run, dataset, order, device, workers, say)
         self.settle = run.prefetch + 1  # as for the peers: what was prepared ahead goes first
         self.advance()

@@ -24,7 +24,7 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1)
         raise UsageError(f"--ranks {ranks} must be at least 1")
     if any(step < 0 for step in lr_at):
         raise UsageError(f"--lr-at {min(lr_at)} is no step; steps are counted from 0")
-    spec, samples = _data(recipe)
+    spec, items, each = _data(recipe)
     with torch.device("meta"):
         model = recipe.model.build(spec).eval()
         choose_trainable(model, recipe.train.trainable)
@@ -43,10 +43,18 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1)
     }
     cfg = recipe.train
     found["base_lr"] = {str(n): recipe.optimizer.base_lr(cfg.global_batch, n) for n in sorted({1, 2, ranks})}
-    if samples:
-        order = TrainOrder(samples, cfg.global_batch, cfg.seed, cfg.last_batch, ranks=ranks, cap=cfg.steps_per_epoch)
-        plan = Plan(cfg.epochs, order.steps_per_epoch, samples, cfg.global_batch)
-        found |= {"samples": samples, "steps_per_epoch": plan.steps_per_epoch}
+    if items:
+        order = TrainOrder(
+            items,
+            cfg.global_batch,
+            cfg.seed,
+            cfg.last_batch,
+            ranks=ranks,
+            cap=cfg.steps_per_epoch,
+            samples_per_item=each,
+        )
+        plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
+        found |= {"samples": plan.samples, "steps_per_epoch": plan.steps_per_epoch}
         found["steps"] = plan.epochs * plan.steps_per_epoch
         found["lr_at"] = {str(step): recipe.schedule.rate(step, found["base_lr"][str(ranks)], plan) for step in lr_at}
     elif lr_at:
@@ -85,10 +93,10 @@ def as_text(found: dict[str, Any], as_json: bool) -> str:
     return "\n".join(lines)
 
 
-def _data(recipe: Recipe) -> tuple[DataSpec, int]:
-    """What the data say; where there are none, the classes that the recipe declares."""
-    declared = recipe.data.declared()
+def _data(recipe: Recipe) -> tuple[DataSpec, int, int]:
+    """Spec, items and samples of an item as the data say; where there are none, as the recipe declares them."""
+    declared, batch = recipe.data.declared(), recipe.train.global_batch
     if declared is not None:
-        return declared
-    dataset = recipe.data.open("train", recipe.train.seed)
-    return dataset.spec, len(dataset)
+        return (*declared, recipe.data.declared_per_item(batch))
+    dataset = recipe.data.open("train", recipe.train.seed).for_batch(batch)
+    return dataset.spec, len(dataset), dataset.samples_per_item

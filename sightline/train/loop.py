@@ -29,9 +29,9 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     cfg = recipe.train
     with StopSignals(world) as signals:
         # What is there: data, and the order in which it comes.
-        sets = {split: recipe.data.open(split, cfg.seed) for split in ("train", "val")}
+        sets = {split: recipe.data.open(split, cfg.seed).for_batch(cfg.global_batch) for split in ("train", "val")}
         order, eval_order = _orders(recipe, sets, world)
-        plan = Plan(cfg.epochs, order.steps_per_epoch, len(sets["train"]), cfg.global_batch)
+        plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
         steps = min(plan.epochs * plan.steps_per_epoch, cfg.max_steps or sys.maxsize)
         traced = parse_window(run.profile, steps)  # before anything slow starts
 
@@ -60,12 +60,12 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             on_bad=log.bad_sample,
             check_stop=signals.check,
         )
-        facts = {"step": progress.step, "steps": steps, "local_batch": order.local_batch, "base_lr": base_lr}
+        facts = {"step": progress.step, "steps": steps, "local_batch": order.local_samples, "base_lr": base_lr}
         log.event("start", **facts, workers=loader.worker_pids)
         log.say(
-            f"{recipe.name}: {len(sets['train'])} training and {len(sets['val'])} evaluation samples, {cfg.epochs} "
-            f"epochs of {plan.steps_per_epoch} steps, batch {cfg.global_batch} "
-            f"({order.local_batch} on each of {world.size}), base rate {base_lr:g}, {cfg.precision} on {device.name()}"
+            f"{recipe.name}: {plan.samples} training and {len(sets['val'])} evaluation samples, {cfg.epochs} "
+            f"epochs of {plan.steps_per_epoch} steps, batch {cfg.global_batch} ({order.local_samples} "
+            f"on each of {world.size}), base rate {base_lr:g}, {cfg.precision} on {device.name()}"
             + (f"; going on from step {progress.step}" if resumed else "")
         )
         for note in (*loader.notes, *state.notes):
@@ -157,11 +157,15 @@ def _orders(recipe: Recipe, sets: dict[str, Dataset], world: World) -> tuple[Tra
         world.size,
         cfg.repeats,
         cfg.steps_per_epoch,
+        sets["train"].samples_per_item,
     )
     if order.local_batch % cfg.accumulation:
+        each = order.samples_per_item
+        held = f"{order.local_batch} items of {each} samples" if each > 1 else f"{order.local_batch} samples"
         raise UsageError(
-            f"train.accumulation={cfg.accumulation} does not divide the {order.local_batch} samples per device "
+            f"train.accumulation={cfg.accumulation} does not divide the {held} per device "
             f"(global_batch={cfg.global_batch} over {world.size})"
+            + (f"; use --data.nvol {cfg.accumulation * world.size} or a multiple of it" if each > 1 else "")
         )
     return order, order_for(cfg, len(sets["val"]), world)
 

@@ -60,6 +60,7 @@ def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: Tr
         _compiled(loss_of, device, recipe.train.deterministic) if compiled else loss_of,
         network,
         parts=recipe.train.accumulation,
+        samples_per_item=dataset.samples_per_item,
         clip=recipe.train.clip,
         skips_by_itself=recipe.optimizer.skips_by_itself,
         seed=(recipe.train.seed, world.rank),
@@ -91,6 +92,7 @@ class Step:
         network: nn.Module,
         *,
         parts: int,
+        samples_per_item: int,
         clip: float,
         skips_by_itself: bool,
         seed: tuple[int, int],
@@ -99,6 +101,7 @@ class Step:
     ):
         self.state = state
         self.parts = parts
+        self.samples_per_item = samples_per_item
         self.clip = clip
         self._skips_by_itself = skips_by_itself
         self.seed = seed
@@ -194,7 +197,7 @@ class Step:
             parameter.grad = None
         loss, shown = self._accumulate(batch)
         with torch.no_grad():
-            self._apply(loss, shown, len(batch["index"]))
+            self._apply(loss, shown, len(batch["index"]) * self.samples_per_item)
 
     def _accumulate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Gradients of the mean loss over all parts; the first one decides which sums are shown."""
