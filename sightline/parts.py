@@ -139,6 +139,10 @@ class DataConfig(ABC):
     def declared(self) -> tuple[DataSpec, int] | None:
         """What the recipe itself says of its data (spec, training items) where none are given to look at."""
 
+    def synthetic_path(self, spec: DataSpec, samples: int) -> str:
+        """The `path` of samples made from numbers that look like those of this spec."""
+        return f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
+
     def declared_per_item(self, global_batch: int) -> int:
         """`Dataset.samples_per_item` of what is declared, in batches of this many samples."""
         return 1

@@ -1,4 +1,4 @@
-"""Encoded pictures of a split kept in memory, for data on slow disks: one block that all loader processes share.
+"""Encoded pictures or whole volumes of a split kept in memory, for slow disks: a block that all loader processes share.
 
 It fills as pictures are read, so the first epoch costs no more than without. The block has no name in any file system,
 so it is gone with the last process, however that ends. Each rank has its own.
@@ -46,12 +46,12 @@ def _text(file: Path) -> str:
         return ""
 
 
-def decide(mode: Mode, room: np.ndarray, what: str) -> tuple[bool, str]:
-    """Whether to keep pictures of these sizes in memory, and what to tell the user."""
+def decide(mode: Mode, room: np.ndarray, what: str, things: str = "pictures") -> tuple[bool, str]:
+    """Whether to keep things of these sizes in memory, and what to tell the user."""
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     needed, available = ranks * int(room.sum()), available_bytes()
     per_rank = f" for {ranks} ranks" if ranks > 1 else ""
-    numbers = f"{len(room)} pictures of {what} need {_size(needed)}{per_rank}, {_size(available)} are available"
+    numbers = f"{len(room)} {things} of {what} need {_size(needed)}{per_rank}, {_size(available)} are available"
     if mode == "off" or needed == 0:
         return False, ""
     if not hasattr(os, "memfd_create"):
@@ -112,3 +112,19 @@ class PictureCache:
         start = int(self.starts[index])
         self.block[start : start + len(data)] = data
         self.heads[index] = len(data), google_crc32c.value(data)
+
+
+class VolumeCache(PictureCache):
+    """Volumes instead: too large to be copied out for every crop, they are looked at where they lie."""
+
+    def _attach(self, descriptor: int) -> None:
+        super()._attach(descriptor)
+        self._whole: set[int] = set()  # found whole by this process; from then on nobody changes them
+
+    def view(self, index: int) -> np.ndarray | None:
+        """The bytes of the volume, if it is here whole."""
+        if index not in self._whole:
+            if self.get(index) is None:
+                return None
+            self._whole.add(index)
+        return np.frombuffer(self.block, np.uint8, int(self.heads[index, 0]), int(self.starts[index]))

@@ -331,7 +331,7 @@ def _measure_predictions(
     recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say
 ) -> dict[str, Any]:
     is_real = options.data == "real"
-    dataset = recipe.data.open("val", recipe.train.seed) if is_real else synthetic_dataset(recipe, "val")
+    dataset = _opened(recipe, "val") if is_real else synthetic_dataset(recipe, "val")
     order = latency.Rounds(order_for(recipe.train, len(dataset), World()))
     workers = worker_count(run.workers, device, World()) if is_real else 0
 
@@ -349,7 +349,7 @@ def synthetic_dataset(recipe: Recipe, split: Split = "train") -> Dataset:
     declared = recipe.data.declared()
     spec = declared[0] if declared else recipe.data.open("train", recipe.train.seed).spec
     samples = BATCHES * recipe.train.global_batch * (1 if split == "train" else 8)  # of which an eighth is for val
-    path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
+    path = recipe.data.synthetic_path(spec, samples)
     # The spec has counted the background class, if there is one, among its classes already.
     changed: dict[str, Any] = {"path": path, "source": "auto", "classes": len(spec.classes), "background": "none"}
     known = {f.name for f in dataclasses.fields(recipe.data)}  # type: ignore[arg-type]
@@ -358,8 +358,7 @@ def synthetic_dataset(recipe: Recipe, split: Split = "train") -> Dataset:
 
 
 def _opened(recipe: Recipe, split: Split = "train") -> Dataset:
-    dataset = recipe.data.open(split, recipe.train.seed)
-    return dataset.for_batch(recipe.train.global_batch) if split == "train" else dataset
+    return recipe.data.open(split, recipe.train.seed).for_batch(recipe.train.global_batch)
 
 
 def _picture(dataset: Dataset) -> torch.Tensor:

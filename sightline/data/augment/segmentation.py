@@ -1,0 +1,346 @@
+"""Crops of volumes biased to the foreground, then zoom, flips, noise, blur, brightness and contrast, in this order.
+
+`draw` turns a key into numbers, `cut` takes the crop out of a volume, and the rest is done to it by `apply` (one crop,
+on the CPU) or by `finish` (a batch, on any device, with static shapes, from numbers that came in it). Both agree within
+TOLERANCE. Axes are (channel, depth, height, width); resizing and blurring are one small matrix for each axis.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sightline.data.draws import generator
+from sightline.errors import UsageError
+from sightline.parts import undecisive
+
+# Most by which a voxel may differ between devices, as a share of the crop's largest value: sums in fp32 in another
+# order. Where nothing but the crop and flips is drawn, and in labels, all bits are equal.
+TOLERANCE = 1e-5
+CARRIED: tuple[str, ...] = ("windows", "intensity", "noise_key")  # the numbers that travel with a crop
+Triple = tuple[int, int, int]
+_AXES = ("depth", "height", "width")
+_SHARES = ("oversampling", "zoom", "flip", "noise", "blur", "brightness", "contrast")
+_MOST = {"zoom_range": 1.0, "noise_std": 100.0, "blur_sigma": 20.0, "brightness_range": 100.0, "contrast_range": 100.0}
+_WORD = 0xFFFFFFFF
+_NOISE_BLOCK = 2**15  # voxels at once on the CPU, so that their numbers stay in its cache
+
+
+@dataclass(frozen=True)
+class Params:
+    """The way of one crop; the defaults change nothing."""
+
+    anchor: Triple = (0, 0, 0)  # of the crop in its volume; below 0 where the volume is shorter
+    zoom: tuple[float, float, float] = (1.0, 1.0, 1.0)  # share of each axis that is resized to the whole
+    flips: tuple[bool, bool, bool] = (False, False, False)
+    noise: float = 0.0  # standard deviation
+    noise_key: Triple = (0, 0, 0)
+    blur: float = 0.0  # sigma in voxels
+    brightness: float = 1.0
+    contrast: float = 1.0
+
+    def windows(self, crop: Sequence[int]) -> np.ndarray:
+        """(3, 3): for each axis where the part that is kept starts, how long it is, and whether it is flipped."""
+        lengths = [max(1, int(n * share)) for n, share in zip(crop, self.zoom, strict=True)]
+        starts = [(n - length + 1) // 2 for n, length in zip(crop, lengths, strict=True)]
+        return np.array([starts, lengths, self.flips], np.int32).T
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What is done to a crop of a volume in training."""
+
+    augment: Literal["on", "off"] = "on"
+    """off: only the place of the crop is random."""
+    augment_on: Literal["auto", "host", "device"] = undecisive("auto")
+    """Where crops are changed: in the loader's processes, or on the device within the step; auto: on the device, if it
+    is not the CPU. Voxels agree to 1e-5 of the largest."""
+    oversampling: float = 0.33
+    """Probability that a crop is centred on a foreground voxel; else on any voxel."""
+    zoom: float = 0.15
+    """Probability of a zoom: the middle of the crop, resized to its size (image cubic, label nearest)."""
+    zoom_range: tuple[float, float] = (0.7, 1.0)
+    """Least and most share of each side that a zoom keeps."""
+    zoom_depth: bool = True
+    """A zoom also resizes along the depth, where a 2D network sees slices; the original does, NVIDIA's later release
+    does not."""
+    flip: float = 0.33
+    """Probability of a flip, for width and height each, and for depth where the network is 3D."""
+    noise: float = 0.15
+    """Probability of Gaussian noise."""
+    noise_std: tuple[float, float] = (0.0, 0.33)
+    """Least and most standard deviation of the noise."""
+    blur: float = 0.15
+    """Probability of a Gaussian blur along depth, height and width."""
+    blur_sigma: tuple[float, float] = (0.5, 1.5)
+    """Least and most sigma of the blur in voxels; its kernel ends at 3 sigma, rounded up."""
+    brightness: float = 0.15
+    """Probability of another brightness: values times a factor."""
+    brightness_range: tuple[float, float] = (0.7, 1.3)
+    """Least and most factor of brightness."""
+    contrast: float = 0.15
+    """Probability of another contrast: values times a factor, held between the least and the most the crop had."""
+    contrast_range: tuple[float, float] = (0.65, 1.5)
+    """Least and most factor of contrast."""
+
+    def __post_init__(self) -> None:
+        # Every test is written so that NaN fails it.
+        for field, known in (("augment", ("on", "off")), ("augment_on", ("auto", "host", "device"))):
+            if getattr(self, field) not in known:
+                raise UsageError(f"{field}={getattr(self, field)!r} is unknown; use one of {', '.join(known)}")
+        for field in _SHARES:
+            if not 0 <= getattr(self, field) <= 1:
+                raise UsageError(f"{field}={getattr(self, field)} must be a probability, a number from 0 to 1")
+        for field, most in _MOST.items():
+            low, high = getattr(self, field)
+            if not 0 <= low <= high <= most:
+                raise UsageError(f"{field}={low} {high} must be two numbers from 0 to {most:g}, the smaller one first")
+
+    # The draw
+
+    def draw(self, seed: int, epoch: int, index: int, label: np.ndarray, crop: Sequence[int], dim: int) -> Params:
+        """What is done to one training sample, of a volume with this label (depth, height, width).
+
+        Every operation has a stream of its own: with one for all, both flips would agree.
+        """
+        anchor = self._draw_anchor(seed, epoch, index, label, crop)
+        if self.augment == "off":
+            return Params(anchor)
+
+        def toss(operation: str, share: float, bounds: tuple[float, float], otherwise: float) -> float:
+            random = generator(seed, epoch, index, operation)
+            wins, value = random.random() < share, float(random.uniform(*bounds))
+            return value if wins else otherwise
+
+        zoom = toss("zoom", self.zoom, self.zoom_range, 1.0)
+        flips = [bool(generator(seed, epoch, index, f"flip {axis}").random() < self.flip) for axis in _AXES]
+        first, second, third = generator(seed, epoch, index, "noise key").integers(0, 2**32, 3).tolist()
+        return Params(
+            anchor,
+            (zoom if self.zoom_depth or dim == 3 else 1.0, zoom, zoom),
+            (flips[0] and dim == 3, flips[1], flips[2]),
+            toss("noise", self.noise, self.noise_std, 0.0),
+            (first, second, third),
+            toss("blur", self.blur, self.blur_sigma, 0.0),
+            toss("brightness", self.brightness, self.brightness_range, 1.0),
+            toss("contrast", self.contrast, self.contrast_range, 1.0),
+        )
+
+    def _draw_anchor(self, seed: int, epoch: int, index: int, label: np.ndarray, crop: Sequence[int]) -> Triple:
+        random = generator(seed, epoch, index, "crop")
+        wants_foreground = random.random() < self.oversampling
+        place = int(random.integers(label.size))
+        if wants_foreground:  # only then is the whole label read
+            foreground = np.flatnonzero(label)
+            if len(foreground):
+                place = int(foreground[random.integers(len(foreground))])
+        centre = np.unravel_index(place, label.shape)
+        depth, height, width = (
+            min(max(int(c) - n // 2, 0), side - n) for c, n, side in zip(centre, crop, label.shape, strict=True)
+        )
+        return depth, height, width
+
+    # What follows it
+
+    def carried(self, params: Params, crop: Sequence[int]) -> dict[str, np.ndarray]:
+        """The numbers that `finish` needs, as they travel with the sample."""
+        intensity = (params.noise, params.blur, params.brightness, params.contrast)
+        return {
+            "windows": params.windows(crop),
+            "intensity": np.array(intensity, np.float32),
+            "noise_key": np.array(params.noise_key, np.int64),
+        }
+
+    def apply(self, params: Params, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Carries out all but the crop on an image (channels, depth, height, width) and its label, on the CPU."""
+        crop = label.shape
+        numbers = {key: torch.from_numpy(value)[None] for key, value in self.carried(params, crop).items()}
+        noise, blur, brightness, contrast = numbers["intensity"][0]
+        values, classes = torch.from_numpy(image)[None], torch.from_numpy(label)[None]
+        if params.zoom != (1.0, 1.0, 1.0):
+            values = _along_axes(values, [zoom_matrix(window, n) for window, n in _each(numbers["windows"], crop)])
+        elif any(params.flips):
+            values = values.flip([axis + 2 for axis in range(3) if params.flips[axis]])
+        if params.zoom != (1.0, 1.0, 1.0) or any(params.flips):
+            classes = _nearest(classes, numbers["windows"])
+        if params.noise:
+            values = values + noise * gaussian_noise(numbers["noise_key"], values.shape)
+        if params.blur:
+            values = _along_axes(values, [blur_matrix(blur[None], n, self._blur_radius) for n in crop])
+        if params.brightness != 1:
+            values = values * brightness
+        if params.contrast != 1:
+            values = _contrast(values, contrast)
+        return values[0].contiguous().numpy(), classes[0].contiguous().numpy()
+
+    def finish(self, image: Tensor, label: Tensor, numbers: dict[str, Tensor], dim: int) -> tuple[Tensor, Tensor]:
+        """The same for a batch (batch, channels, depth, height, width) fp32 with its label, wherever it lies.
+
+        No shape and no branch depends on a value, so it can be compiled and captured; what a sample has not drawn is
+        done to it with numbers that change nothing. Must be called outside autocast.
+        """
+        crop, windows = tuple(label.shape[1:]), numbers["windows"]
+        noise, blur, brightness, contrast = numbers["intensity"][:, :, None, None, None, None].unbind(1)
+        if self.zoom or self.flip:
+            has_depth = dim == 3 or (self.zoom > 0 and self.zoom_depth)
+            resized = [
+                zoom_matrix(window, n) if axis or has_depth else None
+                for axis, (window, n) in enumerate(_each(windows, crop))
+            ]
+            image = _along_axes(image, resized)
+            label = _nearest(label, windows)
+        if self.noise:
+            image = image + noise * gaussian_noise(numbers["noise_key"], image.shape)
+        if self.blur:
+            image = _along_axes(image, [blur_matrix(blur.flatten(), n, self._blur_radius) for n in crop])
+        if self.brightness:
+            image = image * brightness
+        return _contrast(image, contrast) if self.contrast else image, label
+
+    @property
+    def _blur_radius(self) -> int:
+        """Of the widest kernel that can be drawn."""
+        return math.ceil(3 * self.blur_sigma[1])
+
+
+def cut(volume: np.ndarray, anchor: Triple, crop: Sequence[int]) -> np.ndarray:
+    """A copy of the crop out of the last three axes; zeros where it reaches beyond the volume. Reads nothing else."""
+    sides = volume.shape[-3:]
+    inside: list[Any] = [...]
+    target: list[Any] = [...]
+    for start, n, side in zip(anchor, crop, sides, strict=True):
+        low, high = max(start, 0), min(start + n, side)
+        inside.append(slice(low, high))
+        target.append(slice(low - start, high - start))
+    found = volume[tuple(inside)]
+    if found.shape[-3:] == tuple(crop):
+        return np.array(found)
+    padded = np.zeros((*volume.shape[:-3], *crop), volume.dtype)
+    padded[tuple(target)] = found
+    return padded
+
+
+# Matrices that resize and blur along an axis: (batch, n, n), to be multiplied from the left
+
+
+def zoom_matrix(window: Tensor, n: int) -> Tensor:
+    """Resizes part of an axis to the whole of it: windows (batch, 3) of start, length and flip.
+
+    Cubic convolution with a = -0.5 (Catmull-Rom), pixel centres at halves, edges of the part repeated.
+    """
+    start, length, _ = _columns(window)
+    position = (2 * _places(window, n) + 1) * length - n  # in 2n-ths of a voxel, so that nothing is rounded
+    whole = torch.div(position, 2 * n, rounding_mode="floor")
+    t = (position - whole * (2 * n)).float() / (2 * n)
+    weights = (
+        ((-0.5 * t + 1.0) * t - 0.5) * t,
+        (1.5 * t - 2.5) * t * t + 1.0,
+        ((-1.5 * t + 2.0) * t + 0.5) * t,
+        (0.5 * t - 0.5) * t * t,
+    )
+    column = torch.arange(n, device=window.device)
+    matrix = torch.zeros((), device=window.device)
+    for offset, weight in zip((-1, 0, 1, 2), weights, strict=True):
+        tap = start + torch.minimum((whole + offset).clamp(min=0), length - 1)
+        matrix = matrix + weight[..., None] * (tap[..., None] == column)
+    return matrix
+
+
+def blur_matrix(sigma: Tensor, n: int, most: int) -> Tensor:
+    """Blurs along an axis: sigmas (batch,), of which 0 does nothing, kernels of at most 2 * most + 1 voxels.
+
+    At its ends the axis is mirrored about the centre of the first and of the last voxel.
+    """
+    offsets = torch.arange(-most, most + 1, device=sigma.device)
+    spread = torch.where(sigma > 0, sigma, 1.0)[:, None]
+    kernel = torch.exp(-0.5 * (offsets / spread) ** 2) * (offsets.abs() <= torch.ceil(3 * sigma)[:, None])
+    kernel = kernel / kernel.sum(1, keepdim=True)  # (batch, 2 * most + 1)
+    row = torch.arange(n, device=sigma.device)
+    period = max(1, 2 * (n - 1))
+    matrix = torch.zeros((), device=sigma.device)
+    for number, weight in enumerate(kernel.unbind(1)):
+        place = torch.remainder(row + (number - most), period)
+        mirrored = torch.minimum(place, period - place) if n > 1 else row
+        matrix = matrix + weight[:, None, None] * (mirrored[:, None] == row)
+    return matrix
+
+
+def _along_axes(image: Tensor, matrices: Sequence[Tensor | None]) -> Tensor:
+    """Multiplies along depth, height and width of (batch, channels, depth, height, width)."""
+    batch, channels, depth, height, width = image.shape
+    along_depth, along_height, along_width = matrices
+    if along_width is not None:
+        image = torch.bmm(image.reshape(batch, -1, width), along_width.transpose(1, 2))
+    if along_height is not None:
+        image = torch.matmul(along_height[:, None], image.reshape(batch, -1, height, width))
+    if along_depth is not None:
+        image = torch.matmul(along_depth[:, None], image.reshape(batch, channels, depth, -1))
+    return image.reshape(batch, channels, depth, height, width)
+
+
+def _nearest(label: Tensor, windows: Tensor) -> Tensor:
+    """Labels (batch, depth, height, width) resized and flipped as the image is, by whole voxels."""
+    places = []
+    for window, n in _each(windows, label.shape[1:]):
+        start, length, _ = _columns(window)
+        places.append(start + torch.div((2 * _places(window, n) + 1) * length, 2 * n, rounding_mode="floor"))
+    z, y, x = places
+    rows = torch.arange(len(label), device=label.device)
+    return label[rows[:, None, None, None], z[:, :, None, None], y[:, None, :, None], x[:, None, None, :]]
+
+
+def _each(windows: Tensor, crop: Sequence[int]) -> list[tuple[Tensor, int]]:
+    """For each axis its windows (batch, 3) and its length."""
+    return list(zip(windows.unbind(1), crop, strict=True))
+
+
+def _columns(window: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    start, length, flip = window.long()[:, :, None].unbind(1)
+    return start, length, flip
+
+
+def _places(window: Tensor, n: int) -> Tensor:
+    """(batch, n): 0 to n - 1, or backwards where the axis is flipped."""
+    place = torch.arange(n, device=window.device)
+    return torch.where(_columns(window)[2] > 0, n - 1 - place, place)
+
+
+def _contrast(values: Tensor, factor: Tensor) -> Tensor:
+    everywhere = (1, 2, 3, 4)
+    low, high = values.amin(everywhere, keepdim=True), values.amax(everywhere, keepdim=True)
+    return torch.minimum(torch.maximum(values * factor, low), high)
+
+
+# Noise as a function of its key and the number of the voxel, so that none travels and every device makes the same
+
+
+def gaussian_noise(keys: Tensor, shape: Sequence[int]) -> Tensor:
+    """Standard normal numbers of this shape, whose first axis is that of the keys (batch, 3)."""
+    count = math.prod(shape[1:])
+    if keys.device.type != "cpu" or torch.compiler.is_compiling():
+        return _normal(keys, torch.arange(count, device=keys.device)).reshape(tuple(shape))
+    blocks = [torch.arange(at, min(at + _NOISE_BLOCK, count)) for at in range(0, count, _NOISE_BLOCK)]
+    return torch.cat([_normal(keys, block) for block in blocks], 1).reshape(tuple(shape))
+
+
+def _normal(keys: Tensor, voxels: Tensor) -> Tensor:
+    """(batch, voxels): Box and Muller's way from two uniform numbers to a normal one."""
+    first, second, third = keys[:, :, None].unbind(1)
+    base = _mixed(voxels ^ first)
+    distance = ((_mixed(base ^ second) >> 8) + 1).float() * 2.0**-24  # never 0, whose logarithm is infinite
+    angle = (_mixed(base ^ third) >> 8).float() * (2 * math.pi * 2.0**-24)
+    return torch.sqrt(-2 * torch.log(distance)) * torch.cos(angle)
+
+
+def _mixed(word: Tensor) -> Tensor:
+    """A bijection of 32-bit words (held in int64) of which every bit depends on all: two rounds of multiply and shift.
+
+    The second factor is 0x846ca68b less 2**32, so that no product leaves 64 bits.
+    """
+    word = ((word ^ (word >> 16)) * 0x7FEB352D) & _WORD
+    word = ((word ^ (word >> 15)) * (0x846CA68B - 2**32)) & _WORD
+    return word ^ (word >> 16)

@@ -1,0 +1,321 @@
+"""Segmentation data: prepared volumes, of which training sees random crops and evaluation every slice or volume.
+
+A 2D network sees slices: a training item is one crop of a volume, as deep as its share of the batch, and gives that
+many samples. A 3D network sees patches: a training item is one of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from sightline.data import decathlon
+from sightline.data.augment.segmentation import CARRIED, Augment, Params, cut
+from sightline.data.cache import VolumeCache, decide
+from sightline.data.check import Report
+from sightline.data.check_volumes import check_volumes
+from sightline.data.progress import Progress
+from sightline.data.sources import VolumeSource, open_volumes
+from sightline.data.sources import decathlon as prepared
+from sightline.errors import BadData, BadSample, UsageError
+from sightline.hardware.devices import Device
+from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
+
+# Labelled volumes of each task, as the Decathlon hands them out.
+LABELLED = {
+    "01": 484, "02": 20, "03": 131, "04": 260, "05": 32, "06": 63, "07": 281, "08": 303, "09": 41, "10": 126,
+}  # fmt: skip
+_LARGEST_CACHED = 2**32 - 1  # bytes of one volume
+
+
+@dataclass(frozen=True)
+class SegmentationData(Augment, DataConfig):
+    """Where the volumes are, and how they become what the network sees."""
+
+    path: str = undecisive("")
+    """A folder written by `sightline prepare decathlon`, or synthetic:samples=64; see docs/data.md."""
+    task: Literal["01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "own"] = "01"
+    """Which of the Decathlon's tasks the data must be of; own: any other, prepared in the same way."""
+    dim: int = 2
+    """2: the network sees slices; 3: it sees volumes."""
+    fold: int = 0
+    """Which of the folds is held out for validation; training takes the others."""
+    folds: int = 5
+    """How many parts the volumes are split into."""
+    nvol: int = 1
+    """dim 2: how many volumes the slices of a batch come from, over all devices; rises by itself where volumes are
+    too shallow to fill their share of a batch."""
+    cache: Literal["auto", "off", "ram"] = undecisive("auto")
+    """ram: volumes stay in memory once read, shared by the loader processes of a rank; auto: if they take at most half
+    of the memory available, and says so; off: the system's own cache of files keeps what it has room for."""
+    on_bad_sample: Literal["fail", "skip"] = "fail"
+    """A volume that cannot be read: end the run with exit 3, or leave it out, counted and listed."""
+    max_bad_samples: int = undecisive(1000)
+    """skip: more bad volumes than this end the run after all; in evaluation with dim 2 each of their slices counts."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task not in (*decathlon.TASKS, decathlon.OWN):
+            known = ", ".join((*decathlon.TASKS, decathlon.OWN))
+            raise UsageError(f"task={self.task!r} is unknown; use one of {known}")
+        if self.dim not in (2, 3):
+            raise UsageError(f"dim={self.dim} must be 2 (slices) or 3 (volumes)")
+        if self.cache not in ("auto", "off", "ram"):
+            raise UsageError(f"cache={self.cache!r} is unknown; use one of auto, off, ram")
+        if not 0 <= self.fold < self.folds or self.folds < 2:
+            raise UsageError(f"fold={self.fold} of folds={self.folds}: use 2 folds or more, and fold 0 to folds - 1")
+        if self.nvol < 1:
+            raise UsageError(f"nvol={self.nvol} must be 1 or more")
+        if self.nvol > 1 and self.dim == 3:
+            raise UsageError(f"nvol={self.nvol} belongs to dim=2; a batch of patches takes each from another volume")
+
+    def open(self, split: Split, seed: int) -> SegmentationDataset:
+        """The volumes of a split of the fold."""
+        if not self.path:
+            raise UsageError(
+                "no data: give --data.path DIR (written by `sightline prepare decathlon`) or --data.path "
+                "synthetic:samples=64"
+            )
+        return SegmentationDataset(self, self.source(split), split, seed)
+
+    def source(self, split: Split) -> VolumeSource:
+        """The volumes as they lie on disk, which must be of the declared task."""
+        if prepared.detect(self.path):
+            plan = decathlon.read_plan(Path(self.path))
+            if (plan.task, plan.dim) != (self.task, self.dim):
+                raise BadData(
+                    f"{self.path} was prepared for task {plan.task} ({plan.name}) with dim {plan.dim}, the recipe is "
+                    f"made for task {self.task} with dim {self.dim}; give --data.task {plan.task} --data.dim "
+                    f"{plan.dim}, or the right --data.path"
+                )
+        return open_volumes("auto", self.path, split, self.fold, self.folds, self._expected_spec())
+
+    def declared(self) -> tuple[DataSpec, int] | None:
+        """The spec of the task and the training volumes of the fold, where no path is given."""
+        if self.path:
+            return None
+        count = LABELLED.get(self.task, 0)
+        held_out = count // self.folds + (self.fold < count % self.folds)
+        return self._expected_spec(), count - held_out
+
+    def declared_per_item(self, global_batch: int) -> int:
+        """As if all volumes were deep enough."""
+        return 1 if self.dim == 3 else global_batch // self.volumes_of(global_batch, global_batch)
+
+    def synthetic_path(self, spec: DataSpec, samples: int) -> str:
+        return f"synthetic:samples={samples}"
+
+    def check(self, decode: bool, processes: int, progress: Progress) -> Report:
+        """Both splits under `path`, every volume; `decode` also looks at every voxel."""
+        if not self.path:
+            raise UsageError("no data: give --data.path DIR")
+        return check_volumes(self.source, decode, processes, progress)
+
+    def volumes_of(self, global_batch: int, depth: int) -> int:
+        """dim 2: how many volumes a batch is made of where the shallowest is this deep: the least number, from nvol on,
+        that divides the batch into shares of no more slices."""
+        if self.nvol > global_batch:
+            raise UsageError(
+                f"nvol={self.nvol} volumes cannot share a batch of {global_batch} slices; use --data.nvol "
+                f"{global_batch} or less, or a larger --train.global-batch"
+            )
+        fitting = (n for n in range(self.nvol, global_batch + 1) if global_batch % n == 0)
+        return next(n for n in fitting if global_batch // n <= depth)
+
+    def _expected_spec(self) -> DataSpec:
+        if self.task != decathlon.OWN:
+            return decathlon.spec_of(self.task, self.dim)
+        if prepared.detect(self.path):
+            return decathlon.read_plan(Path(self.path)).spec
+        raise UsageError(f"task=own is known from its prepared folder alone; give its --data.path, not {self.path!r}")
+
+
+class SegmentationDataset(Dataset):
+    """One split of the volumes."""
+
+    def __init__(self, config: SegmentationData, source: VolumeSource, split: Split, seed: int):
+        self.config = config
+        self.source = source
+        self.split = split
+        self.is_training = split == "train"
+        self.seed = seed
+        self.fingerprint = source.fingerprint
+        self.spec = source.spec
+        self.shapes = np.array([source.shape(i) for i in range(len(source))], np.int64)  # (volumes, 3)
+        if not len(self.shapes):
+            raise BadData(f"{config.path} has no volumes for {split}; use another --data.fold or fewer --data.folds")
+        if len(self.spec.size) != config.dim:
+            raise BadData(f"{config.path} has patches of {self.spec.size}, the recipe has dim={config.dim}")
+        self.first_slice = np.concatenate([[0], np.cumsum(self.shapes[:, 0])])  # of each volume, over the whole split
+        self.on_device = False  # whether crops are augmented there
+        self.cache: VolumeCache | None = None
+        self._nvol_note = ""
+        self._last: tuple[int, np.ndarray, np.ndarray] | None = None  # slices of one volume follow each other
+        if config.dim == 2:
+            self._check_patches()
+        if self.is_training:
+            self._set_crop((1, *self.spec.size) if config.dim == 2 else self.spec.size)
+        else:
+            self.layout = self._evaluation_layout()
+
+    def for_batch(self, global_batch: int) -> SegmentationDataset:
+        if not self.is_training or self.config.dim == 3:
+            return self
+        wanted, shallowest = self.config.nvol, int(self.shapes[:, 0].argmin())
+        depth = int(self.shapes[shallowest, 0])
+        nvol = self.config.volumes_of(global_batch, depth)
+        fitted = copy.copy(self)
+        fitted._set_crop((global_batch // nvol, *self.spec.size))
+        if nvol != wanted:
+            fitted._nvol_note = (
+                f"batches of {global_batch} slices come from nvol={nvol} volumes, not {wanted}: "
+                + (f"the shallowest, {self.source.name(shallowest)}, has {depth} slices" if global_batch % wanted == 0
+                   else f"{wanted} does not divide the batch")
+            )  # fmt: skip
+        return fitted
+
+    def _set_crop(self, crop: tuple[int, ...]) -> None:
+        self.crop = crop
+        self.samples_per_item = crop[0] if self.config.dim == 2 else 1
+        self.layout = {"image": ((self.spec.channels, *crop), "float32"), "label": (crop, "uint8")}
+
+    def _evaluation_layout(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        if self.config.dim == 2:
+            sides: tuple[int, ...] = self.spec.size
+            extent: dict[str, tuple[tuple[int, ...], str]] = {}
+        else:
+            sides, extent = tuple(self.shapes.max(0).tolist()), {"extent": ((3,), "int64")}
+        image = ((self.spec.channels, *sides), "float32")
+        return {"image": image, "label": (sides, "uint8"), "volume": ((), "int64"), **extent}
+
+    def _check_patches(self) -> None:
+        odd = np.flatnonzero((self.shapes[:, 1:] != self.spec.size).any(1))
+        if len(odd):
+            raise BadData(
+                f"{self.source.name(int(odd[0]))} of {self.config.path} has slices of "
+                f"{tuple(self.shapes[odd[0], 1:].tolist())}, expected {self.spec.size}; prepare the data again"
+            )
+
+    def settle_on(self, device: Device) -> str:
+        config, notes = self.config, [self._nvol_note]
+        wants_device = config.augment_on == "device" or (config.augment_on == "auto" and device.kind != "cpu")
+        if self.is_training and config.augment == "on" and wants_device and not self.on_device:
+            self.on_device = True
+            plain = config.carried(Params(), self.crop)
+            self.layout = self.layout | {key: (value.shape, str(value.dtype)) for key, value in plain.items()}
+            notes.append(f"crops are augmented on {device.name()}")
+        notes.append(self._settle_cache())
+        return "; ".join(filter(None, notes))
+
+    def _settle_cache(self) -> str:
+        mode, voxels = self.config.cache, self.shapes.prod(1)
+        room = -(-voxels * (4 * self.spec.channels + 1) // 64) * 64  # so that each begins at a multiple of a float
+        largest = int(room.max())
+        if mode == "ram" and largest > _LARGEST_CACHED:
+            raise UsageError(f"--data.cache ram: a volume takes {largest} bytes, more than 4 GiB; use --data.cache off")
+        if mode == "auto" and (largest > _LARGEST_CACHED or self.config.path.startswith("synthetic:")):
+            return ""
+        uses_cache, note = decide(mode, room, self.split, "volumes")
+        if uses_cache and self.cache is None:
+            self.cache = VolumeCache(room)
+        return note
+
+    def __len__(self) -> int:
+        if self.is_training or self.config.dim == 3:
+            return len(self.source)
+        return int(self.first_slice[-1])
+
+    def name(self, index: int) -> str:
+        if self.is_training or self.config.dim == 3:
+            return self.source.name(index)
+        volume, place = self._slice(index)
+        return f"{self.source.name(volume)} slice {place}"
+
+    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        if self.is_training:
+            return self._load_crop(epoch, index)
+        return self._load_slice(index) if self.config.dim == 2 else self._load_volume(index)
+
+    def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        image, label = batch["image"], batch["label"]
+        numbers = {key: batch[key] for key in CARRIED if key in batch}
+        if numbers:
+            # The step calls this within its own region, in which products would be rounded to half precision.
+            with torch.autocast(image.device.type, enabled=False):
+                image, label = self.config.finish(image, label, numbers, self.config.dim)
+        image, label = image.to(dtype), label.long()
+        if self.is_training and self.config.dim == 2:
+            image = image.permute(0, 2, 3, 4, 1).flatten(0, 1).contiguous()  # (batch * depth, height, width, channels)
+            image, label = image.permute(0, 3, 1, 2), label.flatten(0, 1)
+        elif image.ndim == 4:
+            image = image.contiguous(memory_format=torch.channels_last)
+        else:
+            image = image.contiguous(memory_format=torch.channels_last_3d)
+        rest = {key: value for key, value in batch.items() if key not in numbers}
+        return {**rest, "image": image, "label": label}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_last": None}  # a mapped file would travel with all its voxels
+
+    def _slice(self, index: int) -> tuple[int, int]:
+        """Volume and place in it of one of all slices of the split."""
+        volume = int(np.searchsorted(self.first_slice, index, side="right")) - 1
+        return volume, index - int(self.first_slice[volume])
+
+    def _load_crop(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        config = self.config
+        volume, classes = self._volume(index)
+        params = config.draw(self.seed, epoch, index, classes, self.crop, config.dim)
+        image, label = cut(volume, params.anchor, self.crop), cut(classes, params.anchor, self.crop)
+        self._check_label(index, label)
+        if self.on_device:
+            return {"image": image, "label": label, **config.carried(params, self.crop)}
+        image, label = config.apply(params, image, label)
+        return {"image": image, "label": label}
+
+    def _load_slice(self, index: int) -> dict[str, np.ndarray]:
+        volume, place = self._slice(index)
+        image, label = self._volume(volume)
+        self._check_label(volume, label[place])
+        return {"image": image[:, place], "label": label[place], "volume": np.asarray(volume)}
+
+    def _load_volume(self, index: int) -> dict[str, np.ndarray]:
+        image, label = self._volume(index)
+        self._check_label(index, label)
+        sides = self.layout["label"][0]
+        return {
+            "image": cut(image, (0, 0, 0), sides),
+            "label": cut(label, (0, 0, 0), sides),
+            "volume": np.asarray(index),
+            "extent": self.shapes[index],
+        }
+
+    def _volume(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The whole volume and its label, of which only what is looked at is read."""
+        if self._last is None or self._last[0] != index:
+            self._last = (index, *self._open(index))
+        return self._last[1:]
+
+    def _open(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        if self.cache is None:
+            return self.source.image(index), self.source.label(index)
+        if (kept := self.cache.view(index)) is None:
+            found = self.source.image(index), self.source.label(index)
+            self.cache.put(index, found[0].tobytes() + found[1].tobytes())
+            return found
+        shape = tuple(self.shapes[index].tolist())
+        voxels = int(np.prod(shape))
+        image = kept[:-voxels].view(np.float32).reshape(self.spec.channels, *shape)
+        return image, kept[-voxels:].reshape(shape)
+
+    def _check_label(self, volume: int, label: np.ndarray) -> None:
+        most, classes = int(label.max()), len(self.spec.classes)
+        if most >= classes:
+            raise BadSample(
+                self.source.name(volume), f"its label holds class {most}, expected 0 to {classes - 1}; prepare it again"
+            )

@@ -1,0 +1,86 @@
+"""Crops of volumes augmented on an accelerator: the host's within the stated tolerance, also captured and compiled."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from sightline.data.augment.segmentation import TOLERANCE
+from sightline.data.loader import Loader
+from sightline.data.order import TrainOrder
+from sightline.data.segmentation import SegmentationData, SegmentationDataset
+from sightline.hardware import devices
+
+pytestmark = pytest.mark.device
+
+BUSY = {"zoom": 0.5, "noise": 0.5, "blur": 0.5, "brightness": 0.5, "contrast": 0.5}
+CONFIG = SegmentationData(path="synthetic:samples=16", task="04", nvol=4, **BUSY)  # type: ignore[arg-type]
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+def batches(config: SegmentationData, device: devices.Device, count: int) -> list[dict[str, torch.Tensor]]:
+    """Finished, and brought to the host."""
+    dataset = config.open("train", 3).for_batch(64)
+    order = TrainOrder(len(dataset), 64, 3, samples_per_item=dataset.samples_per_item)
+    loader = Loader(
+        {"train": dataset}, {"train": order}, config, device, workers=1, prefetch=2, on_bad=nothing, check_stop=nothing
+    )
+    try:
+        loader.seek("train", 0, count)
+        finished = (dataset.finish(loader.next("train"), torch.float32) for _ in range(count))
+        return [{key: value.cpu().clone() for key, value in batch.items()} for batch in finished]
+    finally:
+        loader.close()
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_the_device_makes_what_the_host_makes(dim: int):
+    config = dataclasses.replace(CONFIG, dim=dim, nvol=4 if dim == 2 else 1)
+    if dim == 3:
+        config = dataclasses.replace(config, path="synthetic:samples=64")
+    found = batches(config, devices.select(), 2)
+    expected = batches(dataclasses.replace(config, augment_on="host"), devices.select("cpu"), 2)
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        assert torch.equal(one["label"], other["label"])
+        assert (one["image"] - other["image"]).abs().max() <= TOLERANCE * other["image"].abs().max()
+
+
+def on_device(dataset: SegmentationDataset, device: devices.Device, first: int) -> dict[str, torch.Tensor]:
+    rows = [dataset.load(0, index) for index in range(first, first + 4)]
+    return {key: torch.stack([torch.from_numpy(row[key]) for row in rows]).to(device.torch_device) for key in rows[0]}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_device_half_can_be_captured(compiled: bool):
+    device = devices.select()
+    if device.kind != "cuda":
+        pytest.skip(f"written for cuda, this is {device.kind}")
+    dataset = CONFIG.open("train", 3).for_batch(64)
+    dataset.settle_on(device)
+    first, second = (on_device(dataset, device, at) for at in (0, 4))
+
+    def plain(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            return dataset.finish(batch, torch.float32)
+
+    finish = torch.compile(plain, fullgraph=True, dynamic=False) if compiled else plain
+    static = {key: value.clone() for key, value in first.items()}
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            finish(static)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = finish(static)
+    for key, value in second.items():
+        static[key].copy_(value)
+    graph.replay()
+    expected = plain(second)
+    assert torch.equal(captured["label"], expected["label"])
+    largest = expected["image"].abs().max()
+    assert (captured["image"] - expected["image"]).abs().max() <= TOLERANCE * largest

@@ -1,0 +1,426 @@
+"""Volumes from their arrays to what the network sees: crops that share a batch, slices, whole volumes, bad files."""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sightline.data import cache
+from sightline.data.augment.segmentation import CARRIED, TOLERANCE
+from sightline.data.decathlon import Case, Plan, spec_of, write_plan
+from sightline.data.loader import Loader
+from sightline.data.order import EvalOrder, TrainOrder
+from sightline.data.segmentation import SegmentationData, SegmentationDataset
+from sightline.data.sources.decathlon import folds
+from sightline.errors import BadData, BadSample, UsageError
+from sightline.hardware import devices
+from sightline.parts import DataSpec
+
+CPU = devices.select("cpu")
+DEPTHS = (9, 5, 12, 7, 10, 6, 8, 11, 9, 14)
+CLASSES = ("background", "near", "far")
+SPECS = {
+    2: DataSpec(CLASSES, 2, (12, 10), (), (), spacing=(1.0, 1.0)),
+    3: DataSpec(CLASSES, 2, (4, 8, 6), (), (), spacing=(1.0, 1.0, 1.0)),
+}
+BUSY = {"zoom": 0.5, "noise": 0.5, "blur": 0.5, "brightness": 0.5, "contrast": 0.5}  # much happens to few crops
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+def write_folder(folder: Path, dim: int, task: str = "04", spec: DataSpec | None = None) -> Path:
+    """Ten volumes as `sightline prepare decathlon` leaves them; every voxel is unlike 0."""
+    folder.mkdir()
+    cases = []
+    for number, depth in enumerate(DEPTHS):
+        random = np.random.default_rng(number)
+        shape = (depth, 12, 10) if dim == 2 else (depth, 12 + number % 3, 10)
+        np.save(folder / f"case{number}_x.npy", random.uniform(1, 2, (2, *shape)).astype(np.float32))
+        np.save(folder / f"case{number}_y.npy", random.integers(0, 3, shape, dtype=np.uint8))
+        files = f"case{number}_x.npy", f"case{number}_y.npy"
+        cases.append(Case(f"case{number}", shape, shape, (0, 0, 0), shape, shape, (1.0, 1.0, 1.0), *files))
+    write_plan(folder, Plan(task, "Blobs", dim, "training", spec or SPECS[dim], tuple(cases), "raw"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """For reading only."""
+    root = tmp_path_factory.mktemp("volumes")
+    return {dim: write_folder(root / str(dim), dim) for dim in (2, 3)}
+
+
+@pytest.fixture
+def data(folders: dict[int, Path]) -> SegmentationData:
+    return SegmentationData(path=str(folders[2]), task="04", cache="off")
+
+
+@pytest.fixture
+def deep(folders: dict[int, Path]) -> SegmentationData:
+    return SegmentationData(path=str(folders[3]), task="04", dim=3, cache="off")
+
+
+@contextmanager
+def opened(config: SegmentationData, workers: int = 0, batch: int = 8, on_bad=nothing) -> Iterator[Loader]:
+    sets = {split: config.open(split, seed=3).for_batch(batch) for split in ("train", "val")}
+    orders: Any = {
+        "train": TrainOrder(len(sets["train"]), batch, 3, samples_per_item=sets["train"].samples_per_item),
+        "val": EvalOrder(len(sets["val"]), batch),
+    }
+    loader = Loader(dict(sets), orders, config, CPU, workers=workers, prefetch=2, on_bad=on_bad, check_stop=nothing)
+    try:
+        yield loader
+    finally:
+        loader.close()
+
+
+def take(loader: Loader, feed: str, count: int) -> list[dict[str, torch.Tensor]]:
+    """Finished batches, copied, because a batch is valid until the next one is asked for."""
+    loader.seek(feed, 0, count)
+    dataset = loader.feeds[feed].feed.dataset
+    return [{k: v.clone() for k, v in dataset.finish(loader.next(feed), torch.float32).items()} for _ in range(count)]
+
+
+def arrays(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    return np.load(folder / f"{name}_x.npy"), np.load(folder / f"{name}_y.npy")
+
+
+# Training: crops that share a batch
+
+
+@pytest.mark.parametrize(("nvol", "slices"), [(1, 8), (2, 4), (4, 2)])
+def test_a_batch_is_shared_by_nvol_volumes(data: SegmentationData, nvol: int, slices: int):
+    """The shallowest of these volumes has 5 slices, so that 8 of one are only had where all others are left out."""
+    source = data.source("train")
+    source.cases = [case for case in source.cases if case.shape[0] >= 8]
+    dataset = SegmentationDataset(replace(data, nvol=nvol), source, "train", 0).for_batch(8)
+    assert dataset.samples_per_item == slices and dataset.layout["image"][0] == (2, slices, 12, 10)
+    order = TrainOrder(len(dataset), 8, 0, samples_per_item=dataset.samples_per_item)
+    assert order.steps_per_epoch == len(source) // nvol
+    assert order.local_batch == nvol
+
+
+@pytest.mark.parametrize(
+    ("batch", "nvol", "found"), [(8, 1, 2), (8, 2, 2), (8, 3, 4), (4, 1, 1), (64, 1, 16), (7, 1, 7), (1, 1, 1)]
+)
+def test_nvol_rises_until_no_slice_is_padding(data: SegmentationData, batch: int, nvol: int, found: int):
+    """Fold 0 leaves the volume of 5 slices in training: no volume gives more than these."""
+    dataset = replace(data, nvol=nvol).open("train", 0).for_batch(batch)
+    assert dataset.shapes[:, 0].min() == 5
+    assert dataset.samples_per_item * found == batch
+    note = dataset.settle_on(CPU)
+    assert (f"nvol={found} volumes, not {nvol}" in note) == (found != nvol)
+    assert ("case1, has 5 slices" in note) == (batch % nvol == 0 and found != nvol)
+    plain = replace(data, nvol=nvol, augment="off").open("train", 0).for_batch(batch)
+    assert all((plain.load(0, index)["image"] > 0).all() for index in range(len(plain)))
+
+
+def test_more_volumes_than_slices_are_refused(data: SegmentationData):
+    with pytest.raises(UsageError, match="nvol=9 volumes cannot share a batch of 8 slices; use --data.nvol 8"):
+        replace(data, nvol=9).open("train", 0).for_batch(8)
+
+
+@pytest.mark.parametrize("augment_on", ["host", "device"])
+@pytest.mark.parametrize("dim", [2, 3])
+def test_samples_have_the_declared_layout(data, deep, dim: int, augment_on: str):
+    config = replace(data if dim == 2 else deep, augment_on=augment_on)
+    for split in ("train", "val"):
+        dataset = config.open(split, 0).for_batch(4)
+        dataset.settle_on(CPU)
+        for index in (0, len(dataset) - 1):
+            sample = dataset.load(0, index)
+            assert {key: (value.shape, str(value.dtype)) for key, value in sample.items()} == dataset.layout
+        travels = split == "train" and augment_on == "device"
+        assert set(CARRIED).issubset(dataset.layout) == travels
+
+
+def test_without_augmentation_a_crop_is_part_of_its_volume(data: SegmentationData, folders):
+    dataset = replace(data, augment="off", augment_on="device").open("train", 0).for_batch(8)
+    dataset.settle_on(CPU)
+    starts = set()
+    for epoch in range(12):
+        sample = dataset.load(epoch, 7)
+        image, label = arrays(folders[2], dataset.name(7))
+        start = int(np.flatnonzero((image[0] == sample["image"][0, 0]).all((1, 2)))[0])
+        starts.add(start)
+        assert np.array_equal(sample["image"], image[:, start : start + 4])
+        assert np.array_equal(sample["label"], label[start : start + 4])
+    assert len(starts) > 2
+
+
+def test_finish_makes_slices_of_crops(data: SegmentationData):
+    dataset = replace(data, augment="off").open("train", 0).for_batch(8)
+    samples = [dataset.load(0, index) for index in (3, 5)]
+    batch = {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
+    found = dataset.finish({**batch, "index": torch.tensor([3, 5])}, torch.bfloat16)
+    assert found["image"].shape == (8, 2, 12, 10) and found["image"].dtype == torch.bfloat16
+    assert found["image"].is_contiguous(memory_format=torch.channels_last)
+    assert found["label"].shape == (8, 12, 10) and found["label"].dtype == torch.int64
+    for number in range(8):
+        item, place = divmod(number, 4)
+        assert torch.equal(found["image"][number], torch.from_numpy(samples[item]["image"][:, place]).bfloat16())
+        assert np.array_equal(found["label"][number], samples[item]["label"][place])
+
+
+def test_finish_of_patches(deep: SegmentationData):
+    dataset = deep.open("train", 0).for_batch(2)
+    assert dataset.samples_per_item == 1 and dataset.layout["image"][0] == (2, 4, 8, 6)
+    sample = dataset.load(0, 0)
+    batch = {key: torch.from_numpy(value)[None].repeat_interleave(2, 0) for key, value in sample.items()}
+    found = dataset.finish(batch, torch.float32)
+    assert found["image"].is_contiguous(memory_format=torch.channels_last_3d)
+    assert np.array_equal(found["image"][1], sample["image"]) and np.array_equal(found["label"][1], sample["label"])
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_the_device_sees_what_the_host_makes(data, deep, dim: int):
+    """Batches of both ways, from loader to network, under the autocast region that the step opens."""
+    found = {}
+    for augment_on in ("host", "device"):
+        config = replace(data if dim == 2 else deep, augment_on=augment_on, **BUSY)
+        dataset = config.open("train", 1).for_batch(16)
+        dataset.settle_on(CPU)
+        samples = [dataset.load(epoch, index) for epoch in range(4) for index in range(len(dataset))]
+        batch = {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
+        with torch.autocast("cpu", torch.bfloat16):
+            found[augment_on] = dataset.finish(batch, torch.float32)
+    host, device = found["host"], found["device"]
+    assert host.keys() == device.keys() == {"image", "label"}
+    assert torch.equal(host["label"], device["label"])
+    assert (host["image"] - device["image"]).abs().max() <= TOLERANCE * host["image"].abs().max()
+
+
+def test_finish_compiles_to_one_graph(data: SegmentationData):
+    dataset = replace(data, augment_on="device", **BUSY).open("train", 1).for_batch(8)
+    dataset.settle_on(CPU)
+    samples = [dataset.load(0, index) for index in (0, 4)]
+    batch = {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
+
+    def finish(batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            return dataset.finish(batch, torch.float32)
+
+    expected, found = finish(batch), torch.compile(finish, fullgraph=True, dynamic=False, backend="eager")(batch)
+    assert torch.equal(found["label"], expected["label"])
+    torch.testing.assert_close(found["image"], expected["image"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("augment_on", ["host", "device"])
+def test_loader_processes_change_no_bit(data: SegmentationData, augment_on: str):
+    config = replace(data, augment_on=augment_on, **BUSY)
+    seen = []
+    for workers in (0, 2):
+        with opened(config, workers) as loader:
+            seen.append([*take(loader, "train", 6), *take(loader, "val", 3)])
+    for one, other in zip(*seen, strict=True):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert torch.equal(one[key], other[key]), key
+
+
+def test_augmentation_moves_to_accelerators_by_itself(data: SegmentationData):
+    class Accelerator(devices.Device):
+        def name(self) -> str:
+            return "a GPU"
+
+    gpu = Accelerator(kind="cuda")
+    for augment_on, expected in (("auto", (False, True)), ("host", (False, False)), ("device", (True, True))):
+        for device, on_device in zip((CPU, gpu), expected, strict=True):
+            dataset = replace(data, augment_on=augment_on).open("train", 0).for_batch(8)
+            note = dataset.settle_on(device)
+            assert dataset.on_device == on_device == (f"augmented on {device.name()}" in note)
+    off = replace(data, augment="off").open("train", 0)
+    off.settle_on(gpu)
+    assert not off.on_device and not replace(data).open("val", 0).on_device
+
+
+# Evaluation
+
+
+def test_every_slice_once_and_as_it_is(data: SegmentationData, folders):
+    expected = [f"case{number}" for number in folds(10, 5)[0]]
+    with opened(replace(data, **BUSY), batch=4) as loader:
+        dataset = loader.feeds["val"].feed.dataset
+        batches = take(loader, "val", loader.feeds["val"].order.steps_per_epoch)
+    assert len(dataset) == sum(DEPTHS[int(name[4:])] for name in expected)
+    place = dict.fromkeys(expected, 0)
+    seen = 0
+    for batch in batches:
+        assert batch["image"].is_contiguous(memory_format=torch.channels_last) and batch["label"].dtype == torch.int64
+        for row in np.flatnonzero(batch["valid"]):
+            name = expected[batch["volume"][row]]
+            image, label = arrays(folders[2], name)
+            assert np.array_equal(batch["image"][row], image[:, place[name]])
+            assert np.array_equal(batch["label"][row], label[place[name]])
+            assert dataset.name(int(batch["index"][row])) == f"{name} slice {place[name]}"
+            place[name] += 1
+            seen += 1
+    assert seen == len(dataset) and all(place[name] == DEPTHS[int(name[4:])] for name in expected)
+
+
+def test_whole_volumes_with_their_extent(deep: SegmentationData, folders):
+    dataset = deep.open("val", 0).for_batch(2)
+    names = [dataset.name(index) for index in range(len(dataset))]
+    assert names == [f"case{number}" for number in folds(10, 5)[0]]
+    sides = np.array([arrays(folders[3], name)[1].shape for name in names]).max(0)
+    for index, name in enumerate(names):
+        image, label = arrays(folders[3], name)
+        sample = dataset.load(5, index)
+        assert sample["image"].shape == (2, *sides) and sample["extent"].tolist() == list(label.shape)
+        z, y, x = label.shape
+        assert np.array_equal(sample["image"][:, :z, :y, :x], image) and sample["image"].sum() == image.sum()
+        assert np.array_equal(sample["label"][:z, :y, :x], label) and sample["label"].sum() == label.sum()
+        assert sample["volume"] == index
+
+
+def test_folds_share_nothing(data: SegmentationData):
+    held_out = []
+    for fold in range(5):
+        sets = [replace(data, fold=fold).source(split) for split in ("train", "val")]
+        train, val = ({source.name(i) for i in range(len(source))} for source in sets)
+        assert not train & val and len(train | val) == 10
+        held_out += sorted(val)
+    assert sorted(held_out) == [f"case{n}" for n in range(10)]
+
+
+# What is declared
+
+
+@pytest.mark.parametrize(("task", "fold", "count"), [("01", 0, 387), ("01", 4, 388), ("04", 2, 208), ("09", 0, 32)])
+def test_the_recipe_knows_its_task_without_data(task: str, fold: int, count: int):
+    config = SegmentationData(task=task, fold=fold)
+    assert config.declared() == (spec_of(task, 2), count)
+    assert (config.declared_per_item(64), replace(config, nvol=4).declared_per_item(64)) == (64, 16)
+    assert replace(config, dim=3).declared_per_item(2) == 1
+    assert replace(config, path="synthetic:samples=8").declared() is None
+
+
+@pytest.mark.parametrize("changes", [{"task": "01"}, {"dim": 3}])
+def test_a_folder_of_another_task_is_refused(data: SegmentationData, changes):
+    with pytest.raises(BadData, match=r"task 04 \(Blobs\) with dim 2, the recipe is made for task") as error:
+        replace(data, **changes).open("train", 0)
+    wanted = replace(data, **changes)
+    assert f"for task {wanted.task} with dim {wanted.dim}" in str(error.value) and error.value.exit_code == 3
+
+
+def test_own_tasks_are_known_from_their_folder(tmp_path: Path, data: SegmentationData):
+    own = replace(data, task="own", path=str(write_folder(tmp_path / "own", 2, "own")))
+    assert own.open("train", 0).spec == SPECS[2]
+    with pytest.raises(UsageError, match="give its --data.path"):
+        replace(own, path="").declared()
+
+
+def test_slices_that_are_not_patches_are_refused(tmp_path: Path, data: SegmentationData):
+    other = dataclasses.replace(SPECS[2], size=(12, 12))
+    folder = write_folder(tmp_path / "odd", 2, spec=other)
+    with pytest.raises(BadData, match=r"case\d of .* has slices of \(12, 10\), expected \(12, 12\)"):
+        replace(data, path=str(folder)).open("train", 0)
+
+
+def test_drawn_volumes_take_the_shape_of_the_task():
+    config = SegmentationData(task="04", path="synthetic:samples=16")
+    dataset = config.open("train", 0).for_batch(64)
+    assert dataset.spec == spec_of("04", 2) and dataset.samples_per_item == 64
+    assert dataset.settle_on(CPU) == ""  # drawn, so there is nothing to keep in memory
+    sample = dataset.load(0, 3)
+    assert sample["image"].shape == (1, 64, 56, 40) and set(np.unique(sample["label"])) <= {0, 1, 2}
+    assert config.synthetic_path(dataset.spec, 8) == "synthetic:samples=8"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"task": "11"}, {"dim": 4}, {"fold": 5}, {"folds": 1}, {"nvol": 0}, {"nvol": 2, "dim": 3}, {"cache": "x"}],
+)
+def test_fields_that_cannot_work_are_refused(changes):
+    with pytest.raises(UsageError, match=next(iter(changes))):
+        SegmentationData(**changes)
+
+
+# Bad volumes
+
+
+def damaged(folder: Path, name: str, how: str) -> None:
+    image, label = arrays(folder, name)
+    if how == "truncated":
+        file = folder / f"{name}_x.npy"
+        file.write_bytes(file.read_bytes()[:-7])
+    elif how == "class":
+        label[:, 3, 3] = 9
+        np.save(folder / f"{name}_y.npy", label)
+    else:
+        image[0, 2, 2, 2] = np.nan
+        np.save(folder / f"{name}_x.npy", image)
+
+
+@pytest.mark.parametrize("how", ["truncated", "class"])
+def test_a_bad_volume_is_named_or_left_out(tmp_path: Path, data: SegmentationData, how: str):
+    folder = write_folder(tmp_path / "bad", 2)
+    config = replace(data, path=str(folder), oversampling=0.0)
+    names = {split: [s.name(i) for i in range(len(s))] for split in ("train", "val") for s in [config.source(split)]}
+    bad = {"train": names["train"][2], "val": names["val"][1]}
+    for name in bad.values():
+        damaged(folder, name, how)
+    for split, index in (("train", 2), ("val", DEPTHS[int(names["val"][0][4:])])):
+        with pytest.raises(BadSample, match=bad[split]):
+            config.open(split, 0).for_batch(8).load(0, index)
+    told: list[Any] = []
+    with opened(replace(config, on_bad_sample="skip"), on_bad=told.append) as loader:
+        batches = take(loader, "train", 4)
+        assert all((batch["image"] > 0).all() for batch in batches)  # another volume came in its place
+        evaluated = take(loader, "val", loader.feeds["val"].order.steps_per_epoch)
+    assert {each.name for each in told} == set(bad.values())
+    valid = torch.cat([batch["volume"][batch["valid"]] for batch in evaluated])
+    assert len(valid) == DEPTHS[int(names["val"][0][4:])] and (valid == 0).all()
+
+
+def test_check_lists_all_that_is_wrong(tmp_path: Path, data: SegmentationData):
+    assert data.check(True, 1, nothing).problems == []
+    facts = data.check(True, 1, nothing).facts
+    assert facts["train"]["volumes"] == 8 and facts["train"]["volumes with"] == dict.fromkeys(CLASSES, 8)
+    folder = write_folder(tmp_path / "bad", 2)
+    for name, how in (("case1", "truncated"), ("case2", "class"), ("case3", "nan")):
+        damaged(folder, name, how)
+    config = replace(data, path=str(folder))
+    found = {(p.kind, p.where) for p in config.check(True, 1, nothing).problems}
+    assert found == {("unreadable", "case1"), ("label out of range", "case2"), ("not finite", "case3")}
+    assert {p.where for p in config.check(False, 1, nothing).problems} == {"case1"}  # the others need a look inside
+    (folder / "plan.json").unlink()
+    with pytest.raises(UsageError, match="nothing a source of volumes can read"):
+        config.check(True, 1, nothing)
+    with pytest.raises(UsageError, match="no data"):
+        SegmentationData().check(True, 1, nothing)
+
+
+# In memory
+
+
+def test_volumes_in_memory_are_the_same_and_need_no_files(tmp_path: Path, data: SegmentationData):
+    folder = write_folder(tmp_path / "kept", 2)
+    plain = replace(data, path=str(folder))
+    with opened(plain) as loader:
+        expected = [*take(loader, "train", 4), *take(loader, "val", 3)]
+    with opened(replace(plain, cache="ram"), workers=2) as loader:
+        assert any("cache ON: 8 volumes of train" in note for note in loader.notes)
+        for _ in range(3):  # both processes have met every volume
+            take(loader, "train", 4), take(loader, "val", 3)
+        for file in folder.glob("*.npy"):
+            file.unlink()
+        found = [*take(loader, "train", 4), *take(loader, "val", 3)]
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(one[key], other[key]) for key in expected[0])
+
+
+def test_volumes_that_do_not_fit_are_not_kept(data: SegmentationData, monkeypatch):
+    monkeypatch.setattr(cache, "available_bytes", lambda: 1000)
+    dataset = replace(data, cache="auto").open("train", 0)
+    assert "cache OFF: 8 volumes of train need" in dataset.settle_on(CPU) and dataset.cache is None
+    with pytest.raises(UsageError, match="--data.cache ram: 8 volumes of train need"):
+        replace(data, cache="ram").open("train", 0).settle_on(CPU)
