@@ -7,6 +7,7 @@ many samples. A 3D network sees patches: a training item is one of them.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from sightline.data.check_volumes import check_volumes
 from sightline.data.progress import Progress
 from sightline.data.sources import VolumeSource, open_volumes
 from sightline.data.sources import decathlon as prepared
+from sightline.data.volume_files import SUFFIXES, VolumeFiles
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
@@ -58,6 +60,8 @@ class SegmentationData(Augment, DataConfig):
     max_bad_samples: int = undecisive(1000)
     """skip: more bad volumes than this end the run after all; in evaluation with dim 2 each of their slices counts."""
 
+    file_suffixes = SUFFIXES
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.task not in (*decathlon.TASKS, decathlon.OWN):
@@ -82,6 +86,10 @@ class SegmentationData(Augment, DataConfig):
                 "synthetic:samples=64"
             )
         return SegmentationDataset(self, self.source(split), split, seed)
+
+    def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
+        """Any NIfTI files, as they lie; the task's windows cover them."""
+        return VolumeFiles(files, spec)
 
     def source(self, split: Split) -> VolumeSource:
         """The volumes as they lie on disk, which must be of the declared task."""
