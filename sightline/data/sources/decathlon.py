@@ -79,17 +79,16 @@ class DecathlonSource(VolumeSource):
         return self._mapped(case.label, case, case.shape, np.uint8)
 
     def _mapped(self, file: str, case: Case, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+        path = self.folder / file
         try:
-            found = np.load(self.folder / file, mmap_mode="r", allow_pickle=False, max_header_size=_MAX_HEADER_BYTES)
+            found = np.lib.format.open_memmap(path, mode="r", max_header_size=_MAX_HEADER_BYTES)
         except (OSError, ValueError, EOFError, SyntaxError) as error:  # also a header that claims more than there is
-            raise BadSample(
-                case.name, f"{self.folder / file} cannot be read: {error}; prepare the data again"
-            ) from error
-        if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype != dtype:
-            what = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else "an archive"
+            raise BadSample(case.name, f"{path} cannot be read: {error}; prepare the data again") from error
+        if found.shape != shape or found.dtype != dtype:
             raise BadSample(
                 case.name,
-                f"{self.folder / file} is {what}, the plan says {np.dtype(dtype)} of {shape}; prepare it again",
+                f"{path} is {found.dtype} of shape {found.shape}, the plan says {np.dtype(dtype)} of {shape}; "
+                "prepare the data again",
             )
         return found
 

@@ -1,4 +1,4 @@
-"""Tiny folders with the structure of a Decathlon task: dataset.json, imagesTr, labelsTr, imagesTs; written by nibabel."""
+"""Tiny folders with the structure of a Decathlon task: dataset.json, imagesTr, labelsTr, imagesTs; by nibabel."""
 
 import json
 import tarfile
