@@ -22,7 +22,7 @@ _MAX_SIDE = 2**15
 _MAX_OFFSET = 16 * 2**20  # of the voxels in the file: a header and its extensions
 _DEFLATE_RATIO = 1032  # bytes that one byte of a gzip file can become at most
 _SPACING_MM = (1e-4, 1e4)
-_CHUNK = 1 << 24
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -110,13 +110,15 @@ def groups(cases: Iterable[RawCase], spec: DataSpec, jobs: int, memory: int) -> 
 
 def working_bytes(case: RawCase, spec: DataSpec) -> int:
     """What a process holds at once for a case, at most: the file, the floats of it, what it becomes, and masks."""
-    channels, *sides = case.header.shape
-    voxels = math.prod(sides)
+    channels, depth, height, width = case.header.shape
+    voxels = depth * height * width
     held = channels * voxels * (case.header.dtype.itemsize + 2 * 4) + 4 * voxels
-    if len(spec.size) == 3:
-        grown = math.prod(_resampled(case, spec))
-        held += 3 * channels * 4 * grown + 2 * 8 * max(voxels, grown)  # splines are computed in double
-    return held
+    if len(spec.size) == 2:
+        return held + 4 * channels * depth * math.prod(map(max, (height, width), spec.size))
+    sides = _resampled(case, spec)
+    grown = math.prod(sides)
+    held += 4 * channels * (2 * grown + math.prod(map(max, sides, spec.size)))
+    return held + 2 * 8 * max(voxels, grown)  # splines are computed in double
 
 
 def stored_bytes(case: RawCase, work: Work) -> int:

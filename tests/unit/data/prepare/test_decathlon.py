@@ -1,10 +1,12 @@
 """Decathlon folders made ready: what comes out, what is kept, and what is refused with the name of the case."""
 
+import dataclasses
 import json
 import os
 import runpy
 import shutil
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import nibabel
@@ -215,7 +217,7 @@ def test_memory_decides_how_many_at_once(hippocampus, tmp_path):
     cases = list_cases(read_raw(hippocampus), "training", 1, quiet)
     spec = spec_of("04", 2)
     need = {case.name: _decathlon_cases.working_bytes(case, spec) for case in cases}
-    assert need["case_001"] == 18 * 24 * 12 * (4 + 8 + 4)  # float32 in the file
+    assert need["case_001"] == 18 * 24 * 12 * (4 + 8 + 4) + 4 * 12 * 56 * 40  # float32 in the file
     groups = list(_decathlon_cases.groups(cases * 4, spec, jobs=8, memory=10**12))
     assert [(count, len(some)) for count, some in groups] == [(8, 12)]
     assert [count for count, _ in _decathlon_cases.groups(cases * 4, spec, jobs=8, memory=1)] == [1]
@@ -226,6 +228,22 @@ def test_memory_decides_how_many_at_once(hippocampus, tmp_path):
     assert {case.name for _, some in tight for case in some} == set(need)
     assert all(_decathlon_cases.working_bytes(case, spec_of("04", 3)) > need[case.name] for case in cases)
     assert run(hippocampus, tmp_path / "out", memory_gb=1e-9)["made now"] == 3
+
+
+@pytest.mark.parametrize(("task", "dim"), [("04", 2), ("04", 3), ("05", 3)])
+def test_a_case_takes_no_more_memory_than_is_counted_for_it(tmp_path, task, dim):
+    image, label = np.ones((128, 120, 48, 2), np.int16), np.ones((128, 120, 48), np.uint8)
+    source = make_folder(tmp_path / "in", cases=1, channels=2)
+    write(source / "imagesTr" / "case_000.nii.gz", image, (1.0, 1.0, 1.3))
+    write(source / "labelsTr" / "case_000.nii.gz", label, (1.0, 1.0, 1.3))
+    spec = dataclasses.replace(spec_of(task, dim), channels=2)
+    (case,) = list_cases(read_raw(source), "training", 2, quiet)
+    tracemalloc.start()
+    _decathlon_cases._prepared(_decathlon_cases.Work(tmp_path, spec, "training", False), case)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    counted = _decathlon_cases.working_bytes(case, spec)
+    assert 0.3 * counted < peak < counted + 2**21  # pieces of a file on their way
 
 
 # Bad input, each with its name and exit code 3.
