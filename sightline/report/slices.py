@@ -43,7 +43,7 @@ class Look:
 
 
 def contact_sheet(look: Look) -> Image.Image:
-    """Up to eight slices through what was predicted, or through the middle, above a legend."""
+    """Up to eight slices through what was predicted or is true, or through the middle, above a legend."""
     rows, columns, turns, marks = _view(look)
     height = (rows.stop - rows.start) * look.spacing[1]
     width = (columns.stop - columns.start) * look.spacing[2]
@@ -51,7 +51,7 @@ def contact_sheet(look: Look) -> Image.Image:
     size = max(48, round(width * scale)), max(48, round(height * scale))
     low, high = _window(look.image)
     tiles = []
-    for number in shown_slices(look.mask):
+    for number in shown_slices(look.mask if look.label is None else np.maximum(look.mask, look.label)):
         cut = (number, rows, columns)
         grey = np.clip((look.image[cut].astype(np.float32) - low) / (high - low), 0, 1)
         tile = Image.fromarray((grey * 255).astype(np.uint8)[turns]).resize(size, Image.Resampling.BICUBIC)

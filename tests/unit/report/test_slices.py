@@ -97,6 +97,15 @@ def test_a_label_is_a_thinner_line_of_its_own():
     assert compared.height > plain.height  # the legend says what it is
 
 
+def test_what_was_missed_is_shown_too():
+    found, label = np.zeros((2, 6, 40, 30), np.uint8)
+    found[3, 10:20, 10:20] = 1
+    label[0, 10:20, 10:20] = 1
+    missed = Look("case", look().image, (1, 1, 1), LPS, CLASSES, found, label)
+    alone = Look("case", look().image, (1, 1, 1), LPS, CLASSES, found)
+    assert contact_sheet(missed).width > 3 * contact_sheet(alone).width / 2  # slices 0 to 3, not 3 alone
+
+
 def test_a_volume_of_one_value_is_no_error():
     empty = look()
     picture = contact_sheet(Look("flat", np.full_like(empty.image, 3), (1, 1, 1), LPS, CLASSES, empty.mask))
