@@ -23,7 +23,7 @@ from sightline.data.check_volumes import check_volumes
 from sightline.data.progress import Progress
 from sightline.data.sources import VolumeSource, open_volumes
 from sightline.data.sources import decathlon as prepared
-from sightline.data.volume_files import SUFFIXES, VolumeFiles
+from sightline.data.volume_files import SUFFIXES, VolumeFiles, labelled_files
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
@@ -90,6 +90,11 @@ class SegmentationData(Augment, DataConfig):
     def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
         """Any NIfTI files, as they lie; the task's windows cover them."""
         return VolumeFiles(files, spec)
+
+    def labelled_files(self, folder: Path) -> dict[str, tuple[Path, Path]]:
+        """The volumes of the val split in the folder that they were prepared from."""
+        source = self.source("val")
+        return labelled_files([source.name(index) for index in range(len(source))], folder)
 
     def source(self, split: Split) -> VolumeSource:
         """The volumes as they lie on disk, which must be of the declared task."""
