@@ -96,6 +96,26 @@ def test_a_compiler_is_told_layout_and_types():
     assert of_parameters.shape == (2, 32) and of_parameters.dtype == statistics.dtype == torch.float32
 
 
+def test_compiled_without_a_break_it_stays_one_operation():
+    """What Dynamo makes of `applies` on this version of torch: if it said no, a compiled step would lose the kernel."""
+    pytest.importorskip("triton")
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
+        graphs.append(graph)
+        return graph.forward
+
+    with FakeTensorMode():
+        x = torch.empty(2, 32, 6, 8, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        weight, bias = torch.empty(32, device="cuda"), torch.empty(32, device="cuda")
+        step = torch.compile(
+            lambda *given: instance_norm.instance_norm_leaky_relu(*given, 1e-5, 0.01), fullgraph=True, backend=keep
+        )
+        assert step(x, weight, bias).stride() == x.stride()
+    called = [str(node.target) for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert called[0] == "sightline.instance_norm_leaky_relu.default" and len(called) == 2  # the other takes the first
+
+
 @pytest.mark.parametrize(("pictures", "channels", "pixels"), SHAPES, ids=str)
 def test_a_cut_holds_every_pixel_once(pictures, channels, pixels):
     """Chunks tile the rows without an empty one; blocks are powers of two that a program's registers hold."""
