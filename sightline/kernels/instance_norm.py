@@ -55,7 +55,7 @@ def _operation(x: Tensor, weight: Tensor, bias: Tensor, eps: float, slope: float
 
 @_operation.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float, slope: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), x.new_empty((2, len(x), x.shape[1]), dtype=torch.float32)
+    return torch.empty_like(x), x.new_empty((2, x.shape[0], x.shape[1]), dtype=torch.float32)
 
 
 @torch.library.custom_op(
