@@ -1,17 +1,19 @@
-"""Recipes at tiny size, in this process: 24 pixels, a few channels, six steps, a tenth of a second."""
+"""Recipes at tiny size, in this process: 24 pixels, a few channels, six steps, a tenth of a second or two."""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from sightline import api, config, recipes
+from sightline.data.decathlon import Case, Plan, write_plan
 from sightline.errors import SightlineError
-from sightline.parts import Scores
+from sightline.parts import DataSpec, Scores
 
 # By the class of the part, so that recipes made of the same parts need nothing new here.
 TINY = {
@@ -31,6 +33,8 @@ TINY = {
         "--data.size=48",
         "--data.max-boxes=8",
     ],
+    "UnetConfig": ["--model.width=4"],
+    "SegmentationData": ["--data.path=VOLUMES", "--data.task=own", "--data.nvol=2"],  # 4 slices of each of 2
     "TrainConfig": [
         "--train.epochs=2",
         "--train.global-batch=8",
@@ -45,11 +49,48 @@ TINY = {
 }
 
 
-def tiny_flags(name: str) -> list[str]:
+def tiny_flags(name: str, volumes: Path) -> list[str]:
     """What makes a recipe small."""
     recipe = recipes.find(name).recipe()
     parts = [getattr(recipe, part.name) for part in fields(recipe)[1:]]
-    return [flag for part in [*parts, config.Run()] for flag in TINY.get(type(part).__name__, [])]
+    flags = [flag for part in [*parts, config.Run()] for flag in TINY.get(type(part).__name__, [])]
+    return [flag.replace("VOLUMES", str(volumes)) for flag in flags]
+
+
+def write_blobs(folder: Path, numbers: Sequence[int]) -> Path:
+    """Volumes as `sightline prepare decathlon` leaves them: noise with a bright and a dark ball; equal numbers give
+    equal ones. 32 pixels are the fewest that deep supervision has levels for."""
+    folder.mkdir()
+    shape = (6, 32, 32)
+    grid = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1)  # (depth, height, width, 3)
+    cases = []
+    for place, number in enumerate(numbers):
+        random = np.random.default_rng(number)
+        image, label = random.normal(0, 0.4, (1, *shape)).astype(np.float32), np.zeros(shape, np.uint8)
+        for kind, brightness in ((1, 1.0), (2, -1.0)):
+            middle = random.uniform((1, 16 * kind - 11, 6), (5, 16 * kind - 6, 26))
+            ball = ((grid - middle) ** 2 * (3, 1, 1)).sum(-1) < 25
+            image[0, ball] += brightness
+            label[ball] = kind
+        files = f"case{place}_x.npy", f"case{place}_y.npy"
+        np.save(folder / files[0], image)
+        np.save(folder / files[1], label)
+        cases.append(Case(f"case{place}", shape, shape, (0, 0, 0), shape, shape, (1.0, 1.0, 1.0), *files))
+    spec = DataSpec(("background", "bright", "dark"), 1, (32, 32), (), (), spacing=(1.0, 1.0))
+    write_plan(folder, Plan("own", "Blobs", 2, "training", spec, tuple(cases), "raw"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def blobs() -> Callable[[Path, Sequence[int]], Path]:
+    """blobs(folder, numbers): prepared volumes."""
+    return write_blobs
+
+
+@pytest.fixture(scope="session")
+def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight, of which fold 0 of 5 holds out two; for reading only."""
+    return write_blobs(tmp_path_factory.mktemp("prepared") / "volumes", range(8))
 
 
 @dataclass
@@ -81,13 +122,13 @@ Train = Callable[..., Result]
 
 
 @pytest.fixture
-def tiny() -> Callable[[str], list[str]]:
+def tiny(volumes: Path) -> Callable[[str], list[str]]:
     """tiny(name): the flags that make a recipe small."""
-    return tiny_flags
+    return lambda name: tiny_flags(name, volumes)
 
 
 @pytest.fixture
-def train(capsys: pytest.CaptureFixture[str]) -> Iterator[Train]:
+def train(tiny, capsys: pytest.CaptureFixture[str]) -> Iterator[Train]:
     """train(name, folder, *flags): one run at tiny size; errors of ours are part of the result."""
     threads = torch.get_num_threads()
 
@@ -96,7 +137,7 @@ def train(capsys: pytest.CaptureFixture[str]) -> Iterator[Train]:
         result = Result(folder or Path("runs") / recipes.find(name).recipe().name)
         capsys.readouterr()
         try:
-            result.scores = api.train(*api.load(name, [*tiny_flags(name), *out, *flags]))
+            result.scores = api.train(*api.load(name, [*tiny(name), *out, *flags]))
         except SightlineError as error:
             result.error = error
         result.shown = capsys.readouterr().out

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from sightline import config, recipes
+from sightline.data.segmentation import SegmentationData
 from sightline.errors import UsageError
 from sightline.train.step import Step
 
@@ -105,6 +106,15 @@ def told_of_fp32(result) -> Any:
     return [line for line in result.shown.splitlines() if line.startswith("train.fp32_ops: ")]
 
 
+def told_of_crops(result) -> Any:
+    return [line for line in result.shown.splitlines() if "crops are augmented on " in line]
+
+
+def told_of_cache(result) -> Any:
+    """Without the numbers, of which the memory that is free is another every time."""
+    return [line.partition(":")[0] for line in result.shown.splitlines() if "cache O" in line]
+
+
 def measured(_) -> Any:
     """What benchmark_run.log calls the last run, and the names in metric.log."""
     folder = Path("measured")
@@ -162,8 +172,12 @@ SKIPPING = ("--data.path=DAMAGED", "--data.on-bad-sample=skip")
 ONE_CLASS = ("--data.path=synthetic:classes=1,samples=24,size=28", "--data.classes=1")  # which nobody gets wrong
 BOTTLENECKS = ("--model.depth=50", "--model.width=8", "--train.epochs=1")
 UNEVEN = ("--data.path=synthetic:classes=10,samples=28,size=28",)
+DRAWN = ("--data.path=synthetic:samples=2", "--data.task=04", "--data.nvol=1", "--train.global-batch=2")
+SHORT = ("--train.epochs=1", "--model.width=2")
 
 COUNTS = SeenIn("unit/tasks/test_detection_task.py::test_each_field_of_prediction_counts")
+PATIENCE = SeenIn("unit/train/test_stops.py::test_patience_ends_a_run_after_its_least_epochs_and_a_larger_one_goes_on")
+WINDOWS = SeenIn("unit/tasks/test_segmentation.py::test_whole_volumes_go_through_windows")
 TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
     "ResNetConfig": {
         "depth": [Flip(("18", "34"), shapes)],
@@ -232,6 +246,57 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "max_bad_samples": [
             SeenIn("unit/data/test_detection.py::test_damaged_pictures_are_bad_samples_and_may_be_skipped")
         ],
+    },
+    "UnetConfig": {
+        # Of 4 or 8 channels every one would be a group of its own, which is what instance norm does.
+        "norm": [Flip(("batch",), shapes), Flip(("group",), weights, base=("--model.width=6",))],
+        "negative_slope": [Flip(("0.2",), weights)],
+        "residual": [Flip(("True",), shapes)],
+        "attention": [Flip(("True",), shapes)],
+        "drop_block": [Flip(("True",), shapes)],
+        "deep_supervision": [Flip(("False", "True"), shapes)],
+        "aux_heads": [Flip(("1",), shapes, base=("--model.deep-supervision",))],
+        "width": [Flip(("6",), shapes)],
+        "max_filters": [Flip(("12",), shapes)],
+    },
+    "Segmentation": {
+        "voxel_loss": [Flip(("focal",), weights)],
+        "supervision": [Flip(("exact",), weights, base=("--model.deep-supervision",))],
+        "dice_over": [SeenIn("distributed/test_dice_world.py::test_ranks_give_the_gradients_and_scores_of_one")],
+        "tta": [Flip(("True",), scores, same=weights)],
+        "overlap": [WINDOWS],
+        "blend": [WINDOWS],
+        "window_batch": [WINDOWS],
+        "regions": [
+            Flip(("brats",), error),  # other classes are refused
+            SeenIn("unit/evaluate/test_dice.py::test_regions_of_brain_tumours"),
+        ],
+    },
+    "SegmentationData": {
+        "augment": [Flip(("off",), weights)],
+        "augment_on": [Flip(("device",), told_of_crops, same=steps)],
+        "oversampling": [Flip(("1.0",), weights, base=("--data.augment=off",))],
+        "zoom": [Flip(("1.0",), weights)],
+        "zoom_range": [Flip(("0.3 0.4",), weights, base=("--data.zoom=1",))],
+        "zoom_depth": [Flip(("False", "True"), weights, base=("--data.zoom=1",))],
+        "flip": [Flip(("1.0",), weights)],
+        "noise": [Flip(("1.0",), weights)],
+        "noise_std": [Flip(("0.5 0.6",), weights, base=("--data.noise=1",))],
+        "blur": [Flip(("1.0",), weights)],
+        "blur_sigma": [Flip(("2.0 3.0",), weights, base=("--data.blur=1",))],
+        "brightness": [Flip(("1.0",), weights)],
+        "brightness_range": [Flip(("2.0 3.0",), weights, base=("--data.brightness=1",))],
+        "contrast": [Flip(("1.0",), weights)],
+        "contrast_range": [Flip(("2.0 3.0",), weights, base=("--data.contrast=1",))],
+        "path": [Flip(("synthetic:samples=3",), steps, base=(*DRAWN, *SHORT)), Flip(("",), error)],
+        "task": [Flip(("04",), error)],
+        "dim": [Flip(("3",), shapes, base=(*DRAWN, *SHORT, "--train.max-steps=1"))],
+        "fold": [Flip(("1",), weights, same=steps)],
+        "folds": [Flip(("3",), steps, base=("--train.last-batch=drop",))],
+        "nvol": [Flip(("4",), steps, base=("--train.last-batch=drop",))],
+        "cache": [Flip(("off",), told_of_cache, base=("--data.cache=ram",), same=weights)],
+        "on_bad_sample": [Flip(("skip",), error, base=("--data.path=DAMAGED",))],
+        "max_bad_samples": [Flip(("0",), error, base=SKIPPING)],
     },
     "ClassificationData": {
         "augment": [Flip(("off", "on"), weights)],
@@ -320,6 +385,9 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "patience": [
             Flip(("0",), weights, base=("--schedule.kind=plateau", "--train.epochs=5", "--optimizer.lr=1e-5"))
         ],
+        "plateau_on": [
+            SeenIn("unit/train/test_stops.py::test_a_plateau_of_the_loss_drops_the_rate_and_resumes_to_the_same_bits")
+        ],
         "table_epochs": [Flip(("5",), weights, base=TABLE_RATES)],
         "table_rates": [Flip(("0.03",), weights, base=TABLE_RATES)],
     },
@@ -345,6 +413,8 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         ],
         "target_score": [Flip(("0.01",), evaluations, base=ONE_CLASS)],
         "diverged_score": [Flip(("0.99",), error)],
+        "patience": [PATIENCE],
+        "min_epochs": [PATIENCE],
         "steps_per_epoch": [Flip(("2",), steps)],
         "max_steps": [Flip(("4",), steps)],
         "trainable": [Flip(("head",), optimized)],
@@ -353,6 +423,10 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
             Flip(("relu mean",), told_of_fp32, same=weights),
         ],
         "bn_eval": [SeenIn("distributed/test_ranks.py::test_batch_norm_statistics_follow_their_rule")],
+        "bn_group": [
+            Flip(("2",), error),  # there is one process
+            SeenIn("unit/models/test_norm.py::test_all_ranks_train_as_one_process_with_the_whole_batch"),
+        ],
         "seed": [Flip(("1",), weights)],
         "deterministic": [Flip(("True", "False"), determinism, same=weights)],
     },
@@ -362,12 +436,14 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         # One step is enough: threads that wait for each other on busy cores are slow.
         "threads": [Flip(("2",), threads, base=("--train.epochs=1", "--train.global-batch=24"))],
         "max_cpus": [SeenIn("unit/hardware/test_setup.py::test_a_run_keeps_to_the_first_cpus_it_may_use")],
+        "affinity": [SeenIn("unit/hardware/test_affinity.py::test_a_run_keeps_to_its_cpus")],
         "workers": [Flip(("1",), workers, same=weights)],
         "device_prefetch": [
             SeenIn("device/test_decode_on_device.py::test_batches_are_the_same_without_a_stream_of_their_own")
         ],
         "prefetch": [Flip(("1000000000",), error, base=("--run.workers=1",))],
         "compile": [Flip(("on",), compilations)],
+        "kernels": [SeenIn("unit/kernels/test_switch.py::test_a_run_says_which")],
         "graph": [Flip(("on",), error, base=("--run.device=cpu",))],
         "warmup_steps": [SeenIn("recipes/test_fields.py::test_steps_before_the_run_are_made_and_undone")],
         "channels_last": [SeenIn("unit/train/test_step.py::test_channels_last_is_a_layout_and_not_another_model")],
@@ -448,13 +524,24 @@ def damaged(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def torn(volumes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared volumes, one of which ends too soon."""
+    root = tmp_path_factory.mktemp("torn") / "volumes"
+    shutil.copytree(volumes, root)
+    held_out = {case.name for case in SegmentationData(path=str(root), task="own").source("val").cases}
+    whole = min(path for path in root.glob("*_x.npy") if path.name.removesuffix("_x.npy") not in held_out)
+    whole.write_bytes(whole.read_bytes()[:-7])
+    return root
+
+
+@pytest.fixture(scope="module")
 def known() -> dict[tuple, dict]:
     """What was seen, by the flags of the run: many flips share one baseline."""
     return {}
 
 
 @pytest.fixture
-def ran(known: dict[tuple, dict], train, tmp_path: Path, damaged: Path, monkeypatch):
+def ran(known: dict[tuple, dict], train, tmp_path: Path, damaged: Path, torn: Path, monkeypatch):
     """ran(recipe, flip, change): what the flip looks at, after a run with this change."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # --train.deterministic sets it in this process
@@ -471,7 +558,7 @@ def ran(known: dict[tuple, dict], train, tmp_path: Path, damaged: Path, monkeypa
             donor = train(name, tmp_path / "donor", "--train.seed=77", "--train.epochs=1")
             flag = flag.replace("WEIGHTS", str(donor.checkpoints[-1] / "model.safetensors"))
             flag = flag.replace("DONOR", str(donor.folder))
-        return flag.replace("DAMAGED", str(damaged))
+        return flag.replace("DAMAGED", str(torn if isinstance(parts_of(name)["data"], SegmentationData) else damaged))
 
     def run(name: str, flip: Flip, change: list[str]) -> list[Any]:
         looks = [flip.look, *([flip.same] if flip.same else [])]

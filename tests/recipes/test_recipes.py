@@ -20,6 +20,7 @@ from sightline.train import loop
 
 EVERY_RECIPE = pytest.mark.parametrize("name", recipes.names())
 STEPS = 6  # two epochs of three
+HELD_OUT = {"ClassificationData": 3, "DetectionData": 3, "SegmentationData": 12}  # 12 slices of two volumes
 LEARNS_WELL = {
     "ResNetConfig": ["--model.width=8", "--optimizer.lr=0.1"],
     "ArchConfig": ["--model.arch=resnet18", "--optimizer.lr=0.01", "--train.epochs=4"],
@@ -54,7 +55,10 @@ def test_it_trains_evaluates_and_writes_its_run_folder(name: str, tmp_path: Path
     assert told["values"] == result.scores.values and told["tables"] == result.scores.tables
     headline = recipes.find(name).recipe().task.headline
     assert 0 <= result.scores.values[headline] <= 1
-    assert f"{name}: 24 training and 3 evaluation samples, 2 epochs of 3 steps, batch 8 (8 on each of" in result.shown
+    held_out = int(result.scores.values["samples"])
+    assert held_out == HELD_OUT[type(recipes.find(name).recipe().data).__name__]
+    numbers = f"24 training and {held_out} evaluation samples, 2 epochs of 3 steps, batch 8 (8 on each of"
+    assert f"{name}: {numbers}" in result.shown
     # The config of the run makes the same run again, bit for bit.
     path = result.folder / "config.yaml"
     again = config.load(config.recipe_named_in(path), [f"--run.out={tmp_path / 'again'}"], path)
@@ -98,6 +102,7 @@ VARIANTS = {
         "--data.cutmix=0.3",
         "--data.random-erase=0.5",
         "--data.path=synthetic:classes=10,samples=28,size=28",  # a wrapped batch spans two epochs
+        "--data.fold=3",  # of volumes: the one that leaves seven of eight
     ],
     "fp16 and adamw": [
         "--train.precision=fp16",
@@ -110,12 +115,14 @@ VARIANTS = {
 
 
 def known_to(name: str, flags: list[str]) -> list[str]:
-    """Those flags that name fields of the recipe: what mixes pictures is no field of detection data."""
+    """Those flags that name fields of the recipe: what mixes pictures is no field of detection data, and volumes have
+    a path but no pictures in it."""
     made = recipes.find(name).recipe()
 
     def is_known(flag: str) -> bool:
         part, _, field = flag.partition("=")[0].removeprefix("--").partition(".")
-        return part == "run" or hasattr(getattr(made, part), field.removeprefix("no-").replace("-", "_"))
+        fields = [field.removeprefix("no-").replace("-", "_"), *(["classes"] if "classes=" in flag else [])]
+        return part == "run" or all(hasattr(getattr(made, part), each) for each in fields)
 
     return [flag for flag in flags if is_known(flag)]
 
