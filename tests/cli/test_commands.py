@@ -133,6 +133,13 @@ def test_inspect_counts_as_published(sightline):
     assert "steps" not in found
 
 
+def test_inspect_of_a_network_of_slices_counts_as_published(sightline):
+    """20,613,092 parameters of NVIDIA's U-Net for task 01, of whose 484 volumes fold 0 leaves 387."""
+    found = json.loads(sightline("inspect", "unet2d", "--json", "--model.no-deep-supervision").out)
+    assert found["parameters"] == 20_613_092
+    assert (found["steps_per_epoch"], found["samples"]) == (387, 387 * 64)
+
+
 def test_inspect_with_data_knows_steps_and_rates(sightline, shapes: Path):
     flags = ["--train.epochs=4", "--train.global-batch=20", "--schedule.warmup-epochs=1", "--optimizer.lr=0.4"]
     said = sightline("inspect", NAME, f"--data.path={shapes}", *flags, "--json", "--lr-at", 0, 3, 10)
