@@ -68,13 +68,15 @@ def forward(
     programs = pictures * triton.cdiv(channels, cut.channels)
     with torch.cuda.device_of(x):
         if not cut.chunks:
-            _whole[(programs,)](x, weight, bias, y, *statistics, rows, channels, eps, slope, **cut.options)
+            instance_norm_whole[(programs,)](x, weight, bias, y, *statistics, rows, channels, eps, slope, **cut.options)
             return y, statistics
         parts = torch.empty((2, pictures, cut.chunks, channels), dtype=torch.float32, device=x.device)
         size = (rows, channels, cut.chunks)
-        _reduce[(programs * cut.chunks,)](x, *parts, *size, **cut.options)
-        _join[(programs,)](*parts, *statistics, *size, eps, LENGTH=cut.rows * cut.tiles, **cut.joining.options)
-        _apply[(programs * cut.chunks,)](x, weight, bias, y, *statistics, *size, slope, **cut.options)
+        instance_norm_reduce[(programs * cut.chunks,)](x, *parts, *size, **cut.options)
+        instance_norm_join[(programs,)](
+            *parts, *statistics, *size, eps, LENGTH=cut.rows * cut.tiles, **cut.joining.options
+        )
+        instance_norm_apply[(programs * cut.chunks,)](x, weight, bias, y, *statistics, *size, slope, **cut.options)
     return y, statistics
 
 
@@ -90,13 +92,13 @@ def backward(
     with torch.cuda.device_of(x):
         if not cut.chunks:
             sums = torch.empty_like(statistics)
-            _whole_backward[(programs,)](*given, inner, *sums, rows, channels, slope, **cut.options)
+            instance_norm_whole_backward[(programs,)](*given, inner, *sums, rows, channels, slope, **cut.options)
             return inner, sums.sum(1)
         parts = torch.empty((2, pictures, cut.chunks, channels), dtype=torch.float32, device=x.device)
         size = (rows, channels, cut.chunks)
-        _reduce_backward[(programs * cut.chunks,)](*given, *parts, *size, slope, **cut.options)
+        instance_norm_reduce_backward[(programs * cut.chunks,)](*given, *parts, *size, slope, **cut.options)
         sums = parts.sum(2)  # (2, pictures, channels)
-        _apply_backward[(programs * cut.chunks,)](*given, *sums, inner, *size, slope, **cut.options)
+        instance_norm_apply_backward[(programs * cut.chunks,)](*given, *sums, inner, *size, slope, **cut.options)
     return inner, sums.sum(1)
 
 
@@ -120,7 +122,7 @@ def _normalise(x: tl.tensor, mean: tl.tensor, gain: tl.tensor, bias: tl.tensor) 
 
 
 @triton.jit
-def _whole(
+def instance_norm_whole(
     x: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
@@ -153,7 +155,7 @@ def _whole(
 
 
 @triton.jit
-def _reduce(
+def instance_norm_reduce(
     x: tl.tensor,
     means: tl.tensor,
     spreads: tl.tensor,
@@ -194,7 +196,7 @@ def _reduce(
 
 
 @triton.jit
-def _join(
+def instance_norm_join(
     means: tl.tensor,
     spreads: tl.tensor,
     mean: tl.tensor,
@@ -235,7 +237,7 @@ def _join(
 
 
 @triton.jit
-def _apply(
+def instance_norm_apply(
     x: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
@@ -268,7 +270,7 @@ def _apply(
 
 
 @triton.jit
-def _whole_backward(
+def instance_norm_whole_backward(
     x: tl.tensor,
     outer: tl.tensor,
     weight: tl.tensor,
@@ -306,7 +308,7 @@ def _whole_backward(
 
 
 @triton.jit
-def _reduce_backward(
+def instance_norm_reduce_backward(
     x: tl.tensor,
     outer: tl.tensor,
     weight: tl.tensor,
@@ -350,7 +352,7 @@ def _reduce_backward(
 
 
 @triton.jit
-def _apply_backward(
+def instance_norm_apply_backward(
     x: tl.tensor,
     outer: tl.tensor,
     weight: tl.tensor,

@@ -165,10 +165,14 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(shape, tmp_path, monkeyp
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     cut = kernels.plan(*shape)
     length = {"LENGTH": cut.rows * cut.tiles}
-    runs = [(kernels._whole, cut, {}), (kernels._whole_backward, cut, {})]
+    runs = [(kernels.instance_norm_whole, cut, {}), (kernels.instance_norm_whole_backward, cut, {})]
     if cut.chunks:
-        runs = [(kernels._reduce, cut, {}), (kernels._apply, cut, {}), (kernels._join, cut.joining, length)]
-        runs += [(kernels._reduce_backward, cut, {}), (kernels._apply_backward, cut, {})]
+        runs = [
+            (kernels.instance_norm_reduce, cut, {}),
+            (kernels.instance_norm_apply, cut, {}),
+            (kernels.instance_norm_join, cut.joining, length),
+        ]
+        runs += [(kernels.instance_norm_reduce_backward, cut, {}), (kernels.instance_norm_apply_backward, cut, {})]
     for kernel, sizes, more in runs:
         options = {**sizes.options, **more}
         constants = {name: options.pop(name) for name in ("ROWS", "CHANNELS", "TILES", "LENGTH") if name in options}
