@@ -298,7 +298,9 @@ def _open_board(folder: Path) -> Any:
 
 def as_score(value: float | None) -> str:
     """For a person; a dash where there is none, and for COCO's -1, which says that there was nothing to measure."""
-    return "-" if value is None or value == -1 else f"{value:.4f}"
+    if value is None or value == -1:
+        return "-"
+    return f"{value:.0f}" if value > 1 and value == int(value) else f"{value:.4f}"  # a count
 
 
 def _short(line: dict[str, float]) -> str:

@@ -40,7 +40,7 @@ class SegmentationData(Augment, DataConfig):
     """Where the volumes are, and how they become what the network sees."""
 
     path: str = undecisive("")
-    """A folder written by `sightline prepare decathlon`, or synthetic:samples=64; see docs/data.md."""
+    """A folder written by `sightline prepare decathlon`, or synthetic:samples=64; see docs/data_volumes.md."""
     task: Literal["01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "own"] = "01"
     """Which of the Decathlon's tasks the data must be of; own: any other, prepared in the same way."""
     dim: int = 2

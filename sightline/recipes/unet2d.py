@@ -4,11 +4,11 @@
     sightline train unet2d --data.path brats --run.out runs/unet2d
 
 `--data.fold 1` to 4 are the other folds, `--data.fold all` trains the five one after another; `--data.task 02` to
-10 are the other tasks, `--data.task own` your own data in the same form (docs/data.md). A batch of 64 slices comes
-from one volume, or from as many as it takes where they are shallow; 387 steps an epoch on fold 0 of task 01. The rate
-is the same for any number of devices. The run ends when the Dice has not risen for 100 epochs.
-Expected: 73.2 % Dice (mean of five folds, NVIDIA's code on task 01, one A100, 98 min); not reproduced by us (task 01
-is not here). On task 04: README. What differs from the original on purpose: docs/recipes_unet.md.
+10 are the other tasks, `--data.task own` your own data in the same form (docs/data_volumes.md). A batch of 64 slices
+comes from one volume, or from as many as it takes where they are shallow; 387 steps an epoch on fold 0 of task 01. The
+rate is the same for any number of devices. The run ends when the Dice has not risen for 100 epochs.
+Expected: 73.0 % Dice (mean of five folds, NVIDIA's code on task 01 with AMP, one A100, 98 min); not reproduced by us
+(task 01 is not here). On task 04: README. What differs from the original on purpose: docs/recipes_unet.md.
 """
 
 from sightline.config import Recipe, TrainConfig
