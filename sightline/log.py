@@ -300,7 +300,7 @@ def as_score(value: float | None) -> str:
     """For a person; a dash where there is none, and for COCO's -1, which says that there was nothing to measure."""
     if value is None or value == -1:
         return "-"
-    return f"{value:.0f}" if value > 1 and value == int(value) else f"{value:.4f}"  # a count
+    return f"{value:.0f}" if value > 1 and float(value).is_integer() else f"{value:.4f}"  # a count
 
 
 def _short(line: dict[str, float]) -> str:
