@@ -93,7 +93,7 @@ def test_two_ranks_evaluate_thirteen_pictures_as_one_and_one_of_them_tells(tmp_p
     ]
     run = [*command, "evaluate", str(tmp_path), *here]
     said = subprocess.run(run, env=environment, check=True, timeout=300, capture_output=True, text=True).stdout
-    [file] = tmp_path.glob("scores-*.json")
+    [file] = tmp_path.glob("scores-ckpt-*.json")
     found = json.loads(file.read_text())
     assert (found["values"], found["tables"]) == (alone.values, alone.tables)
     assert [row["index"] for row in found["worst"]] == [row["index"] for row in alone.worst]
