@@ -117,11 +117,12 @@ def test_an_item_of_four_samples_counts_four(tmp_path: Path, capsys):
 
 
 def test_the_step_and_the_plan_count_samples():
-    ours = OurStep(recipe(), Run(channels_last=False), StripData().open("train", 0).for_batch(8), CPU, True, print)
+    dataset = StripData().open("train", 0).for_batch(8)
+    ours = OurStep(recipe(), Run(channels_last=False), dataset, CPU, True, print, timed=(0, 1))
     ours.advance()
-    facts = ours.facts()
+    facts = ours.facts()  # two more, for the time from one start to the next
     ours.close()
-    assert (facts["calls"], facts["images_trained"]) == (2, 16)
+    assert (facts["calls"], facts["images_trained"], len(facts["latency_s"])) == (4, 32, 1)
     assert ours.plan.samples == 20 and ours.plan.steps_per_epoch == 2
 
 
