@@ -362,3 +362,12 @@ def test_a_checkpoint_without_a_base_rate_still_loads(tmp_path: Path):
     checkpoint.write(tmp_path / "old" / "checkpoints" / path.name, tensors, state)
     assert train(tmp_path / "old") == train(tmp_path / "run")
     assert bits(tmp_path / "old") == bits(tmp_path / "run")
+
+
+def test_what_cannot_be_scored_is_refused_before_the_first_step(tmp_path: Path):
+    """Regions of brain tumours, asked of a task with other classes."""
+    flags = """--data.path=synthetic:samples=8 --data.task=04 --model.width=2 --train.global-batch=8 --train.epochs=1
+    --train.precision=fp32 --run.workers=0 --run.device=cpu --run.log-every-steps=1 --task.regions=brats""".split()
+    with pytest.raises(UsageError, match=r"task\.regions=brats"):
+        api.train(*api.load("unet2d", [*flags, f"--run.out={tmp_path}"]))
+    assert events(tmp_path, "start") == events(tmp_path, "train") == []
