@@ -344,6 +344,12 @@ def test_fields_that_cannot_work_are_refused(changes):
         SegmentationData(**changes)
 
 
+def test_what_to_do_about_nvol_in_3d_is_said():
+    """A recipe may have it, then only another flag helps."""
+    with pytest.raises(UsageError, match=r"--data\.nvol 1"):
+        SegmentationData(nvol=2, dim=3)
+
+
 # Bad volumes
 
 
