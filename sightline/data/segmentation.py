@@ -296,12 +296,10 @@ class SegmentationDataset(Dataset):
     def _load_slice(self, index: int) -> dict[str, np.ndarray]:
         volume, place = self._slice(index)
         image, label = self._volume(volume)
-        self._check_label(volume, label[place])
         return {"image": image[:, place], "label": label[place], "volume": np.asarray(volume)}
 
     def _load_volume(self, index: int) -> dict[str, np.ndarray]:
         image, label = self._volume(index)
-        self._check_label(index, label)
         sides = self.layout["label"][0]
         return {
             "image": cut(image, (0, 0, 0), sides),
@@ -313,7 +311,10 @@ class SegmentationDataset(Dataset):
     def _volume(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """The whole volume and its label, of which only what is looked at is read."""
         if self._last is None or self._last[0] != index:
-            self._last = (index, *self._open(index))
+            image, label = self._open(index)
+            if not self.is_training:  # whole, so that no volume is scored without one of its slices
+                self._check_label(index, label)
+            self._last = index, image, label
         return self._last[1:]
 
     def _open(self, index: int) -> tuple[np.ndarray, np.ndarray]:

@@ -387,6 +387,22 @@ def test_a_bad_volume_is_named_or_left_out(tmp_path: Path, data: SegmentationDat
     assert len(valid) == DEPTHS[int(names["val"][0][4:])] and (valid == 0).all()
 
 
+def test_a_volume_with_one_bad_slice_is_left_out_whole(tmp_path: Path, data: SegmentationData):
+    """Else its Dice would be that of the other slices."""
+    folder = write_folder(tmp_path / "bad", 2)
+    config = replace(data, path=str(folder), on_bad_sample="skip")
+    source = config.source("val")
+    _, label = arrays(folder, source.name(1))
+    label[-1, 3, 3] = 9
+    np.save(folder / f"{source.name(1)}_y.npy", label)
+    told: list[Any] = []
+    with opened(config, on_bad=told.append) as loader:
+        evaluated = take(loader, "val", loader.feeds["val"].order.steps_per_epoch)
+    valid = torch.cat([batch["volume"][batch["valid"]] for batch in evaluated])
+    assert valid.tolist() == [0] * source.shape(0)[0]
+    assert len(told) == source.shape(1)[0] and "holds class 9" in told[0].reason
+
+
 def test_check_lists_all_that_is_wrong(tmp_path: Path, data: SegmentationData):
     assert data.check(True, 1, nothing).problems == []
     facts = data.check(True, 1, nothing).facts
