@@ -20,6 +20,7 @@ from sightline.errors import BadSample
 MAX_VOXELS = 2**30  # of one file, all channels: four times the Decathlon's largest, 4 GB as float32
 _MAX_SIDE = 2**15
 _MAX_OFFSET = 16 * 2**20  # of the voxels in the file: a header and its extensions
+_MAX_TAIL = 16 * 2**20  # bytes after the voxels: a small file may unpack to any amount of them
 _DEFLATE_RATIO = 1032  # bytes that one byte of a gzip file can become at most
 _SPACING_MM = (1e-4, 1e4)
 _CHUNK = 1 << 20
@@ -134,8 +135,11 @@ def _read(path: Path, name: str) -> tuple[Header, np.ndarray]:
             filled, view = 0, memoryview(content)
             while filled < size and (count := file.readinto(view[filled : filled + _CHUNK])):  # type: ignore[attr-defined]
                 filled += count
-            while file.read(_CHUNK):  # to the end, where gzip's checksum stands
-                pass
+            tail = 0
+            while part := file.read(_CHUNK):  # to the end, where gzip's checksum stands
+                tail += len(part)
+                if tail > _MAX_TAIL:
+                    raise BadSample(name, f"{path} goes on for more than {_MAX_TAIL} bytes after its voxels; write it anew")
         except (OSError, EOFError, zlib.error) as error:
             raise BadSample(name, f"{path} is damaged ({error}); fetch it again") from error
     if filled < size:

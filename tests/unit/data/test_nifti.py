@@ -139,6 +139,19 @@ def test_a_header_cannot_ask_for_memory(save, monkeypatch):
         read_scan(plain, "a")
 
 
+def test_a_small_file_cannot_be_unpacked_without_end(save):
+    path = save(np.ones((5, 7, 4), np.uint8))
+    content = gzip.decompress(path.read_bytes())
+    path.write_bytes(gzip.compress(content + bytes(99)))
+    assert (read_scan(path, "a").voxels == 1).all()  # what some programs leave there harms nobody
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(content)
+        for _ in range(40):
+            file.write(bytes(2**20))
+    with pytest.raises(BadSample, match="a: .* goes on for more than 16777216 bytes after its voxels"):
+        read_scan(path, "a")
+
+
 def test_damaged_files(save, tmp_path):
     path = save(np.random.default_rng(0).integers(0, 1000, (16, 16, 16)).astype(np.int16))
     whole = path.read_bytes()
