@@ -89,7 +89,11 @@ def expected_voxels(header: Header, spec: DataSpec, name: str) -> int:
         shape = new_shape(shape, header.spacing, spec.spacing)
     if spec.channels * math.prod(shape) > MAX_VOXELS:
         sides = " x ".join(map(str, shape))
-        raise BadSample(name, f"would have {sides} voxels at the spacing {spec.spacing}; {MAX_VOXELS} are allowed")
+        raise BadSample(
+            name,
+            f"would have {sides} voxels at the spacing {spec.spacing}; {MAX_VOXELS} are allowed, so mend the voxel size "
+            f"of {header.spacing} mm in its header",
+        )
     return math.prod(shape)
 
 

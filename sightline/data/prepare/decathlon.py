@@ -31,7 +31,8 @@ from sightline.data.prepare._decathlon_statistics import Measured, find_spec, is
 from sightline.data.prepare._pieces import alone_in, jobs_or_cores, write_text
 from sightline.data.processes import over_processes
 from sightline.data.progress import Progress
-from sightline.errors import BadData, UsageError
+from sightline.data.volume_files import expected_voxels
+from sightline.errors import BadData, BadSample, UsageError
 from sightline.parts import DataSpec
 
 BUCKET = "https://msd-for-monai-eu.s3.amazonaws.com"
@@ -109,6 +110,7 @@ def prepare(options: Options, progress: Progress) -> dict[str, int]:
             spec = _known_spec(raw, task, options.dim)
         begin(options.out, {**asked, "task": task or OWN, "spec": spec.to_json()})
         cases = list_cases(raw, options.mode, spec.channels, progress)
+        refuse(_too_large(cases, spec), len(cases), raw.root)
         work = Work(options.out, spec, options.mode, options.dilation)
         made, problems, count = make_cases(work, cases, jobs, memory, progress)
         refuse(problems, len(cases), raw.root)
@@ -184,6 +186,17 @@ def _known_spec(raw: Raw, task: str, dim: int) -> DataSpec:
                 f"{len(wanted)} ({', '.join(wanted)}); give another --task, or --task own for data of your own"
             )
     return spec
+
+
+def _too_large(cases: Sequence[RawCase], spec: DataSpec) -> list[str]:
+    """What is wrong with cases whose headers claim voxels so large that resampled they would fill any memory."""
+    problems = []
+    for case in cases:
+        try:
+            expected_voxels(case.header, spec, case.name)
+        except BadSample as error:
+            problems.append(str(error))
+    return problems
 
 
 def _own_spec(raw: Raw, options: Options, jobs: int, memory: int, progress: Progress) -> DataSpec:

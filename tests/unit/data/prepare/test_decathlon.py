@@ -298,6 +298,16 @@ def test_broken_cases(hippocampus, tmp_path, what):
     assert not (tmp_path / "out" / "plan.json").exists()
 
 
+def test_a_header_cannot_ask_for_memory_by_its_spacing(hippocampus, tmp_path):
+    """In 3D a case of 18 x 24 x 12 voxels of 10 cm would have 5 * 10^9 of 1 mm."""
+    image, label = scan(1, SIZES[1], 1, False)
+    for part, voxels in (("images", image), ("labels", label)):
+        write(hippocampus / f"{part}Tr" / "case_001.nii.gz", voxels, spacing=(100.0, 100.0, 100.0))
+    with pytest.raises(BadData, match=r"(?s)1 of 3 cases.*case_001: .*1200 x 2400 x 1800 voxels at .*mend the voxel"):
+        run(hippocampus, tmp_path / "out", dim=3)
+    assert run(hippocampus, tmp_path / "flat") == {"cases of task 04": 3, "made now": 3}  # nothing is resampled
+
+
 def test_all_problems_are_told_and_the_rest_is_kept(hippocampus, tmp_path):
     nan(hippocampus)
     voxels = np.full(SIZES[2], np.inf, np.float32)
