@@ -139,7 +139,9 @@ def _read(path: Path, name: str) -> tuple[Header, np.ndarray]:
             while part := file.read(_CHUNK):  # to the end, where gzip's checksum stands
                 tail += len(part)
                 if tail > _MAX_TAIL:
-                    raise BadSample(name, f"{path} goes on for more than {_MAX_TAIL} bytes after its voxels; write it anew")
+                    raise BadSample(
+                        name, f"{path} goes on for more than {_MAX_TAIL} bytes after its voxels; write it anew"
+                    )
         except (OSError, EOFError, zlib.error) as error:
             raise BadSample(name, f"{path} is damaged ({error}); fetch it again") from error
     if filled < size:

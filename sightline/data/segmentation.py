@@ -77,7 +77,8 @@ class SegmentationData(Augment, DataConfig):
             raise UsageError(f"nvol={self.nvol} must be 1 or more")
         if self.nvol > 1 and self.dim == 3:
             raise UsageError(
-                f"nvol={self.nvol} belongs to dim=2; a batch of patches takes each from another volume, use --data.nvol 1"
+                f"nvol={self.nvol} belongs to dim=2; a batch of patches takes each from another volume; "
+                "use --data.nvol 1"
             )
 
     def open(self, split: Split, seed: int) -> SegmentationDataset:

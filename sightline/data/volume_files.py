@@ -91,8 +91,8 @@ def expected_voxels(header: Header, spec: DataSpec, name: str) -> int:
         sides = " x ".join(map(str, shape))
         raise BadSample(
             name,
-            f"would have {sides} voxels at the spacing {spec.spacing}; {MAX_VOXELS} are allowed, so mend the voxel size "
-            f"of {header.spacing} mm in its header",
+            f"would have {sides} voxels at the spacing {spec.spacing}; {MAX_VOXELS} are allowed, so mend the voxel "
+            f"size of {header.spacing} mm in its header",
         )
     return math.prod(shape)
 
