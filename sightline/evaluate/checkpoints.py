@@ -109,6 +109,9 @@ def opened(
         stack.callback(loader.close)
         for note in loader.notes:
             log.say(note)
+        if stored.get("fingerprints", {}).get("val", dataset.fingerprint) != dataset.fingerprint:
+            # Not refused: scores on other data are what some want. But one fold's training data are another's val.
+            log.say("warning: this val split is not the one that the run held out; it may have been trained on these")
         yield Evaluation(recipe, run, device, here, dataset, loader, log)
 
 

@@ -109,6 +109,16 @@ def test_all_folds_are_trained_and_an_interrupted_command_goes_on(here: Path, ca
     assert capsys.readouterr().out == shown and starts(here / "runs/x/fold-1") == 1
 
 
+def test_an_evaluation_on_another_fold_says_so(here: Path, capsys):
+    """Most of what another fold holds out was trained on."""
+    shown = ["--run.workers=0", "--run.device=cpu", "--run.progress=plain"]
+    assert cli.main(["train", "folded.py", *FLAGS, "--run.out=run", "--train.epochs=1"]) == 0
+    for flags, warns in ([], False), (["--data.fold=2"], True):
+        capsys.readouterr()
+        assert cli.main(["evaluate", "run", "--recipe", "folded.py", *shown, *flags]) == 0
+        assert ("this val split is not the one that the run held out" in "".join(capsys.readouterr())) == warns
+
+
 def test_what_has_no_folds_or_begins_elsewhere_is_refused(here: Path, capsys):
     assert cli.main(["train", "demo_classification", "--data.fold", "all"]) == 2
     assert "ClassificationData of demo_classification has no folds; leave it out" in capsys.readouterr().err
