@@ -67,6 +67,11 @@ def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
     images = {case: image for case, (image, _) in files.items()}
     document = predict_files(trained, images, folder, PredictOptions(draws=False))
     pairs = {row["file"]: (folder / row["mask"], files[row["file"]][1]) for row in document["files"]}
+    # Of an earlier call, maybe of another fold: a later comparison of the folder would count them.
+    masks = {mask for mask, _ in pairs.values()}
+    for old in (*folder.glob("*.nii.gz"), *folder.glob("*.png")):
+        if old not in masks:
+            old.unlink()
     log = RunLog(folder, trained.run.progress, claims=False)
     scores = _tell(pairs, trained.spec.classes, folder, log, checkpoint=str(trained.path))
     for row in scores.worst[:PICTURES]:

@@ -218,6 +218,10 @@ def test_a_run_is_scored_against_label_files(sightline, home: Path, tmp_path: Pa
     assert sightline("evaluate", home / "run", *with_recipe(home), "--run.out", tmp_path / "prepared")[0] == 0
     (prepared,) = (tmp_path / "prepared").glob("scores-ckpt-*.json")
     assert json.loads(prepared.read_text())["values"]["dice"] == pytest.approx(dice.mean(), abs=1e-3)
+    # Another fold into the same folder leaves no mask of the first behind.
+    code, _, err = sightline("evaluate", home / "run", "--labels", raw, *with_recipe(home), *out, "--data.fold", "1")
+    masks = {path.name for path in folder.glob("*.nii.gz")}
+    assert code == 0 and len(masks) == 1 and f"{names[0]}.nii.gz" not in masks
 
 
 def test_cases_without_files_are_named(sightline, home: Path, tmp_path: Path):
