@@ -227,6 +227,15 @@ def doctor(flags: Sequence[str]) -> None:
         raise UsageError("this machine cannot train; the lines marked `fail` say why")
 
 
+def migrate(flags: Sequence[str]) -> None:
+    """run an unmodified CUDA script on the device that is there: `migrate [--target cpu] script.py ...`"""
+    from sightline.migrate import cli
+
+    code = cli.main(flags)
+    if code:
+        raise SystemExit(code)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
@@ -238,6 +247,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "prepare": prepare,
     "check": check,
     "doctor": doctor,
+    "migrate": migrate,
 }
 
 

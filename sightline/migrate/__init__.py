@@ -1,0 +1,67 @@
+"""Runs an unmodified CUDA script on whatever device is there: `python -m sightline.migrate train.py --device cuda`.
+
+`activate()`, `deactivate()` and `with migrate(target="cpu"):` do it from Python; importing this imports no torch.
+How the parts fit together, and which file holds what: LAYOUT below.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sightline.migrate.session import Session
+
+LAYOUT = """
+A script calls torch as if CUDA were there. Entry points only are replaced (no mode, no tensor subclass, torch.device
+untouched), so every operation that is not replaced costs what it did. A replaced function looks at who calls:
+  script     the user's files and libraries        sees a virtual CUDA device
+  torch      torch/nn, torch/optim, torch/amp ...  asks and gets the truth; devices in its requests are mapped
+  machinery  dynamo, inductor, triton, fx ...      asks and gets the truth; its dtypes are never converted
+
+hook.py           what `import torch` calls (entry point `torch.backends`); auto.py: activation by import
+session.py        activate, deactivate, migrate; the active Session
+options.py        Options and the environment variables that carry them to child processes
+targets.py        Target: which device stands in for CUDA, what it can do; DeviceMap: "cuda:1" -> the target's name
+zones.py          who is calling; the user's own line
+record.py         hit() and truth(): counts per call site; the first hit makes a Record, which listeners receive
+rules.py          Rule, the collection of all rules; makers.py: the few ways in which a name is replaced
+patching.py       undo stack, dressing of wrappers, import hooks
+rules_*.py        one file per family; each has rules() -> list[Rule] and may have setup(session)
+virtual*.py       the CUDA runtime that is not there: devices, memory, properties; streams, events, graphs
+stand_ins.py      apex and pynvml where they are missing
+cli.py, report.py, scan.py, logfile.py   the command line, the report, the scan before running, the log files
+"""
+
+
+def activate(**options: Any) -> Session | None:
+    """Makes CUDA calls run on `target` from here on; None where a real CUDA device is left to do it."""
+    from sightline.migrate import session
+
+    return session.activate(session.Options.of(**options))
+
+
+def deactivate() -> None:
+    """Undoes activate(): every attribute, hook and environment variable is as it was before."""
+    from sightline.migrate import session
+
+    session.deactivate()
+
+
+class migrate:
+    """`with migrate(target="cpu"): ...`; inside another one, or once activated, it changes nothing."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.opened = False
+
+    def __enter__(self) -> Session | None:
+        from sightline.migrate import session
+
+        self.opened = session.active() is None
+        return activate(**self.options)
+
+    def __exit__(self, *_: object) -> None:
+        from sightline.migrate import session
+
+        if self.opened and session.active() is not None:
+            deactivate()

@@ -1,0 +1,7 @@
+"""`import sightline.migrate.auto` as a script's first line activates with the options of the environment."""
+
+from __future__ import annotations
+
+from sightline.migrate import session
+
+session.activate(session.Options.from_environment())

@@ -1,0 +1,179 @@
+"""Replacing attributes so that everything can be undone, dressing wrappers as what they replace, import hooks."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, MutableMapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from sightline.migrate.options import MigrateError
+
+ABSENT = object()
+ORIGINAL = "__migrate_original__"
+
+
+class UndoStack:
+    """Every change with what was there before; undone in reverse, all or nothing."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Callable[[], str], Callable[[], None]]] = []
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replaces an attribute of a module or a class; one that was inherited is inherited again after undo."""
+        old = vars(owner).get(name, ABSENT)
+        setattr(owner, name, value)
+        placed = vars(owner).get(name, ABSENT)
+
+        def check() -> str:
+            is_ours = vars(owner).get(name, ABSENT) is placed
+            return "" if is_ours else f"{getattr(owner, '__name__', owner)}.{name}"
+
+        def undo() -> None:
+            delattr(owner, name) if old is ABSENT else setattr(owner, name, old)
+
+        self._steps.append((check, undo))
+
+    def set_item(self, mapping: MutableMapping[Any, Any], key: Any, value: Any) -> None:
+        """The same for an entry of a dict, e.g. os.environ or sys.modules; a later change by others is not refused."""
+        old = mapping.get(key, ABSENT)
+        mapping[key] = value
+
+        def undo() -> None:
+            if old is ABSENT:
+                mapping.pop(key, None)
+            else:
+                mapping[key] = old
+
+        self.on_undo(undo)
+
+    def on_undo(self, undo: Callable[[], None]) -> None:
+        """Anything else that has to be taken back."""
+        self._steps.append((lambda: "", undo))
+
+    def undo(self) -> None:
+        """Takes everything back, or refuses and changes nothing if someone has replaced an attribute since."""
+        changed = [name for check, _ in self._steps if (name := check())]
+        if changed:
+            raise MigrateError(
+                f"{', '.join(changed[:5])} was replaced again after activation; undo that first, then deactivate"
+            )
+        while self._steps:
+            self._steps.pop()[1]()
+
+
+def dress(wrapper: Any, original: Any, name: str) -> Any:
+    """Gives a wrapper the looks of what it replaces, so that pickle, fx and dynamo find it by its name.
+
+    `__wrapped__` stays what the original had: dynamo reads it of context managers to know their generators.
+    """
+    module, _, last = name.rpartition(".")
+    wrapper.__name__ = getattr(original, "__name__", last)
+    wrapper.__qualname__ = getattr(original, "__qualname__", last)
+    owner = getattr(original, "__module__", None)
+    # Functions written in C call their module `torch._C._VariableFunctions` or none at all; by that name pickle
+    # would not find the wrapper, by the public one it does.
+    if not owner or owner.startswith("torch._C") or not _is_found(owner, wrapper.__qualname__):
+        owner = module
+        wrapper.__qualname__ = last
+    wrapper.__module__ = owner
+    wrapper.__doc__ = getattr(original, "__doc__", None)
+    wrapper.__wrapped__ = getattr(original, "__wrapped__", original)
+    setattr(wrapper, ORIGINAL, original)
+    return wrapper
+
+
+def _is_found(module: str, qualname: str) -> bool:
+    here: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        here = getattr(here, part, None)
+    return here is not None
+
+
+def original_of(value: Any) -> Any:
+    """What a wrapper replaced; anything else is returned as it is."""
+    return getattr(value, ORIGINAL, value)
+
+
+class ImportHook(importlib.abc.MetaPathFinder):
+    """Calls back once a module has been imported; offers modules of our own where the real ones are missing."""
+
+    def __init__(self) -> None:
+        self._after: dict[str, list[Callable[[ModuleType], None]]] = {}
+        self._provided: dict[str, Callable[[ModuleType], None]] = {}
+        self._searching = False
+
+    def when_imported(self, name: str, callback: Callable[[ModuleType], None]) -> None:
+        """Runs `callback(module)` right after `name` is imported, or now if it already is."""
+        module = sys.modules.get(name)
+        if module is not None:
+            callback(module)
+        else:
+            self._after.setdefault(name, []).append(callback)
+
+    def provide(self, name: str, fill: Callable[[ModuleType], None]) -> None:
+        """`import name` gives a module filled by `fill(module)`; the caller has made sure the real one is missing."""
+        self._provided[name] = fill
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name in self._provided:
+            return importlib.machinery.ModuleSpec(name, _Provider(self._provided[name]), is_package=True)
+        if name not in self._after or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Follower(spec.loader, self._after.pop(name))  # type: ignore[assignment]
+        return spec
+
+    def install(self, undo: UndoStack) -> None:
+        """In front of the others, for as long as the session lasts; provided modules leave sys.modules with it."""
+        sys.meta_path.insert(0, self)
+        undo.on_undo(self._remove)
+
+    def _remove(self) -> None:
+        sys.meta_path.remove(self)
+        for name in self._provided:
+            sys.modules.pop(name, None)
+
+
+class _Provider(importlib.abc.Loader):
+    def __init__(self, fill: Callable[[ModuleType], None]) -> None:
+        self._fill = fill
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._fill(module)
+
+
+class _Follower:
+    """The module's own loader, plus what happens after it; all else is asked of the real loader."""
+
+    def __init__(self, loader: Any, callbacks: list[Callable[[ModuleType], None]]) -> None:
+        self._loader = loader
+        self._callbacks = callbacks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        spec = module.__spec__
+        if spec is not None:
+            spec.loader = self._loader
+        module.__loader__ = self._loader
+        for callback in self._callbacks:
+            callback(module)

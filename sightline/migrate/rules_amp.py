@@ -1,0 +1,9 @@
+"""Rules of the family: amp."""
+
+from __future__ import annotations
+
+from sightline.migrate.rules import Rule
+
+
+def rules() -> list[Rule]:
+    return []

@@ -1,0 +1,9 @@
+"""Rules of the family: load."""
+
+from __future__ import annotations
+
+from sightline.migrate.rules import Rule
+
+
+def rules() -> list[Rule]:
+    return []

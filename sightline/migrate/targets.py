@@ -1,0 +1,133 @@
+"""The device that stands in for CUDA: which one, what it can do, and how CUDA device names map to its own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from sightline.migrate.options import MigrateError
+
+MOST_DEVICES = 64  # "cuda:0" to "cuda:63" are looked up in a table; more are parsed
+COLLECTIVES = {"cpu": "gloo", "mps": "gloo", "hpu": "hccl", "npu": "hccl", "xpu": "xccl"}
+NO_PROCESS_GROUP = "gloo"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One device type."""
+
+    name: str
+    """torch's name of the device type: cpu, xpu, ..."""
+    module: ModuleType | None
+    """torch.xpu and the like; None for cpu, whose torch.cpu says nothing about a device of its own"""
+    collective: str
+    """process group backend that takes the place of nccl"""
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == "cpu"
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether a tensor on the target differs from one on the host, so that it can be shown as cuda."""
+        return self.name != "cpu"
+
+    def native(self, name: str) -> Any:
+        """The target's own function or class of that torch.cuda name, or None."""
+        return getattr(self.module, name, None) if self.module is not None else None
+
+    def count(self, options_count: int = 0) -> int:
+        """How many devices a script sees."""
+        if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+            return 0
+        native = self.native("device_count")
+        if native is not None:
+            return int(native())
+        text = os.environ.get("LOCAL_WORLD_SIZE", "")
+        return options_count or (int(text) if text.isdigit() else 0) or 1
+
+
+def real_cuda() -> bool:
+    """Whether a CUDA device is there in truth; asked before anything is replaced."""
+    return torch.cuda.is_available()
+
+
+def choose(wanted: str) -> Target | None:
+    """The target of that name; for `auto` what torch reports, and None where that is a real CUDA device."""
+    if wanted == "cuda":
+        raise MigrateError("target 'cuda' is what scripts ask for anyway; use auto, cpu, hpu, xpu, mps or npu")
+    if wanted == "auto":
+        if real_cuda():
+            return None
+        wanted = _reported()
+    if wanted == "cpu":
+        return Target("cpu", None, COLLECTIVES["cpu"])
+    module = getattr(torch, wanted, None)
+    if not isinstance(module, ModuleType):
+        raise MigrateError(f"target {wanted!r}: there is no torch.{wanted}; install its backend, or use --target cpu")
+    if not _is_available(module):
+        raise MigrateError(f"target {wanted!r}: torch.{wanted} reports no device; use --target cpu")
+    return Target(wanted, module, COLLECTIVES.get(wanted, _collective_of(wanted)))
+
+
+def _reported() -> str:
+    for name in ("hpu", "xpu", "npu", "mps"):
+        module = getattr(torch, name, None)
+        if isinstance(module, ModuleType) and _is_available(module):
+            return name
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator.type if accelerator is not None else "cpu"
+
+
+def _is_available(module: ModuleType) -> bool:
+    asked = getattr(module, "is_available", None)
+    return bool(asked()) if asked is not None else True
+
+
+def _collective_of(device: str) -> str:
+    """What the backend itself registered for its device type."""
+    backends = getattr(getattr(torch.distributed, "Backend", None), "default_device_backend_map", {})
+    return backends.get(device, NO_PROCESS_GROUP)
+
+
+class DeviceMap:
+    """CUDA devices, however they are written, to the target's. `table` is for speed, `slow` also for dynamo."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.name = target.name
+        self.is_cpu = target.is_cpu
+        self.table: dict[Any, str] = {"cuda": self.name, torch.device("cuda"): self.name}
+        for index in range(MOST_DEVICES):
+            there = self.name if self.is_cpu else f"{self.name}:{index}"
+            self.table |= {f"cuda:{index}": there, torch.device("cuda", index): there, index: there}
+
+    def get(self, device: Any) -> Any:
+        """The target's device for a CUDA one; anything else as it came. Plain enough for dynamo to trace."""
+        if isinstance(device, torch.device):
+            if device.type != "cuda":
+                return device
+            return self.at(device.index)
+        if isinstance(device, str):
+            if device == "cuda":
+                return self.name
+            return self.at(int(device[5:])) if device.startswith("cuda:") else device
+        if isinstance(device, int) and not isinstance(device, bool):
+            return self.at(device)
+        return device
+
+    def at(self, index: int | None) -> str:
+        return self.name if index is None or self.is_cpu else f"{self.name}:{index}"
+
+    def index_of(self, device: Any, current: int) -> int:
+        """The index in a device argument of torch.cuda functions: None, an int, "cuda:1", torch.device."""
+        if device is None:
+            return current
+        if isinstance(device, int):
+            return current if device < 0 else device
+        device = torch.device(device) if isinstance(device, str) else device
+        return current if device.index is None else int(device.index)

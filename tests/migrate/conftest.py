@@ -1,0 +1,45 @@
+"""How the tests of migration run scripts: in a process of their own, as a user would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run_script(tmp_path: Path) -> Run:
+    """run_script(text, *flags, args=(), env={}, check=True): `python -m sightline.migrate *flags script.py *args`."""
+
+    def run(
+        text: str,
+        *flags: str,
+        args: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+        check: bool = True,
+        plain: bool = False,
+    ) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        start = [] if plain else ["-m", "sightline.migrate", *flags]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_MIGRATE")}
+        environment = kept | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | (env or {})
+        done = subprocess.run(
+            [sys.executable, *start, str(script), *args],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return run
