@@ -17,7 +17,7 @@ VENDOR_PACKAGE = "habana_frameworks"
 TARGETS = ("auto", "cpu", "hpu", "xpu", "mps", "npu")
 
 
-class MigrateError(Exception):
+class MigrateError(RuntimeError):
     """What a user asked for and cannot have; the text says what came, what was expected and what to do."""
 
     exit_code = 2

@@ -29,6 +29,7 @@ FAMILIES = (
     "rules_amp",
     "rules_load",
     "rules_compile",
+    "rules_backends",
     "rules_distributed",
     "rules_data",
     "stand_ins",
@@ -127,6 +128,7 @@ def dressed(make: Maker) -> Maker:
     """A maker whose result looks like the original."""
 
     def make_dressed(rule: Rule, original: Any, session: Session) -> Any:
-        return patching.dress(make(rule, original, session), original, rule.name)
+        made = make(rule, original, session)
+        return made if made is original else patching.dress(made, original, rule.name)
 
     return make_dressed

@@ -1,9 +1,95 @@
-"""Rules of the family: load."""
+"""Where things are put without being told each time: torch.load, generators, the default device and tensor type."""
 
 from __future__ import annotations
 
-from sightline.migrate.rules import Rule
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import serialization
+
+from sightline.migrate import record, virtual_types
+from sightline.migrate.rules import Rule, dressed
+
+if TYPE_CHECKING:
+    from sightline.migrate.session import Session
+
+PRIORITY = 17  # torch's own reader of CUDA storages has 20, and the first to answer wins
 
 
 def rules() -> list[Rule]:
-    return []
+    of_target = "the target's"
+    return [
+        Rule("torch.Generator", "exact", virtual_types.generator, of_target),
+        Rule("torch.utils._device.DeviceContext.__init__", "exact", dressed(_make_context), of_target),
+        Rule("torch.set_default_tensor_type", "adapted", dressed(_make_tensor_type), "its dtype, and the target"),
+        Rule("torch.jit.load", "exact", dressed(_make_jit_load), "loaded to the target"),
+        LOAD,
+    ]
+
+
+def _make_nothing(rule: Rule, original: Any, session: Session) -> Any:
+    return original
+
+
+LOAD = Rule("torch.load", "exact", _make_nothing, "storages tagged cuda go to the target")
+
+
+def setup(session: Session) -> None:
+    """torch.load in all its forms asks a list of readers for every storage; ours takes those tagged cuda.
+
+    That covers map_location as a string, a device or a dict, and checkpoints of a GPU read without one. A function as
+    map_location calls storage.cuda(), which is mapped by itself.
+    """
+
+    def tag(storage: Any) -> None:
+        return None
+
+    def restore(storage: Any, location: str) -> Any:
+        if not (location == "cuda" or location.startswith("cuda:")):
+            return None
+        record.hit(LOAD, (location,))
+        there = session.devices.get(location)
+        return storage if session.target.is_cpu else storage.to(device=torch.device(there))
+
+    serialization.register_package(PRIORITY, tag, restore)
+    entry = next(each for each in serialization._package_registry if each[2] is restore)
+    session.undo.on_undo(lambda: serialization._package_registry.remove(entry))
+
+
+def _make_context(rule: Rule, original: Any, session: Session) -> Any:
+    """set_default_device and `with torch.device("cuda"):`, which C++ enters through this class."""
+
+    def __init__(self: Any, device: Any) -> None:
+        there = session.devices.get(device)
+        if there is not device:
+            record.hit(rule, (device,))
+        original(self, there)
+
+    return __init__
+
+
+def _make_tensor_type(rule: Rule, original: Any, session: Session) -> Any:
+    def set_default_tensor_type(t: Any, /) -> None:
+        name = t.rsplit(".", 1)[-1] if isinstance(t, str) else t.__name__
+        is_cuda = t.startswith("torch.cuda.") if isinstance(t, str) else getattr(t, "is_cuda_type", False)
+        if not is_cuda:
+            original(t)
+            return
+        record.hit(rule, (t,))
+        torch.set_default_dtype(getattr(torch, name).dtype)
+        if not session.target.is_cpu:
+            torch.set_default_device(session.target.name)
+
+    return set_default_tensor_type
+
+
+def _make_jit_load(rule: Rule, original: Any, session: Session) -> Any:
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        there = session.devices.get(map_location)
+        if there is None and session.target.is_cpu:  # a program saved on a GPU names its device
+            there = "cpu"
+        if there is not map_location:
+            record.hit(rule, (), {"map_location": map_location})
+        return original(f, there, *args, **kwargs)
+
+    return load

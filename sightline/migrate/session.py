@@ -9,7 +9,7 @@ from importlib import metadata
 import torch
 from torch.utils import _device
 
-from sightline.migrate import patching, record, rules, targets
+from sightline.migrate import patching, record, rules, targets, virtual
 from sightline.migrate.options import Options
 
 __all__ = ["Options", "Session", "activate", "active", "deactivate"]
@@ -29,6 +29,7 @@ class Session:
         self.imports = patching.ImportHook()
         self.shows_cuda = target.tells_apart or options.claim
         """whether x.device and x.is_cuda are answered for the script"""
+        self.runtime = virtual.Runtime(self)
 
 
 _active: Session | None = None
@@ -48,8 +49,9 @@ def activate(options: Options) -> Session | None:
         record.say(f"not needed, {torch.cuda.get_device_name()} is there; --target cpu would run without it")
         return None
     session = Session(options, target)
-    # Later it would be filled with wrappers, and torch.set_default_device would miss every factory.
+    # Built later they would hold our wrappers: torch.set_default_device and torch.jit would then miss every factory.
     _device._device_constructors()
+    torch.jit._builtins._get_builtin_table()
     _active = session
     try:
         session.imports.install(session.undo)
