@@ -114,7 +114,7 @@ def _make_state(rule: Rule, original: Any, session: Session) -> Any:
     is_dtype = rule.name.endswith("_dtype")
 
     def state(*args: Any, **kwargs: Any) -> Any:
-        first = args[0] if args else kwargs.get("device_type", None)
+        first = args[0] if args else kwargs.get("device_type")
         is_cuda = first == "cuda" or (is_set and isinstance(first, bool)) or (not is_set and first is None)
         if not is_cuda or (not is_dynamo_compiling() and zones.zone() == zones.MACHINERY):
             return original(*args, **kwargs)

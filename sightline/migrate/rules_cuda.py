@@ -140,12 +140,15 @@ def _make_device_context(rule: Rule, original: Any, session: Session) -> Any:
         """The class itself, so that scripts may test with isinstance."""
 
         def __init__(self, device: Any) -> None:
-            self._is_script = zones.zone() == zones.SCRIPT
-            self._real = None if self._is_script else original(device)
-            self.idx = session.devices.index_of(device, -1) if self._is_script else self._real.idx
+            is_script = zones.zone() == zones.SCRIPT
+            self._real: Any = None
             self.prev_idx = -1
-            if self._is_script:
+            if is_script:
+                self.idx = session.devices.index_of(device, -1)
                 record.hit(rule, (device,))
+            else:
+                self._real = original(device)
+                self.idx = self._real.idx
 
         def __enter__(self) -> None:
             if self._real is not None:
@@ -154,19 +157,18 @@ def _make_device_context(rule: Rule, original: Any, session: Session) -> Any:
                 self.prev_idx = session.runtime.current_device()
                 session.runtime.set_device(self.idx)
 
-        def __exit__(self, *error: Any) -> bool:
+        def __exit__(self, *error: Any) -> None:
             if self._real is not None:
                 self._real.__exit__(*error)
             elif self.idx >= 0:
                 session.runtime.set_device(self.prev_idx)
-            return False
 
     device.__module__, device.__qualname__ = original.__module__, original.__qualname__
     return device
 
 
 def _make_device_of(rule: Rule, original: Any, session: Session) -> Any:
-    class device_of(torch.cuda.device):  # type: ignore[misc]
+    class device_of(torch.cuda.device):
         """The device of a tensor; tensors of the host leave everything as it is."""
 
         def __init__(self, obj: Any) -> None:

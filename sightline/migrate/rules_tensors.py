@@ -49,7 +49,7 @@ COPIED = "copied, as it is from a GPU: what a script puts aside must not change 
 NOT_PINNED = "as it is: host memory is the device's own"
 NO_STREAMS = "nothing: the target has no streams that could free it early"
 PLACES = (str, torch.device, int)
-MOVE = torch._C.TensorBase.to  # type: ignore[attr-defined]  # the original; ours would count the move a second time
+MOVE = torch._C.TensorBase.to  # the original; ours would count the move a second time
 
 
 def _make_to(rule: Rule, original: Any, session: Session) -> Any:
@@ -258,7 +258,7 @@ def _make_device(rule: Rule, original: Any, session: Session) -> Any:
 def _make_is_cuda(rule: Rule, original: Any, session: Session) -> Any:
     if not session.shows_cuda:
         return original
-    index_of = _shown(session, torch._C.TensorBase.device.__get__)  # type: ignore[attr-defined]
+    index_of = _shown(session, torch._C.TensorBase.device.__get__)
 
     def is_cuda(self: Any) -> bool:
         if index_of(self) is None:
@@ -272,7 +272,7 @@ def _make_is_cuda(rule: Rule, original: Any, session: Session) -> Any:
 def _make_is_cpu(rule: Rule, original: Any, session: Session) -> Any:
     if not session.options.claim:
         return original
-    index_of = _shown(session, torch._C.TensorBase.device.__get__)  # type: ignore[attr-defined]
+    index_of = _shown(session, torch._C.TensorBase.device.__get__)
 
     def is_cpu(self: Any) -> bool:
         if index_of(self) is None:
@@ -286,7 +286,7 @@ def _make_is_cpu(rule: Rule, original: Any, session: Session) -> Any:
 def _make_get_device(rule: Rule, original: Any, session: Session) -> Any:
     if not session.shows_cuda:
         return original
-    index_of = _shown(session, torch._C.TensorBase.device.__get__)  # type: ignore[attr-defined]
+    index_of = _shown(session, torch._C.TensorBase.device.__get__)
 
     def get_device(self: Any) -> int:
         index = index_of(self)

@@ -1,4 +1,4 @@
-"""Types that scripts call and test with isinstance: torch.cuda.FloatTensor, torch.Generator, torch.Stream, torch.Event."""
+"""Types that scripts call and test with isinstance: torch.cuda.FloatTensor, torch.Generator, torch.Stream."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class _TypedTensor(type):
             made = cls.host()
         else:
             made = cls.host(*(torch._C.TensorBase.cpu(a) if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
-        return torch._C.TensorBase.to(made, cls.session.devices.name, cls.dtype)  # type: ignore[attr-defined]
+        return torch._C.TensorBase.to(made, cls.session.devices.name, cls.dtype)
 
     def __instancecheck__(cls, value: Any) -> bool:
         if not isinstance(value, torch.Tensor) or value.dtype is not cls.dtype:
             return False
-        here = torch._C.TensorBase.device.__get__(value).type  # type: ignore[attr-defined]
+        here = torch._C.TensorBase.device.__get__(value).type
         return cls.session.shows_cuda and here == cls.session.target.name
 
 
@@ -55,20 +55,24 @@ def typed_tensor(rule: Rule, original: Any, session: Session) -> Any:
 class _Stand(type):
     """A class in whose place calls are mapped; what they return, and isinstance, stay the original's."""
 
+    root: Any
+    build: Any
+    instances: tuple[type, ...]
+
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls is not cls.root:  # type: ignore[attr-defined]
+        if cls is not cls.root:
             return super().__call__(*args, **kwargs)  # a script's own subclass
-        return cls.build(*args, **kwargs)  # type: ignore[attr-defined]
+        return cls.build(*args, **kwargs)
 
     def __instancecheck__(cls, value: Any) -> bool:
-        if cls is not cls.root:  # type: ignore[attr-defined]
+        if cls is not cls.root:
             return type.__instancecheck__(cls, value)
-        return isinstance(value, cls.instances)  # type: ignore[attr-defined]
+        return isinstance(value, cls.instances)
 
     def __subclasscheck__(cls, other: type) -> bool:
-        if cls is not cls.root:  # type: ignore[attr-defined]
+        if cls is not cls.root:
             return type.__subclasscheck__(cls, other)
-        return issubclass(other, cls.instances)  # type: ignore[attr-defined]
+        return issubclass(other, cls.instances)
 
 
 def stand_in(original: Any, build: Any, instances: tuple[type, ...] = ()) -> Any:

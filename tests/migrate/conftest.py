@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from sightline.migrate import activate, deactivate, record
+from sightline.migrate.session import Session
 
 REPO = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -43,3 +46,23 @@ def run_script(tmp_path: Path) -> Run:
         return done
 
     return run
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[Callable[..., Session]]:
+    """on_cpu(**options) activates for the rest of the test, in this process."""
+    record.reset()
+
+    def start(**options: object) -> Session:
+        found = activate(target="cpu", **options)
+        assert found is not None
+        return found
+
+    yield start
+    deactivate()
+    record.reset()
+
+
+def recorded(name: str) -> list[str]:
+    """What was done for calls of a name, per call site."""
+    return [each.what for each in record.records.values() if each.rule.name == name]

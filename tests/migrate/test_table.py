@@ -1,0 +1,98 @@
+"""The table of rules against this release of torch: nothing public is missing, nothing stale, signatures agree."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sightline.migrate import patching, record, rules, rules_cuda
+from sightline.migrate.options import MigrateError
+
+# Submodules of torch.cuda that hold no functions of their own for scripts.
+NO_RULES_NEEDED = {"amp", "comm"}
+
+
+def names_with_a_rule() -> set[str]:
+    return {rule.name for rule in rules.all_rules() if rule.what != rules_cuda.UNKNOWN}
+
+
+def test_every_public_name_of_torch_cuda_has_a_rule():
+    missing = [n for n in rules_cuda.public_names() if n not in names_with_a_rule() | rules_cuda.LEFT_ALONE]
+    assert not missing, f"torch {torch.__version__} has {missing}: give each a rule in rules_cuda.py"
+
+
+def test_every_submodule_of_torch_cuda_is_looked_at():
+    found = {
+        name
+        for name, value in vars(torch.cuda).items()
+        if inspect.ismodule(value) and value.__name__ == f"torch.cuda.{name}" and not name.startswith("_")
+    }
+    assert found <= set(rules_cuda.SUBMODULES) | NO_RULES_NEEDED
+
+
+def test_every_rule_names_something_that_exists():
+    for rule in rules.all_rules():
+        if not rule.module:
+            owner, name = rules.locate(rule.name)
+            assert hasattr(owner, name), rule.name
+
+
+def test_every_device_constructor_of_torch_has_a_rule():
+    from torch.utils._device import _device_constructors
+
+    missing = []
+    for function in _device_constructors():
+        path = {"fft_fftfreq": "fft.fftfreq", "fft_rfftfreq": "fft.rfftfreq"}.get(function.__name__, function.__name__)
+        path = "nested.nested_tensor" if function.__name__ == "nested_tensor" else path
+        if f"torch.{path}" not in names_with_a_rule():
+            missing.append(path)
+    assert not missing
+
+
+def test_wrappers_accept_what_the_originals_accept(on_cpu: Callable[..., Any]):
+    """By parameter name: a script may write torch.cuda.stream(stream=s)."""
+    on_cpu()
+    differing = []
+    for name in rules_cuda.public_names():
+        owner, last = rules.locate(name)
+        here = getattr(owner, last)
+        original = patching.original_of(here)
+        virtual = _answer_of(here)
+        if original is here or virtual is None:
+            continue
+        try:
+            wanted, given = inspect.signature(original), inspect.signature(virtual)
+        except (TypeError, ValueError):
+            continue
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in given.parameters.values())
+        if not takes_any and not set(wanted.parameters) <= set(given.parameters):
+            differing.append(f"{name}{wanted} but ours {given}")
+    assert not differing, "\n".join(differing)
+
+
+def _answer_of(wrapper: Any) -> Any:
+    """The function that answers inside a wrapper made by makers.answers()."""
+    cells = dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True)) if hasattr(wrapper, "__code__") else {}
+    return cells["answer"].cell_contents if "answer" in cells else None
+
+
+def test_unknown_name_is_refused(monkeypatch: pytest.MonkeyPatch, on_cpu: Callable[..., Any], capsys: Any):
+    monkeypatch.setattr(torch.cuda, "new_thing", lambda: 7, raising=False)
+    monkeypatch.setattr(torch.cuda, "__all__", [*torch.cuda.__all__, "new_thing"])
+    on_cpu()
+    assert torch.cuda.new_thing() == 7  # passed on
+    assert "test_table.py" in capsys.readouterr().err
+    (found,) = [each for each in record.records.values() if each.rule.name == "torch.cuda.new_thing"]
+    assert found.kind == "refused" and found.user.file == __file__
+
+
+def test_unknown_name_is_an_error_in_strict_mode(monkeypatch: pytest.MonkeyPatch, on_cpu: Callable[..., Any]):
+    monkeypatch.setattr(torch.cuda, "new_thing", lambda: 7, raising=False)
+    monkeypatch.setattr(torch.cuda, "__all__", [*torch.cuda.__all__, "new_thing"])
+    on_cpu(strict=True)
+    with pytest.raises(MigrateError, match=r"test_table.py:\d+: torch.cuda.new_thing cannot run on cpu"):
+        torch.cuda.new_thing()
