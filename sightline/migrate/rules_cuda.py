@@ -282,7 +282,7 @@ def _make_storage(rule: Rule, original: Any, session: Session) -> Any:
         record.hit(rule, args, kwargs)
         return torch.TypedStorage(*args, dtype=original.dtype, device=session.devices.name)
 
-    return virtual_types.stand_in(original, build)
+    return virtual_types.stand_in(rule, original, build)
 
 
 def _streams() -> Iterator[Rule]:
@@ -314,7 +314,7 @@ def _native_class(name: str, virtual: Any) -> Maker:
                 kwargs["device"] = get(kwargs["device"])
             return found(*args, **kwargs)
 
-        return virtual_types.stand_in(original, build, (found,))
+        return virtual_types.stand_in(rule, original, build, (found,))
 
     return make
 

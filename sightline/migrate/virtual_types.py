@@ -75,9 +75,9 @@ class _Stand(type):
         return issubclass(other, cls.instances)
 
 
-def stand_in(original: Any, build: Any, instances: tuple[type, ...] = ()) -> Any:
-    """A class that looks like `original`, whose calls go to `build`."""
-    inside = {"__module__": original.__module__, "__doc__": original.__doc__, "__qualname__": original.__qualname__}
+def stand_in(rule: Rule, original: Any, build: Any, instances: tuple[type, ...] = ()) -> Any:
+    """A class that looks like `original`, whose calls go to `build`; named as users do, so that pickle finds it."""
+    inside = {"__module__": rule.name.rpartition(".")[0], "__doc__": original.__doc__}
     kind = type(original)
     meta: Any = _Stand if kind is type else type(f"Stand{kind.__name__}", (_Stand, kind), {})
     made: Any = meta(original.__name__, (original,), inside)
@@ -98,7 +98,7 @@ def generator(rule: Rule, original: Any, session: Session) -> Any:
         record.hit(rule, args, kwargs)
         return original(there)
 
-    return stand_in(original, build)
+    return stand_in(rule, original, build)
 
 
 def generic_stream(virtual: Any) -> Any:
@@ -117,6 +117,6 @@ def generic_stream(virtual: Any) -> Any:
                 return virtual(**(kwargs | {"device": device}))
             return original(*args[1:], **(kwargs | {"device": there}))
 
-        return stand_in(original, build, (virtual,))
+        return stand_in(rule, original, build, (virtual,))
 
     return make

@@ -1,0 +1,322 @@
+"""What a script sees when it calls torch as if CUDA were there: factories, moves, queries, streams, random numbers."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sightline.migrate import record, rules_factories
+from sightline.migrate.options import MigrateError
+from sightline.migrate.session import Session
+
+Start = Callable[..., Session]
+CUDA = ["cuda", "cuda:0", "cuda:1", torch.device("cuda"), torch.device("cuda", 0), 0, 3]
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "as_tensor": ([1.0],), "asarray": ([1.0],), "tensor": ([1.0],), "scalar_tensor": (1.0,), "eye": (3,),
+    "full": ((2,), 1.0), "full_like": (torch.ones(2), 1.0), "randint": (5, (2,)), "randint_like": (torch.ones(2), 5),
+    "normal": (0.0, 1.0, (2,)), "linspace": (0, 1, 3), "logspace": (0, 1, 3), "randperm": (4,), "range": (0, 3),
+    "empty_strided": ((2,), (1,)), "empty_permuted": ((2, 3), (0, 1)), "tril_indices": (3, 3), "triu_indices": (3, 3),
+    "sparse_coo_tensor": ([[0, 1]], [1.0, 2.0]), "sparse_csr_tensor": ([0, 1], [0], [1.0]),
+    "sparse_csc_tensor": ([0, 1], [0], [1.0]), "sparse_bsr_tensor": ([0, 1], [0], [[[1.0]]]),
+    "sparse_bsc_tensor": ([0, 1], [0], [[[1.0]]]), "nested.nested_tensor": ([torch.ones(2)],),
+    "nested.as_nested_tensor": ([torch.ones(2)],), "new_full": ((2,), 1.0), "new_tensor": ([1.0],),
+    "new_empty_strided": ((2,), (1,)), "from_dlpack": (torch.ones(2),),
+}  # fmt: skip
+# Rare ones whose arguments say nothing about devices.
+NOT_CALLED = {"empty_quantized", "sparse_compressed_tensor", "from_file"}
+
+
+def factory(name: str) -> Callable[..., Any]:
+    here: Any = torch
+    for part in name.split("."):
+        here = getattr(here, part)
+    return here
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", [n for n in rules_factories.FACTORIES if n not in NOT_CALLED])
+def test_factory(name: str, on_cpu: Start):
+    on_cpu()
+    like = (torch.ones(2),) if name.endswith("_like") else (4,)
+    made = factory(name)(*ARGUMENTS.get(name, like), device="cuda")
+    assert made.device.type == "cpu"
+    (found,) = [each for each in record.records.values() if each.rule.name == f"torch.{name}"]
+    assert found.user.file == __file__ and "'cuda'" in found.arguments
+
+
+@pytest.mark.parametrize("name", [n for n in rules_factories.OF_TENSORS if n != "new"])
+def test_factory_of_a_tensor(name: str, on_cpu: Start):
+    on_cpu()
+    assert getattr(torch.ones(2), name)(*ARGUMENTS.get(name, ((2,),)), device="cuda:0").device.type == "cpu"
+
+
+@pytest.mark.parametrize("device", CUDA, ids=str)
+def test_moves(device: Any, on_cpu: Start):
+    on_cpu()
+    x = torch.arange(3.0)
+    for moved in (
+        x.to(device), x.to(device, non_blocking=True), x.to(device=device), x.to(device, torch.float64), x.cuda(device),
+        x.cuda(device, non_blocking=True), torch.zeros(1, device=device), torch.nn.Linear(1, 1).to(device).weight,
+        torch.nn.Linear(1, 1).cuda(device).weight, torch.nn.Linear(1, 1, device=device).weight,
+        torch.nn.Linear(1, 1).to_empty(device=device).weight, x.untyped_storage().cuda(), x.to(torch.ones(1).cuda()),
+    ):  # fmt: skip
+        assert moved.device.type == "cpu"
+    assert torch.equal(x.to(device), x) and x.to(device, torch.float64).dtype is torch.float64
+    assert x.cuda() is x  # as `.to("cpu")` of a host tensor
+
+
+def test_what_is_not_cuda_is_untouched(on_cpu: Start):
+    on_cpu()
+    assert torch.zeros(2, device="meta").device.type == "meta"
+    assert torch.ones(2).to("meta").device.type == "meta"
+    assert torch.ones(2).to(torch.float64).dtype is torch.float64
+    assert torch.device("cuda").type == "cuda" and torch.device("cuda:1").index == 1
+    assert not record.records
+
+
+def test_what_is_put_aside_on_the_host_stays(on_cpu: Start):
+    """On a GPU `.cpu()` is a copy; a script that keeps the best weights relies on it."""
+    on_cpu()
+    model = torch.nn.Linear(2, 2).cuda()
+    best = {name: value.cpu() for name, value in model.state_dict().items()}
+    also = {name: value.to("cpu") for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert torch.equal(best["weight"] + 1, model.weight) and torch.equal(also["weight"] + 1, model.weight)
+    leaf = torch.ones(2, requires_grad=True)
+    assert leaf.cpu() is leaf and leaf.to("cpu") is leaf
+    module = torch.nn.Linear(2, 2)
+    weight = module.weight
+    assert module.cpu().weight is weight
+
+
+def test_pinning(on_cpu: Start):
+    on_cpu()
+    x = torch.ones(2)
+    assert x.pin_memory() is x and not x.is_pinned() and not x.is_pinned("cuda")
+    assert torch.empty(3, pin_memory=True).shape == (3,)
+    x.record_stream(torch.cuda.current_stream())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_typed_constructors(on_cpu: Start):
+    on_cpu()
+    assert torch.cuda.FloatTensor([1, 2]).tolist() == [1.0, 2.0]
+    assert torch.cuda.LongTensor(2, 3).shape == (2, 3)
+    assert torch.cuda.BoolTensor([True]).dtype is torch.bool
+    assert torch.cuda.HalfTensor([1]).dtype is torch.float16
+    assert torch.cuda.FloatTensor().numel() == 0
+    assert torch.cuda.sparse.FloatTensor(torch.tensor([[0, 1]]), torch.ones(2), torch.Size([3])).is_sparse
+    assert torch.cuda.FloatStorage(3).device.type == "cpu"
+    x = torch.ones(2)
+    assert x.type(torch.cuda.DoubleTensor).dtype is torch.float64
+    assert x.type("torch.cuda.HalfTensor").dtype is torch.float16
+    assert x.type() == "torch.FloatTensor" and x.type(torch.IntTensor).dtype is torch.int32
+    assert not isinstance(x, torch.cuda.FloatTensor)  # host and device cannot be told apart
+    torch.set_default_tensor_type("torch.cuda.DoubleTensor")
+    assert torch.ones(1).dtype is torch.float64
+    torch.set_default_tensor_type(torch.cuda.FloatTensor)
+    assert torch.ones(1).dtype is torch.float32
+
+
+def test_claim(on_cpu: Start):
+    on_cpu(claim=True)
+    x = torch.ones(2)
+    assert x.is_cuda and not x.is_cpu and x.device == torch.device("cuda", 0) and x.get_device() == 0
+    assert x.type() == "torch.cuda.FloatTensor" and isinstance(x, torch.cuda.FloatTensor)
+    assert not isinstance(x, torch.cuda.HalfTensor)
+    assert torch.zeros(1, device=x.device).add(x).tolist() == [1.0, 1.0]  # what is shown can be asked for
+    assert repr(x) == "tensor([1., 1.])"  # torch itself knows the truth
+
+
+def test_queries(on_cpu: Start, monkeypatch: pytest.MonkeyPatch):
+    on_cpu()
+    cuda = torch.cuda
+    assert cuda.is_available() and cuda.is_initialized() and cuda.device_count() == 1 and cuda.current_device() == 0
+    assert cuda.get_device_capability() == (8, 0) and cuda.is_bf16_supported() and cuda.get_arch_list() == ["sm_80"]
+    properties = cuda.get_device_properties(0)
+    assert properties.major == 8 and properties.name == cuda.get_device_name(torch.device("cuda:0"))
+    assert properties.total_memory == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert properties.multi_processor_count == os.cpu_count() and "total_memory" in repr(properties)
+    assert torch.backends.cudnn.is_available() and torch.backends.cudnn.version() > 0 and torch.backends.cuda.is_built()
+    cuda.set_device(1)
+    assert cuda.current_device() == 1
+    with cuda.device(0):
+        assert cuda.current_device() == 0
+    with cuda.device(torch.device("cuda:2")), cuda.device_of(torch.ones(1)):
+        assert cuda.current_device() == 2
+    assert cuda.current_device() == 1
+    cuda.init(), cuda.synchronize(), cuda.synchronize(device="cuda:0"), cuda.ipc_collect(), cuda.check_error(0)
+    cuda.cudart().cudaProfilerStart(), cuda.set_sync_debug_mode("warn")
+    assert cuda.get_sync_debug_mode() == 1 and cuda.cudart().cudaError.success == 0
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert cuda.device_count() == 4
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not cuda.is_available() and cuda.device_count() == 0
+
+
+def test_torch_itself_gets_the_truth(on_cpu: Start):
+    on_cpu()
+    with torch.random.fork_rng():  # asks torch.cuda.device_count() inside torch
+        torch.manual_seed(3)
+    assert torch.nn.DataParallel(torch.nn.Linear(2, 2)).cuda()(torch.ones(1, 2)).shape == (1, 2)
+    from torch.utils import benchmark
+
+    assert benchmark.Timer("1 + 1").timeit(10).mean > 0
+    assert record.truths["torch.cuda.is_available"] > 0
+
+
+def test_memory(on_cpu: Start):
+    on_cpu()
+    cuda = torch.cuda
+    before = cuda.memory_allocated()
+    held = torch.ones(30_000_000)  # 120 MB
+    assert cuda.memory_allocated() - before > 100e6 and cuda.max_memory_allocated() >= cuda.memory_allocated() - 5e6
+    assert cuda.memory_reserved("cuda:0") > 0 and cuda.max_memory_reserved(0) > 0
+    stats = cuda.memory_stats()
+    assert stats["allocated_bytes.all.peak"] >= stats["allocated_bytes.all.current"] > 0 and stats["num_ooms"] == 0
+    free, total = cuda.mem_get_info()
+    assert 0 < free < total and 0 <= cuda.memory_usage() <= 100
+    del held
+    cuda.empty_cache(), cuda.reset_peak_memory_stats(), cuda.reset_max_memory_allocated(0)
+    cuda.set_per_process_memory_fraction(0.5)
+    assert "MiB" in cuda.memory_summary(abbreviated=True) and cuda.memory_snapshot() == []
+    assert str(os.getpid()) in cuda.list_gpu_processes()
+
+
+def test_streams_and_events(on_cpu: Start):
+    on_cpu()
+    cuda = torch.cuda
+    side = cuda.Stream(device="cuda:0", priority=-1)
+    side.wait_stream(cuda.current_stream())
+    with cuda.stream(stream=side):
+        assert cuda.current_stream() == side
+        event = side.record_event()
+    with side:
+        assert cuda.current_stream() is side
+    with cuda.stream(None):
+        pass
+    assert cuda.current_stream() == cuda.default_stream() != side and event.query() and side.query()
+    cuda.current_stream().wait_event(event)
+    start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+    start.record()
+    began = time.perf_counter()
+    while time.perf_counter() - began < 0.02:
+        pass
+    end.record()
+    cuda.synchronize()
+    assert 20 <= start.elapsed_time(end) < 2000
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        cuda.Event().elapsed_time(end)
+    assert isinstance(side, cuda.Stream) and isinstance(side, torch.Stream) and isinstance(start, torch.cuda.Event)
+    assert isinstance(torch.Stream(device="cuda"), cuda.Stream) and isinstance(torch.Event("cuda"), torch.Event)
+    assert issubclass(cuda.Stream, torch.Stream) and not cuda.is_current_stream_capturing()
+
+
+def test_graphs_are_refused(on_cpu: Start):
+    on_cpu()
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(MigrateError, match=r"test_calls.py:\d+: CUDA graphs cannot be captured"), torch.cuda.graph(graph):
+        pass
+    with pytest.raises(MigrateError, match=r"test_calls.py:\d+: CUDA graphs"):
+        graph.replay()
+    layer = torch.nn.Linear(2, 2)
+    assert torch.cuda.make_graphed_callables(layer, (torch.ones(1, 2),)) is layer
+
+
+def test_random_numbers(on_cpu: Start):
+    on_cpu()
+    torch.manual_seed(5)
+    torch.cuda.manual_seed(7)  # must not change what torch.manual_seed began
+    torch.cuda.manual_seed_all(7)
+    torch.cuda.seed_all()
+    first = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(first, torch.rand(3))
+    state = torch.cuda.get_rng_state()
+    second = torch.rand(3, device="cuda")
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(second, torch.rand(3, device="cuda"))
+    states = torch.cuda.get_rng_state_all()
+    third = torch.rand(2)
+    torch.cuda.set_rng_state_all(states)
+    assert torch.equal(third, torch.rand(2)) and len(states) == 1
+    torch.cuda.set_rng_state(torch.zeros(16, dtype=torch.uint8))  # one that was saved on a GPU
+    with torch.random.fork_rng(devices=[0]):
+        fourth = torch.rand(2)
+    assert torch.equal(fourth, torch.rand(2))
+    assert torch.cuda.initial_seed() == 5 and torch.cuda.default_generators[0] is torch.default_generator
+
+
+def test_generators(on_cpu: Start):
+    import pickle
+
+    on_cpu()
+    made = torch.Generator(device="cuda")
+    assert made.device.type == "cpu" and isinstance(made, torch.Generator) and type(made) is torch._C.Generator
+    drawn = torch.rand(2, generator=made.manual_seed(3), device="cuda")
+    assert torch.equal(drawn, torch.rand(2, generator=torch.Generator().manual_seed(3)))
+    assert pickle.loads(pickle.dumps(made)).initial_seed() == 3
+
+    class Own(torch.Generator):
+        pass
+
+    assert isinstance(Own(), Own) and isinstance(Own(), torch.Generator) and not isinstance(made, Own)
+
+
+def test_default_device(on_cpu: Start):
+    on_cpu()
+    with torch.device("cuda"):
+        assert torch.zeros(1).device.type == "cpu"
+    torch.set_default_device("cuda:0")
+    assert torch.zeros(1).device.type == "cpu" and torch.nn.Linear(1, 1).weight.device.type == "cpu"
+    torch.set_default_device("meta")  # factories are still seen by torch's own mode
+    assert torch.zeros(1).device.type == "meta" and torch.tensor([1.0]).device.type == "meta"
+    torch.set_default_device(None)
+
+
+def test_switches_and_markers(on_cpu: Start):
+    on_cpu(cuda_version="12.4")
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    assert torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.cufft_plan_cache.max_size = 7
+    assert torch.backends.cuda.cufft_plan_cache[0].max_size == 7 and torch.version.cuda == "12.4"
+    with torch.cuda.nvtx.range("step"), torch.cuda.profiler.profile(), torch.autograd.profiler.emit_nvtx():
+        torch.cuda.nvtx.range_push("a"), torch.cuda.nvtx.range_pop(), torch.cuda.nvtx.mark("b")
+    torch.cuda.profiler.start(), torch.cuda.profiler.stop(), torch.cuda.tunable.enable(False)
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
+        pass
+
+
+def test_profiler(on_cpu: Start):
+    on_cpu()
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CPU, activity.CUDA], record_shapes=True) as profile:
+        torch.ones(10, device="cuda").sum()
+    assert "aten::sum" in profile.key_averages().table(sort_by="cpu_time_total")
+    assert profile.activities == [activity.CPU] or profile.activities == {activity.CPU}
+
+
+def test_one_record_per_line_and_counts(on_cpu: Start):
+    on_cpu()
+    for _ in range(5):
+        torch.zeros(1, device="cuda"); line = torch.zeros(1, device="cuda")  # noqa: E702
+    assert line.shape == (1,)
+    ((key, count),) = [(k, n) for k, n in record.counts.items() if k[2].name == "torch.zeros"]
+    assert count == 10 and key[0] == __file__
+    heard: list[str] = []
+    record.listeners.append(lambda each: heard.append(each.rule.name))
+    try:
+        io.BytesIO(), torch.ones(1, device="cuda")
+    finally:
+        record.listeners.pop()
+    assert heard == ["torch.ones"]
