@@ -1,0 +1,164 @@
+"""Mixed precision on the target: all spellings, the scaler, float16 as bfloat16, and what --amp decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sightline.migrate import record, rules_amp
+from sightline.migrate.session import Session
+
+Start = Callable[..., Session]
+SPELLINGS: dict[str, Callable[..., Any]] = {
+    "torch.autocast": lambda **k: torch.autocast("cuda", **k),
+    "torch.autocast keyword": lambda **k: torch.autocast(device_type="cuda", **k),
+    "torch.amp.autocast": lambda **k: torch.amp.autocast("cuda", **k),
+    "torch.cuda.amp.autocast": lambda **k: torch.cuda.amp.autocast(**k),
+}
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+def product(**options: Any) -> torch.dtype:
+    return (torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")).dtype
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_autocast(spelling: str, on_cpu: Start):
+    on_cpu(amp="keep")
+    autocast = SPELLINGS[spelling]
+    with autocast():
+        assert product() is torch.float16  # CUDA's default, not the CPU's
+        assert torch.is_autocast_enabled() and torch.is_autocast_enabled("cuda")
+        assert torch.get_autocast_gpu_dtype() is torch.float16 and torch.get_autocast_dtype("cuda") is torch.float16
+        with autocast(enabled=False):
+            assert product() is torch.float32 and not torch.is_autocast_enabled()
+    with autocast(dtype=torch.bfloat16):
+        assert product() is torch.bfloat16
+    assert autocast()(product)() is torch.float16  # as a decorator
+    assert not torch.is_autocast_enabled() and product() is torch.float32
+
+
+def test_autocast_of_the_cpu_is_the_scripts_own(on_cpu: Start):
+    on_cpu(amp="off", fp16_to_bf16=True)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert product() is torch.float16
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_amp_off(spelling: str, on_cpu: Start, capsys: Any):
+    on_cpu(amp="off")
+    with SPELLINGS[spelling]():
+        assert product() is torch.float32
+    assert capsys.readouterr().err.count("autocast is off, as --amp off says") == 1
+    assert not torch.amp.GradScaler("cuda").is_enabled()
+
+
+@pytest.mark.parametrize("capable", [True, False])
+def test_amp_auto_asks_the_cpu(capable: bool, on_cpu: Start, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_fp16": capable, "avx512_bf16": True})
+    on_cpu(amp="auto")
+    with torch.autocast("cuda"):
+        assert product() is (torch.float16 if capable else torch.float32)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert product() is torch.bfloat16
+    assert ("many times longer in float16" in capsys.readouterr().err) is not capable
+    assert torch.amp.GradScaler("cuda").is_enabled() is capable
+
+
+def test_arithmetic_of_this_cpu():
+    with open("/proc/cpuinfo") as file:
+        flags = next(line for line in file if line.startswith("flags")).split()
+    assert rules_amp.has_arithmetic(torch.bfloat16) == bool({"avx512_bf16", "amx_bf16"} & set(flags))
+
+
+@pytest.mark.parametrize("make", [torch.cuda.amp.GradScaler, lambda **k: torch.amp.GradScaler("cuda", **k),
+                                  lambda **k: torch.GradScaler(**k)])  # fmt: skip
+def test_scaler_scales_on_the_target(make: Callable[..., Any], on_cpu: Start):
+    on_cpu(amp="keep")
+    scaler = make(init_scale=8.0)
+    weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.5)
+    scaler.scale((weight * torch.tensor([1.0, 2.0])).sum()).backward()
+    assert weight.grad is not None and weight.grad.tolist() == [8.0, 16.0]
+    scaler.unscale_(optimizer)
+    assert weight.grad.tolist() == [1.0, 2.0]
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.tolist() == [0.5, 0.0] and scaler.get_scale() == 8.0
+    make().load_state_dict(scaler.state_dict())
+
+
+def test_scaler_is_off_without_float16(on_cpu: Start):
+    on_cpu(fp16_to_bf16=True)
+    scaler = torch.cuda.amp.GradScaler(2.0**10, 2.0, 0.5, 100, True)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], 1.0)
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer), scaler.step(optimizer), scaler.update()
+    assert weight.item() == 0.0 and not scaler.is_enabled() and scaler.get_scale() == 1.0
+    scaler.load_state_dict({"scale": 65536.0})  # of a checkpoint that a GPU wrote
+
+
+def test_custom_functions(on_cpu: Start):
+    on_cpu(amp="keep")
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            assert x.dtype is torch.float32 and not torch.is_autocast_enabled("cuda")
+            return x * 2
+
+        @staticmethod
+        @torch.cuda.amp.custom_bwd
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return gradient * 2
+
+    x = torch.ones(2, dtype=torch.float16, requires_grad=True)
+    with torch.autocast("cuda"):
+        Double.apply(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2.0, 2.0]
+
+
+def test_float16_becomes_bfloat16(on_cpu: Start):
+    on_cpu(fp16_to_bf16=True, amp="keep")
+    x = torch.ones(2)
+    for made in (
+        x.half(), x.to(torch.float16), x.to("cuda", torch.float16), x.to(dtype=torch.half), x.type(torch.float16),
+        x.type("torch.cuda.HalfTensor"), x.type(torch.HalfTensor), torch.zeros(2, dtype=torch.float16, device="cuda"),
+        torch.nn.Linear(2, 2).half().weight, torch.nn.Linear(2, 2).to(torch.float16).weight,
+        torch.nn.Linear(2, 2, dtype=torch.float16).weight, torch.cuda.HalfTensor([1]), x.new_zeros(2, dtype=torch.half),
+    ):  # fmt: skip
+        assert made.dtype is torch.bfloat16
+    with torch.autocast("cuda", dtype=torch.float16):
+        assert product() is torch.bfloat16
+    torch.set_default_dtype(torch.float16)
+    assert torch.ones(1).dtype is torch.bfloat16
+    torch.set_default_dtype(torch.float32)
+    assert torch.tensor([1.0]).double().dtype is torch.float64
+
+
+def test_float16_data_stays_what_it_is(on_cpu: Start):
+    """Requests are rewritten, never data; and float16 itself keeps its meaning."""
+    numpy = pytest.importorskip("numpy")
+    on_cpu(fp16_to_bf16=True)
+    assert torch.from_numpy(numpy.ones(2, numpy.float16)).dtype is torch.float16
+    assert str(torch.float16) == "torch.float16"
+
+
+def test_float16_of_compilers_is_not_touched(on_cpu: Start):
+    """The fusion patterns of inductor are written in float16; turned into bfloat16 they would match nothing."""
+    on_cpu(fp16_to_bf16=True)
+    code = compile("import torch\nmade = torch.ones(1).half()", torch.__path__[0] + "/_inductor/pattern.py", "exec")
+    space: dict[str, Any] = {}
+    exec(code, space)
+    assert space["made"].dtype is torch.float16
+    assert not [each for each in record.records.values() if "_inductor" in each.site.file]
+
+
+def test_without_the_option_float16_stays(on_cpu: Start):
+    on_cpu()
+    assert torch.ones(1).half().dtype is torch.float16 and torch.zeros(1, dtype=torch.half).dtype is torch.float16
