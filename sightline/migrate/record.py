@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,7 +102,8 @@ def _text(value: Any) -> str:
         text = f"{inside}, ..." if len(value) > ARGUMENTS_SHOWN else inside
         text = text if len(text) <= TEXT_OF_ARGUMENT else text[:TEXT_OF_ARGUMENT] + "..."
         return f"[{text}]" if isinstance(value, list) else f"({text})"
-    return getattr(value, "__name__", None) or type(value).__name__
+    # Nothing else is asked for its name: a value being traced would answer with another traced value.
+    return value.__name__ if isinstance(value, type | FunctionType) else type(value).__name__
 
 
 def reset() -> None:

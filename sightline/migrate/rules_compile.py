@@ -47,6 +47,27 @@ def setup(session: Session) -> None:
         original = patching.original_of(value)
         if original is not value and id(original) in table:
             session.undo.set_item(table, id(value), table[id(original)])
+    session.imports.when_imported("torch._dynamo.trace_rules", lambda module: _show_originals(module, session))
+
+
+def _show_originals(trace_rules: Any, session: Session) -> None:
+    """dynamo finds torch's functions by name, once, and would find our wrappers: it then knows them instead of torch's.
+
+    With the originals in its table a wrapper is traced as any Python function, and the table outlives the session.
+    """
+    original = trace_rules.get_torch_obj_rule_map
+    mended: list[Any] = [None]
+
+    def get_torch_obj_rule_map() -> dict[Any, Any]:
+        found = original()
+        if found is not mended[0]:
+            mended[0] = found
+            for value in [key for key in found if patching.original_of(key) is not key]:
+                found.setdefault(patching.original_of(value), found.pop(value))
+        return found
+
+    get_torch_obj_rule_map.cache_clear = original.cache_clear  # type: ignore[attr-defined]
+    session.undo.set(trace_rules, "get_torch_obj_rule_map", get_torch_obj_rule_map)
 
 
 def _make_compile(rule: Rule, original: Any, session: Session) -> Any:

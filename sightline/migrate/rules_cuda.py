@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from sightline.migrate import record, virtual_cudart, virtual_streams, virtual_types, zones
 from sightline.migrate.makers import answers, ignores, refuses
@@ -106,8 +107,10 @@ def _queries() -> Iterator[Rule]:
     def of(method: str) -> Maker:
         return answers(lambda session: getattr(session.runtime, method))
 
-    yield _rule("is_available", "exact", of("is_available"), "yes, unless CUDA_VISIBLE_DEVICES hides all devices")
-    yield _rule("device_count", "adapted", of("device_count"), "devices of the target; on cpu LOCAL_WORLD_SIZE or 1")
+    yield _rule("is_available", "exact", answers(_is_available), "yes, unless CUDA_VISIBLE_DEVICES hides all devices")
+    yield _rule(
+        "device_count", "adapted", answers(_device_count), "devices of the target; on cpu LOCAL_WORLD_SIZE or 1"
+    )
     yield _rule("current_device", "exact", of("current_device"), "the target's, or what set_device said")
     yield _rule("set_device", "exact", of("set_device"), "kept per thread, and given to the target")
     yield _rule("synchronize", "exact", of("synchronize"), "the target's")
@@ -133,6 +136,20 @@ def _queries() -> Iterator[Rule]:
     for name in ("current_blas_handle", "current_solver_handle"):
         since = (2, 12) if name == "current_solver_handle" else (0, 0)
         yield _rule(name, "adapted", answers(lambda session: lambda *a, **k: 0), "0: there is none", since=since)
+
+
+def _device_count(session: Session) -> Callable[[], int]:
+    now = session.runtime.device_count()
+
+    def device_count() -> int:
+        return now if is_dynamo_compiling() else session.runtime.device_count()  # the environment cannot be traced
+
+    return device_count
+
+
+def _is_available(session: Session) -> Callable[[], bool]:
+    count = _device_count(session)
+    return lambda: count() > 0
 
 
 def _make_device_context(rule: Rule, original: Any, session: Session) -> Any:

@@ -30,6 +30,7 @@ def rules() -> list[Rule]:
         Rule("torch.Tensor.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_IS_DEVICE),
         Rule("torch.Tensor.is_pinned", "adapted", dressed(_make_is_pinned), "asked without a device"),
         Rule("torch.Tensor.record_stream", "ignored", dressed(_make_nothing), NO_STREAMS, targets=HOST_IS_DEVICE),
+        Rule(f"{FUNCTIONAL}.FunctionalTensor.cuda", "exact", dressed(_make_traced_cuda), moved, module=FUNCTIONAL),
         Rule("torch.nn.Module.to", "exact", maps(position=1), moved),
         Rule("torch.nn.Module.cuda", "exact", dressed(_make_module_cuda), moved),
         Rule("torch.nn.Module.to_empty", "exact", maps(), "made on the target"),
@@ -48,6 +49,7 @@ def rules() -> list[Rule]:
 COPIED = "copied, as it is from a GPU: what a script puts aside must not change with the weights"
 NOT_PINNED = "as it is: host memory is the device's own"
 NO_STREAMS = "nothing: the target has no streams that could free it early"
+FUNCTIONAL = "torch._subclasses.functional_tensor"
 PLACES = (str, torch.device, int)
 MOVE = torch._C.TensorBase.to  # the original; ours would count the move a second time
 
@@ -113,6 +115,17 @@ def _make_cuda(rule: Rule, original: Any, session: Session) -> Any:
             record.hit(rule, () if device is None else (device,))
         there = name if device is None else slow(device)
         return MOVE(self, there, non_blocking=non_blocking, memory_format=memory_format)
+
+    return cuda
+
+
+def _make_traced_cuda(rule: Rule, original: Any, session: Session) -> Any:
+    """The tensor of a graph being traced has a method of its own, which asks torch.cuda for the current device."""
+    slow, name = session.devices.get, session.devices.name
+
+    def cuda(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        there = name if device is None else slow(device)
+        return self.to(there, *args, **kwargs) if args else self.to(device=there, **kwargs)
 
     return cuda
 

@@ -76,7 +76,11 @@ def test_wrappers_accept_what_the_originals_accept(on_cpu: Callable[..., Any]):
 
 def _answer_of(wrapper: Any) -> Any:
     """The function that answers inside a wrapper made by makers.answers()."""
-    cells = dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True)) if hasattr(wrapper, "__code__") else {}
+    cells = (
+        dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True))
+        if hasattr(wrapper, "__code__")
+        else {}
+    )
     return cells["answer"].cell_contents if "answer" in cells else None
 
 

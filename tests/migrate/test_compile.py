@@ -1,0 +1,202 @@
+"""Compilers see through the wrappers: torch.compile without graph breaks, torch.jit, fx, pickle."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from sightline.migrate import record
+from sightline.migrate.options import MigrateError
+from sightline.migrate.session import Session
+
+Start = Callable[..., Session]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def everything(x: torch.Tensor) -> torch.Tensor:
+    assert torch.cuda.is_available()
+    y = torch.zeros(4, device="cuda") + x.to("cuda:0", non_blocking=True) + torch.ones_like(x, device="cuda").cuda()
+    with torch.autocast("cuda", enabled=False):
+        return y.to(torch.device("cuda")) + torch.arange(4, device=torch.device("cuda", 0), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_whole(backend: str, on_cpu: Start):
+    on_cpu()
+    compiled = torch.compile(everything, backend=backend, fullgraph=True)
+    x = torch.arange(4.0)
+    assert torch.equal(compiled(x), everything(x))
+
+
+def test_inductor_whole_in_every_mode(on_cpu: Start):
+    """One small function; `max-autotune` and the graph modes are what scripts ask for on a GPU."""
+    on_cpu()
+    x = torch.arange(4.0, requires_grad=True)
+    for options in (
+        {},
+        {"mode": "reduce-overhead"},
+        {"mode": "max-autotune"},
+        {"options": {"triton.cudagraphs": True}},
+    ):
+        torch._dynamo.reset()
+        compiled = torch.compile(everything, fullgraph=True, **options)
+        result = compiled(x)
+        assert torch.equal(result, everything(x))
+        (gradient,) = torch.autograd.grad(result.sum(), x)
+        assert gradient.tolist() == [1.0] * 4
+
+
+def test_backend_of_cuda_alone_is_replaced(on_cpu: Start):
+    on_cpu()
+    compiled = torch.compile(everything, backend="cudagraphs")
+    assert torch.equal(compiled(torch.ones(4)), everything(torch.ones(4)))
+    (found,) = [each for each in record.records.values() if each.rule.name == "torch.compile"]
+    assert found.what == "aot_eager instead of cudagraphs"
+
+
+def test_compile_off_and_default(on_cpu: Start):
+    on_cpu(compile="off")
+    assert torch.compile(everything) is everything and torch.compile(mode="max-autotune")(everything) is everything
+    model = torch.nn.Linear(2, 2)
+    assert torch.compile(model) is model
+
+
+def test_compiled_module_with_autocast(on_cpu: Start):
+    on_cpu(amp="keep")
+    model = torch.nn.Linear(3, 3).cuda()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return model(x)
+
+    for backend in ("eager", "aot_eager"):
+        torch._dynamo.reset()
+        assert torch.compile(step, backend=backend, fullgraph=True)(torch.ones(2, 3)).dtype is torch.bfloat16
+
+
+def test_float16_inside_a_compiled_function(on_cpu: Start):
+    on_cpu(fp16_to_bf16=True)
+
+    def halves(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.half(), x.to(torch.float16), torch.zeros(2, dtype=torch.float16)
+
+    for backend in ("eager", "aot_eager"):
+        torch._dynamo.reset()
+        assert {each.dtype for each in torch.compile(halves, backend=backend)(torch.ones(2))} == {torch.bfloat16}
+
+
+def test_compiled_optimizer(on_cpu: Start):
+    on_cpu()
+    weight = torch.nn.Parameter(torch.ones(3, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.5)
+
+    @torch.compile(backend="aot_eager")
+    def update() -> None:
+        optimizer.step()
+
+    weight.grad = torch.ones(3)
+    update()
+    assert weight.tolist() == [0.5] * 3
+
+
+def test_jit_script(on_cpu: Start):
+    on_cpu()
+
+    @torch.jit.script
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(2) + torch.ones_like(x) + torch.arange(2) + torch.full([2], 3.0)
+
+    assert function(torch.ones(2)).tolist() == [4.0, 5.0]
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) + torch.rand_like(x) * 0
+
+    assert torch.jit.script(Net().cuda())(torch.ones(1, 2)).shape == (1, 2)
+    assert torch.jit.trace(Net().cuda(), torch.ones(1, 2, device="cuda"), check_trace=False)(
+        torch.ones(1, 2)
+    ).shape == (1, 2)
+
+
+def test_fx(on_cpu: Start):
+    on_cpu()
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.cuda() + torch.ones_like(x, device="cuda") + torch.zeros(2, device="cuda")
+
+    traced = torch.fx.symbolic_trace(Net())
+    assert torch.equal(traced(torch.ones(2)), torch.full((2,), 2.0))
+    assert torch.equal(pickle.loads(pickle.dumps(traced))(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_export(on_cpu: Start):
+    on_cpu()
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.cuda() + torch.zeros(2, device="cuda")
+
+    assert torch.equal(torch.export.export(Net(), (torch.ones(2),)).module()(torch.ones(2)), torch.ones(2))
+
+
+def test_functions_can_be_pickled(on_cpu: Start):
+    on_cpu()
+    for function in (torch.zeros, torch.cuda.is_available, torch.cuda.synchronize, torch.compile, torch.fft.fftfreq,
+                     torch.nested.nested_tensor, torch.cuda.nvtx.mark, torch.set_default_dtype):  # fmt: skip
+        assert pickle.loads(pickle.dumps(function)) is function
+    assert pickle.loads(pickle.dumps(torch.device("cuda:1"))) == torch.device("cuda:1")
+    assert torch.zeros.__name__ == "zeros" and torch.Tensor.to.__name__ == "to"
+
+
+def test_function_modes_still_see_factories(on_cpu: Start):
+    """A script's own TorchFunctionMode, and vmap, go on working over wrapped factories."""
+    on_cpu()
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        torch.zeros(2, device="cuda")
+    assert [each.__name__ for each in seen] == ["zeros"]
+    assert torch.func.vmap(lambda x: x.cuda() + torch.zeros_like(x, device="cuda"))(torch.ones(3)).tolist() == [1.0] * 3
+
+
+def test_subclass_of_tensor(on_cpu: Start):
+    on_cpu()
+
+    class Named(torch.Tensor):
+        pass
+
+    moved = torch.ones(2).as_subclass(Named).to("cuda")
+    assert isinstance(moved, Named) and isinstance(moved.cuda(), Named)
+
+
+def test_extensions_are_refused(on_cpu: Start, tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    from torch.utils import cpp_extension
+
+    monkeypatch.setenv("PATH", str(tmp_path))  # no nvcc
+    on_cpu()
+    with pytest.raises(MigrateError, match=r"test_compile.py:\d+: CUDA sources of extension 'own' cannot be compiled"):
+        cpp_extension.load_inline("own", "", cuda_sources="__global__ void f() {}")
+    with pytest.raises(MigrateError, match=r"test_compile.py:\d+: CUDA sources of extension 'own'"):
+        cpp_extension.load(name="own", sources=["a.cpp", "b.cu"])
+    with pytest.raises(MigrateError, match="CUDA sources of extension 'own'"):
+        cpp_extension.CUDAExtension("own", ["a.cu"])
