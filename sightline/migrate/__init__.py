@@ -25,6 +25,7 @@ targets.py        Target: which device stands in for CUDA, what it can do; Devic
 zones.py          who is calling; the user's own line
 record.py         hit() and truth(): counts per call site; the first hit makes a Record, which listeners receive
 rules.py          Rule, the collection of all rules; makers.py: the few ways in which a name is replaced
+advice.py         one line for errors of calls that no rule can catch
 patching.py       undo stack, dressing of wrappers, import hooks
 rules_*.py        one file per family; each has rules() -> list[Rule] and may have setup(session)
 virtual*.py       the CUDA runtime that is not there: devices, memory, properties; streams, events, graphs

@@ -50,7 +50,11 @@ def main(argv: Sequence[str]) -> int:
     except MigrateError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    run(arguments.script, arguments.args, arguments.module)
+    try:
+        run(arguments.script, arguments.args, arguments.module)
+    except MigrateError as error:  # it names the script's line, which is all a traceback could add
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
     return 0
 
 

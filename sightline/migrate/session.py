@@ -9,7 +9,7 @@ from importlib import metadata
 import torch
 from torch.utils import _device
 
-from sightline.migrate import patching, record, rules, targets, virtual
+from sightline.migrate import advice, patching, record, rules, targets, virtual
 from sightline.migrate.options import Options
 
 __all__ = ["Options", "Session", "activate", "active", "deactivate"]
@@ -55,6 +55,7 @@ def activate(options: Options) -> Session | None:
     _active = session
     try:
         session.imports.install(session.undo)
+        advice.install(session)
         _write_environment(session)
         families = rules.families()
         for family in families:

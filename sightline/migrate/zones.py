@@ -114,6 +114,13 @@ def site_of(frame: FrameType) -> Site:
     return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's own: neither torch, nor installed, nor of the standard library, nor generated."""
+    if filename.startswith((_TORCH, _OWN, _STDLIB, "<frozen", "<eval_with_key>")):
+        return False
+    return not any(folder in filename for folder in _INSTALLED)
+
+
 def user_site(frame: FrameType | None = None) -> Site:
     """The user's own line: the nearest one outside torch, installed packages and the standard library.
 
@@ -126,7 +133,7 @@ def user_site(frame: FrameType | None = None) -> Site:
         filename = here.f_code.co_filename
         if not filename.startswith((_TORCH, _OWN, "<frozen", "<eval_with_key>")) and zone_of(filename) != THROUGH:
             outside = outside or here
-            if not filename.startswith(_STDLIB) and not any(folder in filename for folder in _INSTALLED):
+            if is_users(filename):
                 return site_of(here)
         here = here.f_back
     return site_of(outside or nearest)

@@ -136,7 +136,7 @@ def test_fx(on_cpu: Start):
     on_cpu()
 
     class Net(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):  # without annotations: as strings, torch 2.11 cannot pickle them
             return x.cuda() + torch.ones_like(x, device="cuda") + torch.zeros(2, device="cuda")
 
     traced = torch.fx.symbolic_trace(Net())
