@@ -55,4 +55,9 @@ def install(session: Session) -> None:
         if line:
             print(f"sightline migrate: {line}", file=sys.stderr)
 
-    session.undo.set(sys, "excepthook", hook)
+    def restore() -> None:
+        if sys.excepthook is hook:  # a script's own hook, set since, stays
+            sys.excepthook = before
+
+    sys.excepthook = hook
+    session.undo.on_undo(restore)

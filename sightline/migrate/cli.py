@@ -50,11 +50,7 @@ def main(argv: Sequence[str]) -> int:
     except MigrateError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    try:
-        run(arguments.script, arguments.args, arguments.module)
-    except MigrateError as error:  # it names the script's line, which is all a traceback could add
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    run(arguments.script, arguments.args, arguments.module)
     return 0
 
 
