@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sightline.migrate import patching, record, zones
+from sightline.migrate import advice, patching, record, zones
 from sightline.migrate.options import MigrateError
 from sightline.migrate.rules import Rule, dressed
 
@@ -39,7 +39,11 @@ def rules() -> list[Rule]:
 
 
 def setup(session: Session) -> None:
-    """torch.jit knows functions by their identity: each wrapper is entered as the operator it stands for."""
+    """torch.jit knows functions by their identity: each wrapper is entered as the operator it stands for.
+
+    What no wrapper can catch ends with a line of advice.
+    """
+    advice.install(session)
     builtins = torch.jit._builtins
     table = builtins._get_builtin_table()
     for name in list(vars(torch)):

@@ -9,8 +9,9 @@ from importlib import metadata
 import torch
 from torch.utils import _device
 
-from sightline.migrate import advice, patching, record, rules, targets, virtual
+from sightline.migrate import patching, record, rules, targets
 from sightline.migrate.options import Options
+from sightline.migrate.virtual import Runtime
 
 __all__ = ["Options", "Session", "activate", "active", "deactivate"]
 
@@ -29,7 +30,7 @@ class Session:
         self.imports = patching.ImportHook()
         self.shows_cuda = target.tells_apart or options.claim
         """whether x.device and x.is_cuda are answered for the script"""
-        self.runtime = virtual.Runtime(self)
+        self.runtime = Runtime(self)
 
 
 _active: Session | None = None
@@ -55,7 +56,6 @@ def activate(options: Options) -> Session | None:
     _active = session
     try:
         session.imports.install(session.undo)
-        advice.install(session)
         _write_environment(session)
         families = rules.families()
         for family in families:
