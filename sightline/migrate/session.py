@@ -87,8 +87,18 @@ def _write_environment(session: Session) -> None:
     if not _is_installed():
         paths = [AUTOLOAD, PACKAGE_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         wanted["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
+        _extend_path(session)
     for name, value in wanted.items():
         session.undo.set_item(os.environ, name, value)
+
+
+def _extend_path(session: Session) -> None:
+    """A spawned process takes over the list of its parent before it imports torch, whatever PYTHONPATH says."""
+    for path in (AUTOLOAD, PACKAGE_ROOT):
+        # Not the first entry: that one is the script's folder, and changes once a script runs.
+        if path not in sys.path[1:]:
+            sys.path.append(path)
+            session.undo.on_undo(lambda path=path: sys.path.remove(path) if path in sys.path else None)  # type: ignore[misc]
 
 
 def _is_installed() -> bool:

@@ -25,9 +25,8 @@ def snapshot() -> dict[str, Any]:
     """Every attribute of every torch module and of the classes that are touched, the hooks and the environment."""
     found: dict[str, Any] = {}
     for name, module in list(sys.modules.items()):
-        if name == "torch" or name.startswith("torch."):
-            if isinstance(module, ModuleType):
-                found |= {f"{name}.{key}": id(value) for key, value in vars(module).items()}
+        if (name == "torch" or name.startswith("torch.")) and isinstance(module, ModuleType):
+            found |= {f"{name}.{key}": id(value) for key, value in vars(module).items()}
     for each in CLASSES:
         found |= {f"{each.__qualname__}.{key}": id(value) for key, value in vars(each).items()}
     found |= {f"environment {key}": value for key, value in os.environ.items()}

@@ -1,0 +1,160 @@
+"""Whole scripts, written for CUDA and left as they are, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+TRAINING = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(48, 8), torch.randint(0, 3, (48,)))
+is_cuda = sys.argv[1] == "cuda"
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+if is_cuda:
+    assert torch.cuda.is_available(), "this script needs a GPU"
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.cuda.manual_seed_all(1)
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.cuda.set_device(device)
+    model.cuda()
+    scaler = torch.cuda.amp.GradScaler()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    weights = torch.cuda.FloatTensor([1.0, 2.0, 3.0])
+else:
+    device = torch.device("cpu")
+    weights = torch.FloatTensor([1.0, 2.0, 3.0])
+loss_of = torch.nn.CrossEntropyLoss(weight=weights).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+for epoch in range(2):
+    for x, y in DataLoader(data, 16, shuffle=True, pin_memory=False):
+        if is_cuda:
+            start.record()
+            x, y = x.to("cuda:0", non_blocking=True), y.cuda(non_blocking=True)
+            with torch.cuda.amp.autocast():
+                loss = loss_of(model(x) + torch.rand(len(x), 3, device="cuda") * 0.01, y)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            end.record()
+            torch.cuda.synchronize()
+            assert start.elapsed_time(end) > 0 and torch.cuda.max_memory_allocated() > 0
+        else:
+            loss = loss_of(model(x) + torch.rand(len(x), 3) * 0.01, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(f"{loss.item():.17g}")
+"""
+
+
+def test_losses_equal_those_of_the_cpu(run_script: Run):
+    """In float32 and every digit; autocast is off, as `--amp auto` decides on CPUs that only emulate 16 bits."""
+    cuda = run_script(TRAINING, "--target", "cpu", "--amp", "off", args=("cuda",))
+    cpu = run_script(TRAINING, args=("cpu",), plain=True)
+    assert (
+        len(cpu.stdout.split()) == 6
+        and [line for line in cuda.stdout.split() if line[0].isdigit()] == cpu.stdout.split()
+    )
+
+
+CHILDREN = """
+import multiprocessing, subprocess, sys
+import torch
+
+def answer(_):
+    return torch.cuda.is_available() and torch.zeros(2, device="cuda").sum().item() == 0
+
+def spawned(rank):
+    torch.cuda.set_device(rank)
+    assert answer(0) and torch.cuda.current_device() == rank
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return torch.tensor(float(answer(0)), device="cuda")
+
+if __name__ == "__main__":
+    for way in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(way).Pool(1) as pool:
+            assert pool.map(answer, [0]) == [True], way
+    loader = torch.utils.data.DataLoader(Data(), num_workers=1)
+    assert [batch.item() for batch in loader] == [1.0, 1.0]
+    torch.multiprocessing.spawn(spawned, nprocs=1)
+    code = "import torch; assert torch.cuda.is_available(); print('child', torch.ones(2, device='cuda:0').sum().item())"
+    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+"""
+
+
+def test_children_inherit_it(run_script: Run):
+    assert "child 2.0" in run_script(CHILDREN, "--target", "cpu").stdout
+
+
+ENVIRONMENT = """
+import torch
+print("available", torch.cuda.is_available())
+if torch.cuda.is_available():
+    print("dtype", torch.zeros(1, device="cuda").half().dtype)
+"""
+
+
+def environment(**values: str) -> dict[str, str]:
+    """As if the package were installed: its entry point lies beside it."""
+    return {"PYTHONPATH": f"{REPO}/sightline/migrate/autoload{os.pathsep}{REPO}", **values}
+
+
+def test_environment_activates(run_script: Run):
+    values = environment(SIGHTLINE_MIGRATE="1", SIGHTLINE_MIGRATE_TARGET="cpu", SIGHTLINE_MIGRATE_FP16_TO_BF16="1")
+    done = run_script(ENVIRONMENT, plain=True, env=values)
+    assert "available True" in done.stdout and "dtype torch.bfloat16" in done.stdout
+
+
+def test_hook_never_raises(run_script: Run):
+    """An error there would make `import torch` fail for every program of the machine."""
+    done = run_script(ENVIRONMENT, plain=True, env=environment(SIGHTLINE_MIGRATE="1", SIGHTLINE_MIGRATE_TARGET="warp"))
+    assert done.stdout == "available False\n" and "not active" in done.stderr and "torch.warp" in done.stderr
+
+
+def test_import_activates(run_script: Run):
+    done = run_script("import sightline.migrate.auto\n" + ENVIRONMENT, plain=True)
+    assert "available True" in done.stdout
+
+
+def test_importing_the_package_imports_no_torch():
+    code = "import sys; from sightline.migrate import hook; hook.autoload(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(REPO)}, timeout=60)
+
+
+REFUSED = {
+    "triton": (
+        "import triton\n@triton.jit\ndef kernel(x):\n    pass\nkernel[(1,)](torch.zeros(1).cuda())  # here",
+        "Triton kernel 'kernel' cannot run on cpu",
+    ),
+    "no rule": ("torch._C._cuda_getDevice()  # here", "needs a real CUDA device, not cpu"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_run_says_where(what: str, run_script: Run, tmp_path: Path):
+    if what == "triton":
+        pytest.importorskip("triton")
+    text, message = REFUSED[what]
+    text = f"import torch\n{text}\n"
+    done = run_script(text, "--target", "cpu", check=False, env={"PATH": "/nonexistent"})
+    line = text.splitlines().index(next(each for each in text.splitlines() if "# here" in each)) + 1
+    assert done.returncode != 0
+    told = [each for each in done.stderr.splitlines() if message in each]
+    assert told and f"{tmp_path}/script.py:{line}: " in told[-1], done.stderr
