@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from sightline.migrate import record, zones
+from sightline.migrate import patching, record, zones
 from sightline.migrate.options import MigrateError
 from sightline.migrate.rules import Maker, Rule, dressed
+from sightline.migrate.virtual_types import stand_in
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
@@ -92,9 +93,11 @@ def refuses(advice: str) -> Maker:
                 refuse(rule, session, advice, args, kwargs)
             return original(*args, **kwargs)
 
-        return wrapper
+        if isinstance(original, type):  # scripts may derive from it, or test with isinstance
+            return stand_in(rule, original, wrapper)
+        return patching.dress(wrapper, original, rule.name)
 
-    return dressed(make)
+    return make
 
 
 def refuse(rule: Rule, session: Session, advice: str, args: Any = (), kwargs: Any = None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from sightline.migrate import patching
+from sightline.migrate import patching, zones
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
@@ -114,10 +114,24 @@ def apply_one(rule: Rule, session: Session) -> None:
     if replacement is original:
         return
     session.undo.set(owner, name, replacement)
+    if isinstance(owner, ModuleType) and callable(original):
+        session.replaced.append((original, replacement))
     if isinstance(owner, ModuleType) and rule.name.startswith("torch.cuda."):
         for module in _cuda_modules():
             if module is not owner and vars(module).get(name) is original:
                 session.undo.set(module, name, replacement)
+
+
+def rebind(session: Session) -> None:
+    """Late activation: `from torch import zeros`, done before, holds the original; it is given the wrapper instead."""
+    replaced = {id(original): made for original, made in session.replaced}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
+        # In a console there is no file.
+        if zones.is_a_library(file) if file else module is sys.modules["__main__"]:
+            for name, value in list(vars(module).items()):
+                if id(value) in replaced and not name.startswith("__"):
+                    session.undo.set(module, name, replaced[id(value)])
 
 
 def _cuda_modules() -> list[ModuleType]:

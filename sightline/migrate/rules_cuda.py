@@ -40,7 +40,7 @@ UNKNOWN = "there is no rule for it; it goes to torch as it is"
 LEFT_ALONE = {
     f"torch.cuda.{name}"
     for name in (
-        "AcceleratorError CudaError DeferredCudaCallError OutOfMemoryError StreamContext cudaStatus has_half has_magma "
+        "AcceleratorError CudaError DeferredCudaCallError OutOfMemoryError cudaStatus has_half has_magma "
         "gds.is_available graph_annotations.is_available graph_annotations.clear_kernel_annotations "
         "graph_annotations.get_kernel_annotations graph_annotations.get_kernel_py_stacks nccl.is_available"
     ).split()
@@ -240,6 +240,8 @@ def _memory() -> Iterator[Rule]:
     yield _rule("use_mem_pool", "ignored", answers(lambda session: virtual_cudart.use_mem_pool), nothing)
     disabled = answers(lambda session: virtual_cudart.use_mem_pool)
     yield _rule("caching_allocator_disabled", "ignored", disabled, nothing, since=(2, 12))
+    for name in ("_record_memory_history", "_dump_snapshot"):  # private, but torch's own pages tell users to call them
+        yield _rule(f"memory.{name}", "ignored", ignores(), "nothing: there is no CUDA allocator to watch")
     yield _rule("MemPool", "ignored", lambda rule, original, session: virtual_cudart.MemPool, nothing)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import metadata
+from typing import Any
 
 import torch
 from torch.utils import _device
@@ -31,6 +32,8 @@ class Session:
         self.shows_cuda = target.tells_apart or options.claim
         """whether x.device and x.is_cuda are answered for the script"""
         self.runtime = Runtime(self)
+        self.replaced: list[tuple[Any, Any]] = []
+        """(original, what took its place) of functions and classes in modules"""
 
 
 _active: Session | None = None
@@ -60,6 +63,7 @@ def activate(options: Options) -> Session | None:
         families = rules.families()
         for family in families:
             rules.apply(family.rules(), session)
+        rules.rebind(session)
         for family in families:
             if hasattr(family, "setup"):
                 family.setup(session)

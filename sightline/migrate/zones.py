@@ -121,6 +121,11 @@ def is_users(filename: str) -> bool:
     return not any(folder in filename for folder in _INSTALLED)
 
 
+def is_a_library(filename: str) -> bool:
+    """Whether a file belongs to the user or to a library that sees virtual CUDA."""
+    return zone_of(filename) == SCRIPT and not filename.startswith((_TORCH, _STDLIB))
+
+
 def user_site(frame: FrameType | None = None) -> Site:
     """The user's own line: the nearest one outside torch, installed packages and the standard library.
 

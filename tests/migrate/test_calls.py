@@ -216,7 +216,7 @@ def test_streams_and_events(on_cpu: Start):
         cuda.Event().elapsed_time(end)
     assert isinstance(side, cuda.Stream) and isinstance(side, torch.Stream) and isinstance(start, torch.cuda.Event)
     assert isinstance(torch.Stream(device="cuda"), cuda.Stream) and isinstance(torch.Event("cuda"), torch.Event)
-    assert issubclass(cuda.Stream, torch.Stream) and not cuda.is_current_stream_capturing()
+    assert not cuda.is_current_stream_capturing()
 
 
 def test_graphs_are_refused(on_cpu: Start):
@@ -307,6 +307,29 @@ def test_profiler(on_cpu: Start):
         torch.ones(10, device="cuda").sum()
     assert "aten::sum" in profile.key_averages().table(sort_by="cpu_time_total")
     assert profile.activities == [activity.CPU] or profile.activities == {activity.CPU}
+
+
+def test_checkpointed_module(on_cpu: Start):
+    """It saves and restores the device's random numbers and autocast."""
+    from torch.utils.checkpoint import checkpoint
+
+    on_cpu(amp="keep")
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)).cuda()
+    for use_reentrant in (True, False):
+        x = torch.ones(2, 4, device="cuda", requires_grad=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            result = checkpoint(layer, x, use_reentrant=use_reentrant)
+        assert result.dtype is torch.bfloat16
+        result.sum().backward()
+        assert x.grad is not None and bool(x.grad.isfinite().all())
+
+
+def test_refused_classes_stay_classes(on_cpu: Start, capsys: Any):
+    on_cpu()
+    assert not isinstance(3, torch.cuda.ExternalStream)
+    with pytest.raises((RuntimeError, TypeError)):
+        torch.cuda.ExternalStream(0)
+    assert "torch.cuda.ExternalStream cannot run on cpu; it hands out CUDA memory" in capsys.readouterr().err
 
 
 def test_one_record_per_line_and_counts(on_cpu: Start):

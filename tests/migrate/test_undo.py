@@ -93,6 +93,18 @@ def test_failing_activation_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
     assert session.active() is None
 
 
+ones = torch.ones  # as `from torch import ones`, before activation
+available = torch.cuda.is_available
+
+
+def test_late_activation_reaches_names_imported_before():
+    before = ones
+    with migrate(target="cpu"):
+        assert ones is torch.ones is not before and available()
+        assert ones(2, device="cuda").tolist() == [1.0, 1.0]
+    assert ones is before and not available()
+
+
 def test_unknown_target_and_option_are_told():
     with pytest.raises(MigrateError, match="there is no torch.warp; install its backend, or use --target cpu"):
         activate(target="warp")
