@@ -39,6 +39,11 @@ class Record:
     time: float
 
 
+# Looked up once: hit() runs on every call that is changed.
+_getframe = sys._getframe
+_zones = zones._zones
+THROUGH = zones.THROUGH
+
 Key = tuple[str, int, "Rule"]
 counts: dict[Key, int] = {}
 """calls per (file, line, rule)"""
@@ -53,11 +58,15 @@ def hit(rule: Rule, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None =
 
     To be called from a wrapper's body, or from functions of this package that it calls.
     """
-    frame = zones.caller()
-    key = (frame.f_code.co_filename, frame.f_lineno, rule)
-    if key in counts:
+    frame = _getframe(2)
+    filename = frame.f_code.co_filename
+    if _zones.get(filename, THROUGH) == THROUGH:
+        frame = zones.caller()
+        filename = frame.f_code.co_filename
+    key = (filename, frame.f_lineno, rule)
+    try:
         counts[key] += 1
-    else:
+    except KeyError:
         counts[key] = 1
         _first(key, frame, args, kwargs or {}, what)
 

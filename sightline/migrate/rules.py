@@ -94,6 +94,7 @@ def locate(name: str) -> tuple[Any, str]:
 
 def apply(rules: Iterable[Rule], session: Session) -> None:
     """Replaces every name of the rules that fit the session's target; deferred ones wait for their module."""
+    session.cuda_modules = _cuda_modules()
     for rule in rules:
         if not rule.fits(session.target.name):
             continue
@@ -117,7 +118,7 @@ def apply_one(rule: Rule, session: Session) -> None:
     if isinstance(owner, ModuleType) and callable(original):
         session.replaced.append((original, replacement))
     if isinstance(owner, ModuleType) and rule.name.startswith("torch.cuda."):
-        for module in _cuda_modules():
+        for module in session.cuda_modules:
             if module is not owner and vars(module).get(name) is original:
                 session.undo.set(module, name, replacement)
 

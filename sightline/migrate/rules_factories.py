@@ -39,11 +39,13 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
         if kwargs:
             device = kwargs.get("device")
             if device is not None:
-                there = slow(device) if is_dynamo_compiling() else table.get(device, device)
-                if there is not device:
-                    if not is_dynamo_compiling():
+                if is_dynamo_compiling():
+                    kwargs["device"] = slow(device)
+                else:
+                    there = table.get(device, device)
+                    if there is not device:
                         record.hit(rule, args, kwargs)
-                    kwargs["device"] = there
+                        kwargs["device"] = there
             if unpins and kwargs.get("pin_memory"):
                 kwargs["pin_memory"] = False
                 if not is_dynamo_compiling():

@@ -61,10 +61,13 @@ def _make_to(rule: Rule, original: Any, session: Session) -> Any:
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         device = args[0] if args else kwargs.get("device")
         if type(device) in PLACES:
-            there = slow(device) if is_dynamo_compiling() else table.get(device, device)
-            if there is not device:
-                if not is_dynamo_compiling():
+            if is_dynamo_compiling():
+                there = slow(device)
+            else:
+                there = table.get(device, device)
+                if there is not device:
                     record.hit(rule, args, kwargs)
+            if there is not device:
                 if args:
                     args = (there, *args[1:])
                 else:

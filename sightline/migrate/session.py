@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import metadata
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ class Session:
         self.runtime = Runtime(self)
         self.replaced: list[tuple[Any, Any]] = []
         """(original, what took its place) of functions and classes in modules"""
+        self.cuda_modules: list[ModuleType] = []
+        """where else a name of torch.cuda may be found"""
 
 
 _active: Session | None = None

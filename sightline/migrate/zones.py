@@ -36,6 +36,7 @@ _RUNNERS_OF_TORCH = ("_dynamo/utils.py", "_subclasses/functional_tensor.py", "fx
 MACHINERY_LIBRARIES = ["triton", "bitsandbytes", "flash_attn", "xformers", "deepspeed/ops/op_builder", "apex/contrib"]
 _THROUGH_OF_STDLIB = ("contextlib.py", "functools.py", "importlib", "warnings.py", "typing.py")
 
+_getframe = sys._getframe
 _zones: dict[str, int] = {}
 
 
@@ -83,7 +84,7 @@ def caller(depth: int = 1) -> FrameType:
 
     `depth` counts the frames of this package that are known to lie between: 1 from a wrapper's own body.
     """
-    frame = sys._getframe(depth + 1)
+    frame = _getframe(depth + 1)
     while True:
         filename = frame.f_code.co_filename
         zone = _zones.get(filename)
@@ -96,7 +97,8 @@ def caller(depth: int = 1) -> FrameType:
 
 def zone(depth: int = 1) -> int:
     """The zone of the code that called the wrapper which asks."""
-    return _zones[caller(depth + 1).f_code.co_filename]
+    found = _zones.get(_getframe(depth + 1).f_code.co_filename, THROUGH)
+    return found if found != THROUGH else _zones[caller(depth + 1).f_code.co_filename]
 
 
 class Site(NamedTuple):
