@@ -29,6 +29,7 @@ FAMILIES = (
     "rules_amp",
     "rules_load",
     "rules_compile",
+    "rules_jit",
     "rules_backends",
     "rules_distributed",
     "rules_data",

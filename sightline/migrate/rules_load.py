@@ -22,7 +22,6 @@ def rules() -> list[Rule]:
         Rule("torch.Generator", "exact", virtual_types.generator, of_target),
         Rule("torch.utils._device.DeviceContext.__init__", "exact", dressed(_make_context), of_target),
         Rule("torch.set_default_tensor_type", "adapted", dressed(_make_tensor_type), "its dtype, and the target"),
-        Rule("torch.jit.load", "exact", dressed(_make_jit_load), "loaded to the target"),
         LOAD,
     ]
 
@@ -81,15 +80,3 @@ def _make_tensor_type(rule: Rule, original: Any, session: Session) -> Any:
             torch.set_default_device(session.target.name)
 
     return set_default_tensor_type
-
-
-def _make_jit_load(rule: Rule, original: Any, session: Session) -> Any:
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        there = session.devices.get(map_location)
-        if there is None and session.target.is_cpu:  # a program saved on a GPU names its device
-            there = "cpu"
-        if there is not map_location:
-            record.hit(rule, (), {"map_location": map_location})
-        return original(f, there, *args, **kwargs)
-
-    return load

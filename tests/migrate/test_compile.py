@@ -132,6 +132,34 @@ def test_jit_script(on_cpu: Start):
     ).shape == (1, 2)
 
 
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return x.cuda()
+
+
+class OnCuda(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            x = helper(x) + torch.zeros(2, device="cuda")
+        return self.layer(x).to("cuda:0") + torch.ones(2, device=torch.device("cuda"))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_jit_with_devices_inside(on_cpu: Start, tmp_path: Any):
+    path = tmp_path / "program.pt"
+    torch.jit.script(OnCuda()).save(path)  # the program of someone with a GPU: it names the device
+    on_cpu()
+    model = OnCuda().cuda()
+    x = torch.ones(1, 2)
+    assert torch.equal(torch.jit.script(model)(x), model(x))
+    loaded = torch.jit.load(path, map_location="cuda")
+    assert torch.equal(loaded(x), loaded.layer(x) + 1)
+    assert torch.equal(torch.jit.script(helper)(x), x)
+
+
 def test_fx(on_cpu: Start):
     on_cpu()
 
