@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sightline.migrate import record
 from sightline.migrate.rules import Rule, dressed
@@ -42,7 +42,7 @@ def setup(session: Session) -> None:
         record.hit(rule)
         mark()
 
-    handle = torch.optim.optimizer.register_optimizer_step_post_hook(after_step)
+    handle = register_optimizer_step_post_hook(after_step)
     session.undo.on_undo(handle.remove)
 
 

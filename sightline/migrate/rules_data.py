@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +31,16 @@ def rules() -> list[Rule]:
 
 def setup(session: Session) -> None:
     lazy_mode.setup(session)
+    _reach_spawned(session)
+
+
+def _reach_spawned(session: Session) -> None:
+    """Spawned workers take sys.path over from here, after Python has read PYTHONPATH; our entry point must be on it."""
+    from sightline.migrate.session import AUTOLOAD
+
+    if AUTOLOAD in os.environ.get("PYTHONPATH", "").split(os.pathsep) and AUTOLOAD not in sys.path:
+        sys.path.append(AUTOLOAD)
+        session.undo.on_undo(lambda: sys.path.remove(AUTOLOAD) if AUTOLOAD in sys.path else None)
 
 
 def _make_loader(rule: Rule, original: Any, session: Session) -> Any:

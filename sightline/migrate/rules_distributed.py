@@ -34,7 +34,6 @@ WITHOUT_INDEX = ("cpu", "mps", "hpu")
 """targets of which a process has one device: an index says nothing, and DistributedDataParallel refuses it"""
 HOST_MEMORY = ("cpu", "mps")
 """targets for which torch's own SyncBatchNorm and DataParallel do not work"""
-LAUNCHERS = ("torch/distributed/run.py", "torch/distributed/launch.py")
 
 _asked: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """backend that the script named, per process group"""
@@ -51,18 +50,6 @@ def setup(session: Session) -> None:
     session.undo.set_item(zones._zones, where, zones.SCRIPT)
     if session.target.name in HOST_MEMORY:
         session.imports.when_imported("torch.distributed.fsdp", lambda _: _accept_host_states(session))
-
-
-def is_launcher() -> bool:
-    """Whether this process only starts others (torchrun): it runs no part of the script and has nothing to report."""
-    main = sys.modules.get("__main__")
-    name = getattr(getattr(main, "__spec__", None), "name", "") or ""
-    file = (getattr(main, "__file__", "") or "").replace(os.sep, "/")
-    return (
-        name in ("torch.distributed.run", "torch.distributed.launch")
-        or file.endswith(LAUNCHERS)
-        or os.path.basename(file) == "torchrun"
-    )
 
 
 # process groups
@@ -233,7 +220,7 @@ def _meshes() -> Iterator[Rule]:
     yield Rule(
         "torch.distributed.pipelining.PipelineStage.__init__",
         "exact",
-        maps(position=4),
+        dressed(_make_stage),
         made,
         module="torch.distributed.pipelining",
     )
@@ -241,17 +228,25 @@ def _meshes() -> Iterator[Rule]:
 
 def _make_fsdp(rule: Rule, original: Any, session: Session) -> Any:
     """Without a device_id it looks for an accelerator, and on the CPU refuses to start."""
+    return _with_device(rule, original, session, "device_id", torch.device("cpu") if session.target.is_cpu else None)
+
+
+def _make_stage(rule: Rule, original: Any, session: Session) -> Any:
+    return _with_device(rule, original, session, "device", None)
+
+
+def _with_device(rule: Rule, original: Any, session: Session, name: str, default: torch.device | None) -> Any:
+    """A constructor that takes a torch.device by that name, or an index."""
     signature = inspect.signature(original)
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         bound = signature.bind(*args, **kwargs)
-        given = bound.arguments.get("device_id")
-        if given is None and session.target.is_cpu:
-            bound.arguments["device_id"] = torch.device("cpu")
-        elif given is not None and (there := session.devices.get(given)) is not given:
-            bound.arguments["device_id"] = torch.device(there)
-        if bound.arguments.get("device_id") is not given:
-            record.hit(rule, (), {"device_id": given})
+        given = bound.arguments.get(name)
+        place = default if given is None else given
+        there = session.devices.get(place)
+        if there is not given:
+            bound.arguments[name] = torch.device(there)
+            record.hit(rule, (), {name: given})
         original(*bound.args, **bound.kwargs)
 
     return __init__

@@ -36,11 +36,18 @@ def is_missing(name: str) -> bool:
     """Whether there is no package of that name but ours."""
     module = sys.modules.get(name)
     spec = importlib.util.find_spec(name) if module is None else module.__spec__
-    return spec is None or isinstance(spec.loader, StandIns)
+    return spec is None or _is_stand_in(spec)
+
+
+def _is_stand_in(spec: importlib.machinery.ModuleSpec) -> bool:
+    """By a mark: an import hook may have put its own loader around ours."""
+    return getattr(spec.loader, "is_stand_in", False)
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """At the end of sys.meta_path: asked for what nobody else has, a folder next to the script included."""
+
+    is_stand_in = True
 
     def __init__(self) -> None:
         self._contents = {name: names for package in PACKAGES.values() for name, names in package.MODULES.items()}
@@ -76,7 +83,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def _is_ours(self, name: str) -> bool:
         spec = getattr(sys.modules.get(name), "__spec__", None)
-        return spec is not None and spec.loader is self
+        return spec is not None and _is_stand_in(spec)
 
 
 def _refused(name: str, advice: str) -> str:

@@ -197,6 +197,9 @@ def _sum_of_ranks(state: None, bucket: dist.GradBucket) -> torch.futures.Future[
     return future
 
 
+_sum_of_ranks.__annotations__ = {}  # DistributedDataParallel compares them with classes, and here they are text
+
+
 class SyncBatchNorm(nn.SyncBatchNorm):
     """torch's own, which works on the target; with apex's two extras."""
 

@@ -1,0 +1,287 @@
+"""Two ranks over gloo, started as users start them; and what a single process can tell about groups and parallelism."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sightline.migrate import record, rules_distributed
+from sightline.migrate.targets import Target
+
+
+def done_for(name: str) -> list[str]:
+    return [each.what for each in record.records.values() if each.rule.name == name]
+
+
+# backends
+
+
+@pytest.mark.parametrize(
+    ("wanted", "target", "there"),
+    [
+        ("nccl", "cpu", "gloo"),
+        ("NCCL", "cpu", "gloo"),
+        ("nccl", "hpu", "hccl"),
+        ("nccl", "xpu", "xccl"),
+        ("gloo", "xpu", "gloo"),
+        ("mpi", "cpu", "mpi"),
+        ("cuda:nccl", "cpu", "cpu:gloo"),
+        ("cpu:gloo,cuda:nccl", "cpu", "cpu:gloo"),
+        ("cuda:nccl,cpu:mpi", "cpu", "cpu:mpi"),
+        ("cpu:gloo,cuda:nccl", "hpu", "cpu:gloo,hpu:hccl"),
+        ("cpu:gloo, cuda:nccl", "xpu", "cpu:gloo,xpu:xccl"),
+    ],
+)
+def test_backend_of_the_target(wanted: str, target: str, there: str):
+    collectives = {"cpu": "gloo", "hpu": "hccl", "xpu": "xccl"}
+    assert rules_distributed.backend_of(wanted, Target(target, None, collectives[target])) == there
+
+
+@pytest.fixture
+def alone(on_cpu: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., None]]:
+    """alone(backend, **more): a process group of one rank."""
+    on_cpu()
+    # By its name of here, as scripts call it: the rules are in place now.
+    yield lambda *args, **kwargs: dist.init_process_group(
+        *args, store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1, **kwargs
+    )
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "name", "config"),
+    [
+        (("nccl",), {}, "nccl", "cuda:nccl"),
+        ((), {"backend": "nccl", "device_id": torch.device("cuda", 0)}, "nccl", "cuda:nccl"),
+        ((), {"backend": dist.Backend.NCCL, "pg_options": None}, "nccl", "cuda:nccl"),
+        (("cpu:gloo,cuda:nccl",), {}, "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl"),
+        (("gloo",), {}, "gloo", "cpu:gloo"),
+    ],
+)
+def test_script_hears_the_backend_it_named(
+    alone: Callable[..., None], args: tuple[str, ...], kwargs: dict[str, Any], name: str, config: str
+):
+    alone(*args, **kwargs)
+    assert dist.get_backend() == name
+    assert dist.get_backend_config().startswith(config)
+    assert dist.get_backend(dist.new_group(backend="gloo")) == "gloo"
+    assert dist.get_backend(dist.new_group(backend="nccl")) == "nccl"
+    assert dist.get_backend(dist.new_group()) == name
+    assert dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")).name() == "gloo"  # the truth
+
+
+def test_torch_hears_the_truth_about_the_backend(alone: Callable[..., None]):
+    alone("nccl")
+    record.truths.clear()
+    nn.parallel.DistributedDataParallel(nn.Linear(2, 2), device_ids=[0])
+    dist.broadcast_object_list([1], 0)
+    from_torch: dict[str, Any] = {"dist": dist}
+    code = compile("backend = dist.get_backend()", os.path.join(os.path.dirname(torch.__file__), "nn", "x.py"), "exec")
+    exec(code, from_torch)
+    assert from_torch["backend"] == "gloo"
+    assert record.truths["torch.distributed.get_backend"] >= 1
+
+
+def test_nccl_is_available_to_the_script(on_cpu: Callable[..., Any]):
+    on_cpu()
+    assert dist.is_nccl_available()
+    assert dist.is_backend_available("nccl")
+    assert not dist.is_backend_available("no_such_backend")
+
+
+def test_barrier_without_the_index(alone: Callable[..., None]):
+    alone("nccl")
+    dist.barrier(device_ids=[0])
+    dist.barrier()
+    assert done_for("torch.distributed.barrier") == ["waits without the index"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"device_ids": [0], "output_device": 0},
+        {"device_ids": [torch.device("cuda", 0)]},
+        {"device_ids": ("cuda:0",), "output_device": torch.device("cuda:0")},
+        {"device_ids": [1]},
+        {},
+    ],
+)
+def test_ddp_runs_without_indices(alone: Callable[..., None], given: dict[str, Any]):
+    alone("nccl")
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 3), **given)
+    model(torch.ones(1, 2)).sum().backward()
+    assert model.device_ids is None and model.module.bias.grad is not None
+    assert bool(done_for("torch.nn.parallel.DistributedDataParallel.__init__")) == bool(given)
+
+
+def test_sync_batch_norm_of_one_rank_is_batch_norm(alone: Callable[..., None]):
+    alone("nccl")
+    torch.manual_seed(0)
+    plain = nn.BatchNorm2d(3)
+    layer = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm2d(3)))[0]
+    x = torch.randn(4, 3, 5, 5)
+    torch.testing.assert_close(layer(x), plain(x), rtol=0, atol=0)
+    torch.testing.assert_close(layer.running_var, plain.running_var, rtol=0, atol=0)
+    torch.testing.assert_close(layer.eval()(x), plain.eval()(x), rtol=0, atol=0)
+
+
+def test_data_parallel_is_a_plain_call(on_cpu: Callable[..., Any]):
+    on_cpu()
+    inner = nn.Linear(2, 2)
+    x = torch.ones(3, 2)
+    model = nn.DataParallel(inner, device_ids=[0, 1], output_device=torch.device("cuda:1")).cuda()
+    torch.testing.assert_close(model(x), inner(x), rtol=0, atol=0)
+    torch.testing.assert_close(nn.parallel.data_parallel(inner, x, [0, 1]), inner(x), rtol=0, atol=0)
+    assert list(model.state_dict()) == ["module.weight", "module.bias"]
+
+
+def test_mesh_and_pipeline_stage_on_the_target(alone: Callable[..., None]):
+    from torch.distributed.pipelining import PipelineStage
+
+    alone("nccl")
+    mesh = dist.init_device_mesh("cuda", (1,), mesh_dim_names=("data",))
+    assert mesh.device_type == "cpu"
+    assert dist.DeviceMesh(device_type="cuda", mesh=[0]).device_type == "cpu"
+    assert PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cuda:0")).device == torch.device("cpu")
+
+
+# two ranks
+
+ANSWERS = """
+import json, os, sys
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+said = {"count": torch.cuda.device_count(), "backend": dist.get_backend()}
+total = torch.tensor([rank + 1.0], device="cuda")
+dist.all_reduce(total, op=dist.ReduceOp.AVG)
+said["mean"] = total.item()
+objects = [{"a": 1} if rank == 0 else None]
+dist.broadcast_object_list(objects, 0, device=torch.device("cuda", rank))
+said["objects"] = objects
+
+def trained(model, data, optimizer):
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(data).pow(2).mean().backward()
+        optimizer.step()
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).cuda(rank)
+
+data = torch.arange(16.0, device="cuda").view(4, 4) / 16
+mine = data[2 * rank : 2 * rank + 2]
+whole, parallel, sharded, old = network(), network(), network(), network()
+if rank == 1:
+    old[0].weight.data.zero_()  # sync_module_states has to make it equal
+trained(whole, data, torch.optim.SGD(whole.parameters(), lr=0.5, fused=True))
+parallel = nn.parallel.DistributedDataParallel(parallel, device_ids=[rank], output_device=rank)
+trained(parallel, mine, torch.optim.SGD(parallel.parameters(), lr=0.5))
+fully_shard(sharded, mesh=init_device_mesh("cuda", (2,)))
+trained(sharded, mine, torch.optim.SGD(sharded.parameters(), lr=0.5))
+old = FullyShardedDataParallel(old, device_id=torch.cuda.current_device(), sync_module_states=True)
+trained(old, mine, torch.optim.SGD(old.parameters(), lr=0.5))
+with torch.no_grad(), FullyShardedDataParallel.summon_full_params(old):
+    want = whole[0].weight
+    said["ddp"] = (parallel.module[0].weight - want).abs().max().item()
+    said["fsdp2"] = (sharded[0].weight.full_tensor() - want).abs().max().item()
+    said["fsdp1"] = (old.module[0].weight - want).abs().max().item()
+dist.barrier(device_ids=[rank])
+with open(f"said{rank}.json", "w") as file:
+    json.dump(said, file)
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_with_two_ranks(run_script: Callable[..., Any], tmp_path: Path):
+    """`sightline migrate -m torch.distributed.run`, asked for as many ranks as there are devices."""
+    options = ("--target", "cpu", "--device-count", "2", "-m", "torch.distributed.run")
+    run_script(ANSWERS, *options, "--standalone", "--nproc-per-node", "gpu")
+    for rank in (0, 1):
+        said = json.loads((tmp_path / f"said{rank}.json").read_text())
+        differences = [said.pop(name) for name in ("ddp", "fsdp2", "fsdp1")]
+        assert said == {"count": 2, "backend": "nccl", "mean": 1.5, "objects": [{"a": 1}]}
+        assert max(differences) < 1e-6, differences
+
+
+SPAWNED = """
+import os
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch import nn
+
+def network(norm):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
+
+def worker(gpu, ranks):
+    assert torch.cuda.device_count() == ranks
+    dist.init_process_group("nccl", init_method=f"file://{os.getcwd()}/store", world_size=ranks, rank=gpu)
+    torch.cuda.set_device(gpu)
+    torch.set_default_dtype(torch.float64)  # differences are then mistakes, not rounding
+    torch.manual_seed(1)
+    x = torch.randn(5, 3, 6, 6) * 3 + 100  # unequal shares, far from zero
+    y = torch.randn(5, 2)
+    share = slice(0, 3) if gpu == 0 else slice(3, 5)
+    whole = network(nn.BatchNorm2d(4))
+    loss = (whole(x) - y).pow(2).sum()
+    loss.backward()
+
+    model = network(nn.BatchNorm2d(4)).to(gpu)
+    names = list(model.state_dict())
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert isinstance(model[1], nn.SyncBatchNorm) and list(model.state_dict()) == names
+    model = nn.parallel.DistributedDataParallel(model, device_ids=[gpu])
+    # DDP averages over ranks, the loss is a sum.
+    (ranks * (model(x[share].cuda(gpu)) - y[share].cuda(gpu)).pow(2).sum()).backward()
+    for (name, want), got in zip(whole.named_parameters(), model.parameters()):
+        torch.testing.assert_close(got.grad, want.grad, msg=lambda m: name + m)
+    torch.testing.assert_close(model.module[1].running_var, whole[1].running_var)
+    torch.testing.assert_close(model.module[1].running_mean, whole[1].running_mean)
+    model.eval(), whole.eval()
+    torch.testing.assert_close(model(x), whole(x))
+
+    # Groups of one rank share nothing: plain batch norm of the own part.
+    groups = [dist.new_group([0]), dist.new_group([1])]
+    apart = nn.SyncBatchNorm(3, process_group=groups[gpu]).cuda()
+    torch.testing.assert_close(apart(x[share]), nn.BatchNorm2d(3)(x[share]))
+
+    import apex
+    from apex.parallel import DistributedDataParallel, convert_syncbn_model
+    for average in (True, False):
+        again = convert_syncbn_model(network(nn.BatchNorm2d(4))).cuda()
+        again = DistributedDataParallel(again, gradient_average=average)
+        factor = ranks if average else 1
+        (factor * (again(x[share]) - y[share]).pow(2).sum()).backward()
+        torch.testing.assert_close(again.module[0].weight.grad, whole[0].weight.grad)
+    last = convert_syncbn_model(nn.Sequential(nn.BatchNorm1d(6)), channel_last=True)
+    torch.testing.assert_close(
+        last(x[share]), nn.BatchNorm1d(6)(x.movedim(-1, 1).flatten(2)).unflatten(2, (3, 6)).movedim(1, -1)[share],
+    )
+    print("rank", gpu, "of", ranks, "agrees")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    assert torch.cuda.device_count() == 1
+    mp.spawn(worker, nprocs=2, args=(2,))
+    assert torch.cuda.device_count() == 1
+"""
+
+
+def test_spawned_ranks_share_their_batch_statistics(run_script: Callable[..., Any]):
+    """Against plain batch norm over the whole batch: outputs, gradients and running statistics."""
+    done = run_script(SPAWNED, "--target", "cpu")
+    assert sorted(done.stdout.split("\n"))[-2:] == ["rank 0 of 2 agrees", "rank 1 of 2 agrees"]

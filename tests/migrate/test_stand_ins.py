@@ -1,0 +1,452 @@
+"""apex and pynvml where they are missing: what they compute against plain NumPy and torch, and what they refuse."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import math
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sightline.migrate import deactivate, record, stand_ins
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def apex(on_cpu: Start) -> Any:
+    """On a CPU where float16 is kept, so that losses are scaled."""
+    on_cpu(amp="keep")
+    return importlib.import_module("apex")
+
+
+def kinds(name: str) -> set[str]:
+    return {each.kind for each in record.records.values() if each.rule.name == name}
+
+
+# import
+
+
+def test_only_while_migrated_and_only_where_missing(on_cpu: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    on_cpu()
+    assert stand_ins.is_missing("apex") and stand_ins.is_missing("pynvml")
+    import apex
+    from apex.parallel import LARC
+
+    assert apex.parallel.LARC is LARC and isinstance(LARC, type)
+    assert apex.optimizers.FusedAdam.__module__ == "apex.optimizers.fused_adam"
+    deactivate()
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("apex", "pynvml")]
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("apex")
+    (tmp_path / "apex.py").write_text("mine = True")
+    on_cpu()
+    monkeypatch.syspath_prepend(tmp_path)  # a module beside the script, found after activation
+    assert not stand_ins.is_missing("apex")
+    assert importlib.import_module("apex").mine
+    del sys.modules["apex"]
+
+
+def test_what_is_missing_says_where_it_was_asked_for(apex: Any, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ModuleNotFoundError, match=r"test_stand_ins.py:\d+: apex.contrib is not in the stand-in"):
+        importlib.import_module("apex.contrib.xentropy")
+    with pytest.raises(AttributeError, match=r"test_stand_ins.py:\d+: apex.optimizers.FusedMixedPrecisionLamb"):
+        _ = apex.optimizers.FusedMixedPrecisionLamb
+    with pytest.raises(ImportError):
+        from apex.amp import no_such_name  # noqa: F401
+    assert "apex.amp.no_such_name" in capsys.readouterr().err
+    assert kinds("apex.contrib") == kinds("apex.amp.no_such_name") == {"refused"}
+    applier = apex.multi_tensor_apply.multi_tensor_applier
+    assert not applier.available
+    with pytest.raises(RuntimeError, match=r"test_stand_ins.py:\d+: .*CUDA kernels"):
+        applier(None, None, [])
+    assert kinds("apex.multi_tensor_apply.multi_tensor_applier") == {"refused"}
+
+
+# optimizers: five steps over two layers of different size
+
+
+STEPS = 5
+rng = np.random.default_rng(0)
+START = [rng.normal(size=(3, 4)), np.zeros(4), rng.normal(size=7) * 5]
+GRADIENTS = [[rng.normal(size=each.shape) * 3 for each in START] for _ in range(STEPS)]
+
+
+def stepped(optimizer_of: Callable[..., Any], **options: Any) -> list[np.ndarray]:
+    parameters = [nn.Parameter(torch.tensor(each, dtype=torch.float32)) for each in START]
+    optimizer = optimizer_of(parameters, **options)
+    for gradients in GRADIENTS:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = torch.tensor(gradient, dtype=torch.float32)
+        optimizer.step()
+    return [parameter.detach().numpy() for parameter in parameters]
+
+
+def expect_close(got: list[np.ndarray], want: list[np.ndarray]) -> None:
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+def numpy_lamb(
+    *,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-6,
+    weight_decay: float = 0.01,
+    bias_correction: bool = True,
+    adam_w_mode: bool = True,
+    grad_averaging: bool = True,
+    max_grad_norm: float = 1.0,
+    use_nvlamb: bool = False,
+) -> list[np.ndarray]:
+    """NVIDIA's LAMB in float64."""
+    weights = [each.copy() for each in START]
+    first, second = [0.0] * len(weights), [0.0] * len(weights)
+    for t, gradients in enumerate(GRADIENTS, 1):
+        norm = math.sqrt(sum((g**2).sum() for g in gradients))
+        c1, c2 = (1 - betas[0] ** t, 1 - betas[1] ** t) if bias_correction else (1, 1)
+        for i, w in enumerate(weights):
+            g = gradients[i] / max(1, norm / max_grad_norm) + (0 if adam_w_mode else weight_decay * w)
+            first[i] = betas[0] * first[i] + (1 - betas[0] if grad_averaging else 1) * g
+            second[i] = betas[1] * second[i] + (1 - betas[1]) * g**2
+            update = (first[i] / c1) / (np.sqrt(second[i] / c2) + eps) + (weight_decay * w if adam_w_mode else 0)
+            sizes = np.linalg.norm(w), np.linalg.norm(update)
+            ratio = sizes[0] / sizes[1] if (use_nvlamb or weight_decay) and all(sizes) else 1
+            weights[i] = w - lr * ratio * update
+    return weights
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"lr": 0.1, "weight_decay": 0.0},
+        {"lr": 0.1, "weight_decay": 0.0, "use_nvlamb": True},
+        {"lr": 0.1, "adam_w_mode": False, "weight_decay": 0.1},
+        {"lr": 0.1, "bias_correction": False, "grad_averaging": False},
+        {"lr": 0.1, "max_grad_norm": 1e9, "betas": (0.8, 0.9), "eps": 1e-3},
+    ],
+)
+def test_lamb(apex: Any, options: dict[str, Any]):
+    expect_close(stepped(apex.optimizers.FusedLAMB, **options), numpy_lamb(**options))
+
+
+def numpy_novograd(
+    *,
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    reg_inside_moment: bool = False,
+    norm_type: int = 2,
+    init_zero: bool = False,
+) -> list[np.ndarray]:
+    weights = [each.copy() for each in START]
+    first: list[Any] = [0.0] * len(weights)
+    size: list[Any] = [0.0 if init_zero else None] * len(weights)
+    for t, gradients in enumerate(GRADIENTS, 1):
+        for i, (w, g) in enumerate(zip(weights, gradients, strict=True)):
+            now = np.abs(g).max() if norm_type == 0 else np.linalg.norm(g)
+            before = now if size[i] is None else size[i]
+            blend = betas[1] * before + (1 - betas[1]) * now
+            size[i] = blend if norm_type == 0 else math.sqrt(betas[1] * before**2 + (1 - betas[1]) * now**2)
+            bound = size[i] / math.sqrt(1 - betas[1] ** t) + eps
+            inside = g / bound + weight_decay * w if reg_inside_moment else g
+            first[i] = betas[0] * first[i] + (1 - betas[0]) * inside
+            mean = first[i] / (1 - betas[0] ** t)
+            weights[i] = w - lr * (mean if reg_inside_moment else mean / bound + weight_decay * w)
+    return weights
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": 0.1, "weight_decay": 0.1},
+        {"lr": 0.1, "weight_decay": 0.1, "reg_inside_moment": True, "betas": (0.95, 0.5)},
+        {"lr": 0.1, "norm_type": 0, "betas": (0.9, 0.5)},
+        {"lr": 0.1, "init_zero": True},
+    ],
+)
+def test_novograd(apex: Any, options: dict[str, Any]):
+    expect_close(stepped(apex.optimizers.FusedNovoGrad, **options), numpy_novograd(**options))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "of_torch"),
+    [
+        ("FusedAdam", {"weight_decay": 0.1}, lambda p: torch.optim.AdamW(p, weight_decay=0.1)),
+        (
+            "FusedAdam",
+            {"weight_decay": 0.1, "adam_w_mode": False},
+            lambda p: torch.optim.Adam(p, weight_decay=0.1),
+        ),
+        ("FusedAdagrad", {"weight_decay": 0.1}, lambda p: torch.optim.Adagrad(p, weight_decay=0.1)),
+        (
+            "FusedSGD",
+            {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True},
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
+        ),
+        (
+            "FusedSGD",
+            {"lr": 0.1, "momentum": 0.9, "dampening": 0.5},
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+        ),
+        ("FusedSGD", {"lr": 0.1}, lambda p: torch.optim.SGD(p, lr=0.1)),
+    ],
+)
+def test_optimizers_torch_has_too(apex: Any, name: str, options: dict[str, Any], of_torch: Callable[..., Any]):
+    expect_close(stepped(getattr(apex.optimizers, name), **options), stepped(of_torch))
+
+
+def test_decay_after_momentum(apex: Any):
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "wd_after_momentum": True}
+    weights, buffers = [each.copy() for each in START], [np.zeros_like(each) for each in START]
+    for gradients in GRADIENTS:
+        for i, g in enumerate(gradients):
+            buffers[i] = 0.9 * buffers[i] + g
+            weights[i] = weights[i] - 0.1 * (buffers[i] + 0.1 * weights[i])
+    expect_close(stepped(apex.optimizers.FusedSGD, **options), weights)
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_larc(apex: Any, clip: bool):
+    lr, decay, trust, eps = 0.1, 0.1, 0.02, 1e-8
+    weights = [each.copy() for each in START]
+    for gradients in GRADIENTS:
+        for i, g in enumerate(gradients):
+            size, slope = np.linalg.norm(weights[i]), np.linalg.norm(g)
+            if size and slope:
+                rate = trust * size / (slope + decay * size + eps)
+                g = (g + decay * weights[i]) * (min(rate / lr, 1) if clip else rate)
+            weights[i] = weights[i] - lr * g
+    sgd = torch.optim.SGD
+    got = stepped(lambda p: apex.parallel.LARC(sgd(p, lr=lr, weight_decay=decay), trust, clip=clip))
+    expect_close(got, weights)
+
+
+def test_optimizer_state_goes_on_after_a_reload(apex: Any):
+    model = nn.Linear(3, 2)
+    optimizer = apex.optimizers.FusedLAMB(model.parameters(), lr=0.1)
+    data = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+
+    def step(model: nn.Module, optimizer: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        model(data).pow(2).mean().backward()
+        optimizer.step()
+        return next(model.parameters()).detach().clone()
+
+    step(model, optimizer)
+    again = copy.deepcopy(model)
+    other = apex.optimizers.FusedLAMB(again.parameters(), lr=0.1)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    torch.testing.assert_close(step(again, other), step(model, optimizer), rtol=0, atol=0)
+    assert kinds("apex.optimizers.FusedLAMB") == {"adapted"}
+
+
+# layers
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_layers(apex: Any, dtype: torch.dtype):
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    wide = x.to(dtype).double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    layer_norm = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    rms_norm = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    within = {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    n = apex.normalization
+    for kind, want in ((n.FusedLayerNorm, layer_norm), (n.FusedRMSNorm, rms_norm)):
+        got = kind(8).to(dtype)(x.to(dtype))
+        assert got.dtype is dtype
+        torch.testing.assert_close(got.double(), want, **within)
+    for kind, want in ((n.MixedFusedLayerNorm, layer_norm), (n.MixedFusedRMSNorm, rms_norm)):
+        got = kind(8)(x.to(dtype))
+        assert got.dtype is torch.float32  # that of the weight
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    functions = n.fused_layer_norm
+    got = functions.fused_rms_norm_affine(x, torch.full((8,), 2.0), 8, 1e-5)
+    torch.testing.assert_close(got, torch.nn.functional.rms_norm(x, (8,), None, 1e-5) * 2)
+
+
+# mixed precision
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.layer(x)
+        self.seen.append(y.dtype)
+        return {"y": y}
+
+
+@pytest.mark.parametrize(
+    ("level", "inside", "scale"),
+    [
+        ("O0", torch.float32, 1.0),
+        ("O1", torch.float16, 65536.0),
+        ("O2", torch.float16, 65536.0),
+        ("O3", torch.float16, 1.0),
+    ],
+)
+def test_amp_levels(apex: Any, level: str, inside: torch.dtype, scale: float):
+    amp = apex.amp
+    plain, model = Small(), Small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = amp.initialize(model, optimizer, opt_level=level)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)  # wraps step() in its own way
+    x = torch.ones(2, 4)
+    loss = model(x)["y"].pow(2).mean() / 100
+    assert model.seen == [inside] and loss.dtype is torch.float32
+    with amp.scale_loss(loss, optimizer) as scaled:
+        assert scaled.item() == pytest.approx(loss.item() * scale)
+        scaled.backward()
+    (plain(x)["y"].pow(2).mean() / 100).backward()
+    torch.testing.assert_close(model.layer.weight.grad, plain.layer.weight.grad, rtol=2e-3, atol=2e-5)
+    assert next(amp.master_params(optimizer)) is model.layer.weight
+    optimizer.step()
+    schedule.step()
+    assert amp.state_dict()["loss_scaler0"]["loss_scale"] == scale
+    assert kinds("apex.amp.initialize") == {"adapted"}
+
+
+def test_amp_model_can_be_copied_and_saved(apex: Any):
+    model = apex.amp.initialize(Small(), opt_level="O2")
+    other = copy.deepcopy(model)
+    nn.init.zeros_(other.layer.weight), nn.init.zeros_(other.layer.bias)
+    assert model(torch.ones(1, 4))["y"].any() and not other(torch.ones(1, 4))["y"].any()
+    again = pickle.loads(pickle.dumps(other))
+    assert not again(torch.ones(1, 4))["y"].any() and again.seen[-1] is torch.float16
+
+
+def test_amp_accumulates_unscaled_gradients(apex: Any):
+    """Two backward calls, both ways apex allows; against one backward of the sum."""
+    amp = apex.amp
+    for delays in (False, True):
+        weight = nn.Parameter(torch.tensor([2.0]))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        amp.initialize(nn.Identity(), optimizer, opt_level="O1")
+        with amp.scale_loss((weight * 3).sum(), optimizer, delay_unscale=delays) as scaled:
+            scaled.backward()
+        with amp.scale_loss((weight * 4).sum(), optimizer) as scaled:
+            scaled.backward()
+        assert weight.grad is not None and weight.grad.item() == 7.0
+
+
+def test_amp_skips_the_step_of_an_overflow(apex: Any, capsys: pytest.CaptureFixture[str]):
+    amp = apex.amp
+    weight = nn.Parameter(torch.tensor([2.0]))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    amp.initialize(nn.Identity(), optimizer, opt_level="O2", num_losses=2)
+    with amp.scale_loss((weight * float("inf")).sum(), optimizer, loss_id=1) as scaled:
+        scaled.backward()
+    optimizer.step()
+    assert weight.item() == 2.0 and "Skipping step, loss scaler 1" in capsys.readouterr().out
+    saved = amp.state_dict()
+    assert [saved[f"loss_scaler{i}"]["loss_scale"] for i in (0, 1)] == [65536.0, 32768.0]
+    optimizer.zero_grad()
+    with amp.scale_loss(weight.sum(), optimizer, loss_id=1) as scaled:
+        scaled.backward()
+    optimizer.step()
+    assert weight.item() == pytest.approx(1.9)
+    amp.initialize(nn.Identity(), optimizer, opt_level="O2", num_losses=2)
+    amp.load_state_dict(saved)
+    assert amp.state_dict() == saved
+
+
+def test_amp_scale_grows_and_stays_within_bounds(apex: Any):
+    scaler_of = importlib.import_module("sightline.migrate.stand_ins_apex_amp").LossScaler
+    scaler = scaler_of("dynamic", lowest=2.0**14, highest=2.0**17)
+    for _ in range(5999):
+        scaler.update(True)
+    assert scaler.loss_scale() == 2.0**17  # doubled after 2000, then at its highest
+    for _ in range(9):
+        scaler.update(False)
+    assert scaler.loss_scale() == 2.0**14
+
+
+@pytest.mark.parametrize("options", [{"amp": "off"}, {"amp": "keep", "fp16_to_bf16": True}])
+def test_amp_scales_nothing_where_nothing_is_half(on_cpu: Start, options: dict[str, Any]):
+    on_cpu(**options)
+    amp = importlib.import_module("apex.amp")
+    model = Small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    amp.initialize([model], [optimizer], opt_level="O1")
+    loss = model(torch.ones(1, 4).half())["y"].sum()
+    assert model.seen == [torch.bfloat16 if options["amp"] == "keep" else torch.float32]
+    with amp.scale_loss(loss, [optimizer]) as scaled:
+        assert scaled.item() == loss.item()
+        scaled.backward()
+
+
+def test_amp_off_by_request_and_wrong_use(apex: Any):
+    amp = apex.amp
+    model = Small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert amp.initialize(model, optimizer, enabled=False) == (model, optimizer)
+    loss = model(torch.ones(1, 4))["y"].sum()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        assert scaled is loss
+    assert model.seen == [torch.float32]
+    with pytest.raises(RuntimeError, match="opt_level='02' is not known"):
+        amp.initialize(model, optimizer, opt_level="02")
+
+
+def test_float_functions(apex: Any):
+    product = apex.amp.float_function(torch.mm)
+    half = torch.ones(2, 2, dtype=torch.float16)
+    with torch.autocast("cuda"):
+        assert torch.mm(half, half).dtype is torch.float16
+        assert product(half, half).dtype is torch.float32
+        with apex.amp.disable_casts():
+            assert torch.mm(half.float(), half.float()).dtype is torch.float32
+
+
+# pynvml
+
+
+def test_pynvml_answers_from_the_target(on_cpu: Start):
+    on_cpu(device_count=2)
+    import pynvml
+
+    pynvml.nvmlInit()
+    assert pynvml.nvmlDeviceGetCount() == torch.cuda.device_count() == 2
+    handle = pynvml.nvmlDeviceGetHandleByIndex(1)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    assert memory.total == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert memory.used + memory.free == memory.total and memory.used > 0
+    load = pynvml.nvmlDeviceGetUtilizationRates(handle)
+    assert 0 <= load.gpu <= 100 and 0 < load.memory <= 100
+    assert pynvml.nvmlDeviceGetName(handle) == torch.cuda.get_device_name(1)
+    uuid = pynvml.nvmlDeviceGetUUID(handle)
+    assert uuid != pynvml.nvmlDeviceGetUUID(0) and pynvml.nvmlDeviceGetHandleByUUID(uuid) == handle
+    assert pynvml.nvmlDeviceGetComputeRunningProcesses(handle)[0].pid == os.getpid()
+    assert pynvml.nvmlDeviceGetCudaComputeCapability(handle) == torch.cuda.get_device_capability()
+    pynvml.nvmlShutdown()
+    assert kinds("pynvml.nvmlDeviceGetMemoryInfo") == {"adapted"}
+
+
+def test_pynvml_refuses_in_its_own_words(on_cpu: Start):
+    on_cpu()
+    import pynvml
+
+    with pytest.raises(pynvml.NVMLError_InvalidArgument, match=r"nvmlDeviceGetCount\(\) is 1"):
+        pynvml.nvmlDeviceGetHandleByIndex(1)
+    with pytest.raises(pynvml.NVMLError, match=r"test_stand_ins.py:\d+: pynvml.nvmlDeviceGetPowerUsage is not told"):
+        pynvml.nvmlDeviceGetPowerUsage(0)
+    with pytest.raises(AttributeError, match=r"test_stand_ins.py:\d+: pynvml.nvmlDeviceGetSomethingNew"):
+        pynvml.nvmlDeviceGetSomethingNew(0)
+    assert kinds("pynvml.nvmlDeviceGetPowerUsage") == {"refused"}
