@@ -61,7 +61,7 @@ def alone(on_cpu: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., 
     [
         (("nccl",), {}, "nccl", "cuda:nccl"),
         ((), {"backend": "nccl", "device_id": torch.device("cuda", 0)}, "nccl", "cuda:nccl"),
-        ((), {"backend": dist.Backend.NCCL, "pg_options": None}, "nccl", "cuda:nccl"),
+        ((), {"backend": dist.Backend.NCCL, "pg_options": object()}, "nccl", "cuda:nccl"),
         (("cpu:gloo,cuda:nccl",), {}, "cpu:gloo,cuda:nccl", "cpu:gloo,cuda:nccl"),
         (("gloo",), {}, "gloo", "cpu:gloo"),
     ],
