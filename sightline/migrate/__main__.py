@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from sightline.migrate.cli import main
 
-sys.exit(main(sys.argv[1:]))
+try:
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+except BrokenPipeError:  # `report | head` has had enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    code = 0
+sys.exit(code)

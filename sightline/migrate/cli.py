@@ -1,31 +1,57 @@
-"""`sightline migrate [options] script.py args`, `... -m module args`; --help needs no torch."""
+"""`sightline migrate [options] script.py args`, `... -m module args`, `... torchrun ...`; `report` and `scan`.
+
+--help needs no torch. What follows the script is the script's, untouched.
+"""
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import builtins
+import importlib.machinery
+import importlib.util
+import io
 import os
 import runpy
+import shutil
+import signal
 import sys
+import types
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import NoReturn
 
-from sightline.migrate.options import MigrateError, Options
+from sightline.migrate.options import PREFIX, MigrateError, Options
+
+USAGE = """sightline migrate [options] script.py [args ...]
+       sightline migrate [options] -m module [args ...]
+       sightline migrate [options] torchrun --nproc-per-node 2 train.py [args ...]
+       sightline migrate report DIR [--json] [--all]
+       sightline migrate scan FILE_OR_FOLDER ... [--json] [--strict] [--syncs]"""
+LOG_FLAGS = {"log": "--log-level", "log_dir": "--log"}
+TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def parser() -> argparse.ArgumentParser:
-    """One flag per field of Options, with the same name."""
+    """One flag per field of Options."""
     what = "run an unmodified CUDA script on the device that is there"
-    made = argparse.ArgumentParser("sightline migrate", description=what, allow_abbrev=False)
+    made = argparse.ArgumentParser("sightline migrate", usage=USAGE, description=what, allow_abbrev=False)
     lines = _help_of_fields()
     for field in fields(Options):
-        flag = "--" + field.name.replace("_", "-")
+        flag = LOG_FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
+        text = lines[field.name]
         if isinstance(field.default, bool):
-            made.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=lines[field.name])
+            made.add_argument(
+                flag, dest=field.name, action=argparse.BooleanOptionalAction, default=None, help=f"{text} (off)"
+            )
         else:
-            made.add_argument(flag, type=type(field.default), default=None, help=lines[field.name])
-    made.add_argument("-m", dest="module", action="store_true", help="what follows is a module, not a file")
-    made.add_argument("script", help="script.py, or a module name with -m")
-    made.add_argument("args", nargs=argparse.REMAINDER, help="handed to the script")
+            kind = type(field.default)
+            default = 1 if field.name == "log" else field.default
+            shown = f"{text} ({default})" if default != "" else text
+            metavar = "DIR" if field.name == "log_dir" else "N" if kind is int else "X"
+            made.add_argument(flag, dest=field.name, type=kind, default=None, help=shown, metavar=metavar)
+    made.add_argument("-m", metavar="module", help="run a module, as `python -m` does; the rest is the module's")
     return made
 
 
@@ -39,27 +65,163 @@ def _help_of_fields() -> dict[str, str]:
     return {name: ast.literal_eval(body[at + 1].value) for at, name in named}
 
 
-def main(argv: Sequence[str]) -> int:
-    arguments = parser().parse_args(argv)
-    given = {f.name: v for f in fields(Options) if (v := getattr(arguments, f.name)) is not None}
-    try:
-        options = Options.of(**given)
-        from sightline.migrate import session
+def split(argv: Sequence[str]) -> tuple[list[str], str, str, list[str]]:
+    """(our flags, module, script, its arguments): everything behind the script is its own, whatever it looks like."""
+    takes_value = {
+        LOG_FLAGS.get(f.name, "--" + f.name.replace("_", "-"))
+        for f in fields(Options)
+        if not isinstance(f.default, bool)
+    }
+    at = 0
+    while at < len(argv):
+        word = argv[at]
+        if word == "-m":
+            return list(argv[:at]), argv[at + 1] if at + 1 < len(argv) else "", "", list(argv[at + 2 :])
+        if word == "--" and at + 1 < len(argv):
+            return list(argv[:at]), "", argv[at + 1], list(argv[at + 2 :])
+        if not word.startswith("-"):
+            return list(argv[:at]), "", word, list(argv[at + 1 :])
+        at += 2 if word in takes_value else 1
+    return list(argv), "", "", []
 
-        session.activate(options)
+
+def main(argv: Sequence[str]) -> int:
+    """Runs a command and returns its exit code; a script's own exit code or signal leaves by itself."""
+    try:
+        if argv and argv[0] in ("report", "scan"):
+            if argv[0] == "report":
+                from sightline.migrate import report
+
+                return report.main(argv[1:])
+            from sightline.migrate import scan
+
+            return scan.main(argv[1:])
+        flags, module, script, args = split(argv)
+        arguments = parser().parse_args(flags)
+        if not module and not script:
+            raise MigrateError("nothing to run; write e.g. `sightline migrate train.py --device cuda`")
+        options = _options(arguments)
+        if module in TORCHRUN or (script and not module and not os.path.exists(script)):
+            _launch(options, module, script, args)
+        _check(module, script)
+        _activate(options)
     except MigrateError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    run(arguments.script, arguments.args, arguments.module)
+    run(module, script, args)
     return 0
 
 
-def run(script: str, args: Sequence[str], is_module: bool) -> None:
-    """As `python script.py args` or `python -m module args` would."""
-    sys.argv = [script, *args]
-    if is_module:
-        sys.path[0] = os.getcwd()
-        runpy.run_module(script, run_name="__main__", alter_sys=True)
+def _options(arguments: argparse.Namespace) -> Options:
+    given = {f.name: v for f in fields(Options) if (v := getattr(arguments, f.name)) is not None}
+    if "log" not in given and not os.environ.get(PREFIX + "LOG"):
+        given["log"] = 1  # who types the command wants to know what it did
+    return Options.of(**given)
+
+
+def _activate(options: Options) -> None:
+    # Registered before all else, so it runs after the report and after what the script registers.
+    atexit.register(_end_by_signal)
+    from sightline.migrate import session
+
+    session.activate(options)
+
+
+def _launch(options: Options, module: str, script: str, args: Sequence[str]) -> NoReturn:
+    """Becomes torchrun, or another command that starts Python; its children are migrated through the environment."""
+    if module or script == "torchrun":
+        # By this interpreter: the torchrun on PATH may belong to another one.
+        command = [sys.executable, "-m", module or TORCHRUN[0], *args]
     else:
-        sys.path[0] = os.path.dirname(os.path.abspath(script))
-        runpy.run_path(script, run_name="__main__")
+        found = shutil.which(script)
+        if found is None or script.endswith(".py"):
+            raise MigrateError(
+                f"{script!r} is neither a file nor a command on PATH; give a script, -m module or torchrun"
+            )
+        command = [found, *args]
+    if os.environ.get(AUTOLOAD) == "0":
+        raise MigrateError(
+            f"{AUTOLOAD}=0 keeps the processes of {command[-len(args) - 1]} from being migrated; unset it"
+        )
+    from sightline.migrate import logfile, session
+
+    logfile.becomes_launcher = True
+    session.activate(options)
+    sys.stdout.flush()
+    os.execv(command[0], command)
+
+
+def _check(module: str, script: str) -> None:
+    if module:
+        sys.path[0:1] = [os.getcwd()] if not sys.flags.safe_path else sys.path[0:1]
+        try:
+            found = importlib.util.find_spec(module)
+        except (ImportError, ValueError) as error:
+            raise MigrateError(f"-m {module}: {error}") from error
+        if found is None:
+            raise MigrateError(f"-m {module}: no module of that name; a file is given without -m")
+
+
+def run(module: str, script: str, args: Sequence[str]) -> None:
+    """As `python script.py args` or `python -m module args` would; an error ends the process here, told as there."""
+    sys.argv = [script or module, *args]
+    try:
+        if module:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            # -P and -I say that the script's folder must not be searched.
+            if not sys.flags.safe_path:
+                sys.path[0] = os.path.dirname(os.path.realpath(script))
+            _run_file(script)
+    except SystemExit:
+        raise
+    except BaseException as error:  # noqa: BLE001
+        _tell(error)
+        if isinstance(error, KeyboardInterrupt):
+            _pending.append(signal.SIGINT)
+        raise SystemExit(1) from None
+
+
+def _run_file(script: str) -> None:
+    """runpy.run_path would change sys.argv[0] or leave __file__ relative, and takes `__main__` away at the end."""
+    path = os.path.abspath(script)
+    if os.path.isdir(path) or not _is_source(path):
+        runpy.run_path(script, run_name="__main__")  # a folder or an archive with a __main__.py, compiled code
+        return
+    main_module = types.ModuleType("__main__")
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    vars(main_module).update(__file__=path, __builtins__=builtins, __loader__=loader, __cached__=None)
+    sys.modules["__main__"] = main_module
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, vars(main_module))
+
+
+def _is_source(path: str) -> bool:
+    with open(path, "rb") as file:
+        start = file.read(4)
+    return start[:2] != b"PK" and start != importlib.util.MAGIC_NUMBER
+
+
+def _tell(error: BaseException) -> None:
+    """The traceback as the interpreter prints it, without the frames that ran the script."""
+    trace = error.__traceback__
+    own = (__file__, runpy.__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_frame.f_code.co_filename in own:
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    sys.stdout.flush()
+    sys.excepthook(type(error), error, trace)
+
+
+_pending: list[signal.Signals] = []
+
+
+def _end_by_signal() -> None:
+    """An interrupted interpreter ends by the signal, so that the shell and the launcher know."""
+    for number in _pending:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

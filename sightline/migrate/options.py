@@ -49,10 +49,12 @@ class Options:
     """torch.load reads whole pickles again, as before torch 2.6; only for checkpoints you trust"""
     log: int = 0
     """0 no log files, 1 one record per call site, 2 also what torch asked itself"""
-    log_dir: str = "."
+    log_dir: str = "migrate_log"
     """folder of the log files"""
     syncs: bool = False
     """also list the lines that wait for the device: .item(), .cpu(), .tolist()"""
+    quiet: bool = False
+    """no table when the script ends; calls that cannot be honoured are told all the same"""
 
     def __post_init__(self) -> None:
         for name, known in (("amp", ("auto", "keep", "off")), ("compile", ("keep", "default", "off"))):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _device
 
-from sightline.migrate import patching, record, rules, targets
+from sightline.migrate import logfile, patching, record, rules, syncs, targets
 from sightline.migrate.options import Options
 from sightline.migrate.virtual import Runtime
 
@@ -70,6 +70,8 @@ def activate(options: Options) -> Session | None:
         for family in families:
             if hasattr(family, "setup"):
                 family.setup(session)
+        syncs.setup(session)
+        logfile.setup(session)
     except BaseException:
         _active = None
         session.undo.undo()
