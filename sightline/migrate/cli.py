@@ -19,7 +19,7 @@ import sys
 import types
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from sightline.migrate.options import PREFIX, MigrateError, Options
 
@@ -167,7 +167,9 @@ def run(module: str, script: str, args: Sequence[str]) -> None:
     sys.argv = [script or module, *args]
     try:
         if module:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            _new_main()
+            # What the interpreter itself calls for -m; runpy.run_module would take `__main__` away at the end.
+            runpy._run_module_as_main(module)  # type: ignore[attr-defined]
         else:
             # -P and -I say that the script's folder must not be searched.
             if not sys.flags.safe_path:
@@ -188,13 +190,19 @@ def _run_file(script: str) -> None:
     if os.path.isdir(path) or not _is_source(path):
         runpy.run_path(script, run_name="__main__")  # a folder or an archive with a __main__.py, compiled code
         return
-    main_module = types.ModuleType("__main__")
     loader = importlib.machinery.SourceFileLoader("__main__", path)
-    vars(main_module).update(__file__=path, __builtins__=builtins, __loader__=loader, __cached__=None)
-    sys.modules["__main__"] = main_module
+    names = _new_main()
+    names.update(__file__=path, __loader__=loader, __cached__=None)
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
-    exec(code, vars(main_module))
+    exec(code, names)
+
+
+def _new_main() -> dict[str, Any]:
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    names = vars(sys.modules["__main__"])
+    names["__builtins__"] = builtins
+    return names
 
 
 def _is_source(path: str) -> bool:

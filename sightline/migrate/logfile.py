@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from multiprocessing import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -95,7 +95,7 @@ class ProcessLog:
     def _reset(self) -> None:
         self.started = time.time()
         self.is_closed = False
-        self._stream: TextIO | None = None
+        self._file: int | None = None
         self._json: Path | None = None
         self._is_writing = threading.Lock()
         self._write_next = 0.0
@@ -123,10 +123,12 @@ class ProcessLog:
             atexit.unregister(self.close)
             record.listeners.remove(self.listen)
             _logs.remove(self)
+            self._close_file()
 
     def after_fork(self) -> None:
         """The child's own files; what the parent had open stays the parent's."""
         self.forked_by = os.getppid()
+        self._close_file()
         self._reset()
 
     def _close_at_exit_of_worker(self) -> None:
@@ -168,7 +170,7 @@ class ProcessLog:
         if is_launcher():
             return
         try:
-            if self._stream is not None and not self.is_closed:
+            if self._file is not None and not self.is_closed:
                 self._append(_counts_as_text(with_truths=self.session.options.log > 1))
             self._write_json(is_finished=True)
             if not self.is_closed and self._speaks():
@@ -194,11 +196,16 @@ class ProcessLog:
         return f"all ranks and workers, line by line: sightline migrate report {report.short(str(self.folder))}"
 
     def _append(self, text: str) -> None:
-        if self._stream is None:
+        """A whole record in one write to the end: threads do not mix, and nothing is left in a buffer."""
+        if self._file is None:
             path = self.folder / f"gpu_migration_{os.getpid()}.log"
-            self._stream = path.open("a", encoding="utf-8", buffering=1)
-        self._stream.write(text)
-        self._stream.flush()
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(self._file, text.encode("utf-8", "replace"))
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
     def _write_json(self, is_finished: bool) -> None:
         """In one move, so that a reader never sees half of it; of two threads one writes."""

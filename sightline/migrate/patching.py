@@ -21,6 +21,7 @@ class UndoStack:
 
     def __init__(self) -> None:
         self._steps: list[tuple[Callable[[], str], Callable[[], None]]] = []
+        self._placed: dict[tuple[int, str], Any] = {}  # one name may be replaced more than once: the last one counts
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -29,10 +30,11 @@ class UndoStack:
         """Replaces an attribute of a module or a class; one that was inherited is inherited again after undo."""
         old = vars(owner).get(name, ABSENT)
         setattr(owner, name, value)
-        placed = vars(owner).get(name, ABSENT)
+        key = (id(owner), name)
+        self._placed[key] = vars(owner).get(name, ABSENT)
 
         def check() -> str:
-            is_ours = vars(owner).get(name, ABSENT) is placed
+            is_ours = vars(owner).get(name, ABSENT) is self._placed[key]
             return "" if is_ours else f"{getattr(owner, '__name__', owner)}.{name}"
 
         def undo() -> None:
@@ -66,6 +68,7 @@ class UndoStack:
             )
         while self._steps:
             self._steps.pop()[1]()
+        self._placed.clear()
 
 
 def dress(wrapper: Any, original: Any, name: str) -> Any:

@@ -25,6 +25,7 @@ from sightline.migrate.options import MigrateError
 from sightline.migrate.rules import Rule
 
 FORMAT = 1
+SYNC = "sync"
 EXIT_REFUSED = 3
 SKIPPED_FOLDERS = ("site-packages", "dist-packages", "node_modules", "__pycache__", "build", "dist")
 ROOTS = ("torch", "apex", "pynvml", "triton")
@@ -77,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     files = sources(arguments.paths)
     found = [finding for file in files for finding in scan_file(file, table)]
     if not arguments.syncs:
-        found = [finding for finding in found if finding.kind != "sync"]
+        found = [finding for finding in found if finding.kind != SYNC]
     if arguments.json:
         document = {"format": FORMAT, "target": name, "files": [str(f) for f in files]}
         print(json.dumps(document | {"findings": [asdict(finding) for finding in found]}, indent=1))
@@ -119,7 +120,7 @@ def scan_file(path: Path, table: Table) -> list[Finding]:
         (line, kind, api): Finding(str(path), line, kind, api, what, lines[line - 1].strip() if lines else "")
         for line, kind, api, what in Reader(tree, table).findings()
     }
-    return sorted(found.values(), key=lambda finding: finding.line)
+    return sorted(found.values(), key=lambda finding: (finding.line, (*report.KINDS, SYNC).index(finding.kind)))
 
 
 class Table:
@@ -237,7 +238,7 @@ class Reader:
         if dotted.split(".")[0] not in ROOTS:
             return
         if dotted == "torch.cuda.synchronize" and call is not None:
-            yield line, "sync", dotted, "waits for the device"
+            yield line, SYNC, dotted, "waits for the device"
         if dotted.startswith("triton."):
             yield from self._triton(line, dotted)
             return
@@ -256,7 +257,7 @@ class Reader:
     def _method(self, line: int, attribute: str, call: ast.Call | None) -> Iterator[Found]:
         """`.cuda()` of something: what it is cannot be known here, but few things but tensors and modules have it."""
         if call is not None and attribute in STATIC_SYNCS:
-            yield line, "sync", STATIC_SYNCS[attribute], "waits for the device"
+            yield line, SYNC, STATIC_SYNCS[attribute], "waits for the device"
         rule = self.table.methods.get(attribute)
         is_asked = attribute in ("is_cuda", "is_cpu")
         if rule is None or (call is None) != is_asked:
@@ -265,7 +266,7 @@ class Reader:
             values = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "device")]
             if not any(self._may_be_device(value) for value in values):
                 if any(_text(value) == "cpu" for value in values):
-                    yield line, "sync", '.to("cpu")', "waits for the device"
+                    yield line, SYNC, '.to("cpu")', "waits for the device"
                 return
         if self._matters(rule, call):
             yield line, rule.kind, f".{attribute}" + ("" if is_asked else "()"), self._what(rule, call)
@@ -371,7 +372,7 @@ def _text(node: ast.expr) -> str:
 def as_text(found: Sequence[Finding], files: Sequence[Path], target: str) -> str:
     """Refused first; every line with what will be done."""
     lines = []
-    for kind in (*report.KINDS, "sync"):
+    for kind in (*report.KINDS, SYNC):
         of_kind = [finding for finding in found if finding.kind == kind]
         if of_kind:
             lines.append(f"{kind}: {report.MEANING.get(kind, 'the host waits for the device here')}")

@@ -1,0 +1,165 @@
+"""What processes leave behind: the log's shape, files per process, JSON and table at exit, also after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sightline import migrate
+from sightline.migrate import logfile
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+RECORD = re.compile(
+    r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] (?P<file>\S+):(?P<line>\d+)\n"
+    r"    \[context\]: (?P<context>.*)\n"
+    r"    \[(?P<kind>exact|adapted|ignored|refused)\]: (?P<api>[\w.]+)\((?P<arguments>.*)\) --> (?P<what>.+)\n"
+    r"(?:    \[user\]: (?P<user>.*)\n)?\n"
+)
+
+
+def documents(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("migrate_*.json"))]
+
+
+def calls(found: list[dict[str, Any]]) -> Counter[str]:
+    """How often each API was called, over processes and places."""
+    total: Counter[str] = Counter()
+    for document in found:
+        for site in document["sites"]:
+            total[site["api"]] += site["count"]
+    return total
+
+
+def test_log_of_a_script(run_script: Run, tmp_path: Path):
+    text = """import torch
+for step in range(3):
+    x = torch.ones(
+        2, device="cuda"
+    )
+net = torch.nn.Linear(2, 3, device="cuda")
+print("available", torch.cuda.is_available())
+"""
+    done = run_script(text)
+    assert done.stdout == "available True\n"
+    (log,) = (tmp_path / "migrate_log").glob("gpu_migration_*.log")
+    written = log.read_text()
+    records = [found.groupdict() for found in RECORD.finditer(written)]
+    script = str(tmp_path / "script.py")
+    (ones,) = [each for each in records if each["api"] == "torch.ones"]  # one record, whatever the number of calls
+    assert (ones["file"], ones["context"], ones["kind"]) == (script, "x = torch.ones(", "exact")
+    inside = [each for each in records if "/torch/nn/" in each["file"]]
+    assert inside and {each["user"] for each in inside} == {
+        f'{script}:6: net = torch.nn.Linear(2, 3, device="cuda")'  # the place inside torch and the line behind it
+    }
+    assert f"    [exact]: 3 x torch.ones at {script}:3\n" in written.split("] counts\n")[1]
+    (document,) = documents(tmp_path / "migrate_log")
+    assert log.name == f"gpu_migration_{document['pid']}.log"
+    assert (document["rank"], document["finished"], document["error"], document["target"]) == (0, True, None, "cpu")
+    assert calls([document])["torch.ones"] == 3
+    table = done.stderr
+    assert (
+        "refused: nothing\n" in table
+        and "       3  torch.ones --> " in table
+        and "script.py:3  x = torch.ones(" in table
+    )
+
+
+WORKERS = """import os, sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Made(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.ones(2, device="cuda") * index
+
+def rank_of(rank):
+    torch.zeros(rank + 1, device="cuda")
+
+if __name__ == "__main__":
+    for kind in sys.argv[1:]:
+        print(kind, sum(float(x.sum()) for x in DataLoader(Made(), num_workers=1, multiprocessing_context=kind)))
+    torch.multiprocessing.spawn(rank_of, nprocs=1)
+    child = os.fork()
+    if child == 0:
+        torch.zeros(9, device="cuda")
+        sys.exit(0)
+    os.waitpid(child, 0)
+    print(torch.cuda.device_count())
+"""
+
+
+def test_every_worker_has_its_own_files(run_script: Run, tmp_path: Path):
+    done = run_script(WORKERS, args=("fork", "spawn", "forkserver"))
+    assert done.stdout == "fork 12.0\nspawn 12.0\nforkserver 12.0\n1\n"
+    found = documents(tmp_path / "migrate_log")
+    assert len({document["pid"] for document in found}) == len(found) == 6  # the fork server itself has none
+    (main,) = [document for document in found if document["parent"] is None]
+    assert all(document["parent"] == main["pid"] and document["finished"] for document in found if document is not main)
+    assert len({document["run"] for document in found}) == 1
+    assert calls(found)["torch.ones"] == 3 * 4 and calls(found)["torch.zeros"] == 2
+    assert calls([main])["torch.ones"] == 0
+    # The process that started them speaks for all, once.
+    assert done.stderr.count("on cpu, torch") == 1 and "rank 0 with 5 child processes" in done.stderr
+    assert re.search(r"\n +12  torch\.ones --> ", done.stderr)
+
+
+def test_crash_leaves_a_report_and_the_same_traceback(run_script: Run, tmp_path: Path):
+    text = """import torch
+def train():
+    torch.zeros(1, device="cpu" if "plain" in __import__("sys").argv else "cuda")
+    raise ValueError("loss is a fish")
+train()
+"""
+    plain = run_script(text, args=("plain",), plain=True, check=False)
+    done = run_script(text, "--quiet", check=False)
+    assert done.returncode == plain.returncode == 1
+    assert done.stderr.endswith(plain.stderr) and plain.stderr.endswith("ValueError: loss is a fish\n")
+    (document,) = documents(tmp_path / "migrate_log")
+    assert document["error"] == "ValueError: loss is a fish" and calls([document])["torch.zeros"] == 1
+
+
+def test_killed_process_leaves_what_it_had_seen(run_script: Run, tmp_path: Path):
+    text = "import os, signal, torch\ntorch.ones(1, device='cuda')\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    assert run_script(text, check=False).returncode == -signal.SIGKILL
+    (document,) = documents(tmp_path / "migrate_log")
+    assert not document["finished"] and calls([document]) == {"torch.ones": 1}
+
+
+def test_no_log_where_there_can_be_no_folder(run_script: Run, tmp_path: Path):
+    (tmp_path / "taken").write_text("a file")
+    done = run_script("import torch\nprint(torch.ones(2, device='cuda').sum())\n", "--log", "taken")
+    assert done.stdout == "tensor(2.)\n" and "no log from here on" in done.stderr
+
+
+def test_log_ends_with_the_block(tmp_path: Path):
+    with migrate.migrate(target="cpu", log=2, log_dir=str(tmp_path), quiet=True):
+        torch.ones(1, device="cuda")
+    (document,) = documents(tmp_path)
+    assert document["finished"] and document["pid"] == os.getpid()
+    assert logfile.RUN not in os.environ
+    before = sorted(path.stat().st_mtime_ns for path in tmp_path.iterdir())
+    with migrate.migrate(target="cpu"):
+        torch.ones(1, device="cuda")
+    assert before == sorted(path.stat().st_mtime_ns for path in tmp_path.iterdir())
+
+
+def test_launchers_are_known_by_what_the_interpreter_runs():
+    words = {
+        "-m torch.distributed.run --nproc-per-node 2 train.py": "torch.distributed.run",
+        "-u -X faulthandler /usr/bin/torchrun train.py": "/usr/bin/torchrun",
+        "-W ignore train.py torchrun": "train.py",
+        "-c pass": "pass",
+        "": "",
+    }
+    assert {text: logfile._program(text.split()) for text in words} == words

@@ -1,0 +1,128 @@
+"""The scan before running: what becomes of each line, by the same table of rules, with nothing executed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sightline.migrate import rules, scan
+
+HEAD = """import torch
+import torch.cuda as tc
+import torch.nn as nn
+from torch import cuda
+from torch.cuda.amp import autocast as ac, GradScaler
+from torch.utils.cpp_extension import load
+from torch.utils import cpp_extension as ce
+import triton
+"""
+
+
+@pytest.fixture(scope="module")
+def table() -> scan.Table:
+    return scan.Table("cpu")
+
+
+def found(line: str, table: scan.Table, tmp_path: Path) -> list[tuple[str, str]]:
+    """(kind, api) of what stands in `line`, put under HEAD."""
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + line + "\n")
+    here = len(HEAD.splitlines()) + 1
+    findings = [each for each in scan.scan_file(path, table) if each.line >= here]
+    assert all(each.source in line for each in findings)
+    return [(each.kind, each.api) for each in findings]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("torch.cuda.is_available()", [("exact", "torch.cuda.is_available")]),
+        ("tc.is_available()", [("exact", "torch.cuda.is_available")]),
+        ("cuda.is_available()", [("exact", "torch.cuda.is_available")]),
+        ("tc.memory.max_memory_allocated()", [("adapted", "torch.cuda.memory.max_memory_allocated")]),
+        ("with ac(): pass", [("adapted", "torch.cuda.amp.autocast")]),
+        ("torch.autocast('cuda')", [("adapted", "torch.autocast")]),
+        ("s = GradScaler(enabled=True)", [("adapted", "torch.cuda.amp.GradScaler")]),
+        ("x = torch.ones(2, device='cuda')", [("exact", "torch.ones")]),
+        ("x = torch.ones(2, device=where)", [("exact", "torch.ones")]),
+        ("x = torch.ones(2)", []),
+        ("x = torch.ones(2, device='cpu')", []),
+        ("net = nn.Linear(2, 3).cuda()", [("exact", ".cuda()")]),
+        ("x.to('cuda:1', non_blocking=True)", [("exact", ".to()")]),
+        ("x.to(args.device)", [("exact", ".to()")]),
+        ("x.to(device='cuda')", [("exact", ".to()")]),
+        ("x.to(torch.float32)", []),
+        ("x.to('cpu')", [("sync", '.to("cpu")')]),
+        ("net = Net(device='cuda')", [("exact", 'device="cuda"')]),
+        ("if x.is_cuda: pass", [("adapted", ".is_cuda")]),
+        ("x = torch.cuda.FloatTensor(2)", [("adapted", "torch.cuda.FloatTensor")]),
+        ("g = torch.cuda.CUDAGraph()", [("refused", "torch.cuda.CUDAGraph")]),
+        ("torch.cuda.wonder(1)", [("refused", "torch.cuda.wonder")]),
+        ("tc.amp.wonder()", [("refused", "torch.cuda.amp.wonder")]),
+        ("torch.cuda.nvtx.range_push('x')", [("ignored", "torch.cuda.nvtx.range_push")]),
+        ("except_ = torch.cuda.OutOfMemoryError", []),
+        ("load('k', ['k.cpp', 'k.cu'])", [("refused", "torch.utils.cpp_extension.load")]),
+        ("load('k', ['k.cpp'])", []),
+        ("ce.CUDAExtension('k', ['k.cu'])", [("refused", "torch.utils.cpp_extension.CUDAExtension")]),
+        ("import cupy as cp", [("refused", "cupy")]),
+        ("from numba import cuda as nc", [("refused", "numba.cuda")]),
+        ("@triton.jit\ndef kernel(x): pass", [("refused", "triton.jit")]),
+        ("step = torch.compile(step)", [("adapted", "torch.compile")]),
+        ("loss.item()", [("sync", ".item()")]),
+        ("sync = torch.cuda.synchronize", [("exact", "torch.cuda.synchronize")]),
+        ("device = torch.device('cuda' if big else 'cpu')", []),
+        ("other.is_available()", []),
+    ],
+)
+def test_one_line(line: str, expected: list[tuple[str, str]], table: scan.Table, tmp_path: Path):
+    assert found(line, table, tmp_path) == expected
+
+
+def test_name_for_a_function_counts_where_it_is_called(table: scan.Table, tmp_path: Path):
+    text = "wait = torch.cuda.synchronize\nwait()"
+    assert found(text, table, tmp_path) == [
+        ("exact", "torch.cuda.synchronize"),
+        ("exact", "torch.cuda.synchronize"),
+        ("sync", "torch.cuda.synchronize"),
+    ]
+
+
+def test_every_rule_of_torch_is_found_by_its_own_name(table: scan.Table):
+    """The scan and the run share one table: whatever name a rule has, the scan knows it."""
+    for rule in rules.all_rules():
+        owner, _, last = rule.name.rpartition(".")
+        name = owner if last in scan.CALLS_OF_CLASSES else rule.name
+        if rule.fits("cpu") and rule.name not in scan.FP16_ONLY:
+            assert table.find(name) is not None, rule.name
+
+
+def test_device_number_depends_on_the_build(table: scan.Table, tmp_path: Path):
+    has_cuda = torch.version.cuda is not None
+    assert found("torch.device(0)", table, tmp_path) == ([] if has_cuda else [("refused", "torch.device(0)")])
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "train.py").write_text("import os\nos._exit(99)\nimport torch\nx = torch.cuda.wonder().item()\n")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "other.py").write_text("import cupy\n")
+    assert scan.main([str(tmp_path), "--target", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert "train.py:4  torch.cuda.wonder --> " in text and text.endswith(
+        "1 file on cpu: refused 1, adapted 0, ignored 0, exact 0\n"
+    )
+    assert ".item()" not in text
+    assert scan.main([str(tmp_path), "--target", "cpu", "--strict", "--json", "--syncs"]) == scan.EXIT_REFUSED
+    document = json.loads(capsys.readouterr().out)
+    assert [each["kind"] for each in document["findings"]] == ["refused", "sync"]
+    (tmp_path / "train.py").write_text("print(1)\n")
+    assert scan.main([str(tmp_path), "--target", "cpu", "--strict"]) == 0
+
+
+def test_file_of_another_language_is_named(tmp_path: Path):
+    path = tmp_path / "old.py"
+    path.write_text("print 'two'\n")
+    with pytest.raises(scan.MigrateError, match="old.py:1: .*; this Python cannot read it"):
+        scan.scan_file(path, scan.Table("cpu"))
