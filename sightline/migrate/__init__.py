@@ -30,7 +30,7 @@ patching.py       undo stack, dressing of wrappers, import hooks
 rules_*.py        one file per family; each has rules() -> list[Rule] and may have setup(session)
 virtual*.py       the CUDA runtime that is not there: devices, memory, properties; streams, events, graphs
 stand_ins.py      apex and pynvml where they are missing
-cli.py, report.py, scan.py, logfile.py   the command line, the report, the scan before running, the log files
+cli.py, report.py, scan.py, logfile.py, syncs.py   command line, report, scan before running, log files, sync points
 """
 
 

@@ -149,7 +149,9 @@ def _section(kind: str, sites: Sequence[dict[str, Any]], shown: int) -> list[str
     for api, of_api in sorted(apis.items(), key=lambda item: -sum(site["count"] for site in item[1])):
         whats = list(dict.fromkeys(site["what"] for site in of_api))
         more = f" (and {len(whats) - 1} more)" if len(whats) > 1 else ""
-        lines.append(f"{sum(site['count'] for site in of_api):8}  {api} --> {_cut(whats[0])}{more}")
+        lines.append(
+            f"{sum(site['count'] for site in of_api):8}  {api.removesuffix('.__init__')} --> {_cut(whats[0])}{more}"
+        )
         users: dict[tuple[str, int, str], int] = {}
         for site in of_api:
             at = (site["user_file"], site["user_line"], site["user_source"])

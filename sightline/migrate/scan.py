@@ -28,14 +28,17 @@ FORMAT = 1
 SYNC = "sync"
 EXIT_REFUSED = 3
 SKIPPED_FOLDERS = ("site-packages", "dist-packages", "node_modules", "__pycache__", "build", "dist")
-ROOTS = ("torch", "apex", "pynvml", "triton")
+STAND_INS = ("apex", "pynvml")
+ROOTS = ("torch", "triton", *STAND_INS)
 CALLS_OF_CLASSES = ("__init__", "__new__", "__call__")
 # Rules that only matter if one of these keyword arguments is given.
 NEEDS_OF_FAMILY = {"rules_factories": ("device",)}
 NEEDS_OF_NAME = {
     "torch.utils.data": ("pin_memory", "pin_memory_device"),
-    "torch.optim": ("fused", "capturable"),
+    "torch.distributed.barrier": ("device_ids",),
+    "torch.distributed.distributed_c10d.barrier": ("device_ids",),
 }
+CAPTURABLE = "torch.optim.Optimizer.add_param_group"
 FP16_ONLY = ("torch.Tensor.half", "torch.nn.Module.half", "torch.set_default_dtype")
 SHOWN_AS = ("torch.Tensor.is_cuda", "torch.Tensor.is_cpu", "torch.Tensor.get_device")
 UNREADABLE = ("device", "dtype", "type", "new", "share_memory_")  # too common as names of other things
@@ -146,8 +149,12 @@ class Table:
             self._by_object.setdefault(id(value), rule)
         if owner in ("torch.Tensor", "torch.nn.Module") and last not in UNREADABLE:
             self.methods.setdefault(last, rule)
-        by_name = next((needs for start, needs in NEEDS_OF_NAME.items() if rule.name.startswith(start + ".")), ())
+        by_name = next((needs for start, needs in NEEDS_OF_NAME.items() if f"{rule.name}.".startswith(start + ".")), ())
         self.needs[rule] = NEEDS_OF_FAMILY.get(family, ()) or by_name
+
+    def has_below(self, name: str) -> bool:
+        """Whether a rule's name goes on from here."""
+        return any(known.startswith(name + ".") for known in self._by_name)
 
     def find(self, dotted: str) -> tuple[str, Rule] | None:
         """(name as far as it is known, its rule) of the longest part that has one."""
@@ -245,6 +252,11 @@ class Reader:
         if dotted == "torch.device":
             yield from _device_number(line, call)
             return
+        if dotted.split(".")[0] in STAND_INS:
+            yield from self._stand_in(line, dotted)
+            return
+        if dotted.startswith("torch.optim.") and call is not None and _given(call, "capturable"):
+            dotted = CAPTURABLE
         found = self.table.find(dotted)
         if found is None:
             if dotted.startswith("torch.cuda.") and _is_unknown(dotted):
@@ -252,7 +264,7 @@ class Reader:
             return
         name, rule = found
         if self._matters(rule, call):
-            yield line, rule.kind, name, self._what(rule, call)
+            yield line, rule.kind, name, self._what(rule)
 
     def _method(self, line: int, attribute: str, call: ast.Call | None) -> Iterator[Found]:
         """`.cuda()` of something: what it is cannot be known here, but few things but tensors and modules have it."""
@@ -269,7 +281,7 @@ class Reader:
                     yield line, SYNC, '.to("cpu")', "waits for the device"
                 return
         if self._matters(rule, call):
-            yield line, rule.kind, f".{attribute}" + ("" if is_asked else "()"), self._what(rule, call)
+            yield line, rule.kind, f".{attribute}" + ("" if is_asked else "()"), self._what(rule)
 
     def _may_be_device(self, node: ast.expr) -> bool:
         """A literal that names CUDA or a number of a device, or a name whose value is not known."""
@@ -285,11 +297,10 @@ class Reader:
             return True
         if call is None:
             return False
-        given = {k.arg: k.value for k in call.keywords}
-        return any(name in given and _text(given[name]) not in ("cpu", "False", "None") for name in needs)
+        return any(_given(call, name) for name in needs)
 
-    def _what(self, rule: Rule, call: ast.Call | None) -> str:
-        """The rule's words; less where the argument is a variable, which may turn out to be no CUDA device."""
+    def _what(self, rule: Rule) -> str:
+        """The rule's words, but where an option decides."""
         if rule.name in SHOWN_AS and self.table.target == "cpu":
             return "the truth, cpu; --claim says cuda"
         if rule.name == "torch.version.cuda":
@@ -297,10 +308,18 @@ class Reader:
         return rule.what
 
     def _triton(self, line: int, dotted: str) -> Iterator[Found]:
-        found = next((r for n, r in self.table._by_name.items() if n.startswith("triton.")), None)
-        if dotted in KERNEL_OF_TRITON and (found is not None or self.table.target in ("cpu", "mps")):
+        if dotted in KERNEL_OF_TRITON and self.table.has_below("triton"):
             what = f"a kernel cannot run on {self.table.target}; TRITON_INTERPRET=1 emulates it, slowly"
             yield line, "refused", dotted, what
+
+    def _stand_in(self, line: int, dotted: str) -> Iterator[Found]:
+        """apex and pynvml: where they are installed there are no rules for them, and they are what they are."""
+        package = dotted.split(".")[0]
+        found = self.table.find(dotted)
+        if found is not None:
+            yield line, found[1].kind, found[0], found[1].what
+        elif self.table.has_below(package) and not self.table.has_below(dotted):
+            yield line, "refused", dotted, f"{package} is not installed, and what stands in for it has no such name"
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> Iterator[Found]:
         names = [alias.name for alias in node.names]
@@ -310,8 +329,8 @@ class Reader:
             library = next((known for known in CUDA_LIBRARIES if f"{name}.".startswith(known + ".")), None)
             if library is not None:
                 yield node.lineno, "refused", library, "its kernels are written for CUDA"
-            if name.split(".")[0] in ("apex", "pynvml") and not _is_module(name.split(".")[0]):
-                yield node.lineno, "adapted", name, "a small stand-in, since it is not installed"
+            if name.split(".")[0] in STAND_INS:
+                yield from self._stand_in(node.lineno, name)
 
     def _literals(self, call: ast.Call) -> Iterator[Found]:
         """`device="cuda"` handed to something that has no rule: it is mapped where it is used."""
@@ -358,8 +377,13 @@ def _device_number(line: int, call: ast.Call | None) -> Iterator[Found]:
             yield line, "refused", f"torch.device({first.value})", what
 
 
+def _given(call: ast.Call, name: str) -> bool:
+    """Whether a keyword argument is there and not one that switches off."""
+    return any(k.arg == name and _text(k.value) not in ("cpu", "False", "None") for k in call.keywords)
+
+
 def _has_cuda_sources(call: ast.Call) -> bool:
-    if any(k.arg in ("cuda_sources", "with_cuda") and _text(k.value) not in ("False", "None") for k in call.keywords):
+    if _given(call, "cuda_sources") or _given(call, "with_cuda"):
         return True
     texts = [node.value for node in ast.walk(call) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     return any(text.endswith((".cu", ".cuh")) for text in texts)

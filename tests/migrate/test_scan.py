@@ -17,7 +17,11 @@ from torch import cuda
 from torch.cuda.amp import autocast as ac, GradScaler
 from torch.utils.cpp_extension import load
 from torch.utils import cpp_extension as ce
+from torch.utils import data
+from torch.nn.parallel import DistributedDataParallel as DDP
+import torch.distributed as dist
 import triton
+import apex
 """
 
 
@@ -75,6 +79,15 @@ def found(line: str, table: scan.Table, tmp_path: Path) -> list[tuple[str, str]]
         ("sync = torch.cuda.synchronize", [("exact", "torch.cuda.synchronize")]),
         ("device = torch.device('cuda' if big else 'cpu')", []),
         ("other.is_available()", []),
+        ("data.DataLoader(made, pin_memory=True)", [("ignored", "torch.utils.data.DataLoader")]),
+        ("data.DataLoader(made, pin_memory=False)", []),
+        ("o = torch.optim.AdamW(p, capturable=True)", [("adapted", "torch.optim.Optimizer.add_param_group")]),
+        ("o = torch.optim.AdamW(p, fused=True)", []),
+        ("dist.init_process_group('nccl')", [("exact", "torch.distributed.init_process_group")]),
+        ("dist.barrier()", []),
+        ("DDP(net, device_ids=[0])", [("exact", "torch.nn.parallel.DistributedDataParallel")]),
+        ("apex.wonder()", [("refused", "apex.wonder")]),
+        ("from apex import amp", []),
     ],
 )
 def test_one_line(line: str, expected: list[tuple[str, str]], table: scan.Table, tmp_path: Path):
