@@ -1,0 +1,106 @@
+"""A CUDA script on a device that is not the CPU: twin, with memory of its own (accelerator/twin.cpp)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent / "accelerator"
+TOPICS = [node.name for node in ast.parse((HERE / "checks.py").read_text()).body if isinstance(node, ast.FunctionDef)]
+TOPICS = [name for name in TOPICS if name != "where" and not name.startswith("_")]
+
+
+def _environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_MIGRATE")}
+    return kept | {"PYTHONPATH": os.pathsep.join([str(REPO), str(HERE)]), "OMP_NUM_THREADS": "1"} | more
+
+
+def _run(*words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, env=_environment(**more), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="session")
+def library() -> str:
+    """Compiled once (20 seconds) and kept; only the processes of these tests load it."""
+    missing = [name for name in ("g++", "ninja") if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"{' and '.join(missing)} not found: the test device cannot be compiled")
+    return _run(HERE / "twin_backend.py").stdout.split()[-1]
+
+
+@pytest.fixture(scope="session")
+def ended(library: str) -> dict[str, str]:
+    """The error of every topic, from one process."""
+    done = _run("-m", "sightline.migrate", "--target", "twin", HERE / "checks.py", TWIN_LIBRARY=library)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_topic(ended: dict[str, str], topic: str) -> None:
+    assert ended[topic] == "", ended[topic]
+
+
+ITSELF = """
+import torch
+there, host = torch.ones(2, 2, device="twin"), torch.ones(2, 2)
+assert not there.is_cpu and there.device.type == "twin" and not torch.cuda.is_available()
+for mix in (lambda: there + host, lambda: torch.mm(there, host), lambda: torch.cat([there, host]), there.numpy):
+    try:
+        mix()
+    except (RuntimeError, TypeError):
+        continue
+    raise SystemExit("a host tensor was taken for one of the device")
+assert torch.twin.memory_allocated() == 16
+print("refused")
+"""
+
+
+def test_the_device_refuses_host_tensors(library: str, tmp_path: Path) -> None:
+    (tmp_path / "itself.py").write_text(ITSELF)
+    assert _run(tmp_path / "itself.py", TWIN_LIBRARY=library).stdout == "refused\n"
+
+
+SWITCHED_ON = """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Where(Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return torch.cuda.is_available(), torch.cuda.get_device_name()
+
+if __name__ == "__main__":
+    print(torch.ones(1).cuda().device, torch._C.TensorBase.device.__get__(torch.ones(1, device="cuda:1")))
+    for context in ("fork", "spawn"):
+        print(*DataLoader(Where(), batch_size=None, num_workers=1, multiprocessing_context=context))
+"""
+
+
+@pytest.mark.parametrize("target", ["twin", "auto"])
+def test_switched_on_by_the_environment(library: str, tmp_path: Path, target: str) -> None:
+    """`import torch` calls the hooks of all backends in no order: ours may come before the device's own."""
+    (tmp_path / "script.py").write_text(SWITCHED_ON)
+    paths = [REPO / "sightline" / "migrate" / "autoload", REPO, HERE]
+    for order in (paths, paths[::-1]):
+        done = _run(
+            tmp_path / "script.py",
+            TWIN_LIBRARY=library,
+            SIGHTLINE_MIGRATE="1",
+            SIGHTLINE_MIGRATE_TARGET=target,
+            PYTHONPATH=os.pathsep.join(map(str, order)),
+        )
+        first, *workers = done.stdout.splitlines()
+        assert first == "cuda:0 twin:1", done.stdout + done.stderr
+        assert workers == ["(True, 'Twin 0') (True, 'Twin 0')"] * 2, done.stdout + done.stderr
