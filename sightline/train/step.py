@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,7 +36,9 @@ LossOf = Callable[[Batch], tuple[Tensor, dict[str, Tensor]]]
 def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: TrainState, dataset: Dataset) -> Step:
     """The step of this recipe on this device: compiled and captured where that is asked for or wins."""
     network: nn.Module = state.model
-    if world.size > 1:
+    # Also in a group of one rank, which benchmarks/ddp.py makes to see what DDP costs by itself.
+    is_parallel = dist.is_available() and dist.is_initialized()
+    if is_parallel:
         ids = [device.index] if device.kind == "cuda" else None
         # torch 2.15 renamed the option; buffers are ours to share, see loop.py.
         renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -43,7 +46,7 @@ def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: Tr
         network = DistributedDataParallel(network, ids, gradient_as_bucket_view=True, **option)
     compiled = run.compile == "on" or (run.compile == "auto" and device.compile_auto)
     # A captured step would also capture the collectives of DDP's reducer, which it does not allow.
-    graphed = device.has_graphs and world.size == 1 and run.graph != "off"
+    graphed = device.has_graphs and not is_parallel and run.graph != "off"
     if run.graph == "on" and not graphed:
         raise UsageError(f"--run.graph on needs one CUDA device, here are {world.size} {device.kind}; use auto or off")
     if run.compile == "on" and not device.compile_backend:

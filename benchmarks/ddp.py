@@ -1,0 +1,75 @@
+"""What DistributedDataParallel costs before there is anybody to talk to: one rank in a group of one, ResNet-50.
+
+    python benchmarks/ddp.py --batch 256
+
+Three steps take turns: ours as one device runs it (compiled and captured), the same without a graph, which several
+devices have, and the same with DDP around the network in a group of one rank. The rest of scaling is communication.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from sightline import config
+from sightline.hardware.setup import set_up
+from sightline.measure import peers
+from sightline.measure.benchmark import OurStep, provenance, result_file, synthetic_dataset
+
+
+class Named(OurStep):
+    """Our step under another name."""
+
+    def __init__(self, name: str, *arguments: Any):
+        super().__init__(*arguments)
+        self.name = name
+
+
+def main() -> None:
+    """Measures, prints and writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="resnet50")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
+    arguments, flags = parser.parse_known_args()
+    recipe, run = config.load(arguments.recipe, ["--train.global-batch", str(arguments.batch), *flags])
+    _, device, recipe = set_up(recipe, run)
+    ungraphed = config.load(arguments.recipe, [*flags, "--run.graph", "off"])[1]
+    dataset = synthetic_dataset(recipe)
+    given = (dataset, device, False, print, (0, 1))
+    with tempfile.TemporaryDirectory() as folder:
+
+        def with_ddp() -> OurStep:
+            # The last one built: whatever is built in a group has DDP around its network.
+            dist.init_process_group(device.backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
+            return Named("compiled, DDP in a group of one", recipe, ungraphed, *given)
+
+        makers: list[peers.Maker] = [
+            lambda: OurStep(recipe, run, *given),
+            lambda: Named("compiled, no graph", recipe, ungraphed, *given),
+            with_ddp,
+        ]
+        timings, order = peers.measure_in_turn(makers, arguments.steps, 5, arguments.repeats, device, print)
+        dist.destroy_process_group()
+    now = datetime.now(UTC)
+    settings = {"recipe": recipe.name, "batch": arguments.batch, "precision": recipe.train.precision, "order": order}
+    result = {"time": now.isoformat(timespec="seconds"), **provenance(device), "settings": settings}
+    rows = peers.rows(timings)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = result_file(arguments.out, f"ddp-{recipe.name}", device, now)
+    path.write_text(json.dumps({**result, "contenders": rows}, indent=1) + "\n", encoding="utf-8")
+    for row in rows:
+        print(f"{row['name']:34} {row['images_per_s']['median']:9,.0f} img/s")
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
