@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
-import importlib.util
+import importlib.machinery
 import inspect
+import itertools
 import json
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 
 import torch
 
-from sightline.migrate import report, rules, syncs, targets
+from sightline.migrate import report, rules, stand_ins, syncs, targets
 from sightline.migrate.options import MigrateError
 from sightline.migrate.rules import Rule
 
@@ -47,6 +49,7 @@ CUDA_LIBRARIES = (
     "cudf", "cuml", "cupy", "flash_attn", "numba.cuda", "nvidia.dali", "pycuda", "tensorrt", "torch_tensorrt",
     "transformer_engine",
 )  # fmt: skip
+IMPORTED = ("torch.amp", "torch.cuda", "torch.distributed", "torch.nn", "torch.profiler", "torch.utils.data")
 LOUD = "torch.utils.cpp_extension"  # importing it warns that there is no CUDA; its rules are found by name
 STATIC_SYNCS = {name: label for name, label in syncs.METHODS.items() if not name.startswith("__")}
 
@@ -135,6 +138,7 @@ class Table:
         self._by_object: dict[int, Rule] = {}
         self.methods: dict[str, Rule] = {}
         self.needs: dict[Rule, tuple[str, ...]] = {}
+        self.silent = set(_without_rules())
         for family in rules.families():
             for rule in family.rules():
                 if rule.fits(target) and (converts or rule.name not in FP16_ONLY):
@@ -171,24 +175,43 @@ class Table:
         return None
 
 
+def _without_rules() -> Iterator[str]:
+    """Names that stand-ins have and do not count."""
+    for package in vars(stand_ins).get("PACKAGES", {}).values():
+        for module, names in package.MODULES.items():
+            yield from (f"{module}.{name}" for name in names)
+
+
 def resolve(dotted: str) -> Any:
-    """The object of a name of torch's, or None; modules of torch are imported, those of others never."""
+    """The object of a name of torch's, or None; some modules of torch are imported, those of others never."""
     parts = dotted.split(".")
-    if parts[0] != "torch" or dotted.startswith(LOUD):
+    # torch.ops and torch.classes make up attributes when asked.
+    if parts[0] != "torch" or parts[1:2] in (["ops"], ["classes"]) or dotted.startswith(LOUD):
         return None
     here: Any = torch
     for at, part in enumerate(parts[1:], start=2):
-        there = inspect.getattr_static(here, part, None) if isinstance(here, type) else getattr(here, part, None)
-        if there is None and isinstance(here, ModuleType) and _is_module(".".join(parts[:at])):
-            there = importlib.import_module(".".join(parts[:at]))
+        there = inspect.getattr_static(here, part, None) if isinstance(here, type) else _attribute(here, part)
+        if there is None:
+            there = _imported(here, ".".join(parts[:at]))
         if there is None:
             return None
         here = there
     return here
 
 
-def _is_module(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
+def _attribute(owner: Any, name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that are going to be removed; it is the script that uses them
+        return getattr(owner, name, None)
+
+
+def _imported(package: Any, name: str) -> ModuleType | None:
+    """A module that `import torch` leaves out, of those that rules speak of."""
+    path = vars(package).get("__path__") if isinstance(package, ModuleType) else None
+    is_wanted = path is not None and any(f"{name}.".startswith(known + ".") for known in IMPORTED)
+    if not is_wanted or importlib.machinery.PathFinder.find_spec(name, path) is None:
+        return None
+    return importlib.import_module(name)
 
 
 Found = tuple[int, str, str, str]  # line, kind, api, what
@@ -201,6 +224,7 @@ class Reader:
         self.tree = tree
         self.table = table
         self.aliases = dict(_aliases(tree))
+        self.guarded = set(_guarded(tree))
         # A name that another name points to (`sync = torch.cuda.synchronize`) counts like an import.
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -212,11 +236,12 @@ class Reader:
         """The full name of `tc.amp.autocast`, through the imports; '' for what is no name of an import."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
+            parts.insert(0, node.attr)
             node = node.value
         if not isinstance(node, ast.Name) or node.id not in self.aliases:
             return ""
-        return ".".join([self.aliases[node.id], *reversed(parts)])
+        plain = itertools.takewhile(lambda part: not part.startswith("__"), parts)  # `amp.__dict__` is but amp
+        return ".".join([self.aliases[node.id], *plain])
 
     def findings(self) -> Iterator[Found]:
         inner: set[int] = set()
@@ -318,16 +343,15 @@ class Reader:
         found = self.table.find(dotted)
         if found is not None:
             yield line, found[1].kind, found[0], found[1].what
-        elif self.table.has_below(package) and not self.table.has_below(dotted):
+        elif any(f"{dotted}.".startswith(name + ".") for name in self.guarded):
+            return
+        elif dotted not in self.table.silent and self.table.has_below(package) and not self.table.has_below(dotted):
             yield line, "refused", dotted, f"{package} is not installed, and what stands in for it has no such name"
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> Iterator[Found]:
-        names = [alias.name for alias in node.names]
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{name}" for name in names] if node.module and not node.level else []
-        for name in names:
+        for name in _imported_names(node):
             library = next((known for known in CUDA_LIBRARIES if f"{name}.".startswith(known + ".")), None)
-            if library is not None:
+            if library is not None and name not in self.guarded:
                 yield node.lineno, "refused", library, "its kernels are written for CUDA"
             if name.split(".")[0] in STAND_INS:
                 yield from self._stand_in(node.lineno, name)
@@ -358,6 +382,27 @@ def _aliases(tree: ast.Module) -> Iterator[tuple[str, str]]:
                     yield from (
                         (name, f"{node.module}.{name}") for name in getattr(resolve(node.module), "__all__", ())
                     )
+
+
+def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    names = [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{name}" for name in names] if node.module and not node.level else []
+    return names
+
+
+def _guarded(tree: ast.Module) -> Iterator[str]:
+    """Names whose import may fail: `try: import cupy`, `except ImportError: ...`; the script knows what to do then."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and any(_catches_import_error(handler) for handler in node.handlers):
+            for inner in (each for statement in node.body for each in ast.walk(statement)):
+                if isinstance(inner, ast.Import | ast.ImportFrom):
+                    yield from _imported_names(inner)
+
+
+def _catches_import_error(handler: ast.ExceptHandler) -> bool:
+    caught = ast.unparse(handler.type) if handler.type is not None else "Exception"
+    return any(name in caught for name in ("ImportError", "ModuleNotFoundError", "Exception"))
 
 
 def _is_unknown(dotted: str) -> bool:

@@ -88,6 +88,12 @@ def found(line: str, table: scan.Table, tmp_path: Path) -> list[tuple[str, str]]
         ("DDP(net, device_ids=[0])", [("exact", "torch.nn.parallel.DistributedDataParallel")]),
         ("apex.wonder()", [("refused", "apex.wonder")]),
         ("from apex import amp", []),
+        ("apex.amp.__dict__", []),
+        ("apex.amp.master_params(optimizer)", []),
+        ("try:\n    import cupy\nexcept ImportError:\n    cupy = None", []),
+        ("try:\n    from apex.contrib import fast\n    fast()\nexcept ImportError:\n    fast = None", []),
+        ("from torch.ops.torchvision import nms", []),
+        ("torch.optim.optimizer.params_t", []),
     ],
 )
 def test_one_line(line: str, expected: list[tuple[str, str]], table: scan.Table, tmp_path: Path):
