@@ -79,6 +79,8 @@ def train(flags: Sequence[str]) -> None:
         return
     rest, wants_all_folds = _without_all_folds(flags)
     recipe, run = _load_recipe("train", rest)
+    if _ran_as_ranks(["train", *flags], run.devices, run.device):
+        return
     from sightline import api
 
     if wants_all_folds:
@@ -105,6 +107,8 @@ def evaluate(flags: Sequence[str]) -> None:
     _refuse_value_of_flag(flags, arguments.run, "evaluate RUN")
     if arguments.all and arguments.labels:
         raise UsageError("--all and --labels do not go together; name one with --checkpoint")
+    if _ran_as_ranks(["evaluate", *flags], int(_value_of("devices", rest, "0")), _value_of("device", rest, "auto")):
+        return
     from sightline import api
 
     if arguments.all:
@@ -236,8 +240,19 @@ def migrate(flags: Sequence[str]) -> None:
         raise SystemExit(code)
 
 
+def launch(flags: Sequence[str]) -> None:
+    """train on several hosts: `launch RECIPE --hosts a:8,b:8 --launcher mpirun|slurm|kubernetes|... [--print]`"""
+    from sightline.config import split_options
+    from sightline.hardware.launch import command
+
+    options, rest = split_options(command.Options, flags, prog="sightline launch")
+    recipe, run = _load_recipe("launch", rest)
+    command.launch(options, rest, recipe, run, print)
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": train,
+    "launch": launch,
     "evaluate": evaluate,
     "predict": predict,
     "list": list_recipes,
@@ -327,6 +342,25 @@ def _without_all_folds(flags: Sequence[str]) -> tuple[list[str], bool]:
         if rest[at : at + 2] == ["--data.fold", "all"]:
             del rest[at : at + 2]
     return rest, len(rest) < len(flags)
+
+
+def _ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
+    """Whether the command has been run, to its end, by several ranks that this process started."""
+    if devices < 2:
+        return False
+    from sightline.hardware.launch import local
+
+    return local.start(devices, device, arguments)
+
+
+def _value_of(field: str, flags: Sequence[str], default: str) -> str:
+    """What the flags of a run say, which only its own recipe can read in full."""
+    for before, flag in zip(["", *flags], flags, strict=False):
+        if flag.startswith(f"--run.{field}="):
+            default = flag.partition("=")[2]
+        elif before == f"--run.{field}":
+            default = flag
+    return default
 
 
 def _is_main() -> bool:

@@ -138,6 +138,8 @@ class Run:
     """Run folder; default runs/RECIPE."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, xpu, hpu, mps, npu."""
+    devices: int = 0
+    """Local ranks, one device each, that `train` and `evaluate` start by themselves; 0: those a launcher started."""
     threads: int = 0
     """CPU threads of the training process; 0 leaves torch's choice. Equal bits need equal threads."""
     max_cpus: int = 0
@@ -197,7 +199,7 @@ class Run:
 
     def __post_init__(self) -> None:
         least_of = {"prefetch": 1, "log_every_steps": 1, "checkpoint_every_epochs": 1, "checkpoint_every_steps": 0}
-        for name, least in {**least_of, "keep": 1, "max_cpus": 0, "warmup_steps": 0}.items():
+        for name, least in {**least_of, "keep": 1, "max_cpus": 0, "warmup_steps": 0, "devices": 0}.items():
             if getattr(self, name) < least:
                 raise UsageError(f"run.{name}={getattr(self, name)} must be at least {least}")
         if self.workers < -1 or self.threads < 0 or self.max_bad_steps < 1:
@@ -310,6 +312,16 @@ def leaves(recipe: Recipe, run: Run) -> dict[str, Any]:
 def parse_options(options: type[Options], flags: Sequence[str], prog: str) -> Options:
     """A command's own options, e.g. those of `prepare shapes`."""
     return tyro.cli(options, args=list(flags), prog=prog)
+
+
+def split_options(options: type[Options], flags: Sequence[str], prog: str) -> tuple[Options, list[str]]:
+    """A command's own options, and in their order the words that are none of them."""
+    return tyro.cli(options, args=list(flags), prog=prog, return_unknown_args=True)
+
+
+def to_yaml(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Plain values as YAML, one document each."""
+    return yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True)
 
 
 def _forget_old_kinds(recipe: Recipe, flags: Sequence[str]) -> list[str]:

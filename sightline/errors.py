@@ -72,6 +72,14 @@ class PeerLost(SightlineError):
     exit_code = 8
 
 
+class RankFailed(SightlineError):
+    """A rank, or the launcher that it ran under, ended with an exit code, which becomes that of the starter."""
+
+    def __init__(self, exit_code: int, message: str):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class Interrupted(SightlineError):
     """A signal asked the run to save and leave; carries the signal number."""
 

@@ -21,6 +21,11 @@ def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
     if run.max_cpus:
         bind_to_cpus(run.max_cpus)  # before anything starts threads or processes, which inherit it
     here = world.detect()
+    if run.devices and run.devices != world.local_size(here):
+        raise UsageError(
+            f"run.devices={run.devices}, but this process is one of {world.local_size(here)} on this host; only the "
+            f"commands train and evaluate start ranks by themselves; elsewhere use torchrun"
+        )
     devices.set_deterministic(recipe.train.deterministic)  # before anything initialises the device
     device = devices.select(run.device, here.local_rank)
     device.activate()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sightline.errors import UsageError
+from sightline.hardware import launch
 from sightline.hardware.devices import Device
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # long: before the first step ranks compile and index data at their own pace
@@ -83,28 +83,17 @@ class World:
 
 
 def detect() -> World:
-    """Rank and size as torchrun says them; without it, the only rank."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    values = {name: os.environ.get(name) for name in names}
-    if values["WORLD_SIZE"] is None and values["RANK"] is None:
+    """Rank and size as the launcher says them; without one, the only rank."""
+    place = launch.detect(os.environ)
+    if place is None or place.size == 1:
         return World()
-    missing = [name for name in (*names, "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
-    if missing:
-        raise UsageError(
-            f"the environment is half set for several ranks: {', '.join(missing)} missing; start with "
-            f"`torchrun --nproc-per-node N -m sightline train ...` or unset RANK and WORLD_SIZE"
-        )
-    try:
-        rank, size, local_rank = (int(values[name] or "") for name in names)
-    except ValueError:
-        raise UsageError(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers, got {values}") from None
-    if not (0 <= rank < size and 0 <= local_rank < size):
-        raise UsageError(f"RANK={rank} and LOCAL_RANK={local_rank} must be from 0 to WORLD_SIZE - 1 = {size - 1}")
-    return World(rank, size, local_rank)
+    # torch's rendezvous, loader processes and the drivers of some devices know torchrun's names only.
+    os.environ.update(place.as_environ())
+    return World(place.rank, place.size, place.local_rank)
 
 
 def local_size(world: World) -> int:
-    """Ranks on this host, as torchrun says; where nobody does, all of them."""
+    """Ranks on this host, as the launcher says; where nobody does, all of them."""
     return max(world.local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
 
 

@@ -1,0 +1,22 @@
+"""Starting ranks on one host or many: one file per launcher, each with detect() and what it writes.
+
+Where several launchers are at work, the inner one counts: torchrun, then MPI, then Slurm, then Kubernetes.
+"""
+
+from __future__ import annotations
+
+from sightline.hardware.launch import kubernetes, mpi, slurm, torchrun
+from sightline.hardware.launch.place import Environ, Place
+
+# torchrun comes first: srun, mpirun and pods start it, it starts none of them. A step of srun comes after mpirun,
+# which uses srun to reach its hosts. A pod is what all of them may run in.
+ORDER = (torchrun.detect, mpi.detect, slurm.detect, kubernetes.detect)
+
+
+def detect(environ: Environ) -> Place | None:
+    """The place of this process, as the innermost launcher tells it; None where it was simply started."""
+    for each in ORDER:
+        place = each(environ)
+        if place is not None:
+            return place
+    return None

@@ -1,0 +1,76 @@
+"""`--run.devices N`: this command once more for each of N local ranks, by torchrun's own agent."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from sightline.errors import Interrupted, PeerLost, RankFailed, UsageError
+from sightline.hardware import devices, launch
+
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # torchrun's, and the one by which schedulers announce the end
+
+
+def start(count: int, device: str, arguments: Sequence[str]) -> bool:
+    """Runs `sightline ARGUMENTS` as `count` ranks to their end; False, at once, where this process is one of them."""
+    place = launch.detect(os.environ)
+    if place is not None and (place.size > 1 or place.launcher == "torchrun"):
+        refuse_other_count(count, place.local_size, place.launcher)
+        return False
+    _refuse_too_many(count, device)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: the cores are shared
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")  # seconds to save in after a signal; 30 is short
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        signals_to_handle=SIGNALS,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-u", "-m", "sightline", *arguments)
+    except SignalException as error:
+        raise Interrupted(error.sigval) from None
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            raise PeerLost(
+                f"rank {rank} of {count} was ended by signal {-failure.exitcode}; the others were stopped, and the "
+                "same command goes on from the last checkpoint"
+            ) from None
+        raise RankFailed(
+            failure.exitcode, f"rank {rank} of {count} ended with exit code {failure.exitcode}; it says why above"
+        ) from None
+    return True
+
+
+def refuse_other_count(count: int, local_size: int, launcher: str) -> None:
+    """What was asked for must be what there is."""
+    if local_size != count:
+        raise UsageError(
+            f"--run.devices {count}, but {launcher} has started {local_size} on this host; leave --run.devices out and "
+            f"let {launcher} start {count}, or run the command without it"
+        )
+
+
+def _refuse_too_many(count: int, device: str) -> None:
+    chosen = devices.select(device)
+    if not chosen.is_shared and count > chosen.count():
+        raise UsageError(
+            f"--run.devices {count}, but there are {chosen.count()} of {chosen.kind} here; use at most "
+            f"{chosen.count()}, or --run.device cpu"
+        )
+    if ":" in device and not chosen.is_shared:
+        raise UsageError(
+            f"--run.devices {count} and --run.device {device}, which is one; use --run.device {chosen.kind}"
+        )

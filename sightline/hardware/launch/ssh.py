@@ -1,0 +1,97 @@
+"""ssh: torchrun on every host, started from one; their output is shown here, and they end together."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import IO
+
+from sightline.errors import RankFailed
+from sightline.hardware.launch import torchrun
+from sightline.hardware.launch.plan import Host, Plan, in_shell
+
+CONNECT_TIMEOUT_S = 10
+SECONDS_TO_FOLLOW = 30  # that other hosts get to end by themselves after one has failed
+
+
+def login(plan: Plan, host: Host, words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+    """ssh that never asks and never waits long; the host comes after --, where it cannot be an option."""
+    settings = ["BatchMode=yes", f"ConnectTimeout={CONNECT_TIMEOUT_S}", "ServerAliveInterval=30"]
+    options = [part for setting in settings for part in ("-o", setting)]
+    return ["ssh", *more, *options, "-p", str(plan.ssh_port), "--", host.name, *words]
+
+
+def commands(plan: Plan) -> list[list[str]]:
+    """One per host. The terminal (-tt) is what ends the ranks there when the connection goes."""
+    return [
+        login(plan, host, [in_shell(plan, torchrun.command(plan, node))], ["-tt"])
+        for node, host in enumerate(plan.hosts)
+    ]
+
+
+def run(plan: Plan) -> None:
+    """Starts all hosts and waits for them; a signal is passed on, and the first failure ends the others."""
+    processes: list[subprocess.Popen[str]] = []
+    stopped: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.append(number)
+        _end(processes)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    readers = []
+    try:
+        for host, words in zip(plan.hosts, commands(plan), strict=True):
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            processes.append(process)
+            readers.append(threading.Thread(target=_show, args=(host.name, process.stdout), daemon=True))
+            readers[-1].start()
+        failed, code = _wait(plan, processes)
+    finally:
+        _end(processes)
+        for process in processes:
+            process.wait()
+        for reader in readers:
+            reader.join(timeout=5)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if stopped:
+        raise RankFailed(128 + stopped[0], f"stopped by signal {stopped[0]}, and told all hosts")
+    if code:
+        hint = (
+            f"; ssh itself failed, try `{shlex.join(['ssh', '-p', str(plan.ssh_port), failed])}`" if code == 255 else ""
+        )
+        raise RankFailed(code if code > 0 else 128 - code, f"{failed} ended with exit code {code}{hint}")
+
+
+def _wait(plan: Plan, processes: list[subprocess.Popen[str]]) -> tuple[str, int]:
+    """The host that failed first with its exit code; 0 where all ended well."""
+    failed, deadline = ("", 0), float("inf")
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        ended = [(host.name, process.poll()) for host, process in zip(plan.hosts, processes, strict=True)]
+        if not failed[1]:
+            failed = next(((name, code) for name, code in ended if code), failed)
+            deadline = time.monotonic() + SECONDS_TO_FOLLOW if failed[1] else deadline
+        time.sleep(0.1)
+    codes = [(host.name, process.poll() or 0) for host, process in zip(plan.hosts, processes, strict=True)]
+    return failed if failed[1] else next(((name, code) for name, code in codes if code), ("", 0))
+
+
+def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+
+
+def _show(name: str, lines: IO[str] | None) -> None:
+    for line in lines or ():
+        sys.stdout.write(f"{name}: {line.rstrip()}\n")
+        sys.stdout.flush()
