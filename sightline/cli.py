@@ -107,7 +107,8 @@ def evaluate(flags: Sequence[str]) -> None:
     _refuse_value_of_flag(flags, arguments.run, "evaluate RUN")
     if arguments.all and arguments.labels:
         raise UsageError("--all and --labels do not go together; name one with --checkpoint")
-    if _ran_as_ranks(["evaluate", *flags], int(_value_of("devices", rest, "0")), _value_of("device", rest, "auto")):
+    devices = _value_of("devices", rest, "0")  # if it is no number, the recipe's own reading of it says so
+    if devices.isdecimal() and _ran_as_ranks(["evaluate", *flags], int(devices), _value_of("device", rest, "auto")):
         return
     from sightline import api
 

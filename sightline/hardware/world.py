@@ -87,8 +87,9 @@ def detect() -> World:
     place = launch.detect(os.environ)
     if place is None or place.size == 1:
         return World()
-    # torch's rendezvous, loader processes and the drivers of some devices know torchrun's names only.
-    os.environ.update(place.as_environ())
+    if place.launcher != "torchrun":
+        # torch's rendezvous, loader processes and the drivers of some devices know torchrun's names only.
+        os.environ.update(place.as_environ())
     return World(place.rank, place.size, place.local_rank)
 
 

@@ -65,7 +65,7 @@ class Options:
     env: tuple[str, ...] = ()
     """NAME=VALUE: further variables for all ranks."""
     cores: int = 0
-    """mpirun, slurm: cores of a host, shared and bound evenly among its ranks; 0: mpirun takes those of this host; -1: none."""
+    """Cores of a host, which its ranks share and are bound to (mpirun, slurm); 0: mpirun counts them here; -1: off."""
     output: str = ""
     """Folder on the hosts for the output of each rank."""
     max_restarts: int = 0
@@ -118,6 +118,9 @@ def make_plan(options: Options, flags: Sequence[str], recipe: Recipe, run: Run) 
     for flag, number in (("--port", options.port), ("--ssh-port", options.ssh_port)):
         if not 0 <= number < 65536:
             raise UsageError(f"{flag} {number} must be in 1..65535")
+    for flag, value in (("--output", options.output), ("--python", options.python), ("--folder", options.folder)):
+        if value.startswith("-") or any(letter in value for letter in ",:\n"):
+            raise UsageError(f"{flag} '{value}' must be a path that begins with no dash and holds no comma or colon")
     if options.max_restarts < 0 or not 0 <= options.min_hosts <= len(hosts):
         raise UsageError(
             f"--max-restarts must not be negative, --min-hosts must be in 0..{len(hosts)}, the hosts there are"

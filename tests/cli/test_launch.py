@@ -1,0 +1,118 @@
+"""`sightline launch` and `--run.devices` as a user types them, with nothing started."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sightline import cli
+
+SPLIT = ["--train.global-batch=512"]
+
+
+def launch(*words: str) -> int:
+    return cli.main(["launch", "demo_classification", *SPLIT, *words])
+
+
+def test_print_is_what_can_be_saved_and_handed_over(capsys: pytest.CaptureFixture[str]):
+    where = ["--nodes=8", "--per-node=8", "--print"]
+    assert launch("--data.path", "/my data", *where, "--launcher", "slurm") == 0
+    script = capsys.readouterr().out
+    assert script.startswith("#!/bin/bash\n#SBATCH --job-name=demo-classification\n")
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+    assert script.endswith("-m sightline train demo_classification --train.global-batch=512 --data.path '/my data'\n")
+
+    assert (
+        launch(*where, "--launcher=kubernetes", "--kubernetes.image=x", "--kubernetes.volumes", "claim:data:/data") == 0
+    )
+    assert [document["kind"] for document in yaml.safe_load_all(capsys.readouterr().out)] == ["Service", "Job"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--hosts=-oProxyCommand=x:8", "--print"], "is no host"),
+        (["--hosts=a:7", "--print"], "global_batch=512 cannot be split over 7 devices"),
+        (["--print"], "say where"),
+        (["--hosts=a:8", "--run.devices=8", "--print"], "--hosts says how many ranks"),
+        (["--hosts=elsewhere:8,there:8"], "run each line of --print on its host"),
+    ],
+)
+def test_what_cannot_be_started_is_told(words: list[str], text: str, capsys: pytest.CaptureFixture[str]):
+    assert launch(*words) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_flag_that_neither_launch_nor_the_recipe_knows_is_refused(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        launch("--hostz", "a:8")
+    assert "--hostz" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("launcher", "program"), [("slurm", "sbatch"), ("kubernetes", "kubectl")])
+def test_without_the_scheduler_the_user_is_told_to_carry_the_file(
+    launcher: str, program: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = ["--nodes=8", f"--launcher={launcher}", "--kubernetes.image=x"]
+    assert launch(*words) == 2
+    assert f"{program} is not installed here; write the file with --print" in capsys.readouterr().err
+    assert launch(*words, "--check") == 2
+    assert f"fail  here             {program}" in capsys.readouterr().out
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def test_check_of_this_machine(capsys: pytest.CaptureFixture[str]):
+    port = free_port()
+    words = ["--hosts=localhost:8", "--check", f"--port={port}"]
+    assert launch(*words, "--interfaces=lo") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and all(line.startswith("ok ") for line in lines)
+    with socket.create_server(("", port)):
+        assert launch(*words, "--interfaces=lo,nonesuch") == 2
+    out = capsys.readouterr().out
+    assert "no nonesuch  -> it has " in out and f"{port} is in use  -> choose another with --port" in out
+    assert f"something answers at port {port}" in out
+
+
+def test_check_by_ssh_where_no_sshd_answers(capsys: pytest.CaptureFixture[str]):
+    """Refused, told with its remedy, and nobody is asked for a password."""
+    assert launch("--hosts=127.0.0.1:8", "--launcher=ssh", "--check", f"--ssh-port={free_port()}") == 2
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("fail  127.0.0.1        ssh ") and "Connection refused" in first
+    assert "must work without a question" in first
+
+
+TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "x"}
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "text"),
+    [
+        (["--run.devices=2"], {**TORCHRUN, "MASTER_PORT": "1"}, "--run.devices 2, but torchrun has started 4"),
+        (["--run.devices=2", "--run.device=cuda"], {}, "'cuda'"),
+        (["--run.devices=-1"], {}, "run.devices=-1 must be at least 0"),
+    ],
+)
+def test_devices_that_cannot_be_are_refused(
+    words: list[str], environ: dict[str, str], text: str, capsys: pytest.CaptureFixture[str], monkeypatch
+):
+    if "--run.device=cuda" in words:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["train", "demo_classification", *words]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_command_that_starts_no_ranks_refuses_devices(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    words = ["benchmark", "demo_classification", "--run.devices=2", "--run.device=cpu", f"--out={tmp_path}"]
+    assert cli.main(words) == 2
+    assert "run.devices=2, but this process is one of 1" in capsys.readouterr().err

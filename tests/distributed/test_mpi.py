@@ -1,0 +1,172 @@
+"""Ranks that mpirun, `--run.devices`, torchrun and ssh start: whoever starts them, the weights are the same."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sightline import config
+from sightline.hardware.launch import mpi
+from sightline.hardware.launch.command import Options, make_plan
+
+LIMIT_S = 200  # after which a start counts as hung
+BESIDE_PYTHON = Path(sys.executable).parent  # mpirun of the wheel
+FLAGS = """demo_classification --model.width=4 --data.path=synthetic:classes=4,samples=24,size=16 --data.classes=4
+    --data.size=16 --data.eval-resize=16 --data.eval-size=16 --train.epochs=1 --train.global-batch=8
+    --train.precision=fp32 --run.device=cpu --run.workers=0 --run.threads=1 --run.progress=plain
+    --run.log-every-steps=1""".split()
+
+
+@contextlib.contextmanager
+def started(words: list[str], **environ: str) -> Iterator[subprocess.Popen]:
+    """In a process group of its own, so that nothing of it outlives the test."""
+    path = f"{BESIDE_PYTHON}{os.pathsep}{os.environ['PATH']}"
+    process = subprocess.Popen(
+        words,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": path, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+def finished(words: list[str], **environ: str) -> str:
+    with started(words, **environ) as process:
+        out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, out
+    return out
+
+
+def sightline(*words: str) -> list[str]:
+    return [sys.executable, "-m", "sightline", *words]
+
+
+def weights(run: Path) -> bytes:
+    (file,) = (run / "checkpoints").glob("ckpt-*/model.safetensors")
+    return file.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def by_devices(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The run folder and the output of `train --run.devices 2`."""
+    run = tmp_path_factory.mktemp("devices") / "run"
+    return run, finished(sightline("train", *FLAGS, "--run.devices=2", f"--run.out={run}"))
+
+
+def test_devices_starts_ranks_that_share_the_batch(by_devices: tuple[Path, str]):
+    run, out = by_devices
+    assert "batch 8 (4 on each of 2)" in out and out.count("finished: ") == 1
+    assert json.loads((run / "exit.json").read_text())["code"] == 0
+
+
+def test_mpirun_trains_to_the_same_bits(by_devices: tuple[Path, str], tmp_path: Path):
+    """By the very command that `launch` writes, with its binding, its output and its forwarding."""
+    flags = [*FLAGS, f"--run.out={tmp_path / 'run'}"]
+    options = Options(hosts="localhost:2", launcher="mpirun", env=("MINE=a b",))
+    plan = make_plan(options, flags, *config.load(flags[0], flags[1:]))
+    out = finished(mpi.command(plan, options.mpi))
+    assert "batch 8 (4 on each of 2)" in out and out.count("finished: ") == 1
+    assert weights(tmp_path / "run") == weights(by_devices[0])
+
+
+@pytest.mark.slow
+def test_torchrun_itself_trains_to_the_same_bits(by_devices: tuple[Path, str], tmp_path: Path):
+    launcher = "-m torch.distributed.run --standalone --nproc-per-node=2".split()
+    finished([sys.executable, *launcher, *sightline("train", *FLAGS, f"--run.out={tmp_path / 'run'}")[1:]])
+    assert weights(tmp_path / "run") == weights(by_devices[0])
+
+
+@pytest.mark.slow
+def test_ssh_starts_two_hosts_that_train_to_the_same_bits(by_devices: tuple[Path, str], tmp_path: Path):
+    """In place of ssh a program that hands the line to a shell, as sshd does; both hosts are this machine."""
+    stub = tmp_path / "ssh"
+    stub.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift 2\nexec sh -c "$*"\n')
+    stub.chmod(0o755)
+    run = tmp_path / "a run's $folder"
+    words = sightline("launch", *FLAGS, f"--run.out={run}", "--hosts=localhost:1,127.0.0.1:1", "--launcher=ssh")
+    out = finished([*words, "--port=29517"], PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert "localhost: demo_classification: 24 training" in out and "2 ranks on 2 hosts by ssh, 4 samples each" in out
+    assert weights(run) == weights(by_devices[0])
+
+
+@pytest.mark.slow
+def test_one_failing_host_ends_the_start_with_its_code(tmp_path: Path):
+    stub = tmp_path / "ssh"
+    stub.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\n[ "$2" = b ] && exit 7\nexec sleep 600\n')
+    stub.chmod(0o755)
+    words = sightline("launch", *FLAGS, "--hosts=a:1,b:1", "--launcher=ssh")
+    with started(words, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}") as process:
+        out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 7 and "b ended with exit code 7" in out
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not (run / "log.jsonl").is_file() or f'"step": {step},' not in (run / "log.jsonl").read_text():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline, "the run does not come on"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["devices", "mpirun"])
+def test_a_signal_to_the_starter_lets_the_ranks_save(launcher: str, tmp_path: Path):
+    run = tmp_path / "run"
+    flags = [*FLAGS, f"--run.out={run}", "--train.epochs=2000", "--train.eval-every-epochs=2000"]
+    flags += ["--run.checkpoint-every-epochs=2000"]
+    if launcher == "devices":
+        words, code = sightline("train", *flags, "--run.devices=2"), 143
+    else:
+        # mpirun kills at SIGTERM what it passes on as SIGUSR1, at which ranks save too.
+        words, code = sightline("launch", *flags, "--hosts=localhost:2", "--launcher=mpirun"), 128 + signal.SIGUSR1
+    with started(words) as process:
+        wait_for_step(run, 5, process)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == code, out
+    assert "the same command goes on from there" in out and weights(run)
+    assert json.loads((run / "exit.json").read_text())["code"] == code
+
+
+@pytest.mark.slow
+def test_the_exit_code_of_a_rank_is_that_of_the_starter(tmp_path: Path):
+    with started(
+        sightline("train", *FLAGS, "--run.devices=2", f"--run.out={tmp_path}", "--train.global-batch=9")
+    ) as one:
+        out, _ = one.communicate(timeout=LIMIT_S)
+    assert one.returncode == 2 and "global_batch=9 cannot be split over 2 devices" in out
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_is_a_lost_peer(tmp_path: Path):
+    run = tmp_path / "run"
+    with started(sightline("train", *FLAGS, "--run.devices=2", f"--run.out={run}", "--train.epochs=2000")) as process:
+        wait_for_step(run, 5, process)
+        ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(ranks[-1]), signal.SIGKILL)
+        out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 8 and "ended by signal 9" in out
+
+
+@pytest.mark.slow
+def test_evaluate_on_two_ranks(by_devices: tuple[Path, str]):
+    words = ["evaluate", str(by_devices[0]), "--run.devices", "2", "--run.device=cpu", "--run.workers=0"]
+    out = finished(sightline(*words))
+    assert out.count("evaluated checkpoint") == 1
+    two = json.loads((by_devices[0] / "scores.json").read_text())
+    assert f"top1 {two['values']['top1']:.4f}" in out

@@ -1,0 +1,343 @@
+"""What launchers are given: every word as it was, hosts that cannot be options, files that their readers accept."""
+
+import itertools
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from sightline import config
+from sightline.errors import UsageError
+from sightline.hardware.launch import mpi, slurm, ssh, torchrun
+from sightline.hardware.launch.command import Options, launch, make_plan, written
+from sightline.hardware.launch.plan import Host, Plan, forwarded, parse_hosts
+
+# A path that a shell, kubelet or YAML would change if it were not quoted.
+NASTY = '/my data/$(x) `y`/it\'s: "z" #1 & *'
+FLAGS = ("demo_classification", "--data.path", NASTY, "--train.global-batch", "512")
+COMMAND = ("train", *FLAGS)
+
+
+@cache
+def load(*words: str) -> tuple[config.Recipe, config.Run]:
+    return config.load(words[0], words[1:])
+
+
+def plan_of(options: Options, *flags: str) -> Plan:
+    words = [*FLAGS, *flags]
+    return make_plan(options, words, *load(*words))
+
+
+def text_of(options: Options, *flags: str) -> str:
+    return written(options, plan_of(options, *flags))
+
+
+# Hosts and options
+
+
+def test_hosts():
+    assert parse_hosts("a:8, b-1.c:4,10.0.0.1") == (Host("a", 8), Host("b-1.c", 4), Host("10.0.0.1", 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    # What ssh would take for an option, what a shell would take apart, and what is simply wrong.
+    [
+        *("-oProxyCommand=x", "-oProxyCommand=x:8", "a;b:8", "a b:8", "a\n:8", "$(a)", "user@a:8"),
+        *("", "a,,b", "a:0", "a:-1", "a:x", "::1", "a:8,a:8", "a-:8", "a" * 300),
+    ],
+)
+def test_what_is_no_host_is_refused(text: str):
+    with pytest.raises(UsageError, match="--hosts"):
+        parse_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "say where: --hosts a:8,b:8"),
+        ({"hosts": "a:8", "nodes": 2}, "say where"),
+        ({"nodes": 2}, "torchrun chooses no hosts"),
+        ({"nodes": 2, "per_node": 0, "launcher": "slurm"}, "both must be at least 1"),
+        ({"hosts": "a:8", "interfaces": "-x"}, "--interfaces '-x' must be like eth0"),
+        ({"hosts": "a:8", "interfaces": "eth0;reboot"}, "--interfaces"),
+        (
+            {"hosts": "a:8", "mpi": mpi.Options(networks="10.0.0.0")},
+            "--mpi.networks '10.0.0.0' must be like 10.0.0.0/24",
+        ),
+        ({"hosts": "a:8", "port": 70000}, "--port 70000"),
+        ({"hosts": "a:8", "name": "My Job"}, "--name 'My Job'"),
+        ({"hosts": "a:8", "env": ("A",)}, "--env 'A' must be NAME=VALUE"),
+        ({"hosts": "a:8", "env": ("A B=1",)}, "--env 'A B=1' must be"),
+        ({"hosts": "a:8", "output": "x,y"}, "--output 'x,y' must be a path"),
+        ({"hosts": "a:8", "python": "-c"}, "--python '-c' must be a path"),
+        ({"hosts": "a:8", "min_hosts": 2}, "--min-hosts must be in 0..1"),
+        ({"hosts": "a:8,b:8", "max_restarts": 1, "launcher": "mpirun"}, "mpirun ends when one rank ends"),
+    ],
+)
+def test_what_cannot_be_started_is_refused(changes: dict, text: str):
+    with pytest.raises(UsageError, match=text):
+        plan_of(Options(**changes))
+
+
+def test_ranks_are_counted_by_hosts_only():
+    with pytest.raises(UsageError, match="--run.devices 8: --hosts says how many"):
+        plan_of(Options(hosts="a:8"), "--run.devices=8")
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "kubernetes"])
+def test_uneven_hosts_are_refused_where_they_cannot_be(launcher: str):
+    options = Options(hosts="a:8,b:4", launcher=launcher)
+    options = replace(options, kubernetes=replace(options.kubernetes, image="x"))
+    with pytest.raises(UsageError, match="equally many ranks on every host, not 4 and 8"):
+        text_of(options)
+    assert "--nproc-per-node=4" in text_of(replace(options, launcher="torchrun"))
+
+
+def test_a_batch_that_cannot_be_split_is_refused_before_the_start():
+    words = ["demo_classification", "--train.global-batch=100"]
+    with pytest.raises(UsageError, match="global_batch=100 cannot be split over 16 devices"):
+        launch(Options(hosts="a:8,b:8", print=True), words, *load(*words), print)
+
+
+def test_variables_go_along_by_name_and_secrets_do_not():
+    environ = {"PATH": "/a", "LD_LIBRARY_PATH": "/b c", "HOME": "/h", "NCCL_DEBUG": "INFO", "HABANA_X": "1"}
+    secrets = {"NCCL_TOKEN": "s", "TORCH_API_KEY": "s", "ENABLE_PASSWORD": "s"}
+    found = forwarded(
+        environ | secrets | {"NCCL_BAD": "a\nb"}, Options().forward, ["NCCL_DEBUG=WARN", "MINE=a b"], "eth0"
+    )
+    sockets = dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"), "eth0")
+    expected = {"PATH": "/a", "LD_LIBRARY_PATH": "/b c", "NCCL_DEBUG": "WARN", "HABANA_X": "1", "MINE": "a b"}
+    assert found == expected | sockets
+
+
+# Commands
+
+
+def test_torchrun_on_each_host():
+    lines = text_of(Options(hosts="a:8,b:4", interfaces="eth0", port=1234)).splitlines()
+    assert lines[::2] == ["# on a", "# on b"]
+    for node, slots, line in ((0, 8, lines[1]), (1, 4, lines[3])):
+        words = shlex.split(line)
+        start = words.index(sys.executable)
+        assert words[0] == "env" and "NCCL_SOCKET_IFNAME=eth0" in words[1:start]
+        settings = [f"--nnodes=2 --node-rank={node} --nproc-per-node={slots} --master-addr=a --master-port=1234"]
+        expected = [*"-m torch.distributed.run".split(), *settings[0].split(), "-m", "sightline", *COMMAND]
+        assert words[start + 1 :] == expected
+
+
+def test_torchrun_reads_these_options_as_they_are_meant():
+    from torch.distributed.run import parse_args
+
+    options = Options(hosts="a:8,b:8", max_restarts=3, min_hosts=1, output="logs")
+    words = torchrun.command(plan_of(options), 1)
+    read = parse_args(words[words.index("torch.distributed.run") + 1 :])
+    assert (read.nnodes, read.nproc_per_node, read.max_restarts, read.rdzv_backend) == ("1:2", "8", 3, "c10d")
+    assert (read.rdzv_endpoint, read.local_addr, read.log_dir, read.tee) == ("a:29500", "b", "logs", "3")
+    assert (read.training_script, read.training_script_args) == ("sightline", list(COMMAND)) and read.module
+
+
+def test_mpirun_in_the_words_of_open_mpi_5(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/my libs")
+    hosts = ",".join(f"10.0.0.{n}:8" for n in range(1, 9))
+    options = Options(hosts=hosts, launcher="mpirun", interfaces="eth0", ssh_port=3022, cores=48, output="logs")
+    words = shlex.split(text_of(replace(options, mpi=mpi.Options(networks="10.0.0.0/24", root=True))))
+    end = words.index(sys.executable)
+    assert words[end:] == [sys.executable, "-m", "sightline", *COMMAND]
+    values = dict(itertools.pairwise(words))
+    assert (values["--host"], values["-np"]) == (hosts, "64")
+    assert (values["--map-by"], values["--bind-to"]) == ("package:PE=6", "core")
+    assert values["plm_ssh_args"] == "-p 3022 -o BatchMode=yes"
+    assert values["btl_tcp_if_include"] == values["prte_if_include"] == "10.0.0.0/24"
+    assert values["--output"] == "merge,dir=logs" and "--allow-run-as-root" in words
+    along = [after for word, after in itertools.pairwise(words) if word == "-x"]
+    assert {"MASTER_ADDR=10.0.0.1", "MASTER_PORT=29500", "LD_LIBRARY_PATH=/opt/my libs"} < set(along)
+    assert "HCCL_SOCKET_IFNAME=eth0" in along
+    # 8 ranks cannot have 4 cores each of their own.
+    assert "--bind-to none" in text_of(replace(options, cores=4)) and "--map-by" not in text_of(
+        replace(options, cores=4)
+    )
+
+
+def test_ssh_hands_every_word_through_the_shell_of_the_host():
+    """A shell is asked what it makes of it, in place of the host's."""
+    plan = plan_of(Options(hosts="a:1,b:1", launcher="ssh", ssh_port=3022, env=("MINE=it's $HOME",), folder="/"))
+    say = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['MINE']]))"
+    for node, words in enumerate(ssh.commands(plan)):
+        assert words[:2] == ["ssh", "-tt"] and "BatchMode=yes" in words and words[words.index("-p") + 1] == "3022"
+        assert words[-3:-1] == ["--", "ab"[node]]
+        remote = words[-1].replace("-m torch.distributed.run", f"-c {shlex.quote(say)}", 1)
+        done = subprocess.run(["sh", "-c", remote], capture_output=True, text=True, check=True)
+        seen, mine = json.loads(done.stdout)
+        assert seen[-len(COMMAND) :] == list(COMMAND) and f"--node-rank={node}" in seen and mine == "it's $HOME"
+
+
+# Slurm
+
+
+def slurm_options(**changes) -> Options:
+    return Options(nodes=8, per_node=8, launcher="slurm", **changes)
+
+
+def directives(text: str) -> dict[str, str]:
+    found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text, re.MULTILINE)
+    assert len(found) == text.count("#SBATCH")
+    return dict(found)
+
+
+def run_script(text: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """What bash makes of the file: the words that srun gets, and its environment."""
+    say = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
+    for name, body in (("srun", f'exec {sys.executable} -c {shlex.quote(say)} "$@"'), ("scontrol", "echo n7; echo n9")):
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    environ = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "n[7,9]"}
+    done = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True, check=True)
+    return tuple(json.loads(done.stdout))
+
+
+def test_a_job_of_64_ranks_for_slurm(tmp_path: Path):
+    """Read by bash; the directives are those that sbatch's manual names."""
+    choices = slurm.Options(partition="gpu", account="a-1", time="12:00:00", gres="gpu:h100", extra=("--exclusive",))
+    options = slurm_options(interfaces="ib0", cores=96, output=f"{tmp_path}/logs", folder=str(tmp_path), slurm=choices)
+    text = text_of(replace(options, env=("MINE=it's $HOME",)))
+    assert directives(text) == {
+        "job-name": "demo-classification",
+        "nodes": "8",
+        "ntasks-per-node": "8",
+        "cpus-per-task": "12",
+        "gres": "gpu:h100:8",
+        "partition": "gpu",
+        "account": "a-1",
+        "time": "12:00:00",
+        "output": "%x-%j.log",
+        "signal": "TERM@120",
+        "exclusive": "",
+    }
+    words, environ = run_script(text, tmp_path)
+    assert words[words.index(sys.executable) :] == [sys.executable, "-m", "sightline", *COMMAND]
+    assert f"--output={tmp_path}/logs/rank_%t.log" in words and "--cpus-per-task=12" in words
+    assert environ["NCCL_SOCKET_IFNAME"] == "ib0" and environ["MINE"] == "it's $HOME"
+    assert "MASTER_PORT" not in environ  # each job makes its own
+    assert (tmp_path / "logs").is_dir()
+
+
+def test_an_elastic_job_for_slurm_starts_torchrun_on_each_node(tmp_path: Path):
+    text = text_of(slurm_options(max_restarts=3, min_hosts=6, folder=str(tmp_path)))
+    found = directives(text)
+    assert (found["ntasks-per-node"], found["gres"], "no-kill" in found) == ("1", "gpu:8", True)
+    words, _ = run_script(text, tmp_path)
+    assert {"--kill-on-bad-exit=0", "--nnodes=6:8", "--nproc-per-node=8", "--rdzv-endpoint=n7:29500"} < set(words)
+    assert words[-len(COMMAND) :] == list(COMMAND)
+
+
+def test_named_nodes_and_a_given_port_for_slurm(tmp_path: Path):
+    options = Options(hosts="n1:8,n2:8", launcher="slurm", port=1234, folder=str(tmp_path))
+    text = text_of(replace(options, slurm=slurm.Options(gres="none")))
+    assert directives(text)["nodelist"] == "n1,n2" and "gres" not in directives(text)
+    assert run_script(text, tmp_path)[1]["MASTER_PORT"] == "1234"
+
+
+@pytest.mark.parametrize("extra", ["-x", "--comment=a b", "--x\n#SBATCH --y", "--wrap=$(x)"])
+def test_directives_that_would_be_more_than_one_are_refused(extra: str):
+    with pytest.raises(UsageError, match="cannot be a directive of sbatch"):
+        text_of(slurm_options(slurm=slurm.Options(extra=(extra,))))
+
+
+# Kubernetes
+
+
+def kubernetes_text(form: str = "job", volumes: tuple[str, ...] = (), **changes) -> str:
+    options = Options(launcher="kubernetes", interfaces="eth0", **({"nodes": 8, "per_node": 8} | changes))
+    chosen = replace(
+        options.kubernetes, image="registry/sightline:1", form=form, volumes=volumes, memory="512Gi", cpus="96"
+    )
+    return text_of(replace(options, kubernetes=chosen, env=("MINE=$(HOME)",)))
+
+
+def expanded(words: list[str], environ: dict[str, str]) -> list[str]:
+    """As kubelet does it: $(NAME) is the variable, $$ is one $."""
+
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else environ.get(match[1], match[0])
+
+    return [re.sub(r"\$\$|\$\(([A-Za-z_]\w*)\)", value, word) for word in words]
+
+
+def test_a_job_of_64_ranks_for_kubernetes():
+    """Judged by the schemas of Kubernetes itself."""
+    service, job = yaml.safe_load_all(kubernetes_text(volumes=("claim:data:/data:ro", "host:/mnt/x:/runs")))
+    for document in (service, job):
+        kubernetes_validate.validate(document, "1.37", strict=True)
+    assert (service["kind"], job["kind"], service["spec"]["clusterIP"]) == ("Service", "Job", "None")
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (8, 8, "Indexed")
+    # A pod is found under POD.SUBDOMAIN if a headless service of that name selects it.
+    assert pod["subdomain"] == service["metadata"]["name"] == job["metadata"]["name"]
+    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    (container,) = pod["containers"]
+    words = expanded(container["command"], {"JOB_COMPLETION_INDEX": "5", "x": "changed"})
+    assert words[-len(COMMAND) :] == list(COMMAND)
+    first = "demo-classification-0.demo-classification"
+    assert {"--nnodes=8", "--node-rank=5", "--nproc-per-node=8", f"--master-addr={first}"} < set(words)
+    environ = {each["name"]: each["value"] for each in container["env"]}
+    assert environ["NCCL_SOCKET_IFNAME"] == "eth0" and environ["MINE"] == "$$(HOME)" and "PATH" not in environ
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8", "memory": "512Gi", "cpu": "96"}
+    assert {each["mountPath"] for each in container["volumeMounts"]} == {"/dev/shm", "/data", "/runs"}
+    assert "affinity" not in pod
+
+
+def test_named_hosts_get_one_pod_each_in_kubernetes():
+    _, job = yaml.safe_load_all(kubernetes_text(nodes=0, hosts="n1:8,n2:8"))
+    kubernetes_validate.validate(job, "1.37", strict=True)
+    affinity = job["spec"]["template"]["spec"]["affinity"]
+    assert "['n1', 'n2']" in str(affinity["nodeAffinity"]) and affinity["podAntiAffinity"]
+
+
+def test_the_form_of_kubeflow_1():
+    """Its pods are judged as those of a Job; its own fields as its documents name them."""
+    (document,) = yaml.safe_load_all(kubernetes_text("pytorchjob"))
+    assert (document["apiVersion"], document["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    replicas = document["spec"]["pytorchReplicaSpecs"]
+    assert {name: each["replicas"] for name, each in replicas.items()} == {"Master": 1, "Worker": 7}
+    for each in replicas.values():
+        pod = each["template"]
+        (container,) = pod["spec"]["containers"]
+        assert container["name"] == "pytorch"
+        words = expanded(container["command"], {"RANK": "6", "MASTER_ADDR": "job-master-0"})
+        assert {"--node-rank=6", "--master-addr=job-master-0", "--nproc-per-node=8"} < set(words)
+        assert words[-len(COMMAND) :] == list(COMMAND)
+        whole = {"metadata": pod["metadata"], "spec": pod["spec"] | {"restartPolicy": "Never"}}
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": {"template": whole}}
+        kubernetes_validate.validate(job, "1.37", strict=True)
+
+
+def test_the_form_of_kubeflow_2():
+    (document,) = yaml.safe_load_all(kubernetes_text("trainjob"))
+    assert (document["apiVersion"], document["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
+    trainer = document["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (8, 8)
+    assert document["spec"]["runtimeRef"] == {"name": "torch-distributed"}
+    assert expanded(trainer["command"], {})[-len(COMMAND) :] == list(COMMAND)
+    for changes in ({"volumes": ("claim:a:/b",)}, {"nodes": 0, "hosts": "a:8"}):
+        with pytest.raises(UsageError, match="cannot be said in a TrainJob"):
+            kubernetes_text("trainjob", **changes)
+
+
+@pytest.mark.parametrize("volume", ["data", "claim:data", "claim:Da ta:/x", "host:rel:/x", "claim:a:/x:rw", "nfs:a:/b"])
+def test_a_volume_that_is_none_is_refused(volume: str):
+    with pytest.raises(UsageError, match="--kubernetes.volumes"):
+        kubernetes_text(volumes=(volume,))
+
+
+def test_kubernetes_needs_an_image():
+    with pytest.raises(UsageError, match="--kubernetes.image"):
+        text_of(Options(nodes=2, launcher="kubernetes"))
