@@ -437,6 +437,7 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "threads": [Flip(("2",), threads, base=("--train.epochs=1", "--train.global-batch=24"))],
         "max_cpus": [SeenIn("unit/hardware/test_setup.py::test_a_run_keeps_to_the_first_cpus_it_may_use")],
         "affinity": [SeenIn("unit/hardware/test_affinity.py::test_a_run_keeps_to_its_cpus")],
+        "devices": [SeenIn("distributed/test_mpi.py::test_devices_starts_ranks_that_share_the_batch")],
         "workers": [Flip(("1",), workers, same=weights)],
         "device_prefetch": [
             SeenIn("device/test_decode_on_device.py::test_batches_are_the_same_without_a_stream_of_their_own")
