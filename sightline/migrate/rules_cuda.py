@@ -309,11 +309,26 @@ def _streams() -> Iterator[Rule]:
     own = "the target's; on cpu and mps order in name only"
     for name in ("Stream", "Event", "StreamContext"):
         yield _rule(name, "adapted", _native_class(name, getattr(virtual, name)), own)
-    for name in ("current_stream", "default_stream", "set_stream", "stream"):
+    for name in ("current_stream", "set_stream", "stream"):
         make = native_or(name, lambda session, name=name: getattr(virtual, name))  # type: ignore[misc]
         yield _rule(name, "adapted", make, own)
+    yield _rule("default_stream", "adapted", native_or("default_stream", _default_stream), own)
     for name in ("Stream", "Event"):
         yield Rule(f"torch.{name}", "adapted", virtual_types.generic_stream(getattr(virtual, name)), own)
+
+
+def _default_stream(session: Session) -> Callable[..., Any]:
+    current = session.target.native("current_stream")
+    if current is None:
+        return virtual_streams.default_stream
+    ask, make = adapt(current, session), torch.Stream  # not yet replaced: its rule comes after this one
+
+    def default_stream(device: Any = None) -> Any:
+        """Number 0 of the device, as every backend counts."""
+        now = ask(device)
+        return make(stream_id=0, device_index=now.device_index, device_type=now.device_type)
+
+    return default_stream
 
 
 def _native_class(name: str, virtual: Any) -> Maker:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from sightline.migrate import record, zones
+from sightline.migrate import patching, record, zones
 from sightline.migrate.makers import maps
-from sightline.migrate.rules import Rule, dressed
+from sightline.migrate.rules import Maker, Rule, dressed
 from sightline.migrate.rules_factories import converts_here
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ HOST_IS_DEVICE = ("cpu", "mps")
 
 
 def rules() -> list[Rule]:
-    moved = "moved to the target"
+    moved, shown = "moved to the target", "shown as cuda"
     return [
         Rule("torch.Tensor.to", "exact", dressed(_make_to), moved),
         Rule("torch.Tensor.cuda", "exact", dressed(_make_cuda), moved),
@@ -28,6 +29,7 @@ def rules() -> list[Rule]:
         Rule("torch.Tensor.half", "adapted", dressed(_make_half), "bfloat16 instead of float16"),
         Rule("torch.Tensor.type", "adapted", dressed(_make_type), "converted and moved to the target"),
         Rule("torch.Tensor.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_IS_DEVICE),
+        Rule("torch.Tensor.pin_memory", "exact", dressed(_make_pin), "pinned for the target"),
         Rule("torch.Tensor.is_pinned", "adapted", dressed(_make_is_pinned), "asked without a device"),
         Rule("torch.Tensor.record_stream", "ignored", dressed(_make_nothing), NO_STREAMS, targets=HOST_IS_DEVICE),
         Rule(f"{FUNCTIONAL}.FunctionalTensor.cuda", "exact", dressed(_make_traced_cuda), moved, module=FUNCTIONAL),
@@ -39,10 +41,15 @@ def rules() -> list[Rule]:
         Rule("torch.UntypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_IS_DEVICE),
         Rule("torch.TypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_IS_DEVICE),
         Rule("torch.set_default_dtype", "adapted", dressed(_make_default_dtype), "bfloat16 instead of float16"),
-        Rule("torch.Tensor.device", "adapted", _make_device, "shown as cuda"),
-        Rule("torch.Tensor.is_cuda", "adapted", _make_is_cuda, "shown as cuda"),
-        Rule("torch.Tensor.is_cpu", "adapted", _make_is_cpu, "shown as cuda"),
-        Rule("torch.Tensor.get_device", "adapted", dressed(_make_get_device), "shown as cuda"),
+        Rule("torch.Tensor.device", "adapted", _shows(_cuda_device, _place_of_tensor), shown),
+        Rule("torch.Tensor.is_cuda", "adapted", _shows(lambda index: True, _place_of_tensor), shown),
+        Rule("torch.Tensor.is_cpu", "adapted", _shows(lambda index: False, _place_of_tensor, True), shown),
+        Rule("torch.Tensor.get_device", "adapted", _shows(lambda index: index, _place_of_tensor), shown),
+        *(
+            Rule(f"torch.{kind}.{name}", "adapted", _shows(what, _place_of_storage), shown)
+            for kind in ("UntypedStorage", "TypedStorage")
+            for name, what in (("device", _cuda_device), ("is_cuda", lambda index: True))
+        ),
     ]
 
 
@@ -183,6 +190,18 @@ def _make_itself(rule: Rule, original: Any, session: Session) -> Any:
     return itself
 
 
+def _make_pin(rule: Rule, original: Any, session: Session) -> Any:
+    if session.target.name in HOST_IS_DEVICE:
+        return original
+
+    def pin_memory(self: Any, device: Any = None) -> Any:
+        if device is not None:
+            record.hit(rule, (device,))
+        return original(self)
+
+    return pin_memory
+
+
 def _make_nothing(rule: Rule, original: Any, session: Session) -> Any:
     def nothing(self: Any, *args: Any, **kwargs: Any) -> None:
         if not is_dynamo_compiling():
@@ -255,60 +274,34 @@ def _shown(session: Session, get: Any) -> Any:
     return index
 
 
-def _make_device(rule: Rule, original: Any, session: Session) -> Any:
-    if not session.shows_cuda:
-        return original
-    get = original.__get__
-    index_of = _shown(session, get)
+def _shows(what: Callable[[int], Any], real: Callable[[Any], torch.device], needs_claim: bool = False) -> Maker:
+    """A property or method that tells where something is: the script sees `what(index)`, all others the truth."""
 
-    def device(self: Any) -> torch.device:
-        index = index_of(self)
-        if index is None:
-            return get(self)
-        record.hit(rule)
-        return torch.device("cuda", index)
+    def make(rule: Rule, original: Any, session: Session) -> Any:
+        if not session.shows_cuda or (needs_claim and not session.options.claim):
+            return original
+        index_of = _shown(session, real)
+        is_property = hasattr(type(original), "__set__")
 
-    return property(device, doc=original.__doc__)
+        def told(self: Any) -> Any:
+            index = index_of(self)
+            if index is None:
+                return original.__get__(self) if is_property else original(self)
+            record.hit(rule)
+            return what(index)
 
+        return property(told, doc=original.__doc__) if is_property else patching.dress(told, original, rule.name)
 
-def _make_is_cuda(rule: Rule, original: Any, session: Session) -> Any:
-    if not session.shows_cuda:
-        return original
-    index_of = _shown(session, torch._C.TensorBase.device.__get__)
-
-    def is_cuda(self: Any) -> bool:
-        if index_of(self) is None:
-            return original.__get__(self)
-        record.hit(rule)
-        return True
-
-    return property(is_cuda, doc=original.__doc__)
+    return make
 
 
-def _make_is_cpu(rule: Rule, original: Any, session: Session) -> Any:
-    if not session.options.claim:
-        return original
-    index_of = _shown(session, torch._C.TensorBase.device.__get__)
-
-    def is_cpu(self: Any) -> bool:
-        if index_of(self) is None:
-            return original.__get__(self)
-        record.hit(rule)
-        return False
-
-    return property(is_cpu, doc=original.__doc__)
+def _cuda_device(index: int) -> torch.device:
+    return torch.device("cuda", index)
 
 
-def _make_get_device(rule: Rule, original: Any, session: Session) -> Any:
-    if not session.shows_cuda:
-        return original
-    index_of = _shown(session, torch._C.TensorBase.device.__get__)
+def _place_of_tensor(tensor: Any) -> torch.device:
+    return torch._C.TensorBase.device.__get__(tensor)
 
-    def get_device(self: Any) -> int:
-        index = index_of(self)
-        if index is None:
-            return original(self)
-        record.hit(rule)
-        return index
 
-    return get_device
+def _place_of_storage(storage: Any) -> torch.device:
+    return torch._C.StorageBase.device.__get__(getattr(storage, "_untyped_storage", storage))  # type: ignore[attr-defined]

@@ -196,7 +196,7 @@ class Runtime:
         lines = [f"memory of device {self.current_device()}: {self.name()}"]
         return "\n".join([*lines, *(f"  {text:24}{value / 2**20:12.0f} MiB" for text, value in rows)])
 
-    # random numbers of the CPU target: one generator serves host and device
+    # random numbers; on the CPU one generator serves host and device
 
     def manual_seed(self, seed: int) -> None:
         """Seeds the host's generator only where torch.manual_seed has not: the two are one here."""
@@ -211,7 +211,9 @@ class Runtime:
         return torch.get_rng_state()
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
-        return [torch.get_rng_state() for _ in range(max(self.device_count(), 1))]
+        native = self.target.native("get_rng_state")
+        states = range(max(self.device_count(), 1))
+        return [torch.get_rng_state() if native is None else native(index) for index in states]
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = "cuda") -> None:
         """A state saved on a GPU is another kind of generator's, and cannot be continued."""
@@ -219,8 +221,13 @@ class Runtime:
             torch.set_rng_state(new_state)
 
     def set_rng_state_all(self, new_states: Any) -> None:
-        for state in list(new_states)[:1]:
-            self.set_rng_state(state)
+        native = self.target.native("set_rng_state")
+        if native is None:
+            for state in list(new_states)[:1]:  # on the CPU they are all the same
+                self.set_rng_state(state)
+            return
+        for index, state in enumerate(new_states):
+            native(state, index)
 
     def default_generators(self) -> tuple[torch.Generator, ...]:
         return (torch.default_generator,) * max(self.device_count(), 1)

@@ -156,5 +156,5 @@ def test_what_cannot_run_says_where(what: str, run_script: Run, tmp_path: Path):
     done = run_script(text, "--target", "cpu", check=False, env={"PATH": "/nonexistent"})
     line = text.splitlines().index(next(each for each in text.splitlines() if "# here" in each)) + 1
     assert done.returncode != 0
-    told = [each for each in done.stderr.splitlines() if message in each]
-    assert told and f"{tmp_path}/script.py:{line}: " in told[-1], done.stderr
+    place = f"{tmp_path}/script.py:{line}: "
+    assert [each for each in done.stderr.splitlines() if message in each and place in each], done.stderr
