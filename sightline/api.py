@@ -6,41 +6,66 @@ because loader workers import the script again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sightline import config
+from sightline import attempts, config
 from sightline.benchmark_log import BenchmarkLog
 from sightline.config import Recipe, Run, load
 from sightline.data.files import list_files
-from sightline.errors import OutOfMemory, SightlineError, UsageError
+from sightline.errors import OutOfMemory, PeerLost, SightlineError, UsageError
 from sightline.evaluate import checkpoints, folds, label_files
 from sightline.evaluate.predict import open_trained, predict_files
 from sightline.hardware import world
 from sightline.hardware.setup import set_up
+from sightline.hardware.watchdog import Watchdog
 from sightline.log import RunLog
 from sightline.parts import PredictOptions, Scores
 from sightline.train import checkpoint, loop
+from sightline.train.signals import no_interruption
 
 __all__ = ["evaluate", "evaluate_all", "evaluate_labels", "load", "predict", "train", "train_folds"]
 
 
 def train(recipe: Recipe, run: Run) -> Scores:
     """Trains on this process's device, together with the other ranks if a launcher started several."""
-    here, device, recipe = set_up(recipe, run)
     folder = Path(run.out or f"runs/{recipe.name}")
-    log = RunLog(folder, run.progress, here.is_main, tensorboard=run.tensorboard)
+    attempt = attempts.detect()
+    attempt.obey(folder)
+    here, device, recipe = set_up(recipe, run)
+    log = RunLog(
+        folder,
+        run.progress,
+        here.is_main,
+        tensorboard=run.tensorboard,
+        rank=here.rank,
+        output=run.rank_output,
+        attempt=attempt,
+    )
     code, reason = 1, "crashed"
+    watchdog: Watchdog | None = None
+    last_words = contextlib.ExitStack()
+
+    def on_lost(message: str, speaks_for_all: bool) -> None:
+        if speaks_for_all:
+            print(f"error: {message}", file=sys.stderr, flush=True)
+        log.tell_exit(PeerLost.exit_code, message, speaks_for_all)  # the process ends now
+
     try:
         if run.benchmark_log and here.is_main:  # now that the folder is ours
             log.feed(BenchmarkLog(Path(run.benchmark_log), recipe.name, config.leaves(recipe, run), run.test_id))
         here = world.connect(here, device)
-        scores = loop.train(recipe, run, device, here, log)
+        watchdog = Watchdog(here, run.timeout_s, log.dump_stacks, on_lost, str(folder / "rank_*.log"))
+        here = dataclasses.replace(here, beat=watchdog.beat)
+        with watchdog:
+            scores = loop.train(recipe, run, device, here, log)
         log.hyperparameters(config.leaves(recipe, run), scores.values)
         code, reason = 0, "finished"
         return scores
@@ -58,10 +83,17 @@ def train(recipe: Recipe, run: Run) -> Scores:
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
-        raise
+        if not world.is_loss(error):
+            raise
+        last_words.enter_context(no_interruption())
+        code, reason = PeerLost.exit_code, watchdog.explain(error) if watchdog else f"no rank could be met: {error}"
+        raise PeerLost(reason) from error
     finally:
-        log.close(code, reason)
-        here.close()
+        log.close(code, reason)  # before other ranks hear of it: they leave what it writes alone
+        last_words.close()
+        if watchdog:
+            watchdog.tell_end(code, reason)
+        here.close(is_lost=code == PeerLost.exit_code)
 
 
 def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:

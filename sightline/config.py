@@ -176,6 +176,9 @@ class Run:
     """Epochs between checkpoints; the last epoch, and one that scored best so far, are always saved."""
     checkpoint_every_steps: int = 0
     """Steps between checkpoints within an epoch, besides those when epochs end."""
+    save_in_background: bool = True
+    """Write checkpoints while training goes on, from a copy that takes as much host memory on rank 0; off: training
+    waits for the disk. What a run ends with is always waited for."""
     keep: int = 2
     """Newest checkpoints kept; the best one is kept besides."""
     resume: str = "auto"
@@ -196,10 +199,16 @@ class Run:
     """FIRST,LAST: trace exactly these optimizer steps, e.g. 5,8 for four; writes profile/ in the run folder."""
     progress: Literal["auto", "live", "plain", "off"] = "auto"
     """What the terminal shows; auto is live on a terminal and plain lines elsewhere."""
+    rank_output: Literal["main", "all"] = "main"
+    """Several ranks: whose lines the terminal shows, all of them with [rank N] in front. Each has a rank_N.log too."""
+    timeout_s: int = 300
+    """Several ranks: seconds without a step after which a rank counts as hung: stacks go to rank_N.log, exit 8. Before
+    the first step it is ten minutes."""
 
     def __post_init__(self) -> None:
         least_of = {"prefetch": 1, "log_every_steps": 1, "checkpoint_every_epochs": 1, "checkpoint_every_steps": 0}
-        for name, least in {**least_of, "keep": 1, "max_cpus": 0, "warmup_steps": 0, "devices": 0}.items():
+        counts = {**least_of, "keep": 1, "max_cpus": 0, "warmup_steps": 0, "devices": 0, "timeout_s": 1}
+        for name, least in counts.items():
             if getattr(self, name) < least:
                 raise UsageError(f"run.{name}={getattr(self, name)} must be at least {least}")
         if self.workers < -1 or self.threads < 0 or self.max_bad_steps < 1:

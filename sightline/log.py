@@ -1,12 +1,14 @@
 """The run folder and the terminal: config.yaml, environment.json, log.jsonl, bad_samples.jsonl, exit.json, progress.
 
-log.jsonl is one JSON object per line; every line has `event` and `time`, the first one `schema`. Only rank 0 writes.
+log.jsonl is one JSON object per line; every line has `event` and `time`, the first one `schema`. Rank 0 writes it all;
+rank N has rank_N.log, plain text, for what it says, its warnings and, where ranks hang, its stacks.
 TensorBoard and the benchmark log (benchmark_log.py) get the same numbers as train/NAME, epoch/NAME, evaluate/NAME.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import fcntl
 import json
 import math
@@ -24,16 +26,18 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from sightline import __version__
+from sightline import __version__, attempts
+from sightline.attempts import Attempt
 from sightline.benchmark_log import BenchmarkLog
 from sightline.data.workers import Bad
-from sightline.errors import DISK_FULL, UsageError
+from sightline.errors import DISK_FULL, PeerLost, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Scores
 
 SCHEMA = 1
 BEST_SCORES = "scores-best.json"
 ROW = 6  # scores in a line; COCO has twelve
+TAKE_OVER_S = 10.0  # without a sign of life from an earlier attempt of the same command, its folder is taken over
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors", "tyro")
 
 
@@ -46,7 +50,7 @@ class _Terminal(Console):
 
 
 class RunLog:
-    """Opened once per process; on other ranks than the first it keeps silent.
+    """Opened once per process; other ranks than the first are silent, unless asked for, but for a log of their own.
 
     A training run claims its folder; an evaluation only adds to it, also while the run is at work.
     """
@@ -59,18 +63,31 @@ class RunLog:
         *,
         claims: bool = True,
         tensorboard: bool = False,
+        rank: int = 0,
+        output: Literal["main", "all"] = "main",
+        attempt: Attempt | None = None,
     ):
         self.folder = folder
         self.is_main = is_main
-        self.console = _Terminal(highlight=False, soft_wrap=True, quiet=not is_main or progress == "off")
+        self.rank = rank
+        self.attempt = attempt or Attempt()
+        is_shown = progress != "off" and (is_main or output == "all")
+        self.console = _Terminal(highlight=False, soft_wrap=True, quiet=not is_shown)
+        self._tag = f"[rank {rank}] " if output == "all" else ""
         self._file: IO[str] | None = None
+        self._own_file: IO[str] | None = None
+        self._has_own_file = claims and rank > 0
         self._lock: IO[str] | None = None
+        self._signed_at = 0.0
         self._told_full = False
         self._bar: Progress | None = None
         live = progress == "live" or (progress == "auto" and self.console.is_terminal)
-        self._wants_bar = live and is_main
+        self._wants_bar = live and is_main and output == "main"
         if is_main and claims:
             self._claim_folder()
+        elif self._has_own_file:
+            with self._must_be_writable():
+                self._note(f"rank {rank}, pid {os.getpid()} on {platform.node()}, restart {self.attempt.restarts}")
         self._board = _open_board(folder) if tensorboard and is_main else None
         self._benchmark: BenchmarkLog | None = None
         self._time_to_train: dict[str, float] = {}
@@ -81,27 +98,73 @@ class RunLog:
 
     def _claim_folder(self) -> None:
         """Creates the folder, proves that it can be written, and refuses a second run in it."""
-        try:
+        with self._must_be_writable():
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.folder / ".lock").open("a+")
-            self._take_lock(self._lock)
+            self._lock = self._take_lock()
+            (self.folder / attempts.EXIT).unlink(missing_ok=True)  # how an earlier start ended; this one is at work
+
+    @contextlib.contextmanager
+    def _must_be_writable(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise UsageError(
                 f"run folder {self.folder} cannot be written: {error.strerror}; give another one with --run.out DIR"
             ) from error
 
-    def _take_lock(self, lock: IO[str]) -> None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process dies
-        except BlockingIOError:
+    def _take_lock(self) -> IO[str]:
+        """The kernel frees a lock when its process dies. One of a host that was cut off may live on: it is passed over
+        where it belongs to an earlier attempt of the same command that no longer comes on."""
+        path = self.folder / ".lock"
+        deadline = time.monotonic() + TAKE_OVER_S
+        lock = path.open("a+")
+        sign = os.fstat(lock.fileno()).st_mtime_ns
+        while not _locked(lock):
             lock.seek(0)
-            raise UsageError(
-                f"another run is at work in {self.folder} ({lock.read().strip() or 'unknown process'}); "
-                f"wait for it, or give another folder with --run.out DIR"
-            ) from None
+            holder, _, command = lock.read().partition("\n")
+            at_work = f"is at work in {self.folder} ({holder.strip() or 'unknown process'})"
+            if not self.attempt.command or command.strip() != self.attempt.command:
+                lock.close()
+                raise UsageError(f"another run {at_work}; wait for it, or give another folder with --run.out DIR")
+            if time.monotonic() > deadline:
+                has_come_on = os.fstat(lock.fileno()).st_mtime_ns != sign
+                lock.close()
+                if has_come_on:  # two groups of hosts that do not see each other: the first goes on
+                    raise PeerLost(f"another attempt of this command {at_work}; this one leaves it alone")
+                fresh = self.folder / f".lock.{os.getpid()}"
+                lock = fresh.open("a+")
+                assert _locked(lock), "nobody else knows this file"
+                os.replace(fresh, path)
+                self.say(f"warning: {self.folder} is taken over from {holder}, an earlier attempt of this command")
+                break
+            time.sleep(0.05)
+        if not os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):  # somebody else was faster
+            lock.close()
+            return self._take_lock()
         lock.truncate(0)
-        lock.write(f"pid {os.getpid()} on {platform.node()}\n")
+        lock.write(f"pid {os.getpid()} on {platform.node()}\n{self.attempt.command}\n")
         lock.flush()
+        return lock
+
+    def give_sign(self) -> None:
+        """That this attempt comes on, once a second at most; what a later one looks at before it takes the folder."""
+        if self._lock is not None and time.monotonic() - self._signed_at > 1:
+            self._signed_at = time.monotonic()
+            with self._may_lack_room():
+                os.utime(self._lock.fileno())
+
+    def still_holds_folder(self) -> bool:
+        """False where a later attempt of the same command has taken the folder over from this one."""
+        if self._lock is None or self._lock.closed:
+            return True
+        with contextlib.suppress(FileNotFoundError):  # deleted by a person, not taken over
+            return os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.folder / ".lock"))
+        return True
+
+    def prove_folder_is_ours(self) -> None:
+        """Before anything is written that a later attempt would trip over."""
+        if not self.still_holds_folder():
+            raise PeerLost(f"a later attempt of this command has taken {self.folder} over; this one leaves it alone")
 
     @contextlib.contextmanager
     def _may_lack_room(self) -> Iterator[None]:
@@ -117,9 +180,11 @@ class RunLog:
 
     def write_file(self, name: str, text: str) -> None:
         """A file of the run folder, replaced as a whole."""
-        if not self.is_main:
-            return
-        temporary = self.folder / f".{name}.tmp"
+        if self.is_main:
+            self._replace_file(name, text)
+
+    def _replace_file(self, name: str, text: str) -> None:
+        temporary = self.folder / f".{name}.{self.rank}.tmp"
         with self._may_lack_room():
             temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, self.folder / name)
@@ -145,9 +210,33 @@ class RunLog:
 
     def say(self, text: str) -> None:
         """A line for the person at the terminal."""
+        if self._has_own_file:
+            self._note(text)
+        if self._tag:
+            text = "\n".join(self._tag + line for line in text.split("\n"))
         # A file name may hold bytes that are no text, and the terminal may know ASCII only.
         encoding = self.console.encoding
         self.console.print(text.encode(encoding, "backslashreplace").decode(encoding), markup=False)
+
+    def _note(self, text: str) -> None:
+        """A line of rank_N.log."""
+        with self._may_lack_room():
+            file = self._open_own_file()
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            file.flush()
+
+    def _open_own_file(self) -> IO[str]:
+        if self._own_file is None:
+            self.folder.mkdir(parents=True, exist_ok=True)  # rank 0 may be on another host
+            path = self.folder / f"rank_{self.rank}.log"
+            self._own_file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        return self._own_file
+
+    def dump_stacks(self, why: str) -> None:
+        """Where every thread of this process is, into rank_N.log; rank 0 has such a file for this only."""
+        self._note(f"{why}; the stacks of rank {self.rank}, pid {os.getpid()} on {platform.node()}:")
+        with self._may_lack_room():
+            faulthandler.dump_traceback(self._open_own_file(), all_threads=True)
 
     def warn(self, text: str) -> None:
         """A line that should not be overlooked; it stands in log.jsonl too."""
@@ -236,17 +325,30 @@ class RunLog:
                     self._benchmark.metric(f"{prefix}/{name}", value, step)
 
     def close(self, code: int, reason: str) -> None:
-        """exit.json says how the run ended, also where a launcher turns every exit code into 1."""
+        """Tells how the run ended and lets go of the folder."""
+        self.tell_exit(code, reason)
+        self.release()
+
+    def tell_exit(self, code: int, reason: str, speaks_for_all: bool = False) -> None:
+        """exit.json says how the run ended, also where a launcher turns every exit code into 1. It is rank 0's, but for
+        an end that a next attempt must not repeat, and for one in which rank 0 no longer answers."""
+        told: dict[str, Any] = {"code": code, "reason": reason, "time": time.time(), **self.attempt.facts()}
+        if self._has_own_file:
+            self._note(f"ends with exit {code}: {reason}")
         if self.is_main:
             self.event("exit", code=code, reason=reason)
-            told = {"code": code, "reason": reason, "time": time.time()}
             if self._time_to_train:
                 told["time_to_train"] = self._time_to_train
-            self.write_file("exit.json", json.dumps(told) + "\n")
+            # Another rank knows better than the one that has lost it.
+            if code == PeerLost.exit_code and attempts.is_in_vain(attempts.read_exit(self.folder).get("code", 0)):
+                told = {}
             if self._benchmark:
                 with self._may_lack_room():
                     self._benchmark.close(code)
-        self.release()
+        elif not (self._has_own_file and (attempts.is_in_vain(code) or speaks_for_all)):
+            told = {}
+        if told and self.still_holds_folder():
+            self._replace_file(attempts.EXIT, json.dumps(told) + "\n")
 
     def release(self) -> None:
         """Lets go of the folder without a word about how the run ended."""
@@ -258,6 +360,10 @@ class RunLog:
         if self._file:
             with self._may_lack_room():
                 self._file.close()
+        if self._own_file:
+            with self._may_lack_room():
+                self._own_file.close()
+            self._own_file = None
         if self._lock:
             self._lock.close()
 
@@ -275,6 +381,14 @@ class RunLog:
         task = self._bar.tasks[0]
         kept = numbers or task.fields["numbers"]
         self._bar.update(task.id, completed=done, total=total, description=title, numbers=kept)
+
+
+def _locked(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _strict(value: Any) -> Any:

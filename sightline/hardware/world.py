@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -14,12 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sightline.errors import PeerLost
 from sightline.hardware import launch
 from sightline.hardware.devices import Device
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # long: before the first step ranks compile and index data at their own pace
 
-_CONNECTIONS = itertools.count()
+
+def _no_one_watches(is_long: bool = False) -> None:
+    """What `beat` does where nobody waits for it."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class World:
     size: int = 1
     local_rank: int = 0
     side_group: Any = None  # gloo; so that a flag never waits for the device
+    store: Any = None  # where ranks leave words for each other, also when no collective works any more
+    beat: Callable[..., None] = _no_one_watches  # at the end of every step; see watchdog.py
 
     @property
     def is_main(self) -> bool:
@@ -76,9 +82,11 @@ class World:
         flag = torch.tensor([value])
         return flag, dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.side_group, async_op=True)
 
-    def close(self) -> None:
-        """Leaves the group."""
+    def close(self, is_lost: bool = False) -> None:
+        """Leaves the group; one that has lost a rank without a last word to it."""
         if self.size > 1 and dist.is_initialized():
+            if is_lost and dist.group.WORLD is not None:
+                dist.group.WORLD.abort()  # NCCL would wait for kernels that wait for the lost rank
             dist.destroy_process_group()
 
 
@@ -102,13 +110,23 @@ def connect(world: World, device: Device) -> World:
     """Joins the other ranks over the device's own collective backend."""
     if world.size == 1:
         return world
-    # A launcher's store outlives a group: without a name of its own, a second group (train, then evaluate, in one
-    # process) would find the addresses of the first and wait for them.
-    store = dist.PrefixStore(f"sightline-{next(_CONNECTIONS)}", _store(world))
+    store = _meet(_store(world), world)
     dist.init_process_group(
         device.backend, timeout=CONNECT_TIMEOUT, rank=world.rank, world_size=world.size, store=store
     )
-    return World(world.rank, world.size, world.local_rank, dist.new_group(backend="gloo"))
+    return replace(world, side_group=dist.new_group(backend="gloo"), store=store)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether torch.distributed says that a rank is gone or has not come in time; gloo has no error type of its own."""
+    is_gloo = isinstance(error, RuntimeError) and ("gloo/" in str(error) or "pair closure" in str(error))
+    return is_gloo or isinstance(error, dist.DistError)
+
+
+def set_timeout(timeout: timedelta) -> None:
+    """Of collectives from now on; torch before 2.12 has a name of its own for it."""
+    named = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    named(timeout)
 
 
 @cache
@@ -116,3 +134,39 @@ def _store(world: World) -> Any:
     """Where ranks find each other, as MASTER_ADDR and MASTER_PORT say; one for the life of the process."""
     store, _, _ = next(dist.rendezvous("env://", world.rank, world.size, timeout=CONNECT_TIMEOUT))
     return store
+
+
+def _meet(store: Any, world: World) -> Any:
+    """A part of the store that only the ranks of this very group know.
+
+    A launcher's store outlives a group: a second one (train, then evaluate) and an attempt after a rank was lost would
+    find the addresses of the first. What is left of those, also greetings, must not count, so rank 0 answers every
+    greeting it finds, and only who has just greeted waits for that answer.
+    """
+    if world.rank:
+        greeting = uuid.uuid4().hex
+        store.set(f"sightline/hello/{world.rank}", greeting)
+        answer = f"sightline/welcome/{world.rank}/{greeting}"
+        try:
+            store.wait([answer], CONNECT_TIMEOUT)
+        except dist.DistStoreError as error:
+            raise PeerLost(f"rank 0 did not come within {CONNECT_TIMEOUT}; its own output says why") from error
+        group = store.get(answer).decode()
+        store.set(f"sightline/ready/{group}/{world.rank}", "")
+        return dist.PrefixStore(f"sightline/{group}", store)
+    group = uuid.uuid4().hex
+    deadline = time.monotonic() + CONNECT_TIMEOUT.total_seconds()
+    missing = list(range(1, world.size))
+    while missing := [rank for rank in missing if not store.check([f"sightline/ready/{group}/{rank}"])]:
+        for rank in missing:
+            if store.check([f"sightline/hello/{rank}"]):
+                greeting = store.get(f"sightline/hello/{rank}").decode()
+                store.set(f"sightline/welcome/{rank}/{greeting}", group)
+        if time.monotonic() > deadline:
+            named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+            raise PeerLost(
+                f"of {world.size} ranks {len(missing)} did not come within {CONNECT_TIMEOUT}: {named}; their own "
+                f"output says why"
+            )
+        time.sleep(0.01)
+    return dist.PrefixStore(f"sightline/{group}", store)

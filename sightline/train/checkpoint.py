@@ -51,14 +51,22 @@ class Checkpoints:
                 f"{self.folder} cannot be written: {error.strerror}; give another run folder with --run.out DIR"
             ) from error
 
-    def save(self, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], best_step: int) -> Path:
+    def save(
+        self,
+        step: int,
+        tensors: dict[str, dict[str, Tensor]],
+        state: dict[str, Any],
+        best_step: int,
+        *,
+        are_copies: bool = False,
+    ) -> Path:
         """Writes ckpt-STEP so that a crash at any point leaves either the old checkpoints or these and the new one."""
         final = self.folder / f"ckpt-{step:08d}"
         temporary = self.folder / f"{final.name}.tmp-{os.getpid()}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
-            write(temporary, tensors, state)
+            write(temporary, tensors, state, are_copies=are_copies)
             if final.exists():  # the same step saved again, e.g. after its evaluation: aside first, never a gap
                 os.rename(final, self.folder / f"{final.name}.old")
             os.rename(temporary, final)
@@ -139,12 +147,14 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def write(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Path:
+def write(
+    folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], *, are_copies: bool = False
+) -> Path:
     """A checkpoint in a new folder, flushed to the disk; the manifest comes last and makes it one."""
     folder.mkdir(parents=True)
     for stem, named in tensors.items():
         # Not save_file(): it hides the errno of a full disk and makes files only their owner can read.
-        (folder / f"{stem}.safetensors").write_bytes(save(_on_host(named)))
+        (folder / f"{stem}.safetensors").write_bytes(save(named if are_copies else _on_host(named)))
     _write_json(folder / STATE, {**state, "format": FORMAT})
     files = sorted(folder.iterdir())
     for path in files:
@@ -217,6 +227,11 @@ def all_of(path: Path) -> list[Path]:
     if not names:
         raise BadCheckpoint(f"{path} is neither a checkpoint nor a run folder that holds some")
     return [folder / name for name in reversed(names)]
+
+
+def copies(tensors: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Of all tensors, in host memory: what a thread may write while the run changes the originals."""
+    return {stem: _on_host(named) for stem, named in tensors.items()}
 
 
 def _on_host(named: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -101,6 +101,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     if run.checkpoint_every_steps and progress.step % run.checkpoint_every_steps == 0:
                         with meter.paused():
                             saver.save()
+                    saver.collect(answer_s=signals.answer_s)
                     signals.agree()
 
                 if line := meter.read_epoch():
@@ -115,17 +116,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         signals.agree()
                         log.evaluating(done, total, progress.step, steps)
 
-                    scores = evaluate(
-                        state.evaluated_model,
-                        recipe.task,
-                        sets["val"],
-                        loader,
-                        device,
-                        world,
-                        cfg.eval_precision,
-                        between_batches,
-                        cfg.eval_shards,
-                    )
+                    model, how = state.evaluated_model, (cfg.eval_precision, between_batches, cfg.eval_shards)
+                    scores = evaluate(model, recipe.task, sets["val"], loader, device, world, *how)
                     times = saver.stopwatch.read()
                     log.evaluation("end", progress.step, **times)
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)
@@ -143,6 +135,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         finally:
             window.close()
             loader.close()
+            saver.close()
     return scores
 
 

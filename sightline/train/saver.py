@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.order import TrainOrder
-from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, UsageError
+from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, SightlineError, UsageError
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.log import RunLog, environment
 from sightline.parts import Dataset
-from sightline.train.checkpoint import Checkpoints, find, read
+from sightline.train.checkpoint import Checkpoints, copies, find, read
 from sightline.train.meter import Stopwatch
-from sightline.train.state import TrainState
+from sightline.train.state import Tensors, TrainState
 
 # Other weights or optimizer tensors would not fit; the position in the run is counted in steps and epochs of these.
 NEVER_OVERRIDDEN = ("model.", "train.global_batch:", "train.last_batch:", "train.steps_per_epoch:", "train.trainable:")
+GRACE_S = 30  # after which torchrun, Kubernetes and Slurm kill, unless told otherwise
 
 
 class Saver:
@@ -42,6 +46,10 @@ class Saver:
         self.log = log
         self.stopwatch = Stopwatch()
         self.checkpoints = Checkpoints(log.folder / "checkpoints", run.keep, log.warn)
+        self._writer = ThreadPoolExecutor(1, "checkpoint")  # a thread starts with the first save
+        self._pending: Future[tuple[int, Path, float]] | None = None
+        self._copied_s = self._answer_s = 0.0
+        self._has_told_times = False
         if world.is_main:
             self.checkpoints.prove_writable()
 
@@ -111,12 +119,17 @@ class Saver:
             self.save(must_succeed=is_over)
 
     def save(self, must_succeed: bool = False) -> None:
-        """Writes a checkpoint on rank 0. A full disk is a warning while the run can go on without."""
+        """Writes a checkpoint on rank 0, from a copy while the run goes on; at most one is on its way. The one that a
+        run ends with must succeed, and all wait for it: a launcher kills the rest as soon as one rank has left."""
         state, progress = self.state, self.state.progress
+        if must_succeed:
+            self.world.beat(is_long=True)
+        self.collect(wait=True)
         state.share_batch_norm(self.recipe.train.bn_eval, self.world)
         if not state.weights_are_finite():
             raise NotFinite(f"weights are not finite at step {progress.step}; nothing was saved over good checkpoints")
         if self.world.is_main:
+            self.log.prove_folder_is_ours()
             stored = {
                 "progress": state.progress_json(),
                 "stopwatch": self.stopwatch.to_json(),
@@ -125,14 +138,63 @@ class Saver:
                 "fingerprints": {split: dataset.fingerprint for split, dataset in self.sets.items()},
                 "environment": environment(self.device, self.world.size),
             }
-            try:
-                path = self.checkpoints.save(progress.step, state.tensors(), stored, progress.best_step)
-                self.log.event("checkpoint", step=progress.step, name=path.name)
-            except DiskFull as error:
-                if must_succeed:
-                    raise
-                self.log.warn(str(error))
-        self.world.barrier()
+            started = time.perf_counter()
+            held = copies(state.tensors())
+            self._copied_s = time.perf_counter() - started
+            self._pending = self._writer.submit(self._write, progress.step, held, stored, progress.best_step)
+            if must_succeed or not self.run.save_in_background:
+                self.collect(wait=True, must_succeed=must_succeed)
+        if must_succeed:
+            self.world.barrier()
+
+    def _write(self, step: int, held: Tensors, stored: dict[str, Any], best_step: int) -> tuple[int, Path, float]:
+        started = time.perf_counter()
+        path = self.checkpoints.save(step, held, stored, best_step, are_copies=True)
+        return step, path, time.perf_counter() - started
+
+    def collect(self, *, wait: bool = False, must_succeed: bool = False, answer_s: float = 0.0) -> None:
+        """Tells what became of the save on its way, if it is done. An error in it is one of the step that meets it; a
+        full disk is a warning while the run can go on without. `answer_s`: see StopSignals."""
+        self.log.give_sign()
+        self._answer_s = max(self._answer_s, answer_s)
+        if self._pending is None or not (wait or self._pending.done()):
+            return
+        pending, self._pending = self._pending, None
+        try:
+            step, path, written_s = pending.result()
+        except DiskFull as error:
+            if must_succeed:
+                raise
+            self.log.warn(str(error))
+            return
+        self.log.event("checkpoint", step=step, name=path.name)
+        if self._answer_s and not self._has_told_times:
+            self._tell_times(path, written_s)
+
+    def close(self) -> None:
+        """Lets a save that is on its way arrive, however the run ends."""
+        try:
+            self.collect(wait=True)
+        except (OSError, SightlineError) as error:  # the run has an end of its own to tell
+            self.log.warn(f"the last save failed: {error}")
+        self._writer.shutdown()
+
+    def _tell_times(self, path: Path, written_s: float) -> None:
+        """Once: what a checkpoint costs, and what a launcher must leave a run that it tells to stop."""
+        self._has_told_times = True
+        size = sum(file.stat().st_size for file in path.glob("*")) / 1e6
+        how = ", in the background," if self.run.save_in_background else ""
+        needed = self._answer_s + self._copied_s + written_s
+        self.log.event("stop_time", seconds=round(needed, 3), copied_s=self._copied_s, written_s=written_s)
+        told = (
+            f"a checkpoint is {size:,.2f} MB, copied into host memory in {self._copied_s:.2f} s and written{how} in "
+            f"{written_s:.2f} s; "
+            f"to stop takes up to {needed:.1f} s"
+        )
+        if needed > GRACE_S:
+            self.log.warn(f"{told}, more than the {GRACE_S} s that launchers leave by default: give it more time")
+        else:
+            self.log.say(told)
 
     def rewound(self, bad_step: int, order: TrainOrder) -> bool:
         """What `--run.on-nan` says about a step that was not finite; True if the state went back to a checkpoint."""
@@ -150,6 +212,8 @@ class Saver:
         if run.on_nan == "skip":
             self.log.warn(f"{happened}: skipped")
             return False
+        self.collect(wait=True)
+        self.world.barrier()
         found = self.checkpoints.newest()
         if found is None:
             raise BadCheckpoint(f"{happened} and there is no checkpoint to rewind to")

@@ -1,9 +1,13 @@
-"""SIGTERM and SIGINT: note the signal, let all ranks agree at the end of a step, then save and leave."""
+"""SIGTERM, SIGINT and SIGUSR1: note the signal, let all ranks agree at the end of a step, then save and leave."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
+import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -23,6 +27,9 @@ class StopSignals:
         self._pending = 0
         self._previous: dict[int, Any] = {}
         self._flag: tuple[Tensor, Any] | None = None
+        self._agreed_at: float | None = None
+        self.interval_s = 0.0
+        """The longest time from one agree() to the next so far: the first step, which compiles, ends with the first."""
 
     def __enter__(self) -> StopSignals:
         for number in HANDLED:
@@ -40,9 +47,11 @@ class StopSignals:
 
     def agree(self) -> None:
         """At the end of a step: raises on all ranks in the same step, one step after any of them was told to stop."""
+        self._measure()
         if self.world.size == 1:
             self.check()
             return
+        self.world.beat()
         if self._flag is not None:
             flag, work = self._flag
             work.wait()
@@ -50,7 +59,32 @@ class StopSignals:
                 raise Interrupted(int(flag))
         self._flag = self.world.start_max(self._pending)
 
+    @property
+    def answer_s(self) -> float:
+        """What a signal may have to wait before the run saves: its step and, where ranks must agree, one more."""
+        return self.interval_s * (1 if self.world.size == 1 else 2)
+
+    def _measure(self) -> None:
+        now = time.perf_counter()
+        if self._agreed_at is not None:
+            self.interval_s = max(self.interval_s, now - self._agreed_at)
+        self._agreed_at = now
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._pending and number == signal.SIGINT:
             os._exit(128 + number)
         self._pending = number
+
+
+@contextlib.contextmanager
+def no_interruption() -> Iterator[None]:
+    """For the last words of a rank that ends because another was lost: a launcher tells it to stop, which it is doing,
+    and would end it in the middle of them."""
+    if threading.current_thread() is not threading.main_thread():  # where Python handles no signals
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

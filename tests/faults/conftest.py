@@ -133,6 +133,8 @@ class Runner:
         """`sightline train` with the tiny recipe of faulty.py, or another, writing to `out`."""
         fixed = ["--run.threads", "1", "--run.device", "cpu", "--run.out", str(out), "--run.progress", progress]
         given = [] if "--run.workers" in flags else ["--run.workers", "0"]
+        # A fault in step N + 1 must find the checkpoint of step N written; what comes otherwise is asked for.
+        given += [] if "--run.save-in-background" in flags else ["--run.no-save-in-background"]
         request = {
             "argv": ["train", recipe, *fixed, *given, *flags],
             "environ": environ,

@@ -1,0 +1,81 @@
+"""Which start of a command this is where a launcher starts it again by itself, and the mark that spares it the rest.
+
+exit.json of the run folder says how a start ended. torchrun turns every exit code into 1 and starts again; what would
+end the same way (wrong flags, bad data, no good checkpoint, not finite) is not tried again, the mark is repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sightline.errors import BadCheckpoint, BadData, NotFinite, UsageError
+
+EXIT = "exit.json"
+IN_VAIN = {kind.exit_code: kind for kind in (UsageError, BadData, BadCheckpoint, NotFinite)}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a command; without an elastic launcher the only one, and then `run_id` is empty."""
+
+    run_id: str = ""
+    command: str = ""
+    """As run_id, but never shared by two commands; what a run folder is held under."""
+    restarts: int = 0
+    ranks: int = 1
+
+    def obey(self, folder: Path) -> None:
+        """Ends at once as an earlier attempt of the same command did, if trying again would be in vain.
+
+        A first attempt is a person's new command and obeys nothing; nor does one with another number of ranks, over
+        which the batch may split.
+        """
+        mark = read_exit(folder)
+        if self.restarts and mark.get("run_id") == self.run_id and mark.get("ranks") == self.ranks:
+            kind = IN_VAIN.get(mark["code"])
+            if kind is not None:
+                raise kind(f"{mark['reason']} (as the attempt before; not tried again)")
+
+    def facts(self) -> dict[str, Any]:
+        """For exit.json, where a later attempt reads them."""
+        return {"run_id": self.run_id, "restarts": self.restarts, "ranks": self.ranks} if self.run_id else {}
+
+
+def detect() -> Attempt:
+    """As torchrun says it."""
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if not run_id:
+        return Attempt()
+    command = run_id
+    if run_id == "none":  # torchrun's default, so any two commands have it; these know each other by their launcher
+        agent = os.getppid()
+        command = f"launcher {agent} on {platform.node()}, started at {_start_time(agent)}"
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    return Attempt(run_id, command, restarts, int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def read_exit(folder: Path) -> dict[str, Any]:
+    """What exit.json says; nothing where there is none, or none that can be read."""
+    try:
+        told = json.loads((folder / EXIT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) and isinstance(told.get("code"), int) and "reason" in told else {}
+
+
+def is_in_vain(code: int) -> bool:
+    """Whether a start that ended like this would end like this again."""
+    return code in IN_VAIN
+
+
+def _start_time(pid: int) -> str:
+    """In clock ticks since the machine started: with the pid it names one process. Unknown outside Linux."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except OSError:
+        return "an unknown time"

@@ -1,0 +1,121 @@
+"""Attempts of one command under an elastic launcher: what they obey, and whose folder they may take."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from sightline import attempts, log
+from sightline.attempts import Attempt
+from sightline.errors import BadCheckpoint, BadData, NotFinite, PeerLost, UsageError
+from sightline.log import RunLog
+
+FIRST = Attempt("job", "job", 0, 2)
+SECOND = Attempt("job", "job", 1, 2)
+
+
+def fail(folder: Path, code: int, attempt: Attempt = FIRST) -> None:
+    RunLog(folder, attempt=attempt).close(code, "it was so")
+
+
+@pytest.mark.parametrize(("code", "kind"), [(2, UsageError), (3, BadData), (4, BadCheckpoint), (5, NotFinite)])
+def test_a_restart_repeats_what_would_end_the_same_way(tmp_path: Path, code: int, kind: type):
+    fail(tmp_path, code)
+    before = (tmp_path / "exit.json").read_text()
+    with pytest.raises(kind, match="it was so .as the attempt before; not tried again") as raised:
+        SECOND.obey(tmp_path)
+    assert raised.value.exit_code == code and (tmp_path / "exit.json").read_text() == before
+
+
+@pytest.mark.parametrize("code", [0, 1, 6, 7, 8, 130, 143])
+def test_other_ends_are_tried_again(tmp_path: Path, code: int):
+    fail(tmp_path, code)
+    SECOND.obey(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [Attempt(), FIRST, Attempt("other", "other", 1, 2), Attempt("job", "job", 1, 4)],
+    ids=["no launcher", "a person's new command", "another command", "another number of ranks"],
+)
+def test_only_a_restart_of_the_same_command_obeys(tmp_path: Path, attempt: Attempt):
+    fail(tmp_path, 3)
+    attempt.obey(tmp_path)
+    RunLog(tmp_path, attempt=attempt).release()
+    assert not (tmp_path / "exit.json").exists(), "who claims the folder clears the mark"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"code": "3", "reason": ""}', '{"code": 3}', "\x00"])
+def test_a_damaged_mark_is_no_mark(tmp_path: Path, text: str):
+    (tmp_path / "exit.json").write_text(text)
+    SECOND.obey(tmp_path)
+
+
+def test_another_rank_may_leave_the_mark_and_rank_0_keeps_it(tmp_path: Path):
+    main = RunLog(tmp_path, attempt=FIRST)
+    RunLog(tmp_path, is_main=False, rank=1, attempt=FIRST).close(3, "a bad file")
+    main.close(8, "rank 1 ended")
+    assert attempts.read_exit(tmp_path)["code"] == 3 and attempts.read_exit(tmp_path)["reason"] == "a bad file"
+    assert "ends with exit 3: a bad file" in (tmp_path / "rank_1.log").read_text()
+    RunLog(tmp_path, is_main=False, rank=1, attempt=SECOND).close(8, "rank 0 was lost")
+    assert attempts.read_exit(tmp_path)["code"] == 3, "only an end in vain is another rank's to tell"
+
+
+def test_detect(monkeypatch: pytest.MonkeyPatch):
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert attempts.detect() == Attempt()
+    for name, value in (("RUN_ID", "job7"), ("RESTART_COUNT", "2")):
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert attempts.detect() == Attempt("job7", "job7", 2, 4)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    found = attempts.detect()
+    assert found.run_id == "none" and f"launcher {os.getppid()} on " in found.command, "two commands may share `none`"
+
+
+def test_the_folder_of_an_attempt_that_gives_no_sign_is_taken_over(tmp_path: Path, monkeypatch, capsys):
+    """As of a host that was cut off: its process lives, and its lock with it."""
+    monkeypatch.setattr(log, "TAKE_OVER_S", 0.2)
+    old = RunLog(tmp_path, attempt=FIRST)
+    old.prove_folder_is_ours()
+    new = RunLog(tmp_path, attempt=SECOND)
+    assert f"taken over from pid {os.getpid()} on" in capsys.readouterr().out
+    new.prove_folder_is_ours()
+    with pytest.raises(PeerLost, match="a later attempt of this command has taken"):
+        old.prove_folder_is_ours()
+    old.close(0, "finished")
+    assert not (tmp_path / "exit.json").exists(), "what was taken away is left alone"
+    new.close(0, "finished")
+    assert json.loads((tmp_path / "exit.json").read_text())["restarts"] == 1
+    assert {path.name for path in tmp_path.glob(".lock*")} == {".lock"}
+
+
+def test_the_folder_of_an_attempt_that_comes_on_is_not(tmp_path: Path, monkeypatch):
+    """Two groups of hosts that do not see each other would take it from each other for ever."""
+    monkeypatch.setattr(log, "TAKE_OVER_S", 0.2)
+    old = RunLog(tmp_path, attempt=FIRST)
+    os.utime(tmp_path / ".lock", (1, 1))
+    waited: list[float] = []
+
+    def sleep(seconds: float, call=time.sleep) -> None:
+        if not waited:
+            old.give_sign()
+        waited.append(seconds)
+        call(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    with pytest.raises(PeerLost, match="another attempt of this command is at work"):
+        RunLog(tmp_path, attempt=SECOND)
+    old.prove_folder_is_ours()
+    old.release()
+
+
+@pytest.mark.parametrize("attempt", [Attempt(), Attempt("other", "other", 1, 2), Attempt("none", "launcher 7", 1, 2)])
+def test_another_command_is_refused(tmp_path: Path, attempt: Attempt):
+    held = RunLog(tmp_path, attempt=Attempt("none", "launcher 6", 0, 2))
+    with pytest.raises(UsageError, match=f"another run is at work in .* .pid {os.getpid()} on "):
+        RunLog(tmp_path, attempt=attempt)
+    held.release()
