@@ -10,7 +10,7 @@ from typing import Any
 from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.order import TrainOrder
-from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, SightlineError, UsageError
+from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.log import RunLog, environment
@@ -71,6 +71,7 @@ class Saver:
             found = (*read(path), path)
         if self.world.is_main:
             self.world.barrier()
+        self._prove_one_start(0 if found is None else int(found[1]["progress"]["step"]) + 1)
         if found is None:
             note = self.recipe.model.start_from(state.model)
             if note:
@@ -103,6 +104,19 @@ class Saver:
             state.progress.base_lr = None  # another rate was asked for
         self.log.event("resume", checkpoint=path.name, step=state.progress.step, changes=changes)
         return True
+
+    def _prove_one_start(self, place: int) -> None:
+        """Ranks that read different folders would train at different steps, and only the result would show it."""
+        if self.world.size == 1:
+            return
+        highest, lowest = (self.world.start_max(value) for value in (place, -place))
+        for _, work in (highest, lowest):
+            work.wait()
+        if int(highest[0]) != -int(lowest[0]):
+            raise PeerLost(
+                f"ranks do not find the same newest checkpoint in {self.log.folder}; it must be one folder that all "
+                f"hosts share (--run.out), and each host must already see what is in it"
+            )
 
     def save_first(self, resumed: bool) -> None:
         """Before the first step of a folder, where asked for, or where something to go back to is needed."""

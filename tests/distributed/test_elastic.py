@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -155,3 +157,23 @@ def test_a_host_is_lost_and_comes_back(ranks, lose_host, tmp_path: Path):
     steps = [e["step"] for e in ranks.events(out, "resume")]
     assert steps == sorted(steps) and steps[0] > 0
     assert {e["base_lr"] for e in ranks.events(out, "start")} == {0.01}
+
+
+@pytest.mark.slow
+def test_ranks_that_do_not_share_the_run_folder_are_refused(ranks, tmp_path: Path, monkeypatch):
+    """Each in a folder of its own, of which only that of rank 0 holds a run."""
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+    monkeypatch.chdir(tmp_path / "0")
+    api.train(*api.load(ranks.recipe, [*ranks.flags, "--run.out=run", "--train.max-steps=3"]))
+    script = tmp_path / "apart.py"
+    script.write_text(
+        "import os, sys\nfrom sightline.cli import main\n"
+        f"os.chdir(os.path.join({str(tmp_path)!r}, os.environ['RANK']))\nsys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(script)]
+    done = subprocess.run(
+        [*command, "train", ranks.recipe, *ranks.flags, "--run.out=run"], capture_output=True, text=True, timeout=200
+    )
+    assert "error: ranks do not find the same newest checkpoint in run; it must be one folder" in done.stderr
+    assert ranks.ended(tmp_path / "0" / "run")["code"] == 8
