@@ -163,6 +163,12 @@ class Run:
     """Our own kernels where they apply, which is on CUDA only; off: plain torch, equal within rounding."""
     graph: Literal["auto", "on", "off"] = "auto"
     """The whole step as one CUDA graph; auto is on for one CUDA device."""
+    bucket_mb: int = 25
+    """Several ranks: MiB of gradients that are exchanged at once, while those of earlier layers are still computed. The
+    default is torch's, which sends a first 1 MiB early; with others the first is as large as the rest."""
+    reduce: Literal["flat", "hierarchical"] = "flat"
+    """Several ranks: flat: the backend's sum of gradients over all; hierarchical: within each host, then between hosts,
+    then handed out within each, for hosts whose ranks are better connected than the hosts are."""
     warmup_steps: int = 0
     """Dummy steps on the first batch before the run, so that none of the run's own steps compiles or allocates; all
     they change is put back."""
@@ -207,8 +213,8 @@ class Run:
 
     def __post_init__(self) -> None:
         least_of = {"prefetch": 1, "log_every_steps": 1, "checkpoint_every_epochs": 1, "checkpoint_every_steps": 0}
-        counts = {**least_of, "keep": 1, "max_cpus": 0, "warmup_steps": 0, "devices": 0, "timeout_s": 1}
-        for name, least in counts.items():
+        least_of |= {"keep": 1, "max_cpus": 0, "warmup_steps": 0, "devices": 0, "timeout_s": 1, "bucket_mb": 1}
+        for name, least in least_of.items():
             if getattr(self, name) < least:
                 raise UsageError(f"run.{name}={getattr(self, name)} must be at least {least}")
         if self.workers < -1 or self.threads < 0 or self.max_bad_steps < 1:

@@ -21,11 +21,13 @@ from sightline.config import Recipe, Run
 from sightline.errors import UsageError
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
+from sightline.hardware.reduce import reduce_by_host
 from sightline.hardware.world import World
 from sightline.parts import Batch, Dataset
 from sightline.train.optimizers import set_rate
 from sightline.train.state import TrainState
 
+TORCH_BUCKET_MB = 25
 GRAPH_WARMUP_STEPS = 3  # compile, autotune and allocate before capture
 SMALLEST_LOSS_SCALE = 2.0**-10  # fp16: below this it is not overflow but divergence
 FIXED_TOTALS = ("loss", "samples", "bad_steps", "grad_norm", "steps")
@@ -35,15 +37,9 @@ LossOf = Callable[[Batch], tuple[Tensor, dict[str, Tensor]]]
 
 def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: TrainState, dataset: Dataset) -> Step:
     """The step of this recipe on this device: compiled and captured where that is asked for or wins."""
-    network: nn.Module = state.model
     # Also in a group of one rank, which benchmarks/ddp.py makes to see what DDP costs by itself.
     is_parallel = dist.is_available() and dist.is_initialized()
-    if is_parallel:
-        ids = [device.index] if device.kind == "cuda" else None
-        # torch 2.15 renamed the option; buffers are ours to share, see loop.py.
-        renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-        option: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
-        network = DistributedDataParallel(network, ids, gradient_as_bucket_view=True, **option)
+    network = _distributed(recipe, run, device, world, state) if is_parallel else state.model
     compiled = run.compile == "on" or (run.compile == "auto" and device.compile_auto)
     # A captured step would also capture the collectives of DDP's reducer, which it does not allow.
     graphed = device.has_graphs and not is_parallel and run.graph != "off"
@@ -73,6 +69,27 @@ def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: Tr
     if graphed:
         step.capture_on_first_call()
     return step
+
+
+def _distributed(recipe: Recipe, run: Run, device: Device, world: World, state: TrainState) -> DistributedDataParallel:
+    """The model, whose gradients are averaged over ranks while the backward pass goes on."""
+    # torch 2.15 renamed the option; buffers are ours to share, see loop.py.
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    option: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    network = DistributedDataParallel(
+        state.model,
+        [device.index] if device.kind == "cuda" else None,
+        gradient_as_bucket_view=True,
+        # Named, torch would also make the first bucket as large, which is 1 MiB by itself so as to leave early.
+        bucket_cap_mb=None if run.bucket_mb == TORCH_BUCKET_MB else run.bucket_mb,
+        # Every step uses the same parameters in the same order. But its first backward pass must not be one that holds
+        # gradients back (no_sync), as all parts but the last do: torch 2.11 to 2.15 end with an internal assertion.
+        static_graph=recipe.train.accumulation == 1,
+        **option,
+    )
+    if run.reduce == "hierarchical":
+        state.notes.append(reduce_by_host(network, world, device))
+    return network
 
 
 def _compiled(loss_of: LossOf, device: Device, deterministic: bool) -> LossOf:

@@ -1,0 +1,155 @@
+"""Two ranks with half of every batch each train as one process with the whole batch: every task, every optimizer.
+
+Batch norms share their statistics (bn_group -1), the Dice is that of all ranks, and nothing is mixed. forked.py runs
+main() of this file on every rank.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+from torch import Tensor
+
+from sightline import config
+from sightline.data.loader import Loader
+from sightline.data.order import TrainOrder
+from sightline.hardware import devices
+from sightline.hardware.world import World, connect, detect
+from sightline.train.optimizers import OptimizerConfig
+from sightline.train.schedules import Plan
+from sightline.train.state import TrainState
+from sightline.train.step import build_step
+
+HERE = Path(__file__).resolve().parent
+CPU = devices.select("cpu")
+
+TASKS = {
+    "demo_classification": """--model.width=4 --data.path=synthetic:classes=10,samples=48,size=28 --data.size=24
+        --data.eval-resize=24 --data.eval-size=24 --train.global-batch=8 --train.bn-group=-1""".split(),
+    "demo_detection": """--model.depth=18 --model.width=4 --data.path=synthetic:classes=10,samples=48,size=60
+        --data.size=48 --data.max-boxes=8 --train.global-batch=4 --train.bn-group=-1""".split(),
+    "demo_segmentation": """--model.width=4 --data.path=synthetic:samples=10 --data.task=04 --data.nvol=2
+        --task.dice-over=world --train.global-batch=4""".split(),
+}
+# An adaptive optimizer divides a gradient by its own size: one that is 0 but for rounding (a bias in front of a norm:
+# 1e-9) would become a whole step in either direction. With this much added below the line it does not.
+EPS = "--optimizer.eps=0.001"
+OPTIMIZERS = {
+    "sgd": ["--optimizer.lr=0.02", "--optimizer.nesterov"],
+    "sgd_keras": ["--optimizer.lr=0.02", "--optimizer.nesterov"],
+    "rmsprop": ["--optimizer.lr=0.002", EPS],
+    "adam": ["--optimizer.lr=0.002", EPS],
+    "adamw": ["--optimizer.lr=0.002", EPS],
+    "radam": ["--optimizer.lr=0.002", EPS],
+    "lars": ["--optimizer.lr=0.2"],
+}
+STEPS = {"radam": 6}  # in its first five it is plain momentum, from then on it divides by the root of the squares
+FEW_STEPS = 2
+NEAR = 1e-5
+
+State = dict[str, dict[str, Tensor]]
+
+
+def trained(world: World, task: str, kind: str, states: list[State] | None = None) -> dict[str, Any]:
+    """Samples and gradients of every step; weights, statistics and optimizer before the first and after each.
+
+    With `states`, each step starts from the one given for it instead of from where the last has ended.
+    """
+    flags = [*TASKS[task], f"--optimizer.kind={kind}", *OPTIMIZERS[kind], "--train.precision=fp32", "--run.device=cpu"]
+    recipe, run = config.load(task, flags)
+    cfg, steps = recipe.train, STEPS.get(kind, FEW_STEPS)
+    data = recipe.data.open("train", 0).for_batch(cfg.global_batch)
+    items = data.samples_per_item
+    order = TrainOrder(len(data), cfg.global_batch, 0, rank=world.rank, ranks=world.size, samples_per_item=items)
+    state = TrainState(recipe, run, data.spec, CPU, Plan(1, steps, order.samples_per_epoch, cfg.global_batch), world)
+    step = build_step(recipe, run, CPU, world, state, data)
+    loader = Loader(
+        {"train": data},
+        {"train": order},
+        recipe.data,
+        CPU,
+        workers=0,
+        prefetch=1,
+        on_bad=print,
+        check_stop=lambda: None,
+    )
+    loader.seek("train", 0, steps)
+    found: dict[str, Any] = {"given": [], "gradients": [], "states": [copied(state)]}
+    for number in range(steps):
+        if states is not None:
+            state.load(states[number], {})
+        batch = loader.next("train")
+        step(batch, number, recipe.optimizer.lr)
+        found["given"].append(batch["index"].tolist())
+        found["gradients"].append({name: p.grad.clone() for name, p in state.model.named_parameters()})
+        found["states"].append(copied(state))
+    loader.close()
+    return found
+
+
+def copied(state: TrainState) -> State:
+    return {stem: {name: t.clone() for name, t in named.items()} for stem, named in state.tensors().items()}
+
+
+def main(out: Path) -> None:
+    world = connect(detect(), CPU)
+    seen = {task: {kind: trained(world, task, kind) for kind in OPTIMIZERS} for task in TASKS}
+    torch.save(seen, out / f"{world.rank}.pt")
+    world.close()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks saw."""
+    out = tmp_path_factory.mktemp("ranks")
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, HERE / "forked.py", __file__, out, "2"]
+    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def test_every_optimizer_is_here():
+    assert set(OPTIMIZERS) == set(get_type_hints(OptimizerConfig)["kind"].__args__)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("task", TASKS)
+def test_two_ranks_train_as_one(two: list[dict[str, Any]], task: str, kind: str):
+    """Every step of one process from where the two ranks stood before it: on its own it would part from them by more
+    than rounding as soon as that decides which anchors are hard, or where a ReLU bends."""
+    first, second = (rank[task][kind] for rank in two)
+    whole = trained(World(), task, kind, first["states"])
+    assert [a + b for a, b in zip(first["given"], second["given"], strict=True)] == whole["given"]
+    assert all(set(a).isdisjoint(b) for a, b in zip(first["given"], second["given"], strict=True))
+    assert_near(first["states"][0], whole["states"][0], 0.0)
+    for number, gradients in enumerate(whole["gradients"]):
+        # By the length of the whole gradient: what sums of either sign leave of it keeps fewer digits.
+        length = torch.stack([g.norm() for g in gradients.values()]).norm().item()
+        assert_near({"gradients": first["gradients"][number]}, {"gradients": gradients}, NEAR * max(1.0, length))
+        ours, other, after = first["states"][number + 1], second["states"][number + 1], whole["states"][number + 1]
+        assert_near(ours, other, 0.0)  # shared statistics too
+        assert_near(as_steps(ours, kind), as_steps(after, kind), NEAR)
+        moved = [not torch.equal(after["model"][name], first["states"][number]["model"][name]) for name in gradients]
+        assert sum(moved) > 0.9 * len(moved)
+
+
+def as_steps(state: State, kind: str) -> State:
+    """The velocity of rmsprop times the rate, as all others have it: gradients over their size differ by more."""
+    if kind != "rmsprop":
+        return state
+    kept = {name: t * 0.002 if name.endswith("momentum_buffer") else t for name, t in state["optimizer"].items()}
+    return {**state, "optimizer": kept}
+
+
+def assert_near(found: State, expected: State, near: float) -> None:
+    assert found.keys() == expected.keys()
+    for stem, tensors in expected.items():
+        assert found[stem].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            apart = (found[stem][name].double() - tensor).abs().max().item()
+            assert apart <= near * max(1.0, tensor.abs().max().item()), f"{stem} {name}: {apart}"
