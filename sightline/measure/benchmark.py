@@ -34,7 +34,7 @@ from sightline.hardware.precision import DTYPES
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.log import environment
-from sightline.measure import latency, peers, peers_detection, peers_segmentation
+from sightline.measure import latency, peers, peers_detection, peers_segmentation, scaling
 from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoader, Say
 from sightline.parts import Batch, Dataset, Split
 from sightline.train.schedules import Plan
@@ -67,6 +67,8 @@ class BenchmarkOptions:
     """Folder of the JSON file."""
     logname: str = ""
     """A second file with throughput and latencies alone, flat."""
+    scaling: scaling.ScalingOptions | None = None
+    """Also predict the step on many devices from the one that is measured, or given."""
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("repeats", 1)):
@@ -82,6 +84,8 @@ class BenchmarkOptions:
             raise UsageError("--logname keeps latencies of steps, and --loader alone makes none; leave one of them out")
         if self.logname and Path(self.logname).is_dir():
             raise UsageError(f"--logname {self.logname} is a folder; name a file, e.g. {self.logname}/perf.json")
+        if self.scaling and (self.what == "predict" or self.loader or self.peers or self.logname):
+            raise UsageError("--scaling stands alone; leave --loader, --peers, --what predict and --logname out")
         if self.peers and self.data == "real":
             raise UsageError("--peers compares steps on input that is on the device; leave --data real out, or --peers")
 
@@ -95,6 +99,7 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"{flag} {folder} cannot be written: {error.strerror}; give another folder") from error
+    run = scaling.as_on_many(run) if options.scaling else run
     here, device, recipe = set_up(recipe, run)
     if here.size > 1:
         raise UsageError("benchmark measures one device; start it without torchrun")
@@ -106,7 +111,7 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
         "device": device.name(),
         "batch": recipe.train.global_batch,
         "precision": recipe.train.precision,
-        "options": {**asdict(options), "out": str(options.out)},
+        "options": {**asdict(options), "out": str(options.out), "scaling": scaling.given(options.scaling)},
         **provenance(device),
         "config": {**config.to_json(recipe), "run": asdict(run)},
     }
@@ -115,8 +120,12 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
             result["loader"] = _measure_loaders(recipe, run, options, device, say)
         if options.what == "predict":
             result["predict"] = _measure_predictions(recipe, run, options, device, say)
-        elif options.peers or not options.loader:
+        elif options.peers or not (options.loader or (options.scaling and options.scaling.step_ms)):
             result["step"] = _measure_steps(recipe, run, options, device, say)
+        if options.scaling:
+            dataset, row = synthetic_dataset(recipe), _our_row(result)
+            found = scaling.predict_recipe(recipe, run, dataset, _picture(dataset), options.scaling, row)
+            result["scaling"] = found
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
             f"{device.name()} ran out of memory with batch {recipe.train.global_batch}; "
@@ -139,7 +148,7 @@ def as_text(result: dict[str, Any]) -> str:
     repeats, steps = result["options"]["repeats"], result["options"]["steps"]
     lines = [
         f"{result['recipe']} on {result['device']}: batch {result['batch']}, {result['precision']}, "
-        f"{repeats} repeats of {steps} steps",
+        + (f"{repeats} repeats of {steps} steps" if result.keys() & {"loader", "step", "predict"} else "not measured"),
         f"torch {versions['torch']}, cuda {versions['cuda']}, cudnn {versions['cudnn']}, triton {versions['triton']}, "
         f"commit {commit['id'][:10]}{' with changes' if commit['dirty'] else ''}",
     ]
@@ -164,6 +173,8 @@ def as_text(result: dict[str, Any]) -> str:
         lines += [f"not measured: {name}" for name in step["left_out"]]
     if row := _our_row(result):
         lines.append(latency.as_text(result["options"]["what"], result["perf"], len(row["latency_s"])))
+    if "scaling" in result:
+        lines.append(scaling.as_text(result["scaling"]))
     return "\n".join(lines)
 
 
