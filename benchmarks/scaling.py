@@ -130,7 +130,7 @@ class RankStep(OurStep):
         self.step = build_step(recipe, run, self.device, world, self.state, synthetic_dataset(recipe))
 
 
-def timed(call: Callable[[], None], times: int) -> list[float]:
+def timed(call: Callable[[], object], times: int) -> list[float]:
     """Seconds of each of `times` calls."""
     moments = [time.perf_counter()]
     for _ in range(times):
@@ -216,7 +216,7 @@ def ranks_as_text(found: dict[str, Any]) -> str:
     lines = [
         f"{found['recipe']}: {found['batch_per_rank']} samples per rank, {found['gradient_bytes'] / 1e6:.3g} MB of "
         f"gradients in {found['buckets']} buckets; {len(found['seconds']['joined'])} steps of each kind; ms",
-        f"{'from':<7} {'step':>8} {'spread':>7} {'loopback GB/s':>13} {'latency':>8} {'measured':>8} {'link alone':>10} "
+        f"{'from':<7} {'step':>8} {'spread':>7} {'link GB/s':>13} {'latency':>8} {'measured':>8} {'link alone':>10} "
         f"{'error':>7} {'predicted':>9} {'error':>7}",
     ]
     for row in found["rows"]:

@@ -36,8 +36,10 @@ COUNTS = (1, 2, 4, 8, 16, 64, 256, 1024)
 def script():
     spec = importlib.util.spec_from_file_location("scaling_script", SCRIPT)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
     spec.loader.exec_module(module)
-    return module
+    yield module
+    del sys.modules[spec.name]
 
 
 # Collectives
