@@ -213,7 +213,7 @@ class Run:
 
     def __post_init__(self) -> None:
         least_of = {"prefetch": 1, "log_every_steps": 1, "checkpoint_every_epochs": 1, "checkpoint_every_steps": 0}
-        least_of |= {"keep": 1, "max_cpus": 0, "warmup_steps": 0, "devices": 0, "timeout_s": 1, "bucket_mb": 1}
+        least_of |= {"keep": 1, "max_cpus": 0, "warmup_steps": 0, "devices": 0, "timeout_s": 1}
         for name, least in least_of.items():
             if getattr(self, name) < least:
                 raise UsageError(f"run.{name}={getattr(self, name)} must be at least {least}")
@@ -225,6 +225,8 @@ class Run:
             )
         if self.test_id and not self.benchmark_log:
             raise UsageError(f"run.test_id='{self.test_id}' goes into benchmark_run.log; add --run.benchmark-log DIR")
+        if self.bucket_mb < 1:
+            raise UsageError(f"run.bucket_mb={self.bucket_mb} must be at least 1; torch's default is 25")
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ def predict_recipe(
         step_s,
         batch,
         network_of(model, picture),
-        getattr(run, "bucket_mb", BUCKET_MIB) * MIB,
+        run.bucket_mb * MIB,
         recipe.train.accumulation,
         recipe.train.bn_group,
         max(0.0, spread),
@@ -344,7 +344,7 @@ def rounds_of(recipe: Recipe, run: Run, dataset: Dataset, options: ScalingOption
         checkpoint_bytes(recipe, dataset),
         run.checkpoint_every_epochs,
         options.disk_gbs * 1e9,
-        getattr(run, "save_in_background", False),
+        run.save_in_background,
     )
 
 

@@ -119,7 +119,7 @@ def main(out: Path) -> None:
         torch._dynamo.reset()
         way = f"{reduce} {accumulation} {compile}"
         seen[way] = trained(world, Run(reduce=reduce, compile=compile, bucket_mb=1), accumulation)
-    seen["default"], seen["larger"] = trained(world, Run()), trained(world, Run(bucket_mb=2))
+    seen["default"], seen["larger"] = trained(world, Run()), trained(world, Run(bucket_mb=3))
     seen["odd"] = refused(world, world.rank % 3, 3)
     seen["unlike"] = refused(world, world.rank % 3, 1 if world.rank == 3 else 3)
     seen["mixed"] = refused(world, world.rank // 2, 2)
@@ -201,7 +201,7 @@ def test_what_torch_is_asked_for(seen):
         # One bucket that two ranks of a host cannot share evenly, and one that they can.
         assert {size // 4 % PER_HOST for size in sizes} == {0, 1}
     default, larger = seen[0]["default"], seen[0]["larger"]
-    assert default["facts"]["bucket_cap_bytes"] == 25 << 20 and larger["facts"]["bucket_cap_bytes"] == 2 << 20
+    assert default["facts"]["bucket_cap_bytes"] == 25 << 20 and larger["facts"]["bucket_cap_bytes"] == 3 << 20
     assert len(bucket_bytes(default)) == 2, "the first leaves early"
     assert bucket_bytes(larger) == [total]
 
