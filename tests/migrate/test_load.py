@@ -72,6 +72,7 @@ def test_save_and_load(tmp_path: Path, on_cpu: Start):
     assert torch.equal(whole.weight, model.weight)
 
 
+@pytest.mark.filterwarnings("ignore:Environment variable TORCH_FORCE:UserWarning")
 def test_legacy_load(tmp_path: Path, on_cpu: Start, monkeypatch: pytest.MonkeyPatch):
     import argparse
 

@@ -143,7 +143,7 @@ REFUSED = {
         "import triton\n@triton.jit\ndef kernel(x):\n    pass\nkernel[(1,)](torch.zeros(1).cuda())  # here",
         "Triton kernel 'kernel' cannot run on cpu",
     ),
-    "no rule": ("torch._C._cuda_getDevice()  # here", "needs a real CUDA device, not cpu"),
+    "no rule": ("torch.cuda._lazy_init()  # here", "needs a real CUDA device, not cpu"),
 }
 
 
