@@ -293,15 +293,9 @@ def _make_ddp(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_data_parallel(rule: Rule, original: Any, session: Session) -> Any:
-    """torch does the same by itself, but not on a machine whose GPU is left unused."""
-    is_one, get = session.target.name in HOST_MEMORY, session.devices.get
+    """On every target: torch does the same where it sees no device, and else scatters to CUDA devices only."""
 
     def __init__(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
-        if not is_one:
-            ids = device_ids and [d if isinstance(d, int) else get(d) for d in device_ids]
-            output_device = output_device if isinstance(output_device, int) else get(output_device)
-            original(self, module, ids, output_device, dim)
-            return
         record.hit(rule, (module,), {"device_ids": device_ids})
         torch.nn.Module.__init__(self)
         self.module = module
@@ -313,8 +307,7 @@ def _make_data_parallel(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_data_parallel_call(rule: Rule, original: Any, session: Session) -> Any:
-    if session.target.name not in HOST_MEMORY:
-        return original
+    """On every target: torch's own scatters to CUDA devices only."""
 
     def data_parallel(
         module: Any,
