@@ -439,9 +439,7 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "affinity": [SeenIn("unit/hardware/test_affinity.py::test_a_run_keeps_to_its_cpus")],
         "bucket_mb": [SeenIn("distributed/test_ddp.py::test_what_torch_is_asked_for")],
         "reduce": [SeenIn("distributed/test_ddp.py::test_two_levels_give_the_gradients_of_one")],
-        "save_in_background": [
-            SeenIn("faults/test_background_save.py::test_training_goes_on_while_a_save_is_written")
-        ],
+        "save_in_background": [SeenIn("faults/test_background_save.py::test_training_goes_on_while_a_save_is_written")],
         "rank_output": [SeenIn("distributed/test_elastic.py::test_a_killed_rank_leads_to_a_restart_and_equal_weights")],
         "timeout_s": [SeenIn("distributed/test_hang.py::test_a_hung_rank_ends_all_with_their_stacks")],
         "devices": [SeenIn("distributed/test_mpi.py::test_devices_starts_ranks_that_share_the_batch")],
