@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,14 @@ TOPICS = [name for name in TOPICS if name != "where" and not name.startswith("_"
 
 def _environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_MIGRATE")}
-    return kept | {"PYTHONPATH": os.pathsep.join([str(REPO), str(HERE)]), "OMP_NUM_THREADS": "1"} | more
+    paths = os.pathsep.join([str(REPO), str(HERE)])
+    return kept | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | more
 
 
 def _run(*words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, env=_environment(**more), capture_output=True, text=True, timeout=300)
+    command, environment = [sys.executable, *map(str, words)], _environment(**more)
+    with tempfile.TemporaryDirectory() as folder:  # where the logs of migration go
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -79,28 +82,32 @@ class Where(Dataset):
     def __len__(self):
         return 2
     def __getitem__(self, index):
-        return torch.cuda.is_available(), torch.cuda.get_device_name()
+        return f"{torch.cuda.is_available()} {torch.cuda.get_device_name()}"
 
 if __name__ == "__main__":
     print(torch.ones(1).cuda().device, torch._C.TensorBase.device.__get__(torch.ones(1, device="cuda:1")))
-    for context in ("fork", "spawn"):
-        print(*DataLoader(Where(), batch_size=None, num_workers=1, multiprocessing_context=context))
+    print(*DataLoader(Where(), batch_size=None, num_workers=1, multiprocessing_context="spawn"))
 """
 
 
-@pytest.mark.parametrize("target", ["twin", "auto"])
-def test_switched_on_by_the_environment(library: str, tmp_path: Path, target: str) -> None:
-    """`import torch` calls the hooks of all backends in no order: ours may come before the device's own."""
+@pytest.mark.parametrize(("target", "first"), [("twin", "ours"), ("auto", "ours"), ("twin", "the device's")])
+def test_switched_on_by_the_environment(library: str, tmp_path: Path, target: str, first: str) -> None:
+    """`import torch` calls the hooks of all backends in the order of the path: ours may come before the device's."""
     (tmp_path / "script.py").write_text(SWITCHED_ON)
     paths = [REPO / "sightline" / "migrate" / "autoload", REPO, HERE]
-    for order in (paths, paths[::-1]):
-        done = _run(
-            tmp_path / "script.py",
-            TWIN_LIBRARY=library,
-            SIGHTLINE_MIGRATE="1",
-            SIGHTLINE_MIGRATE_TARGET=target,
-            PYTHONPATH=os.pathsep.join(map(str, order)),
-        )
-        first, *workers = done.stdout.splitlines()
-        assert first == "cuda:0 twin:1", done.stdout + done.stderr
-        assert workers == ["(True, 'Twin 0') (True, 'Twin 0')"] * 2, done.stdout + done.stderr
+    done = _run(
+        tmp_path / "script.py",
+        TWIN_LIBRARY=library,
+        SIGHTLINE_MIGRATE="1",
+        SIGHTLINE_MIGRATE_TARGET=target,
+        PYTHONPATH=os.pathsep.join(map(str, paths if first == "ours" else paths[::-1])),
+    )
+    assert done.stdout == "cuda:0 twin:1\nTrue Twin 0 True Twin 0\n", done.stdout + done.stderr
+
+
+def test_the_reference_script_prints_the_cpus_losses(library: str) -> None:
+    script, flags = HERE.parent / "fixtures" / "train_reference.py", ("--fast", "--model-ema", "--clip-grad-norm", "1")
+    expected = _run(script, "--device", "cpu", *flags).stdout
+    found = _run("-m", "sightline.migrate", "--target", "twin", script, *flags, TWIN_LIBRARY=library).stdout
+    told = [[line for line in text.splitlines() if " loss " in line] for text in (expected, found)]
+    assert len(told[0]) == 6 and told[0] == told[1]

@@ -217,11 +217,6 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   bool isPinnedPtr(const void* address) const override { return memory().owner(address) == kPinned; }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
-  Device getDeviceFromPtr(void* address) const override {
-    const auto owner = memory().owner(address);
-    TORCH_CHECK(owner && *owner != kPinned, "twin: this address is host memory");
-    return Device(kTwin, *owner);
-  }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
     auto fresh = device_memory.allocate(bytes);
     if (bytes) std::memcpy(fresh.get(), storage.data(), std::min(bytes, storage.nbytes()));
@@ -338,6 +333,20 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
   return {back(to_input), back(to_weight), back(to_bias)};
 }
 
+// Its schema does not say that it writes the running statistics, so the fallback would lose them.
+std::tuple<Tensor, Tensor, Tensor> batch_norm(
+    const Tensor& input, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& mean, const std::optional<Tensor>& var, bool training, double momentum, double eps) {
+  for (const auto* other : {&weight, &bias, &mean, &var})
+    TORCH_CHECK(!*other || !(*other)->defined() || (*other)->device() == input.device(),
+                "Expected all tensors to be on the same device, but batch norm got ", input.device(), " and another");
+  const auto host_mean = host(mean), host_var = host(var);
+  auto [out, save_mean, save_var] =
+      at::native_batch_norm(input.cpu(), host(weight), host(bias), host_mean, host_var, training, momentum, eps);
+  if (training && host_mean) mean->copy_(*host_mean), var->copy_(*host_var);
+  return {out.to(input.device()), save_mean.to(input.device()), save_var.to(input.device())};
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
@@ -352,6 +361,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", copy_from);
   m.impl("record_stream", record_stream);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
+  m.impl("native_batch_norm", batch_norm);
   m.impl("convolution_overrideable", convolution);
   m.impl("convolution_backward_overrideable", convolution_backward);
 }
