@@ -137,7 +137,8 @@ class ImportHook(importlib.abc.MetaPathFinder):
         finally:
             self._searching = False
         if spec is not None and spec.loader is not None:
-            spec.loader = _Follower(spec.loader, self._after.pop(name))  # type: ignore[assignment]
+            # A script may only ask whether the module is there: what waits for it stays until it is run.
+            spec.loader = _Follower(spec.loader, lambda: self._after.pop(name, []))  # type: ignore[assignment]
         return spec
 
     def install(self, undo: UndoStack) -> None:
@@ -165,9 +166,9 @@ class _Provider(importlib.abc.Loader):
 class _Follower:
     """The module's own loader, plus what happens after it; all else is asked of the real loader."""
 
-    def __init__(self, loader: Any, callbacks: list[Callable[[ModuleType], None]]) -> None:
+    def __init__(self, loader: Any, take: Callable[[], list[Callable[[ModuleType], None]]]) -> None:
         self._loader = loader
-        self._callbacks = callbacks
+        self._take = take
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -178,5 +179,5 @@ class _Follower:
         if spec is not None:
             spec.loader = self._loader
         module.__loader__ = self._loader
-        for callback in self._callbacks:
+        for callback in self._take():
             callback(module)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 from torch import serialization
 
-from sightline.migrate import activate, deactivate, migrate, record, rules, session
+from sightline.migrate import activate, deactivate, migrate, patching, record, rules, session
 from sightline.migrate.options import MigrateError
 
 CLASSES = (
@@ -103,6 +105,23 @@ def test_late_activation_reaches_names_imported_before():
         assert ones is torch.ones is not before and available()
         assert ones(2, device="cuda").tolist() == [1.0, 1.0]
     assert ones is before and not available()
+
+
+def test_a_module_that_was_only_looked_for_is_still_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "looked_for_first.py").write_text("VALUE = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    hook, undo, seen = patching.ImportHook(), patching.UndoStack(), []
+    hook.install(undo)
+    try:
+        hook.when_imported("looked_for_first", lambda module: seen.append(module.VALUE))
+        for _ in range(2):
+            assert importlib.util.find_spec("looked_for_first") is not None
+        assert seen == []
+        importlib.import_module("looked_for_first")
+        assert seen == [1]
+    finally:
+        undo.undo()
+        sys.modules.pop("looked_for_first", None)
 
 
 def test_unknown_target_and_option_are_told():
