@@ -53,7 +53,7 @@ class Watchdog:
             self._store.set_timeout(timedelta(seconds=LEAVE_S / 2))
         self._interval_s = min(1.0, timeout_s / 5)
         self._limit_s = CONNECT_TIMEOUT.total_seconds()
-        self._beats = 0
+        self._has_stepped = False
         self._last = time.monotonic()
         self._ending = threading.Lock()  # taken by whoever tells the end of this rank first, and kept
         self._closed = threading.Event()
@@ -74,8 +74,8 @@ class Watchdog:
         next `is_long` where rank 0 writes and the others wait for it."""
         self._last = time.monotonic()
         self._limit_s = CONNECT_TIMEOUT.total_seconds() if is_long else self.timeout_s
-        self._beats += 1
-        if self._beats == 1 and self._store is not None:
+        if not (is_long or self._has_stepped) and self._store is not None:
+            self._has_stepped = True
             set_timeout(timedelta(seconds=self.timeout_s + MARGIN_S))
 
     def tell_end(self, code: int, reason: str) -> None:

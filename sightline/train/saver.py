@@ -136,9 +136,10 @@ class Saver:
         """Writes a checkpoint on rank 0, from a copy while the run goes on; at most one is on its way. The one that a
         run ends with must succeed, and all wait for it: a launcher kills the rest as soon as one rank has left."""
         state, progress = self.state, self.state.progress
-        if must_succeed:
-            self.world.beat(is_long=True)
+        is_waited_for = must_succeed or not self.run.save_in_background
+        self.world.beat(is_long=True)
         self.collect(wait=True)
+        self.world.barrier()  # a slow disk is waited for here, where no step is timed
         state.share_batch_norm(self.recipe.train.bn_eval, self.world)
         if not state.weights_are_finite():
             raise NotFinite(f"weights are not finite at step {progress.step}; nothing was saved over good checkpoints")
@@ -156,9 +157,9 @@ class Saver:
             held = copies(state.tensors())
             self._copied_s = time.perf_counter() - started
             self._pending = self._writer.submit(self._write, progress.step, held, stored, progress.best_step)
-            if must_succeed or not self.run.save_in_background:
+            if is_waited_for:
                 self.collect(wait=True, must_succeed=must_succeed)
-        if must_succeed:
+        if is_waited_for:
             self.world.barrier()
 
     def _write(self, step: int, held: Tensors, stored: dict[str, Any], best_step: int) -> tuple[int, Path, float]:
@@ -187,6 +188,7 @@ class Saver:
 
     def close(self) -> None:
         """Lets a save that is on its way arrive, however the run ends."""
+        self.world.beat(is_long=True)
         try:
             self.collect(wait=True)
         except (OSError, SightlineError) as error:  # the run has an end of its own to tell
@@ -226,6 +228,7 @@ class Saver:
         if run.on_nan == "skip":
             self.log.warn(f"{happened}: skipped")
             return False
+        self.world.beat(is_long=True)
         self.collect(wait=True)
         self.world.barrier()
         found = self.checkpoints.newest()

@@ -1,8 +1,9 @@
 """A tiny recipe with batch-norm that fails on one rank where the environment variable FAULT wants it.
 
 FAULT="WHAT@RANK:STEP" e.g. "kill@1:7": in the first attempt, or with "always-kill" in each, when that rank computes the
-loss of its STEP-th step, from 1 on: kill (SIGKILL), hang (does not return), term (SIGTERM), raise, data (exit 3). With
-TRACE=DIR every rank adds the samples of each of its steps to DIR/RANK.jsonl. Without either it is an ordinary recipe.
+loss of its STEP-th step, from 1 on: kill (SIGKILL), hang (does not return), term (SIGTERM), raise, data (exit 3), disk
+(the next file takes SLOW_S to reach it). With TRACE=DIR every rank adds the samples of each of its steps to
+DIR/RANK.jsonl. Without either it is an ordinary recipe.
 """
 
 import json
@@ -23,6 +24,7 @@ from sightline.tasks.classification import Classification
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
+SLOW_S = 9
 steps = count(1)
 
 
@@ -41,6 +43,15 @@ def fail(step: int) -> None:
         raise ValueError("made to fail")
     elif what == "data":
         raise BadData("made to find bad data")
+    elif what == "disk":
+        at_once = os.fsync
+
+        def fsync(descriptor: int) -> None:
+            os.fsync = at_once
+            time.sleep(SLOW_S)
+            at_once(descriptor)
+
+        os.fsync = fsync
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,16 @@ def test_a_rank_that_fails_alone_is_named_with_its_reason(ranks, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how", ["--run.save-in-background", "--run.no-save-in-background"])
+def test_a_slow_disk_is_no_hung_rank(ranks, tmp_path: Path, how: str):
+    """Ranks wait for rank 0 where it waits for the disk, three times as long as a step may take."""
+    out = tmp_path / "run"
+    said = ranks.run(out, 2, "--run.timeout-s=3", "--run.checkpoint-every-steps=2", how, FAULT="disk@0:4")
+    assert ranks.ended(out)["code"] == 0, said
+    assert [line["step"] for line in ranks.events(out, "checkpoint")][:3] == [2, 4, 6]
+
+
+@pytest.mark.slow
 def test_rank_0_may_hang_too(ranks, tmp_path: Path):
     out = tmp_path / "run"
     said = ranks.run(out, 2, "--run.timeout-s=3", FAULT="hang@0:4")
