@@ -55,8 +55,17 @@ def detect() -> Attempt:
     if run_id == "none":  # torchrun's default, so any two commands have it; these know each other by their launcher
         agent = os.getppid()
         command = f"launcher {agent} on {platform.node()}, started at {_start_time(agent)}"
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return Attempt(run_id, command, restarts, int(os.environ.get("WORLD_SIZE", "1")))
+    return Attempt(run_id, command, _number("TORCHELASTIC_RESTART_COUNT", 0), _number("WORLD_SIZE", 1))
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name) or str(default)
+    if not text.isdecimal():
+        raise UsageError(
+            f"{name}='{text}' must be a whole number, as torchrun sets it beside TORCHELASTIC_RUN_ID; start with "
+            f"torchrun, or unset both"
+        )
+    return int(text)
 
 
 def read_exit(folder: Path) -> dict[str, Any]:

@@ -76,6 +76,14 @@ def test_detect(monkeypatch: pytest.MonkeyPatch):
     assert found.run_id == "none" and f"launcher {os.getppid()} on " in found.command, "two commands may share `none`"
 
 
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"])
+def test_a_wrong_environment_is_named(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setenv(name, "two")
+    with pytest.raises(UsageError, match=f"{name}='two' must be a whole number"):
+        attempts.detect()
+
+
 def test_the_folder_of_an_attempt_that_gives_no_sign_is_taken_over(tmp_path: Path, monkeypatch, capsys):
     """As of a host that was cut off: its process lives, and its lock with it."""
     monkeypatch.setattr(log, "TAKE_OVER_S", 0.2)
