@@ -359,7 +359,9 @@ def _graphs() -> Iterator[Rule]:
 
     def of(name: str) -> Maker:
         def make(rule: Rule, original: Any, session: Session) -> Any:
-            return native_graph(session, name) or getattr(virtual_streams, name)
+            virtual = getattr(virtual_streams, name)
+            looks = {"rule": rule, "__doc__": virtual.__doc__, "__module__": "torch.cuda"}
+            return native_graph(session, name) or type(name, (virtual,), looks)
 
         return make
 

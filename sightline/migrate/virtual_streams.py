@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sightline.migrate import zones
+from sightline.migrate import record, zones
 from sightline.migrate.options import MigrateError
 
 if TYPE_CHECKING:
+    from sightline.migrate.rules import Rule
     from sightline.migrate.session import Session
 
 _numbers = itertools.count(1)
@@ -142,17 +143,20 @@ def stream(stream: Any) -> StreamContext:
 class CUDAGraph:
     """May be made and reset; what it is for, recording work and replaying it, is refused."""
 
+    rule: Rule
+    """by which a refusal appears in the report; set where the class takes its name's place"""
+
     def __init__(self, keep_graph: bool = False) -> None:
         self.keep_graph = keep_graph
 
     def capture_begin(self, *args: Any, **kwargs: Any) -> None:
-        refuse_capture()
+        refuse_capture(self.rule)
 
     def capture_end(self) -> None:
-        refuse_capture()
+        refuse_capture(self.rule)
 
     def replay(self) -> None:
-        refuse_capture()
+        refuse_capture(self.rule)
 
     def reset(self) -> None:
         """Nothing was recorded."""
@@ -167,8 +171,11 @@ class CUDAGraph:
 class graph:
     """`with torch.cuda.graph(g):` is where a script would lose its work: refused before it starts."""
 
+    rule: Rule
+    """by which a refusal appears in the report; set where the class takes its name's place"""
+
     def __init__(self, cuda_graph: Any, *args: Any, **kwargs: Any) -> None:
-        refuse_capture()
+        refuse_capture(self.rule)
 
     def __enter__(self) -> None:
         """Never reached: the constructor refuses."""
@@ -177,12 +184,11 @@ class graph:
         """Never reached."""
 
 
-def refuse_capture() -> None:
+def refuse_capture(rule: Rule) -> None:
     """Without a graph the captured work would run once and never again: silently wrong, so always an error."""
-    raise MigrateError(
-        f"{zones.user_site(zones.caller())}: CUDA graphs cannot be captured or replayed on this target; "
-        "run the step directly, or use torch.compile"
-    )
+    text = "CUDA graphs cannot be captured or replayed on this target; run the step directly, or use torch.compile"
+    record.hit(rule, (), {}, text)
+    raise MigrateError(f"{zones.user_site(zones.caller())}: {text}")
 
 
 def make_graphed_callables(callables: Any, sample_args: Any = None, *args: Any, **kwargs: Any) -> Any:

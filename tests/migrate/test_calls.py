@@ -229,6 +229,8 @@ def test_graphs_are_refused(on_cpu: Start):
         pass
     with pytest.raises(MigrateError, match=r"test_calls.py:\d+: CUDA graphs"):
         graph.replay()
+    refused = {each.rule.name: each.user.file for each in record.records.values() if each.kind == "refused"}
+    assert refused == {"torch.cuda.graph": __file__, "torch.cuda.CUDAGraph": __file__}
     layer = torch.nn.Linear(2, 2)
     assert torch.cuda.make_graphed_callables(layer, (torch.ones(1, 2),)) is layer
 
