@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from sightline.migrate import record
 from sightline.migrate.makers import answers
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
 CUDNN_VERSION = 90100
+ATTENTION = "torch.nn.attention"
+HOST_IS_DEVICE = ("cpu", "mps")
+MATH_STAYS = "plain attention stays allowed: the target has not every kernel of CUDA"
 ACTIVITIES = {"xpu": "XPU", "hpu": "HPU", "mtia": "MTIA"}
 
 
@@ -28,6 +32,8 @@ def rules() -> list[Rule]:
         Rule("torch.backends.cudnn.is_acceptable", "adapted", answers(yes), "yes: its switches have no effect"),
         Rule("torch.backends.cudnn.version", "adapted", _version(), "a version that has everything"),
         Rule("torch.backends.cuda.cufft_plan_cache", "ignored", _make_plan_cache, "kept only"),
+        Rule("torch.backends.cuda.enable_math_sdp", "adapted", dressed(_make_math), MATH_STAYS, targets=HOST_IS_DEVICE),
+        Rule(f"{ATTENTION}._sdpa_kernel", "adapted", dressed(_make_kernels), MATH_STAYS, HOST_IS_DEVICE, ATTENTION),
         Rule("torch.version.cuda", "adapted", _make_version, "what --cuda-version says"),
         Rule("torch.profiler.profile.__init__", "adapted", dressed(_make_profile), "activities of the target"),
         Rule("torch.autograd.profiler.profile.__init__", "adapted", dressed(_make_autograd_profile), "of the target"),
@@ -58,6 +64,31 @@ class PlanCache:
 
 def _make_plan_cache(rule: Rule, original: Any, session: Session) -> Any:
     return PlanCache()
+
+
+def _make_math(rule: Rule, original: Any, session: Session) -> Any:
+    """Scripts forbid it to be sure of a fast kernel; without one of those, nothing could compute attention."""
+
+    def enable_math_sdp(enabled: bool) -> None:
+        if not enabled and not is_dynamo_compiling():
+            record.hit(rule, (enabled,))
+        original(True)
+
+    return enable_math_sdp
+
+
+def _make_kernels(rule: Rule, original: Any, session: Session) -> Any:
+    """What sdpa_kernel and sdp_kernel both call, also from compiled code."""
+    math = torch.nn.attention.SDPBackend.MATH
+
+    def _sdpa_kernel(backends: Any, *args: Any, **kwargs: Any) -> None:
+        if math not in backends:
+            if not is_dynamo_compiling():
+                record.hit(rule, [str(each) for each in backends])
+            backends = [*backends, math]
+        original(backends, *args, **kwargs)
+
+    return _sdpa_kernel
 
 
 def _make_version(rule: Rule, original: Any, session: Session) -> Any:

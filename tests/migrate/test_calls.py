@@ -302,6 +302,30 @@ def test_switches_and_markers(on_cpu: Start):
         pass
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_attention_kernels_of_cuda_fall_back(on_cpu: Start):
+    q = torch.rand(1, 2, 4, 8)
+    attention, cuda, kernels = torch.nn.functional.scaled_dot_product_attention, torch.backends.cuda, torch.nn.attention
+    expected = attention(q, q, q)
+    on_cpu()
+    for chosen in (
+        kernels.sdpa_kernel(kernels.SDPBackend.EFFICIENT_ATTENTION),
+        kernels.sdpa_kernel([kernels.SDPBackend.CUDNN_ATTENTION], set_priority=True),
+        cuda.sdp_kernel(enable_flash=False, enable_math=False, enable_mem_efficient=True),
+    ):
+        with chosen:
+            assert not cuda.flash_sdp_enabled()
+            assert torch.allclose(attention(q, q, q), expected, atol=1e-6)
+    assert cuda.flash_sdp_enabled()
+    try:
+        cuda.enable_flash_sdp(False), cuda.enable_math_sdp(False)
+        assert torch.allclose(attention(q, q, q), expected, atol=1e-6)
+    finally:
+        cuda.enable_flash_sdp(True)
+    names = {each.rule.name for each in record.records.values()}
+    assert names == {"torch.nn.attention._sdpa_kernel", "torch.backends.cuda.enable_math_sdp"}
+
+
 def test_profiler(on_cpu: Start):
     on_cpu()
     activity = torch.profiler.ProfilerActivity
