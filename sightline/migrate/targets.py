@@ -105,6 +105,8 @@ class DeviceMap:
         for index in range(MOST_DEVICES):
             there = self.name if self.is_cpu else f"{self.name}:{index}"
             self.table |= {f"cuda:{index}": there, torch.device("cuda", index): there, index: there}
+        if self.is_cpu:
+            self.table[-1] = self.name  # what get_device() says of a tensor there, given back as a device
 
     def get(self, device: Any) -> Any:
         """The target's device for a CUDA one; anything else as it came. Plain enough for dynamo to trace."""

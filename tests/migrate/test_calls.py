@@ -16,7 +16,7 @@ from sightline.migrate.options import MigrateError
 from sightline.migrate.session import Session
 
 Start = Callable[..., Session]
-CUDA = ["cuda", "cuda:0", "cuda:1", torch.device("cuda"), torch.device("cuda", 0), 0, 3]
+CUDA = ["cuda", "cuda:0", "cuda:1", torch.device("cuda"), torch.device("cuda", 0), 0, 3, -1]
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "as_tensor": ([1.0],), "asarray": ([1.0],), "tensor": ([1.0],), "scalar_tensor": (1.0,), "eye": (3,),
     "full": ((2,), 1.0), "full_like": (torch.ones(2), 1.0), "randint": (5, (2,)), "randint_like": (torch.ones(2), 5),
