@@ -267,6 +267,7 @@ class RunLog:
 
     def evaluating(self, done: int, total: int, run_done: int, run_total: int) -> None:
         """Progress of an evaluation; `run_done` of `run_total` is where training stands meanwhile."""
+        self.give_sign()
         if self._wants_bar:
             self._show_bar(f"evaluating {done}/{total}", run_done, run_total, "")
 

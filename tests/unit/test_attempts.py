@@ -101,7 +101,8 @@ def test_the_folder_of_an_attempt_that_gives_no_sign_is_taken_over(tmp_path: Pat
     assert {path.name for path in tmp_path.glob(".lock*")} == {".lock"}
 
 
-def test_the_folder_of_an_attempt_that_comes_on_is_not(tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("come_on", [RunLog.give_sign, lambda old: old.evaluating(1, 9, 0, 9)])
+def test_the_folder_of_an_attempt_that_comes_on_is_not(tmp_path: Path, monkeypatch, come_on):
     """Two groups of hosts that do not see each other would take it from each other for ever."""
     monkeypatch.setattr(log, "TAKE_OVER_S", 0.2)
     old = RunLog(tmp_path, attempt=FIRST)
@@ -110,7 +111,7 @@ def test_the_folder_of_an_attempt_that_comes_on_is_not(tmp_path: Path, monkeypat
 
     def sleep(seconds: float, call=time.sleep) -> None:
         if not waited:
-            old.give_sign()
+            come_on(old)
         waited.append(seconds)
         call(seconds)
 
