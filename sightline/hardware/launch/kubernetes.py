@@ -215,12 +215,12 @@ def _resources(plan: Plan, options: Options) -> dict[str, Any]:
 
 def _environ(plan: Plan) -> list[dict[str, str]]:
     values = {"PYTHONUNBUFFERED": "1", **plan.environ}
-    return [{"name": name, "value": value.replace("$(", "$$(")} for name, value in values.items()]
+    return [{"name": name, "value": value} for name, value in zip(values, _escaped([*values.values()]), strict=True)]
 
 
 def _escaped(words: list[str] | tuple[str, ...]) -> list[str]:
     """What kubelet would take for a variable stays as it was written."""
-    return [word.replace("$(", "$$(") for word in words]
+    return [word.replace("$", "$$") for word in words]
 
 
 def _volume(text: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:

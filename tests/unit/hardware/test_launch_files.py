@@ -21,7 +21,7 @@ from sightline.hardware.launch.command import Options, launch, make_plan, writte
 from sightline.hardware.launch.plan import Host, Plan, forwarded, parse_hosts
 
 # A path that a shell, kubelet or YAML would change if it were not quoted.
-NASTY = '/my data/$(x) `y`/it\'s: "z" #1 & *'
+NASTY = '/my data/$(x) $$(x) $$ `y`/it\'s: "z" #1 & *'
 FLAGS = ("demo_classification", "--data.path", NASTY, "--train.global-batch", "512")
 COMMAND = ("train", *FLAGS)
 
