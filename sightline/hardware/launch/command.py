@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,6 +129,9 @@ def make_plan(options: Options, flags: Sequence[str], recipe: Recipe, run: Run) 
     name = options.name or recipe.name.replace("_", "-").lower()
     if not LABEL.fullmatch(name):
         raise UsageError(f"--name '{name}' must be at most 52 small letters, digits and dashes, e.g. resnet50-a")
+    if options.launcher == "ssh":
+        # By which attempts of one command know each other; another start must not take its run folder over.
+        name = f"{name}-{uuid.uuid4().hex[:12]}"
     patterns = options.forward if options.launcher in ("mpirun", "ssh") else ()
     plan = Plan(
         hosts=hosts,

@@ -136,6 +136,8 @@ def _srun(plan: Plan, cores: int) -> str:
     words += [f"--output={plan.output}/rank_%t.log"] if plan.output else []
     if not plan.is_elastic:
         return shlex.join([*words, plan.python, "-m", "sightline", *plan.arguments])
-    # Who meets where is known when the job has its nodes. The first of these words is ours, whatever flags hold.
+    # Who meets where is known when the job has its nodes; its number tells it from others that are named alike, whose
+    # run folder it must not take over. The first of these words are ours, whatever flags hold.
     command = shlex.join([*words, *torchrun.words(replace(plan, output=""), plan.slots, "", "FIRST")])
+    command = command.replace(f"--rdzv-id={plan.name}", f'--rdzv-id={plan.name}-"$SLURM_JOB_ID"', 1)
     return command.replace("--rdzv-endpoint=FIRST", '--rdzv-endpoint="$MASTER_ADDR"', 1)

@@ -180,6 +180,14 @@ def test_ssh_hands_every_word_through_the_shell_of_the_host():
         assert seen[-len(COMMAND) :] == list(COMMAND) and f"--node-rank={node}" in seen and mine == "it's $HOME"
 
 
+def test_two_elastic_starts_by_ssh_are_two_commands():
+    """Attempts with one id take a run folder over from each other."""
+    options = Options(hosts="a:1,b:1", launcher="ssh", max_restarts=1)
+    starts = [re.findall(r"--rdzv-id=(\S+)", text_of(options)) for _ in range(2)]
+    assert all(len(ids) == 2 and ids[0] == ids[1] for ids in starts), "the hosts of one start are one command"
+    assert starts[0] != starts[1]
+
+
 # Slurm
 
 
@@ -199,7 +207,7 @@ def run_script(text: str, folder: Path) -> tuple[list[str], dict[str, str]]:
     for name, body in (("srun", f'exec {sys.executable} -c {shlex.quote(say)} "$@"'), ("scontrol", "echo n7; echo n9")):
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
-    environ = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "n[7,9]"}
+    environ = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "n[7,9]", "SLURM_JOB_ID": "4711"}
     done = subprocess.run(["bash"], input=text, env=environ, capture_output=True, text=True, check=True)
     return tuple(json.loads(done.stdout))
 
@@ -236,6 +244,7 @@ def test_an_elastic_job_for_slurm_starts_torchrun_on_each_node(tmp_path: Path):
     assert (found["ntasks-per-node"], found["gres"], "no-kill" in found) == ("1", "gpu:8", True)
     words, _ = run_script(text, tmp_path)
     assert {"--kill-on-bad-exit=0", "--nnodes=6:8", "--nproc-per-node=8", "--rdzv-endpoint=n7:29500"} < set(words)
+    assert "--rdzv-id=demo-classification-4711" in words
     assert words[-len(COMMAND) :] == list(COMMAND)
 
 
