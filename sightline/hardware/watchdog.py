@@ -58,10 +58,13 @@ class Watchdog:
         self._ending = threading.Lock()  # taken by whoever tells the end of this rank first, and kept
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._alarmed = threading.Event()
+        self._listener = threading.Thread(target=self._listen, name="watchdog listener", daemon=True)
 
     def __enter__(self) -> Watchdog:
         if self._store is not None:
             self._thread.start()
+            self._listener.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -88,9 +91,7 @@ class Watchdog:
         self._ending.acquire()  # for good; where the thread is telling it already, that ends the process
         if self._store is None:
             return str(error)
-        self._leave_word(self._place())
-        self._raise_alarm()
-        return self._verdict(self._hear(ANSWER_S), "", _short(error))
+        return self._verdict(self._consult(), "", _short(error))
 
     def _watch(self) -> None:
         has_answered = False
@@ -102,10 +103,9 @@ class Watchdog:
                 if not self._ending.acquire(blocking=False):
                     break
                 self._end(f"no step was done in {waited:.0f} s", has_answered)
-            if not has_answered and self._alarm_is_raised():
+            if not has_answered and self._alarmed.is_set():
                 # The main thread, which may be saving, has its own error to come; if none comes, this goes on.
                 has_answered = True
-                self._leave_word(self._place())
                 self._dump_stacks("another rank has given up")
                 self._limit_s = min(limit, waited + LEAVE_S) if limit == self.timeout_s else limit
         faulthandler.cancel_dump_traceback_later()
@@ -115,17 +115,37 @@ class Watchdog:
         last_resort = threading.Timer(LEAVE_S, os._exit, (PeerLost.exit_code,))
         last_resort.daemon = True
         last_resort.start()
-        self._leave_word(self._place())
-        self._raise_alarm()
         if not has_answered:
             self._dump_stacks(why)
-        words = self._hear(ANSWER_S)
+        words = self._consult()
         is_first = min(words) == self.world.rank
         remedy = f"the stacks of all ranks are in {self._stacks_at}; if that is no fault, raise --run.timeout-s"
         self._on_lost(f"{self._verdict(words, f'{why}: ', '')}; {remedy}", is_first)
         if is_first:
             time.sleep(FAREWELL_S)
         os._exit(PeerLost.exit_code)
+
+    def _listen(self) -> None:
+        """Beside the watch: a store on a host that was cut off answers nothing, not even with an error."""
+        while not self._closed.wait(self._interval_s):
+            if self._alarm_is_raised():
+                self._leave_word(self._place())
+                self._alarmed.set()
+                return
+
+    def _consult(self) -> dict[int, Words]:
+        """Says where this rank is and hears the others; itself alone where the store does not answer."""
+        heard: list[dict[int, Words]] = []
+
+        def ask() -> None:
+            self._leave_word(self._place())
+            self._raise_alarm()
+            heard.append(self._hear(ANSWER_S))
+
+        asking = threading.Thread(target=ask, name="watchdog's question", daemon=True)
+        asking.start()
+        asking.join(2 * ANSWER_S)
+        return heard[0] if heard else {self.world.rank: self._place()}
 
     def _verdict(self, words: dict[int, Words], why: str, error: str) -> str:
         """Who was lost or has not come: who ended, else who does not answer, else who has begun fewest collectives."""
