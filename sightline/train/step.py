@@ -38,7 +38,7 @@ LossOf = Callable[[Batch], tuple[Tensor, dict[str, Tensor]]]
 def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: TrainState, dataset: Dataset) -> Step:
     """The step of this recipe on this device: compiled and captured where that is asked for or wins."""
     # Also in a group of one rank, which benchmarks/ddp.py makes to see what DDP costs by itself.
-    is_parallel = dist.is_available() and dist.is_initialized()
+    is_parallel = world.size > 1 or (dist.is_available() and dist.is_initialized() and dist.get_world_size() == 1)
     network = _distributed(recipe, run, device, world, state) if is_parallel else state.model
     compiled = run.compile == "on" or (run.compile == "auto" and device.compile_auto)
     # A captured step would also capture the collectives of DDP's reducer, which it does not allow.
