@@ -205,7 +205,8 @@ def test_train_says_what_it_does(sightline, shapes: Path, tmp_path: Path):
     assert said.code == 0
     assert lines[0].startswith(f"{NAME}: 80 training and 40 evaluation samples, 1 epochs of 5 steps, batch 16 (16 on ")
     assert lines[1].startswith("epoch 1/1  step 5/5  loss ")
-    assert lines[-3].startswith("evaluated epoch 1  step 5  top1 ") and lines[-3].endswith("on 40 samples")
+    assert lines[-4].startswith("evaluated epoch 1  step 5  top1 ") and lines[-4].endswith("on 40 samples")
+    assert lines[-3].startswith("a checkpoint is ") and "to stop takes up to" in lines[-3]
     assert lines[-2].startswith("1 epochs are done; time to train 0:00:")
     assert lines[-1].startswith("finished: top1 ") and lines[-1].endswith(f"results are in {out}")
 
