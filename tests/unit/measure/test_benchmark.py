@@ -281,6 +281,7 @@ def test_networks_are_recognised_by_weights_and_work():
         peers.torchvision_twin(moved, picture, 7)
 
 
+@pytest.mark.slow  # a VGG at 300 pixels
 def test_a_detector_beside_its_peers(tmp_path):
     flags = [*TINY[4:], "--train.global-batch=2", "--model.width=8"]
     recipe, run = config.load("demo_detection", flags)
