@@ -11,6 +11,8 @@ import pytest
 
 from sightline import api
 
+# Half a dozen processes each, and limits in seconds: not beside other tests.
+pytestmark = pytest.mark.slow
 EVERY_TWO = "--run.checkpoint-every-steps=2"
 
 
@@ -99,7 +101,6 @@ def test_what_ends_in_vain_is_not_tried_again_until_a_person_does(ranks, tmp_pat
     assert_as_alone(traced, [*before[:7], *after], tmp_path, monkeypatch, lr=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("first", "second", "lr"), [(1, 2, 0.02), (2, 3, 0.01), (3, 1, 0.01)])
 def test_another_number_of_ranks_goes_on_in_the_order_of_samples(ranks, tmp_path, monkeypatch, first, second, lr):
     traced = Traced(ranks, tmp_path / "traced", monkeypatch)
@@ -109,7 +110,6 @@ def test_another_number_of_ranks_goes_on_in_the_order_of_samples(ranks, tmp_path
     assert_as_alone(traced, samples, tmp_path, monkeypatch, lr)
 
 
-@pytest.mark.slow
 def test_a_batch_that_cannot_be_split_is_said_once(ranks, tmp_path: Path):
     said = ranks.run(tmp_path / "run", 2, "--train.global-batch=9", restarts=2)
     ended = ranks.ended(tmp_path / "run")
@@ -117,7 +117,6 @@ def test_a_batch_that_cannot_be_split_is_said_once(ranks, tmp_path: Path):
     assert len(ranks.events(tmp_path / "run", "exit")) == 1
 
 
-@pytest.mark.slow
 def test_a_host_is_lost_and_comes_back(ranks, lose_host, tmp_path: Path):
     """Two agents as two hosts: both train, one loses its power, the other goes on alone, then both train again."""
     out = tmp_path / "run"
@@ -159,7 +158,6 @@ def test_a_host_is_lost_and_comes_back(ranks, lose_host, tmp_path: Path):
     assert {e["base_lr"] for e in ranks.events(out, "start")} == {0.01}
 
 
-@pytest.mark.slow
 def test_ranks_that_do_not_share_the_run_folder_are_refused(ranks, tmp_path: Path, monkeypatch):
     """Each in a folder of its own, of which only that of rank 0 holds a run."""
     for rank in (0, 1):

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # limits of seconds, which a busy machine overruns
+
 
 def test_a_hung_rank_ends_all_with_their_stacks(ranks, tmp_path: Path):
     out = tmp_path / "run"
@@ -19,7 +21,6 @@ def test_a_hung_rank_ends_all_with_their_stacks(ranks, tmp_path: Path):
     assert "in fail\n" not in waiting and "the stacks of rank 0" in waiting and "train/loop.py" in waiting
 
 
-@pytest.mark.slow
 def test_a_rank_that_fails_alone_is_named_with_its_reason(ranks, tmp_path: Path):
     out = tmp_path / "run"
     said = ranks.run(out, 2, FAULT="raise@1:4")
@@ -35,7 +36,6 @@ def test_a_rank_that_fails_alone_is_named_with_its_reason(ranks, tmp_path: Path)
     assert "ends with exit 1: ValueError: made to fail" in (out / "rank_1.log").read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["--run.save-in-background", "--run.no-save-in-background"])
 def test_a_slow_disk_is_no_hung_rank(ranks, tmp_path: Path, how: str):
     """Ranks wait for rank 0 where it waits for the disk, three times as long as a step may take."""
@@ -45,7 +45,6 @@ def test_a_slow_disk_is_no_hung_rank(ranks, tmp_path: Path, how: str):
     assert [line["step"] for line in ranks.events(out, "checkpoint")][:3] == [2, 4, 6]
 
 
-@pytest.mark.slow
 def test_rank_0_may_hang_too(ranks, tmp_path: Path):
     out = tmp_path / "run"
     said = ranks.run(out, 2, "--run.timeout-s=3", FAULT="hang@0:4")
