@@ -284,4 +284,5 @@ if __name__ == "__main__":
 def test_spawned_ranks_share_their_batch_statistics(run_script: Callable[..., Any]):
     """Against plain batch norm over the whole batch: outputs, gradients and running statistics."""
     done = run_script(SPAWNED, "--target", "cpu")
-    assert sorted(done.stdout.split("\n"))[-2:] == ["rank 0 of 2 agrees", "rank 1 of 2 agrees"]
+    # Two processes write to one pipe: a line and its end may come apart.
+    assert "rank 0 of 2 agrees" in done.stdout and "rank 1 of 2 agrees" in done.stdout
