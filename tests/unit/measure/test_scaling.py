@@ -252,6 +252,7 @@ def test_networks_of_recipes(script, name, parameters):
     assert ready == sorted(ready, reverse=True) and ready[0] == 1
 
 
+@pytest.mark.slow  # three sets of processes one after the other
 def test_two_ranks_are_compared(script, tmp_path):
     command = [sys.executable, str(SCRIPT), "ranks", "--steps=1", "--rounds=2", f"--out={tmp_path}", *TINY]
     done = subprocess.run(command, cwd=SCRIPT.parents[1], capture_output=True, text=True, timeout=300)
