@@ -1,16 +1,12 @@
 """Batch norm over four real ranks, in groups of two and all together, against torch's on the batches put together.
 
-This file is also what starts the ranks: python test_norm.py OUT
+tests/distributed/forked.py runs main() of this file on every rank.
 """
 
 import copy
-import importlib
 import os
-import signal
-import socket
 import subprocess
 import sys
-import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -165,7 +161,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
     out = tmp_path_factory.mktemp("ranks")
     environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, str(out)]
+    command = [sys.executable, str(REPO / "tests" / "distributed" / "forked.py"), __file__, str(out), str(RANKS)]
     done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
@@ -271,39 +267,3 @@ def test_one_process_refuses_a_group_that_it_cannot_fill():
     with pytest.raises(UsageError, match="train.bn_group=-2 must be -1"):
         replace(RECIPE.train, bn_group=-2)
     assert train_steps(World(), -1, slice(0, BATCH))[1] == []
-
-
-def start_ranks(out: Path) -> int:
-    """Forked, before torch has any thread: importing it four times would take longer than all they do."""
-    importlib.import_module("torch._dynamo")  # the first step of an optimizer would
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    children = set()
-    for rank in range(RANKS):
-        if child := os.fork():
-            children.add(child)
-            continue
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        os.environ.update({name: str(value) for name, value in names.items()})
-        code = 1
-        try:
-            main(out)
-            code = 0
-        finally:
-            if code:
-                traceback.print_exc()
-            os._exit(code)
-    while children:
-        child, status = os.wait()
-        children.discard(child)
-        if status:  # the others would wait for it
-            for other in children:
-                os.kill(other, signal.SIGKILL)
-            return 1
-    return 0
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    sys.exit(start_ranks(Path(sys.argv[1])))
