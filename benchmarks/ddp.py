@@ -13,22 +13,27 @@ import json
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
 from sightline import config
 from sightline.hardware.setup import set_up
+from sightline.hardware.world import World
 from sightline.measure import peers
 from sightline.measure.benchmark import OurStep, provenance, result_file, synthetic_dataset
 
 
-class Named(OurStep):
-    """Our step under another name."""
+class WithoutGraph(OurStep):
+    """Ours, compiled only."""
 
-    def __init__(self, name: str, *arguments: Any):
-        super().__init__(*arguments)
-        self.name = name
+    name = "compiled, no graph"
+
+
+class WithDdp(OurStep):
+    """As a rank of several runs it; the group that it talks to has no other rank."""
+
+    name = "compiled, DDP in a group of one"
+    world = World(size=2)
 
 
 def main() -> None:
@@ -46,16 +51,11 @@ def main() -> None:
     dataset = synthetic_dataset(recipe)
     given = (dataset, device, False, print, (0, 1))
     with tempfile.TemporaryDirectory() as folder:
-
-        def with_ddp() -> OurStep:
-            # The last one built: whatever is built in a group has DDP around its network.
-            dist.init_process_group(device.backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
-            return Named("compiled, DDP in a group of one", recipe, ungraphed, *given)
-
+        dist.init_process_group(device.backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
         makers: list[peers.Maker] = [
             lambda: OurStep(recipe, run, *given),
-            lambda: Named("compiled, no graph", recipe, ungraphed, *given),
-            with_ddp,
+            lambda: WithoutGraph(recipe, ungraphed, *given),
+            lambda: WithDdp(recipe, ungraphed, *given),
         ]
         timings, order = peers.measure_in_turn(makers, arguments.steps, 5, arguments.repeats, device, print)
         dist.destroy_process_group()

@@ -192,6 +192,7 @@ class OurStep(Contender):
     """The step as the loop runs it, on batches of the device or of the loader."""
 
     name = OURS
+    world = World()  # whose step it is
 
     def __init__(
         self,
@@ -225,7 +226,7 @@ class OurStep(Contender):
             if hasattr(device.api, "reset_peak_memory_stats"):
                 device.api.reset_peak_memory_stats()
             self.state = TrainState(recipe, run, dataset.spec, device, self.plan)
-            self.step = build_step(recipe, run, device, World(), self.state, dataset)
+            self.step = build_step(recipe, run, device, self.world, self.state, dataset)
             self.advance()
             device.synchronize()
         except BaseException:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,12 +36,10 @@ LossOf = Callable[[Batch], tuple[Tensor, dict[str, Tensor]]]
 
 def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: TrainState, dataset: Dataset) -> Step:
     """The step of this recipe on this device: compiled and captured where that is asked for or wins."""
-    # Also in a group of one rank, which benchmarks/ddp.py makes to see what DDP costs by itself.
-    is_parallel = world.size > 1 or (dist.is_available() and dist.is_initialized() and dist.get_world_size() == 1)
-    network = _distributed(recipe, run, device, world, state) if is_parallel else state.model
+    network = _distributed(recipe, run, device, world, state) if world.size > 1 else state.model
     compiled = run.compile == "on" or (run.compile == "auto" and device.compile_auto)
     # A captured step would also capture the collectives of DDP's reducer, which it does not allow.
-    graphed = device.has_graphs and not is_parallel and run.graph != "off"
+    graphed = device.has_graphs and world.size == 1 and run.graph != "off"
     if run.graph == "on" and not graphed:
         raise UsageError(f"--run.graph on needs one CUDA device, here are {world.size} {device.kind}; use auto or off")
     if run.compile == "on" and not device.compile_backend:
