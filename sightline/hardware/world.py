@@ -20,6 +20,7 @@ from sightline.hardware import launch
 from sightline.hardware.devices import Device
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # long: before the first step ranks compile and index data at their own pace
+LET_GO_S = 0.1
 
 
 def _no_one_watches(is_long: bool = False) -> None:
@@ -88,6 +89,9 @@ class World:
             if is_lost and dist.group.WORLD is not None:
                 dist.group.WORLD.abort()  # NCCL would wait for kernels that wait for the lost rank
             dist.destroy_process_group()
+            # A thread of gloo may still hold the tensor of the last collective, and to drop it needs the interpreter;
+            # once that is ending, the process would abort (seen with torch 2.15: one start in twenty on busy cores).
+            time.sleep(LET_GO_S)
 
 
 def detect() -> World:
