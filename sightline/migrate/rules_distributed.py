@@ -5,12 +5,14 @@ The backend of the target takes the place of nccl; a script that asks which one 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib
 import inspect
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -134,8 +136,17 @@ def _make_init(rule: Rule, original: Any, session: Session) -> Any:
     def keep(wanted: str, _: Any) -> None:
         if dist.group.WORLD is not None:
             _asked[dist.group.WORLD] = wanted
+            atexit.unregister(_let_go)  # once is enough
+            atexit.register(_let_go)
 
+    session.undo.on_undo(lambda: atexit.unregister(_let_go))
     return _with_backend(rule, original, session, keep)
+
+
+def _let_go() -> None:
+    """gloo's threads may still hold the tensors of the last collective, as nccl's do not, and need the interpreter to
+    drop them: once that is ending, the process aborts."""
+    time.sleep(0.1)
 
 
 def _make_new_group(rule: Rule, original: Any, session: Session) -> Any:
