@@ -6,7 +6,6 @@ because loader workers import the script again.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import sys
@@ -29,7 +28,7 @@ from sightline.hardware.watchdog import Watchdog
 from sightline.log import RunLog
 from sightline.parts import PredictOptions, Scores
 from sightline.train import checkpoint, loop
-from sightline.train.signals import no_interruption
+from sightline.train.signals import ignore_stops
 
 __all__ = ["evaluate", "evaluate_all", "evaluate_labels", "load", "predict", "train", "train_folds"]
 
@@ -51,7 +50,6 @@ def train(recipe: Recipe, run: Run) -> Scores:
     )
     code, reason = 1, "crashed"
     watchdog: Watchdog | None = None
-    last_words = contextlib.ExitStack()
 
     def on_lost(message: str, speaks_for_all: bool) -> None:
         if speaks_for_all:
@@ -85,12 +83,11 @@ def train(recipe: Recipe, run: Run) -> Scores:
         reason = f"{type(error).__name__}: {error}"
         if not world.is_loss(error):
             raise
-        last_words.enter_context(no_interruption())
+        ignore_stops()  # also where ranks have not met yet
         code, reason = PeerLost.exit_code, watchdog.explain(error) if watchdog else f"no rank could be met: {error}"
         raise PeerLost(reason) from error
     finally:
         log.close(code, reason)  # before other ranks hear of it: they leave what it writes alone
-        last_words.close()
         if watchdog:
             watchdog.tell_end(code, reason)
         here.close(is_lost=code == PeerLost.exit_code)

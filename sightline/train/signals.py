@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -17,6 +15,7 @@ from sightline.errors import Interrupted
 from sightline.hardware.world import World
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+OF_LAUNCHERS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignals:
@@ -36,9 +35,13 @@ class StopSignals:
             self._previous[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        is_ending = kind is not None and self.world.size > 1
+        if is_ending:
+            ignore_stops()  # first: with the handlers from before, a launcher's SIGTERM would end the process here
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            if not (is_ending and number in OF_LAUNCHERS):
+                signal.signal(number, handler)
 
     def check(self) -> None:
         """Raises at once where there is one rank; several ranks must leave together, see agree()."""
@@ -76,15 +79,9 @@ class StopSignals:
         self._pending = number
 
 
-@contextlib.contextmanager
-def no_interruption() -> Iterator[None]:
-    """For the last words of a rank that ends because another was lost: a launcher tells it to stop, which it is doing,
-    and would end it in the middle of them."""
-    if threading.current_thread() is not threading.main_thread():  # where Python handles no signals
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+def ignore_stops() -> None:
+    """From now on, for a rank that ends by itself with an error: as soon as one has ended, the launcher tells the others
+    to stop, and would end them before they have said which was lost and left the mark that a next attempt obeys."""
+    if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
+        for number in OF_LAUNCHERS:
+            signal.signal(number, signal.SIG_IGN)

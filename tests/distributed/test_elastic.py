@@ -11,8 +11,7 @@ import pytest
 
 from sightline import api
 
-# Half a dozen processes each, and limits in seconds: not beside other tests.
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow  # half a dozen processes each, and limits in seconds: not beside other tests
 EVERY_TWO = "--run.checkpoint-every-steps=2"
 
 
@@ -41,6 +40,7 @@ def test_a_killed_rank_leads_to_a_restart_and_equal_weights(ranks, whole: Path, 
     assert "to stop takes up to" in said
 
 
+@slow
 def test_a_signal_to_one_rank_stops_all_in_the_same_step(ranks, tmp_path: Path):
     out = tmp_path / "run"
     said = ranks.run(out, 2, FAULT="term@1:5")
@@ -85,6 +85,7 @@ def assert_as_alone(traced: Traced, samples: list[set[int]], tmp_path: Path, mon
     assert len(theirs) == 20 and ours == pytest.approx(theirs, rel=1e-4)
 
 
+@slow
 def test_what_ends_in_vain_is_not_tried_again_until_a_person_does(ranks, tmp_path: Path, monkeypatch):
     """Who then takes one rank instead of two: the order of samples and the rate stay."""
     traced = Traced(ranks, tmp_path / "traced", monkeypatch)
@@ -101,6 +102,7 @@ def test_what_ends_in_vain_is_not_tried_again_until_a_person_does(ranks, tmp_pat
     assert_as_alone(traced, [*before[:7], *after], tmp_path, monkeypatch, lr=0.01)
 
 
+@slow
 @pytest.mark.parametrize(("first", "second", "lr"), [(1, 2, 0.02), (2, 3, 0.01), (3, 1, 0.01)])
 def test_another_number_of_ranks_goes_on_in_the_order_of_samples(ranks, tmp_path, monkeypatch, first, second, lr):
     traced = Traced(ranks, tmp_path / "traced", monkeypatch)
@@ -110,6 +112,7 @@ def test_another_number_of_ranks_goes_on_in_the_order_of_samples(ranks, tmp_path
     assert_as_alone(traced, samples, tmp_path, monkeypatch, lr)
 
 
+@slow
 def test_a_batch_that_cannot_be_split_is_said_once(ranks, tmp_path: Path):
     said = ranks.run(tmp_path / "run", 2, "--train.global-batch=9", restarts=2)
     ended = ranks.ended(tmp_path / "run")
@@ -117,6 +120,7 @@ def test_a_batch_that_cannot_be_split_is_said_once(ranks, tmp_path: Path):
     assert len(ranks.events(tmp_path / "run", "exit")) == 1
 
 
+@slow
 def test_a_host_is_lost_and_comes_back(ranks, lose_host, tmp_path: Path):
     """Two agents as two hosts: both train, one loses its power, the other goes on alone, then both train again."""
     out = tmp_path / "run"
@@ -158,6 +162,7 @@ def test_a_host_is_lost_and_comes_back(ranks, lose_host, tmp_path: Path):
     assert {e["base_lr"] for e in ranks.events(out, "start")} == {0.01}
 
 
+@slow
 def test_ranks_that_do_not_share_the_run_folder_are_refused(ranks, tmp_path: Path, monkeypatch):
     """Each in a folder of its own, of which only that of rank 0 holds a run."""
     for rank in (0, 1):

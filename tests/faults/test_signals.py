@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from sightline.data.order import TrainOrder
+from sightline.hardware.world import World
+from sightline.train.signals import StopSignals
 
 CODES = {"term": 143, "int": 130}
 OFTEN = ("--run.checkpoint-every-steps", "2")
@@ -159,3 +161,17 @@ def test_exit_json_says_which_signal(sightline, tmp_path):
     sightline.run(tmp_path / "run", FAULT="term@train:2")
     ended = json.loads((tmp_path / "run" / "exit.json").read_text())
     assert ended["code"] == 143 and "15" in ended["reason"]
+
+
+@pytest.mark.parametrize(("ranks", "is_deaf"), [(1, False), (2, True)])
+def test_a_rank_that_ends_with_an_error_cannot_be_ended_before_it_has_told_it(ranks, is_deaf):
+    """As soon as one rank has ended, torchrun sends SIGTERM to the others, which are just leaving by themselves."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    try:
+        with pytest.raises(RuntimeError, match="lost"), StopSignals(World(size=ranks)):
+            raise RuntimeError("lost")
+        ignored = {number for number in before if signal.getsignal(number) is signal.SIG_IGN}
+        assert ignored == ({signal.SIGTERM, signal.SIGUSR1} if is_deaf else set())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
