@@ -138,7 +138,7 @@ class Saver:
         state, progress = self.state, self.state.progress
         is_waited_for = must_succeed or not self.run.save_in_background
         self.world.beat(is_long=True)
-        self.collect(wait=True)
+        self._collect_last(must_succeed)
         self.world.barrier()  # a slow disk is waited for here, where no step is timed
         state.share_batch_norm(self.recipe.train.bn_eval, self.world)
         if not state.weights_are_finite():
@@ -185,6 +185,15 @@ class Saver:
         self.log.event("checkpoint", step=step, name=path.name)
         if self._answer_s and not self._has_told_times:
             self._tell_times(path, written_s)
+
+    def _collect_last(self, is_tried_again: bool) -> None:
+        """What became of the save before this one; where this is the last chance, its error must not be the end."""
+        try:
+            self.collect(wait=True)
+        except (OSError, SightlineError) as error:
+            if not is_tried_again or isinstance(error, PeerLost):  # a folder that is no longer ours stays so
+                raise
+            self.log.warn(f"a save in the background failed: {error}; trying once more")
 
     def close(self) -> None:
         """Lets a save that is on its way arrive, however the run ends."""

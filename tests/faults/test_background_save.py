@@ -1,15 +1,20 @@
 """Saves that are written while training goes on: the same bits, no training that waits, no error that is lost."""
 
 import errno
+import os
 import runpy
+import signal
 import threading
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from sightline import api, config
+from sightline.errors import Interrupted
 from sightline.train.checkpoint import Checkpoints
+from sightline.train.saver import Saver
 
 OFTEN = ("--run.checkpoint-every-steps", "2")
 FAULTY = str(Path(__file__).with_name("faulty.py"))
@@ -73,6 +78,45 @@ def test_an_error_in_the_background_is_one_of_a_following_step(tmp_path, monkeyp
     assert [e["step"] for e in EVENTS(tmp_path) if e["event"] == "checkpoint"] == [2]
     # Met where the next save, at the latest, would wait for it.
     assert 5 <= [e["step"] for e in EVENTS(tmp_path) if e["event"] == "train"][-1] <= 6
+
+
+def stop_while_a_save_fails(monkeypatch, failures: int) -> None:
+    """The second save brings SIGTERM and fails when the last one waits for it; of those after it some may fail too."""
+    saves, is_last = count(1), threading.Event()
+
+    def write(self, step, *rest, call=Checkpoints.save, **options):
+        number = next(saves)
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert is_last.wait(60), "the run does not stop"
+        if 2 <= number < 2 + failures:
+            raise OSError(errno.EIO, f"the disk is broken in save {number}")
+        return call(self, step, *rest, **options)
+
+    def save(self, must_succeed=False, call=Saver.save):
+        if must_succeed:
+            is_last.set()
+        call(self, must_succeed)
+
+    monkeypatch.setattr(Checkpoints, "save", write)
+    monkeypatch.setattr(Saver, "save", save)
+
+
+def test_who_is_told_to_stop_tries_again_after_a_save_has_failed(tmp_path, monkeypatch):
+    stop_while_a_save_fails(monkeypatch, failures=1)
+    with pytest.raises(Interrupted):
+        train(tmp_path)
+    first, last = (e["step"] for e in EVENTS(tmp_path) if e["event"] == "checkpoint")
+    assert first == 2 and last >= 4
+    assert (tmp_path / "checkpoints" / "latest").read_text().strip() == f"ckpt-{last:08d}"
+    (warning,) = (e["text"] for e in EVENTS(tmp_path) if e["event"] == "warning")
+    assert "the disk is broken in save 2" in warning and "trying once more" in warning
+
+
+def test_the_end_is_the_error_of_the_second_try(tmp_path, monkeypatch):
+    stop_while_a_save_fails(monkeypatch, failures=2)
+    with pytest.raises(OSError, match="the disk is broken in save 3"):
+        train(tmp_path)
 
 
 def test_a_save_on_its_way_arrives_however_the_run_ends(sightline, tmp_path):
