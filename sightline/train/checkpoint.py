@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, UsageError
+from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, SightlineError, UsageError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -35,10 +35,13 @@ class NotDamaged(BadCheckpoint):
 class Checkpoints:
     """The checkpoints of one run folder."""
 
-    def __init__(self, folder: Path, keep: int, say: Callable[[str], None]):
+    def __init__(
+        self, folder: Path, keep: int, say: Callable[[str], None], prove_ours: Callable[[], None] = lambda: None
+    ):
         self.folder = folder
         self.keep = keep
         self.say = say
+        self.prove_ours = prove_ours  # raises where another run has taken the folder over
 
     def prove_writable(self) -> None:
         """Before hours are spent on what could not be saved."""
@@ -67,6 +70,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
             write(temporary, tensors, state, are_copies=are_copies)
+            self.prove_ours()  # the write may have taken minutes
             if final.exists():  # the same step saved again, e.g. after its evaluation: aside first, never a gap
                 os.rename(final, self.folder / f"{final.name}.old")
             os.rename(temporary, final)
@@ -77,6 +81,9 @@ class Checkpoints:
             best = f"ckpt-{best_step:08d}"
             if (self.folder / best).is_dir() and _text(self.folder / "best") != best:
                 _replace_text(self.folder / "best", best)
+        except SightlineError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if error.errno in DISK_FULL:

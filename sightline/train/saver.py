@@ -45,7 +45,7 @@ class Saver:
         self.world = world
         self.log = log
         self.stopwatch = Stopwatch()
-        self.checkpoints = Checkpoints(log.folder / "checkpoints", run.keep, log.warn)
+        self.checkpoints = Checkpoints(log.folder / "checkpoints", run.keep, log.warn, log.prove_folder_is_ours)
         self._writer = ThreadPoolExecutor(1, "checkpoint")  # a thread starts with the first save
         self._pending: Future[tuple[int, Path, float]] | None = None
         self._copied_s = self._answer_s = 0.0

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from sightline import api, config
-from sightline.errors import Interrupted
+from sightline.errors import Interrupted, PeerLost
+from sightline.train import checkpoint
 from sightline.train.checkpoint import Checkpoints
 from sightline.train.saver import Saver
 
@@ -117,6 +118,22 @@ def test_the_end_is_the_error_of_the_second_try(tmp_path, monkeypatch):
     stop_while_a_save_fails(monkeypatch, failures=2)
     with pytest.raises(OSError, match="the disk is broken in save 3"):
         train(tmp_path)
+
+
+def test_a_folder_that_was_taken_over_during_a_slow_write_is_left_alone(tmp_path, monkeypatch):
+    def write(folder, *rest, call=checkpoint.write, **options):
+        written = call(folder, *rest, **options)
+        if folder.name.startswith("ckpt-00000004"):  # a later attempt puts a lock of its own in the place of ours
+            (tmp_path / ".lock.other").write_text("pid 1 on elsewhere")
+            os.replace(tmp_path / ".lock.other", tmp_path / ".lock")
+        return written
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    with pytest.raises(PeerLost, match="has taken .* over; this one leaves it alone"):
+        train(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("ckpt-*")] == ["ckpt-00000002"]
+    assert (tmp_path / "checkpoints" / "latest").read_text().strip() == "ckpt-00000002"
+    assert not (tmp_path / "exit.json").exists(), "how the other attempt ends is its own to tell"
 
 
 def test_a_save_on_its_way_arrives_however_the_run_ends(sightline, tmp_path):
