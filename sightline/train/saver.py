@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from sightline.train.state import Tensors, TrainState
 # Other weights or optimizer tensors would not fit; the position in the run is counted in steps and epochs of these.
 NEVER_OVERRIDDEN = ("model.", "train.global_batch:", "train.last_batch:", "train.steps_per_epoch:", "train.trainable:")
 GRACE_S = 30  # after which torchrun, Kubernetes and Slurm kill, unless told otherwise
+
+Found = tuple[Tensors, dict[str, Any], Path]
 
 
 class Saver:
@@ -60,18 +64,9 @@ class Saver:
             raise UsageError(
                 f"{self.log.folder} holds checkpoints and --run.resume never was given; choose another --run.out"
             )
-        if not self.world.is_main:
-            self.world.barrier()  # rank 0 first: it moves damaged checkpoints out of the way
-        if run.resume in ("auto", "never") or checkpoints.names():
-            # PATH is where a run begins; once its folder has checkpoints of its own, the same command goes on from
-            # them.
-            found = checkpoints.newest()
-        else:
-            path = find(Path(run.resume), "latest")
-            found = (*read(path), path)
-        if self.world.is_main:
-            self.world.barrier()
-        self._prove_one_start(0 if found is None else int(found[1]["progress"]["step"]) + 1)
+        # PATH is where a run begins; once its folder has checkpoints of its own, the same command goes on from them.
+        is_named = run.resume not in ("auto", "never")
+        found = self._newest(lambda: find(Path(run.resume), "latest") if is_named and not checkpoints.names() else None)
         if found is None:
             note = self.recipe.model.start_from(state.model)
             if note:
@@ -104,6 +99,30 @@ class Saver:
             state.progress.base_lr = None  # another rate was asked for
         self.log.event("resume", checkpoint=path.name, step=state.progress.step, changes=changes)
         return True
+
+    def _newest(self, elsewhere: Callable[[], Path | None] = lambda: None) -> Found | None:
+        """The newest good checkpoint, or that of `elsewhere`, the same on all ranks; None where there never was one.
+        Rank 0 first: it moves damaged ones out of the way. What only another cannot read is whole, so it stays."""
+        if self.world.is_main:
+            path = elsewhere()
+            found = (*read(path), path) if path else self.checkpoints.newest()
+            self.world.barrier()
+        else:
+            self.world.barrier()
+            found = self._as_main_found(elsewhere)
+        self._prove_one_start(0 if found is None else int(found[1]["progress"]["step"]) + 1)
+        return found
+
+    def _as_main_found(self, elsewhere: Callable[[], Path | None]) -> Found | None:
+        try:
+            names = self.checkpoints.names()
+            path = elsewhere() or (self.checkpoints.folder / names[0] if names else None)
+            return (*read(path), path) if path else None
+        except BadCheckpoint as error:
+            raise BadCheckpoint(
+                f"rank {self.world.rank} on {platform.node()}: {error}. Rank 0 could read it, so it stays in place; "
+                f"look at the disk and the mount of this host, then give the command again"
+            ) from error
 
     def _prove_one_start(self, place: int) -> None:
         """Ranks that read different folders would train at different steps, and only the result would show it."""
@@ -239,8 +258,7 @@ class Saver:
             return False
         self.world.beat(is_long=True)
         self.collect(wait=True)
-        self.world.barrier()
-        found = self.checkpoints.newest()
+        found = self._newest()
         if found is None:
             raise BadCheckpoint(f"{happened} and there is no checkpoint to rewind to")
         bad_steps, avoid, base_lr = progress.bad_steps, sorted({*progress.avoid, bad_step}), progress.base_lr
