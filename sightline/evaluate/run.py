@@ -55,6 +55,7 @@ def evaluate(
             predictions = task.predict(model, batch)
         metric.update(predictions, batch)
         unread += ((batch["index"] != PADDING) & ~batch["valid"]).sum()
+    world.beat(is_long=True)  # all ranks bring together what they counted, and COCO's figures take minutes
     metric.merge(shares)
     scores = metric.result()
     skipped = int(shares.sum(unread))

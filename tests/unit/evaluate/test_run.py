@@ -11,6 +11,7 @@ from sightline.data.loader import Loader
 from sightline.data.order import EvalOrder
 from sightline.errors import BadData
 from sightline.evaluate.run import evaluate
+from sightline.evaluate.topk import TopK
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.models.resnet import ResNetConfig
@@ -20,7 +21,14 @@ CPU = devices.select("cpu")
 DATA = ClassificationData(size=16, eval_resize=16, eval_size=16)
 
 
-def scored(path: Path | str, batch: int, on_batch=lambda done, total: None, precision: str = "fp32", **changes):
+def scored(
+    path: Path | str,
+    batch: int,
+    on_batch=lambda done, total: None,
+    precision: str = "fp32",
+    world: World = World(),  # noqa: B008  # frozen
+    **changes,
+):
     config = dataclasses.replace(DATA, path=str(path), **changes)
     dataset = config.open("val", seed=0)
     torch.manual_seed(0)
@@ -35,7 +43,7 @@ def scored(path: Path | str, batch: int, on_batch=lambda done, total: None, prec
         on_bad=lambda bad: None,
         check_stop=lambda: None,
     )
-    scores = evaluate(model, Classification(0.1), dataset, loader, CPU, World(), precision, on_batch)
+    scores = evaluate(model, Classification(0.1), dataset, loader, CPU, world, precision, on_batch)
     return scores, model, dataset
 
 
@@ -115,3 +123,21 @@ def test_a_split_without_one_readable_sample_is_bad_data(spoilt: Path):
     spoil(spoilt, 40)
     with pytest.raises(BadData):
         scored(spoilt, 16, on_bad_sample="skip")
+
+
+def test_scores_that_take_long_are_announced_to_the_watchdog(shapes: Path, monkeypatch: pytest.MonkeyPatch):
+    """After the last batch COCO's figures take minutes, in which no rank does a step."""
+    happened = []
+
+    def noted(call):
+        def noting(self, *arguments):
+            happened.append(call.__name__)
+            return call(self, *arguments)
+
+        return noting
+
+    for name in ("update", "merge", "result"):
+        monkeypatch.setattr(TopK, name, noted(getattr(TopK, name)))
+    world = World(beat=lambda is_long=False: happened.append("long" if is_long else "beat"))
+    scored(shapes, 20, lambda done, total: world.beat(), world=world)
+    assert happened == ["beat", "update", "beat", "update", "long", "merge", "result"]
