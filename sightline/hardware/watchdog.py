@@ -27,6 +27,7 @@ from sightline.hardware.world import CONNECT_TIMEOUT, World, set_timeout
 MARGIN_S = 60  # the backend's own limit comes after ours, which can say more
 ANSWER_S = 3.0  # how long the others have to say where they are: several times the interval in which they look
 FAREWELL_S = 1.0  # rank 0 may hold the store, so it leaves last
+STOPPED_S = 2.0  # a look that comes this much late: the process was stopped (SIGSTOP, a frozen container or machine)
 LEAVE_S = 20.0  # a dead file server must not keep a rank from leaving
 
 Words = dict[str, Any]
@@ -95,7 +96,10 @@ class Watchdog:
 
     def _watch(self) -> None:
         has_answered = False
+        looked = time.monotonic()
         while not self._closed.wait(self._interval_s):
+            looked, before = time.monotonic(), looked
+            self._forgive(looked - before - self._interval_s)
             # For the case that something holds the interpreter, so that this loop stands still too.
             faulthandler.dump_traceback_later(self._limit_s + 2 * self._interval_s, file=sys.__stderr__ or 2)
             waited, limit = time.monotonic() - self._last, self._limit_s
@@ -109,6 +113,12 @@ class Watchdog:
                 self._dump_stacks("another rank has given up")
                 self._limit_s = min(limit, waited + LEAVE_S) if limit == self.timeout_s else limit
         faulthandler.cancel_dump_traceback_later()
+
+    def _forgive(self, stood_still: float) -> None:
+        """Time in which this thread stood still too is no step's. Taken off, not counted from zero: on a machine that
+        is late again and again a hung rank must still be found."""
+        if stood_still > STOPPED_S:
+            self._last = min(time.monotonic(), self._last + stood_still)
 
     def _end(self, why: str, has_answered: bool) -> None:
         """Tells, and ends the process: the main thread may be in a call that never returns."""

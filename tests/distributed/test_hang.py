@@ -1,12 +1,18 @@
 """A rank that hangs, or fails alone: the others do not wait for ever, and say which it was (B5: 17)."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow  # limits of seconds, which a busy machine overruns
+slow = pytest.mark.slow  # limits of seconds, which a busy machine overruns
 
 
+@slow
 def test_a_hung_rank_ends_all_with_their_stacks(ranks, tmp_path: Path):
     out = tmp_path / "run"
     said = ranks.run(out, 2, "--run.timeout-s=3", FAULT="hang@1:4")
@@ -21,6 +27,7 @@ def test_a_hung_rank_ends_all_with_their_stacks(ranks, tmp_path: Path):
     assert "in fail\n" not in waiting and "the stacks of rank 0" in waiting and "train/loop.py" in waiting
 
 
+@slow
 def test_a_rank_that_fails_alone_is_named_with_its_reason(ranks, tmp_path: Path):
     out = tmp_path / "run"
     said = ranks.run(out, 2, FAULT="raise@1:4")
@@ -36,6 +43,7 @@ def test_a_rank_that_fails_alone_is_named_with_its_reason(ranks, tmp_path: Path)
     assert "ends with exit 1: ValueError: made to fail" in (out / "rank_1.log").read_text()
 
 
+@slow
 @pytest.mark.parametrize("how", ["--run.save-in-background", "--run.no-save-in-background"])
 def test_a_slow_disk_is_no_hung_rank(ranks, tmp_path: Path, how: str):
     """Ranks wait for rank 0 where it waits for the disk, three times as long as a step may take."""
@@ -45,7 +53,40 @@ def test_a_slow_disk_is_no_hung_rank(ranks, tmp_path: Path, how: str):
     assert [line["step"] for line in ranks.events(out, "checkpoint")][:3] == [2, 4, 6]
 
 
+@slow
 def test_rank_0_may_hang_too(ranks, tmp_path: Path):
     out = tmp_path / "run"
     said = ranks.run(out, 2, "--run.timeout-s=3", FAULT="hang@0:4")
     assert ranks.ended(out)["code"] == 8 and "rank 0 is late, in fail()" in ranks.ended(out)["reason"], said
+
+
+# A rank of two whose step has begun: it says so, is stopped and continued from outside, and ends its step.
+STOPPED = """
+import sys
+import torch.distributed as dist
+from sightline.hardware.watchdog import Watchdog
+from sightline.hardware.world import World
+
+store = dist.HashStore()
+dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+world = World(rank=0, size=2, store=store)
+with Watchdog(world, 10.0, lambda why: None, lambda message, is_ours: print(message, flush=True), "here") as watchdog:
+    watchdog.beat()
+    print("begun", flush=True)
+    sys.stdin.readline()
+    watchdog.beat()
+print("done", flush=True)
+"""
+
+
+def test_a_process_that_was_stopped_for_longer_than_a_step_may_take_is_not_hung():
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "begun\n"
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(12)
+        os.kill(process.pid, signal.SIGCONT)
+        time.sleep(3)  # the watchdog looks every second
+        said, _ = process.communicate("\n", timeout=60)
+    assert (process.returncode, said) == (0, "done\n")
