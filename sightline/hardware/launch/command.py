@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -11,6 +12,7 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -129,16 +131,15 @@ def make_plan(options: Options, flags: Sequence[str], recipe: Recipe, run: Run) 
     name = options.name or recipe.name.replace("_", "-").lower()
     if not LABEL.fullmatch(name):
         raise UsageError(f"--name '{name}' must be at most 52 small letters, digits and dashes, e.g. resnet50-a")
-    if options.launcher == "ssh":
-        # By which attempts of one command know each other; another start must not take its run folder over.
-        name = f"{name}-{uuid.uuid4().hex[:12]}"
     patterns = options.forward if options.launcher in ("mpirun", "ssh") else ()
+    folder = options.folder or ("/workspace" if options.launcher == "kubernetes" else str(Path.cwd()))
     plan = Plan(
         hosts=hosts,
         arguments=("train", *flags),
         name=name,
+        run_id=_run_id(options, name, str(Path(folder) / (run.out or f"runs/{recipe.name}"))),
         python=options.python or ("python" if options.launcher == "kubernetes" else sys.executable),
-        folder=options.folder or ("/workspace" if options.launcher == "kubernetes" else str(Path.cwd())),
+        folder=folder,
         port=options.port or PORT,
         ssh_port=options.ssh_port,
         interfaces=options.interfaces,
@@ -154,6 +155,17 @@ def make_plan(options: Options, flags: Sequence[str], recipe: Recipe, run: Run) 
     # A Slurm job has a number from which its ranks make a port of their own.
     follows_job = options.launcher == "slurm" and not options.port and not plan.is_elastic
     return replace(plan, port=0) if follows_job else plan
+
+
+def _run_id(options: Options, name: str, out: str) -> str:
+    """torchrun is started on each host by a command of its own, so the id must follow from what all of them say: where
+    they meet, and the run folder. ssh starts all from here. A Slurm job has a number, which its script adds."""
+    if options.launcher == "slurm":
+        return name
+    if options.launcher == "ssh":
+        return f"{name}-{uuid.uuid4().hex[:12]}"
+    said = json.dumps([out, options.hosts, options.nodes, options.port or PORT])
+    return f"{name}-{sha256(said.encode()).hexdigest()[:12]}"
 
 
 def _hosts(options: Options, in_cluster: bool) -> tuple[Host, ...]:

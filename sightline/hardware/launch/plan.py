@@ -47,6 +47,8 @@ class Plan:
     arguments: tuple[str, ...]
     """What follows `sightline`: train, the recipe and its flags."""
     name: str
+    run_id: str
+    """By which the hosts of one start, and the attempts of one command, know each other and no one else."""
     python: str
     folder: str
     """Where the command runs on every host."""

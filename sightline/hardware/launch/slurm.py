@@ -139,5 +139,5 @@ def _srun(plan: Plan, cores: int) -> str:
     # Who meets where is known when the job has its nodes; its number tells it from others that are named alike, whose
     # run folder it must not take over. The first of these words are ours, whatever flags hold.
     command = shlex.join([*words, *torchrun.words(replace(plan, output=""), plan.slots, "", "FIRST")])
-    command = command.replace(f"--rdzv-id={plan.name}", f'--rdzv-id={plan.name}-"$SLURM_JOB_ID"', 1)
+    command = command.replace(f"--rdzv-id={plan.run_id}", f'--rdzv-id={plan.run_id}-"$SLURM_JOB_ID"', 1)
     return command.replace("--rdzv-endpoint=FIRST", '--rdzv-endpoint="$MASTER_ADDR"', 1)

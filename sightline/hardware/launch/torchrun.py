@@ -43,11 +43,12 @@ def words(plan: Plan, slots: int, node: str, first: str, here: str = "") -> list
     found = [plan.python, "-m", "torch.distributed.run"]
     if plan.is_elastic:
         found += [f"--nnodes={plan.min_hosts or len(plan.hosts)}:{len(plan.hosts)}", f"--nproc-per-node={slots}"]
-        found += [f"--max-restarts={plan.max_restarts}", "--rdzv-backend=c10d", f"--rdzv-id={plan.name}"]
+        found += [f"--max-restarts={plan.max_restarts}", "--rdzv-backend=c10d"]
         found += [f"--rdzv-endpoint={first}:{plan.port}", *([f"--local-addr={here}"] if here else [])]
     else:
         found += [f"--nnodes={len(plan.hosts)}", f"--node-rank={node}", f"--nproc-per-node={slots}"]
         found += [f"--master-addr={first}", f"--master-port={plan.port}"]
+    found.append(f"--rdzv-id={plan.run_id}")
     if plan.output:
         found += [f"--log-dir={plan.output}", "--redirects=3", "--tee=3"]
     return [*found, "-m", "sightline", *plan.arguments]

@@ -131,6 +131,8 @@ def test_torchrun_on_each_host():
         assert words[0] == "env" and "NCCL_SOCKET_IFNAME=eth0" in words[1:start]
         settings = [f"--nnodes=2 --node-rank={node} --nproc-per-node={slots} --master-addr=a --master-port=1234"]
         expected = [*"-m torch.distributed.run".split(), *settings[0].split(), "-m", "sightline", *COMMAND]
+        (run_id,) = (word for word in words if word.startswith("--rdzv-id=demo-classification-"))
+        words.remove(run_id)
         assert words[start + 1 :] == expected
 
 
@@ -178,6 +180,25 @@ def test_ssh_hands_every_word_through_the_shell_of_the_host():
         done = subprocess.run(["sh", "-c", remote], capture_output=True, text=True, check=True)
         seen, mine = json.loads(done.stdout)
         assert seen[-len(COMMAND) :] == list(COMMAND) and f"--node-rank={node}" in seen and mine == "it's $HOME"
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("launcher", ["torchrun", "kubernetes"])
+def test_two_runs_of_a_recipe_do_not_meet_but_the_hosts_of_one_do(launcher, restarts, monkeypatch, tmp_path):
+    """torchrun is started by a command on each host, so what it is given follows from that command alone."""
+    options = Options(hosts="a:1,b:1", launcher=launcher, max_restarts=restarts)
+    options = replace(options, kubernetes=replace(options.kubernetes, image="sightline:1"))
+
+    def ids(options: Options, *flags: str) -> list[str]:
+        return re.findall(r"--rdzv-id=(\S+)", text_of(options, *flags))
+
+    first = ids(options)
+    assert len(first) == (2 if launcher == "torchrun" else 1) and len({*first, *ids(options)}) == 1
+    others = [ids(options, "--run.out", "runs/b"), ids(replace(options, port=1234)), ids(replace(options, name="b"))]
+    monkeypatch.chdir(tmp_path)
+    others += [ids(options)] if launcher == "torchrun" else []
+    found = [first[0], *(other[0] for other in others)]
+    assert len(set(found)) == len(found)
 
 
 def test_two_elastic_starts_by_ssh_are_two_commands():
