@@ -120,9 +120,10 @@ def _load_or_replace(feed: Feed, name: str, epoch: int, index: int, bad: list[Ba
 
 
 def _work(connection: multiprocessing.connection.Connection, feeds: dict[str, Feed]) -> None:
-    # A Ctrl-C or a SIGTERM to the whole group is the trainer's to answer; workers leave when their pipe closes.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A Ctrl-C, a SIGTERM or a closed terminal's SIGHUP to the whole group is the trainer's to answer; workers leave
+    # when their pipe closes.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     arrays = {name: [as_arrays(slot) for slot in feed.slots] for name, feed in feeds.items()}
     while True:

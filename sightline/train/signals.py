@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGUSR1: note the signal, let all ranks agree at the end of a step, then save and leave."""
+"""SIGTERM, SIGINT, SIGHUP and SIGUSR1: note it, let all ranks agree at the end of a step, then save and leave."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch import Tensor
 from sightline.errors import Interrupted
 from sightline.hardware.world import World
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-OF_LAUNCHERS = (signal.SIGTERM, signal.SIGUSR1)
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+OF_LAUNCHERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+OUTPUTS = (1, 2)
 
 
 class StopSignals:
@@ -25,13 +26,17 @@ class StopSignals:
         self.world = world
         self._pending = 0
         self._previous: dict[int, Any] = {}
+        self._terminals: list[int] = []
         self._flag: tuple[Tensor, Any] | None = None
         self._agreed_at: float | None = None
         self.interval_s = 0.0
         """The longest time from one agree() to the next so far: the first step, which compiles, ends with the first."""
 
     def __enter__(self) -> StopSignals:
+        self._terminals = [output for output in OUTPUTS if os.isatty(output)]
         for number in HANDLED:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: the run is to outlive its terminal
             self._previous[number] = signal.signal(number, self._note)
         return self
 
@@ -77,11 +82,19 @@ class StopSignals:
         if self._pending and number == signal.SIGINT:
             os._exit(128 + number)
         self._pending = number
+        if number == signal.SIGHUP:
+            self._leave_terminals()
+
+    def _leave_terminals(self) -> None:
+        """One that was closed refuses every word, and the first would end the run before its last save."""
+        for output in self._terminals:
+            if not os.isatty(output):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output)
 
 
 def ignore_stops() -> None:
-    """From now on, for a rank that ends by itself with an error: as soon as one has ended, the launcher tells the others
-    to stop, and would end them before they have said which was lost and left the mark that a next attempt obeys."""
+    """From now on, for a rank that ends by itself with an error. As soon as one has ended, the launcher tells others to
+    stop, and would end them before they have said which was lost and left the mark that a next attempt obeys."""
     if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
         for number in OF_LAUNCHERS:
             signal.signal(number, signal.SIG_IGN)

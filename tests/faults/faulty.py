@@ -22,6 +22,7 @@ from sightline.tasks.classification import Classification
 from sightline.train import checkpoint
 
 SIGNALS = {"term": signal.SIGTERM, "int": signal.SIGINT, "kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+SIGNALS |= {"hup": signal.SIGHUP}
 counts: Counter[str] = Counter()
 
 
@@ -36,6 +37,8 @@ def faults(where: str, numbers: set[int] | None = None) -> set[str]:
             continue
         if what in SIGNALS:
             os.kill(os.getpid(), SIGNALS[what])
+        elif what == "nohup":
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         elif what == "oom":
             raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
         elif what == "raise":

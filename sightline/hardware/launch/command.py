@@ -34,9 +34,12 @@ from sightline.hardware.launch.plan import (
     Plan,
     check_names,
     forwarded,
+    hangup,
     is_here,
     parse_hosts,
 )
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,7 @@ def _run(options: Options, plan: Plan, text: str) -> None:
     elif options.launcher == "kubernetes":
         _hand_over(["kubectl", "apply", "-f", "-"], text)
     elif options.launcher == "mpirun":
-        _follow(mpi.command(plan, options.mpi), plan, {signal.SIGTERM: signal.SIGUSR1, signal.SIGINT: signal.SIGUSR1})
+        _follow(mpi.command(plan, options.mpi), plan, dict.fromkeys(STOPS, signal.SIGUSR1))
     else:
         here = [node for node, host in enumerate(plan.hosts) if is_here(host.name)]
         if len(here) != 1:
@@ -266,7 +269,7 @@ def _follow(words: Sequence[str], plan: Plan, as_signals: dict[int, int]) -> Non
     def pass_on(number: int, frame: FrameType | None) -> None:
         process.send_signal(as_signals.get(number, number))
 
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, *hangup())
     before = {number: signal.signal(number, pass_on) for number in numbers}
     try:
         code = process.wait()

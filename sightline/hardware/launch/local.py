@@ -13,8 +13,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from sightline.errors import Interrupted, PeerLost, RankFailed, UsageError
 from sightline.hardware import devices, launch
+from sightline.hardware.launch.plan import hangup
 
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # torchrun's, and the one by which schedulers announce the end
+SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1")  # torchrun's, and the one by which schedulers announce the end
 
 
 def start(count: int, device: str, arguments: Sequence[str]) -> bool:
@@ -35,7 +36,7 @@ def start(count: int, device: str, arguments: Sequence[str]) -> bool:
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=0,
-        signals_to_handle=SIGNALS,
+        signals_to_handle=",".join([*SIGNALS, *(number.name for number in hangup())]),
     )
     try:
         elastic_launch(config, sys.executable)("-u", "-m", "sightline", *arguments)

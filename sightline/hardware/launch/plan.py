@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -134,6 +135,11 @@ def is_here(name: str) -> bool:
     """Whether a host is the machine that this process runs on."""
     node = os.uname().nodename
     return name in ("localhost", "127.0.0.1", node, node.partition(".")[0])
+
+
+def hangup() -> tuple[signal.Signals, ...]:
+    """SIGHUP, the end of a terminal, unless it is ignored since the start (nohup): then ranks are to outlive it."""
+    return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 
 
 def in_shell(plan: Plan, words: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ from typing import IO
 
 from sightline.errors import RankFailed
 from sightline.hardware.launch import torchrun
-from sightline.hardware.launch.plan import Host, Plan, in_shell
+from sightline.hardware.launch.plan import Host, Plan, hangup, in_shell
 
 CONNECT_TIMEOUT_S = 10
 SECONDS_TO_FOLLOW = 30  # that other hosts get to end by themselves after one has failed
@@ -44,7 +44,7 @@ def run(plan: Plan) -> None:
         stopped.append(number)
         _end(processes)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, *hangup())}
     readers = []
     try:
         for host, words in zip(plan.hosts, commands(plan), strict=True):
