@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -42,13 +42,24 @@ class Order(Protocol):
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]: ...
 
 
+class LoaderFields(Protocol):
+    """What a Run says of loading; a protocol, because data stand below the file of Run."""
+
+    @property
+    def workers(self) -> int: ...
+    @property
+    def prefetch(self) -> int: ...
+    @property
+    def device_prefetch(self) -> bool: ...
+
+
 class Loader:
     """Training and evaluation batches from one set of workers: while one feed is used the other rests."""
 
     def __init__(
         self,
-        datasets: dict[str, Dataset],
-        orders: dict[str, Order],
+        datasets: Mapping[str, Dataset],
+        orders: Mapping[str, Order],
         config: DataConfig,
         device: Device,
         *,
@@ -79,6 +90,34 @@ class Loader:
         self.feeds = {
             name: _FeedState(feed, orders[name], _Copier(device, feed, overlap)) for name, feed in feeds.items()
         }
+
+    @classmethod
+    def of(
+        cls,
+        run: LoaderFields,
+        datasets: Mapping[str, Dataset],
+        orders: Mapping[str, Order],
+        config: DataConfig,
+        device: Device,
+        world: World,
+        *,
+        most_workers: int | None = None,
+        on_bad: Callable[[Bad], None],
+        check_stop: Callable[[], None],
+    ) -> Loader:
+        """The loader that a run asks for, with no more workers than there can be work for."""
+        workers = worker_count(run.workers, device, world)
+        return cls(
+            datasets,
+            orders,
+            config,
+            device,
+            workers=workers if most_workers is None else min(workers, most_workers),
+            prefetch=run.prefetch,
+            overlap=run.device_prefetch,
+            on_bad=on_bad,
+            check_stop=check_stop,
+        )
 
     @property
     def worker_pids(self) -> list[int]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loader import Loader, worker_count
+from sightline.data.loader import Loader
 from sightline.errors import BadCheckpoint, BadData, UsageError
 from sightline.evaluate.run import evaluate, order_for
 from sightline.hardware import world
@@ -95,16 +95,9 @@ def opened(
         stack.callback(log.release)
         stack.callback(here.close)
         signals = stack.enter_context(StopSignals(here))
-        loader = Loader(
-            {"val": dataset},
-            {"val": order_for(recipe.train, len(dataset), here)},
-            recipe.data,
-            device,
-            workers=worker_count(run.workers, device, here),
-            prefetch=run.prefetch,
-            overlap=run.device_prefetch,
-            on_bad=log.bad_sample,
-            check_stop=signals.check,
+        orders = {"val": order_for(recipe.train, len(dataset), here)}
+        loader = Loader.of(
+            run, {"val": dataset}, orders, recipe.data, device, here, on_bad=log.bad_sample, check_stop=signals.check
         )
         stack.callback(loader.close)
         for note in loader.notes:

@@ -12,7 +12,7 @@ import torch
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loader import Loader, worker_count
+from sightline.data.loader import Loader
 from sightline.data.order import PADDING, EvalOrder
 from sightline.errors import BadData, UsageError
 from sightline.evaluate import checkpoints
@@ -110,19 +110,19 @@ def _predict_all(
 
 
 def _open_loader(trained: Trained, dataset: Dataset, reporter: Reporter, signals: StopSignals) -> Loader:
-    recipe, run, count = trained.recipe, trained.run, len(dataset)
+    recipe, count = trained.recipe, len(dataset)
     # One bad file among many is no reason to keep the others back; what the user wants of it is asked at the end.
     lenient: Any = dataclasses.replace(  # type: ignore[type-var]
         recipe.data, on_bad_sample="skip", max_bad_samples=count
     )
-    return Loader(
+    return Loader.of(
+        trained.run,
         {"files": dataset},
         {"files": EvalOrder(count, min(count, recipe.train.global_batch, dataset.predict_batch))},
         lenient,
         trained.device,
-        workers=min(worker_count(run.workers, trained.device, trained.world), count),
-        prefetch=run.prefetch,
-        overlap=run.device_prefetch,
+        trained.world,
+        most_workers=count,
         on_bad=lambda bad: reporter.note_unreadable(bad.name, bad.reason),
         check_stop=signals.check,
     )

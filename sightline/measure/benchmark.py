@@ -214,8 +214,7 @@ class OurStep(Contender):
         order = TrainOrder(len(dataset), cfg.global_batch, cfg.seed, cfg.last_batch, samples_per_item=each)
         self.plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
         self.number = 0
-        workers = worker_count(run.workers, device, World()) if is_real else 0
-        self.loader = open_loader(recipe, run, dataset, order, device, workers, say)
+        self.loader = open_loader(recipe, run, dataset, order, device, say, most_workers=None if is_real else 0)
         self.batches: list[Batch] = []
         try:
             if not is_real:
@@ -268,23 +267,23 @@ def open_loader(
     dataset: Dataset,
     order: Order,
     device: Device,
-    workers: int,
     say: Say,
     feed: str = "train",
+    most_workers: int | None = None,
 ) -> Loader:
     """A loader of one feed alone, from the first batch on, without end."""
 
     def on_bad(bad: Bad) -> None:
         say(f"sample skipped: {bad.name}: {bad.reason}")
 
-    loader = Loader(
+    loader = Loader.of(
+        run,
         {feed: dataset},
         {feed: order},
         recipe.data,
         device,
-        workers=workers,
-        prefetch=run.prefetch,
-        overlap=run.device_prefetch,
+        World(),
+        most_workers=most_workers,
         on_bad=on_bad,
         check_stop=lambda: None,
     )
@@ -345,10 +344,9 @@ def _measure_predictions(
     is_real = options.data == "real"
     dataset = _opened(recipe, "val") if is_real else synthetic_dataset(recipe, "val")
     order = latency.Rounds(order_for(recipe.train, len(dataset), World()))
-    workers = worker_count(run.workers, device, World()) if is_real else 0
 
     def make() -> Contender:
-        loader = open_loader(recipe, run, dataset, order, device, workers, say, "val")
+        loader = open_loader(recipe, run, dataset, order, device, say, "val", most_workers=None if is_real else 0)
         timed = (options.warmup, options.steps)
         return latency.OurPredictions(recipe, run, dataset, loader, device, is_real, timed)
 
@@ -412,14 +410,14 @@ def matmul_peak(device: Device, precision: str) -> dict[str, Any]:
 class OurLoader(Contender):
     """Our loader, to the device, with nobody using the batches."""
 
-    def __init__(self, recipe: Recipe, run: Run, device: Device, workers: int, say: Say):
+    def __init__(self, recipe: Recipe, run: Run, device: Device, say: Say):
         started = time.perf_counter()
         self.name = f"{OURS} loader" + (", decoded on the CPU" if getattr(recipe.data, "decoder", "") == "cpu" else "")
         self.images = recipe.train.global_batch
         dataset = _opened(recipe)
         cfg, each = recipe.train, dataset.samples_per_item
         order = TrainOrder(len(dataset), cfg.global_batch, cfg.seed, cfg.last_batch, samples_per_item=each)
-        self.loader = open_loader(recipe, run, dataset, order, device, workers, say)
+        self.loader = open_loader(recipe, run, dataset, order, device, say)
         self.settle = run.prefetch + 1  # as for the peers: what was prepared ahead goes first
         self.advance()
         device.synchronize()
@@ -442,7 +440,7 @@ def _measure_loaders(recipe: Recipe, run: Run, options: BenchmarkOptions, device
     on_cpu = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, decoder="cpu"))  # type: ignore[type-var]
     ours = [recipe] if device.kind == "cpu" or recipe.data == on_cpu.data else [recipe, on_cpu]
     makers: list[Maker] = [
-        *(functools.partial(OurLoader, each, run, device, workers, say) for each in ours),
+        *(functools.partial(OurLoader, each, run, device, say) for each in ours),
         lambda: PeerLoader("v2", recipe.data, images, workers, device),
         lambda: PeerLoader("pil", recipe.data, images, workers, device),
     ]

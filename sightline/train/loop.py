@@ -7,7 +7,7 @@ import sys
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loader import Loader, worker_count
+from sightline.data.loader import Loader, Order
 from sightline.data.order import EvalOrder, TrainOrder
 from sightline.errors import Diverged, Interrupted, UsageError
 from sightline.evaluate.run import evaluate, order_for
@@ -50,16 +50,9 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             return Scores(progress.scores, {}, [])
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
         step = build_step(recipe, run, device, world, state, sets["train"])
-        loader = Loader(
-            dict(sets),
-            {"train": order, "val": eval_order},
-            recipe.data,
-            device,
-            workers=worker_count(run.workers, device, world),
-            prefetch=run.prefetch,
-            overlap=run.device_prefetch,
-            on_bad=log.bad_sample,
-            check_stop=signals.check,
+        orders: dict[str, Order] = {"train": order, "val": eval_order}
+        loader = Loader.of(
+            run, sets, orders, recipe.data, device, world, on_bad=log.bad_sample, check_stop=signals.check
         )
         facts = {"step": progress.step, "steps": steps, "local_batch": order.local_samples, "base_lr": base_lr}
         log.event("start", **facts, workers=loader.worker_pids)

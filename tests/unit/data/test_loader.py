@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from sightline.config import Run
 from sightline.data import loader as loader_module
 from sightline.data.classification import ClassificationData
 from sightline.data.loader import Loader, worker_count
@@ -335,6 +336,18 @@ def test_more_shared_memory_than_there_is_is_refused_before_it_is_taken():
     with pytest.raises(UsageError, match=r"MiB of shared memory and /dev/shm has .*--run.prefetch"):  # noqa: SIM117
         with opened(SYNTHETIC, workers=2, prefetch=10**9):
             pass
+
+
+@pytest.mark.parametrize(("most", "workers", "slots"), [(None, 2, 5), (1, 1, 5), (3, 2, 5), (0, 0, 1)])
+def test_a_run_says_how_it_is_loaded(most: int | None, workers: int, slots: int):
+    """And no worker is started that nothing could be given to; without one a batch is made when it is asked for."""
+    sets, orders = {"val": SYNTHETIC.open("val", 3)}, {"val": EvalOrder(11, BATCH)}
+    run, hooks = Run(workers=2, prefetch=4), {"on_bad": nothing, "check_stop": nothing}
+    loader = Loader.of(run, sets, orders, SYNTHETIC, CPU, World(), most_workers=most, **hooks)
+    try:
+        assert (len(loader.worker_pids), len(loader.feeds["val"].feed.slots)) == (workers, slots)
+    finally:
+        loader.close()
 
 
 def test_worker_count_follows_the_wish_or_the_cores(monkeypatch):
