@@ -32,7 +32,7 @@ from sightline.hardware import devices
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES
 from sightline.hardware.world import World
-from sightline.measure.benchmark import provenance, result_file
+from sightline.measure.provenance import provenance, result_file
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CROP_SCALE = (0.35, 1.0)

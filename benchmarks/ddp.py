@@ -20,7 +20,8 @@ from sightline import config
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.measure import peers
-from sightline.measure.benchmark import OurStep, provenance, result_file, synthetic_dataset
+from sightline.measure.benchmark import OurStep, synthetic_dataset
+from sightline.measure.provenance import provenance, result_file
 
 
 class WithoutGraph(OurStep):

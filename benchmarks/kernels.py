@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from sightline.hardware import devices
 from sightline.kernels import instance_norm
-from sightline.measure.benchmark import provenance, result_file
+from sightline.measure.provenance import provenance, result_file
 
 UNET = ((64, 32, 192, 160), (64, 64, 96, 80), (64, 128, 48, 40), (64, 256, 24, 20), (64, 512, 12, 10), (64, 512, 6, 5))
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -24,7 +24,7 @@ import torchvision
 
 from sightline import migrate
 from sightline.hardware import devices
-from sightline.measure.benchmark import provenance, result_file
+from sightline.measure.provenance import provenance, result_file
 
 CALLS_PER_ROUND = 20_000
 X = torch.ones(4)

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sightline.hardware import devices
-from sightline.measure.benchmark import provenance, result_file
+from sightline.measure.provenance import provenance, result_file
 
 RECIPES = ("resnet50", "resnet50_keras", "resnet50_lars")
 

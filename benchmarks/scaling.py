@@ -33,8 +33,9 @@ from sightline.config import Recipe, Run
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.measure import scaling
-from sightline.measure.benchmark import OurStep, _picture, provenance, result_file, synthetic_dataset
+from sightline.measure.benchmark import OurStep, _picture, synthetic_dataset
 from sightline.measure.links import LINKS, Cluster, Link
+from sightline.measure.provenance import provenance, result_file
 from sightline.measure.scaling import Network, Work, buckets_of, network_of, predict
 from sightline.train.step import build_step
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from sightline import api, config
 from sightline.hardware.setup import set_up
-from sightline.measure.benchmark import provenance, result_file
+from sightline.measure.provenance import provenance, result_file
 
 HERE = Path(__file__).resolve().parent
 NETWORKS = {"sightline": "unet2d", "MONAI DynUNet": str(HERE / "dynunet.py")}

@@ -9,18 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
 import statistics
-import subprocess
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torchvision
 
 from sightline import config
 from sightline.config import Recipe, Run
@@ -33,9 +29,9 @@ from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
-from sightline.log import environment
 from sightline.measure import latency, peers, peers_detection, peers_segmentation, scaling
 from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoader, Say
+from sightline.measure.provenance import provenance, result_file
 from sightline.parts import Batch, Dataset, Split
 from sightline.train.schedules import Plan
 from sightline.train.state import TrainState
@@ -448,48 +444,3 @@ def _measure_loaders(recipe: Recipe, run: Run, options: BenchmarkOptions, device
     batches = -(-options.steps // max(1, workers)) * max(1, workers)
     timings, order = peers.measure_in_turn(makers, batches, options.warmup, options.repeats, device, say)
     return {"workers": workers, "batches": batches, "order": order, "contenders": peers.rows(timings)}
-
-
-# Where it comes from.
-
-
-def provenance(device: Device) -> dict[str, Any]:
-    """What a number depends on besides the recipe: commit, versions, machine, command."""
-    found = {"commit": commit_of(Path(__file__).resolve().parent.parent), "environment": environment(device, ranks=1)}
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = "none"
-    found["environment"]["versions"] = {
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "cuda": str(torch.version.cuda),
-        "cudnn": str(torch.backends.cudnn.version()),
-        "triton": triton,
-    }
-    return found
-
-
-def commit_of(package: Path) -> dict[str, Any]:
-    """The commit of a package's folder and whether it was changed since; "unknown" outside a git checkout."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(package), *arguments], capture_output=True, text=True, timeout=30)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    # An installed copy may lie in somebody else's checkout, whose commit says nothing about us.
-    if git("ls-files", "--error-unmatch", "__init__.py") is None:
-        return {"id": "unknown", "dirty": False}
-    return {"id": git("rev-parse", "HEAD") or "unknown", "dirty": bool(git("status", "--porcelain", "."))}
-
-
-def result_file(folder: Path, what: str, device: Device, now: datetime) -> Path:
-    """Where a result goes; the time makes it one of its kind."""
-
-    def plain(text: str) -> str:
-        return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-")
-
-    return folder / f"{plain(what)}-{plain(device.name())}-{now:%Y%m%d-%H%M%S-%f}.json"

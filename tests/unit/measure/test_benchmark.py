@@ -1,7 +1,6 @@
 """The benchmark at tiny size: what is counted, what stands in the result, who takes turns with whom."""
 
 import json
-import subprocess
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from sightline.errors import OutOfMemory, UsageError
 from sightline.hardware import devices
 from sightline.measure import benchmark as bench
 from sightline.measure import peers, peers_detection
-from sightline.measure.benchmark import BenchmarkOptions, as_text, benchmark, commit_of
+from sightline.measure.benchmark import BenchmarkOptions, as_text, benchmark
 from sightline.measure.peers import Contender, Peer, PeerLoader, PeerStep, measure_in_turn
 
 CPU = devices.select("cpu")
@@ -309,23 +308,3 @@ def test_the_plain_loss_of_a_detector_is_the_loss_of_its_task():
 def test_pipelines_that_torchvision_does_not_have_are_refused(tmp_path, shapes, flags):
     with pytest.raises(UsageError, match="add --data.crop area --data.interpolation bilinear"):
         measure(tmp_path, f"--data.path={shapes}", *flags, loader=True)
-
-
-def test_commit(tmp_path):
-    package = tmp_path / "repository/package"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    assert commit_of(package) == {"id": "unknown", "dirty": False}
-
-    def git(*arguments):
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        done = subprocess.run(["git", "-C", package, *identity, *arguments], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    git("init", "-q")
-    assert commit_of(package)["id"] == "unknown"  # somebody else's checkout: we are not part of it
-    git("add", ".")
-    git("commit", "-qm", "first")
-    assert commit_of(package) == {"id": git("rev-parse", "HEAD"), "dirty": False}
-    (package / "__init__.py").write_text("x = 1\n")
-    assert commit_of(package)["dirty"]
