@@ -1,11 +1,8 @@
-"""Run by torchrun on every rank: does what test_ranks.py asks about and writes what it saw as OUT/RANK.json.
-
-python -m torch.distributed.run --nproc-per-node 2 tests/distributed/ranks.py OUT RUN
-"""
+"""Run by forked.py on every rank: does what test_ranks.py asks about and writes what it saw as OUT/RANK.json."""
 
 import dataclasses
+import gc
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +12,13 @@ from torch import nn
 from sightline import api
 from sightline.config import Recipe, Run, TrainConfig
 from sightline.data.classification import ClassificationData
-from sightline.data.loader import Loader
+from sightline.data.loader import Loader, Order
 from sightline.data.order import EvalOrder, TrainOrder
 from sightline.evaluate.run import evaluate, order_for
 from sightline.evaluate.topk import TopK
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
-from sightline.parts import DataSpec, ModelConfig
+from sightline.parts import Dataset, DataSpec, ModelConfig
 from sightline.tasks.classification import Classification
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import Plan, ScheduleConfig
@@ -104,22 +101,19 @@ def batch_norm(world: World) -> dict[str, Any]:
     return found
 
 
+def loader_of(feed: str, dataset: Dataset, order: Order, data: ClassificationData) -> Loader:
+    return Loader.of(
+        Run(workers=0), {feed: dataset}, {feed: order}, data, CPU, World(), on_bad=print, check_stop=lambda: None
+    )
+
+
 def indices(world: World) -> dict[str, Any]:
     """What the loader hands out, step by step."""
     found = {}
     for last in ("drop", "pad", "wrap"):
         dataset = DATA.open("train", 0)
         order = TrainOrder(len(dataset), BATCH, 0, last, world.rank, world.size)
-        loader = Loader(
-            {"train": dataset},
-            {"train": order},
-            DATA,
-            CPU,
-            workers=0,
-            prefetch=1,
-            on_bad=print,
-            check_stop=lambda: None,
-        )
+        loader = loader_of("train", dataset, order, DATA)
         loader.seek("train", 0, 9)
         found[last] = [loader.next("train")["index"].tolist() for _ in range(9)]
         loader.close()
@@ -159,16 +153,7 @@ def evaluations(world: World) -> dict[str, Any]:
         for buffer in state.batch_norm_statistics():
             buffer.fill_(world.rank + 1)
         order = order_for(recipe.train, len(dataset), world)
-        loader = Loader(
-            {"val": dataset},
-            {"val": order},
-            data,
-            CPU,
-            workers=0,
-            prefetch=1,
-            on_bad=print,
-            check_stop=lambda: None,
-        )
+        loader = loader_of("val", dataset, order, data)
         scores = evaluate(
             state.model, recipe.task, dataset, loader, CPU, world, "fp32", lambda done, total: None, shards
         )
@@ -197,15 +182,12 @@ def head_only(world: World) -> dict[str, Any]:
     return {"changed": changed, "head": state.model[3].weight.flatten().tolist()}
 
 
-def main(out: Path, run: str) -> None:
+def main(out: Path) -> None:
     world = connect(detect(), CPU)
     seen: dict[str, Any] = {"collectives": collectives(world), "metric": metric(world), "batch_norm": batch_norm(world)}
     seen |= {"indices": indices(world), "bad_steps": bad_steps(world)}
     seen |= {"evaluations": evaluations(world), "head_only": head_only(world)}
+    gc.collect()  # DDP keeps a group alive
     world.close()
-    seen["evaluate"] = dataclasses.asdict(api.evaluate(run, ["--run.workers=0", "--run.device=cpu"]))
+    seen["evaluate"] = dataclasses.asdict(api.evaluate(str(out / "run"), ["--run.workers=0", "--run.device=cpu"]))
     (out / f"{world.rank}.json").write_text(json.dumps(seen))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

@@ -7,8 +7,6 @@ import dataclasses
 import json
 import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
 HERE = Path(__file__).resolve().parent
+FORKED = runpy.run_path(str(HERE / "forked.py"))
 CPU = devices.select("cpu")
 RANKS, PER_HOST, BATCH = 4, 2, 16
 STEPS = 5  # torch settles on its buckets in the third
@@ -128,28 +127,20 @@ def main(out: Path) -> None:
     seen["scores"] = {}
     for size in SIZES:
         if size < world.size:
-            world.close()
-            # Ranks meet at another address, since that of all four is still theirs.
-            os.environ["MASTER_PORT"] = (out / f"port{size}").read_text()
+            FORKED["leave"]()
+            # Rank 0 has opened the port where they meet, for all four; it must not try again for fewer.
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
             if world.rank >= size:
                 break
             world = connect(World(world.rank, size, world.rank), CPU)
         seen["scores"][str(size)] = scores(world)
     torch.save(seen, out / f"{world.rank}.pt")
-    world.close()
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
-    out = tmp_path_factory.mktemp("ranks")
-    starter = runpy.run_path(str(HERE / "forked.py"))
-    for size in SIZES[1:]:
-        (out / f"port{size}").write_text(str(starter["free_port"]()))
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, HERE / "forked.py", __file__, out, str(RANKS), str(PER_HOST)]
-    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    out = FORKED["once"](tmp_path_factory, "ddp", lambda out: FORKED["run"](__file__, out, RANKS, PER_HOST))
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 

@@ -1,20 +1,18 @@
 """COCO's numbers over real ranks that hold different numbers of pictures, detections and ground truths."""
 
 import json
-import os
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import torch
 
-from sightline import api
+from sightline import api, cli
 from sightline.evaluate.coco_map import CocoMap
-from sightline.hardware import devices
-from sightline.hardware.world import World, connect
+from sightline.hardware.world import World
 
 PICTURES, PLACES, CLASSES = 11, 8, ("a", "b", "c")
-REPO = Path(__file__).resolve().parents[2]
+FORKED = runpy.run_path(str(Path(__file__).with_name("forked.py")))
+HERE = ["--run.device=cpu", "--run.workers=0", "--task.score-threshold=0"]
 
 
 def everything() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -61,14 +59,15 @@ def answer(metric: CocoMap) -> str:
     return json.dumps([scores.values, scores.tables, scores.worst])
 
 
-def test_three_ranks_give_the_scores_of_one(tmp_path: Path):
-    expected = answer(measured(World()))
-    values = json.loads(expected)[0]
+def test_the_detections_are_worth_a_comparison():
+    """test_ddp.py has them measured by two, three and four ranks."""
+    values = json.loads(answer(measured(World())))[0]
     assert values["samples"] == PICTURES and 0.1 < values["ap"] < 0.9
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
-    subprocess.run([*command, __file__, str(tmp_path)], env=environment, check=True, timeout=300, capture_output=True)
-    assert [(tmp_path / f"{rank}.json").read_text() for rank in range(3)] == [expected] * 3
+
+
+def evaluate(run: Path) -> None:
+    """The command, on one of two ranks."""
+    assert cli.main(["evaluate", str(run), *HERE]) == 0
 
 
 def test_two_ranks_evaluate_thirteen_pictures_as_one_and_one_of_them_tells(tmp_path: Path):
@@ -77,32 +76,11 @@ def test_two_ranks_evaluate_thirteen_pictures_as_one_and_one_of_them_tells(tmp_p
         --train.precision=fp32 --train.eval-every-epochs=3 --optimizer.kind=adam --optimizer.lr=0.003
         --schedule.warmup-epochs=0 --run.workers=0 --run.device=cpu --run.progress=off""".split()
     api.train(*api.load("demo_detection", [*flags, f"--run.out={tmp_path}"]))
-    here = ["--run.device=cpu", "--run.workers=0", "--task.score-threshold=0"]
-    alone = api.evaluate(str(tmp_path), here)
+    alone = api.evaluate(str(tmp_path), HERE)
     assert alone.values["samples"] == 13 and alone.values["ar100"] > 0
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "sightline",
-    ]
-    run = [*command, "evaluate", str(tmp_path), *here]
-    said = subprocess.run(run, env=environment, check=True, timeout=300, capture_output=True, text=True).stdout
+    said = FORKED["run"](__file__, tmp_path, 2, function="evaluate")
     [file] = tmp_path.glob("scores-ckpt-*.json")
     found = json.loads(file.read_text())
     assert (found["values"], found["tables"]) == (alone.values, alone.tables)
     assert [row["index"] for row in found["worst"]] == [row["index"] for row in alone.worst]
     assert said.count("  ar1 ") == 1 and all(said.count(f"  {row['class']} ") == 1 for row in alone.tables["classes"])
-
-
-if __name__ == "__main__":
-    world = connect(
-        World(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))), devices.select("cpu")
-    )
-    (Path(sys.argv[1]) / f"{world.rank}.json").write_text(answer(measured(world)))
-    world.close()

@@ -1,37 +1,24 @@
-"""Dice over real ranks: as a loss whose sums are those of all of them, and as a score of volumes they share; and the
-U-Net, whose coarser outputs learn too, trained by them."""
+"""Dice over real ranks: as a loss whose sums are those of all of them, and as a score of volumes they share.
 
-import hashlib
+forked.py runs main() of this file on every rank.
+"""
+
 import json
-import os
-import subprocess
-import sys
+import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sightline import config
-from sightline.data.loader import Loader
-from sightline.data.order import TrainOrder
 from sightline.evaluate.dice import Dice
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
 from sightline.tasks.segmentation import Segmentation
-from sightline.train.schedules import Plan
-from sightline.train.state import TrainState
-from sightline.train.step import build_step
 
 SAMPLES, CLASSES = 6, ("background", "edema", "non-enhancing", "enhancing")  # samples are slices of four volumes
-REPO = Path(__file__).resolve().parents[2]
-CPU = devices.select("cpu")
-# Plain SGD: Adam divides by the gradient, which would make much of what rounding leaves of one that should be 0.
-UNET = """--model.width=4 --data.path=synthetic:samples=6 --data.task=04 --data.nvol=2 --task.dice-over=world
-    --optimizer.kind=sgd --optimizer.lr=0.05 --train.global-batch=4 --train.precision=fp32 --run.device=cpu""".split()
-STEPS = 3
+FORKED = runpy.run_path(str(Path(__file__).with_name("forked.py")))
 
 
 class TwoOutputs(nn.Module):
@@ -92,55 +79,10 @@ def measured(world: World) -> str:
     return json.dumps([scores.values, scores.tables, scores.worst])
 
 
-def trained_unet(world: World) -> dict[str, Any]:
-    """The volumes of every step, and the U-Net after the last: its bits, and numbers to compare with others'."""
-    recipe, run = config.load("unet2d", UNET)
-    cfg, data = recipe.train, recipe.data.open("train", 0).for_batch(recipe.train.global_batch)
-    items = data.samples_per_item
-    order = TrainOrder(len(data), cfg.global_batch, 0, rank=world.rank, ranks=world.size, samples_per_item=items)
-    state = TrainState(recipe, run, data.spec, CPU, Plan(1, STEPS, 12, 4), world)
-    step = build_step(recipe, run, CPU, world, state, data)
-    loader = Loader(
-        {"train": data},
-        {"train": order},
-        recipe.data,
-        CPU,
-        workers=0,
-        prefetch=1,
-        on_bad=print,
-        check_stop=lambda: None,
-    )
-    loader.seek("train", 0, STEPS)
-    before = {name: value.clone() for name, value in state.model.state_dict().items()}
-    given = []
-    for number in range(STEPS):
-        batch = loader.next("train")
-        given.append(batch["index"].tolist())
-        step(batch, number, 0.05)
-    loader.close()
-    after = state.model.state_dict()
-    bits = hashlib.sha256(b"".join(value.numpy().tobytes() for value in after.values())).hexdigest()
-    still = [name for name in after if torch.equal(after[name], before[name])]
-    numbers = torch.cat([value.flatten() for value in after.values()]).tolist()
-    return {"bits": bits, "numbers": numbers, "still": still, "given": given, "heads": len(state.model.heads)}
-
-
-def run_ranks(folder: Path, ranks: int) -> list[dict[str, Any]]:
-    """What each of them saw."""
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    subprocess.run([*command, __file__, str(folder)], env=environment, check=True, timeout=300, capture_output=True)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(tmp_path_factory.mktemp("two"), 2)
-
-
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_ranks_give_the_gradients_and_scores_of_one(tmp_path: Path, two: list[dict[str, Any]], ranks: int):
-    seen = two if ranks == 2 else run_ranks(tmp_path, ranks)
+def test_ranks_give_the_gradients_and_scores_of_one(tmp_path: Path, ranks: int):
+    FORKED["run"](__file__, tmp_path, ranks)
+    seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     whole, scores = trained(World(), "local"), measured(World())
     values = json.loads(scores)[0]
     assert values["samples"] == SAMPLES and values["volumes"] == 4 and 0 < values["dice"] < 1
@@ -154,25 +96,9 @@ def test_ranks_give_the_gradients_and_scores_of_one(tmp_path: Path, two: list[di
     assert len({rank["local"]["dice"][0] for rank in seen}) == ranks
 
 
-def test_two_ranks_train_the_unet_as_one_does(two: list[dict[str, Any]]):
-    """Each has one of the two volumes of a batch; all weights move, those of the coarser heads too."""
-    whole, (first, second) = trained_unet(World()), [rank["unet"] for rank in two]
-    assert whole["heads"] == 3 and first["still"] == second["still"] == whole["still"] == []
-    assert [len(volumes) for volumes in first["given"]] == [1] * STEPS
-    assert [a + b for a, b in zip(first["given"], second["given"], strict=True)] == whole["given"]
-    assert first["bits"] == second["bits"]
-    assert first["numbers"] == pytest.approx(whole["numbers"], abs=1e-5)
-
-
 def main(out: Path) -> None:
-    world = connect(detect(), CPU)
+    world = connect(detect(), devices.select("cpu"))
     seen = {"local": trained(world, "local"), "world": trained(world, "world"), "scores": measured(world)}
     if world.size == 2:
         seen["compiled"] = trained(world, "world", compiled=True)
-        seen["unet"] = trained_unet(world)
-    world.close()
     (out / f"{world.rank}.json").write_text(json.dumps(seen))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

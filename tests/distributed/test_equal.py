@@ -4,9 +4,7 @@ Batch norms share their statistics (bn_group -1), the Dice is that of all ranks,
 main() of this file on every rank.
 """
 
-import os
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -24,7 +22,7 @@ from sightline.train.schedules import Plan
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
-HERE = Path(__file__).resolve().parent
+FORKED = runpy.run_path(str(Path(__file__).with_name("forked.py")))
 CPU = devices.select("cpu")
 
 TASKS = {
@@ -32,7 +30,7 @@ TASKS = {
         --data.eval-resize=24 --data.eval-size=24 --train.global-batch=8 --train.bn-group=-1""".split(),
     "demo_detection": """--model.depth=18 --model.width=4 --data.path=synthetic:classes=10,samples=48,size=60
         --data.size=48 --data.max-boxes=8 --train.global-batch=4 --train.bn-group=-1""".split(),
-    "demo_segmentation": """--model.width=4 --data.path=synthetic:samples=10 --data.task=04 --data.nvol=2
+    "unet2d": """--model.width=4 --data.path=synthetic:samples=10 --data.task=04 --data.nvol=2
         --task.dice-over=world --train.global-batch=4""".split(),
 }
 # An adaptive optimizer divides a gradient by its own size: one that is 0 but for rounding (a bias in front of a norm:
@@ -59,23 +57,16 @@ def trained(world: World, task: str, kind: str, states: list[State] | None = Non
 
     With `states`, each step starts from the one given for it instead of from where the last has ended.
     """
-    flags = [*TASKS[task], f"--optimizer.kind={kind}", *OPTIMIZERS[kind], "--train.precision=fp32", "--run.device=cpu"]
-    recipe, run = config.load(task, flags)
+    common = ["--train.precision=fp32", "--run.device=cpu", "--run.workers=0"]
+    recipe, run = config.load(task, [*TASKS[task], f"--optimizer.kind={kind}", *OPTIMIZERS[kind], *common])
     cfg, steps = recipe.train, STEPS.get(kind, FEW_STEPS)
     data = recipe.data.open("train", 0).for_batch(cfg.global_batch)
     items = data.samples_per_item
     order = TrainOrder(len(data), cfg.global_batch, 0, rank=world.rank, ranks=world.size, samples_per_item=items)
     state = TrainState(recipe, run, data.spec, CPU, Plan(1, steps, order.samples_per_epoch, cfg.global_batch), world)
     step = build_step(recipe, run, CPU, world, state, data)
-    loader = Loader(
-        {"train": data},
-        {"train": order},
-        recipe.data,
-        CPU,
-        workers=0,
-        prefetch=1,
-        on_bad=print,
-        check_stop=lambda: None,
+    loader = Loader.of(
+        run, {"train": data}, {"train": order}, recipe.data, CPU, world, on_bad=print, check_stop=lambda: None
     )
     loader.seek("train", 0, steps)
     found: dict[str, Any] = {"given": [], "gradients": [], "states": [copied(state)]}
@@ -99,22 +90,26 @@ def main(out: Path) -> None:
     world = connect(detect(), CPU)
     seen = {task: {kind: trained(world, task, kind) for kind in OPTIMIZERS} for task in TASKS}
     torch.save(seen, out / f"{world.rank}.pt")
-    world.close()
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks saw."""
-    out = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, HERE / "forked.py", __file__, out, "2"]
-    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    out = FORKED["once"](tmp_path_factory, "equal", lambda out: FORKED["run"](__file__, out, 2))
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 def test_every_optimizer_is_here():
     assert set(OPTIMIZERS) == set(get_type_hints(OptimizerConfig)["kind"].__args__)
+
+
+def test_two_ranks_have_a_volume_each_and_move_all_weights_of_the_unet(two: list[dict[str, Any]]):
+    """Those of the coarser heads too, which learn from labels of their own."""
+    for found in (rank["unet2d"]["sgd"] for rank in two):
+        assert [len(volumes) for volumes in found["given"]] == [1] * FEW_STEPS
+        before, after = found["states"][0]["model"], found["states"][-1]["model"]
+        assert not [name for name in after if torch.equal(after[name], before[name])]
+        assert len({name.split(".")[1] for name in after if name.startswith("heads.")}) == 3
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -1,13 +1,9 @@
 """Ranks that mpirun, `--run.devices`, torchrun and ssh start: whoever starts them, the weights are the same."""
 
-import contextlib
 import json
 import os
+import runpy
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,44 +12,13 @@ from sightline import config
 from sightline.hardware.launch import mpi
 from sightline.hardware.launch.command import Options, make_plan
 
-LIMIT_S = 200  # after which a start counts as hung
-BESIDE_PYTHON = Path(sys.executable).parent  # mpirun of the wheel
+COMMANDS = runpy.run_path(str(Path(__file__).with_name("started.py")))
+started, finished, sightline = (COMMANDS[name] for name in ("started", "finished", "sightline"))
+torchrun, wait_for_step, LIMIT_S = (COMMANDS[name] for name in ("torchrun", "wait_for_step", "LIMIT_S"))
 FLAGS = """demo_classification --model.width=4 --data.path=synthetic:classes=4,samples=24,size=16 --data.classes=4
     --data.size=16 --data.eval-resize=16 --data.eval-size=16 --train.epochs=1 --train.global-batch=8
     --train.precision=fp32 --run.device=cpu --run.workers=0 --run.threads=1 --run.progress=plain
     --run.log-every-steps=1""".split()
-
-
-@contextlib.contextmanager
-def started(words: list[str], **environ: str) -> Iterator[subprocess.Popen]:
-    """In a process group of its own, so that nothing of it outlives the test."""
-    path = f"{BESIDE_PYTHON}{os.pathsep}{os.environ['PATH']}"
-    process = subprocess.Popen(
-        words,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": path, **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-
-
-def finished(words: list[str], **environ: str) -> str:
-    with started(words, **environ) as process:
-        out, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, out
-    return out
-
-
-def sightline(*words: str) -> list[str]:
-    return [sys.executable, "-m", "sightline", *words]
 
 
 def weights(run: Path) -> bytes:
@@ -86,8 +51,7 @@ def test_mpirun_trains_to_the_same_bits(by_devices: tuple[Path, str], tmp_path: 
 
 @pytest.mark.slow
 def test_torchrun_itself_trains_to_the_same_bits(by_devices: tuple[Path, str], tmp_path: Path):
-    launcher = "-m torch.distributed.run --standalone --nproc-per-node=2".split()
-    finished([sys.executable, *launcher, *sightline("train", *FLAGS, f"--run.out={tmp_path / 'run'}")[1:]])
+    finished(torchrun(2, "train", *FLAGS, f"--run.out={tmp_path / 'run'}"))
     assert weights(tmp_path / "run") == weights(by_devices[0])
 
 
@@ -113,14 +77,6 @@ def test_one_failing_host_ends_the_start_with_its_code(tmp_path: Path):
     with started(words, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}") as process:
         out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 7 and "b ended with exit code 7" in out
-
-
-def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not (run / "log.jsonl").is_file() or f'"step": {step},' not in (run / "log.jsonl").read_text():
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline, "the run does not come on"
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -1,17 +1,10 @@
 """Several ranks as real processes over gloo: exact sums and metrics, disjoint samples, the training of one process."""
 
-import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import runpy
 import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,9 +14,12 @@ from safetensors.torch import load_file
 from sightline import api
 from sightline.hardware.world import World
 
-RANKS_FILE = Path(__file__).with_name("ranks.py")
+HERE = Path(__file__).resolve().parent
+FORKED, COMMANDS = (runpy.run_path(str(HERE / name)) for name in ("forked.py", "started.py"))
+started, finished, torchrun = (COMMANDS[name] for name in ("started", "finished", "torchrun"))
+events, wait_for_step, LIMIT_S = (COMMANDS[name] for name in ("events", "wait_for_step", "LIMIT_S"))
+RANKS_FILE = HERE / "ranks.py"
 ALONE = runpy.run_path(str(RANKS_FILE))  # the same functions, for one rank in this process
-LIMIT_S = 100  # after which a start counts as hung
 
 # Softmax regression: no batch-norm, so that splitting a batch changes nothing but the order of a sum.
 RECIPE = '''
@@ -69,40 +65,6 @@ FLAGS = [
 ]
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-@contextlib.contextmanager
-def torchrun(ranks: int, *arguments: object) -> Iterator[subprocess.Popen]:
-    """In a process group of its own, so that nothing of it outlives the test."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", free_port()]
-    process = subprocess.Popen(
-        [sys.executable, *map(str, [*launcher, *arguments])],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-
-
-def finished(ranks: int, *arguments: object) -> str:
-    with torchrun(ranks, *arguments) as process:
-        out, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, out
-    return out
-
-
 @pytest.fixture(scope="module")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "regression.py"
@@ -114,38 +76,27 @@ def train_alone(recipe_file: Path, out: Path, *flags: str):
     return api.train(*api.load(str(recipe_file), [*FLAGS, f"--run.out={out}", *flags]))
 
 
-def events(run: Path, kind: str) -> list[dict]:
-    found = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [line for line in found if line["event"] == kind]
-
-
 # One start on two ranks answers all of these
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """`alone`: the scores of a run on one rank; `two`: what each of two ranks saw, that run's scores among it."""
-    base = tmp_path_factory.getbasetemp()
-    # Test processes share one start: the first makes the answers, the others wait for them.
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranks"
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "answers.json").is_file():
-            (folder / "answers.json").write_text(json.dumps(ask(folder)))
+    folder = FORKED["once"](tmp_path_factory, "ranks", ask)
     return json.loads((folder / "answers.json").read_text())
 
 
-def ask(folder: Path) -> dict:
+def ask(folder: Path) -> None:
     """13 evaluation pictures, which two ranks cannot share evenly."""
     run = folder / "run"
     tiny = ["--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--model.width=4", "--train.epochs=1"]
     data = ["--data.path=synthetic:classes=10,samples=104,size=24", "--train.global-batch=8", "--train.precision=fp32"]
     api.train(*api.load("demo_classification", [*tiny, *data, *FLAGS[1:], f"--run.out={run}"]))
     alone = dataclasses.asdict(api.evaluate(str(run), FLAGS[1:4]))
-    finished(2, RANKS_FILE, folder, run)
+    FORKED["run"](str(RANKS_FILE), folder, 2)
     two = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-    return {"alone": alone, "two": two, "evaluations": len(events(run, "evaluate"))}
+    found = {"alone": alone, "two": two, "evaluations": len(events(run, "evaluate"))}
+    (folder / "answers.json").write_text(json.dumps(found))
 
 
 @pytest.fixture
@@ -243,14 +194,6 @@ def test_evaluate_on_two_ranks_gives_the_scores_of_one(answers: dict):
 # Training
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not (run / "log.jsonl").is_file() or not any(e["step"] >= step for e in events(run, "train")):
-        assert process.poll() is None, process.stdout.read()
-        assert time.monotonic() < deadline, "the run does not come on"
-        time.sleep(0.05)
-
-
 def assert_same_course(run: Path, alone: Path, steps: int) -> None:
     """Losses and gradient norms of the first `steps` steps; only the order of sums differs between them."""
     ours, theirs = (events(folder, "train")[:steps] for folder in (run, alone))
@@ -262,8 +205,8 @@ def assert_same_course(run: Path, alone: Path, steps: int) -> None:
 def test_two_ranks_train_as_one_and_a_stopped_run_goes_on_with_another_number(recipe_file: Path, tmp_path: Path):
     """SIGTERM to all processes of the launcher: all ranks leave in the same step, and rank 0 saves once."""
     run, alone = tmp_path / "two", tmp_path / "one"
-    arguments = ["-m", "sightline", "train", recipe_file, *FLAGS, f"--run.out={run}", "--train.epochs=200"]
-    with torchrun(2, *arguments) as process:
+    command = torchrun(2, "train", recipe_file, *FLAGS, f"--run.out={run}", "--train.epochs=200")
+    with started(command) as process:
         wait_for_step(run, 40, process)
         os.killpg(process.pid, signal.SIGTERM)
         out, _ = process.communicate(timeout=LIMIT_S)
@@ -297,7 +240,7 @@ def test_two_ranks_train_as_one_and_a_stopped_run_goes_on_with_another_number(re
 def test_evaluation_within_training_on_two_ranks_is_that_of_one(recipe_file: Path, tmp_path: Path):
     """Also of a checkpoint that two ranks wrote: 30 pictures, of which the last batch is uneven."""
     run = tmp_path / "run"
-    finished(2, "-m", "sightline", "train", recipe_file, *FLAGS, f"--run.out={run}", "--train.epochs=1")
+    finished(torchrun(2, "train", recipe_file, *FLAGS, f"--run.out={run}", "--train.epochs=1"))
     two = json.loads((run / "scores.json").read_text())
     one = api.evaluate(str(run), FLAGS[1:4], recipe_file=str(recipe_file))
     assert one.values == pytest.approx(two["values"], rel=1e-6) and one.values["samples"] == 30
@@ -311,11 +254,11 @@ def test_two_ranks_with_statistics_of_their_own_end_together_at_the_target(tmp_p
     flags += ["--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=8"]
     flags += ["--train.precision=fp32", *FLAGS[1:], "--train.epochs=30", "--train.target-score=0.3"]
     flags += ["--train.eval-shards=full", "--train.bn-eval=local", f"--run.out={tmp_path}", "--run.warmup-steps=1"]
-    finished(2, "-m", "sightline", "train", "demo_classification", *flags)
+    finished(torchrun(2, "train", "demo_classification", *flags))
     scores = [e["top1"] for e in events(tmp_path, "evaluate")]
     assert scores[-1] >= 0.3 and all(score < 0.3 for score in scores[:-1]) and len(scores) < 30
     assert events(tmp_path, "evaluate")[-1]["samples"] == 8
-    out = finished(2, "-m", "sightline", "train", "demo_classification", *flags)
+    out = finished(torchrun(2, "train", "demo_classification", *flags))
     assert "is finished, top1" in out and len(events(tmp_path, "start")) == 1
 
 
@@ -326,15 +269,15 @@ def test_two_ranks_stopped_and_resumed_end_with_equal_weights(tmp_path: Path):
     flags += ["--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=8", "--train.precision=fp32"]
     flags += [*FLAGS[1:], "--train.epochs=4", "--train.ema=0.9"]
     whole, run = tmp_path / "whole", tmp_path / "run"
-    finished(2, "-m", "sightline", "train", "demo_classification", *flags, f"--run.out={whole}")
-    arguments = ["-m", "sightline", "train", "demo_classification", *flags, f"--run.out={run}"]
-    with torchrun(2, *arguments) as process:
+    finished(torchrun(2, "train", "demo_classification", *flags, f"--run.out={whole}"))
+    command = torchrun(2, "train", "demo_classification", *flags, f"--run.out={run}")
+    with started(command) as process:
         wait_for_step(run, 20, process)
         os.killpg(process.pid, signal.SIGTERM)
         process.communicate(timeout=LIMIT_S)
     stopped = events(run, "checkpoint")[-1]["step"]
     assert stopped < 120
-    finished(2, *arguments)
+    finished(command)
     assert events(run, "resume")[0]["step"] == stopped
     name = "ckpt-00000120"
     for file in ("model", "ema", "optimizer"):
@@ -353,7 +296,7 @@ def test_two_ranks_stopped_and_resumed_end_with_equal_weights(tmp_path: Path):
 )
 def test_exit_json_has_the_code_the_launcher_hides(recipe_file: Path, tmp_path: Path, flags: list[str], code: int):
     run = tmp_path / "run"
-    with torchrun(2, "-m", "sightline", "train", recipe_file, *FLAGS, f"--run.out={run}", *flags) as process:
+    with started(torchrun(2, "train", recipe_file, *FLAGS, f"--run.out={run}", *flags)) as process:
         out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0
     assert json.loads((run / "exit.json").read_text())["code"] == code, out
@@ -364,6 +307,6 @@ def test_three_ranks_and_workers(recipe_file: Path, tmp_path: Path):
     """A batch of 9 over 3 ranks with a loader process each, against one rank without."""
     run, alone = tmp_path / "three", tmp_path / "one"
     flags = ["--train.global-batch=9", "--train.last-batch=wrap"]
-    finished(3, "-m", "sightline", "train", recipe_file, *FLAGS, *flags, f"--run.out={run}", "--run.workers=1")
+    finished(torchrun(3, "train", recipe_file, *FLAGS, *flags, f"--run.out={run}", "--run.workers=1"))
     train_alone(recipe_file, alone, *flags)
     assert_same_course(run, alone, 54)

@@ -4,9 +4,7 @@ tests/distributed/forked.py runs main() of this file on every rank.
 """
 
 import copy
-import os
-import subprocess
-import sys
+import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ from sightline.train.schedules import Plan, ScheduleConfig
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
-REPO = Path(__file__).resolve().parents[3]
+FORKED = runpy.run_path(str(Path(__file__).resolve().parents[2] / "distributed" / "forked.py"))
 CPU = devices.select("cpu")
 RANKS = 4
 GROUPS = {2: [[0, 1], [2, 3]], -1: [[0, 1, 2, 3]]}
@@ -153,17 +151,12 @@ def main(out: Path) -> None:
     with pytest.raises(UsageError, match="train.bn_group=3 does not divide the number of ranks, 4"):
         train_steps(world, 3, slice(0, 4))
     torch.save(seen, out / f"{world.rank}.pt")
-    world.close()
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
-    out = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(REPO / "tests" / "distributed" / "forked.py"), __file__, str(out), str(RANKS)]
-    done = subprocess.run(command, env=environment, timeout=300, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    out = FORKED["once"](tmp_path_factory, "norm", lambda out: FORKED["run"](__file__, out, RANKS))
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
