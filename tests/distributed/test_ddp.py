@@ -27,7 +27,10 @@ from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
 HERE = Path(__file__).resolve().parent
-FORKED = runpy.run_path(str(HERE / "forked.py"))
+FORKED, TOPK, BOXES, DICE = (
+    runpy.run_path(str(HERE / name))
+    for name in ("forked.py", "ranks.py", "test_detection_ranks.py", "test_dice_world.py")
+)
 CPU = devices.select("cpu")
 RANKS, PER_HOST, BATCH = 4, 2, 16
 STEPS = 5  # torch settles on its buckets in the third
@@ -100,14 +103,11 @@ def refused(world: World, local_rank: int, ranks_of_host: int) -> str:
 
 def scores(world: World) -> dict[str, Any]:
     """Each metric of made-up predictions, this rank's part of which is merged with the others'."""
-    topk, boxes, dice = (
-        runpy.run_path(str(HERE / name)) for name in ("ranks.py", "test_detection_ranks.py", "test_dice_world.py")
-    )
     torch.manual_seed(0)
     return {
-        "topk": json.dumps(topk["metric"](world)),
-        "coco_map": boxes["answer"](boxes["measured"](world)),
-        "dice": dice["measured"](world),
+        "topk": json.dumps(TOPK["metric"](world)),
+        "coco_map": BOXES["answer"](BOXES["measured"](world)),
+        "dice": DICE["measured"](world),
     }
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,14 @@ class Module:
     path: str
     source: str
 
-    @property
+    @cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.source, self.path)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of the tree."""
+        return list(ast.walk(self.tree))
 
     @property
     def folder(self) -> str:
@@ -60,13 +66,14 @@ class Module:
         return self.path.split("/")[:-1]
 
 
+@cache  # every rule reads all of them
 def modules() -> list[Module]:
     return [Module(p.relative_to(REPO).as_posix(), p.read_text("utf-8")) for p in sorted(PACKAGE.rglob("*.py"))]
 
 
 def imports(module: Module) -> Iterator[tuple[int, str]]:
     """(line, most specific dotted name) of every import, also lazy, relative, type-only or by literal name."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -94,7 +101,7 @@ def called(node: ast.Call) -> str:
 
 
 def calls(module: Module) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(module.tree) if isinstance(node, ast.Call))
+    return (node for node in module.nodes if isinstance(node, ast.Call))
 
 
 def keyword(call: ast.Call, name: str) -> object:
@@ -165,7 +172,7 @@ def files_are_short(module: Module) -> Offences:
 
 
 def functions_are_short(module: Module) -> Offences:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             limit = LONGER_FUNCTIONS.get((module.path, node.name), MAX_FUNCTION_LINES)
@@ -185,7 +192,7 @@ def docstrings_are_short(module: Module) -> Offences:
 
 
 def errors_are_not_swallowed(module: Module) -> Offences:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if not isinstance(node, ast.ExceptHandler):
             continue
         if node.type is None:
