@@ -30,8 +30,8 @@ class Progress:
 
     step: int = 0  # optimizer updates asked for, skipped ones included; samples seen = step * global_batch
     epoch: int = 0  # epochs finished, evaluation included
-    best_score: float | None = None
-    best_step: int = -1
+    best_score: float | None = None  # NaN while there was no number yet
+    best_step: int = -1  # -1: none is best
     bad_steps: int = 0  # steps that were not finite
     avoid: list[int] = field(default_factory=list)  # steps a rewind has decided to leave out
     scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
@@ -41,14 +41,18 @@ class Progress:
     base_lr: float | None = None  # resolved by the first start; another number of ranks must not change it
 
     def note(self, scores: dict[str, float], headline: str, planned: bool) -> bool:
-        """The result of an evaluation here; whether it is the best. One that only a stop has brought must not move a
-        schedule."""
+        """The result of an evaluation here; whether it is the best, which NaN never is. One that only a stop has
+        brought must not move a schedule."""
         score = scores[headline]
         self.scores, self.scored_step = scores, self.step
         if planned:
             self.history.append(score)
             self.val_losses += [scores[name] for name in VAL_LOSSES if name in scores][:1]
-        if self.best_score is None or score > self.best_score:
+        if math.isnan(score):
+            # Of no step; kept, so that a run that ends without any number has something to tell.
+            self.best_score = score if self.best_score is None else self.best_score
+            return False
+        if self.best_score is None or not score <= self.best_score:  # true also where that is NaN
             self.best_score, self.best_step = score, self.step
         return self.best_step == self.step
 

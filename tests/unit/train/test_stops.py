@@ -2,7 +2,9 @@
 
 import json
 import math
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,7 +12,10 @@ import torch
 from sightline import api, config
 from sightline.config import TrainConfig
 from sightline.errors import Diverged, UsageError
-from sightline.parts import Scores
+from sightline.evaluate.topk import TopK
+from sightline.log import BEST_SCORES
+from sightline.parts import DataSpec, Scores
+from sightline.tasks.classification import Classification
 from sightline.train import checkpoint
 from sightline.train.schedules import ScheduleConfig
 from sightline.train.state import Progress
@@ -215,6 +220,67 @@ def test_only_planned_evaluations_count(tmp_path: Path):
     for stop in (1, 2, 4):
         train(tmp_path, *flags, f"--train.max-steps={stop}")
         assert progress(tmp_path)["step"] == stop and progress(tmp_path)["history"] == []
+
+
+# Scores that are no numbers
+
+
+def test_nan_is_never_best_and_any_number_beats_it():
+    noted = Progress()
+    told = []
+    for noted.step, score in enumerate([math.nan, -1.0, math.nan, -2.0, 0.5, math.nan], start=1):
+        told.append(noted.note({"dice": score}, "dice", planned=True))
+    assert told == [False, True, False, False, True, False]
+    assert (noted.best_score, noted.best_step) == (0.5, 5) and noted.evaluations_since_best() == 1
+    # As a checkpoint of a run that had taken NaN for the best says it.
+    resumed = Progress(step=9, best_score=math.nan, best_step=3)
+    assert resumed.note({"dice": 0.0}, "dice", planned=True) and (resumed.best_score, resumed.best_step) == (0.0, 9)
+
+
+class Scripted(TopK):
+    """Scores as a test wants them, one for each evaluation."""
+
+    to_come: ClassVar[list[float]] = []
+
+    def result(self) -> Scores:
+        found = super().result()
+        return replace(found, values={**found.values, "top1": Scripted.to_come.pop(0)})
+
+
+@dataclass(frozen=True)
+class ScriptedTask(Classification):
+    def metric(self, spec: DataSpec, device: torch.device) -> Scripted:
+        return Scripted(spec.classes, self.label_smoothing, device)
+
+
+def train_scripted(folder: Path, scores: list[float], *flags: str) -> None:
+    recipe, run = api.load("demo_classification", [*TINY, f"--run.out={folder}", *flags])
+    Scripted.to_come = scores
+    api.train(replace(recipe, task=ScriptedTask(**vars(recipe.task))), run)
+    assert not Scripted.to_come
+
+
+@pytest.mark.parametrize("stop", [0, 3, 7])
+def test_the_best_checkpoint_moves_on_from_a_score_that_is_no_number(tmp_path: Path, stop: int):
+    """In one go, and on from where only NaN was known, or a number after it."""
+    scores = [math.nan, 0.25, math.nan, 0.125]
+    if stop:
+        done = stop // 3
+        hard = [0.0] if stop % 3 else []  # a stop within an epoch brings an evaluation of its own
+        train_scripted(tmp_path, scores[:done] + hard, f"--train.max-steps={stop}")
+        assert (progress(tmp_path)["best_step"]) == (6 if stop == 7 else -1)
+        scores = scores[done:]
+    train_scripted(tmp_path, scores)
+    assert (progress(tmp_path)["best_score"], progress(tmp_path)["best_step"]) == (0.25, 6)
+    assert checkpoint.find(tmp_path, "best").name == "ckpt-00000006"
+    assert json.loads((tmp_path / BEST_SCORES).read_text())["step"] == 6
+
+
+def test_a_run_without_any_number_ends_by_its_patience(tmp_path: Path):
+    train_scripted(tmp_path, [math.nan] * 2, "--train.patience=2")
+    assert progress(tmp_path)["best_step"] == -1 and not (tmp_path / BEST_SCORES).exists()
+    assert checkpoint.find(tmp_path, "best").name == "ckpt-00000006"  # the newest, where none is best
+    train_scripted(tmp_path, [], "--train.patience=2")  # finished: nothing is evaluated again
 
 
 # A plateau of the loss
