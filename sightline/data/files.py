@@ -4,26 +4,45 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sightline.data.decode import MAX_BYTES
 from sightline.errors import BadSample, UsageError
 
+# The folder of a Decathlon task, or of data in its form: a network is asked about the first of its images that there
+# are. Labels end like scans and are never meant.
+_TASK = "dataset.json"
+_IMAGES = ("imagesTs", "imagesTr")
+_LABELS = ("labelsTs", "labelsTr")
 
-def list_files(inputs: Sequence[Path], suffixes: tuple[str, ...], leave_out: Path) -> dict[str, Path]:
+
+def _show(text: str) -> None:
+    # A folder's name may hold bytes that are no text, and the terminal may know ASCII only.
+    encoding = sys.stdout.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def list_files(
+    inputs: Sequence[Path], suffixes: tuple[str, ...], leave_out: Path, say: Callable[[str], None] = _show
+) -> dict[str, Path]:
     """Files by name: a file by its own, one below a folder by its path from there. Where two would be called alike,
     all are called by their path from the folder that they have in common.
 
     Folders are searched to the bottom, in sorted order, for these suffixes; hidden entries, links that lead in a
-    circle and the folder `leave_out`, into which results go, are not entered. A file named twice counts once.
+    circle and the folder `leave_out`, into which results go, are not entered. Of the folder of a task (dataset.json)
+    only images are taken, of imagesTs or, where it holds none, of imagesTr; `say` is told. A file named twice counts
+    once.
     """
     named: dict[str, str] = {}  # absolute path -> name
     for given in inputs:
         if given.is_dir():
             before = len(named)
-            for relative in _below(given, "", suffixes, {os.path.realpath(leave_out)}):
-                named.setdefault(os.path.abspath(given / relative), relative)
+            part = _images_of(given, suffixes, say)
+            top = given / part  # cases are called as if this had been given
+            for relative in _below(top, "", suffixes, {os.path.realpath(leave_out)}, say):
+                named.setdefault(os.path.abspath(top / relative), relative)
             if len(named) == before and not any(Path(path).is_relative_to(given.absolute()) for path in named):
                 raise UsageError(f"{given} holds no file that ends in {', '.join(suffixes)}")
         elif given.is_file():
@@ -50,24 +69,47 @@ def read_bytes(path: Path, name: str) -> bytes:
         raise BadSample(name, f"cannot be read: {error.strerror}") from error
 
 
-def _below(root: Path, relative: str, suffixes: tuple[str, ...], seen: set[str]) -> Iterator[str]:
+def _images_of(folder: Path, suffixes: tuple[str, ...], say: Callable[[str], None]) -> str:
+    """The part of a task's folder that holds what a network is asked about; "" of any other folder."""
+    if not (folder / _TASK).is_file():
+        return ""
+    for part in _IMAGES:
+        if (folder / part).is_dir() and any(_is_meant(entry, suffixes) for entry in _entries(folder / part)):
+            say(f"{folder} is the folder of a task (it has a {_TASK}): only its {part} is taken")
+            return part
+    return ""
+
+
+def _below(
+    root: Path, relative: str, suffixes: tuple[str, ...], seen: set[str], say: Callable[[str], None]
+) -> Iterator[str]:
     """Paths from `root` on, sorted; a folder already seen is not entered again."""
-    real = os.path.realpath(root / relative)
+    folder = root / relative
+    real = os.path.realpath(folder)
     if real in seen:
         return
     seen.add(real)
-    try:
-        entries = sorted(os.scandir(root / relative), key=lambda entry: entry.name)
-    except OSError as error:
-        raise UsageError(f"{root / relative} cannot be listed: {error.strerror}; mend that or leave it out") from error
-    for entry in entries:
-        if entry.name.startswith("."):
+    part = _images_of(folder, suffixes, say)
+    for entry in _entries(folder):
+        is_label = entry.name in _LABELS and (folder / _TASK).is_file()
+        if entry.name.startswith(".") or is_label or (part and entry.name != part):
             continue
         path = os.path.join(relative, entry.name)
         if _is_folder(entry):
-            yield from _below(root, path, suffixes, seen)
-        elif entry.name.lower().endswith(suffixes):
+            yield from _below(root, path, suffixes, seen, say)
+        elif _is_meant(entry, suffixes):
             yield path  # also a link that leads nowhere: it is told as unreadable, not passed over
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        return sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be listed: {error.strerror}; mend that or leave it out") from error
+
+
+def _is_meant(entry: os.DirEntry[str], suffixes: tuple[str, ...]) -> bool:
+    return not entry.name.startswith(".") and entry.name.lower().endswith(suffixes)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

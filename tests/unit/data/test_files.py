@@ -1,6 +1,7 @@
 """Which files the command line means, and under which names."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,62 @@ def test_results_inside_the_input_are_not_taken_for_pictures(tree: Path):
     (tree / "out" / "x.jpg").write_text("drawn")
     assert names([tree], tree / "out") == ["a/deep/er/y.PNG", "a/x.jpg", "b/x.jpg", "z.png"]
     assert "out/x.jpg" in names([tree])
+
+
+# The folder of a task of the Decathlon
+
+VOLUMES = (".nii.gz", ".nii")
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    root = tmp_path / "around" / "Task04_Hippocampus"
+    for part, cases in (("imagesTr", "ab"), ("labelsTr", "ab"), ("imagesTs", "c"), ("labelsTs", "c")):
+        for case in cases:
+            (root / part).mkdir(parents=True, exist_ok=True)
+            (root / part / f"{case}.nii.gz").write_text(part)
+            (root / part / f"._{case}.nii.gz").write_text("what a Mac leaves in a tar")
+    (root / "dataset.json").write_text("{}")
+    return root
+
+
+def volumes(*inputs: Path) -> tuple[dict[str, str], list[str]]:
+    """What is found, as name -> content, and what is said."""
+    told: list[str] = []
+    found = list_files(inputs, VOLUMES, Path("nowhere"), told.append)
+    return {name: path.read_text() for name, path in found.items()}, told
+
+
+def test_of_a_task_the_test_images_are_meant_or_else_those_of_training(task: Path):
+    assert volumes(task / "imagesTs") == ({"c.nii.gz": "imagesTs"}, [])
+    found, (told,) = volumes(task)
+    assert found == {"c.nii.gz": "imagesTs"}
+    assert told == f"{task} is the folder of a task (it has a dataset.json): only its imagesTs is taken"
+    (task / "imagesTs" / "c.nii.gz").unlink()  # a folder with nothing but hidden files is as good as none
+    for _ in range(2):
+        found, (told,) = volumes(task)
+        assert found == {"a.nii.gz": "imagesTr", "b.nii.gz": "imagesTr"} and "only its imagesTr is taken" in told
+        shutil.rmtree(task / "imagesTs", ignore_errors=True)
+
+
+def test_a_task_below_a_folder_gives_no_labels_either(task: Path):
+    (task.parent / "z.nii").write_text("z")
+    found, told = volumes(task.parent)
+    assert found == {"Task04_Hippocampus/imagesTs/c.nii.gz": "imagesTs", "z.nii": "z"} and len(told) == 1
+
+
+def test_a_task_without_images_has_nothing_to_predict(task: Path):
+    for part in ("imagesTs", "imagesTr"):
+        shutil.rmtree(task / part)
+    with pytest.raises(UsageError, match=r"Task04_Hippocampus holds no file that ends in \.nii\.gz, \.nii"):
+        volumes(task)
+
+
+def test_labels_are_found_where_they_are_asked_for(task: Path):
+    """`evaluate FOLDER --labels` may be given a folder of labels."""
+    assert volumes(task / "labelsTr") == ({"a.nii.gz": "labelsTr", "b.nii.gz": "labelsTr"}, [])
+    (task / "dataset.json").unlink()  # any folder, of which nothing is known
+    assert len(volumes(task)[0]) == 6
 
 
 def test_what_is_not_there_is_said(tree: Path, tmp_path: Path):
