@@ -146,9 +146,13 @@ class SegmentationData(Augment, DataConfig):
     def _expected_spec(self) -> DataSpec:
         if self.task != decathlon.OWN:
             return decathlon.spec_of(self.task, self.dim)
-        if prepared.detect(self.path):
+        if self.path and not self.path.startswith("synthetic:"):
             return decathlon.read_plan(Path(self.path)).spec
-        raise UsageError(f"task=own is known from its prepared folder alone; give its --data.path, not {self.path!r}")
+        raise UsageError(
+            f"task=own is known from its prepared folder alone, and there is none with --data.path={self.path!r}; give "
+            "--data.path DIR (`benchmark` also needs --data real, or it times drawn volumes), or one of --data.task 01 "
+            "to 10"
+        )
 
 
 class SegmentationDataset(Dataset):

@@ -20,7 +20,9 @@ from sightline.data.segmentation import SegmentationData, SegmentationDataset
 from sightline.data.sources.decathlon import folds
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware import devices
+from sightline.measure.benchmark import synthetic_dataset
 from sightline.parts import DataSpec
+from sightline.recipes import unet2d
 
 CPU = devices.select("cpu")
 DEPTHS = (9, 5, 12, 7, 10, 6, 8, 11, 9, 14)
@@ -314,8 +316,18 @@ def test_a_folder_of_another_task_is_refused(data: SegmentationData, changes):
 def test_own_tasks_are_known_from_their_folder(tmp_path: Path, data: SegmentationData):
     own = replace(data, task="own", path=str(write_folder(tmp_path / "own", 2, "own")))
     assert own.open("train", 0).spec == SPECS[2]
-    with pytest.raises(UsageError, match="give its --data.path"):
+    with pytest.raises(UsageError, match="none with --data.path=''; give --data.path DIR .*needs --data real"):
         replace(own, path="").declared()
+    with pytest.raises(BadData, match=r"empty holds no plan\.json.* run `sightline prepare decathlon"):
+        replace(own, path=str(tmp_path / "empty")).open("train", 0)
+
+
+def test_a_benchmark_of_an_own_task_on_drawn_volumes_names_the_way_out(tmp_path: Path, data: SegmentationData):
+    """The shape of the data is known here, but not to the volumes that would be drawn."""
+    own = replace(data, task="own", path=str(write_folder(tmp_path / "own", 2, "own")))
+    recipe = replace(unet2d.recipe(), data=own)
+    with pytest.raises(UsageError, match=r"none with --data.path='synthetic:samples=\d+'.*needs --data real"):
+        synthetic_dataset(recipe)
 
 
 def test_slices_that_are_not_patches_are_refused(tmp_path: Path, data: SegmentationData):
