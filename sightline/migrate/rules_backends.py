@@ -11,13 +11,13 @@ from torch.compiler import is_dynamo_compiling
 from sightline.migrate import record
 from sightline.migrate.makers import answers
 from sightline.migrate.rules import Rule, dressed
+from sightline.migrate.targets import HOST_MEMORY
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
 CUDNN_VERSION = 90100
 ATTENTION = "torch.nn.attention"
-HOST_IS_DEVICE = ("cpu", "mps")
 MATH_STAYS = "plain attention stays allowed: the target has not every kernel of CUDA"
 ACTIVITIES = {"xpu": "XPU", "hpu": "HPU", "mtia": "MTIA"}
 
@@ -32,8 +32,8 @@ def rules() -> list[Rule]:
         Rule("torch.backends.cudnn.is_acceptable", "adapted", answers(yes), "yes: its switches have no effect"),
         Rule("torch.backends.cudnn.version", "adapted", _version(), "a version that has everything"),
         Rule("torch.backends.cuda.cufft_plan_cache", "ignored", _make_plan_cache, "kept only"),
-        Rule("torch.backends.cuda.enable_math_sdp", "adapted", dressed(_make_math), MATH_STAYS, targets=HOST_IS_DEVICE),
-        Rule(f"{ATTENTION}._sdpa_kernel", "adapted", dressed(_make_kernels), MATH_STAYS, HOST_IS_DEVICE, ATTENTION),
+        Rule("torch.backends.cuda.enable_math_sdp", "adapted", dressed(_make_math), MATH_STAYS, targets=HOST_MEMORY),
+        Rule(f"{ATTENTION}._sdpa_kernel", "adapted", dressed(_make_kernels), MATH_STAYS, HOST_MEMORY, ATTENTION),
         Rule("torch.version.cuda", "adapted", _make_version, "what --cuda-version says"),
         Rule("torch.profiler.profile.__init__", "adapted", dressed(_make_profile), "activities of the target"),
         Rule("torch.autograd.profiler.profile.__init__", "adapted", dressed(_make_autograd_profile), "of the target"),
@@ -114,7 +114,7 @@ def _make_profile(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_autograd_profile(rule: Rule, original: Any, session: Session) -> Any:
-    there = None if session.target.name in ("cpu", "mps") else session.target.name
+    there = None if session.target.name in HOST_MEMORY else session.target.name
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("use_device") == "cuda":

@@ -17,11 +17,11 @@ from torch.compiler import is_dynamo_compiling
 from sightline.migrate import record, virtual_cudart, virtual_streams, virtual_types, zones
 from sightline.migrate.makers import answers, ignores, refuses
 from sightline.migrate.rules import Kind, Maker, Rule
+from sightline.migrate.targets import HOST_MEMORY
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
-VIRTUAL_STREAMS = ("cpu", "mps")
 NATIVE_GRAPHS = {"xpu": "XPUGraph", "npu": "NPUGraph", "hpu": "HPUGraph"}
 
 
@@ -333,7 +333,7 @@ def _default_stream(session: Session) -> Callable[..., Any]:
 
 def _native_class(name: str, virtual: Any) -> Maker:
     def make(rule: Rule, original: Any, session: Session) -> Any:
-        native = session.target.native(name) if session.target.name not in VIRTUAL_STREAMS else None
+        native = session.target.native(name) if session.target.name not in HOST_MEMORY else None
         found = virtual if native is None else native
 
         def build(*args: Any, **kwargs: Any) -> Any:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sightline.migrate import lazy_mode, record
 from sightline.migrate.rules import Rule, dressed
+from sightline.migrate.targets import HOST_MEMORY
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
-
-HOST_MEMORY = ("cpu", "mps")
-"""targets that work in the host's memory: nothing is pinned for them, no step can be captured"""
 
 
 def rules() -> list[Rule]:
@@ -31,16 +27,6 @@ def rules() -> list[Rule]:
 
 def setup(session: Session) -> None:
     lazy_mode.setup(session)
-    _reach_spawned(session)
-
-
-def _reach_spawned(session: Session) -> None:
-    """Spawned workers take sys.path over from here, after Python has read PYTHONPATH; our entry point must be on it."""
-    from sightline.migrate.session import AUTOLOAD
-
-    if AUTOLOAD in os.environ.get("PYTHONPATH", "").split(os.pathsep) and AUTOLOAD not in sys.path:
-        sys.path.append(AUTOLOAD)
-        session.undo.on_undo(lambda: sys.path.remove(AUTOLOAD) if AUTOLOAD in sys.path else None)
 
 
 def _make_loader(rule: Rule, original: Any, session: Session) -> Any:

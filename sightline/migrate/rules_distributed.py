@@ -26,6 +26,7 @@ from sightline.migrate import record, zones
 from sightline.migrate.makers import maps
 from sightline.migrate.options import PREFIX
 from sightline.migrate.rules import Rule, dressed
+from sightline.migrate.targets import HOST_MEMORY
 from sightline.models import norm
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 WITHOUT_INDEX = ("cpu", "mps", "hpu")
 """targets of which a process has one device: an index says nothing, and DistributedDataParallel refuses it"""
-HOST_MEMORY = ("cpu", "mps")
-"""targets for which torch's own SyncBatchNorm and DataParallel do not work"""
 
 _asked: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """backend that the script named, per process group"""
@@ -47,9 +46,6 @@ def rules() -> list[Rule]:
 
 def setup(session: Session) -> None:
     session.undo.on_undo(_asked.clear)
-    # `torchrun --nproc-per-node gpu` asks on the script's behalf how many devices there are.
-    where = os.path.join(os.path.dirname(torch.__file__), "distributed", "run.py")
-    session.undo.set_item(zones._zones, where, zones.SCRIPT)
     if session.target.name in HOST_MEMORY:
         session.imports.when_imported("torch.distributed.fsdp", lambda _: _accept_host_states(session))
 
@@ -397,7 +393,7 @@ def _make_sync_forward(rule: Rule, original: Any, session: Session) -> Any:
         if not is_dynamo_compiling():
             record.hit(rule, (input,))
         self._check_input_dim(input)
-        return _synchronised(self, input, group)
+        return norm.normalise_over(group, self, input)
 
     return forward
 
@@ -408,14 +404,6 @@ def _group_of(layer: Any) -> Any:
         return None
     group = layer.process_group or dist.group.WORLD
     return group if dist.get_world_size(group) > 1 else None
-
-
-def _synchronised(layer: Any, input: torch.Tensor, group: Any) -> torch.Tensor:
-    mean, var, count = norm._group_statistics(input.detach(), group)
-    if layer.track_running_stats:
-        norm.SyncBatchNorm._follow(layer, mean, var * (count / (count - 1).clamp(min=1)))
-    inverse = (var + layer.eps).rsqrt()
-    return norm._Normalise.apply(input, layer.weight, layer.bias, mean, inverse, count, group)
 
 
 def _make_accepts_sync(rule: Rule, original: Any, session: Session) -> Any:

@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from sightline.migrate import record, zones
 from sightline.migrate.rules import Rule, dressed
+from sightline.migrate.targets import HOST_MEMORY
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
@@ -33,7 +34,7 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
     """The device is looked up in a dict; nothing else is done unless an option or the target asks for it."""
     table, slow = session.devices.table, session.devices.get
     converts = session.options.fp16_to_bf16
-    unpins = session.target.name in ("cpu", "mps")  # the host's memory is the device's, there is nothing to pin for
+    unpins = session.target.name in HOST_MEMORY
 
     def factory(*args: Any, **kwargs: Any) -> Any:
         if kwargs:

@@ -12,12 +12,10 @@ from sightline.migrate import patching, record, zones
 from sightline.migrate.makers import maps
 from sightline.migrate.rules import Maker, Rule, dressed
 from sightline.migrate.rules_factories import converts_here
+from sightline.migrate.targets import HOST_MEMORY
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
-
-HOST_IS_DEVICE = ("cpu", "mps")
-"""targets that share the host's memory: nothing is pinned for them"""
 
 
 def rules() -> list[Rule]:
@@ -28,18 +26,18 @@ def rules() -> list[Rule]:
         Rule("torch.Tensor.cpu", "adapted", dressed(_make_cpu), COPIED, targets=("cpu",)),
         Rule("torch.Tensor.half", "adapted", dressed(_make_half), "bfloat16 instead of float16"),
         Rule("torch.Tensor.type", "adapted", dressed(_make_type), "converted and moved to the target"),
-        Rule("torch.Tensor.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_IS_DEVICE),
+        Rule("torch.Tensor.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
         Rule("torch.Tensor.pin_memory", "exact", dressed(_make_pin), "pinned for the target"),
         Rule("torch.Tensor.is_pinned", "adapted", dressed(_make_is_pinned), "asked without a device"),
-        Rule("torch.Tensor.record_stream", "ignored", dressed(_make_nothing), NO_STREAMS, targets=HOST_IS_DEVICE),
+        Rule("torch.Tensor.record_stream", "ignored", dressed(_make_nothing), NO_STREAMS, targets=HOST_MEMORY),
         Rule(f"{FUNCTIONAL}.FunctionalTensor.cuda", "exact", dressed(_make_traced_cuda), moved, module=FUNCTIONAL),
         Rule("torch.nn.Module.to", "exact", maps(position=1), moved),
         Rule("torch.nn.Module.cuda", "exact", dressed(_make_module_cuda), moved),
         Rule("torch.nn.Module.to_empty", "exact", maps(), "made on the target"),
         Rule("torch.UntypedStorage.to", "exact", maps(), moved),
         Rule("torch.UntypedStorage.__new__", "exact", _make_storage_new, "made on the target"),
-        Rule("torch.UntypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_IS_DEVICE),
-        Rule("torch.TypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_IS_DEVICE),
+        Rule("torch.UntypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
+        Rule("torch.TypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
         Rule("torch.set_default_dtype", "adapted", dressed(_make_default_dtype), "bfloat16 instead of float16"),
         Rule("torch.Tensor.device", "adapted", _shows(_cuda_device, _place_of_tensor), shown),
         Rule("torch.Tensor.is_cuda", "adapted", _shows(lambda index: True, _place_of_tensor), shown),
@@ -191,7 +189,7 @@ def _make_itself(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_pin(rule: Rule, original: Any, session: Session) -> Any:
-    if session.target.name in HOST_IS_DEVICE:
+    if session.target.name in HOST_MEMORY:
         return original
 
     def pin_memory(self: Any, device: Any = None) -> Any:
@@ -211,7 +209,7 @@ def _make_nothing(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_is_pinned(rule: Rule, original: Any, session: Session) -> Any:
-    host = session.target.name in HOST_IS_DEVICE
+    host = session.target.name in HOST_MEMORY
 
     def is_pinned(self: Any, device: Any = None) -> bool:
         if device is not None and not is_dynamo_compiling():

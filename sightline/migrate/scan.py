@@ -177,7 +177,7 @@ class Table:
 
 def _without_rules() -> Iterator[str]:
     """Names that stand-ins have and do not count."""
-    for package in vars(stand_ins).get("PACKAGES", {}).values():
+    for package in stand_ins.PACKAGES.values():
         for module, names in package.MODULES.items():
             yield from (f"{module}.{name}" for name in names)
 

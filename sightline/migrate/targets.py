@@ -14,6 +14,8 @@ from sightline.migrate.options import MigrateError
 MOST_DEVICES = 64  # "cuda:0" to "cuda:63" are looked up in a table; more are parsed
 COLLECTIVES = {"cpu": "gloo", "mps": "gloo", "hpu": "hccl", "npu": "hccl", "xpu": "xccl"}
 NO_PROCESS_GROUP = "gloo"
+HOST_MEMORY = ("cpu", "mps")
+"""targets that work in the host's memory: nothing is pinned for them, they have no streams and capture no step"""
 
 
 @dataclass(frozen=True)

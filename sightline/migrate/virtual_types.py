@@ -8,6 +8,7 @@ import torch
 
 from sightline.migrate import record
 from sightline.migrate.rules import Rule
+from sightline.migrate.targets import HOST_MEMORY
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
@@ -105,7 +106,7 @@ def generic_stream(virtual: Any) -> Any:
     """torch.Stream and torch.Event with a CUDA device, or none: the target's own, or the virtual one."""
 
     def make(rule: Rule, original: Any, session: Session) -> Any:
-        is_virtual = session.target.name in ("cpu", "mps")
+        is_virtual = session.target.name in HOST_MEMORY
 
         def build(*args: Any, **kwargs: Any) -> Any:
             device = args[0] if args else kwargs.get("device")

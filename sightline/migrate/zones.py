@@ -23,13 +23,14 @@ _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
-# Below torch/. `_dynamo/variables` evaluates the user's own calls while tracing, so it asks as the script.
+# Below torch/.
 _MACHINERY_OF_TORCH = (
     "_C", "_decomp", "_dynamo", "_export", "_functorch", "_guards.py", "_higher_order_ops", "_inductor", "_library",
     "_meta_registrations.py", "_native", "_ops.py", "_prims", "_prims_common", "_refs", "_subclasses", "accelerator",
     "ao", "cpu", "cuda", "export", "fx", "jit", "mps", "mtia", "onnx", "testing", "utils/_triton.py", "xpu",
 )  # fmt: skip
-_SCRIPT_OF_TORCH = ("_dynamo/variables", "_dynamo/polyfills")
+# The first two evaluate the user's own calls while tracing; torchrun counts devices where a user wants a rank on each.
+_SCRIPT_OF_TORCH = ("_dynamo/variables", "_dynamo/polyfills", "distributed/run.py")
 # They run the nodes of a user's graph, so what these ask for is the user's wish.
 _RUNNERS_OF_TORCH = ("_dynamo/utils.py", "_subclasses/functional_tensor.py", "fx/interpreter.py")
 # Libraries that compile or load CUDA kernels of their own; add a name here if a library must not be told stories.

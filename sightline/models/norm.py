@@ -26,19 +26,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         if not self.training or self.group is None:
             return super().forward(input)
         self._check_input_dim(input)
-        mean, var, count = _group_statistics(input.detach(), self.group)
-        if self.track_running_stats:
-            self._follow(mean, var * (count / (count - 1).clamp(min=1)))
-        return _Normalise.apply(input, self.weight, self.bias, mean, (var + self.eps).rsqrt(), count, self.group)
-
-    @torch.no_grad()
-    def _follow(self, mean: Tensor, var: Tensor) -> None:
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        # As in nn.BatchNorm: no momentum is the plain average over all batches so far.
-        share = 1 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum
-        for running, new in ((self.running_mean, mean), (self.running_var, var)):
-            running.copy_(running * (1 - share) + new * share)
+        return normalise_over(self.group, self, input)
 
 
 def convert(model: nn.Module, group_size: int) -> int:
@@ -66,6 +54,24 @@ def convert(model: nn.Module, group_size: int) -> int:
             made[kind] = type(kind.__name__, (SyncBatchNorm, kind), {"group": group, "__module__": kind.__module__})
         layer.__class__ = made[kind]  # type: ignore[assignment]
     return len(layers)
+
+
+def normalise_over(group: Any, layer: nn.modules.batchnorm._BatchNorm, x: Tensor) -> Tensor:
+    """What `layer` makes of `x` in training, with the statistics of all ranks of `group`; its running ones follow."""
+    mean, var, count = _group_statistics(x.detach(), group)
+    if layer.track_running_stats:
+        _follow(layer, mean, var * (count / (count - 1).clamp(min=1)))
+    return _Normalise.apply(x, layer.weight, layer.bias, mean, (var + layer.eps).rsqrt(), count, group)
+
+
+@torch.no_grad()
+def _follow(layer: nn.modules.batchnorm._BatchNorm, mean: Tensor, var: Tensor) -> None:
+    assert layer.running_mean is not None and layer.running_var is not None and layer.num_batches_tracked is not None
+    layer.num_batches_tracked.add_(1)
+    # As in nn.BatchNorm: no momentum is the plain average over all batches so far.
+    share = 1 / layer.num_batches_tracked.to(mean.dtype) if layer.momentum is None else layer.momentum
+    for running, new in ((layer.running_mean, mean), (layer.running_var, var)):
+        running.copy_(running * (1 - share) + new * share)
 
 
 def _group_statistics(x: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
