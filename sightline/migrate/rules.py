@@ -32,6 +32,7 @@ FAMILIES = (
     "rules_jit",
     "rules_backends",
     "rules_distributed",
+    "rules_parallel",
     "rules_data",
     "stand_ins",
 )

@@ -22,6 +22,7 @@ from sightline.migrate.targets import HOST_MEMORY
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
+CLASS_QUESTIONS = ("priority_range",)
 NATIVE_GRAPHS = {"xpu": "XPUGraph", "npu": "NPUGraph", "hpu": "HPUGraph"}
 
 
@@ -240,6 +241,7 @@ def _memory() -> Iterator[Rule]:
     yield _rule("use_mem_pool", "ignored", answers(lambda session: virtual_cudart.use_mem_pool), nothing)
     disabled = answers(lambda session: virtual_cudart.use_mem_pool)
     yield _rule("caching_allocator_disabled", "ignored", disabled, nothing, since=(2, 12))
+    yield _rule("_sleep", "ignored", ignores(), "nothing: it keeps a queue of CUDA's busy, in tests and benchmarks")
     for name in ("_record_memory_history", "_dump_snapshot"):  # private, but torch's own pages tell users to call them
         yield _rule(f"memory.{name}", "ignored", ignores(), "nothing: there is no CUDA allocator to watch")
     yield _rule("MemPool", "ignored", lambda rule, original, session: virtual_cudart.MemPool, nothing)
@@ -348,7 +350,12 @@ def _native_class(name: str, virtual: Any) -> Maker:
                 kwargs["device"] = get(kwargs["device"])
             return found(*args, **kwargs)
 
-        return virtual_types.stand_in(rule, original, build, (found,))
+        made = virtual_types.stand_in(rule, original, build, (found,))
+        # What is asked of the class itself; the original would answer with CUDA's.
+        for asked in CLASS_QUESTIONS:
+            if hasattr(found, asked):
+                setattr(made, asked, staticmethod(getattr(found, asked)))
+        return made
 
     return make
 

@@ -6,6 +6,8 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sightline.migrate import lazy_mode, record
 from sightline.migrate.rules import Rule, dressed
@@ -14,9 +16,11 @@ from sightline.migrate.targets import HOST_MEMORY
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
+UNCAPTURED = "capturable=False: there is no graph that could capture a step"
+
 
 def rules() -> list[Rule]:
-    off = "capturable=False: there is no graph that could capture a step"
+    off = UNCAPTURED
     return [
         Rule("torch.utils.data.DataLoader.__init__", "ignored", dressed(_make_loader), "without pinned memory"),
         Rule("torch.optim.Optimizer.add_param_group", "adapted", dressed(_make_group), off, targets=HOST_MEMORY),
@@ -26,7 +30,19 @@ def rules() -> list[Rule]:
 
 
 def setup(session: Session) -> None:
+    """Every optimizer, of torch or derived from torch's."""
     lazy_mode.setup(session)
+    if session.target.name not in HOST_MEMORY:
+        return
+    rule = Rule("torch.optim.Optimizer.step", "adapted", lambda rule, original, session: original, UNCAPTURED)
+
+    def before_step(optimizer: Any, *_: Any) -> None:
+        # A group may have been changed since it was added; a compiler decides by itself what it captures.
+        if not is_dynamo_compiling():
+            _without_capture(rule, optimizer.param_groups)
+
+    handle = register_optimizer_step_pre_hook(before_step)
+    session.undo.on_undo(handle.remove)
 
 
 def _make_loader(rule: Rule, original: Any, session: Session) -> Any:

@@ -22,6 +22,7 @@ FACTORIES = (
     "empty_like full_like ones_like rand_like randint_like randn_like zeros_like "
     "fft.fftfreq fft.rfftfreq nested.nested_tensor nested.as_nested_tensor from_dlpack"
 ).split()
+HOST_IS_FULL = "can't allocate memory"
 OF_TENSORS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros new".split()
 
 
@@ -55,7 +56,12 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
                 kwargs["dtype"] = torch.bfloat16
                 if not is_dynamo_compiling():
                     record.hit(rule, args, {"dtype": torch.float16}, "bfloat16 instead of float16")
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except RuntimeError as error:
+            if not unpins or HOST_IS_FULL not in str(error):
+                raise
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {error}") from error
 
     return factory
 

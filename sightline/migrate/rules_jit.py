@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.jit import _state
 
 from sightline.migrate import record
 from sightline.migrate.rules import Rule, dressed
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
+
+# Spliced in behind every device that is known only when the program runs; by whether the target is the CPU, where an
+# index means nothing.
+MAPPING = {
+    True: """
+def there(device: Device) -> Device:
+    found = device
+    if device.type == "cuda":
+        found = torch.device("{}")
+    return found
+""",
+    False: """
+def there(device: Device) -> Device:
+    found = device
+    if device.type == "cuda":
+        index = device.index
+        if index is None:
+            found = torch.device("{0}")
+        else:
+            found = torch.device("{0}", index)
+    return found
+""",
+}
+IF_ANY = """
+def there_if_any(device: Optional[Device]) -> Optional[Device]:
+    if device is not None:
+        return there(device)
+    return device
+"""
+DEVICE_TYPES = ("Device", "Device?", "Optional[Device]")
+MARK = "migrated_device"  # what the value behind it is called: a graph that has one is done
+DECIDED = ("prim::Constant", "prim::device", "prim::If", "prim::Loop", "prim::unchecked_cast")
+"""nodes whose device needs no mapping: replaced in place, of a tensor that is there, or of a value mapped before"""
 
 
 def rules() -> list[Rule]:
@@ -22,14 +57,14 @@ def rules() -> list[Rule]:
 
 def _make_script(rule: Rule, original: Any, session: Session) -> Any:
     def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
+        # torch may hold a plan made of the old graph, if another program has called this function: compiled anew.
+        known = _state._try_get_jit_cached_function(obj)
+        if known is not None and _needs_mending(known.graph, known.inlined_graph):
+            del _state._jit_caching_layer[obj]
         # One frame more than torch counts: names are looked up where the caller stands.
         made = original(obj, optimize, _frames_up + 1, *args, **kwargs)
-        if not mend(made, session):
-            return made
-        record.hit(rule, (obj,))
-        if isinstance(made, torch.jit.ScriptFunction):
-            # torch may hold a plan made of the old graph, if another program has called this function.
-            return torch._C._create_function_from_graph(made.name, made.graph)  # type: ignore[arg-type]
+        if mend(made, session):
+            record.hit(rule, (obj,))
         return made
 
     return script
@@ -49,7 +84,7 @@ def _make_load(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def mend(program: Any, session: Session) -> bool:
-    """Replaces CUDA devices in all graphs of a function or module; whether there were any."""
+    """Maps CUDA devices in all graphs of a function or module to the target's; whether anything had to be."""
     graphs = []
     if isinstance(program, torch.jit.ScriptFunction):
         graphs.append((program.graph, program.inlined_graph))
@@ -58,14 +93,42 @@ def mend(program: Any, session: Session) -> bool:
             inner: Any = module._c
             methods = [inner._get_method(name) for name in inner._method_names()]
             graphs += [(method.graph, method.inlined_graph) for method in methods]
-    found = [graph for graph, whole in graphs if 'value="cuda' in str(whole) or "aten::cuda(" in str(whole)]
+    found = [graph for graph, whole in graphs if _needs_mending(graph, whole)]
     for graph in found:
         torch._C._jit_pass_inline(graph)  # functions called inside have graphs of their own
-        _mend_graph(graph, session)
+        _mend_constants(graph, session)
+        _mend_values(graph, session)
     return bool(found)
 
 
-def _mend_graph(graph: Any, session: Session) -> None:
+def _needs_mending(graph: Any, whole: Any) -> bool:
+    if MARK in str(graph):
+        return False
+    text = str(whole)
+    return 'value="cuda' in text or "aten::cuda(" in text or bool(_undecided(whole))
+
+
+def _undecided(graph: Any) -> list[tuple[Any, Any]]:
+    """(value, where what follows it begins) of devices of which only the run will tell which they are."""
+    first = next(iter(graph.nodes()), graph.block())
+    inputs = [(value, first) for value in graph.inputs() if _is_device(value)]
+    return [*inputs, *_made_in(graph.block())]
+
+
+def _made_in(block: Any) -> Iterator[tuple[Any, Any]]:
+    nodes = list(block.nodes())
+    for node, following in zip(nodes, [*nodes[1:], block], strict=False):  # a block may be empty
+        for inner in node.blocks():
+            yield from _made_in(inner)
+        if node.kind() not in DECIDED:
+            yield from ((value, following) for value in node.outputs() if _is_device(value))
+
+
+def _is_device(value: Any) -> bool:
+    return str(value.type()) in DEVICE_TYPES
+
+
+def _mend_constants(graph: Any, session: Session) -> None:
     for node in graph.findAllNodes("prim::Constant"):
         if str(node.output().type()) == "Device" and node.s("value").startswith("cuda"):
             node.s_("value", session.devices.get(node.s("value")))
@@ -78,3 +141,13 @@ def _mend_graph(graph: Any, session: Session) -> None:
         moved.output().setType(node.output().type())
         node.output().replaceAllUsesWith(moved.output())
         node.destroy()
+
+
+def _mend_values(graph: Any, session: Session) -> None:
+    mapping = torch.jit.CompilationUnit(MAPPING[session.target.is_cpu].format(session.target.name) + IF_ANY)
+    for value, following in _undecided(graph):
+        function = mapping.there if str(value.type()) == DEVICE_TYPES[0] else mapping.there_if_any
+        graph.setInsertPoint(following)
+        (mapped,) = graph.insertGraph(function.inlined_graph, [value])
+        mapped.setDebugName(MARK)
+        value.replaceAllUsesAfterNodeWith(mapped.node(), mapped)

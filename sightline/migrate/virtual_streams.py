@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sightline.migrate.rules import Rule
     from sightline.migrate.session import Session
 
+LEAST_PRIORITY, GREATEST_PRIORITY = 0, -5  # of a recent GPU
 _numbers = itertools.count(1)
 
 
@@ -29,6 +30,11 @@ class Stream:
         self.stream_id = kwargs.get("stream_id", next(_numbers))
         self.cuda_stream = self.stream_id
         self.native_handle = self.stream_id
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """(least, greatest), as CUDA counts; both are taken and change nothing."""
+        return LEAST_PRIORITY, GREATEST_PRIORITY
 
     def wait_event(self, event: Any) -> None:
         """Whatever was recorded has been done."""

@@ -220,6 +220,19 @@ def test_streams_and_events(on_cpu: Start):
     assert isinstance(side, cuda.Stream) and isinstance(side, torch.Stream) and isinstance(start, torch.cuda.Event)
     assert isinstance(torch.Stream(device="cuda"), cuda.Stream) and isinstance(torch.Event("cuda"), torch.Event)
     assert not cuda.is_current_stream_capturing()
+    least, greatest = cuda.Stream.priority_range()
+    assert least == 0 > greatest and side.priority_range() == (least, greatest)
+    cuda._sleep(1000)
+
+
+def test_host_memory_that_runs_out_is_caught_as_on_a_gpu(on_cpu: Start):
+    on_cpu()
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="CUDA out of memory.*you tried to allocate") as caught:
+        torch.empty(10**15, device="cuda")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(RuntimeError, match="negative dimension") as other:
+        torch.empty(-1, device="cuda")
+    assert not isinstance(other.value, torch.cuda.OutOfMemoryError)
 
 
 def test_graphs_are_refused(on_cpu: Start):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -158,6 +158,53 @@ def test_jit_with_devices_inside(on_cpu: Start, tmp_path: Any):
     loaded = torch.jit.load(path, map_location="cuda")
     assert torch.equal(loaded(x), loaded.layer(x) + 1)
     assert torch.equal(torch.jit.script(helper)(x), x)
+
+
+def default_device(x: torch.Tensor, device: torch.device = torch.device("cuda"), times: int = 3) -> torch.Tensor:  # noqa: B008
+    return (x + torch.zeros(2, device=device)) * times
+
+
+def default_name(x: torch.Tensor, device: str = "cuda:1") -> torch.Tensor:
+    return x.to(device) + default_device(x)
+
+
+def optional_device(x: torch.Tensor, device: Optional[torch.device] = None) -> torch.Tensor:  # noqa: UP045
+    if device is None:
+        device = x.device
+    return x.to(device)
+
+
+def computed_device(x: torch.Tensor, index: int = 0) -> torch.device:
+    if index < 0:
+        return torch.device("meta")
+    return torch.device("cuda", index)
+
+
+class WithDevice(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = torch.device("cuda")
+
+    def forward(self, x: torch.Tensor, device: torch.device = torch.device("cuda:0")) -> torch.Tensor:  # noqa: B008
+        return x.to(self.device) + torch.ones(2, device=device)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_jit_with_devices_that_only_the_run_tells(on_cpu: Start):
+    """Arguments, their defaults, attributes, and what is computed; defaults of other arguments stay."""
+    on_cpu()
+    x, cuda, meta = torch.ones(2), torch.device("cuda", 1), torch.device("meta")
+    script = torch.jit.script
+    named = script(default_name)
+    assert named(x).tolist() == [4, 4] and named(x, "cuda").tolist() == [4, 4]
+    function = script(default_device)  # compiled as a part of the one above, and run
+    assert function(x).tolist() == [3, 3] and function(x, cuda, times=2).tolist() == [2, 2]
+    optional = script(optional_device)
+    assert [optional(x, *given).device.type for given in ((), (cuda,), (meta,))] == ["cpu", "cpu", "meta"]
+    assert script(computed_device)(x) == torch.device("cpu") and script(computed_device)(x, -1) == meta
+    for _ in range(2):  # the second one shares what was compiled for the first
+        module = script(WithDevice())
+        assert module(x).tolist() == module(x, cuda).tolist() == [2, 2]
 
 
 def test_fx(on_cpu: Start):

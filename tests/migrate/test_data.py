@@ -94,6 +94,19 @@ def test_capturable_steps_run_uncaptured(on_cpu: Callable[..., Any], kind: Any):
     assert len(done_for("torch.optim.Optimizer.load_state_dict")) == 1
 
 
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_capturable_set_by_hand(on_cpu: Callable[..., Any], kind: Any):
+    on_cpu()
+    weight, plain = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer, without = kind([weight], lr=0.1), kind([plain], lr=0.1)
+    optimizer.param_groups[0]["capturable"] = True
+    for parameter, one in ((weight, optimizer), (plain, without)):
+        parameter.grad = torch.tensor([1.0, 2.0, -3.0])
+        one.step()
+    torch.testing.assert_close(weight, plain, rtol=0, atol=0)
+    assert len(done_for("torch.optim.Optimizer.step")) == 1
+
+
 def test_learning_rate_in_a_tensor_with_foreach(on_cpu: Callable[..., Any]):
     on_cpu()
     weight = torch.nn.Parameter(torch.ones(3))
