@@ -39,6 +39,8 @@ from sightline.hardware.launch.plan import (
     parse_hosts,
 )
 
+REJOINING = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""else torchrun 2.15 tells the address of its first store to nobody who joins later: a host that comes back waits"""
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -155,6 +157,8 @@ def make_plan(options: Options, flags: Sequence[str], recipe: Recipe, run: Run) 
     )
     if plan.is_elastic and options.launcher == "mpirun":
         raise UsageError("mpirun ends when one rank ends; for --max-restarts and --min-hosts use another launcher")
+    if plan.is_elastic:
+        plan = replace(plan, environ={**REJOINING, **plan.environ})
     # A Slurm job has a number from which its ranks make a port of their own.
     follows_job = options.launcher == "slurm" and not options.port and not plan.is_elastic
     return replace(plan, port=0) if follows_job else plan

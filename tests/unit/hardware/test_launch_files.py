@@ -263,7 +263,8 @@ def test_an_elastic_job_for_slurm_starts_torchrun_on_each_node(tmp_path: Path):
     text = text_of(slurm_options(max_restarts=3, min_hosts=6, folder=str(tmp_path)))
     found = directives(text)
     assert (found["ntasks-per-node"], found["gres"], "no-kill" in found) == ("1", "gpu:8", True)
-    words, _ = run_script(text, tmp_path)
+    words, environ = run_script(text, tmp_path)
+    assert environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1", "a node that comes back would not be let in"
     assert {"--kill-on-bad-exit=0", "--nnodes=6:8", "--nproc-per-node=8", "--rdzv-endpoint=n7:29500"} < set(words)
     assert "--rdzv-id=demo-classification-4711" in words
     assert words[-len(COMMAND) :] == list(COMMAND)
