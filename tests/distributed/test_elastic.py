@@ -141,6 +141,7 @@ def test_a_host_is_lost_and_comes_back(ranks, lose_host, tmp_path: Path):
                 len(begun) >= starts
                 and begun[-1]["local_batch"] == 12 // ranks_now
                 and steps[-1:] > [begun[-1]["step"]]
+                and ranks.events(out, "checkpoint")  # what is lost before the first begins anew, also with its rate
             ):
                 return
             assert process.poll() is None, process.stdout.read()
@@ -159,7 +160,8 @@ def test_a_host_is_lost_and_comes_back(ranks, lose_host, tmp_path: Path):
             wait_for(2, 3, first)
     steps = [e["step"] for e in ranks.events(out, "resume")]
     assert steps == sorted(steps) and steps[0] > 0
-    assert {e["base_lr"] for e in ranks.events(out, "start")} == {0.01}
+    # That of two ranks, or of one where the second host came later than a busy machine's two seconds.
+    assert {e["base_lr"] for e in ranks.events(out, "start")} in ({0.01}, {0.02})
 
 
 @slow
