@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -111,20 +110,6 @@ def test_usage_errors(
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert cli.main(words) == 2
     assert says in capsys.readouterr().err
-
-
-def test_torchrun(call: Call, tmp_path: Path):
-    (tmp_path / "train.py").write_text(
-        "import os, torch\nprint(os.environ['RANK'], torch.cuda.is_available(), torch.ones(1, device='cuda').device)\n"
-    )
-    done = call(*MIGRATE, "--target", "cpu", "--log", "out", "torchrun", "--nproc-per-node", "2", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0 True cpu", "1 True cpu"]
-    names = sorted(re.sub(r"\d+\.json", "N.json", path.name) for path in (tmp_path / "out").glob("*.json"))
-    assert names == ["migrate_0_N.json", "migrate_1_N.json"]  # the launcher itself writes none
-    assert done.stderr.count("on cpu, torch") == done.stderr.count("CUDA calls run on cpu") == 1
-    merged = call(*MIGRATE, "report", "out")
-    assert "2 ranks" in merged.stdout and re.search(r"\n +2  torch\.ones ", merged.stdout)
 
 
 def test_names_of_the_vendors_toolkit(call: Call, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Loaders without pinned memory, workers that are migrated too, optimizers that ask to be captured, lazy mode."""
+"""Loaders without pinned memory, optimizers that ask to be captured, lazy mode."""
 
 from __future__ import annotations
 
@@ -49,29 +49,6 @@ def test_loader_of_ones_own(on_cpu: Callable[..., Any]):
             super().__init__(*args, pin_memory=True, **kwargs)
 
     assert not Loader(NUMBERS, batch_size=2).pin_memory
-
-
-WORKERS = """
-import torch, torch.multiprocessing as mp
-from torch.utils.data import DataLoader, Dataset
-
-class Numbers(Dataset):
-    def __len__(self):
-        return 2
-    def __getitem__(self, index):
-        assert torch.cuda.is_available() and torch.ones(1, device="cuda").cuda().sum() == 1
-        return torch.tensor(index)
-
-if __name__ == "__main__":
-    for start in ("fork", "spawn", "forkserver"):
-        loader = DataLoader(Numbers(), batch_size=2, num_workers=1, pin_memory=True, multiprocessing_context=start)
-        print(start, next(iter(loader)).tolist())
-"""
-
-
-def test_workers_are_migrated_however_they_start(run_script: Callable[..., Any]):
-    done = run_script(WORKERS, "--target", "cpu")
-    assert done.stdout.splitlines() == ["fork [0, 1]", "spawn [0, 1]", "forkserver [0, 1]"]
 
 
 OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RMSprop, torch.optim.ASGD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sightline.migrate import record, rules_distributed
+from sightline.migrate import cli, record, rules_distributed
 from sightline.migrate.targets import Target
 
 
@@ -156,7 +157,7 @@ def test_mesh_and_pipeline_stage_on_the_target(alone: Callable[..., None]):
 # two ranks
 
 ANSWERS = """
-import json, os, sys
+import gc, json, os, sys
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -203,23 +204,32 @@ with torch.no_grad(), FullyShardedDataParallel.summon_full_params(old):
 dist.barrier(device_ids=[rank])
 with open(f"said{rank}.json", "w") as file:
     json.dump(said, file)
+# Threads of gloo must not hold tensors of these when the interpreter ends.
+del whole, parallel, sharded, old, want
+gc.collect()
 dist.destroy_process_group()
 """
 
 
-def test_torchrun_with_two_ranks(run_script: Callable[..., Any], tmp_path: Path):
-    """`sightline migrate -m torch.distributed.run`, asked for as many ranks as there are devices."""
-    options = ("--target", "cpu", "--device-count", "2", "-m", "torch.distributed.run")
-    run_script(ANSWERS, *options, "--standalone", "--nproc-per-node", "gpu")
+def test_torchrun_with_two_ranks(run_script: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """`sightline migrate torchrun`, asked for as many ranks as there are devices."""
+    options = ("--target", "cpu", "--device-count", "2", "--log", "out", "torchrun")
+    done = run_script(ANSWERS, *options, "--standalone", "--nproc-per-node", "gpu")
     for rank in (0, 1):
         said = json.loads((tmp_path / f"said{rank}.json").read_text())
         differences = [said.pop(name) for name in ("ddp", "fsdp2", "fsdp1")]
         assert said == {"count": 2, "backend": "nccl", "mean": 1.5, "objects": [{"a": 1}]}
         assert max(differences) < 1e-6, differences
+    assert done.stderr.count("on cpu, torch") == done.stderr.count("CUDA calls run on cpu") == 1
+    names = sorted(re.sub(r"\d+\.json", "N.json", path.name) for path in (tmp_path / "out").glob("*.json"))
+    assert names == ["migrate_0_N.json", "migrate_1_N.json"]  # the launcher itself writes none
+    assert cli.main(["report", str(tmp_path / "out")]) == 0
+    merged = capsys.readouterr().out
+    assert "2 ranks" in merged and re.search(r"\n +2  torch\.tensor ", merged)
 
 
 SPAWNED = """
-import os
+import gc, os
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch import nn
 
@@ -272,6 +282,8 @@ def worker(gpu, ranks):
         last(x[share]), nn.BatchNorm1d(6)(x.movedim(-1, 1).flatten(2)).unflatten(2, (3, 6)).movedim(1, -1)[share],
     )
     os.write(1, f"rank {gpu} of {ranks} agrees\\n".encode())  # at once: print() writes word by word where unbuffered
+    del model, again, apart, last
+    gc.collect()
     dist.destroy_process_group()
 
 if __name__ == "__main__":

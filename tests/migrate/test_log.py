@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -73,44 +74,62 @@ print("available", torch.cuda.is_available())
     )
 
 
-WORKERS = """import os, sys
+WORKERS = """import multiprocessing, os, subprocess, sys
 import torch
 from torch.utils.data import DataLoader, Dataset
+
+def answer(_):
+    return torch.cuda.is_available() and torch.full((2,), 1.0, device="cuda").cuda().sum().item() == 2
 
 class Made(Dataset):
     def __len__(self):
         return 4
     def __getitem__(self, index):
+        assert answer(0)
         return torch.ones(2, device="cuda") * index
 
 def rank_of(rank):
+    torch.cuda.set_device(rank)
+    assert answer(0) and torch.cuda.current_device() == rank
     torch.zeros(rank + 1, device="cuda")
 
 if __name__ == "__main__":
-    for kind in sys.argv[1:]:
-        print(kind, sum(float(x.sum()) for x in DataLoader(Made(), num_workers=1, multiprocessing_context=kind)))
+    for kind in ("fork", "spawn", "forkserver"):
+        loader = DataLoader(Made(), num_workers=1, pin_memory=True, multiprocessing_context=kind)
+        print(kind, sum(float(x.sum()) for x in loader))
+    for kind in ("fork", "forkserver"):
+        pool = multiprocessing.get_context(kind).Pool(1)
+        print(kind, pool.map(answer, [0]))
+        pool.close()
+        pool.join()
     torch.multiprocessing.spawn(rank_of, nprocs=1)
     child = os.fork()
     if child == 0:
         torch.zeros(9, device="cuda")
         sys.exit(0)
     os.waitpid(child, 0)
+    code = "import torch; assert torch.cuda.is_available(); print('child', torch.zeros(2, device='cuda:0').tolist())"
+    silent = os.environ | {"SIGHTLINE_MIGRATE_LOG": "0"}
+    child = subprocess.run([sys.executable, "-c", code], env=silent, capture_output=True, text=True, check=True)
+    print(child.stdout, end="")
     print(torch.cuda.device_count())
 """
 
 
-def test_every_worker_has_its_own_files(run_script: Run, tmp_path: Path):
-    done = run_script(WORKERS, args=("fork", "spawn", "forkserver"))
-    assert done.stdout == "fork 12.0\nspawn 12.0\nforkserver 12.0\n1\n"
+def test_every_child_is_migrated_and_has_its_own_files(run_script: Run, tmp_path: Path):
+    """Workers of loaders and pools, spawned ranks, forks and programs, however they start."""
+    done = run_script(WORKERS)
+    started = "fork 12.0\nspawn 12.0\nforkserver 12.0\nfork [True]\nforkserver [True]\n"
+    assert done.stdout == started + "child [0.0, 0.0]\n1\n"
     found = documents(tmp_path / "migrate_log")
-    assert len({document["pid"] for document in found}) == len(found) == 6  # the fork server itself has none
+    assert len({document["pid"] for document in found}) == len(found) == 8  # the fork server itself has none
     (main,) = [document for document in found if document["parent"] is None]
     assert all(document["parent"] == main["pid"] and document["finished"] for document in found if document is not main)
     assert len({document["run"] for document in found}) == 1
     assert calls(found)["torch.ones"] == 3 * 4 and calls(found)["torch.zeros"] == 2
-    assert calls([main])["torch.ones"] == 0
+    assert calls(found)["torch.full"] == 3 * 4 + 3 and calls([main])["torch.ones"] == 0
     # The process that started them speaks for all, once.
-    assert done.stderr.count("on cpu, torch") == 1 and "rank 0 with 5 child processes" in done.stderr
+    assert done.stderr.count("on cpu, torch") == 1 and "rank 0 with 7 child processes" in done.stderr
     assert re.search(r"\n +12  torch\.ones --> ", done.stderr)
 
 
@@ -121,7 +140,9 @@ def train():
     raise ValueError("loss is a fish")
 train()
 """
-    plain = run_script(text, args=("plain",), plain=True, check=False)
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    plain = subprocess.run([sys.executable, script, "plain"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     done = run_script(text, "--quiet", check=False)
     assert done.returncode == plain.returncode == 1
     assert done.stderr.endswith(plain.stderr) and plain.stderr.endswith("ValueError: loss is a fish\n")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-
-REPO = Path(__file__).resolve().parents[2]
 
 CAPTURE = """
 import torch
@@ -43,20 +40,11 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_one_line_says_what_and_where(name: str, tmp_path: Path) -> None:
+def test_one_line_says_what_and_where(name: str, run_script: Callable[..., Any], tmp_path: Path) -> None:
     text, expected = SCRIPTS[name]
-    script = tmp_path / "train.py"
-    script.write_text(text)
     here = next(number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# here"))
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("SIGHTLINE_MIGRATE")}
-    done = subprocess.run(
-        [sys.executable, "-m", "sightline.migrate", "--target", "cpu", str(script)],
-        env=kept | {"PYTHONPATH": str(REPO), "PATH": "/nonexistent"},  # where no nvcc is
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_script(text, "--target", "cpu", check=False, env={"PATH": "/nonexistent"})  # where no nvcc is
     assert done.returncode != 0
-    told = [line for line in done.stderr.splitlines() if line.startswith(f"sightline migrate: {script}:{here}: ")]
+    start = f"sightline migrate: {tmp_path / 'script.py'}:{here}: "
+    told = [line for line in done.stderr.splitlines() if line.startswith(start)]
     assert len(told) == 1 and expected in told[0], done.stderr

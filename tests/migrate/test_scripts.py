@@ -70,39 +70,6 @@ def test_losses_equal_those_of_the_cpu(run_script: Run):
     )
 
 
-CHILDREN = """
-import multiprocessing, subprocess, sys
-import torch
-
-def answer(_):
-    return torch.cuda.is_available() and torch.zeros(2, device="cuda").sum().item() == 0
-
-def spawned(rank):
-    torch.cuda.set_device(rank)
-    assert answer(0) and torch.cuda.current_device() == rank
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 2
-    def __getitem__(self, index):
-        return torch.tensor(float(answer(0)), device="cuda")
-
-if __name__ == "__main__":
-    for way in ("fork", "spawn", "forkserver"):
-        with multiprocessing.get_context(way).Pool(1) as pool:
-            assert pool.map(answer, [0]) == [True], way
-    loader = torch.utils.data.DataLoader(Data(), num_workers=1)
-    assert [batch.item() for batch in loader] == [1.0, 1.0]
-    torch.multiprocessing.spawn(spawned, nprocs=1)
-    code = "import torch; assert torch.cuda.is_available(); print('child', torch.ones(2, device='cuda:0').sum().item())"
-    print(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-"""
-
-
-def test_children_inherit_it(run_script: Run):
-    assert "child 2.0" in run_script(CHILDREN, "--target", "cpu").stdout
-
-
 ENVIRONMENT = """
 import torch
 print("available", torch.cuda.is_available())
