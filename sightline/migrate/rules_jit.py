@@ -14,6 +14,7 @@ from sightline.migrate.rules import Rule, dressed
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
+FROZEN = "frozen only: torch cannot load again what it makes of a program for a CPU, unlike for a GPU"
 # Spliced in behind every device that is known only when the program runs; by whether the target is the CPU, where an
 # index means nothing.
 MAPPING = {
@@ -52,6 +53,7 @@ def rules() -> list[Rule]:
     return [
         Rule("torch.jit.script", "adapted", dressed(_make_script), "devices inside the program are the target's"),
         Rule("torch.jit.load", "adapted", dressed(_make_load), "loaded to the target, devices inside too"),
+        Rule("torch.jit.optimize_for_inference", "adapted", dressed(_make_optimize), FROZEN, targets=("cpu",)),
     ]
 
 
@@ -68,6 +70,14 @@ def _make_script(rule: Rule, original: Any, session: Session) -> Any:
         return made
 
     return script
+
+
+def _make_optimize(rule: Rule, original: Any, session: Session) -> Any:
+    def optimize_for_inference(mod: Any, other_methods: list[str] | None = None) -> Any:
+        record.hit(rule, (mod,))
+        return torch.jit.freeze(mod.eval(), preserved_attrs=other_methods) if hasattr(mod, "training") else mod
+
+    return optimize_for_inference
 
 
 def _make_load(rule: Rule, original: Any, session: Session) -> Any:

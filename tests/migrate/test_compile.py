@@ -207,6 +207,20 @@ def test_jit_with_devices_that_only_the_run_tells(on_cpu: Start):
         assert module(x).tolist() == module(x, cuda).tolist() == [2, 2]
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_jit_for_inference_is_saved_and_loaded(on_cpu: Start, tmp_path: Any):
+    """For a CPU torch packs the weights of convolutions in a form that it cannot load."""
+    on_cpu()
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU()).cuda().eval()
+    x = torch.rand(1, 3, 5, 5, device="cuda")
+    optimized = torch.jit.optimize_for_inference(torch.jit.trace(model, x))
+    optimized.save(tmp_path / "optimized.pt")
+    loaded = torch.jit.load(tmp_path / "optimized.pt").cuda()
+    torch.testing.assert_close(loaded(x), model(x))
+    frozen = torch.jit.freeze(torch.jit.script(model))
+    torch.testing.assert_close(torch.jit.optimize_for_inference(frozen)(x), model(x))
+
+
 def test_fx(on_cpu: Start):
     on_cpu()
 
