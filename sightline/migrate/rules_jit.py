@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FROZEN = "frozen only: torch cannot load again what it makes of a program for a CPU, unlike for a GPU"
 # Spliced in behind every device that is known only when the program runs; by whether the target is the CPU, where an
-# index means nothing.
+# index means nothing. In TorchScript torch.device("xpu", 1) is xpu:0, whence the text.
 MAPPING = {
     True: """
 def there(device: Device) -> Device:
@@ -33,7 +33,7 @@ def there(device: Device) -> Device:
         if index is None:
             found = torch.device("{0}")
         else:
-            found = torch.device("{0}", index)
+            found = torch.device("{0}:" + str(index))
     return found
 """,
 }

@@ -145,6 +145,7 @@ print(dist.get_backend())
 os.environ["PT_HPU_LAZY_MODE"] = "0"
 with migrate.migrate(target="hpu"):
     train(3)
+dist.destroy_process_group()
 """
 
 

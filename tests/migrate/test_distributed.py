@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -54,6 +55,7 @@ def alone(on_cpu: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., 
     yield lambda *args, **kwargs: dist.init_process_group(
         *args, store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1, **kwargs
     )
+    gc.collect()  # threads of gloo must not hold tensors of a model that nobody has any more
     dist.destroy_process_group()
 
 

@@ -378,6 +378,37 @@ def data_parallel() -> None:
     assert torch.equal(nn.DataParallel(model)(torch.ones(4, 2).cuda()).cpu(), expected)
 
 
+def parallelism_by_hand() -> None:
+    """Two devices with memory of their own: what each part of the batch does there comes back as one gradient."""
+    torch.manual_seed(0)
+    plain = nn.Linear(3, 2)
+    net, x = copy.deepcopy(plain).cuda(), torch.rand(4, 3)
+    replicas = nn.parallel.replicate(net, [0, "cuda:1"])
+    parts = nn.parallel.scatter(x, [0, torch.device("cuda:1")])
+    assert [where(part) for part in parts] == [where(each.weight) for each in replicas] == ["twin:0", "twin:1"]
+    made = [replica(part) for replica, part in zip(replicas, parts, strict=True)]
+    whole = nn.parallel.gather(made, 1)
+    assert where(whole) == "twin:1"
+    whole.pow(2).sum().backward()
+    plain(x).pow(2).sum().backward()
+    torch.testing.assert_close(net.weight.grad.cpu(), plain.weight.grad)
+    total = torch.nn.parallel.comm.reduce_add([part.sum() for part in parts], destination=1)
+    assert where(total) == "twin:1" and [where(t) for t in torch.cuda.comm.broadcast(x, [1, 0])] == ["twin:1", "twin:0"]
+
+
+def _script_moves(x: torch.Tensor, device: torch.device = torch.device("cuda"), name: str = "1") -> list[torch.Tensor]:  # noqa: B008
+    return [x.to(device), x.to("cuda:" + name), x.cuda(), torch.zeros(1, device="cuda:1")]
+
+
+def scripted() -> None:
+    """TorchScript: the index of a device that only the run tells is kept."""
+    program = torch.jit.script(_script_moves)
+    host = torch.ones(2)
+    assert [where(each) for each in program(host)] == ["twin:0", "twin:1", "twin:0", "twin:1"]
+    assert [where(each) for each in program(host, torch.device("cuda:1"), name="0")][:2] == ["twin:1", "twin:0"]
+    assert where(program(host, torch.device("cpu"))[0]) == "cpu"
+
+
 def recomputation() -> None:
     for reentrant in (True, False):
         there = torch.ones(64, device="cuda", requires_grad=True)
@@ -415,7 +446,7 @@ TOPICS = (
     factories, factories_after_a_tensor, moves, current_device, modules, typed_constructors, identity, truth_for_torch,
     storages, mixing_is_refused, checkpoints_of_a_gpu, checkpoints_of_its_own, optimizer_state, autocast, grad_scaler,
     generators, random_states, default_device, streams, events, queries, pinning, compiled, copies, data_parallel,
-    recomputation, training,
+    parallelism_by_hand, scripted, recomputation, training,
 )  # fmt: skip
 
 if __name__ == "__main__":
