@@ -44,7 +44,9 @@ def list_files(
             for relative in _below(top, "", suffixes, {os.path.realpath(leave_out)}, say):
                 named.setdefault(os.path.abspath(top / relative), relative)
             if len(named) == before and not any(Path(path).is_relative_to(given.absolute()) for path in named):
-                raise UsageError(f"{given} holds no file that ends in {', '.join(suffixes)}")
+                raise UsageError(
+                    f"{given} holds no file that ends in {', '.join(suffixes)}; give files, or folders that hold some"
+                )
         elif given.is_file():
             named.setdefault(os.path.abspath(given), given.name)
         else:

@@ -33,6 +33,7 @@ LABELLED = {
     "01": 484, "02": 20, "03": 131, "04": 260, "05": 32, "06": 63, "07": 281, "08": 303, "09": 41, "10": 126,
 }  # fmt: skip
 _LARGEST_CACHED = 2**32 - 1  # bytes of one volume
+_RAW = ("dataset.json", "*/dataset.json")  # of the folder of a task, or of the one around it, as it is handed out
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,8 @@ class SegmentationData(Augment, DataConfig):
     def open(self, split: Split, seed: int) -> SegmentationDataset:
         """The volumes of a split of the fold."""
         if not self.path:
-            raise UsageError(
-                "no data: give --data.path DIR (written by `sightline prepare decathlon`) or --data.path "
-                "synthetic:samples=64"
-            )
+            drawn = "" if self.task == decathlon.OWN else " or --data.path synthetic:samples=64"
+            raise UsageError(f"no data: give --data.path DIR (written by `sightline prepare decathlon`){drawn}")
         return SegmentationDataset(self, self.source(split), split, seed)
 
     def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
@@ -109,6 +108,11 @@ class SegmentationData(Augment, DataConfig):
                     f"made for task {self.task} with dim {self.dim}; give --data.task {plan.task} --data.dim "
                     f"{plan.dim}, or the right --data.path"
                 )
+        elif raw := next((file.parent for name in _RAW for file in Path(self.path).glob(name)), None):
+            raise UsageError(
+                f"{raw} holds a task as it was handed out; prepare it first: `sightline prepare decathlon --source "
+                f"{raw} --dim {self.dim} --out DIR`, and give --data.path DIR"
+            )
         return open_volumes("auto", self.path, split, self.fold, self.folds, self._expected_spec())
 
     def declared(self) -> tuple[DataSpec, int] | None:

@@ -322,6 +322,24 @@ def test_own_tasks_are_known_from_their_folder(tmp_path: Path, data: Segmentatio
         replace(own, path=str(tmp_path / "empty")).open("train", 0)
 
 
+@pytest.mark.parametrize("task", ["04", "own"])
+@pytest.mark.parametrize("given", ["around", "around/Task04_Hippocampus"])
+def test_a_task_that_was_not_prepared_is_told_from_other_folders(tmp_path: Path, task: str, given: str):
+    raw = tmp_path / "around" / "Task04_Hippocampus"
+    raw.mkdir(parents=True)
+    (raw / "dataset.json").write_text("{}")
+    config = SegmentationData(task=task, dim=3, path=str(tmp_path / given))
+    with pytest.raises(UsageError, match=f"prepare it first: `sightline prepare decathlon --source {raw} --dim 3"):
+        config.open("train", 0)
+
+
+def test_drawn_volumes_are_offered_where_they_can_be_had():
+    with pytest.raises(UsageError, match="no data: .* or --data.path synthetic:samples=64"):
+        SegmentationData(task="04").open("train", 0)
+    with pytest.raises(UsageError, match="no data: .*prepare decathlon`\\)$"):
+        SegmentationData(task="own").open("train", 0)
+
+
 def test_a_benchmark_of_an_own_task_on_drawn_volumes_names_the_way_out(tmp_path: Path, data: SegmentationData):
     """The shape of the data is known here, but not to the volumes that would be drawn."""
     own = replace(data, task="own", path=str(write_folder(tmp_path / "own", 2, "own")))
