@@ -51,8 +51,8 @@ class SegmentationData(Augment, DataConfig):
     folds: int = 5
     """How many parts the volumes are split into."""
     nvol: int = 1
-    """dim 2: how many volumes the slices of a batch come from, over all devices; rises by itself where volumes are
-    too shallow to fill their share of a batch."""
+    """dim 2: how many volumes the slices of a batch come from, over all devices, of which it must be a multiple; rises
+    by itself where volumes are too shallow to fill their share of a batch."""
     cache: Literal["auto", "off", "ram"] = undecisive("auto")
     """ram: volumes stay in memory once read, shared by the loader processes of a rank; auto: if they take at most half
     of the memory available, and says so; off: the system's own cache of files keeps what it has room for."""
