@@ -73,7 +73,7 @@ class Loader:
         self.on_bad = on_bad
         self.check_stop = check_stop
         self.wait_s = 0.0  # how long next() has stood still, for the data-wait meter
-        self._bad_seen: set[tuple[str, int]] = set()
+        self._bad_seen: set[tuple[str, str]] = set()  # feed and name: all slices of a volume are one bad sample
         slots = 1 if workers == 0 else prefetch + 1
         # Before layouts are looked at; what the data sets say, once each.
         self.notes = list(dict.fromkeys(filter(None, (dataset.settle_on(device) for dataset in datasets.values()))))
@@ -201,9 +201,9 @@ class Loader:
 
     def _note_bad(self, bad: list[Bad]) -> None:
         for record in bad:
-            if (record.feed, record.index) in self._bad_seen:
+            if (record.feed, record.name) in self._bad_seen:
                 continue
-            self._bad_seen.add((record.feed, record.index))
+            self._bad_seen.add((record.feed, record.name))
             self.on_bad(record)
             if len(self._bad_seen) > self.config.max_bad_samples:
                 raise BadData(

@@ -59,7 +59,7 @@ class SegmentationData(Augment, DataConfig):
     on_bad_sample: Literal["fail", "skip"] = "fail"
     """A volume that cannot be read: end the run with exit 3, or leave it out, counted and listed."""
     max_bad_samples: int = undecisive(1000)
-    """skip: more bad volumes than this end the run after all; in evaluation with dim 2 each of their slices counts."""
+    """skip: more bad volumes than this end the run after all."""
 
     file_suffixes = SUFFIXES
 

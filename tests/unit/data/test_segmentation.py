@@ -412,7 +412,7 @@ def test_a_bad_volume_is_named_or_left_out(tmp_path: Path, data: SegmentationDat
         batches = take(loader, "train", 4)
         assert all((batch["image"] > 0).all() for batch in batches)  # another volume came in its place
         evaluated = take(loader, "val", loader.feeds["val"].order.steps_per_epoch)
-    assert {each.name for each in told} == set(bad.values())
+    assert sorted(each.name for each in told) == sorted(bad.values())
     valid = torch.cat([batch["volume"][batch["valid"]] for batch in evaluated])
     assert len(valid) == DEPTHS[int(names["val"][0][4:])] and (valid == 0).all()
 
@@ -430,7 +430,7 @@ def test_a_volume_with_one_bad_slice_is_left_out_whole(tmp_path: Path, data: Seg
         evaluated = take(loader, "val", loader.feeds["val"].order.steps_per_epoch)
     valid = torch.cat([batch["volume"][batch["valid"]] for batch in evaluated])
     assert valid.tolist() == [0] * source.shape(0)[0]
-    assert len(told) == source.shape(1)[0] and "holds class 9" in told[0].reason
+    assert len(told) == 1 and "holds class 9" in told[0].reason  # once, not once for each of its slices
 
 
 def test_check_lists_all_that_is_wrong(tmp_path: Path, data: SegmentationData):
