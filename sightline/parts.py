@@ -230,6 +230,11 @@ class Metric(ABC):
     def merge(self, world: World) -> None:
         """Brings the counts of all ranks together."""
 
+    def names(self) -> tuple[str, ...]:
+        """What `result` will call its values, so that a schedule that watches another is refused before anything is
+        learnt; empty where that is known afterwards only."""
+        return ()
+
     @abstractmethod
     def result(self) -> Scores: ...
 

@@ -62,6 +62,9 @@ class CocoMap(Metric):
         for kept in (self._pictures, self._detections, self._truths):
             kept[:] = [_gathered(kept, world)]
 
+    def names(self) -> tuple[str, ...]:
+        return (*NAMES, "samples")
+
     def result(self) -> Scores:
         pictures, detections, truths = (
             _present(torch.cat(kept)).cpu().numpy() if kept else np.zeros((0, 4))

@@ -99,6 +99,9 @@ class Dice(Metric):
         most = int(world.gather(torch.tensor([len(rows)], device=rows.device)).max())
         self._rows = [world.gather(F.pad(rows, (0, 0, 0, most - len(rows)), value=-1.0))]
 
+    def names(self) -> tuple[str, ...]:
+        return ("dice", "dice_sum", "val_loss", "samples", "volumes", *self.regions)
+
     def result(self) -> Scores:
         rows = _present(torch.cat(self._rows)).cpu().numpy() if self._rows else np.zeros((0, 0))
         if not len(rows):

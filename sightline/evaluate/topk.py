@@ -48,6 +48,9 @@ class TopK(Metric):
         world.sum(self._confusion)
         self._worst = _largest(world.gather(self._worst))
 
+    def names(self) -> tuple[str, ...]:
+        return ("top1", *(["top5"] if len(self.classes) > 5 else []), "loss", "samples")
+
     def result(self) -> Scores:
         top1, top5, loss, count = self._sums.tolist()
         if not count:

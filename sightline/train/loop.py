@@ -20,7 +20,7 @@ from sightline.train.meter import Meter
 from sightline.train.saver import Saver
 from sightline.train.schedules import Plan
 from sightline.train.signals import StopSignals
-from sightline.train.state import Progress, TrainState
+from sightline.train.state import Progress, TrainState, refuse_unwatchable
 from sightline.train.step import build_step
 
 
@@ -34,7 +34,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
         steps = min(plan.epochs * plan.steps_per_epoch, cfg.max_steps or sys.maxsize)
         traced = parse_window(run.profile, steps)  # before anything slow starts
-        recipe.task.metric(sets["val"].spec, device.torch_device)  # likewise: what cannot be scored is refused now
+        metric = recipe.task.metric(sets["val"].spec, device.torch_device)  # likewise: what cannot be scored
+        refuse_unwatchable(recipe.schedule, metric.names())  # or watched is refused now
 
         # What is learnt, and where an earlier start left it.
         state = TrainState(recipe, run, sets["train"].spec, device, plan, world)

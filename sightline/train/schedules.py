@@ -75,8 +75,7 @@ class ScheduleConfig:
     """plateau: evaluations without a better score that are tolerated; the next one drops the rate."""
     plateau_on: Literal["score", "val_loss"] = "score"
     """plateau: what has to get better. score: the headline score must rise; val_loss: the loss of the evaluation must
-    fall by a share of 1e-4, and drops of less than 1e-8 are left out, as torch's ReduceLROnPlateau(mode=min) does. An
-    evaluation tells what it gives only when it is done, so a task without a loss is refused then, after a save."""
+    fall by a share of 1e-4, and drops of less than 1e-8 are left out, as torch's ReduceLROnPlateau(mode=min) does."""
     table_epochs: tuple[int, ...] = ()
     """table: epochs from which on table_rates hold; before the first it is optimizer.lr."""
     table_rates: tuple[float, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -60,11 +61,7 @@ class Progress:
         """What a schedule looks at: the score or the loss of the planned evaluations so far."""
         if schedule.plateau_on == "score":
             return self.history
-        if self.scores and not any(name in self.scores for name in VAL_LOSSES):
-            raise UsageError(
-                f"schedule.plateau_on=val_loss needs an evaluation that gives {' or '.join(VAL_LOSSES)}; this task's "
-                f"gives {', '.join(self.scores)}. Use --schedule.plateau-on score (with --run.override to go on)"
-            )
+        refuse_unwatchable(schedule, self.scores)
         return self.val_losses
 
     def evaluations_since_best(self) -> int:
@@ -73,6 +70,15 @@ class Progress:
         for score in self.history:
             waited, best = (0, score) if score > best else (waited + 1, best)
         return waited
+
+
+def refuse_unwatchable(schedule: ScheduleConfig, names: Collection[str]) -> None:
+    """Where a schedule looks at a loss and an evaluation gives other values; without any name nothing is known yet."""
+    if schedule.plateau_on == "val_loss" and names and not any(name in names for name in VAL_LOSSES):
+        raise UsageError(
+            f"schedule.plateau_on=val_loss needs an evaluation that gives {' or '.join(VAL_LOSSES)}; this task's "
+            f"gives {', '.join(names)}. Use --schedule.plateau-on score (with --run.override to go on)"
+        )
 
 
 def choose_trainable(model: nn.Module, rule: str) -> None:

@@ -63,6 +63,8 @@ def test_it_trains_evaluates_and_writes_its_run_folder(name: str, tmp_path: Path
     path = result.folder / "config.yaml"
     again = config.load(config.recipe_named_in(path), [f"--run.out={tmp_path / 'again'}"], path)
     api.train(*again)
+    metric = again[0].task.metric(again[0].data.open("val", 0).spec, torch.device("cpu"))
+    assert metric.names() == tuple(result.scores.values)  # known before anything is learnt
     copy = type(result)(tmp_path / "again")
     assert copy.bits() == result.bits()
     assert [e["loss"] for e in copy.events("train")] == [e["loss"] for e in result.events("train")]

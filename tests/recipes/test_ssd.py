@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sightline.errors import UsageError
+
 RECIPE = "ssd_resnet34"
 FULL_RATE = ("--schedule.warmup-epochs=0",)  # the tiny runs here end within its warm-up
 
@@ -90,3 +92,10 @@ def test_three_steps_in_bf16_lose_as_much_as_in_fp32(tmp_path: Path, train):
     for name in ("loss", "class_loss", "box_loss"):
         expected, got = ([line[name] for line in run.events("train")] for run in (exact, half))
         assert len(got) == 3 and got != expected and got == pytest.approx(expected, rel=0.02), name
+
+
+def test_a_schedule_that_watches_a_loss_is_refused_before_the_first_step(tmp_path: Path, train):
+    """COCO's numbers hold none; a whole epoch would be trained before they show it."""
+    refused = train("demo_detection", tmp_path / "run", "--schedule.kind=plateau", "--schedule.plateau-on=val_loss")
+    assert isinstance(refused.error, UsageError) and "this task's gives ap, ap50, ap75" in str(refused.error)
+    assert not refused.checkpoints
