@@ -10,26 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sightline import cli
 from sightline.data.prepare import coco
 
 REPO = Path(__file__).resolve().parents[2]
 make_zips = runpy.run_path(str(REPO / "tests/unit/data/prepare/coco_zips.py"))["make_zips"]
-
-
-@pytest.fixture
-def sightline(capsys):
-    """sightline(*arguments) -> (exit code, stdout, stderr)"""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            code = cli.main([str(each) for each in arguments])
-        except SystemExit as error:  # tyro
-            code = error.code
-        return (code, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture

@@ -16,31 +16,6 @@ SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.e
 HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32"]
 
 
-class Said:
-    """What a command printed and returned."""
-
-    def __init__(self, code: int, out: str, err: str):
-        self.code, self.out, self.err = code, out, err
-
-    def __repr__(self) -> str:
-        return f"exit {self.code}\n{self.out}{self.err}"
-
-
-@pytest.fixture
-def sightline(capsys):
-    """sightline(*arguments): as in a shell."""
-
-    def run(*arguments: object) -> Said:
-        capsys.readouterr()
-        try:
-            code = cli.main([str(each) for each in arguments])
-        except SystemExit as error:  # argparse and tyro
-            code = error.code
-        return Said(code, *capsys.readouterr())
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def trained(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two epochs; for reading only."""

@@ -23,21 +23,6 @@ SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.e
 HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32"]
 
 
-@pytest.fixture
-def sightline(capsys):
-    """sightline(*arguments): exit code, what was printed, and the errors."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            code = cli.main([str(each) for each in arguments])
-        except SystemExit as error:  # argparse and tyro
-            code = error.code
-        return code, *capsys.readouterr()
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def trained(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three epochs with its initial checkpoint; for reading only."""

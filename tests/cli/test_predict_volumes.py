@@ -73,18 +73,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.fixture
-def sightline(home: Path, capsys):
-    """sightline(command, folder, *arguments) with the recipe of the run: exit code, what was printed, the errors."""
-
-    def run(command: str, *arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.main([command, *map(str, arguments)])
-        return code, *capsys.readouterr()
-
-    return run
-
-
 def with_recipe(home: Path) -> list[str]:
     return ["--recipe", str(home / "thin.py"), *HERE]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sightline import cli
 from sightline.data.decathlon import TASKS, read_plan
 from sightline.data.prepare import decathlon
 
@@ -19,18 +18,9 @@ MADE = runpy.run_path(str(REPO / "tests/unit/data/prepare/decathlon_folders.py")
 
 
 @pytest.fixture
-def sightline(capsys):
-    """sightline(*arguments) -> (exit code, stdout, stderr) of `prepare decathlon`"""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            code = cli.main(["prepare", "decathlon", *(str(each) for each in arguments)])
-        except SystemExit as error:  # tyro
-            code = error.code
-        return (code, *capsys.readouterr())
-
-    return run
+def prepare(sightline):
+    """prepare(*arguments): `sightline prepare decathlon`."""
+    return functools.partial(sightline, "prepare", "decathlon")
 
 
 @pytest.fixture
@@ -38,27 +28,27 @@ def folder(tmp_path):
     return MADE["make_folder"](tmp_path / "in" / "Task04_Hippocampus")
 
 
-def test_help(sightline):
-    code, out, _ = sightline("--help")
+def test_help(prepare):
+    code, out, _ = prepare("--help")
     assert code == 0
     for flag in ("source", "out", "task", "dim", "mode", "dilation", "download", "sha256", "size-bytes", "jobs"):
         assert f"--{flag}" in out
     assert "--memory-gb" in out
 
 
-def test_prepare(sightline, folder, tmp_path):
+def test_prepare(prepare, folder, tmp_path):
     out = tmp_path / "out"
     flags = ("--source", folder, "--out", out, "--dim", 3, "--jobs", 1, "--memory-gb", 0.5)
-    assert sightline(*flags) == (0, f"decathlon: cases of task 04 3, made now 3 in {out}\n", "")
-    assert sightline(*flags) == (0, f"decathlon: cases of task 04 3, made now 0 in {out}\n", "")
+    assert prepare(*flags) == (0, f"decathlon: cases of task 04 3, made now 3 in {out}\n", "")
+    assert prepare(*flags) == (0, f"decathlon: cases of task 04 3, made now 0 in {out}\n", "")
     assert read_plan(out).dim == 3
-    code, _, err = sightline("--source", folder, "--out", out, "--dim", 2)
+    code, _, err = prepare("--source", folder, "--out", out, "--dim", 2)
     assert code == 2 and f"{out} was begun with dim=3, now it is 2" in err
 
 
-def test_a_bad_case_is_named(sightline, folder, tmp_path):
+def test_a_bad_case_is_named(prepare, folder, tmp_path):
     shutil.copy(folder / "imagesTr" / "case_000.nii.gz", folder / "imagesTr" / "case_002.nii.gz")
-    code, out, err = sightline("--source", folder, "--out", tmp_path / "out", "--jobs", 1)
+    code, out, err = prepare("--source", folder, "--out", tmp_path / "out", "--jobs", 1)
     assert (code, out) == (3, "")
     assert "1 of 3 cases cannot be prepared" in err and "case_002: labelsTr/case_002.nii.gz has the shape" in err
 
@@ -78,8 +68,8 @@ def test_a_bad_case_is_named(sightline, folder, tmp_path):
         ("--mode", "val", "--dilation"),
     ],
 )
-def test_flags_that_cannot_be(sightline, folder, tmp_path, flags):
-    code, _, err = sightline("--source", folder, "--out", tmp_path / "out", *flags)
+def test_flags_that_cannot_be(prepare, folder, tmp_path, flags):
+    code, _, err = prepare("--source", folder, "--out", tmp_path / "out", *flags)
     assert code == 2 and err
     assert not (tmp_path / "out").exists()
 
@@ -102,25 +92,25 @@ def served(folder, tmp_path, monkeypatch):
     server.server_close()
 
 
-def test_download(sightline, served, tmp_path):
+def test_download(prepare, served, tmp_path):
     source, out = tmp_path / "new" / "data", tmp_path / "out"
     asked = ("--download", "--task", "04", "--jobs", 1, *served)
     flags = ("--source", source, "--out", out, *asked)
-    code, said, err = sightline(*flags)
+    code, said, err = prepare(*flags)
     assert (code, err) == (0, "") and said.startswith("decathlon: cases of task 04 3, made now 3")
     assert [path.name for path in source.iterdir()] == ["Task04_Hippocampus.tar"]
-    assert sightline(*flags)[0] == 0
+    assert prepare(*flags)[0] == 0
     # A tar by name, which is there already; and what was unpacked is not fetched.
     tar = source / "Task04_Hippocampus.tar"
-    assert sightline("--source", tar, "--out", tmp_path / "b", *asked)[0] == 0
+    assert prepare("--source", tar, "--out", tmp_path / "b", *asked)[0] == 0
     around = tmp_path / "in"
-    assert sightline("--source", around, "--out", tmp_path / "c", *asked)[0] == 0
+    assert prepare("--source", around, "--out", tmp_path / "c", *asked)[0] == 0
     assert [path.name for path in around.iterdir()] == ["Task04_Hippocampus"]
 
 
-def test_a_wrong_download_is_not_unpacked(sightline, served, tmp_path):
+def test_a_wrong_download_is_not_unpacked(prepare, served, tmp_path):
     flags = ("--download", "--task", "04", *served[:2], "--sha256", "0" * 64)
-    code, _, err = sightline("--source", tmp_path / "new", "--out", tmp_path / "out", *flags)
+    code, _, err = prepare("--source", tmp_path / "new", "--out", tmp_path / "out", *flags)
     assert code == 3 and "its sha256 is " in err
     assert not (tmp_path / "out").exists()
 
