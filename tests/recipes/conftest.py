@@ -146,3 +146,21 @@ def train(tiny, capsys: pytest.CaptureFixture[str]) -> Iterator[Train]:
     yield run
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def finished_runs() -> dict[str, Result]:
+    """By the name of their recipe; see `finished`."""
+    return {}
+
+
+@pytest.fixture
+def finished(train: Train, finished_runs: dict[str, Result], tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """finished(name): a run at tiny size and otherwise as the recipe is, made once; for reading only."""
+
+    def run(name: str) -> Result:
+        if name not in finished_runs:
+            finished_runs[name] = train(name, tmp_path_factory.mktemp("finished") / "run")
+        return finished_runs[name]
+
+    return run

@@ -44,8 +44,8 @@ def test_it_is_called_by_the_name_of_its_file(name: str):
 
 
 @EVERY_RECIPE
-def test_it_trains_evaluates_and_writes_its_run_folder(name: str, tmp_path: Path, train):
-    result = train(name, tmp_path / "run")
+def test_it_trains_evaluates_and_writes_its_run_folder(name: str, tmp_path: Path, finished):
+    result = finished(name)
     assert result.error is None
     assert [e["step"] for e in result.events("train")] == list(range(1, STEPS + 1))
     assert [e["epoch"] for e in result.events("evaluate")] == [1, 2]
@@ -150,8 +150,8 @@ def test_resumed_from_any_step_it_ends_with_the_same_bits(name: str, tmp_path: P
 
 
 @EVERY_RECIPE
-def test_the_number_of_workers_changes_no_bit(name: str, tmp_path: Path, train):
-    some, none = train(name, tmp_path / "some", "--run.workers=1"), train(name, tmp_path / "none")
+def test_the_number_of_workers_changes_no_bit(name: str, tmp_path: Path, train, finished):
+    some, none = train(name, tmp_path / "some", "--run.workers=1"), finished(name)
     assert len(some.events("start")[0]["workers"]) == 1
     assert some.bits() == none.bits() and some.scores == none.scores
 
@@ -186,9 +186,9 @@ class Stopping(RunLog):
     ids=str,
 )
 def test_a_signal_saves_and_the_same_command_goes_on(
-    name: str, tmp_path: Path, train, tiny, number: signal.Signals, signal_at: tuple[str, int]
+    name: str, tmp_path: Path, train, finished, tiny, number: signal.Signals, signal_at: tuple[str, int]
 ):
-    whole = train(name, tmp_path / "whole")
+    whole = finished(name)
     stopped = type(whole)(tmp_path / "stopped")
     recipe, run = config.load(name, [*tiny(name), f"--run.out={stopped.folder}"])
     log = Stopping(stopped.folder)
@@ -206,9 +206,10 @@ def test_a_signal_saves_and_the_same_command_goes_on(
 
 
 @EVERY_RECIPE
-def test_a_finished_run_started_again_says_so_and_changes_nothing(name: str, tmp_path: Path, train):
-    first = train(name, tmp_path / "run")
+def test_a_finished_run_started_again_says_so_and_changes_nothing(name: str, tmp_path: Path, train, finished):
+    first = finished(name)
     before = first.bits()
+    shutil.copytree(first.folder, tmp_path / "run")
     second = train(name, tmp_path / "run")
     assert second.error is None and "is finished" in second.shown
     assert second.scores.values == first.scores.values and second.bits() == before
@@ -237,8 +238,8 @@ def test_it_learns(name: str, tmp_path: Path, train):
 
 
 @EVERY_RECIPE
-def test_the_average_is_what_is_evaluated_and_called_best(name: str, tmp_path: Path, train):
-    plain = train(name, tmp_path / "plain")
+def test_the_average_is_what_is_evaluated_and_called_best(name: str, tmp_path: Path, train, finished):
+    plain = finished(name)
     averaged = train(name, tmp_path / "averaged", "--train.ema=0.5")
     assert averaged.bits()["model.safetensors"] == plain.bits()["model.safetensors"]
     if plain.scores.values[recipes.find(name).recipe().task.headline]:  # a detector finds nothing in so few steps
