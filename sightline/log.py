@@ -81,7 +81,8 @@ class RunLog:
         self._signed_at = 0.0
         self._told_full = False
         self._bar: Progress | None = None
-        live = progress == "live" or (progress == "auto" and self.console.is_terminal)
+        can_draw = self.console.is_terminal and not self.console.is_dumb_terminal
+        live = progress == "live" or (progress == "auto" and can_draw)
         self._wants_bar = live and is_main and output == "main"
         if is_main and claims:
             self._claim_folder()

@@ -102,6 +102,8 @@ def detect() -> World:
     if place.launcher != "torchrun":
         # torch's rendezvous, loader processes and the drivers of some devices know torchrun's names only.
         os.environ.update(place.as_environ())
+        # mpirun makes a terminal for every rank, but shows its output line by line behind a tag: no place to draw on.
+        os.environ["TERM"] = "dumb"
     return World(place.rank, place.size, place.local_rank)
 
 

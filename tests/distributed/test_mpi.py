@@ -41,10 +41,11 @@ def test_devices_starts_ranks_that_share_the_batch(by_devices: tuple[Path, str])
 
 def test_mpirun_trains_to_the_same_bits(by_devices: tuple[Path, str], tmp_path: Path):
     """By the very command that `launch` writes, with its binding, its output and its forwarding."""
-    flags = [*FLAGS, f"--run.out={tmp_path / 'run'}"]
+    flags = [*FLAGS, "--run.progress=auto", f"--run.out={tmp_path / 'run'}"]
     options = Options(hosts="localhost:2", launcher="mpirun", env=("MINE=a b",))
     plan = make_plan(options, flags, *config.load(flags[0], flags[1:]))
-    out = finished(mpi.command(plan, options.mpi))
+    out = finished(mpi.command(plan, options.mpi), TERM="xterm")
+    assert "\x1b" not in out, "mpirun's terminals are no place to draw on: their lines get a tag"
     assert "batch 8 (4 on each of 2)" in out and out.count("finished: ") == 1
     assert weights(tmp_path / "run") == weights(by_devices[0])
 

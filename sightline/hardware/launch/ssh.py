@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import IO
 
@@ -28,7 +29,9 @@ def login(plan: Plan, host: Host, words: Sequence[str], more: Sequence[str] = ()
 
 
 def commands(plan: Plan) -> list[list[str]]:
-    """One per host. The terminal (-tt) is what ends the ranks there when the connection goes."""
+    """One per host. The terminal (-tt) is what ends the ranks there when the connection goes; nothing is drawn on it,
+    since its lines are shown behind the name of the host."""
+    plan = replace(plan, environ={**plan.environ, "TERM": "dumb"})
     return [
         login(plan, host, [in_shell(plan, torchrun.command(plan, node))], ["-tt"])
         for node, host in enumerate(plan.hosts)

@@ -172,13 +172,14 @@ def test_mpirun_in_the_words_of_open_mpi_5(monkeypatch: pytest.MonkeyPatch):
 def test_ssh_hands_every_word_through_the_shell_of_the_host():
     """A shell is asked what it makes of it, in place of the host's."""
     plan = plan_of(Options(hosts="a:1,b:1", launcher="ssh", ssh_port=3022, env=("MINE=it's $HOME",), folder="/"))
-    say = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['MINE']]))"
+    say = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['MINE'], os.environ['TERM']]))"
     for node, words in enumerate(ssh.commands(plan)):
         assert words[:2] == ["ssh", "-tt"] and "BatchMode=yes" in words and words[words.index("-p") + 1] == "3022"
         assert words[-3:-1] == ["--", "ab"[node]]
         remote = words[-1].replace("-m torch.distributed.run", f"-c {shlex.quote(say)}", 1)
         done = subprocess.run(["sh", "-c", remote], capture_output=True, text=True, check=True)
-        seen, mine = json.loads(done.stdout)
+        seen, mine, terminal = json.loads(done.stdout)
+        assert terminal == "dumb", "the terminal of -tt is no place to draw on: its lines get a tag"
         assert seen[-len(COMMAND) :] == list(COMMAND) and f"--node-rank={node}" in seen and mine == "it's $HOME"
 
 
