@@ -81,23 +81,30 @@ def test_one_failing_host_ends_the_start_with_its_code(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["devices", "mpirun"])
+@pytest.mark.parametrize("launcher", ["devices", "mpirun", "ssh"])
 def test_a_signal_to_the_starter_lets_the_ranks_save(launcher: str, tmp_path: Path):
-    run = tmp_path / "run"
+    run, environ = tmp_path / "run", {}
     flags = [*FLAGS, f"--run.out={run}", "--train.epochs=2000", "--train.eval-every-epochs=2000"]
     flags += ["--run.checkpoint-every-epochs=2000"]
     if launcher == "devices":
         words, code = sightline("train", *flags, "--run.devices=2"), 143
+    elif launcher == "ssh":
+        # In place of ssh -tt a program that runs the line on a terminal of its own; torchrun hears its Ctrl-C.
+        stub = tmp_path / "ssh"
+        stub.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift 2\nexec script -qec "$*" /dev/null\n')
+        stub.chmod(0o755)
+        environ["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+        words, code = sightline("launch", *flags, "--hosts=localhost:1,127.0.0.1:1", "--launcher=ssh"), 143
     else:
         # mpirun kills at SIGTERM what it passes on as SIGUSR1, at which ranks save too.
         words, code = sightline("launch", *flags, "--hosts=localhost:2", "--launcher=mpirun"), 128 + signal.SIGUSR1
-    with started(words) as process:
+    with started(words, **environ) as process:
         wait_for_step(run, 5, process)
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == code, out
     assert "the same command goes on from there" in out and weights(run)
-    assert json.loads((run / "exit.json").read_text())["code"] == code
+    assert json.loads((run / "exit.json").read_text())["code"] == (130 if launcher == "ssh" else code)
 
 
 @pytest.mark.slow

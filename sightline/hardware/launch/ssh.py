@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 import signal
 import subprocess
@@ -19,6 +21,8 @@ from sightline.hardware.launch.plan import Host, Plan, hangup, in_shell
 
 CONNECT_TIMEOUT_S = 10
 SECONDS_TO_FOLLOW = 30  # that other hosts get to end by themselves after one has failed
+SECONDS_TO_SAVE = 120  # that all get after a signal, and that torchrun gives its ranks
+CTRL_C = b"\x03"
 
 
 def login(plan: Plan, host: Host, words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
@@ -29,9 +33,10 @@ def login(plan: Plan, host: Host, words: Sequence[str], more: Sequence[str] = ()
 
 
 def commands(plan: Plan) -> list[list[str]]:
-    """One per host. The terminal (-tt) is what ends the ranks there when the connection goes; nothing is drawn on it,
-    since its lines are shown behind the name of the host."""
-    plan = replace(plan, environ={**plan.environ, "TERM": "dumb"})
+    """One per host. The terminal (-tt) is what tells the ranks there to stop, also when the connection goes; nothing is
+    drawn on it, since its lines are shown behind the name of the host."""
+    ours = {"TERM": "dumb", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SECONDS_TO_SAVE)}
+    plan = replace(plan, environ={**ours, **plan.environ})
     return [
         login(plan, host, [in_shell(plan, torchrun.command(plan, node))], ["-tt"])
         for node, host in enumerate(plan.hosts)
@@ -39,35 +44,46 @@ def commands(plan: Plan) -> list[list[str]]:
 
 
 def run(plan: Plan) -> None:
-    """Starts all hosts and waits for them; a signal is passed on, and the first failure ends the others."""
+    """Starts all hosts and waits for them; a signal lets their ranks save, a second one ends them, and so does the
+    first failure."""
     processes: list[subprocess.Popen[str]] = []
     stopped: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         stopped.append(number)
-        _end(processes)
+        if len(stopped) > 1:
+            _end(processes)
+        for process in processes if len(stopped) == 1 else ():
+            _interrupt(process)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT, *hangup())}
     readers = []
     try:
         for host, words in zip(plan.hosts, commands(plan), strict=True):
             process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,  # a Ctrl-C here would end ssh itself
             )
             processes.append(process)
             readers.append(threading.Thread(target=_show, args=(host.name, process.stdout), daemon=True))
             readers[-1].start()
-        failed, code = _wait(plan, processes)
+        failed, code = _wait(plan, processes, stopped)
     finally:
         _end(processes)
         for process in processes:
             process.wait()
+            if process.stdin:
+                process.stdin.close()
         for reader in readers:
             reader.join(timeout=5)
         for number, handler in before.items():
             signal.signal(number, handler)
     if stopped:
-        raise RankFailed(128 + stopped[0], f"stopped by signal {stopped[0]}, and told all hosts")
+        raise RankFailed(128 + stopped[0], f"stopped by signal {stopped[0]}; all hosts were told")
     if code:
         hint = (
             f"; ssh itself failed, try `{shlex.join(['ssh', '-p', str(plan.ssh_port), failed])}`" if code == 255 else ""
@@ -75,17 +91,25 @@ def run(plan: Plan) -> None:
         raise RankFailed(code if code > 0 else 128 - code, f"{failed} ended with exit code {code}{hint}")
 
 
-def _wait(plan: Plan, processes: list[subprocess.Popen[str]]) -> tuple[str, int]:
+def _wait(plan: Plan, processes: list[subprocess.Popen[str]], stopped: list[int]) -> tuple[str, int]:
     """The host that failed first with its exit code; 0 where all ended well."""
     failed, deadline = ("", 0), float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
         ended = [(host.name, process.poll()) for host, process in zip(plan.hosts, processes, strict=True)]
-        if not failed[1]:
+        if deadline == float("inf"):
             failed = next(((name, code) for name, code in ended if code), failed)
-            deadline = time.monotonic() + SECONDS_TO_FOLLOW if failed[1] else deadline
+            seconds = SECONDS_TO_SAVE if stopped else SECONDS_TO_FOLLOW if failed[1] else deadline
+            deadline = time.monotonic() + seconds
         time.sleep(0.1)
     codes = [(host.name, process.poll() or 0) for host, process in zip(plan.hosts, processes, strict=True)]
     return failed if failed[1] else next(((name, code) for name, code in codes if code), ("", 0))
+
+
+def _interrupt(process: subprocess.Popen[str]) -> None:
+    """By the terminal there: ssh passes no signal on, and to end it would end the waiting, not the saving."""
+    with contextlib.suppress(OSError):  # it has just ended
+        if process.stdin:
+            os.write(process.stdin.fileno(), CTRL_C)
 
 
 def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
