@@ -45,6 +45,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         log.write_file("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
         log.write_file("config.yaml", config.dump(recipe, run))
         progress = state.progress
+        _find_epoch(progress, plan)
         _refuse_diverged(recipe, progress)
         if over := _why_over(recipe, progress):
             log.say(f"{log.folder} is finished, {over}: {progress.scores}; choose another --run.out to train again")
@@ -156,6 +157,13 @@ def _orders(recipe: Recipe, sets: dict[str, Dataset], world: World) -> tuple[Tra
             + (f"; use --data.nvol {cfg.accumulation * world.size} or a multiple of it" if each > 1 else "")
         )
     return order, order_for(cfg, len(sets["val"]), world)
+
+
+def _find_epoch(progress: Progress, plan: Plan) -> None:
+    """Where other data (--run.override) have made epochs shorter or longer, the place in the order is that of the step;
+    a step at the end of an epoch may still lack its evaluation."""
+    if not progress.epoch <= progress.step / plan.steps_per_epoch <= progress.epoch + 1:
+        progress.epoch = progress.step // plan.steps_per_epoch
 
 
 def _base_lr(recipe: Recipe, world: World, resolved: float | None) -> float:

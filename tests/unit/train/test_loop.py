@@ -50,6 +50,15 @@ def test_more_epochs_with_override_go_on(tmp_path: Path):
     assert [event["step"] for event in events(tmp_path, "train")] == list(range(1, 10))
 
 
+@pytest.mark.parametrize(("samples", "last"), [(16, 8), (48, 24)])  # epochs of 2 or of 6 steps instead of 3
+def test_other_data_with_override_go_on_from_their_step(tmp_path: Path, samples: int, last: int):
+    train(tmp_path, "--train.epochs=4", "--train.max-steps=7")
+    data = f"--data.path=synthetic:classes=10,samples={samples},size=24"
+    train(tmp_path, "--train.epochs=4", data, "--run.override")
+    assert [event["step"] for event in events(tmp_path, "train")] == list(range(1, last + 1))
+    assert events(tmp_path, "epoch")[-1]["epoch"] == 4
+
+
 def test_the_same_command_goes_on_also_where_it_began_with_another_runs_checkpoint(tmp_path: Path):
     """`--run.resume PATH` begins there; after a stop the folder's own checkpoints are further."""
     donor, own = tmp_path / "donor", tmp_path / "own"
