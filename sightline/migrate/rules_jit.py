@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,9 @@ def there_if_any(device: Optional[Device]) -> Optional[Device]:
 """
 DEVICE_TYPES = ("Device", "Device?", "Optional[Device]")
 MARK = "migrated_device"  # what the value behind it is called: a graph that has one is done
-DECIDED = ("prim::Constant", "prim::device", "prim::If", "prim::Loop", "prim::unchecked_cast")
-"""nodes whose device needs no mapping: replaced in place, of a tensor that is there, or of a value mapped before"""
+DECIDED = ("prim::Constant", "prim::device", "prim::If", "prim::Loop", "prim::unchecked_cast", "prim::Uninitialized")
+"""nodes whose device needs no mapping: replaced in place, of a tensor that is there, of a value mapped before, or of a
+branch that is left before anybody reads it"""
 
 
 def rules() -> list[Rule]:
@@ -60,7 +62,7 @@ def rules() -> list[Rule]:
 def _make_script(rule: Rule, original: Any, session: Session) -> Any:
     def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
         # torch may hold a plan made of the old graph, if another program has called this function: compiled anew.
-        known = _state._try_get_jit_cached_function(obj)
+        known = _state._try_get_jit_cached_function(obj) if inspect.isfunction(obj) else None
         if known is not None and _needs_mending(known.graph, known.inlined_graph):
             del _state._jit_caching_layer[obj]
         # One frame more than torch counts: names are looked up where the caller stands.

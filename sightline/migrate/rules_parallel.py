@@ -49,9 +49,8 @@ def _functions() -> Iterator[Rule]:
 def _public() -> Iterator[Rule]:
     for name in ("replicate", "scatter", "gather"):
         yield Rule(f"torch.nn.parallel.{name}", "adapted", dressed(_make_mapped), BY_MOVES)
-    yield Rule(
-        "torch.nn.parallel.parallel_apply", "adapted", dressed(_make_parallel_apply), IN_TURN, targets=HOST_MEMORY
-    )
+    for name in ("parallel_apply", "parallel_apply.parallel_apply"):  # the package's name, and its module's
+        yield Rule(f"torch.nn.parallel.{name}", "adapted", dressed(_make_parallel_apply), IN_TURN, targets=HOST_MEMORY)
 
 
 def _make_comm(rule: Rule, original: Any, session: Session) -> Any:

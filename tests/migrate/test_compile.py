@@ -174,6 +174,14 @@ def optional_device(x: torch.Tensor, device: Optional[torch.device] = None) -> t
     return x.to(device)
 
 
+def device_or_error(x: torch.Tensor, is_wanted: bool) -> torch.device:
+    if is_wanted:
+        device = x.device
+    else:
+        raise ValueError("not wanted")
+    return device
+
+
 def computed_device(x: torch.Tensor, index: int = 0) -> torch.device:
     if index < 0:
         return torch.device("meta")
@@ -202,6 +210,8 @@ def test_jit_with_devices_that_only_the_run_tells(on_cpu: Start):
     optional = script(optional_device)
     assert [optional(x, *given).device.type for given in ((), (cuda,), (meta,))] == ["cpu", "cpu", "meta"]
     assert script(computed_device)(x) == torch.device("cpu") and script(computed_device)(x, -1) == meta
+    assert script(device_or_error)(x, True) == torch.device("cpu")
+    assert script({"a": 1})["a"] == 1 and list(script([1, 2])) == [1, 2]  # torch makes its own containers of these
     for _ in range(2):  # the second one shares what was compiled for the first
         module = script(WithDevice())
         assert module(x).tolist() == module(x, cuda).tolist() == [2, 2]

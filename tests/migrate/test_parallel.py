@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,13 @@ def test_replicas_learn_what_one_module_learns_part_by_part(on_cpu: Start):
     torch.testing.assert_close(net[1].running_mean, norm.running_mean)
     names = ("replicate", "scatter", "parallel_apply", "gather")
     assert adapted() == {f"torch.nn.parallel.{name}" for name in names}
+
+
+def test_the_module_of_parallel_apply_is_hidden_by_its_function(on_cpu: Start):
+    on_cpu()
+    parallel_apply = importlib.import_module("torch.nn.parallel.parallel_apply").parallel_apply
+    net, x = nn.Linear(3, 2), torch.randn(2, 3)
+    assert torch.equal(parallel_apply([net], [x], devices=[0])[0], net(x))
 
 
 def test_replicas_without_gradients_have_weights_of_their_own(on_cpu: Start):
