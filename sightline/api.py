@@ -18,7 +18,7 @@ import torch
 from sightline import attempts, config
 from sightline.benchmark_log import BenchmarkLog
 from sightline.config import Recipe, Run, load
-from sightline.data.files import list_files
+from sightline.data.files import list_files, show
 from sightline.errors import OutOfMemory, PeerLost, SightlineError, UsageError
 from sightline.evaluate import checkpoints, folds, label_files
 from sightline.evaluate.predict import open_trained, predict_files
@@ -168,5 +168,6 @@ def predict(
     data.on_bad_sample is skip.
     """
     trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")
-    files = list_files([Path(each) for each in inputs], trained.recipe.data.file_suffixes, Path(out))
+    say = (lambda _: None) if trained.run.progress == "off" else show
+    files = list_files([Path(each) for each in inputs], trained.recipe.data.file_suffixes, Path(out), say)
     return predict_files(trained, files, Path(out), PredictOptions(top, threshold, draws, probabilities))

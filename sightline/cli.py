@@ -323,13 +323,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout:  # None where it was closed
             sys.stdout.flush()  # here, where a reader that has gone can be met; at exit it would be code 120
     except SightlineError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _complain(f"error: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `| head` has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _complain(text: str) -> None:
+    """On a terminal that was closed (SIGHUP) nothing can be said any more; the exit code is then all that is left."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _overview() -> str:

@@ -12,11 +12,14 @@ from sightline.errors import BadData
 from sightline.log import BEST_SCORES, as_score
 
 DOCUMENT = "folds.json"
+SCORES = "scores.json"
 
 
 def read_fold(folder: Path, fold: int, headline: str) -> dict[str, Any]:
     """What a finished run scored in its best evaluation, which is also what `evaluate` and `predict` go by."""
     path = folder / BEST_SCORES
+    if not path.exists() and (folder / SCORES).exists():
+        path = folder / SCORES  # no score was a number, so none was the best: the last one says so
     try:
         best = json.loads(path.read_text(encoding="utf-8"))
         classes = {row["class"]: row[headline] for row in best["tables"].get("classes", []) if headline in row}

@@ -77,7 +77,7 @@ class Watchdog:
         """A step is done; the first one ends the time in which ranks compile and index at their own pace. What comes
         next `is_long` where rank 0 writes and the others wait for it."""
         self._last = time.monotonic()
-        self._limit_s = CONNECT_TIMEOUT.total_seconds() if is_long else self.timeout_s
+        self._limit_s = max(CONNECT_TIMEOUT.total_seconds(), self.timeout_s) if is_long else self.timeout_s
         if not (is_long or self._has_stepped) and self._store is not None:
             self._has_stepped = True
             set_timeout(timedelta(seconds=self.timeout_s + MARGIN_S))

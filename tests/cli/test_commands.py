@@ -2,7 +2,11 @@
 
 import json
 import math
+import os
+import pty
 import shutil
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -382,3 +386,13 @@ def test_evaluate_does_not_hold_the_folder_after_an_error(sightline, run: Path, 
     (copy / victim.relative_to(shapes)).write_text("no picture")
     assert sightline("evaluate", run, *HERE[:2], f"--data.path={copy}").code == 3
     assert sightline("evaluate", run, *HERE[:2]).code == 0
+
+
+def test_the_exit_code_outlives_the_terminal():
+    """What writes to a terminal that was closed gets an error of its own."""
+    master, slave = pty.openpty()
+    wait = "import sys; from sightline.cli import main; sys.stdin.read(); sys.exit(main(['nonsense']))"
+    with subprocess.Popen([sys.executable, "-c", wait], stdin=subprocess.PIPE, stderr=slave) as process:
+        os.close(slave)
+        os.close(master)
+    assert process.returncode == 2

@@ -1,0 +1,15 @@
+"""How long a rank may take before it counts as hung; what happens then is in tests/distributed/test_hang.py."""
+
+import pytest
+
+from sightline.hardware.watchdog import Watchdog
+from sightline.hardware.world import CONNECT_TIMEOUT, World
+
+
+@pytest.mark.parametrize("timeout_s", [5.0, 3600.0])
+def test_what_is_announced_as_long_has_never_less_time_than_a_step(timeout_s: float):
+    watchdog = Watchdog(World(), timeout_s, print, print, "")
+    watchdog.beat()
+    assert watchdog._limit_s == timeout_s
+    watchdog.beat(is_long=True)
+    assert watchdog._limit_s == max(timeout_s, CONNECT_TIMEOUT.total_seconds())
