@@ -110,7 +110,9 @@ class _Normalise(torch.autograd.Function):
         ctx.save_for_backward(x, weight, mean, inverse, count)
         ctx.group = group
         y = (x - _along(mean, x)) * _along(inverse if weight is None else inverse * weight, x)
-        return (y if bias is None else y + _along(bias, x)).to(x.dtype)
+        y = y if bias is None else y + _along(bias, x)
+        # A cast to the type that it has would cut the gradient off inside torch.compile of torch 2.11.
+        return y if y.dtype == x.dtype else y.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
