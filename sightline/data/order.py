@@ -45,14 +45,14 @@ class TrainOrder:
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise UsageError(f"repeats={self.repeats} must be 1 (every sample once an epoch) or more, e.g. 3")
-        if self.samples_per_item > 1:
-            self._check_items()
         if self.global_batch % self.ranks:
             below = max(self.ranks, self.global_batch // self.ranks * self.ranks)
             raise UsageError(
                 f"global_batch={self.global_batch} cannot be split over {self.ranks} devices; use a multiple of "
                 f"{self.ranks}, e.g. --train.global-batch {below} or {below + self.ranks}"
             )
+        if self.samples_per_item > 1:
+            self._check_items()
         if self.steps_per_epoch == 0:
             raise UsageError(
                 f"global_batch={self.global_batch} is larger than the {self.samples} training samples, which leaves no "
@@ -69,7 +69,8 @@ class TrainOrder:
                 f"{each}, e.g. --train.global-batch {below}, or another --data.nvol"
             )
         if self.items % devices:
-            more = -(-self.items // devices) * devices
+            counts = range(-(-self.items // devices) * devices, self.global_batch + 1, devices)
+            more = next(count for count in counts if self.global_batch % count == 0)
             raise UsageError(
                 f"global_batch={self.global_batch} is {self.items} items of {each} samples, which cannot be split over "
                 f"{devices} devices; use a multiple of {devices} items, e.g. --data.nvol {more}"

@@ -150,6 +150,8 @@ def test_accumulation_cuts_between_items(tmp_path: Path):
     [
         (10, 4, 1, "global_batch=10 is no whole number of items of 4 samples; .*--train.global-batch 8"),
         (64, 64, 8, "1 items of 64 samples, which cannot be split over 8 devices; .*--data.nvol 8$"),
+        (64, 32, 6, "global_batch=64 cannot be split over 6 devices; .*--train.global-batch 60 or 66$"),
+        (20, 4, 4, "5 items of 4 samples, which cannot be split over 4 devices; .*--data.nvol 20$"),
         (12, 4, 2, "3 items of 4 samples, which cannot be split over 2 devices; .*--data.nvol 4$"),
         (24, 4, 1, "takes 6 items of 4 samples and there are 5 to train on.*smaller --data.nvol"),
     ],

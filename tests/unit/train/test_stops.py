@@ -276,11 +276,12 @@ def test_the_best_checkpoint_moves_on_from_a_score_that_is_no_number(tmp_path: P
     assert json.loads((tmp_path / BEST_SCORES).read_text())["step"] == 6
 
 
-def test_a_run_without_any_number_ends_by_its_patience(tmp_path: Path):
+def test_a_run_without_any_number_ends_by_its_patience(tmp_path: Path, capsys):
     train_scripted(tmp_path, [math.nan] * 2, "--train.patience=2")
     assert progress(tmp_path)["best_step"] == -1 and not (tmp_path / BEST_SCORES).exists()
     assert checkpoint.find(tmp_path, "best").name == "ckpt-00000006"  # the newest, where none is best
     train_scripted(tmp_path, [], "--train.patience=2")  # finished: nothing is evaluated again
+    assert "2 evaluations brought no top1 that is a number" in capsys.readouterr().out
 
 
 # A plateau of the loss
