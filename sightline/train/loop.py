@@ -181,8 +181,9 @@ def _why_over(recipe: Recipe, progress: Progress) -> str:
         return f"{progress.epoch} epochs are done"
     waited = progress.evaluations_since_best()
     if cfg.patience and waited >= cfg.patience and progress.epoch >= cfg.min_epochs:
-        best = f"better {headline} than {progress.best_score:.4f} at step {progress.best_step}"
-        best = best if progress.best_step >= 0 else f"{headline} that is a number"
+        best = f"{headline} that is a number"
+        if progress.best_score is not None:
+            best = f"better {headline} than {progress.best_score:.4f} at step {progress.best_step}"
         return f"{waited} evaluations brought no {best} (train.patience={cfg.patience})"
     is_past = progress.step > cfg.max_steps or progress.scored_step == progress.step == cfg.max_steps
     return f"train.max_steps={cfg.max_steps} steps are done" if cfg.max_steps and is_past else ""

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from sightline.errors import Interrupted
+from sightline.hardware.launch.plan import hangup
 from sightline.hardware.world import World
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
@@ -35,8 +36,8 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         self._terminals = [output for output in OUTPUTS if os.isatty(output)]
         for number in HANDLED:
-            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # nohup: the run is to outlive its terminal
+            if number == signal.SIGHUP and not hangup():
+                continue
             self._previous[number] = signal.signal(number, self._note)
         return self
 

@@ -31,7 +31,7 @@ class Progress:
 
     step: int = 0  # optimizer updates asked for, skipped ones included; samples seen = step * global_batch
     epoch: int = 0  # epochs finished, evaluation included
-    best_score: float | None = None  # NaN while there was no number yet
+    best_score: float | None = None
     best_step: int = -1  # -1: none is best
     bad_steps: int = 0  # steps that were not finite
     avoid: list[int] = field(default_factory=list)  # steps a rewind has decided to leave out
@@ -50,10 +50,8 @@ class Progress:
             self.history.append(score)
             self.val_losses += [scores[name] for name in VAL_LOSSES if name in scores][:1]
         if math.isnan(score):
-            # Of no step; kept, so that a run that ends without any number has something to tell.
-            self.best_score = score if self.best_score is None else self.best_score
             return False
-        if self.best_score is None or not score <= self.best_score:  # true also where that is NaN
+        if self.best_score is None or not score <= self.best_score:  # true also where an old checkpoint holds NaN
             self.best_score, self.best_step = score, self.step
         return self.best_step == self.step
 
