@@ -2,12 +2,10 @@
 
 import contextlib
 import json
-import os
-import signal
+import runpy
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,8 @@ from typing import Any
 import pytest
 
 RECIPE = Path(__file__).with_name("faulty_ranks.py")
-LIMIT_S = 200  # after which a start counts as hung
+STARTED = runpy.run_path(str(Path(__file__).with_name("started.py")))
+LIMIT_S = STARTED["LIMIT_S"]
 FLAGS = ["--run.workers=0", "--run.device=cpu", "--run.threads=1", "--run.log-every-steps=1", "--run.keep=1000"]
 
 
@@ -31,24 +30,12 @@ class Ranks:
     recipe = str(RECIPE)
     flags = FLAGS
 
-    @contextlib.contextmanager
-    def start(self, out: Path, launcher: list[str], *flags: str, **environ: str) -> Iterator[subprocess.Popen]:
-        """What is left of it at the end is killed; torchrun's ranks have sessions of their own, but die with it."""
+    def start(
+        self, out: Path, launcher: list[str], *flags: str, **environ: str
+    ) -> contextlib.AbstractContextManager[subprocess.Popen]:
+        """What is left of it at the end is killed."""
         command = [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "sightline", "train"]
-        process = subprocess.Popen(
-            [*command, self.recipe, *FLAGS, f"--run.out={out}", *flags],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            kill_with_children(process.pid)
-            process.wait()
-            process.stdout.close()
+        return STARTED["started"]([*command, self.recipe, *FLAGS, f"--run.out={out}", *flags], **environ)
 
     def run(self, out: Path, ranks: int, *flags: str, restarts: int = 0, **environ: str) -> str:
         """To its end, however that is; returns what it said."""
@@ -57,13 +44,7 @@ class Ranks:
             said, _ = process.communicate(timeout=LIMIT_S)
         return said
 
-    @staticmethod
-    def events(out: Path, kind: str) -> list[dict[str, Any]]:
-        """The whole lines of this kind in log.jsonl."""
-        path = out / "log.jsonl"
-        text = path.read_text() if path.exists() else ""
-        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [line for line in lines if line["event"] == kind]
+    events = staticmethod(STARTED["events"])
 
     @staticmethod
     def ended(out: Path) -> dict[str, Any]:
@@ -77,20 +58,6 @@ class Ranks:
         return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def children(pid: int) -> list[int]:
-    """Of a process, as Linux lists them."""
-    with contextlib.suppress(OSError):
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
-
-
-def kill_with_children(pid: int) -> None:
-    """As when a host loses its power."""
-    for each in [*children(pid), pid]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
-
-
 @pytest.fixture(scope="session")
 def ranks() -> Ranks:
     return Ranks()
@@ -98,4 +65,4 @@ def ranks() -> Ranks:
 
 @pytest.fixture(scope="session")
 def lose_host():
-    return kill_with_children
+    return STARTED["kill_with_children"]

@@ -1,23 +1,42 @@
 """Commands that start ranks, as users type them: run to their end, or watched and stopped on the way."""
 
 import contextlib
+import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 LIMIT_S = 200  # after which a start counts as hung
 BESIDE_PYTHON = Path(sys.executable).parent  # mpirun of the wheel
-events = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["Ranks"].events
+
+
+def events(out: Path, kind: str) -> list[dict[str, Any]]:
+    """The whole lines of this kind in log.jsonl."""
+    path = out / "log.jsonl"
+    text = path.read_text() if path.exists() else ""
+    lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    return [line for line in lines if line["event"] == kind]
+
+
+def kill_with_children(pid: int) -> None:
+    """As when a host loses its power."""
+    found = []
+    with contextlib.suppress(OSError):  # as Linux lists them
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for each in [*map(int, found), pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def started(words: list[str], **environ: str) -> Iterator[subprocess.Popen]:
-    """In a process group of its own, so that nothing of it outlives the test."""
+    """In a process group of its own. What is left of it at the end is killed; torchrun's ranks and ssh have sessions of
+    their own, but the ranks die with it."""
     path = f"{BESIDE_PYTHON}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.Popen(
         words,
@@ -30,6 +49,7 @@ def started(words: list[str], **environ: str) -> Iterator[subprocess.Popen]:
     try:
         yield process
     finally:
+        kill_with_children(process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
