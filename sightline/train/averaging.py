@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,7 @@ def average_checkpoints(paths: Sequence[Path], out: Path) -> Path:
         raise UsageError(f"{out} exists; choose another --out")
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
+    state: dict[str, Any] = {}  # ends as that of the last checkpoint
     for path in paths:
         tensors, state = checkpoint.read(path)
         weights = tensors.get("ema", tensors["model"])

@@ -47,9 +47,10 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         progress = state.progress
         _find_epoch(progress, plan)
         _refuse_diverged(recipe, progress)
-        if over := _why_over(recipe, progress):
+        scores, times = Scores(progress.scores, {}, []), saver.stopwatch.read()
+        if over := _why_over(recipe, progress, progress.epoch):
             log.say(f"{log.folder} is finished, {over}: {progress.scores}; choose another --run.out to train again")
-            return Scores(progress.scores, {}, [])
+            return scores
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
         step = build_step(recipe, run, device, world, state, sets["train"])
         orders: dict[str, Order] = {"train": order, "val": eval_order}
@@ -102,8 +103,10 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 if line := meter.read_epoch():
                     log.epoch(progress.epoch, cfg.epochs, progress.step, line)
                 is_whole = progress.step == epoch_end  # max_steps may end within an epoch
-                is_planned = is_whole and cfg.evaluates_after(progress.epoch + 1)
-                if is_planned or progress.step == steps:
+                epochs_done = progress.epoch + is_whole
+                is_planned = is_whole and cfg.evaluates_after(epochs_done)
+                # A run that is over is always evaluated: patience may end it in an epoch without an evaluation.
+                if is_planned or progress.step == steps or _why_over(recipe, progress, epochs_done):
                     state.share_batch_norm(cfg.bn_eval, world)
                     log.evaluation("begin", progress.step)
 
@@ -117,8 +120,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     log.evaluation("end", progress.step, **times)
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)
                     log.scores(scores, "scores.json", times, is_best, epoch=progress.epoch + 1, step=progress.step)
-                progress.epoch += is_whole
-                over = _why_over(recipe, progress)
+                progress.epoch = epochs_done
+                over = _why_over(recipe, progress, epochs_done)
                 saver.save_epoch(bool(over))
                 _refuse_diverged(recipe, progress)
                 meter.start_epoch()
@@ -171,16 +174,16 @@ def _base_lr(recipe: Recipe, world: World, resolved: float | None) -> float:
     return recipe.optimizer.base_lr(recipe.train.global_batch, world.size) if resolved is None else resolved
 
 
-def _why_over(recipe: Recipe, progress: Progress) -> str:
-    """Why nothing is left to do, in words; "" while something is. A function of progress, so that a restart knows."""
+def _why_over(recipe: Recipe, progress: Progress, epochs_done: int) -> str:
+    """Return why the run is over, "" while it is not. A function of progress, so that a restart decides alike."""
     cfg, headline = recipe.train, recipe.task.headline
     score = progress.scores.get(headline)
     if cfg.target_score and score is not None and score >= cfg.target_score:
         return f"{headline} {score:.4f} has reached the target {cfg.target_score:g} at step {progress.scored_step}"
-    if progress.epoch >= cfg.epochs:
-        return f"{progress.epoch} epochs are done"
+    if epochs_done >= cfg.epochs:
+        return f"{epochs_done} epochs are done"
     waited = progress.evaluations_since_best()
-    if cfg.patience and waited >= cfg.patience and progress.epoch >= cfg.min_epochs:
+    if cfg.patience and waited >= cfg.patience and epochs_done >= cfg.min_epochs:
         best = f"{headline} that is a number"
         if progress.best_score is not None:
             best = f"better {headline} than {progress.best_score:.4f} at step {progress.best_step}"

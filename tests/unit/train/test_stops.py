@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -212,6 +213,21 @@ def test_patience_ends_a_run_after_its_least_epochs_and_a_larger_one_goes_on(tmp
         wanted = max(expected(patience, least), progress(run)["epoch"])
         assert ends(f"--train.patience={patience}", f"--train.min-epochs={least}") == wanted
     assert train(run, *flags) == whole and bits(run) == bits(tmp_path / "whole")
+
+
+def test_a_run_that_patience_ends_between_evaluations_is_evaluated_once_more(tmp_path: Path):
+    """Also where the epoch that ends it is the first one after a resume."""
+    still = [*CONSTANT, "--optimizer.lr=1e-30", "--optimizer.weight-decay=0", "--train.steps-per-epoch=1"]
+    flags = [*still, "--train.epochs=8", "--train.eval-every-epochs=2", "--train.patience=1", "--train.min-epochs=5"]
+    whole = train(tmp_path / "whole", *flags)
+    assert seen(tmp_path / "whole", "evaluate", "epoch") == [2, 4, 5]
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    shutil.rmtree(checkpoint.find(tmp_path / "resumed", "latest"))
+    (tmp_path / "resumed" / "log.jsonl").unlink()
+    assert train(tmp_path / "resumed", *flags) == whole
+    assert seen(tmp_path / "resumed", "resume", "step") == [4]
+    assert seen(tmp_path / "resumed", "evaluate", "epoch") == [5]
+    assert bits(tmp_path / "resumed") == bits(tmp_path / "whole")
 
 
 def test_only_planned_evaluations_count(tmp_path: Path):
