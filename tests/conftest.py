@@ -1,6 +1,7 @@
 """Fixtures every folder of tests uses: the shared sample data, a drawn data set, the device marker."""
 
 import os
+import shutil
 from pathlib import Path
 
 # Before the first import of torch: one thread per process gives stable bits and lets test processes share the cores.
@@ -9,6 +10,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 
 REPO = Path(__file__).resolve().parents[1]
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 4 << 30  # what the folders of all test processes stay far below
+
+# Temporary folders lie in memory where there is room: a run leaves hundreds of small files, and some disks take
+# a millisecond to create or delete each.
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
