@@ -22,6 +22,8 @@ from torch import nn
 from sightline.errors import UsageError
 
 Precision = Literal["fp32", "bf16", "fp16"]
+# Values of ONEDNN_MAX_CPU_ISA that keep oneDNN from the instructions for bf16.
+ONEDNN_WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")  # the two workspaces with which cuBLAS repeats its bits
 
 
@@ -38,7 +40,10 @@ def _npu_has_bf16() -> bool:
 
 
 def _cpu_has_bf16() -> bool:
-    """AMX or AVX512-BF16; without them bf16 is about 8 times slower than fp32."""
+    """Whether there is AMX or AVX512-BF16 and oneDNN may use it; else bf16 is about 8 times slower than fp32."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", ""))
+    if limit.upper() in ONEDNN_WITHOUT_BF16:
+        return False
     flags = _cpu_fact("flags").split()
     if flags:
         return "avx512_bf16" in flags or "amx_bf16" in flags
