@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sightline import __version__, recipes
+from sightline import __version__, recipes, terminal
 from sightline.errors import BadData, SightlineError, UsageError
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
@@ -310,6 +310,13 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code of the process."""
     flags = list(sys.argv[1:] if argv is None else argv)
+    if flags[:1] == ["migrate"]:  # a script's output is its own; the command guards what it says itself
+        return _run(flags)
+    with terminal.guarded():
+        return _run(flags)
+
+
+def _run(flags: list[str]) -> int:
     if not flags or flags[0] in ("-h", "--help"):
         print(_overview())
         return 0 if flags else UsageError.exit_code

@@ -24,7 +24,7 @@ def autoload() -> None:
 
         session.activate(session.Options.from_environment())
     except Exception as error:  # noqa: BLE001
-        print(f"sightline migrate: not active, {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"sightline migrate: not active, {error!r}", file=sys.stderr)
 
 
 def _load_later_backends() -> None:

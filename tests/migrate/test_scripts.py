@@ -97,7 +97,7 @@ def test_hook_never_raises(run_script: Run):
     assert done.stdout == "available False\n" and "not active" in done.stderr and "torch.warp" in done.stderr
 
 
-@pytest.mark.parametrize(("source", "says"), [("", "ImportError: cannot import name 'hook'"), ("def", "SyntaxError: ")])
+@pytest.mark.parametrize(("source", "says"), [("", "ImportError("), ("def", "SyntaxError(")])
 def test_entry_point_never_raises(source: str, says: str, tmp_path: Path):
     """Not even where the rest of the package is gone or broken."""
     folder = tmp_path / "sightline" / "migrate" / "autoload"

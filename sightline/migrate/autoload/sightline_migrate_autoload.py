@@ -19,7 +19,7 @@ def autoload() -> None:
     try:
         from sightline.migrate import hook
     except Exception as error:  # noqa: BLE001
-        print(f"sightline migrate: not active, {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"sightline migrate: not active, {error!r}", file=sys.stderr)
         return
     finally:
         sys.path.remove(ROOT)
