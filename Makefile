@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist works
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint clean
+.PHONY: help demo test test-all lint audit clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
@@ -36,6 +36,9 @@ lint: $(VENV)/.dev ## style, formatting, types and import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_layout.py
+
+audit: $(VENV)/.dev ## licences of all dependencies; known vulnerabilities where pip-audit and a network are there
+	$(BIN)/python .ci/audit.py
 
 clean: ## remove the demo, build products and caches; .venv and runs stay
 	rm -rf demo build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sightline import attempts, config
+from sightline import attempts, config, terminal
 from sightline.benchmark_log import BenchmarkLog
 from sightline.config import Recipe, Run, load
-from sightline.data.files import list_files, show
+from sightline.data.files import list_files
 from sightline.errors import OutOfMemory, PeerLost, SightlineError, UsageError
 from sightline.evaluate import checkpoints, folds, label_files
 from sightline.evaluate.predict import open_trained, predict_files
@@ -53,7 +52,7 @@ def train(recipe: Recipe, run: Run) -> Scores:
 
     def on_lost(message: str, speaks_for_all: bool) -> None:
         if speaks_for_all:
-            print(f"error: {message}", file=sys.stderr, flush=True)
+            terminal.say(f"error: {message}", "stderr")
         log.tell_exit(PeerLost.exit_code, message, speaks_for_all)  # the process ends now
 
     try:
@@ -168,6 +167,6 @@ def predict(
     data.on_bad_sample is skip.
     """
     trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")
-    say = (lambda _: None) if trained.run.progress == "off" else show
+    say = (lambda _: None) if trained.run.progress == "off" else terminal.say
     files = list_files([Path(each) for each in inputs], trained.recipe.data.file_suffixes, Path(out), say)
     return predict_files(trained, files, Path(out), PredictOptions(top, threshold, draws, probabilities))

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import pkgutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sightline import __version__, recipes
+from sightline import __version__, recipes, terminal
 from sightline.errors import BadData, SightlineError, UsageError
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
 CLASSES_SHOWN = 20
 WORST_SHOWN = 5
+SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def list_recipes(flags: Sequence[str]) -> None:
@@ -310,6 +312,27 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code of the process."""
     flags = list(sys.argv[1:] if argv is None else argv)
+    if flags[:1] == ["migrate"]:  # a script's output is its own; the command guards what it says itself
+        return _run(flags)
+    with terminal.guarded(), _folder_off_path():
+        return _run(flags)
+
+
+@contextlib.contextmanager
+def _folder_off_path() -> Iterator[None]:
+    """Let processes that this one starts import nothing from the current folder, unless this one does: ranks, started
+    as `python -m sightline`, would run a json.py that lies beside somebody's images."""
+    before = os.environ.get(SAFE_PATH, "")
+    with contextlib.suppress(FileNotFoundError):  # the folder was removed
+        if not {"", os.getcwd()} & set(sys.path):
+            os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        os.environ[SAFE_PATH] = before  # empty is off
+
+
+def _run(flags: list[str]) -> int:
     if not flags or flags[0] in ("-h", "--help"):
         print(_overview())
         return 0 if flags else UsageError.exit_code

@@ -23,30 +23,23 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn
 
 from sightline import __version__, attempts
 from sightline.attempts import Attempt
 from sightline.benchmark_log import BenchmarkLog
+from sightline.console import Bars, Terminal, Words
 from sightline.data.workers import Bad
 from sightline.errors import DISK_FULL, PeerLost, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Scores
+from sightline.terminal import visible
 
 SCHEMA = 1
 BEST_SCORES = "scores-best.json"
 ROW = 6  # scores in a line; COCO has twelve
 TAKE_OVER_S = 10.0  # without a sign of life from an earlier attempt of the same command, its folder is taken over
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "safetensors", "tyro")
-
-
-class _Terminal(Console):
-    """Rich ends the process when the reader of its output has gone; a run goes on, its files are complete."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class RunLog:
@@ -72,7 +65,7 @@ class RunLog:
         self.rank = rank
         self.attempt = attempt or Attempt()
         is_shown = progress != "off" and (is_main or output == "all")
-        self.console = _Terminal(highlight=False, soft_wrap=True, quiet=not is_shown)
+        self.console = Terminal(quiet=not is_shown)
         self._tag = f"[rank {rank}] " if output == "all" else ""
         self._file: IO[str] | None = None
         self._own_file: IO[str] | None = None
@@ -80,7 +73,7 @@ class RunLog:
         self._lock: IO[str] | None = None
         self._signed_at = 0.0
         self._told_full = False
-        self._bar: Progress | None = None
+        self._bar: Bars | None = None
         can_draw = self.console.is_terminal and not self.console.is_dumb_terminal
         live = progress == "live" or (progress == "auto" and can_draw)
         self._wants_bar = live and is_main and output == "main"
@@ -215,22 +208,20 @@ class RunLog:
             self._note(text)
         if self._tag:
             text = "\n".join(self._tag + line for line in text.split("\n"))
-        # A file name may hold bytes that are no text, and the terminal may know ASCII only.
-        encoding = self.console.encoding
-        self.console.print(text.encode(encoding, "backslashreplace").decode(encoding), markup=False)
+        self.console.print(visible(text, self.console.encoding))
 
     def _note(self, text: str) -> None:
         """A line of rank_N.log."""
         with self._may_lack_room():
             file = self._open_own_file()
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {visible(text)}\n")
             file.flush()
 
     def _open_own_file(self) -> IO[str]:
         if self._own_file is None:
             self.folder.mkdir(parents=True, exist_ok=True)  # rank 0 may be on another host
             path = self.folder / f"rank_{self.rank}.log"
-            self._own_file = path.open("a", encoding="utf-8", errors="backslashreplace")
+            self._own_file = path.open("a", encoding="utf-8")
         return self._own_file
 
     def dump_stacks(self, why: str) -> None:
@@ -372,12 +363,12 @@ class RunLog:
     def _show_bar(self, title: str, done: int, total: int, numbers: str) -> None:
         if self._bar is None:
             columns = (
-                TextColumn("{task.description}"),
+                Words("{task.description}"),
                 BarColumn(bar_width=24),
-                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-                TextColumn("{task.fields[numbers]}"),
+                Words("{task.completed:.0f}/{task.total:.0f}"),
+                Words("{task.fields[numbers]}"),
             )
-            self._bar = Progress(*columns, console=self.console, transient=True)
+            self._bar = Bars(*columns, console=self.console, transient=True)
             self._bar.start()
             self._bar.add_task(title, total=total, numbers=numbers)
         task = self._bar.tasks[0]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from sightline import terminal
 from sightline.data.decode import MAX_BYTES
 from sightline.errors import BadSample, UsageError
 
@@ -18,14 +18,8 @@ _IMAGES = ("imagesTs", "imagesTr")
 _LABELS = ("labelsTs", "labelsTr")
 
 
-def show(text: str) -> None:
-    """Prints it; a folder's name may hold bytes that are no text, and the terminal may know ASCII only."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
-
-
 def list_files(
-    inputs: Sequence[Path], suffixes: tuple[str, ...], leave_out: Path, say: Callable[[str], None] = show
+    inputs: Sequence[Path], suffixes: tuple[str, ...], leave_out: Path, say: Callable[[str], None] = terminal.say
 ) -> dict[str, Path]:
     """Files by name: a file by its own, one below a folder by its path from there. Where two would be called alike,
     all are called by their path from the folder that they have in common.

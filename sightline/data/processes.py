@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
+from sightline import terminal
 from sightline.errors import PeerLost
 
 # map(function, jobs) -> function(shared, job) of each, in the order of the jobs
@@ -50,6 +51,7 @@ def over_processes(count: int, shared: Any) -> Iterator[Map]:
 def _receive(shared: Any) -> None:
     global _shared
     _shared = shared
+    terminal.guard()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the parent alone answers it
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from sightline import terminal
+
 Progress = Callable[[str, int, int], None]  # what, done, total
 
 _LINE_EVERY_S = 10.0
@@ -13,14 +15,16 @@ _LINE_EVERY_S = 10.0
 @contextmanager
 def shown_progress() -> Iterator[Progress]:
     """Yields what a command calls with (what, done, total) as its work proceeds."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    stream = terminal.behind(sys.stderr)
+    if stream is None or not stream.isatty():
         yield _Lines()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    from sightline.console import Bars, Terminal, Words
+
+    columns = (Words("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=Terminal(stderr=True)) as bars:
         tasks: dict[str, int] = {}
 
         def show(what: str, done: int, total: int) -> None:
@@ -38,6 +42,6 @@ class _Lines:
         self._next = time.monotonic() + _LINE_EVERY_S
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if time.monotonic() >= self._next and sys.stderr is not None:
+        if time.monotonic() >= self._next:
             self._next = time.monotonic() + _LINE_EVERY_S
-            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
+            terminal.say(f"{what}: {done} of {total}", "stderr")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch.multiprocessing  # registers how shared tensors travel to a worker
 
+from sightline import terminal
 from sightline.data.draws import generator
 from sightline.data.order import PADDING
 from sightline.errors import BadData, BadSample, PeerLost, SightlineError, UsageError
@@ -124,6 +125,7 @@ def _work(connection: multiprocessing.connection.Connection, feeds: dict[str, Fe
     # when their pipe closes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    terminal.guard()  # a fresh process; libraries warn there in words of the files they read
     torch.set_num_threads(1)
     arrays = {name: [as_arrays(slot) for slot in feed.slots] for name, feed in feeds.items()}
     while True:

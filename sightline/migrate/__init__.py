@@ -6,6 +6,7 @@ How the parts fit together, and which file holds what: LAYOUT below.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ untouched), so every operation that is not replaced costs what it did. A replace
   torch      torch/nn, torch/optim, torch/amp ...  asks and gets the truth; devices in its requests are mapped
   machinery  dynamo, inductor, triton, fx ...      asks and gets the truth; its dtypes are never converted
 
-hook.py           what `import torch` calls (entry point `torch.backends`); auto.py: activation by import
+hook.py           what `import torch` calls in child processes; auto.py: activation by import
+autoload/         the entry point `torch.backends` that calls it; on the PYTHONPATH of child processes only
 session.py        activate, deactivate, migrate; the active Session
 options.py        Options and the environment variables that carry them to child processes
 targets.py        Target: which device stands in for CUDA, what it can do; DeviceMap: "cuda:1" -> the target's name
@@ -32,6 +34,9 @@ virtual*.py       the CUDA runtime that is not there: devices, memory, propertie
 stand_ins.py      apex and pynvml where they are missing
 cli.py, report.py, scan.py, logfile.py, syncs.py   command line, report, scan before running, log files, sync points
 """
+
+AUTOLOAD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "autoload")
+"""the folder that belongs on PYTHONPATH where SIGHTLINE_MIGRATE=1 alone should migrate `python script.py`"""
 
 
 def activate(**options: Any) -> Session | None:

@@ -6,6 +6,7 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from sightline import terminal
 from sightline.migrate import zones
 from sightline.migrate.options import MigrateError
 
@@ -53,7 +54,7 @@ def install(session: Session) -> None:
         before(kind, error, traceback)
         line = advise(error, session.target.name)
         if line:
-            print(f"sightline migrate: {line}", file=sys.stderr)
+            terminal.say(f"sightline migrate: {line}", "stderr")
 
     def restore() -> None:
         if sys.excepthook is hook:  # a script's own hook, set since, stays

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
+from sightline import terminal
 from sightline.migrate.options import PREFIX, MigrateError, Options
 
 USAGE = """sightline migrate [options] script.py [args ...]
@@ -89,6 +90,7 @@ def main(argv: Sequence[str]) -> int:
     """Runs a command and returns its exit code; a script's own exit code or signal leaves by itself."""
     try:
         if argv and argv[0] in ("report", "scan"):
+            terminal.guard()
             if argv[0] == "report":
                 from sightline.migrate import report
 
@@ -106,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
         _check(module, script)
         _activate(options)
     except MigrateError as error:
-        print(f"error: {error}", file=sys.stderr)
+        terminal.say(f"error: {error}", "stderr")
         return error.exit_code
     run(module, script, args)
     return 0

@@ -1,4 +1,4 @@
-"""What PyTorch calls at the end of `import torch`: the entry point of the group `torch.backends`."""
+"""Activate at the end of `import torch`, where autoload/ is on the path and the environment asks for it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 GROUP = "torch.backends"
-OWN = "sightline.migrate.hook:autoload"
+# The second is that of installations before autoload/ held it; `import torch` fails there if it is not found.
+OWN = ("sightline_migrate_autoload:autoload", "sightline.migrate.hook:autoload")
 
 
 def autoload() -> None:
-    """Activates if the environment asks for it. An error here would end `import torch`, so it is told, never raised."""
+    """Activate if the environment asks for it. An error is printed: raised, it would end `import torch`."""
     try:
         from sightline.migrate.options import is_wanted
 
@@ -23,7 +24,7 @@ def autoload() -> None:
 
         session.activate(session.Options.from_environment())
     except Exception as error:  # noqa: BLE001
-        print(f"sightline migrate: not active, {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"sightline migrate: not active, {error!r}", file=sys.stderr)
 
 
 def _load_later_backends() -> None:
@@ -34,9 +35,9 @@ def _load_later_backends() -> None:
     from importlib.metadata import entry_points
 
     found = list(entry_points(group=GROUP))
-    own = [at for at, entry in enumerate(found) if entry.value == OWN]
+    own = [at for at, entry in enumerate(found) if entry.value in OWN]
     for entry in found[own[0] + 1 :] if own else ():
-        if entry.value == OWN:
+        if entry.value in OWN:
             continue
         function = entry.load()
         function()

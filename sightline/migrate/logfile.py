@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sightline import terminal
 from sightline.migrate import record, report, syncs, zones
 from sightline.migrate.options import PREFIX, MigrateError
 
@@ -175,7 +176,7 @@ class ProcessLog:
             self._write_json(is_finished=True)
             if not self.is_closed and self._speaks():
                 text = report.as_text(report.merge(self._documents()), shown_sites=report.SITES_AT_EXIT)
-                print(f"\n{text}\n{self._pointer()}", file=sys.stderr)
+                terminal.say(f"\n{text}\n{self._pointer()}", "stderr")
         except (OSError, MigrateError) as error:
             self._give_up(error)
         self.is_closed = True
@@ -200,7 +201,7 @@ class ProcessLog:
         if self._file is None:
             path = self.folder / f"gpu_migration_{os.getpid()}.log"
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(self._file, text.encode("utf-8", "replace"))
+        os.write(self._file, terminal.visible(text).encode("utf-8"))
 
     def _close_file(self) -> None:
         if self._file is not None:

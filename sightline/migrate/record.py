@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sightline import terminal
 from sightline.migrate import zones
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def reset() -> None:
 def say(text: str) -> None:
     """One line to the user, from one process of those a launcher starts."""
     if os.environ.get("RANK", "0") == "0":
-        print(f"sightline migrate: {text}", file=sys.stderr)
+        terminal.say(f"sightline migrate: {text}", "stderr")
 
 
 os.register_at_fork(after_in_child=reset)

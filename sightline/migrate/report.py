@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sightline import terminal
 from sightline.migrate.options import MigrateError
 
 FORMAT = 1
@@ -46,10 +47,10 @@ def main(argv: Sequence[str]) -> int:
         kept = [document for document in documents if document["run"] == latest]
         if len(kept) < len(documents):
             left = len(documents) - len(kept)
-            print(f"sightline migrate: {left} files of earlier runs left out; --all counts them in", file=sys.stderr)
+            terminal.say(f"sightline migrate: {left} files of earlier runs left out; --all counts them in", "stderr")
         documents = kept
     merged = merge(documents)
-    print(json.dumps(merged, indent=1) if arguments.json else as_text(merged))
+    terminal.say(json.dumps(merged, indent=1) if arguments.json else as_text(merged))
     return 0
 
 

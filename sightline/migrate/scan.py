@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from sightline import terminal
 from sightline.migrate import report, rules, stand_ins, syncs, targets
 from sightline.migrate.options import MigrateError
 from sightline.migrate.rules import Rule
@@ -87,9 +88,9 @@ def main(argv: Sequence[str]) -> int:
         found = [finding for finding in found if finding.kind != SYNC]
     if arguments.json:
         document = {"format": FORMAT, "target": name, "files": [str(f) for f in files]}
-        print(json.dumps(document | {"findings": [asdict(finding) for finding in found]}, indent=1))
+        terminal.say(json.dumps(document | {"findings": [asdict(finding) for finding in found]}, indent=1))
     else:
-        print(as_text(found, files, name))
+        terminal.say(as_text(found, files, name))
     return EXIT_REFUSED if arguments.strict and any(finding.kind == "refused" for finding in found) else 0
 
 

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils import _device
 
-from sightline.migrate import logfile, patching, record, rules, syncs, targets
+from sightline.migrate import AUTOLOAD, logfile, patching, record, rules, syncs, targets
 from sightline.migrate.options import Options
 from sightline.migrate.virtual import Runtime
 
 __all__ = ["Options", "Session", "activate", "active", "deactivate"]
-
-PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-AUTOLOAD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "autoload")
 
 
 class Session:
@@ -88,29 +84,17 @@ def deactivate() -> None:
 
 
 def _write_environment(session: Session) -> None:
-    """Children read it: workers and spawned processes import torch, which calls hook.autoload()."""
+    """Children read it: workers and spawned processes import torch, which finds the entry point in AUTOLOAD."""
     wanted: dict[str, str] = {}
     session.options.write_environment(wanted)
     if session.options.legacy_load:
         wanted["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
-    if not _is_installed():
-        paths = [AUTOLOAD, PACKAGE_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-        wanted["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
-        _extend_path(session)
+    paths = [AUTOLOAD, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    wanted["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(path for path in paths if path))
     for name, value in wanted.items():
         session.undo.set_item(os.environ, name, value)
-
-
-def _extend_path(session: Session) -> None:
-    """A spawned process takes over the list of its parent before it imports torch, whatever PYTHONPATH says."""
-    for path in (AUTOLOAD, PACKAGE_ROOT):
-        # Not the first entry: that one is the script's folder, and changes once a script runs.
-        if path not in sys.path[1:]:
-            sys.path.append(path)
-            session.undo.on_undo(lambda path=path: sys.path.remove(path) if path in sys.path else None)  # type: ignore[misc]
-
-
-def _is_installed() -> bool:
-    """Whether `import torch` finds our entry point without help; not so for a copy that is only on PYTHONPATH."""
-    found = metadata.entry_points(group="torch.backends")
-    return any(entry.value == "sightline.migrate.hook:autoload" for entry in found) and AUTOLOAD not in sys.path
+    # A spawned process takes over the list of its parent before it imports torch, whatever PYTHONPATH says.
+    # Not looked for in the first entry: that one is the script's folder, and changes once a script runs.
+    if AUTOLOAD not in sys.path[1:]:
+        sys.path.append(AUTOLOAD)
+        session.undo.on_undo(lambda: sys.path.remove(AUTOLOAD) if AUTOLOAD in sys.path else None)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sightline import terminal
 from sightline.migrate import record
 from sightline.migrate.stand_ins_rules import table
 
@@ -217,7 +218,8 @@ def scale_loss(
     is_finite = all(finite)
     scaler.update(is_finite)
     if not is_finite and scaler.dynamic:
-        print(f"Gradient overflow.  Skipping step, loss scaler {loss_id} reducing loss scale to {scaler.loss_scale()}")
+        text = f"Gradient overflow.  Skipping step, loss scaler {loss_id} reducing loss scale to {scaler.loss_scale()}"
+        terminal.say(text)
         for optimizer in used:
             optimizer._amp_stash.skips_step = True
 

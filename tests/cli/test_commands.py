@@ -396,3 +396,23 @@ def test_the_exit_code_outlives_the_terminal():
         os.close(slave)
         os.close(master)
     assert process.returncode == 2
+
+
+STARTS_ANOTHER = """
+import subprocess, sys
+from sightline import cli
+cli.COMMANDS["start"] = lambda flags: subprocess.run([sys.executable, "-m", "sightline", "--version"], check=True)
+sys.exit(cli.main(["start"]))
+"""
+
+
+def test_processes_of_a_command_import_nothing_from_the_current_folder(tmp_path: Path):
+    """Ranks are started as `python -m sightline`, which would put the folder first: it may hold a stranger's data."""
+    for name in ("data", "bin"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data" / "textwrap.py").write_text("print('a stranger speaks')")
+    (tmp_path / "bin" / "sightline").write_text(STARTS_ANOTHER)
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    command = [sys.executable, tmp_path / "bin" / "sightline"]
+    done = subprocess.run(command, cwd=tmp_path / "data", env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"sightline {__version__}\n", done.stdout + done.stderr

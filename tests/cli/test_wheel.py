@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_holds_the_package_and_nothing_else(installed: Installed):
-    sources = {path.relative_to(REPO).as_posix() for path in (REPO / "sightline").rglob("*.py")}
-    packed = {name for name in installed.files if ".dist-info/" not in name}
+    wanted = [*(REPO / "sightline").rglob("*.py"), *(REPO / "sightline").rglob("*.dist-info/*")]
+    sources = {path.relative_to(REPO).as_posix() for path in wanted}
+    packed = {name for name in installed.files if not name.split("/")[0].endswith(".dist-info")}
     assert packed == sources
     assert any(name.endswith("licenses/LICENSE") for name in installed.files)
 
@@ -69,3 +71,49 @@ def test_runs_away_from_the_repository(installed: Installed):
     listed = installed.run(sys.executable, "-m", "sightline", "list")
     assert [name for name in recipes if name not in listed] == []
     assert installed.run(str(installed.site / "bin" / "sightline"), "list") == listed
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is installed here, as links, without Sightline: neither its package nor its metadata."""
+    folder = tmp_path_factory.mktemp("site")
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "sightline" not in entry.name:
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+def python(code: str, *paths: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs code in a process that finds what lies in `paths` and nothing else that is installed."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_MIGRATE")}
+    environment |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), **variables}
+    command = [sys.executable, "-S", "-c", code]
+    return subprocess.run(command, cwd=paths[0], env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_torch_is_imported_where_only_the_metadata_is_left(installed: Installed, site: Path, tmp_path: Path):
+    """After a checkout has moved or a removal was cut short; `import torch` loads every backend that metadata name."""
+    (metadata,) = installed.site.glob("sightline-*.dist-info")
+    shutil.copytree(metadata, tmp_path / metadata.name)
+    done = python("import torch; print(torch.ones(1).item())", tmp_path, site, SIGHTLINE_MIGRATE="1")
+    assert done.stdout == "1.0\n", done.stderr
+
+
+MIGRATED = """
+import os, subprocess, sys
+from sightline import migrate
+migrate.activate(target="cpu", quiet=True)
+child = "import torch; print(torch.ones(1, device='cuda').item())"
+os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"].replace({site!r}, {broken!r})
+done = subprocess.run([sys.executable, "-S", "-c", child], capture_output=True, text=True)
+print(done.stdout, done.stderr)
+"""
+
+
+def test_children_are_migrated_by_the_copy_that_their_parent_uses(installed: Installed, site: Path, tmp_path: Path):
+    """The child's own path leads to a broken copy of Sightline; the entry point in the wheel does not need it."""
+    (tmp_path / "sightline").mkdir()
+    (tmp_path / "sightline" / "__init__.py").write_text("def")
+    code = MIGRATED.format(site=f":{installed.site}:", broken=f":{tmp_path}:")
+    done = python(code, installed.site, site)
+    assert done.stdout.strip() == "1.0", done.stdout + done.stderr

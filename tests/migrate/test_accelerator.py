@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from sightline.migrate import AUTOLOAD
+
 REPO = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent / "accelerator"
 TOPICS = [node.name for node in ast.parse((HERE / "checks.py").read_text()).body if isinstance(node, ast.FunctionDef)]
@@ -103,7 +105,7 @@ if __name__ == "__main__":
 def test_switched_on_by_the_environment(library: str, tmp_path: Path, target: str, first: str) -> None:
     """`import torch` calls the hooks of all backends in the order of the path: ours may come before the device's."""
     (tmp_path / "script.py").write_text(SWITCHED_ON)
-    paths = [REPO / "sightline" / "migrate" / "autoload", REPO, HERE]
+    paths = [AUTOLOAD, HERE]
     done = _run(
         tmp_path / "script.py",
         TWIN_LIBRARY=library,

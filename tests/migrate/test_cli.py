@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from sightline.migrate import cli
+from sightline.migrate import AUTOLOAD, cli
 
 REPO = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Call = Callable[..., subprocess.CompletedProcess[str]]
-AUTOLOAD = REPO / "sightline" / "migrate" / "autoload"
 LOOK = """import json, sys
 main = sys.modules["__main__"]
 print(json.dumps([__name__, __file__, sys.argv, sys.path[0], main.__file__, vars(main) is globals(),
@@ -114,7 +113,7 @@ def test_usage_errors(
 
 def test_names_of_the_vendors_toolkit(call: Call, tmp_path: Path):
     (tmp_path / "train.py").write_text("import torch\nprint(torch.ones(2, device='cuda').sum())\n")
-    env = {"PT_HPU_GPU_MIGRATION": "1", "GPU_MIGRATION_LOG_LEVEL": "1", "PYTHONPATH": f"{AUTOLOAD}{os.pathsep}{REPO}"}
+    env = {"PT_HPU_GPU_MIGRATION": "1", "GPU_MIGRATION_LOG_LEVEL": "1", "PYTHONPATH": AUTOLOAD}
     done = call("train.py", env=env)
     assert done.returncode == 0 and done.stdout == "tensor(2.)\n"
     (log,) = (tmp_path / "migrate_log").glob("gpu_migration_*.log")

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from sightline.migrate import AUTOLOAD
+
 REPO = Path(__file__).resolve().parents[2]
 FIXTURES = Path(__file__).parent / "fixtures"
 SCRIPT = FIXTURES / "train_reference.py"
@@ -110,10 +112,9 @@ def test_mixed_precision(on_cuda: dict[str, list[str]], run: str) -> None:
 def test_float16_becomes_bfloat16(on_cuda: dict[str, list[str]]) -> None:
     """Under the vendor's own names of the switches."""
     more = {"PT_HPU_GPU_MIGRATION": "1", "PT_HPU_CONVERT_FP16_TO_BF16_FOR_MIGRATION": "1"}
-    paths = os.pathsep.join([str(REPO / "sightline" / "migrate" / "autoload"), str(REPO)])
     told = _several(
         [("--device", "cuda", "--amp", "--samples", "16")],
-        PYTHONPATH=paths, SIGHTLINE_MIGRATE_TARGET="cpu", SIGHTLINE_MIGRATE_AMP="keep", **more,
+        PYTHONPATH=AUTOLOAD, SIGHTLINE_MIGRATE_TARGET="cpu", SIGHTLINE_MIGRATE_AMP="keep", **more,
     )[0]  # fmt: skip
     assert all("bfloat16" in line for line in told[:2])
     assert _loss(told[0]) == pytest.approx(_loss(on_cuda["plain"][0]), abs=5e-2)

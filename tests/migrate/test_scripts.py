@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from sightline.migrate import AUTOLOAD
 
 REPO = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -79,8 +82,7 @@ if torch.cuda.is_available():
 
 
 def environment(**values: str) -> dict[str, str]:
-    """As if the package were installed: its entry point lies beside it."""
-    return {"PYTHONPATH": f"{REPO}/sightline/migrate/autoload{os.pathsep}{REPO}", **values}
+    return {"PYTHONPATH": AUTOLOAD, **values}
 
 
 def test_environment_activates(run_script: Run):
@@ -93,6 +95,18 @@ def test_hook_never_raises(run_script: Run):
     """An error there would make `import torch` fail for every program of the machine."""
     done = run_script(ENVIRONMENT, plain=True, env=environment(SIGHTLINE_MIGRATE="1", SIGHTLINE_MIGRATE_TARGET="warp"))
     assert done.stdout == "available False\n" and "not active" in done.stderr and "torch.warp" in done.stderr
+
+
+@pytest.mark.parametrize(("source", "says"), [("", "ImportError("), ("def", "SyntaxError(")])
+def test_entry_point_never_raises(source: str, says: str, tmp_path: Path):
+    """Not even where the rest of the package is gone or broken."""
+    folder = tmp_path / "sightline" / "migrate" / "autoload"
+    shutil.copytree(AUTOLOAD, folder)
+    (tmp_path / "sightline" / "__init__.py").write_text(source)
+    code = "from importlib.metadata import entry_points as e; [each.load()() for each in e(group='torch.backends')]"
+    command, variables = [sys.executable, "-S", "-c", code], {"PYTHONPATH": str(folder), "SIGHTLINE_MIGRATE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr.startswith(f"sightline migrate: not active, {says}")
 
 
 def test_import_activates(run_script: Run):

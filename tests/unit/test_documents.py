@@ -9,7 +9,7 @@ from sightline import config, recipes
 from sightline.config import Run
 
 REPO = Path(__file__).resolve().parents[2]
-DOCUMENTS = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+DOCUMENTS = [REPO / "README.md", REPO / "SECURITY.md", *sorted((REPO / "docs").glob("*.md"))]
 FLAG = re.compile(r"--((?:model|data|task|optimizer|schedule|train|run)\.[a-z0-9-]+)")
 
 

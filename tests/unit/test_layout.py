@@ -34,6 +34,10 @@ CONCRETE_PARTS = (
     "sightline.data.detection",
     "sightline.data.segmentation",
 )
+USED_BY_MIGRATE = ("sightline.models.norm", "sightline.terminal")
+# The commands run behind the guard of terminal.py. What runs inside `import torch` prints what repr() made safe.
+MAY_PRINT = ("sightline/cli.py", "sightline/terminal.py", "sightline/hardware/launch/", "sightline/migrate/hook.py")
+MAY_PRINT += ("sightline/migrate/autoload/",)
 UNPICKLERS = ("pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
 
 Offences = Iterator[tuple[int, str]]
@@ -132,7 +136,7 @@ def only_recipes_choose(module: Module) -> Offences:
         return
     own = f"sightline.{module.folder}" if module.folder else "-"
     for line, name in imports(module):
-        if module.folder == "migrate" and is_in(name, "sightline.models.norm"):
+        if module.folder == "migrate" and is_in(name, *USED_BY_MIGRATE):
             continue
         if is_in(name, *CONCRETE_PARTS) and not is_in(name, own):
             yield line, f"{module.path} imports {name}; only recipes import concrete parts"
@@ -148,15 +152,15 @@ def only_config_parses(module: Module) -> Offences:
 def migrate_stands_alone(module: Module) -> Offences:
     if module.folder == "migrate":
         for line, name in imports(module):
-            if is_in(name, "sightline") and not is_in(name, "sightline.migrate", "sightline.models.norm"):
-                yield line, f"migrate imports {name}; of sightline it may import sightline.models.norm only"
+            if is_in(name, "sightline") and not is_in(name, "sightline.migrate", *USED_BY_MIGRATE):
+                yield line, f"migrate imports {name}; of sightline it may import {' and '.join(USED_BY_MIGRATE)} only"
 
 
-def norm_stands_alone(module: Module) -> Offences:
-    if module.path == "sightline/models/norm.py":
+def what_migrate_uses_stands_alone(module: Module) -> Offences:
+    if module.path.removesuffix(".py").replace("/", ".") in USED_BY_MIGRATE:
         for line, name in imports(module):
             if is_in(name, "sightline"):
-                yield line, f"models/norm.py imports {name}; migrate uses it alone, so it needs torch only"
+                yield line, f"{module.path} imports {name}; migrate uses it alone, so it needs torch only"
 
 
 def names_say_the_thing(module: Module) -> Offences:
@@ -227,6 +231,16 @@ def nothing_is_unpickled(module: Module) -> Offences:
             yield call.lineno, f"{called(call)}(); use yaml.safe_load"
 
 
+def the_terminal_is_guarded(module: Module) -> Offences:
+    if module.path.startswith(MAY_PRINT):
+        return
+    for call in calls(module):
+        if called(call) in ("print", "sys.stdout.write", "sys.stderr.write"):
+            yield call.lineno, f"{called(call)}() lets control characters through; use sightline.terminal.say"
+        if called(call) in ("Console", "rich.print") or called(call).startswith("rich.console."):
+            yield call.lineno, f"{called(call)}() obeys markup in names; use sightline.console.Terminal"
+
+
 def archives_are_checked(module: Module) -> Offences:
     for call in calls(module):
         if called(call).split(".")[-1] in ("extractall", "unpack_archive"):
@@ -257,7 +271,15 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/migrate/run.py", "from sightline.errors import UsageError"),
         ("sightline/migrate/run.py", "from ..models import resnet"),
     ],
-    norm_stands_alone: [("sightline/models/norm.py", "from sightline.hardware import world")],
+    what_migrate_uses_stands_alone: [
+        ("sightline/models/norm.py", "from sightline.hardware import world"),
+        ("sightline/terminal.py", "from sightline import errors"),
+    ],
+    the_terminal_is_guarded: [
+        ("sightline/data/files.py", "print(name)"),
+        ("sightline/log.py", "import sys\nsys.stderr.write(name)"),
+        ("sightline/log.py", "from rich.console import Console\nConsole().print(name)"),
+    ],
     names_say_the_thing: [("sightline/utils.py", ""), ("sightline/train/helpers/x.py", "")],
     files_are_short: [("sightline/log.py", "x = 1\n" * 501)],
     functions_are_short: [
@@ -289,6 +311,8 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
 }
 ALLOWED = [
     ("sightline/migrate/run.py", '"""A."""\nfrom sightline.models.norm import SyncBatchNorm\nfrom . import launcher\n'),
+    ("sightline/migrate/run.py", '"""A."""\nfrom sightline import terminal\nterminal.say("")\n'),
+    ("sightline/cli.py", '"""A."""\nprint()\n'),
     ("sightline/train/state.py", '"""A."""\nfrom sightline.models import norm\n'),
     ("sightline/recipes/r.py", '"""' + "a\n" * 9 + '"""\nfrom sightline.models import resnet\n'),
     ("sightline/data/classification.py", '"""A."""\nfrom sightline.data import sources\n'),

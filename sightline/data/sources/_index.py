@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+
+from sightline import terminal
 
 Arrays = dict[str, np.ndarray]
 
@@ -117,7 +118,7 @@ class Progress:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + PROGRESS_EVERY_S
             message = f"indexing {self.what}: {done} of {self.total} {self.unit} (once; later runs use the index)"
-            print(message, file=sys.stderr, flush=True)
+            terminal.say(message, "stderr")
 
 
 def _places(root: Path, name: str) -> list[Path]:
