@@ -17,7 +17,7 @@ from sightline.data.loader import Loader
 from sightline.errors import BadCheckpoint, BadData, UsageError
 from sightline.evaluate.run import evaluate, order_for
 from sightline.hardware import world
-from sightline.hardware.devices import Device, lay_channels_last
+from sightline.hardware.devices import Device, place
 from sightline.hardware.precision import keep_fp32
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
@@ -32,9 +32,7 @@ Tensors = dict[str, dict[str, Tensor]]
 
 def build(recipe: Recipe, run: Run, spec: DataSpec, device: Device) -> nn.Module:
     """The network of a recipe on its device; `load_weights` brings what it learnt."""
-    model = recipe.model.build(spec).to(device.torch_device)
-    if run.channels_last:
-        lay_channels_last(model)
+    model = place(recipe.model.build(spec), device, run.channels_last)
     keep_fp32(model, recipe.train.fp32_ops, device)
     return model
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from sightline.errors import UsageError
+from sightline.hardware import onednn
 
 Precision = Literal["fp32", "bf16", "fp16"]
 # Values of ONEDNN_MAX_CPU_ISA that keep oneDNN from the instructions for bf16.
@@ -277,6 +278,16 @@ def set_deterministic(on: bool) -> None:
     # (pytorch#166387), so the older ones are used.
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def place(model: nn.Module, device: Device, channels_last: bool) -> nn.Module:
+    """Move a model to a device, in the layout that is asked for."""
+    model = model.to(device.torch_device)
+    if channels_last:
+        lay_channels_last(model)
+    if device.kind == "cpu":
+        onednn.avoid(model)
+    return model
 
 
 def lay_channels_last(model: nn.Module) -> None:

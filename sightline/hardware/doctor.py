@@ -30,7 +30,7 @@ from PIL import Image
 
 from sightline.data.workers import START_METHOD
 from sightline.errors import SightlineError
-from sightline.hardware import devices
+from sightline.hardware import devices, onednn
 
 PYTHON = (3, 11)
 PACKAGES = {  # module -> its name for pip, least version
@@ -73,6 +73,7 @@ def examine(folder: Path) -> list[Check]:
         *(check_package(module) for module in PACKAGES),
         *(check_device(kind) for kind in devices.KINDS),
         check_precision(),
+        check_onednn(),
         check_cores(),
         check_memory(),
         check_shared_memory(),
@@ -124,6 +125,16 @@ def check_device(kind: str) -> Check:
 def check_precision() -> Check:
     device = devices.select("auto")
     return Check("precision", "ok", f"auto is {device.resolve_precision('auto')} on {device.kind}")
+
+
+def check_onednn(probe: Callable[[], object] = onednn.probe) -> Check:
+    """Look whether the workaround for upstream's issue is needed here; it is active either way."""
+    if not torch.backends.mkldnn.is_available():
+        return Check("oneDNN", "ok", "this torch is built without it")
+    ending = _ending_of(probe)
+    if not ending:
+        return Check("oneDNN", "ok", f"needs no workaround for {onednn.ISSUE}: a probe without it is right")
+    return Check("oneDNN", "ok", f"the workaround for {onednn.ISSUE} is active: a probe without it {ending}")
 
 
 def usable_cores() -> int:
@@ -200,19 +211,26 @@ def check_jpeg() -> Check:
 
 def check_workers(work: Callable[[], object] = os.getpid) -> Check:
     """Starts one process the way the loader does; by default it does nothing to speak of."""
+    remedy = "use --run.workers 0, which loads in the training process"
+    ending = _ending_of(work)
+    if not ending:
+        return Check("loader workers", "ok", f"{START_METHOD} starts processes")
+    return Check("loader workers", "fail", f"a {START_METHOD} process {ending}", remedy)
+
+
+def _ending_of(work: Callable[[], object]) -> str:
+    """Return how a process that does `work` ends; "" if well."""
     context: Any = multiprocessing.get_context(START_METHOD)  # typeshed's base class lacks Process
     process = context.Process(target=work, daemon=True)
-    remedy = "use --run.workers 0, which loads in the training process"
     try:
         process.start()
     except (OSError, EOFError, RuntimeError) as error:
-        return Check("loader workers", "fail", f"{START_METHOD} cannot start a process: {error}", remedy)
+        return f"cannot be started: {error}"
     process.join(WORKER_TIMEOUT_S)
-    if process.exitcode == 0:
-        return Check("loader workers", "ok", f"{START_METHOD} starts processes")
-    ending = "hangs" if process.exitcode is None else f"ends with {process.exitcode}"
-    process.kill()
-    return Check("loader workers", "fail", f"a process started by {START_METHOD} {ending}", remedy)
+    if process.exitcode is None:
+        process.kill()
+        return "hangs"
+    return f"ends with {process.exitcode}" if process.exitcode else ""
 
 
 def check_compiler() -> Check:

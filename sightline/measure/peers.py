@@ -29,7 +29,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
 
 from sightline.errors import UsageError
-from sightline.hardware.devices import Device, Precision
+from sightline.hardware.devices import Device, Precision, place
 from sightline.hardware.precision import DTYPES
 
 BATCHES = 4  # different ones that a step meets in turn, all on the device
@@ -144,7 +144,7 @@ class PeerStep(Contender):
         self.device = device
         self.batches = batches
         self.loss_of = loss_of
-        network = network.to(device.torch_device, memory_format=peer.layout).train()  # type: ignore[call-overload]
+        network = place(network, device, peer.channels_last).train()
         self.optimizer = optimizer(network.parameters(), {"fused": True} if peer.fused else {})
         self.scaler = torch.amp.GradScaler(device.kind, enabled=peer.precision == "fp16")
         self.forward = torch.compile(network, mode=peer.compile) if peer.compile else network

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sightline.config import Recipe, Run
 from sightline.errors import BadCheckpoint, UsageError
-from sightline.hardware.devices import Device, lay_channels_last
+from sightline.hardware.devices import Device, place
 from sightline.hardware.precision import LossScale, keep_fp32
 from sightline.hardware.world import World
 from sightline.models import norm
@@ -113,9 +113,7 @@ class TrainState:
         self, recipe: Recipe, run: Run, spec: DataSpec, device: Device, plan: Plan, world: World | None = None
     ):
         torch.manual_seed(recipe.train.seed)  # initial weights are a function of the seed, on any device
-        self.model: nn.Module = recipe.model.build(spec).to(device.torch_device)
-        if run.channels_last:
-            lay_channels_last(self.model)
+        self.model = place(recipe.model.build(spec), device, run.channels_last)
         joined = join_batch_norms(self.model, recipe.train.bn_group, world or World())
         not_kept = keep_fp32(self.model, recipe.train.fp32_ops, device)
         missing = f"train.fp32_ops: the model has no module {', '.join(not_kept)}; left alone" if not_kept else ""

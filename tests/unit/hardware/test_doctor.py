@@ -4,13 +4,14 @@ import importlib.util
 import math
 import os
 import resource
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sightline.hardware import devices, doctor
+from sightline.hardware import devices, doctor, onednn
 from sightline.hardware.doctor import Check, examine
 
 
@@ -40,8 +41,8 @@ def test_this_machine_can_run_everything(findings):
 
 
 def test_every_subject_is_examined_and_every_problem_has_a_remedy(findings):
-    subjects = ["python", "torch", "torchvision", "numpy", "pillow", *devices.KINDS, "precision", "cores", "memory"]
-    subjects += ["shared memory", "open files", "disk space", "disk writes", "jpeg", "loader workers"]
+    subjects = ["python", "torch", "torchvision", "numpy", "pillow", *devices.KINDS, "precision", "oneDNN", "cores"]
+    subjects += ["memory", "shared memory", "open files", "disk space", "disk writes", "jpeg", "loader workers"]
     subjects += ["torch.compile", "collectives", "tensorboard", "nibabel", "faster-coco-eval", "onnx", "onnxruntime"]
 
     assert list(findings) == subjects
@@ -208,6 +209,27 @@ def test_a_worker_that_dies_fails():
 
     assert check.status == "fail"
     assert "ends with -6" in check.value
+
+
+@pytest.mark.parametrize(
+    ("probe", "value"),
+    [
+        (os.getpid, f"needs no workaround for {onednn.ISSUE}: a probe without it is right"),
+        (os.abort, f"the workaround for {onednn.ISSUE} is active: a probe without it ends with -6"),
+        (signal.pause, f"the workaround for {onednn.ISSUE} is active: a probe without it hangs"),
+    ],
+)
+def test_the_bug_of_onednn_is_looked_for(monkeypatch, probe, value):
+    monkeypatch.setattr(doctor, "WORKER_TIMEOUT_S", 0.5 if probe is signal.pause else 60)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+
+    assert doctor.check_onednn(probe) == Check("oneDNN", "ok", value)
+
+
+def test_a_torch_without_onednn_has_no_bug_of_it(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+
+    assert doctor.check_onednn(os.abort) == Check("oneDNN", "ok", "this torch is built without it")
 
 
 def test_a_missing_compiler_is_a_warning(monkeypatch):
