@@ -30,7 +30,7 @@ RENDEZVOUS = "sightline"
 
 
 class OneHost(RendezvousHandler):
-    """Rendezvous of an agent that is alone: nothing listens, and nothing is unpickled. torch's own opens a store on all
+    """Rendezvous of an agent that is alone: it opens no socket and unpickles nothing. torch's own listens on all
     interfaces and unpickles what anybody writes there."""
 
     def __init__(self, parameters: RendezvousParameters):
