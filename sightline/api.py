@@ -59,6 +59,8 @@ def train(recipe: Recipe, run: Run) -> Scores:
         if run.benchmark_log and here.is_main:  # now that the folder is ours
             log.feed(BenchmarkLog(Path(run.benchmark_log), recipe.name, config.leaves(recipe, run), run.test_id))
         here = world.connect(here, device)
+        if here.is_main and (place := world.meeting_place(here)):
+            log.say(place)
         watchdog = Watchdog(here, run.timeout_s, log.dump_stacks, on_lost, str(folder / "rank_*.log"))
         here = dataclasses.replace(here, beat=watchdog.beat)
         with watchdog:

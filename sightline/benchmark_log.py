@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import torch
 
+from sightline.data.whole_files import no_link, open_text, replace_text
 from sightline.errors import UsageError
 from sightline.hardware.devices import KINDS
 
@@ -60,7 +61,7 @@ class BenchmarkLog:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _cut_torn_line(folder / METRICS)
-            self._metrics = (folder / METRICS).open("a", encoding="utf-8")
+            self._metrics = open_text(folder / METRICS, "a")
             self._write_about("running")
         except OSError as error:
             raise UsageError(
@@ -88,9 +89,7 @@ class BenchmarkLog:
         self._write_about("success" if code == 0 else "failure")
 
     def _write_about(self, status: str) -> None:
-        temporary = self.folder / f".{RUN}.tmp"
-        temporary.write_text(json.dumps({**self.about, "status": status}, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, self.folder / RUN)
+        replace_text(self.folder / RUN, json.dumps({**self.about, "status": status}, indent=1) + "\n")
 
 
 def _machine() -> dict[str, Any]:
@@ -116,6 +115,6 @@ def _cut_torn_line(path: Path) -> None:
     """A killed process may have left half a line, which would spoil the next one."""
     if not path.exists():
         return
-    with path.open("rb+") as file:
+    with open(path, "rb+", opener=no_link) as file:
         text = file.read()
         file.truncate(text.rfind(b"\n") + 1)

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from sightline import __version__, attempts
 from sightline.attempts import Attempt
 from sightline.benchmark_log import BenchmarkLog
 from sightline.console import Bars, Terminal, Words
+from sightline.data.whole_files import open_text, replace_text
 from sightline.data.workers import Bad
 from sightline.errors import DISK_FULL, PeerLost, UsageError
 from sightline.hardware.devices import Device
@@ -111,7 +113,7 @@ class RunLog:
         where it belongs to an earlier attempt of the same command that no longer comes on."""
         path = self.folder / ".lock"
         deadline = time.monotonic() + TAKE_OVER_S
-        lock = path.open("a+")
+        lock = open_text(path, "a+")
         sign = os.fstat(lock.fileno()).st_mtime_ns
         while not _locked(lock):
             lock.seek(0)
@@ -125,8 +127,8 @@ class RunLog:
                 lock.close()
                 if has_come_on:  # two groups of hosts that do not see each other: the first goes on
                     raise PeerLost(f"another attempt of this command {at_work}; this one leaves it alone")
-                fresh = self.folder / f".lock.{os.getpid()}"
-                lock = fresh.open("a+")
+                fresh = self.folder / f".lock.{secrets.token_hex(8)}"
+                lock = fresh.open("x+")
                 assert _locked(lock), "nobody else knows this file"
                 os.replace(fresh, path)
                 self.say(f"warning: {self.folder} is taken over from {holder}, an earlier attempt of this command")
@@ -178,10 +180,8 @@ class RunLog:
             self._replace_file(name, text)
 
     def _replace_file(self, name: str, text: str) -> None:
-        temporary = self.folder / f".{name}.{self.rank}.tmp"
         with self._may_lack_room():
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, self.folder / name)
+            replace_text(self.folder / name, text)
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """The same, of plain values; what is not finite becomes null."""
@@ -194,7 +194,7 @@ class RunLog:
         if self._file is None:
             path = self.folder / "log.jsonl"
             is_new = not path.exists()
-            self._file = path.open("a", encoding="utf-8")
+            self._file = open_text(path, "a")
             if is_new:
                 self.event("log", schema=SCHEMA, sightline=__version__)
         line = {"event": kind, "time": round(time.time(), 3), **values}
@@ -221,7 +221,7 @@ class RunLog:
         if self._own_file is None:
             self.folder.mkdir(parents=True, exist_ok=True)  # rank 0 may be on another host
             path = self.folder / f"rank_{self.rank}.log"
-            self._own_file = path.open("a", encoding="utf-8")
+            self._own_file = open_text(path, "a")
         return self._own_file
 
     def dump_stacks(self, why: str) -> None:
@@ -238,7 +238,7 @@ class RunLog:
     def bad_sample(self, bad: Bad) -> None:
         """Counted, listed in bad_samples.jsonl, told once."""
         # Every rank adds its own: one short appended line each, so they do not mix.
-        with self._may_lack_room(), (self.folder / "bad_samples.jsonl").open("a", encoding="utf-8") as file:
+        with self._may_lack_room(), open_text(self.folder / "bad_samples.jsonl", "a") as file:
             file.write(json.dumps(asdict(bad)) + "\n")
         self.warn(f"sample skipped: {bad.name}: {bad.reason}")
 

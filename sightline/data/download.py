@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from sightline import __version__
 from sightline.data.progress import Progress
-from sightline.data.whole_files import check_room, told_if_full
+from sightline.data.whole_files import check_room, no_link, replace_text, told_if_full
 from sightline.errors import BadData, UsageError
 
 _CHUNK = 1 << 18
@@ -189,7 +189,7 @@ class _Transfer:
         self.validator = strong or answer.headers.get("Last-Modified", "")
         record = {"url": self.url, "size": self.size, "sha256": self.sha256, "validator": self.validator}
         with told_if_full(str(self._record)):
-            self._record.write_text(json.dumps(record))
+            replace_text(self._record, json.dumps(record))
 
     def _store(self, answer: http.client.HTTPResponse) -> None:
         window, began = 0, time.monotonic()
@@ -253,7 +253,7 @@ def _locked(target: Path) -> Iterator[BinaryIO]:
     """TARGET.part, open and ours alone."""
     path = _beside(target, ".part")
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = no_link(str(path), os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; choose another folder") from error
     with os.fdopen(descriptor, "r+b") as part:

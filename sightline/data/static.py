@@ -14,10 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from sightline.data.order import TrainOrder
 from sightline.data.progress import Progress
+from sightline.data.whole_files import replace_text, replaced
 from sightline.errors import BadData, UsageError
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec
 
@@ -44,10 +45,11 @@ def dump(
         rows = torch.from_numpy(indices.repeat(dataset.samples_per_item))
         finished = {**dataset.finish(loaded, torch.float32), "index": rows}
         finished["image"] = finished["image"].movedim(1, -1)
-        save_file({key: np.ascontiguousarray(t.numpy()) for key, t in finished.items()}, out / _file(step))
+        with replaced(out / _file(step)) as file:
+            file.write(save({key: np.ascontiguousarray(t.numpy()) for key, t in finished.items()}))
         progress("batches", step + 1, steps)
     facts = {"format": _FORMAT, "spec": dataset.spec.to_json(), "batch": batch, "batches": steps, "seed": seed}
-    (out / _FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+    replace_text(out / _FACTS, json.dumps(facts, indent=1) + "\n")
     return {"batches": steps, "samples": steps * batch}
 
 

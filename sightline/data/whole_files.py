@@ -1,16 +1,18 @@
-"""Files written whole or not at all, below a folder and nowhere else: by every command that makes data."""
+"""Files written whole or not at all, below a folder and nowhere else: by all that write into folders that others may
+write into too. A link that somebody planted under a name of ours is replaced or refused, never followed."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO, Literal
 
-from sightline.errors import DISK_FULL, BadData, DiskFull
+from sightline.errors import DISK_FULL, BadData, DiskFull, UsageError
 
 _KEPT_FREE = 64 * 2**20  # bytes that a disk must have left after writing
 
@@ -51,22 +53,59 @@ def folder_below(target: Path, name: str) -> Iterator[tuple[int, str]]:
 
 
 @contextmanager
-def written_whole(folder: int, name: str, what: str, durable: bool = False) -> Iterator[BinaryIO]:
-    """A file to write that gets its name when the block ends well, and leaves nothing behind when it does not."""
+def replaced(path: str | Path, folder: int | None = None, durable: bool = False) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of `path` when the block ends well, and leaves nothing behind when it does not.
+
+    Until then it has a name that nobody can guess, so no link can wait there. `folder`: where a relative path begins.
+    """
+    head, name = os.path.split(path)
     # Hashed, because a name may use all of a file system's 255 bytes.
-    beside = f".{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}.part-{os.getpid()}"
-    with told_if_full(what):
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666, dir_fd=folder)
-        try:
-            with os.fdopen(descriptor, "wb") as out:
-                yield out
-                if durable:
-                    out.flush()
-                    os.fsync(out.fileno())
-            os.rename(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            os.unlink(beside, dir_fd=folder)
-            raise
+    beside = f".{hashlib.sha256(os.fsencode(name)).hexdigest()[:16]}.part-{secrets.token_hex(8)}"
+    beside = os.path.join(head, beside)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            yield out
+            if durable:
+                out.flush()
+                os.fsync(out.fileno())
+        os.rename(beside, path, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(beside, dir_fd=folder)
+        raise
+
+
+def replace_text(path: Path, text: str, durable: bool = False) -> None:
+    """Write a small file as a whole."""
+    with replaced(path, durable=durable) as out:
+        out.write(text.encode())
+
+
+@contextmanager
+def written_whole(folder: int, name: str, what: str, durable: bool = False) -> Iterator[BinaryIO]:
+    """Yield such a file below an open folder; a full disk raises DiskFull, naming `what`."""
+    with told_if_full(what), replaced(name, folder, durable) as out:
+        yield out
+
+
+def refuse_link(path: str | Path) -> None:
+    """UsageError if `path` is a symbolic link, whatever it leads to."""
+    if os.path.islink(path):
+        raise UsageError(f"{path} is a symbolic link, which is not followed; delete it, or choose another folder")
+
+
+def open_text(path: Path, mode: Literal["a", "a+", "w"]) -> IO[str]:
+    """Open a file that has to keep its name, such as a lock or a log; a link in its place is refused."""
+    return open(path, mode, encoding="utf-8", errors="backslashreplace", opener=no_link)
+
+
+def no_link(path: str, flags: int) -> int:
+    """Return a descriptor as os.open does; UsageError if `path` is a symbolic link."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    except OSError:
+        refuse_link(path)
+        raise
 
 
 @contextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import os
+import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -11,6 +14,7 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,6 +22,7 @@ from torch import Tensor
 from sightline.errors import PeerLost
 from sightline.hardware import launch
 from sightline.hardware.devices import Device
+from sightline.hardware.launch.place import LOOPBACK, STORE
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # long: before the first step ranks compile and index data at their own pace
 LET_GO_S = 0.1
@@ -116,6 +121,8 @@ def connect(world: World, device: Device) -> World:
     """Joins the other ranks over the device's own collective backend."""
     if world.size == 1:
         return world
+    if _is_one_host(world):
+        keep_to_loopback()
     store = _meet(_store(world), world)
     dist.init_process_group(
         device.backend, timeout=CONNECT_TIMEOUT, rank=world.rank, world_size=world.size, store=store
@@ -123,10 +130,26 @@ def connect(world: World, device: Device) -> World:
     return replace(world, side_group=dist.new_group(backend="gloo"), store=store)
 
 
+def meeting_place(world: World) -> str:
+    """What to tell of a run on several hosts; "" on one, where nobody else can reach it."""
+    if world.size == 1 or _is_one_host(world):
+        return ""
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return f"ranks meet at {where}, without passwords or encryption: the network between hosts must be trusted"
+
+
+def keep_to_loopback() -> None:
+    """Let gloo and NCCL listen where other hosts cannot reach them; interfaces that the user names are kept."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == LOOPBACK for each in addresses):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
 def is_loss(error: BaseException) -> bool:
     """Whether torch.distributed says that a rank is gone or has not come in time; gloo has no error type of its own."""
     is_gloo = isinstance(error, RuntimeError) and ("gloo/" in str(error) or "pair closure" in str(error))
-    return is_gloo or isinstance(error, dist.DistError)
+    return is_gloo or isinstance(error, dist.DistError) or _is_timeout(error)
 
 
 def set_timeout(timeout: timedelta) -> None:
@@ -135,11 +158,48 @@ def set_timeout(timeout: timedelta) -> None:
     named(timeout)
 
 
+def _is_timeout(error: BaseException) -> bool:
+    """Of a store; that of a file raises plain errors."""
+    waited = ("Wait timeout", "Timeout waiting for key")
+    return isinstance(error, dist.DistStoreError) or (isinstance(error, RuntimeError) and str(error).startswith(waited))
+
+
+def _is_one_host(world: World) -> bool:
+    """Only if the launcher says so: ranks started by hand may say nothing of their host."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == str(world.size)
+
+
 @cache
 def _store(world: World) -> Any:
-    """Where ranks find each other, as MASTER_ADDR and MASTER_PORT say; one for the life of the process."""
+    """Where ranks find each other, as the launcher says; one for the life of the process."""
+    if path := os.environ.get(STORE):
+        store: Any = dist.FileStore(path)
+        store.set_timeout(CONNECT_TIMEOUT)
+        return store
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        if _is_one_host(world):
+            os.environ["MASTER_ADDR"] = LOOPBACK
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        listener = _listener(address, port) if world.rank == 0 else None
+        if listener is not None:
+            return dist.TCPStore(address, port, world.size, True, CONNECT_TIMEOUT, master_listen_fd=listener)
     store, _, _ = next(dist.rendezvous("env://", world.rank, world.size, timeout=CONNECT_TIMEOUT))
     return store
+
+
+def _listener(address: str, port: int) -> int | None:
+    """A socket that listens at this address alone, where torch by itself listens on all interfaces. None where only
+    that will do: a name may mean another address on other hosts, and a gateway may have the address that they know."""
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+        return socket.create_server((address, port), family=family).detach()
+    except ValueError:
+        return None
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        why = os.strerror(error.errno or 0)
+        raise PeerLost(f"no rank can be met at {address}:{port}: {why}; set MASTER_PORT to a free one") from error
 
 
 def _meet(store: Any, world: World) -> Any:
@@ -155,7 +215,9 @@ def _meet(store: Any, world: World) -> Any:
         answer = f"sightline/welcome/{world.rank}/{greeting}"
         try:
             store.wait([answer], CONNECT_TIMEOUT)
-        except dist.DistStoreError as error:
+        except RuntimeError as error:
+            if not _is_timeout(error):
+                raise
             raise PeerLost(f"rank 0 did not come within {CONNECT_TIMEOUT}; its own output says why") from error
         group = store.get(answer).decode()
         store.set(f"sightline/ready/{group}/{world.rank}", "")

@@ -22,6 +22,7 @@ from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loader import Loader, Order, worker_count
 from sightline.data.order import TrainOrder
+from sightline.data.whole_files import replace_text
 from sightline.data.workers import Bad
 from sightline.errors import OutOfMemory, UsageError
 from sightline.evaluate.run import order_for
@@ -130,7 +131,7 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
     if ours := _our_row(result):
         result["perf"] = latency.perf_of(options.what, ours)
     path = result_file(options.out, recipe.name, device, now)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps(result, indent=1) + "\n")
     if options.logname:
         Path(options.logname).write_text(json.dumps(result["perf"]) + "\n", encoding="utf-8")
     say(f"written to {path}")

@@ -12,6 +12,7 @@ import gzip
 import json
 import os
 import re
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+from sightline.data.whole_files import replace_text
 from sightline.errors import UsageError
 from sightline.hardware.devices import Device
 
@@ -135,13 +137,15 @@ class ProfileWindow:
         profiler.stop()
         self.folder.mkdir(parents=True, exist_ok=True)
         trace = self.folder / "trace.json.gz"
-        profiler.export_chrome_trace(str(trace))
+        with tempfile.TemporaryDirectory(dir=self.folder) as own:  # torch opens the file by its name
+            profiler.export_chrome_trace(os.path.join(own, trace.name))
+            os.replace(os.path.join(own, trace.name), trace)
         with gzip.open(trace, "rt", encoding="utf-8", errors="replace") as file:
             events = json.load(file)["traceEvents"]
         table = {"device": self.device.name(), **tabulate(events, self._waited_s)}
         self.summary = f"{as_text(table)}\ntrace: {trace} (open it in https://ui.perfetto.dev)"
-        (self.folder / "time.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-        (self.folder / "time.txt").write_text(self.summary + "\n", encoding="utf-8")
+        replace_text(self.folder / "time.json", json.dumps(table, indent=1) + "\n")
+        replace_text(self.folder / "time.txt", self.summary + "\n")
         self.window = None  # a rewound run passes these steps again; one trace is enough
 
 

@@ -200,7 +200,7 @@ class ProcessLog:
         """A whole record in one write to the end: threads do not mix, and nothing is left in a buffer."""
         if self._file is None:
             path = self.folder / f"gpu_migration_{os.getpid()}.log"
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         os.write(self._file, terminal.visible(text).encode("utf-8"))
 
     def _close_file(self) -> None:
@@ -215,8 +215,9 @@ class ProcessLog:
         try:
             begin = time.monotonic()
             path = self.folder / f"migrate_{self._rank()}_{os.getpid()}.json"
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps(self.document(is_finished), indent=1), encoding="utf-8")
+            partial = path.with_suffix(f".{os.urandom(8).hex()}.partial")  # that nobody can plant a link at
+            with partial.open("x", encoding="utf-8") as file:
+                file.write(json.dumps(self.document(is_finished), indent=1))
             partial.replace(path)
             if self._json is not None and self._json != path:
                 self._json.unlink(missing_ok=True)  # written before the rank was known

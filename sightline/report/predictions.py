@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,14 +72,13 @@ class ResultFolder(Reporter):
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """A result, whole or not at all; a link that lies there is replaced, not followed."""
-    # Its own ending, by which some writers choose the format.
-    temporary = path.with_name(f".predicted-{os.getpid()}.{path.name.partition('.')[2] or 'tmp'}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
-        os.replace(temporary, path)
+        # A folder of our own, for writers that open files by name; under that name, whose ending some go by.
+        with tempfile.TemporaryDirectory(prefix=".predicted-", dir=path.parent) as folder:
+            write(Path(folder, path.name))
+            os.replace(Path(folder, path.name), path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         if error.errno in DISK_FULL:
             raise DiskFull(f"{path} could not be written: {error.strerror}; free some space") from error
         raise UsageError(f"{path} cannot be written: {error.strerror}; give another folder for results") from error

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from sightline.data.whole_files import replace_text
 from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, SightlineError, UsageError
 
 FORMAT = 1
@@ -128,16 +129,14 @@ class Checkpoints:
         for old in self.folder.glob("ckpt-*.old"):
             final = old.with_suffix("")
             if final.exists():
-                shutil.rmtree(old)
+                _remove(old)
             else:
                 os.rename(old, final)
 
     def _remove_leftovers(self) -> None:
         self._recover_old()
-        for leftover in self.folder.glob("ckpt-*.tmp-*"):
-            shutil.rmtree(leftover)
-        for leftover in self.folder.glob("*.tmp"):
-            leftover.unlink()
+        for leftover in (*self.folder.glob("ckpt-*.tmp-*"), *self.folder.glob(".*.part-*"), *self.folder.glob("*.tmp")):
+            _remove(leftover)
 
     def _abandon_after(self, step: int) -> None:
         """Newer checkpoints than the one just written belong to a past that was left by going back to an older one."""
@@ -251,11 +250,16 @@ def _write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def _replace_text(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text + "\n", encoding="utf-8")
-    _fsync(temporary)
-    os.replace(temporary, path)
+    replace_text(path, text + "\n", durable=True)
     _fsync(path.parent)
+
+
+def _remove(path: Path) -> None:
+    """A folder with what is in it, or a file; of a link, the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _text(path: Path) -> str:

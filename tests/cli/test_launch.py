@@ -58,7 +58,10 @@ def test_without_the_scheduler_the_user_is_told_to_carry_the_file(
     monkeypatch.setenv("PATH", str(tmp_path))
     words = ["--nodes=8", f"--launcher={launcher}", "--kubernetes.image=x"]
     assert launch(*words) == 2
-    assert f"{program} is not installed here; write the file with --print" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{program} is not installed here; write the file with --print" in said
+    port = "a port that follows from the job's number" if launcher == "slurm" else "port 29500"
+    assert f"they meet on the first, at {port}, over a network that must be trusted" in said
     assert launch(*words, "--check") == 2
     assert f"fail  here             {program}" in capsys.readouterr().out
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 
@@ -70,6 +71,11 @@ def collectives(world: World) -> dict[str, Any]:
         "copied": [t.tolist() for t in copied],
         "max": flag.tolist(),
     }
+
+
+def listening() -> list[str]:
+    """Addresses at which this rank can be reached."""
+    return sorted({link.laddr.ip for link in psutil.Process().net_connections("tcp") if link.status == "LISTEN"})
 
 
 def metric(world: World) -> dict[str, Any]:
@@ -185,7 +191,7 @@ def head_only(world: World) -> dict[str, Any]:
 def main(out: Path) -> None:
     world = connect(detect(), CPU)
     seen: dict[str, Any] = {"collectives": collectives(world), "metric": metric(world), "batch_norm": batch_norm(world)}
-    seen |= {"indices": indices(world), "bad_steps": bad_steps(world)}
+    seen |= {"listening": listening(), "indices": indices(world), "bad_steps": bad_steps(world)}
     seen |= {"evaluations": evaluations(world), "head_only": head_only(world)}
     gc.collect()  # DDP keeps a group alive
     world.close()

@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
 
 LIMIT_S = 200  # after which a start counts as hung
 BESIDE_PYTHON = Path(sys.executable).parent  # mpirun of the wheel
@@ -82,3 +84,33 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline, "the run does not come on"
         time.sleep(0.05)
+
+
+class Seen(NamedTuple):
+    """What was seen of a command's processes while it ran."""
+
+    listening: set[tuple[str, str]]
+    """(RANK or "", address) of every TCP socket that listens."""
+    store: str
+    """The file in which its ranks meet."""
+    store_mode: int
+    """Of the folder of that file."""
+
+
+def watched(words: list[str]) -> tuple[str, Seen]:
+    """What it said, and what was seen of it; it must end well."""
+    listening: set[tuple[str, str]] = set()
+    store, mode = "", 0
+    with started(words) as process:
+        while process.poll() is None:
+            with contextlib.suppress(psutil.Error, OSError):  # one of them has just ended
+                for each in (top := psutil.Process(process.pid), *top.children(recursive=True)):
+                    environ = each.environ()
+                    found = {link.laddr.ip for link in each.net_connections("tcp") if link.status == "LISTEN"}
+                    listening |= {(environ.get("RANK", ""), address) for address in found}
+                    store = environ.get("SIGHTLINE_STORE", store)
+                    mode = Path(store).parent.stat().st_mode
+            time.sleep(0.05)
+        out = process.stdout.read()
+    assert process.returncode == 0, out
+    return out, Seen(listening, store, mode)

@@ -14,7 +14,8 @@ from sightline.hardware.launch.command import Options, make_plan
 
 COMMANDS = runpy.run_path(str(Path(__file__).with_name("started.py")))
 started, finished, sightline = (COMMANDS[name] for name in ("started", "finished", "sightline"))
-torchrun, wait_for_step, LIMIT_S = (COMMANDS[name] for name in ("torchrun", "wait_for_step", "LIMIT_S"))
+torchrun, wait_for_step, watched = (COMMANDS[name] for name in ("torchrun", "wait_for_step", "watched"))
+LIMIT_S = COMMANDS["LIMIT_S"]
 FLAGS = """demo_classification --model.width=4 --data.path=synthetic:classes=4,samples=24,size=16 --data.classes=4
     --data.size=16 --data.eval-resize=16 --data.eval-size=16 --train.epochs=1 --train.global-batch=8
     --train.precision=fp32 --run.device=cpu --run.workers=0 --run.threads=1 --run.progress=plain
@@ -27,19 +28,31 @@ def weights(run: Path) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def by_devices(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The run folder and the output of `train --run.devices 2`."""
+def by_devices(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    """The run folder of `train --run.devices 2`, its output, and what was seen of its processes."""
     run = tmp_path_factory.mktemp("devices") / "run"
-    return run, finished(sightline("train", *FLAGS, "--run.devices=2", f"--run.out={run}"))
+    return run, *watched(sightline("train", *FLAGS, "--run.devices=2", f"--run.out={run}"))
 
 
-def test_devices_starts_ranks_that_share_the_batch(by_devices: tuple[Path, str]):
-    run, out = by_devices
+def test_devices_starts_ranks_that_share_the_batch(by_devices: tuple):
+    run, out, _ = by_devices
     assert "batch 8 (4 on each of 2)" in out and out.count("finished: ") == 1
     assert json.loads((run / "exit.json").read_text())["code"] == 0
 
 
-def test_mpirun_trains_to_the_same_bits(by_devices: tuple[Path, str], tmp_path: Path):
+def test_no_process_of_a_run_on_one_host_listens_beyond_it(by_devices: tuple):
+    """Ranks listen for tensors of each other. The launcher, where torch would unpickle what it receives, for nobody."""
+    seen = by_devices[2]
+    assert seen.listening == {("0", "127.0.0.1"), ("1", "127.0.0.1")}
+
+
+def test_ranks_meet_in_a_folder_of_their_user_alone(by_devices: tuple):
+    seen = by_devices[2]
+    assert seen.store and seen.store_mode & 0o777 == 0o700
+    assert not Path(seen.store).parent.exists(), "left behind"
+
+
+def test_mpirun_trains_to_the_same_bits(by_devices: tuple, tmp_path: Path):
     """By the very command that `launch` writes, with its binding, its output and its forwarding."""
     flags = [*FLAGS, "--run.progress=auto", f"--run.out={tmp_path / 'run'}"]
     options = Options(hosts="localhost:2", launcher="mpirun", env=("MINE=a b",))
@@ -51,13 +64,13 @@ def test_mpirun_trains_to_the_same_bits(by_devices: tuple[Path, str], tmp_path: 
 
 
 @pytest.mark.slow
-def test_torchrun_itself_trains_to_the_same_bits(by_devices: tuple[Path, str], tmp_path: Path):
+def test_torchrun_itself_trains_to_the_same_bits(by_devices: tuple, tmp_path: Path):
     finished(torchrun(2, "train", *FLAGS, f"--run.out={tmp_path / 'run'}"))
     assert weights(tmp_path / "run") == weights(by_devices[0])
 
 
 @pytest.mark.slow
-def test_ssh_starts_two_hosts_that_train_to_the_same_bits(by_devices: tuple[Path, str], tmp_path: Path):
+def test_ssh_starts_two_hosts_that_train_to_the_same_bits(by_devices: tuple, tmp_path: Path):
     """In place of ssh a program that hands the line to a shell, as sshd does; both hosts are this machine."""
     stub = tmp_path / "ssh"
     stub.write_text('#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift 2\nexec sh -c "$*"\n')
@@ -128,7 +141,7 @@ def test_a_rank_that_is_killed_is_a_lost_peer(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_evaluate_on_two_ranks(by_devices: tuple[Path, str]):
+def test_evaluate_on_two_ranks(by_devices: tuple):
     words = ["evaluate", str(by_devices[0]), "--run.devices", "2", "--run.device=cpu", "--run.workers=0"]
     out = finished(sightline(*words))
     assert out.count("evaluated checkpoint") == 1

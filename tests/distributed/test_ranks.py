@@ -117,6 +117,11 @@ def test_collectives(two: list[dict]):
         }
 
 
+def test_ranks_of_one_host_cannot_be_reached_from_another(two: list[dict]):
+    """Neither the store of rank 0, which no agent of torchrun holds here, nor gloo."""
+    assert [each["listening"] for each in two] == [["127.0.0.1"], ["127.0.0.1"]]
+
+
 def test_merged_metrics_are_those_of_one_rank(two: list[dict]):
     alone = ALONE["metric"](World())
     for seen in (each["metric"] for each in two):

@@ -40,6 +40,19 @@ def calls(found: list[dict[str, Any]]) -> Counter[str]:
     return total
 
 
+def test_links_planted_in_the_log_folder_are_not_followed(run_script: Run, tmp_path: Path):
+    """Under the names of this process: of its log, and that of its JSON while it is being written."""
+    text = """import os, torch
+for name in (f"gpu_migration_{os.getpid()}.log", f"migrate_0_{os.getpid()}.partial"):
+    os.symlink("../victim", os.path.join("migrate_log", name))
+torch.ones(2, device="cuda")
+"""
+    (tmp_path / "victim").write_text("mine")
+    done = run_script(text)
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert re.search(r"no log from here on.*gpu_migration_\d+\.log", done.stderr)
+
+
 def test_log_of_a_script(run_script: Run, tmp_path: Path):
     text = """import torch
 for step in range(3):

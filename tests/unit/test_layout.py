@@ -38,6 +38,7 @@ USED_BY_MIGRATE = ("sightline.models.norm", "sightline.terminal")
 # The commands run behind the guard of terminal.py. What runs inside `import torch` prints what repr() made safe.
 MAY_PRINT = ("sightline/cli.py", "sightline/terminal.py", "sightline/hardware/launch/", "sightline/migrate/hook.py")
 MAY_PRINT += ("sightline/migrate/autoload/",)
+SERVERS = ("http.server", "socketserver", "xmlrpc.server", "wsgiref", "asyncio", "multiprocessing.managers")
 UNPICKLERS = ("pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
 
 Offences = Iterator[tuple[int, str]]
@@ -241,6 +242,16 @@ def the_terminal_is_guarded(module: Module) -> Offences:
             yield call.lineno, f"{called(call)}() obeys markup in names; use sightline.console.Terminal"
 
 
+def only_ranks_listen(module: Module) -> Offences:
+    for line, name in imports(module):
+        if is_in(name, *SERVERS):
+            yield line, f"imports {name}; nothing of ours listens but ranks, see docs/distributed.md"
+    for call in calls(module):
+        listens = called(call).split(".")[-1] in ("create_server", "TCPStore")
+        if listens and module.path != "sightline/hardware/world.py":
+            yield call.lineno, f"{called(call)}() listens; only hardware/world.py does, on the loopback if it can"
+
+
 def archives_are_checked(module: Module) -> Offences:
     for call in calls(module):
         if called(call).split(".")[-1] in ("extractall", "unpack_archive"):
@@ -303,6 +314,11 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/train/checkpoint.py", "import torch\ntorch.load(path, weights_only=flag)"),
         ("sightline/train/checkpoint.py", "import numpy as np\nnp.load(path, allow_pickle=True)"),
         ("sightline/config.py", "import yaml\nyaml.load(text)"),
+    ],
+    only_ranks_listen: [
+        ("sightline/report/page.py", "from http.server import HTTPServer"),
+        ("sightline/hardware/launch/check.py", "import socket\nsocket.create_server(('', 0))"),
+        ("sightline/train/loop.py", "import torch.distributed as dist\ndist.TCPStore('a', 1)"),
     ],
     archives_are_checked: [
         ("sightline/data/archive.py", "import tarfile\nwith tarfile.open(p) as t:\n    t.extractall(out)"),

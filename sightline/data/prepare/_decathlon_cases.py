@@ -22,7 +22,7 @@ from sightline.data.prepare._pieces import write_text
 from sightline.data.processes import over_processes
 from sightline.data.progress import Progress
 from sightline.data.volumes import close_gaps, fit_patch, new_shape, prepare_image, prepare_label
-from sightline.data.whole_files import check_room, folder_below, written_whole
+from sightline.data.whole_files import check_room, folder_below, refuse_link, written_whole
 from sightline.errors import BadSample, UsageError
 from sightline.parts import DataSpec
 
@@ -50,6 +50,7 @@ def begin(out: Path, options: dict[str, Any]) -> None:
                 f"{out} holds {', '.join(strangers[:3])}, not written by this command; choose another --out, "
                 "or empty it"
             )
+        refuse_link(out / NOTES)
         (out / NOTES).mkdir(exist_ok=True)
         found = {}
     for key, value in options.items():

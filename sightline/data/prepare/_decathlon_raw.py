@@ -15,6 +15,7 @@ from sightline.data.archive import BadArchive, Limits, clean_name, extract
 from sightline.data.decathlon import TASKS, Mode, is_plain_name
 from sightline.data.nifti import Header, read_header
 from sightline.data.progress import Progress
+from sightline.data.whole_files import refuse_link, replace_text
 from sightline.errors import BadData, BadSample, UsageError
 
 _MAX_JSON_BYTES = 64 * 2**20
@@ -84,9 +85,10 @@ def unpack(archive: Path, work: Path, progress: Progress) -> tuple[Path, int]:
     info = archive.stat()
     stamp = json.dumps([info.st_size, info.st_mtime_ns])
     done = work / ".unpacked"
+    refuse_link(work)
     if not done.is_file() or done.read_text() != stamp:
         extract(archive, work, progress, _LIMITS)
-        done.write_text(stamp)
+        replace_text(done, stamp)
     found = sorted(path.parent for path in (*work.glob("dataset.json"), *work.glob("*/dataset.json")))
     if len(found) != 1:
         raise BadArchive(f"{archive}: holds {len(found)} dataset.json at its top, one was expected")

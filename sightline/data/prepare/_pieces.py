@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sightline.data.processes import Map, cores, over_processes
 from sightline.data.progress import Progress
-from sightline.data.whole_files import check_room, folder_below, written_whole
+from sightline.data.whole_files import check_room, folder_below, open_text, refuse_link, written_whole
 from sightline.errors import UsageError
 
 VERSION = 1  # goes up whenever the same options would give other files
@@ -69,7 +69,7 @@ def alone_in(out: Path) -> Iterator[None]:
         raise UsageError(f"{out} is a file, a folder to write into was expected; choose another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".prepare.lock").open("w")
+        lock = open_text(out / ".prepare.lock", "w")
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
     with lock:
@@ -141,6 +141,7 @@ def _begin(out: Path, decided: dict[str, Any]) -> bool:
         raise UsageError(
             f"{out} holds {', '.join(strangers[:3])}, not written by this command; choose another --out, or empty it"
         )
+    refuse_link(out / _JOURNAL)
     (out / _JOURNAL).mkdir(exist_ok=True)
     write_text(out, f"{_JOURNAL}/plan.json", json.dumps(decided))
     return False

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from sightline.data.prepare._shapes_formats import FORMATS, VERSION, Job, Record
+from sightline.data.whole_files import open_text, refuse_link, replace_text
 from sightline.errors import DiskFull, PeerLost, UsageError
 
 _RECORD = "shapes.json"
@@ -114,8 +115,10 @@ def _draw_part(part: str, options: Options, run: Map, progress: Progress) -> Non
     out = Path(options.out)
     folder = _unfinished(out, part)
     jobs = _jobs(part, options, folder)
+    refuse_link(folder)
+    folder.mkdir()
     for directory in sorted({job.folder for job in jobs}):
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, exist_ok=True)
     done, total = 0, sum(job.items for job in jobs)
     drawn: list[Record] = []
     progress(part, done, total)
@@ -209,9 +212,7 @@ def _as_text(content: Record) -> str:
 
 def _write_json(path: Path, content: Record) -> None:
     """Through a second name, so that a reader never meets half a file."""
-    beside = path.with_name(path.name + ".part")
-    beside.write_text(_as_text(content))
-    beside.replace(path)
+    replace_text(path, _as_text(content))
 
 
 # Processes and folders.
@@ -227,7 +228,7 @@ def _only_one_drawing(out: Path) -> Iterator[None]:
 
     Without it each would take the other's unfinished folder for a stale one. The lock dies with its process.
     """
-    with (out / ".shapes.lock").open("w") as lock:
+    with open_text(out / ".shapes.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

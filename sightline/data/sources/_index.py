@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from sightline import terminal
+from sightline.data.whole_files import replaced
 
 Arrays = dict[str, np.ndarray]
 
@@ -90,18 +90,14 @@ def save(root: Path, name: str, key: str, arrays: Arrays) -> None:
     """Keeps the arrays where `load` finds them; a reader sees the old file or the new one, never a part."""
     data = _encode(key, arrays)
     for place in _places(root, name):
-        # The thread too: two may open the same data at once.
-        unfinished = place.with_name(f"{place.name}.tmp-{os.getpid()}-{threading.get_ident()}")
         try:
             if place.parent != root:
                 place.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_bytes(data)
-            unfinished.replace(place)
+            with replaced(place) as file:
+                file.write(data)
             return
         except OSError:
             continue
-        finally:
-            _remove(unfinished)
 
 
 class Progress:
@@ -158,10 +154,3 @@ def _decode(data: bytes, key: str) -> Arrays | None:
     except (ValueError, TypeError, KeyError, RecursionError):  # a checksum is no promise of what was written
         return None
     return arrays if at == len(body) else None
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink()
-    except OSError:
-        return

@@ -103,7 +103,11 @@ def launch(options: Options, flags: Sequence[str], recipe: Recipe, run: Run, sho
         show(text.rstrip("\n"))
     else:
         hosts = f"{len(plan.hosts)} host" + ("s" if len(plan.hosts) > 1 else "")
-        print(f"{plan.ranks} ranks on {hosts} by {options.launcher}, {each} samples each", file=sys.stderr)
+        port = f"port {plan.port}" if plan.port else "a port that follows from the job's number"
+        meet = (
+            f"; they meet on the first, at {port}, over a network that must be trusted" if len(plan.hosts) > 1 else ""
+        )
+        print(f"{plan.ranks} ranks on {hosts} by {options.launcher}, {each} samples each{meet}", file=sys.stderr)
         _run(options, plan, text)
 
 

@@ -14,12 +14,14 @@ from typing import Any, Literal
 from sightline.errors import UsageError
 from sightline.hardware.launch import torchrun
 from sightline.hardware.launch.place import PORT, Environ, Place, address, is_pod, number, port
-from sightline.hardware.launch.plan import LABEL, Plan
+from sightline.hardware.launch.plan import LABEL, SECONDS_TO_SAVE, Plan
 
 KUBEFLOW = "Kubeflow's operator"
 INDEX = "$(JOB_COMPLETION_INDEX)"  # kubelet puts the value in
 PORT_NAME = {"pytorch": "pytorchjob-port"}  # by which Kubeflow's operator finds MASTER_PORT
 PATH = re.compile(r"/[A-Za-z0-9_./-]*")
+SECONDS_TO_LEAVE = SECONDS_TO_SAVE + 30  # before kubelet kills a pod: ranks save first, then torchrun ends
+MAX_USER = 2**31 - 1
 
 
 def detect(environ: Environ) -> Place | None:
@@ -79,8 +81,10 @@ class Options:
     """Size of /dev/shm, which loader workers use; it counts as memory of the pod."""
     volumes: tuple[str, ...] = ()
     """claim:NAME:/where or host:/path:/where, :ro behind it for reading only."""
+    user: int = 1000
+    """Number of the user and the group that pods run as, which is not root (0); volumes must let it read and write."""
     runtime: str = "torch-distributed"
-    """trainjob: the runtime that it refers to."""
+    """trainjob: the runtime that it refers to, where also the user of its pods is said."""
 
 
 def documents(plan: Plan, options: Options) -> list[dict[str, Any]]:
@@ -89,6 +93,8 @@ def documents(plan: Plan, options: Options) -> list[dict[str, Any]]:
         raise UsageError("--launcher kubernetes needs an image that holds Sightline: --kubernetes.image NAME:TAG")
     if options.namespace and not LABEL.fullmatch(options.namespace):
         raise UsageError(f"--kubernetes.namespace '{options.namespace}' must be small letters, digits and dashes")
+    if not 0 < options.user <= MAX_USER:
+        raise UsageError(f"--kubernetes.user {options.user} must be in 1..{MAX_USER}: pods do not run as root")
     metadata: dict[str, Any] = {"name": plan.name}
     if options.namespace:
         metadata["namespace"] = options.namespace
@@ -187,11 +193,31 @@ def _pod(plan: Plan, options: Options, container: str, command: list[str]) -> di
         "ports": [{"name": PORT_NAME.get(container, "rendezvous"), "containerPort": plan.port or PORT}],
         "resources": _resources(plan, options),
         "volumeMounts": mounts,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
-    spec: dict[str, Any] = {"containers": [body], "volumes": volumes}
+    spec: dict[str, Any] = {
+        "containers": [body],
+        "volumes": volumes,
+        "securityContext": _security(options),
+        "automountServiceAccountToken": False,  # ranks never speak to the cluster
+        "terminationGracePeriodSeconds": SECONDS_TO_LEAVE,
+    }
     if plan.are_named:
         spec["affinity"] = _affinity(plan)
     return {"metadata": {"labels": {"app.kubernetes.io/name": plan.name}}, "spec": spec}
+
+
+def _security(options: Options) -> dict[str, Any]:
+    """Of a pod that is not root, whatever its image says; claims get its group, without a walk over all their files if
+    they have it already."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": options.user,
+        "runAsGroup": options.user,
+        "fsGroup": options.user,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def _affinity(plan: Plan) -> dict[str, Any]:
@@ -214,7 +240,10 @@ def _resources(plan: Plan, options: Options) -> dict[str, Any]:
 
 
 def _environ(plan: Plan) -> list[dict[str, str]]:
-    values = {"PYTHONUNBUFFERED": "1", **plan.environ}
+    # The image need not know the user: torch looks for a name and a home to keep compiled code in.
+    user = {"HOME": "/tmp", "USER": "sightline"}
+    ours = {"PYTHONUNBUFFERED": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SECONDS_TO_SAVE), **user}
+    values = {**ours, **plan.environ}
     return [{"name": name, "value": value} for name, value in zip(values, _escaped([*values.values()]), strict=True)]
 
 
@@ -235,6 +264,8 @@ def _volume(text: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UsageError(
             f"--kubernetes.volumes '{text}' must be claim:NAME:/where or host:/path:/where, or either with :ro"
         )
-    source = {"persistentVolumeClaim": {"claimName": parts[0]}} if kind == "claim" else {"hostPath": {"path": parts[0]}}
-    mount: dict[str, Any] = {"name": name, "mountPath": parts[1]}
-    return {"name": name, **source}, mount | ({"readOnly": True} if is_read_only else {})
+    read_only = {"readOnly": True} if is_read_only else {}
+    # Of the claim too: a volume that is only read keeps the groups of its files.
+    claim = {"persistentVolumeClaim": {"claimName": parts[0], **read_only}}
+    source = claim if kind == "claim" else {"hostPath": {"path": parts[0]}}
+    return {"name": name, **source}, {"name": name, "mountPath": parts[1], **read_only}

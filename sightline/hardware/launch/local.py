@@ -4,18 +4,59 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import uuid
 from collections.abc import Sequence
 
-from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed import HashStore
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from sightline.errors import Interrupted, PeerLost, RankFailed, UsageError
 from sightline.hardware import devices, launch
-from sightline.hardware.launch.plan import hangup
+from sightline.hardware.launch.place import LOOPBACK, STORE
+from sightline.hardware.launch.plan import SECONDS_TO_SAVE, hangup
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1")  # torchrun's, and the one by which schedulers announce the end
+RENDEZVOUS = "sightline"
+
+
+class OneHost(RendezvousHandler):
+    """Rendezvous of an agent that is alone: it opens no socket and unpickles nothing. torch's own listens on all
+    interfaces and unpickles what anybody writes there."""
+
+    def __init__(self, parameters: RendezvousParameters):
+        self.run_id = parameters.run_id
+
+    def get_backend(self) -> str:
+        return RENDEZVOUS
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        store = HashStore()  # in the memory of this process; ranks meet in a file
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, LOOPBACK))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        """Nobody else could join."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return self.run_id
+
+    def shutdown(self) -> bool:
+        return True
 
 
 def start(count: int, device: str, arguments: Sequence[str]) -> bool:
@@ -26,18 +67,27 @@ def start(count: int, device: str, arguments: Sequence[str]) -> bool:
         return False
     _refuse_too_many(count, device)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: the cores are shared
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "120")  # seconds to save in after a signal; 30 is short
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        max_restarts=0,
-        signals_to_handle=",".join([*SIGNALS, *(number.name for number in hangup())]),
-    )
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))  # torch's own 30 is short
+    rendezvous_handler_registry.register(RENDEZVOUS, OneHost)
+    # Of mode 0700: what ranks tell each other is for nobody else to read or change.
+    with tempfile.TemporaryDirectory(prefix="sightline-") as folder:
+        os.environ[STORE] = os.path.join(folder, "store")
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend=RENDEZVOUS,
+            local_addr=LOOPBACK,
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(folder),
+            signals_to_handle=",".join([*SIGNALS, *(number.name for number in hangup())]),
+        )
+        _run(config, count, arguments)
+    return True
+
+
+def _run(config: LaunchConfig, count: int, arguments: Sequence[str]) -> None:
     try:
         elastic_launch(config, sys.executable)("-u", "-m", "sightline", *arguments)
     except SignalException as error:
@@ -52,7 +102,6 @@ def start(count: int, device: str, arguments: Sequence[str]) -> bool:
         raise RankFailed(
             failure.exitcode, f"rank {rank} of {count} ended with exit code {failure.exitcode}; it says why above"
         ) from None
-    return True
 
 
 def refuse_other_count(count: int, local_size: int, launcher: str) -> None:

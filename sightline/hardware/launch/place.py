@@ -11,6 +11,7 @@ from sightline.errors import UsageError
 Environ = Mapping[str, str]
 PORT = 29500  # where nothing says another; torchrun's own
 LOOPBACK = "127.0.0.1"
+STORE = "SIGHTLINE_STORE"  # of `--run.devices`: the file in which ranks meet, in a folder of their user alone
 
 
 @dataclass(frozen=True)

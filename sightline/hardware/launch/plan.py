@@ -29,6 +29,7 @@ FORWARDED = (
 )
 # Never carried along: secrets, and what a launcher must say itself.
 KEPT_BACK = ("*TOKEN*", "*SECRET*", "*PASSWORD*", "*PASSWD*", "*_KEY", "*CREDENTIAL*", "TORCHELASTIC_*")
+SECONDS_TO_SAVE = 120  # that ranks get after a signal, before they are killed
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME")
 
 

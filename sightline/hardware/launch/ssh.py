@@ -17,11 +17,10 @@ from typing import IO
 
 from sightline.errors import RankFailed
 from sightline.hardware.launch import torchrun
-from sightline.hardware.launch.plan import Host, Plan, hangup, in_shell
+from sightline.hardware.launch.plan import SECONDS_TO_SAVE, Host, Plan, hangup, in_shell
 
 CONNECT_TIMEOUT_S = 10
 SECONDS_TO_FOLLOW = 30  # that other hosts get to end by themselves after one has failed
-SECONDS_TO_SAVE = 120  # that all get after a signal, and that torchrun gives its ranks
 CTRL_C = b"\x03"
 
 

@@ -430,6 +430,13 @@ def test_folder_that_is_not_there(serve, tmp_path):
 def test_a_link_in_the_place_of_the_part_is_not_followed(serve, target):
     outside = target.with_name("outside")
     os.symlink(outside, target.with_name("train.zip.part"))
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=r"train\.zip\.part is a symbolic link, which is not followed; delete it"):
         get(serve(ranges()), target)
     assert not outside.exists()
+
+
+def test_a_link_in_the_place_of_its_record_is_not_followed(serve, target):
+    outside = target.with_name("outside")
+    os.symlink(outside, target.with_name("train.zip.part.json"))
+    get(serve(ranges()), target)
+    assert target.read_bytes() == DATA and not outside.exists()

@@ -335,6 +335,47 @@ def test_a_job_of_64_ranks_for_kubernetes(judge: Judge):
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "8", "memory": "512Gi", "cpu": "96"}
     assert {each["mountPath"] for each in container["volumeMounts"]} == {"/dev/shm", "/data", "/runs"}
     assert "affinity" not in pod
+    data, runs = pod["volumes"][1:]
+    assert data["persistentVolumeClaim"]["readOnly"] and "readOnly" not in runs["hostPath"]
+
+
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+@pytest.mark.parametrize("form", ["job", "pytorchjob"])
+def test_pods_are_what_the_restricted_standard_of_kubernetes_allows(form: str, judge: Judge):
+    """The list is that of its Pod Security Standards: volumes that hosts share are for the user to ask for."""
+    documents = list(yaml.safe_load_all(kubernetes_text(form, volumes=("claim:runs:/runs",))))
+    templates = [documents[-1]["spec"]["template"]] if form == "job" else []
+    if form == "pytorchjob":
+        templates = [each["template"] for each in documents[0]["spec"]["pytorchReplicaSpecs"].values()]
+    for template in templates:
+        pod = template["spec"]
+        judge({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod})
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert all(container["securityContext"] == RESTRICTED for container in pod["containers"])
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        assert all({"emptyDir", "persistentVolumeClaim"} & volume.keys() for volume in pod["volumes"])
+        assert pod["automountServiceAccountToken"] is False
+
+
+def test_a_pod_lives_longer_than_its_ranks_may_take_to_save():
+    """As torchrun reads it: the time in which ranks are let be after a signal."""
+    _, job = yaml.safe_load_all(kubernetes_text())
+    pod = job["spec"]["template"]["spec"]
+    environ = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+    assert 30 < int(environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
+
+
+def test_the_user_of_pods_is_never_root():
+    options = Options(nodes=2, launcher="kubernetes")
+    chosen = replace(options.kubernetes, image="x", user=5000)
+    _, job = yaml.safe_load_all(text_of(replace(options, kubernetes=chosen)))
+    found = job["spec"]["template"]["spec"]["securityContext"]
+    assert [found[key] for key in ("runAsUser", "runAsGroup", "fsGroup")] == [5000] * 3
+    with pytest.raises(UsageError, match="--kubernetes.user 0 must be in 1..2147483647: pods do not run as root"):
+        text_of(replace(options, kubernetes=replace(chosen, user=0)))
 
 
 def test_named_hosts_get_one_pod_each_in_kubernetes(judge: Judge):

@@ -1,9 +1,15 @@
 """Who we are among the ranks, and that one rank alone needs nobody. Several ranks are in tests/distributed."""
 
+import os
+import socket
+from datetime import timedelta
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 
-from sightline.errors import UsageError
+from sightline.errors import PeerLost, UsageError
 from sightline.hardware import devices, world
 from sightline.hardware.world import World
 
@@ -71,3 +77,51 @@ def test_one_rank_alone_needs_nobody():
     alone.close()
     assert tensor.tolist() == [1.0, 2.0]
     assert not torch.distributed.is_initialized()
+
+
+IFF_LOOPBACK = 8  # of Linux
+
+
+def test_the_loopback_is_taken_unless_the_user_names_interfaces(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "ib0"})
+    world.keep_to_loopback()
+    flags = Path("/sys/class/net", os.environ["GLOO_SOCKET_IFNAME"], "flags").read_text()
+    assert int(flags, 16) & IFF_LOOPBACK and os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def test_a_store_listens_at_the_address_that_all_hosts_were_given():
+    """Linux answers at every address of 127.0.0.0/8, as at those of several interfaces."""
+    port = free_port()
+    with socket.socket(fileno=world._listener("127.0.0.2", port)) as listener:
+        assert listener.getsockname() == ("127.0.0.2", port)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+        with pytest.raises(PeerLost, match=f"127.0.0.2:{port}: Address already in use; set MASTER_PORT"):
+            world._listener("127.0.0.2", port)
+
+
+@pytest.mark.parametrize("address", ["node1", "203.0.113.7"])
+def test_a_name_or_the_address_of_a_gateway_is_left_to_torch(address: str):
+    assert world._listener(address, free_port()) is None
+
+
+def test_several_hosts_are_told_where_they_meet(environment):
+    environment(COMPLETE)
+    assert "host:29500" in world.meeting_place(world.detect())
+    environment({**COMPLETE, "LOCAL_WORLD_SIZE": "8"})
+    assert world.meeting_place(world.detect()) == ""
+
+
+def test_a_rank_that_does_not_come_to_a_file_is_lost(tmp_path: Path):
+    """As one that does not come to a server: such stores raise errors of different types."""
+    store = dist.FileStore(str(tmp_path / "store"))
+    store.set_timeout(timedelta(seconds=0.01))
+    store.set("there", "")
+    with pytest.raises(RuntimeError) as met:
+        store.wait(["absent"])
+    assert world.is_loss(met.value)

@@ -297,6 +297,16 @@ def test_a_run_resumed_inside_the_window_traces_the_rest(tmp_path):
     assert marks(tmp_path) == [f"{MARK}3", f"{MARK}4"]
 
 
+def test_links_that_lie_in_its_folder_are_replaced_and_not_followed(tmp_path):
+    names = ("trace.json.gz", "time.json", "time.txt")
+    (tmp_path / "profile").mkdir()
+    for name in names:
+        (tmp_path / "profile" / name).symlink_to(tmp_path / "elsewhere")
+    Training().run(ProfileWindow((0, 0), tmp_path, CPU, lambda: 0.0), range(1))
+    assert not (tmp_path / "elsewhere").exists()
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == sorted(names)
+
+
 def test_an_error_inside_the_window_leaves_no_profiler_behind(tmp_path):
     window = ProfileWindow((0, 3), tmp_path, CPU, lambda: 0.0)
     with pytest.raises(KeyError), window.step(0):

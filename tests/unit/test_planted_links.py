@@ -1,0 +1,218 @@
+"""Folders that others may write into: a link planted under a name that we use leads nowhere.
+
+The names under `REPLACED` are those that temporary files had while they could be guessed.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import tarfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from sightline import log
+from sightline.attempts import Attempt
+from sightline.benchmark_log import BenchmarkLog
+from sightline.data.classification import ClassificationData
+from sightline.data.prepare import shapes
+from sightline.data.prepare._decathlon_cases import begin
+from sightline.data.prepare._decathlon_raw import unpack
+from sightline.data.prepare._pieces import _begin, alone_in, write_text
+from sightline.data.sources import _index
+from sightline.data.static import dump
+from sightline.data.workers import Bad
+from sightline.errors import UsageError
+from sightline.log import RunLog
+from sightline.report.predictions import write_whole
+from sightline.train.checkpoint import Checkpoints
+
+MINE = "a file of mine\n"
+
+
+@contextlib.contextmanager
+def run_log(folder: Path, **options):
+    opened = RunLog(folder, **options)
+    try:
+        yield opened
+    finally:
+        opened.release()
+
+
+def claim(folder: Path) -> None:
+    with run_log(folder):
+        pass
+
+
+def tell(folder: Path) -> None:
+    with run_log(folder) as opened:
+        opened.event("start")
+
+
+def tell_as_rank_1(folder: Path) -> None:
+    with run_log(folder, is_main=False, rank=1):
+        pass
+
+
+def skip_sample(folder: Path) -> None:
+    with run_log(folder) as opened:
+        opened.bad_sample(Bad("train", 0, "a.jpg", "is no picture"))
+
+
+def measure(folder: Path) -> None:
+    BenchmarkLog(folder, "a", {}, "").close(0)
+
+
+def draw(folder: Path) -> None:
+    options = shapes.Options(folder, only=("segmentation",), train_volumes=1, test_volumes=1)
+    shapes.prepare(options, lambda what, done, total: None)
+
+
+def prepare(folder: Path) -> None:
+    with alone_in(folder):
+        pass
+
+
+def extract(folder: Path) -> None:
+    archive = folder.with_name("a.tar")
+    with tarfile.open(archive, "w") as tar:
+        member = tarfile.TarInfo("dataset.json")
+        member.size = 2
+        tar.addfile(member, io.BytesIO(b"{}"))
+    (folder / "raw").mkdir(exist_ok=True)
+    unpack(archive, folder / "raw", lambda what, done, total: None)
+
+
+Act = Callable[[Path], object]
+REFUSED: list[tuple[str, Act]] = [
+    (".lock", claim),
+    ("log.jsonl", tell),
+    ("rank_1.log", tell_as_rank_1),
+    ("bad_samples.jsonl", skip_sample),
+    ("metric.log", measure),
+    (".prepare.lock", prepare),
+    (".shapes.lock", draw),
+]
+REFUSED_FOLDERS: list[tuple[str, Act]] = [
+    (".segmentation.drawing", draw),
+    (".prepare", lambda folder: _begin(folder, {})),
+    (".prepare", lambda folder: begin(folder, {})),
+    ("raw", extract),
+]
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """What the one who plants a link would have us change."""
+    (tmp_path / "home").mkdir()
+    file = tmp_path / "home" / "file"
+    file.write_text(MINE)
+    return file
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    (tmp_path / "shared").mkdir()
+    return tmp_path / "shared"
+
+
+@pytest.mark.parametrize(("name", "act"), REFUSED, ids=[name for name, _ in REFUSED])
+def test_a_link_in_the_place_of_a_lock_or_log_is_refused(name: str, act: Act, shared: Path, victim: Path):
+    (shared / name).symlink_to(victim)
+    with pytest.raises(UsageError, match=f"{name} is a symbolic link, which is not followed; delete it, or choose"):
+        act(shared)
+    assert victim.read_text() == MINE
+
+
+@pytest.mark.parametrize(("name", "act"), REFUSED, ids=[name for name, _ in REFUSED])
+def test_a_link_to_nothing_makes_no_file_elsewhere(name: str, act: Act, shared: Path, victim: Path):
+    (shared / name).symlink_to(victim.with_name("new"))
+    with pytest.raises(UsageError, match="is a symbolic link"):
+        act(shared)
+    assert [path.name for path in victim.parent.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("name", "act"), REFUSED_FOLDERS, ids=[name for name, _ in REFUSED_FOLDERS])
+def test_a_link_in_the_place_of_a_folder_is_refused(name: str, act: Act, shared: Path, victim: Path):
+    (shared / name).symlink_to(victim.parent)
+    with pytest.raises(UsageError, match=f"{name} is a symbolic link"):
+        act(shared)
+    assert [path.name for path in victim.parent.iterdir()] == ["file"] and victim.read_text() == MINE
+
+
+# Temporary files
+
+
+def write_config(folder: Path) -> None:
+    with run_log(folder) as opened:
+        opened.write_file("config.yaml", "a: 1\n")
+
+
+def take_over(folder: Path) -> None:
+    first, second = (Attempt("job", "job", restarts, 2) for restarts in range(2))
+    with run_log(folder, attempt=first), run_log(folder, attempt=second):
+        pass
+
+
+REPLACED: list[tuple[str, Act, str]] = [  # the planted name, what is done, and a file that must be there afterwards
+    (".config.yaml.0.tmp", write_config, "config.yaml"),
+    (".lock.PID", take_over, ".lock"),
+    (".benchmark_run.log.tmp", measure, "benchmark_run.log"),
+    (
+        ".predicted-PID.txt",
+        lambda folder: write_whole(folder / "a.txt", lambda p: p.write_text("")),
+        "a.txt",
+    ),
+    (
+        ".sightline-index-a.tmp-PID-THREAD",
+        lambda folder: _index.save(folder, "a", "key", {}),
+        ".sightline-index-a",
+    ),
+    ("shapes.json.part", draw, "shapes.json"),
+    (f".{hashlib.sha256(b'a').hexdigest()[:16]}.part-PID", lambda folder: write_text(folder, "a", ""), "a"),
+    ("raw/.unpacked", extract, "raw/.unpacked"),
+]
+
+
+@pytest.mark.parametrize(("name", "act", "written"), REPLACED, ids=[name for name, _, _ in REPLACED])
+def test_a_link_at_the_name_of_a_temporary_file_is_not_followed(
+    name: str, act: Act, written: str, shared: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(log, "TAKE_OVER_S", 0.1)
+    planted = shared / name.replace("PID", str(os.getpid())).replace("THREAD", str(threading.get_ident()))
+    planted.parent.mkdir(exist_ok=True)
+    planted.symlink_to(victim)
+    act(shared)
+    assert victim.read_text() == MINE
+    assert (shared / written).is_file() and not (shared / written).is_symlink()
+
+
+def test_a_save_follows_no_link(shared: Path, victim: Path):
+    """One lies there before it begins, others are planted while it writes."""
+    (shared / f"ckpt-00000001.tmp-{os.getpid()}").symlink_to(victim.parent)
+
+    def plant() -> None:
+        for name in ("latest.tmp", "best.tmp"):
+            (shared / name).symlink_to(victim)
+
+    saved = Checkpoints(shared, 1, print, plant).save(1, {"model": {"a": torch.ones(1)}}, {}, best_step=1)
+    assert saved.is_dir() and not saved.is_symlink()
+    assert [(shared / name).read_text() for name in ("latest", "best")] == ["ckpt-00000001\n"] * 2
+    assert [path.name for path in victim.parent.iterdir()] == ["file"] and victim.read_text() == MINE
+
+
+def test_batches_follow_no_link(shared: Path, victim: Path):
+    """Planted once the folder, which must be empty, is being written."""
+    planted = [shared / name for name in ("batch-000001.safetensors", "batches.json")]
+
+    def plant(what: str, done: int, total: int) -> None:
+        for path in planted if done == 1 else ():
+            path.symlink_to(victim)
+
+    data = ClassificationData(path="synthetic:classes=4,samples=30,size=12", size=8, eval_resize=8, eval_size=8)
+    dump(data, shared, 4, 2, 0, plant)
+    assert victim.read_text() == MINE and not any(path.is_symlink() for path in planted)
