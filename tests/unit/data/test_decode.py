@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps
 
-from sightline.data import decode
+from sightline.data import decode, image_headers
 from sightline.data.decode import MAX_BYTES, MAX_PIXELS, decode_rgb, read_header
 from sightline.errors import BadSample
 
@@ -298,7 +298,7 @@ def test_cut_files_of_other_formats(format, share):
         (b"GIF89a" + bytes(50), "a GIF file"),
         (b"II*\x00" + bytes(50), "a TIFF file"),
         (b"\xff\xd8\xff", "without its end marker"),
-        (b"\xff\xd8\xff\xd9", "no picture"),
+        (b"\xff\xd8\xff\xd9", "no image"),
         (b"\xff\xd8\xff\xe0\x00\x01\xff\xd9", "claims 1 bytes"),
         (b"BM", "inside its header"),
         (b"RIFF\x04\x00\x00\x00WEBP", "starts with"),
@@ -345,7 +345,7 @@ def test_caps_on_bytes_scans_and_segments(monkeypatch):
     scan = jpeg[jpeg.index(b"\xff\xda") : -2]
     assert_refused(jpeg[:-2] + scan * 101 + jpeg[-2:], "102 scans")
     assert_refused(jpeg[:2] + b"\xff\xfe\x00\x02" * 100_001 + jpeg[2:], "more than 100000 segments")
-    monkeypatch.setattr(decode, "MAX_BYTES", 1000)
+    monkeypatch.setattr(image_headers, "MAX_BYTES", 1000)
     assert_refused(bytes(1001), "1001 bytes, more than the 1000 allowed")
     assert MAX_BYTES == 256 * 2**20
 
