@@ -167,7 +167,7 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
             yield marker, at, at + 2
             return
         if marker not in _JPEG_SEGMENTS:
-            raise Damaged(f"JPEG with marker 0xFF{marker:02X} at byte {at}, which decoders read differently or not")
+            raise Damaged(f"JPEG with marker 0xFF{marker:02X} at byte {at}, on which decoders disagree")
         if at + 4 > len(data):
             raise Damaged(f"JPEG cut off after {len(data)} bytes, inside a segment's header")
         length = data[at + 2] << 8 | data[at + 3]
