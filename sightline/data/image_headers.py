@@ -270,8 +270,11 @@ def _read_png_header(data: bytes) -> Header:
     if depth not in _PNG_DEPTHS.get(colour, ()) or compression or filtering or interlace > 1:
         raise Damaged(f"PNG of a kind that there is not: {tuple(data[start + 8 : end])}")
     per_pixel = _RGB + (depth // 16 + 1 if colour in _PNG_ONE_SAMPLE else _IN_PILLOW)
-    orientations = [_exif_orientation(data[start:end]) for kind, start, end in chunks if kind == b"eXIf"]
-    return Header("PNG", width, height, next(iter(orientations), 1), bytes_per_pixel=per_pixel)
+    orientation = None
+    for kind, start, end in chunks:
+        if kind == b"eXIf" and orientation is None:
+            orientation = _exif_orientation(data[start:end])
+    return Header("PNG", width, height, orientation or 1, bytes_per_pixel=per_pixel)
 
 
 def _read_bmp_header(data: bytes) -> Header:

@@ -66,7 +66,7 @@ def read_scan(path: Path, name: str) -> Scan:
         header = _header(file, path, name)
         voxels, broken = np.empty(header.shape, np.float32), 0
         for values, out in _blocks(file, header, voxels, path, name):
-            with np.errstate(over="ignore"):  # becomes infinite, which is told
+            with np.errstate(over="ignore", invalid="ignore"):  # infinite or NaN, which is told
                 out[...] = values
             broken += len(out) - int(np.count_nonzero(np.isfinite(out)))
     if broken:
@@ -182,7 +182,8 @@ def _header(file: BinaryIO, path: Path, name: str) -> Header:
         found = kinds[length].from_fileobj(io.BytesIO(begin[:length]), check=False)
         dtype = found.get_data_dtype()
         slope, intercept = found.get_slope_inter()
-        affine = np.asarray(found.get_best_affine(), np.float64)
+        with np.errstate(all="ignore"):  # what is not finite is told below
+            affine = np.asarray(found.get_best_affine(), np.float64)
     except (HeaderDataError, KeyError, ValueError, ArithmeticError) as error:
         raise refuse(f"its header is damaged ({error}); fetch it again") from error
     if not found["magic"].item().startswith(b"n+"):

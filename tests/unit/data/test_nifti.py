@@ -77,6 +77,24 @@ def test_scan_that_is_not_finite(save, value):
         read_scan(save(voxels), "case 7")
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_overflow_are_told_without_a_warning(save):
+    path = save(np.full((3, 3, 3), 1e300), "a.nii")
+    content = bytearray(path.read_bytes())
+    content[352:360] = b"\x01\x00\x00\x00\x00\x00\xf0\x7f"  # a signalling NaN
+    path.write_bytes(content)
+    with pytest.raises(BadSample, match="27 of its 27 voxels are NaN or infinite"):
+        read_scan(path, "a")
+    path = save(np.zeros((3, 3, 3), np.uint8), "b.nii", kind=nibabel.Nifti2Image)
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<4d", content, 104, 1.0, 1e308, 1e308, 1e308)  # pixdim
+    struct.pack_into("<2i", content, 344, 1, 0)  # the affine comes from a quaternion
+    struct.pack_into("<3d", content, 352, 0.5, 0.5, 0.5)
+    path.write_bytes(content)
+    with pytest.raises(BadSample, match="voxels of"):
+        read_scan(path, "a")
+
+
 @pytest.mark.parametrize("shape", [(4, 7, 5), (3, 4, 7, 5)])
 @pytest.mark.parametrize("name", ["mask.nii", "mask.nii.gz"])
 def test_written_as_nibabel_reads_it(tmp_path, shape, name):
