@@ -25,6 +25,8 @@ from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecis
 BACKGROUND = "background"
 # Room for one encoded picture on its way to the device's decoder: twice ImageNet's mean. Larger ones take the CPU.
 ENCODED_ROOM = 256 * 1024
+# Of one image there, 48 MB: blank ones have 500 pixels a byte, and a batch of them would fill the device's memory.
+DEVICE_PIXELS = 2**24
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ class ClassificationData(Augment, DataConfig):
 
 def _fits_device(data: bytes, header: Header | None) -> bool:
     """Whether the device's decoder may have this picture; a turned one is turned on the CPU."""
-    return header is not None and header.is_plain_jpeg and header.orientation == 1 and len(data) <= ENCODED_ROOM
+    if header is None or not header.is_plain_jpeg or header.orientation != 1:
+        return False
+    return len(data) <= ENCODED_ROOM and header.width * header.height <= DEVICE_PIXELS
 
 
 class ClassificationDataset(Dataset):

@@ -8,6 +8,7 @@ import gzip
 import io
 import math
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,10 +18,11 @@ import numpy as np
 from sightline.data.whole_files import folder_below, written_whole
 from sightline.errors import BadSample
 
-MAX_VOXELS = 2**30  # of one file, all channels: four times the Decathlon's largest, 4 GB as float32
+MAX_BYTES = 2 * 2**30  # of one file's voxels, as stored and as float32: twice the Decathlon's largest CT
+MAX_VOXELS = MAX_BYTES // 4  # of all channels
 _MAX_SIDE = 2**15
 _MAX_OFFSET = 16 * 2**20  # of the voxels in the file: a header and its extensions
-_MAX_TAIL = 16 * 2**20  # bytes after the voxels: a small file may unpack to any amount of them
+_MAX_TAIL = 64 * 2**10  # bytes after the voxels, which some programs leave; a small file may unpack to any amount
 _DEFLATE_RATIO = 1032  # bytes that one byte of a gzip file can become at most
 _SPACING_MM = (1e-4, 1e4)
 _CHUNK = 1 << 20
@@ -60,16 +62,13 @@ def read_header(path: Path, name: str) -> Header:
 
 def read_scan(path: Path, name: str) -> Scan:
     """An image of one or several channels; raises BadSample for what is damaged, not finite or no NIfTI."""
-    header, stored = _read(path, name)
-    if header.scale is None:
-        voxels = stored.astype(np.float32)
-    else:
-        slope, intercept = map(np.float64, header.scale)
-        voxels = np.empty(stored.shape, np.float32)
-        with np.errstate(over="ignore"):
-            for plane, out in zip(stored.reshape(-1, *stored.shape[2:]), _planes(voxels), strict=True):
-                out[...] = plane * slope + intercept
-    broken = sum(int(np.count_nonzero(~np.isfinite(plane))) for plane in _planes(voxels))
+    with _opened(path, name) as file:
+        header = _header(file, path, name)
+        voxels, broken = np.empty(header.shape, np.float32), 0
+        for values, out in _blocks(file, header, voxels, path, name):
+            with np.errstate(over="ignore", invalid="ignore"):  # infinite or NaN, which is told
+                out[...] = values
+            broken += len(out) - int(np.count_nonzero(np.isfinite(out)))
     if broken:
         raise BadSample(name, f"{broken} of its {voxels.size} voxels are NaN or infinite; mend or remove the volume")
     return Scan(voxels, header.spacing, header.affine)
@@ -77,18 +76,20 @@ def read_scan(path: Path, name: str) -> Scan:
 
 def read_label(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
     """((depth, height, width) uint8, affine) of a file of class numbers; raises BadSample."""
-    header, stored = _read(path, name)
-    if header.shape[0] != 1:
-        raise BadSample(name, f"a label with {header.shape[0]} channels; one number a voxel was expected")
-    values = stored[0]
-    if header.scale is not None:
-        values = values * np.float64(header.scale[0]) + np.float64(header.scale[1])
-    with np.errstate(invalid="ignore"):
-        label = values.astype(np.uint8)
-    differing = label != values  # NaN differs from everything
-    if differing.any():
-        found = values[differing].ravel()[0]
-        raise BadSample(name, f"a label of {found}; whole numbers from 0 to 255 were expected")
+    wrong: np.ndarray | None = None  # told once the whole file has proved to be undamaged
+    with _opened(path, name) as file:
+        header = _header(file, path, name)
+        if header.shape[0] != 1:
+            raise BadSample(name, f"a label with {header.shape[0]} channels; one number a voxel was expected")
+        label = np.empty(header.shape[1:], np.uint8)
+        for values, out in _blocks(file, header, label, path, name):
+            with np.errstate(invalid="ignore"):
+                out[...] = values.astype(np.uint8)
+            differing = out != values  # NaN differs from everything
+            if wrong is None and differing.any():
+                wrong = values[differing][:1]
+    if wrong is not None:
+        raise BadSample(name, f"a label of {wrong[0]}; whole numbers from 0 to 255 were expected")
     return label, header.affine
 
 
@@ -108,11 +109,6 @@ def write_volume(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
         file.write(content)
 
 
-def _planes(voxels: np.ndarray) -> np.ndarray:
-    """Slice by slice, so that what is computed on the way stays small."""
-    return voxels.reshape(-1, *voxels.shape[2:])
-
-
 def _opened(path: Path, name: str) -> BinaryIO:
     try:
         if not path.is_file():  # reading a pipe would wait for ever
@@ -124,29 +120,45 @@ def _opened(path: Path, name: str) -> BinaryIO:
         raise BadSample(name, f"{path} cannot be read: {error.strerror}") from error
 
 
-def _read(path: Path, name: str) -> tuple[Header, np.ndarray]:
-    """The header and the voxels (channel, depth, height, width) as stored."""
-    with _opened(path, name) as file:
-        header = _header(file, path, name)
-        size = header.voxels * header.dtype.itemsize
-        try:
-            file.seek(header.offset)
-            content = bytearray(size)
-            filled, view = 0, memoryview(content)
-            while filled < size and (count := file.readinto(view[filled : filled + _CHUNK])):  # type: ignore[attr-defined]
-                filled += count
-            tail = 0
-            while part := file.read(_CHUNK):  # to the end, where gzip's checksum stands
-                tail += len(part)
-                if tail > _MAX_TAIL:
-                    raise BadSample(
-                        name, f"{path} goes on for more than {_MAX_TAIL} bytes after its voxels; write it anew"
-                    )
-        except (OSError, EOFError, zlib.error) as error:
-            raise BadSample(name, f"{path} is damaged ({error}); fetch it again") from error
-    if filled < size:
-        raise BadSample(name, f"{path} ends after {filled} of {size} bytes of voxels, it was cut off; fetch it again")
-    return header, np.frombuffer(content, header.dtype).reshape(header.shape)
+def _blocks(
+    file: BinaryIO, header: Header, into: np.ndarray, path: Path, name: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the values of some voxels and their place in `into`, until all were read; then look at the file's end.
+
+    Values are scaled in double precision. A block at a time, because a whole volume as stored, or in doubles, would
+    take up to three times the memory of what is kept.
+    """
+    flat = into.reshape(-1)
+    buffer = memoryview(bytearray(_CHUNK))
+    step = _CHUNK // header.dtype.itemsize
+    size, filled = flat.size * header.dtype.itemsize, 0
+    try:
+        file.seek(header.offset)
+        for start in range(0, flat.size, step):
+            out = flat[start : start + step]
+            wanted = buffer[: len(out) * header.dtype.itemsize]
+            count = _fill(file, wanted)
+            filled += count
+            if count < len(wanted):
+                reason = f"{path} ends after {filled} of {size} bytes of voxels, it was cut off; fetch it again"
+                raise BadSample(name, reason)
+            values = np.frombuffer(wanted, header.dtype)
+            if header.scale is not None:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    values = values * np.float64(header.scale[0]) + np.float64(header.scale[1])
+            yield values, out
+        if _fill(file, memoryview(bytearray(_MAX_TAIL + 1))) > _MAX_TAIL:
+            raise BadSample(name, f"{path} has more than {_MAX_TAIL} bytes after its voxels; write it again")
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadSample(name, f"{path} is damaged ({error}); fetch it again") from error
+
+
+def _fill(file: BinaryIO, view: memoryview) -> int:
+    """Bytes that were read: less than the view holds only at the end, where gzip's checksum is looked at."""
+    filled = 0
+    while filled < len(view) and (count := file.readinto(view[filled:])):  # type: ignore[attr-defined]
+        filled += count
+    return filled
 
 
 def _header(file: BinaryIO, path: Path, name: str) -> Header:
@@ -170,7 +182,8 @@ def _header(file: BinaryIO, path: Path, name: str) -> Header:
         found = kinds[length].from_fileobj(io.BytesIO(begin[:length]), check=False)
         dtype = found.get_data_dtype()
         slope, intercept = found.get_slope_inter()
-        affine = np.asarray(found.get_best_affine(), np.float64)
+        with np.errstate(all="ignore"):  # what is not finite is told below
+            affine = np.asarray(found.get_best_affine(), np.float64)
     except (HeaderDataError, KeyError, ValueError, ArithmeticError) as error:
         raise refuse(f"its header is damaged ({error}); fetch it again") from error
     if not found["magic"].item().startswith(b"n+"):
@@ -202,13 +215,22 @@ def _shape(dim: list[int], refuse: Any) -> tuple[int, int, int, int]:
     if len(sizes) not in (3, 4):
         raise refuse(f"a volume of {axes} axes; three, or four with the channels last, were expected")
     if not all(1 <= n <= _MAX_SIDE for n in sizes) or math.prod(sizes) > MAX_VOXELS:
-        raise refuse(f"{' x '.join(map(str, sizes))} voxels; 1 to {MAX_VOXELS} in all were expected")
+        raise refuse(
+            f"{' x '.join(map(str, sizes))} voxels; 1 to {MAX_VOXELS} in all were expected; crop or resample it"
+        )
     x, y, z, *channels = sizes
     return (channels[0] if channels else 1, z, y, x)
 
 
 def _check_size(header: Header, is_packed: bool, stored: int, refuse: Any) -> None:
     """Nothing is allocated because a header says so: the file must be able to hold it."""
-    wanted = header.offset + header.voxels * header.dtype.itemsize
+    size = header.voxels * header.dtype.itemsize
+    if size > MAX_BYTES:
+        raise refuse(
+            f"{size} bytes of {header.dtype} voxels, more than the {MAX_BYTES} allowed; crop it, or store int16"
+        )
+    wanted = header.offset + size
     if wanted > (stored * _DEFLATE_RATIO if is_packed else stored):
         raise refuse(f"its header claims {wanted} bytes, which {stored} cannot hold; it was cut off, fetch it again")
+    if not is_packed and stored > wanted + _MAX_TAIL:
+        raise refuse(f"has {stored} bytes where its header claims {wanted}; write it again")

@@ -5,6 +5,7 @@ NumPy and SciPy only. Preparing data and predicting single files run the same fu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -121,10 +122,17 @@ def normalise(image: np.ndarray, spec: DataSpec) -> np.ndarray:
         else:
             into[...] = channel
             # In double: the sum of 10^8 floats loses digits otherwise.
-            mean, std = float(channel.mean(dtype=np.float64)), float(channel.std(dtype=np.float64)) or 1.0
+            mean = float(channel.mean(dtype=np.float64))
+            std = _deviation(channel, mean) or 1.0
         into -= np.float32(mean)
         into /= np.float32(std)
     return out
+
+
+def _deviation(channel: np.ndarray, mean: float) -> float:
+    """In double, slice by slice: NumPy's own would hold all of the channel in doubles."""
+    squares = sum(float(np.square(np.subtract(plane, mean, dtype=np.float64)).sum()) for plane in channel)
+    return math.sqrt(squares / channel.size)
 
 
 def close_gaps(label: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sightline.data.arrays import map_array
 from sightline.data.files import list_files
 from sightline.data.nifti import read_label
 from sightline.data.volume_files import SUFFIXES, case_name
@@ -151,12 +152,9 @@ def _read_predicted(case: str, path: Path) -> tuple[np.ndarray, np.ndarray | Non
     """(depth, height, width) uint8 and, where the file has one, its affine."""
     if not path.name.endswith(PROBABILITIES):
         return read_label(path, case)
-    try:
-        scores = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise BadSample(case, f"{path} cannot be read: {error}") from error
-    if not isinstance(scores, np.ndarray) or scores.ndim != 4 or scores.dtype.kind != "f" or not scores.size:
-        what = f"{scores.dtype} of shape {scores.shape}" if isinstance(scores, np.ndarray) else "no array"
+    scores = map_array(path, case, "predict it again")
+    if scores.ndim != 4 or scores.dtype.kind != "f" or not scores.size:
+        what = f"{scores.dtype} of shape {scores.shape}"
         raise BadSample(case, f"{path} holds {what}; floats of (classes, depth, height, width) were expected")
     if len(scores) > _VALUES:
         raise BadSample(case, f"{path} has {len(scores)} classes; at most {_VALUES} were expected")

@@ -9,8 +9,10 @@ import torch
 from PIL import Image, ImageFilter
 
 from sightline.data.classification import ClassificationData
+from sightline.data.decode import decode_on_device, read_header
 from sightline.data.loader import Loader
 from sightline.data.order import TrainOrder
+from sightline.errors import BadSample
 from sightline.hardware import devices
 
 pytestmark = pytest.mark.device
@@ -100,3 +102,32 @@ def test_a_picture_the_engines_refuse_is_decoded_on_the_cpu(folder):
     first.write_bytes(data[: scan + 200] + b"\xff\xd9")  # all but the first rows missing: libjpeg fills them with grey
     batches, _ = load(folder, "gpu")
     assert len(batches) == 8
+
+
+def test_the_gpu_reads_the_size_that_the_guard_reads():
+    """Another image of another size hides wherever the guard passes over bytes."""
+    jpeg, other = (made_jpeg(width, height) for width, height in ((64, 48), (128, 96)))
+    at, other_at = jpeg.index(b"\xff\xc0"), other.index(b"\xff\xc0")
+    odd = (
+        jpeg[:at] + b"\xff\xff\xff" + jpeg[at:],  # padding
+        jpeg[:at] + b"\xff\x00" + jpeg[at:],
+        jpeg[:at] + b"between segments" + jpeg[at:],
+        jpeg[:2] + b"\xff\xef" + len(other).to_bytes(2, "big") + other[2:] + jpeg[2:],  # inside a segment
+        jpeg[:-2] + b"\xff\xdc\x00\x04\x00\x60" + jpeg[-2:],  # another number of lines
+        jpeg + other,
+    )
+    for data in odd:
+        assert read_header(data, "odd.jpg").shape == (48, 64, 3)
+        (planes,) = decode_on_device([torch.frombuffer(bytearray(data), dtype=torch.uint8)], torch.device("cuda"))
+        assert planes.shape == (3, 48, 64)
+    second = jpeg[:at] + other[other_at : other_at + 19] + jpeg[at:]
+    restart = jpeg[:2] + b"\xff\xd0\x00\x06\xff\xef" + len(other).to_bytes(2, "big") + other[2:] + jpeg[2:]
+    for data in (second, restart):
+        with pytest.raises(BadSample):
+            read_header(data, "odd.jpg")
+
+
+def made_jpeg(width: int, height: int) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (width, height), (9, 99, 200)).save(stream, "JPEG")
+    return stream.getvalue()

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,30 @@ def test_more_than_allowed_ends_with_exit_3_and_a_summary(sightline, data, bad, 
     assert "4 samples cannot be read" in ended.stderr
     assert "bad_samples.jsonl" in ended.stderr and "--data.max-bad-samples" in ended.stderr
     assert {record["name"] for record in listed(ended.out)} == set(bad)
+
+
+def test_images_that_hide_their_size_are_skipped_and_named(sightline, data, tmp_path):
+    """A guard that read the one header while the decoder read the other let them take gigabytes."""
+    png_victim, jpeg_victim = sorted((data / "train").glob("*/*.jpg"))[:2]
+    jpeg = jpeg_victim.read_bytes()
+    at = jpeg.index(b"\xff\xc0")
+    frame = jpeg[at : at + 19]
+    huge = frame[:5] + struct.pack(">HH", 13000, 13000) + frame[9:]
+    # 0xFF01 has no length; who believes in one jumps over the true frame, into the one of the segment after it.
+    hidden = b"\xff\x01" + struct.pack(">H", 2 + len(huge) + 4) + huge + b"\xff\xef" + struct.pack(">H", 21) + frame
+    jpeg_victim.write_bytes(jpeg[:at] + hidden + jpeg[at + 19 :])
+    sizes = [struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0) for side in (8, 13000)]
+    chunks = [(b"IHDR", sizes[0]), (b"IHDR", sizes[1]), (b"IDAT", zlib.compress(bytes(200))), (b"IEND", b"")]
+    png_victim.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    ))  # fmt: skip
+    ended = sightline.run(tmp_path / "run", "--data.path", str(data), *PICTURES, "--data.on-bad-sample", "skip")
+    assert ended.code == 0, ended
+    found = {record["name"]: record["reason"] for record in listed(ended.out)}
+    assert "second header" in found.pop(str(png_victim.relative_to(data / "train")))
+    assert "marker 0xFF01" in found.pop(str(jpeg_victim.relative_to(data / "train")))
+    assert not found
 
 
 def test_picture_that_vanishes_while_training(sightline, data, tmp_path):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from sightline.data.arrays import map_array
 from sightline.data.decathlon import PLAN, Case, Plan, read_plan
 from sightline.data.sources import VolumeSource, _index
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.parts import DataSpec, Split
 
 _FOLD_SEED = 12345  # the folds that published numbers are of
-_MAX_HEADER_BYTES = 4096
 
 
 def detect(path: str) -> bool:
@@ -80,10 +80,7 @@ class DecathlonSource(VolumeSource):
 
     def _mapped(self, file: str, case: Case, shape: tuple[int, ...], dtype: type) -> np.ndarray:
         path = self.folder / file
-        try:
-            found = np.lib.format.open_memmap(path, mode="r", max_header_size=_MAX_HEADER_BYTES)
-        except (OSError, ValueError, EOFError, SyntaxError) as error:  # also a header that claims more than there is
-            raise BadSample(case.name, f"{path} cannot be read: {error}; prepare the data again") from error
+        found = map_array(path, case.name, "prepare the data again")
         if found.shape != shape or found.dtype != dtype:
             raise BadSample(
                 case.name,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline.data.classification import ENCODED_ROOM, ClassificationData
+from sightline.data.classification import DEVICE_PIXELS, ENCODED_ROOM, ClassificationData
 from sightline.data.loader import Loader
 from sightline.data.order import EvalOrder, TrainOrder
 from sightline.errors import BadData, UsageError
@@ -64,6 +64,17 @@ def batches(path: Path, split: str, on_device: bool, count: int, workers=0, **fi
         return [{key: value.clone() for key, value in loader.next(split).items()} for _ in range(count)]
     finally:
         loader.close()
+
+
+def test_a_small_file_of_many_pixels_stays_on_the_cpu(tmp_path):
+    """Blank, so that its file is small: a batch of such would fill the memory of a device."""
+    for number, side in enumerate((4096, 4104)):
+        write(tmp_path / "train" / "c0", f"{number}.jpg", np.zeros((4096, side), np.uint8))
+    dataset = ClassificationData(path=str(tmp_path), size=32, decoder="cpu").open("train", seed=3)
+    dataset.decode_on_device()
+    assert all(path.stat().st_size < ENCODED_ROOM for path in tmp_path.rglob("*.jpg"))
+    assert DEVICE_PIXELS == 4096**2
+    assert [bool(dataset.load(0, index)["encoded_bytes"]) for index in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import tracemalloc
 
 import nibabel
 import numpy as np
@@ -76,6 +77,24 @@ def test_scan_that_is_not_finite(save, value):
         read_scan(save(voxels), "case 7")
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_overflow_are_told_without_a_warning(save):
+    path = save(np.full((3, 3, 3), 1e300), "a.nii")
+    content = bytearray(path.read_bytes())
+    content[352:360] = b"\x01\x00\x00\x00\x00\x00\xf0\x7f"  # a signalling NaN
+    path.write_bytes(content)
+    with pytest.raises(BadSample, match="27 of its 27 voxels are NaN or infinite"):
+        read_scan(path, "a")
+    path = save(np.zeros((3, 3, 3), np.uint8), "b.nii", kind=nibabel.Nifti2Image)
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<4d", content, 104, 1.0, 1e308, 1e308, 1e308)  # pixdim
+    struct.pack_into("<2i", content, 344, 1, 0)  # the affine comes from a quaternion
+    struct.pack_into("<3d", content, 352, 0.5, 0.5, 0.5)
+    path.write_bytes(content)
+    with pytest.raises(BadSample, match="voxels of"):
+        read_scan(path, "a")
+
+
 @pytest.mark.parametrize("shape", [(4, 7, 5), (3, 4, 7, 5)])
 @pytest.mark.parametrize("name", ["mask.nii", "mask.nii.gz"])
 def test_written_as_nibabel_reads_it(tmp_path, shape, name):
@@ -145,11 +164,83 @@ def test_a_small_file_cannot_be_unpacked_without_end(save):
     path.write_bytes(gzip.compress(content + bytes(99)))
     assert (read_scan(path, "a").voxels == 1).all()  # what some programs leave there harms nobody
     with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(content)
-        for _ in range(40):
-            file.write(bytes(2**20))
-    with pytest.raises(BadSample, match="a: .* goes on for more than 16777216 bytes after its voxels"):
+        file.write(content + bytes(2**20))
+    with pytest.raises(BadSample, match="a: .* has more than 65536 bytes after its voxels"):
         read_scan(path, "a")
+
+
+@pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
+def test_bytes_after_the_voxels_are_refused(save, name):
+    path = save(np.ones((5, 7, 4), np.uint8), name)
+    with (gzip.open if name.endswith("gz") else open)(path, "ab") as file:
+        file.write(bytes(65_537))
+    with pytest.raises(BadSample, match="a: .*65536 bytes after its voxels|a: .* bytes where its header claims 492"):
+        read_scan(path, "a")
+
+
+CT = (512, 512, 1000)
+
+
+@pytest.mark.parametrize(
+    ("shape", "code", "said"),
+    [
+        (CT, 4, None),  # int16
+        (CT, 16, None),  # float32
+        (CT, 64, None),  # float64
+        ((512, 512, 2048), 16, None),
+        ((512, 512, 2049), 2, "512 x 512 x 2049 voxels; 1 to 536870912 in all"),
+        ((1024, 1024, 1024), 2, "1024 x 1024 x 1024 voxels; 1 to 536870912 in all"),
+        ((512, 512, 1100), 64, "2306867200 bytes of float64 voxels, more than the 2147483648 allowed"),
+    ],
+)
+def test_the_bound_is_on_bytes_and_ordinary_scans_stay_below(tmp_path, shape, code, said):
+    header = nibabel.Nifti1Header()
+    header.set_data_shape(shape)
+    header.set_data_dtype(code)
+    header["magic"], header["vox_offset"] = b"n+1", 352
+    path = tmp_path / "a.nii.gz"
+    # What does not compress, so that the file could hold the voxels.
+    path.write_bytes(gzip.compress(header.binaryblock + np.random.default_rng(0).bytes(2_300_000), 1))
+    if said is None:
+        assert read_header(path, "a").shape == (1, *reversed(shape))
+    else:
+        with pytest.raises(BadSample, match=said):
+            read_header(path, "a")
+
+
+@pytest.mark.parametrize(("read", "kept"), [(read_scan, 4), (read_label, 1)])
+@pytest.mark.parametrize("scale", [None, (2.0, 1.0)])
+def test_only_what_is_kept_is_held_in_memory(save, read, kept, scale):
+    """Stored as doubles, eight bytes a voxel; with a scale they would be computed in doubles once more."""
+    voxels = np.random.default_rng(0).integers(0, 100, (128, 128, 128)).astype(np.float64)
+    path = save(voxels, "a.nii", scale=None)
+    if scale:
+        content = bytearray(path.read_bytes())
+        struct.pack_into("<2f", content, 112, *scale)
+        path.write_bytes(content)
+    tracemalloc.start()
+    found = read(path, "a")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    array = found.voxels[0] if read is read_scan else found[0]
+    expected = voxels if scale is None else voxels * scale[0] + scale[1]
+    assert np.array_equal(array.T, expected)
+    assert peak < kept * voxels.size + 5 * 2**20  # a block on its way
+
+
+def test_damage_is_told_before_what_the_damage_has_made(save):
+    """A flipped bit makes a wrong label; the reason is not the label."""
+    path = save(np.zeros((64, 64, 64), np.float32))
+    content = bytearray(gzip.decompress(path.read_bytes()))
+    content[400] = 0x3F
+    damaged = bytearray(gzip.compress(bytes(content), 0))
+    path.write_bytes(damaged)
+    with pytest.raises(BadSample, match="a label of "):
+        read_label(path, "a")
+    damaged[-6] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(BadSample, match="damaged .*CRC"):
+        read_label(path, "a")
 
 
 def test_damaged_files(save, tmp_path):

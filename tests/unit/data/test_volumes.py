@@ -1,5 +1,7 @@
 """What happens to a volume, against MONAI, map_coordinates and a few lines of NumPy."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy import ndimage
@@ -49,6 +51,17 @@ def test_mri_as_monai():
     found = normalise(voxels, FLAT)
     assert found.dtype == np.float32 and np.abs(found - wanted).max() < 1e-5
     assert abs(found[0].mean()) < 1e-5 and abs(found[0].std() - 1) < 1e-5 and not found[1].any()
+
+
+def test_mri_is_scaled_without_a_copy_in_doubles():
+    voxels = np.random.default_rng(0).normal(500, 200, (1, 64, 128, 128)).astype(np.float32)
+    tracemalloc.start()
+    found = normalise(voxels, FLAT)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    doubles = voxels.astype(np.float64)
+    assert np.array_equal(found, (voxels - np.float32(doubles.mean())) / np.float32(doubles.std()))
+    assert peak < 1.5 * found.nbytes
 
 
 def test_ct_by_the_numbers_of_the_spec():
