@@ -34,6 +34,7 @@ CONCRETE_PARTS = (
     "sightline.data.detection",
     "sightline.data.segmentation",
 )
+TORCH_ONLY = ("sightline.models.norm", "sightline.hardware.onednn")  # what migrate shares with the engine
 UNPICKLERS = ("pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
 
 Offences = Iterator[tuple[int, str]]
@@ -148,15 +149,15 @@ def only_config_parses(module: Module) -> Offences:
 def migrate_stands_alone(module: Module) -> Offences:
     if module.folder == "migrate":
         for line, name in imports(module):
-            if is_in(name, "sightline") and not is_in(name, "sightline.migrate", "sightline.models.norm"):
-                yield line, f"migrate imports {name}; of sightline it may import sightline.models.norm only"
+            if is_in(name, "sightline") and not is_in(name, "sightline.migrate", *TORCH_ONLY):
+                yield line, f"migrate imports {name}; of sightline it may import {' and '.join(TORCH_ONLY)} only"
 
 
-def norm_stands_alone(module: Module) -> Offences:
-    if module.path == "sightline/models/norm.py":
+def what_migrate_uses_stands_alone(module: Module) -> Offences:
+    if module.path.removesuffix(".py").replace("/", ".") in TORCH_ONLY:
         for line, name in imports(module):
             if is_in(name, "sightline"):
-                yield line, f"models/norm.py imports {name}; migrate uses it alone, so it needs torch only"
+                yield line, f"{module.path} imports {name}; migrate uses it alone, so it needs torch only"
 
 
 def names_say_the_thing(module: Module) -> Offences:
@@ -257,7 +258,10 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/migrate/run.py", "from sightline.errors import UsageError"),
         ("sightline/migrate/run.py", "from ..models import resnet"),
     ],
-    norm_stands_alone: [("sightline/models/norm.py", "from sightline.hardware import world")],
+    what_migrate_uses_stands_alone: [
+        ("sightline/models/norm.py", "from sightline.hardware import world"),
+        ("sightline/hardware/onednn.py", "from sightline.hardware import devices"),
+    ],
     names_say_the_thing: [("sightline/utils.py", ""), ("sightline/train/helpers/x.py", "")],
     files_are_short: [("sightline/log.py", "x = 1\n" * 501)],
     functions_are_short: [
@@ -289,6 +293,7 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
 }
 ALLOWED = [
     ("sightline/migrate/run.py", '"""A."""\nfrom sightline.models.norm import SyncBatchNorm\nfrom . import launcher\n'),
+    ("sightline/migrate/run.py", '"""A."""\nfrom sightline.hardware import onednn\n'),
     ("sightline/train/state.py", '"""A."""\nfrom sightline.models import norm\n'),
     ("sightline/recipes/r.py", '"""' + "a\n" * 9 + '"""\nfrom sightline.models import resnet\n'),
     ("sightline/data/classification.py", '"""A."""\nfrom sightline.data import sources\n'),
