@@ -21,26 +21,39 @@ BLOCK = 16  # input channels oneDNN handles at once with AVX-512; with AVX2 it i
 
 
 def is_affected(
-    size: Sequence[int], weight: Sequence[int], stride: Sequence[int], padding: Sequence[int] | str, groups: int
+    input: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int] | str, groups: int
 ) -> bool:
-    """Whether oneDNN may write too far for an input of `size` and a weight of that shape, with channels_last.
+    """Whether oneDNN may write too far in the weight gradient of such a convolution.
 
     oneDNN copies the pixels that a stride leaves into a workspace with room for the channels that there are, and fills
     it as if there were a whole block of them. It does so only where the stride divides the size.
     """
+    return (
+        _is_narrow(weight.shape, stride, padding, groups)
+        and input.shape[-2] % stride[0] == 0
+        and input.shape[-1] % stride[1] == 0
+        # A compiler chooses layouts by itself, and later.
+        and (torch.compiler.is_compiling() or _is_channels_last(input) or _is_channels_last(weight))
+    )
+
+
+def _is_narrow(weight: Sequence[int], stride: Sequence[int], padding: Sequence[int] | str, groups: int) -> bool:
     return (
         groups == 1
         and weight[1] < BLOCK
         and tuple(weight[2:]) == (1, 1)
         and tuple(stride) != (1, 1)
         and (padding == "valid" or tuple(padding) == (0, 0))
-        and size[-2] % stride[0] == 0
-        and size[-1] % stride[1] == 0
     )
 
 
+def _is_channels_last(tensor: Tensor) -> bool:
+    """One of input and weight is enough for torch to bring both into this layout."""
+    return tensor.layout == torch.strided and tensor.stride(-3) * tensor.shape[-3] <= tensor.stride(-1)
+
+
 def avoid(model: nn.Module) -> int:
-    """Let affected convolutions of `model` drop pixels before they convolve; return how many there are.
+    """Let affected convolutions of `model` drop pixels before they convolve; return how many may be affected.
 
     Modules stay the objects that they are, and so do names, parameters, and the methods of their own classes.
     """
@@ -58,15 +71,14 @@ def avoid(model: nn.Module) -> int:
 
 def _may_be_affected(layer: nn.Conv2d) -> bool:
     shape = (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
-    is_narrow = is_affected((0, 0), shape, layer.stride, layer.padding, layer.groups)  # any stride divides a size of 0
-    return is_narrow and not isinstance(layer, _UnitStride)
+    return _is_narrow(shape, layer.stride, layer.padding, layer.groups) and not isinstance(layer, _UnitStride)
 
 
 class _UnitStride(nn.Conv2d):
     """Comes right before nn.Conv2d among the bases of a class, whose own methods then still come first."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not is_affected(input.shape, weight.shape, self.stride, self.padding, self.groups):
+        if not is_affected(input, weight, self.stride, self.padding, self.groups):
             return super()._conv_forward(input, weight, bias)
         return functional.conv2d(subsampled(input, self.stride), weight, bias)
 

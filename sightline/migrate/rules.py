@@ -31,6 +31,7 @@ FAMILIES = (
     "rules_compile",
     "rules_jit",
     "rules_backends",
+    "rules_convolution",
     "rules_distributed",
     "rules_parallel",
     "rules_data",

@@ -46,8 +46,7 @@ def setup(session: Session) -> None:
     advice.install(session)
     builtins = torch.jit._builtins
     table = builtins._get_builtin_table()
-    for name in list(vars(torch)):
-        value = vars(torch)[name]
+    for value in (*vars(torch).values(), *vars(torch.nn.functional).values()):
         original = patching.original_of(value)
         if original is not value and id(original) in table:
             session.undo.set_item(table, id(value), table[id(original)])

@@ -35,7 +35,7 @@ STAND_INS = ("apex", "pynvml")
 ROOTS = ("torch", "triton", *STAND_INS)
 CALLS_OF_CLASSES = ("__init__", "__new__", "__call__")
 # Rules that only matter if one of these keyword arguments is given.
-NEEDS_OF_FAMILY = {"rules_factories": ("device",)}
+NEEDS_OF_FAMILY = {"rules_factories": ("device",), "rules_convolution": ("stride",)}
 NEEDS_OF_NAME = {
     "torch.utils.data": ("pin_memory", "pin_memory_device"),
     "torch.distributed.barrier": ("device_ids",),

@@ -34,7 +34,7 @@ CONCRETE_PARTS = (
     "sightline.data.detection",
     "sightline.data.segmentation",
 )
-USED_BY_MIGRATE = ("sightline.models.norm", "sightline.terminal")
+USED_BY_MIGRATE = ("sightline.hardware.onednn", "sightline.models.norm", "sightline.terminal")
 # The commands run behind the guard of terminal.py. What runs inside `import torch` prints what repr() made safe.
 MAY_PRINT = ("sightline/cli.py", "sightline/terminal.py", "sightline/hardware/launch/", "sightline/migrate/hook.py")
 MAY_PRINT += ("sightline/migrate/autoload/",)
@@ -284,6 +284,7 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
     ],
     what_migrate_uses_stands_alone: [
         ("sightline/models/norm.py", "from sightline.hardware import world"),
+        ("sightline/hardware/onednn.py", "from sightline.hardware import devices"),
         ("sightline/terminal.py", "from sightline import errors"),
     ],
     the_terminal_is_guarded: [
@@ -329,6 +330,7 @@ ALLOWED = [
     ("sightline/migrate/run.py", '"""A."""\nfrom sightline.models.norm import SyncBatchNorm\nfrom . import launcher\n'),
     ("sightline/migrate/run.py", '"""A."""\nfrom sightline import terminal\nterminal.say("")\n'),
     ("sightline/cli.py", '"""A."""\nprint()\n'),
+    ("sightline/migrate/run.py", '"""A."""\nfrom sightline.hardware import onednn\n'),
     ("sightline/train/state.py", '"""A."""\nfrom sightline.models import norm\n'),
     ("sightline/recipes/r.py", '"""' + "a\n" * 9 + '"""\nfrom sightline.models import resnet\n'),
     ("sightline/data/classification.py", '"""A."""\nfrom sightline.data import sources\n'),

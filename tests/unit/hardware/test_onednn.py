@@ -160,14 +160,18 @@ def test_unaffected_layers_are_left_alone(layer: nn.Module):
     assert type(layer) is kind
 
 
-def test_sizes_that_a_stride_does_not_divide_give_the_same_bits():
-    plain, layer = (nn.Conv2d(3, 8, 1, 2).to(memory_format=torch.channels_last) for _ in range(2))
+@pytest.mark.parametrize(
+    ("layout", "sizes"),
+    [(torch.channels_last, ((15, 15), (15, 16), (16, 15))), (torch.contiguous_format, ((16, 16), (2, 64)))],
+)
+def test_sizes_and_layouts_that_are_not_affected_keep_their_bits(layout: torch.memory_format, sizes):
+    plain, layer = (nn.Conv2d(3, 20, 1, 2).to(memory_format=layout) for _ in range(2))
     layer.load_state_dict(plain.state_dict())
     onednn.avoid(nn.Sequential(layer))
-    for size in ((15, 15), (15, 16), (16, 15)):
+    for size in sizes:
         found = []
         for each in (plain, layer):
-            x = images(*size).requires_grad_()
+            x = images(*size).contiguous(memory_format=layout).requires_grad_()
             y = each(x)
             (y * y).sum().backward()
             found.append([y, x.grad, *(parameter.grad.clone() for parameter in each.parameters())])
