@@ -1,5 +1,6 @@
 """Fixtures every folder of tests uses: the shared sample data, a drawn data set, the device marker."""
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -29,6 +30,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.accelerator.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs an accelerator; torch finds none on this machine"))
+
+
+def pytest_collection_finish() -> None:
+    """Spares the collector what has been imported, torch above all: a look at all of it takes half a second."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

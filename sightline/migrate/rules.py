@@ -97,7 +97,6 @@ def locate(name: str) -> tuple[Any, str]:
 
 def apply(rules: Iterable[Rule], session: Session) -> None:
     """Replaces every name of the rules that fit the session's target; deferred ones wait for their module."""
-    session.cuda_modules = _cuda_modules()
     for rule in rules:
         if not rule.fits(session.target.name):
             continue
@@ -138,7 +137,7 @@ def rebind(session: Session) -> None:
                     session.undo.set(module, name, replaced[id(value)])
 
 
-def _cuda_modules() -> list[ModuleType]:
+def cuda_modules() -> list[ModuleType]:
     return [m for n, m in list(sys.modules.items()) if n.startswith("torch.cuda") and isinstance(m, ModuleType)]
 
 

@@ -60,6 +60,7 @@ def activate(options: Options) -> Session | None:
         session.imports.install(session.undo)
         _write_environment(session)
         families = rules.families()
+        session.cuda_modules = rules.cuda_modules()
         for family in families:
             rules.apply(family.rules(), session)
         rules.rebind(session)

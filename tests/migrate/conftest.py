@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,62 +19,77 @@ from sightline.migrate.session import Session
 REPO = Path(__file__).resolve().parents[2]
 FORKER = Path(__file__).parent / "fixtures" / "forker.py"
 Run = Callable[..., subprocess.CompletedProcess[str]]
+OF_OTHERS = ("SIGHTLINE_MIGRATE", "RANK", "WORLD_SIZE")
 
 
-Fork = Callable[[Path, dict[str, str], list[str]], int]
+def _environment(more: dict[str, str] | None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_OTHERS)}
+    return kept | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | (more or {})
 
 
 @pytest.fixture(scope="session")
-def fork() -> Iterator[Fork]:
-    """fork(folder, environment, words): the exit code of `python words`, which writes to out.txt and err.txt."""
+def fork() -> Iterator[Run]:
+    """fork(folder, *words, env={}, check=True, warm=False): `python words` in a fork of a process that has torch.
+
+    warm: with torch._dynamo, too, for scripts that train. What waits for its import is then done at once.
+    """
     command = [sys.executable, FORKER]
-    environment = os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    forker = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    forker = subprocess.Popen(command, env=_environment(None), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert forker.stdin is not None and forker.stdout is not None
     to, answers = forker.stdin, forker.stdout
 
-    def run(folder: Path, environment: dict[str, str], words: list[str]) -> int:
-        files = {"out": str(folder / "out.txt"), "err": str(folder / "err.txt")}
+    def run(
+        folder: Path, *words: str | Path, env: dict[str, str] | None = None, check: bool = True, warm: bool = False
+    ) -> Any:
+        files = {"out": folder / "out.txt", "err": folder / "err.txt"}
         for path in files.values():
-            Path(path).unlink(missing_ok=True)
-        job = {"folder": str(folder), "environment": environment, "words": words} | files
-        print(json.dumps(job), file=to, flush=True)
-        return int(answers.readline())
+            path.unlink(missing_ok=True)
+        job = {"folder": folder, "environment": _environment(env), "words": [*map(str, words)], "warm": warm} | files
+        print(json.dumps(job, default=str), file=to, flush=True)
+        done = subprocess.CompletedProcess(words, int(answers.readline()), *(p.read_text() for p in files.values()))
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
 
     yield run
     to.close()
     forker.wait()
 
 
+@pytest.fixture(scope="session")
+def start() -> Run:
+    """start(folder, *words, env={}, check=True): `python words` in a process of its own, as a user starts it."""
+
+    def run(folder: Path, *words: str | Path, env: dict[str, str] | None = None, check: bool = True) -> Any:
+        command = [sys.executable, *map(str, words)]
+        done = subprocess.run(
+            command, cwd=folder, env=_environment(env), capture_output=True, text=True, timeout=300, check=False
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """once(name, make): the folder that `make(folder)` filled, for all test processes."""
+    shared = runpy.run_path(str(REPO / "tests" / "distributed" / "forked.py"))["once"]
+    return lambda name, make: shared(tmp_path_factory, name, make)
+
+
 @pytest.fixture
-def run_script(tmp_path: Path, fork: Fork) -> Run:
-    """run_script(text, *flags, args=(), env={}, check=True): `python -m sightline.migrate *flags script.py *args`.
+def run_script(tmp_path: Path, fork: Run, start: Run) -> Run:
+    """run_script(text, *flags, args=(), **more of fork): `python -m sightline.migrate *flags script.py *args`.
 
     plain: `python script.py *args`; in a process of its own where the environment turns migration on.
     """
 
-    def run(
-        text: str,
-        *flags: str,
-        args: tuple[str, ...] = (),
-        env: dict[str, str] | None = None,
-        check: bool = True,
-        plain: bool = False,
-    ) -> subprocess.CompletedProcess[str]:
+    def run(text: str, *flags: str, args: tuple[str, ...] = (), plain: bool = False, **more: Any) -> Any:
         script = tmp_path / "script.py"
         script.write_text(text)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_MIGRATE")}
-        environment = kept | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | (env or {})
-        words = [*(() if plain else ("-m", "sightline.migrate", *flags)), str(script), *args]
-        if "SIGHTLINE_MIGRATE" in environment:  # read when torch is imported
-            command = [sys.executable, *words]
-            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-        else:
-            code = fork(tmp_path, environment, words)
-            told = [(tmp_path / name).read_text() for name in ("out.txt", "err.txt")]
-            done = subprocess.CompletedProcess(words, code, *told)
-        assert not check or done.returncode == 0, done.stdout + done.stderr
-        return done
+        is_on = "SIGHTLINE_MIGRATE" in (more.get("env") or {})  # read when torch is imported
+        words = [*(() if plain else ("-m", "sightline.migrate", *flags)), script, *args]
+        return (start if is_on else fork)(tmp_path, *words, **more)
 
     return run
 
@@ -90,8 +107,3 @@ def on_cpu() -> Iterator[Callable[..., Session]]:
     yield start
     deactivate()
     record.reset()
-
-
-def recorded(name: str) -> list[str]:
-    """What was done for calls of a name, per call site."""
-    return [each.what for each in record.records.values() if each.rule.name == name]

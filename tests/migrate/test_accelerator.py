@@ -6,10 +6,9 @@ import ast
 import json
 import os
 import shutil
-import subprocess
-import sys
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,20 +18,9 @@ REPO = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent / "accelerator"
 TOPICS = [node.name for node in ast.parse((HERE / "checks.py").read_text()).body if isinstance(node, ast.FunctionDef)]
 TOPICS = [name for name in TOPICS if name != "where" and not name.startswith("_")]
-
-
-def _environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_MIGRATE")}
-    paths = os.pathsep.join([str(REPO), str(HERE)])
-    return kept | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"} | more
-
-
-def _run(*words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
-    command, environment = [sys.executable, *map(str, words)], _environment(**more)
-    with tempfile.TemporaryDirectory() as folder:  # where the logs of migration go
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+PATHS = {"PYTHONPATH": os.pathsep.join([str(REPO), str(HERE)])}
+TWIN = ("-m", "sightline.migrate", "--target", "twin")
+Run = Callable[..., Any]
 
 
 ITSELF = """
@@ -53,14 +41,17 @@ print(library)
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """[what the device itself does, the path of its library]; compiled once (20 seconds) and kept."""
+def built(once: Callable[..., Path], fork: Run) -> list[str]:
+    """[what the device itself does, the path of its library]; compiled once (10 seconds) and kept."""
     missing = [name for name in ("g++", "ninja") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)} not found: the test device cannot be compiled")
-    script = tmp_path_factory.mktemp("twin") / "itself.py"
-    script.write_text(ITSELF)
-    return _run(script).stdout.splitlines()[-2:]
+
+    def build(folder: Path) -> None:
+        (folder / "itself.py").write_text(ITSELF)
+        fork(folder, "itself.py", env=PATHS)
+
+    return (once("twin", build) / "out.txt").read_text().splitlines()[-2:]
 
 
 @pytest.fixture(scope="session")
@@ -70,10 +61,11 @@ def library(built: list[str]) -> str:
 
 
 @pytest.fixture(scope="session")
-def ended(library: str) -> dict[str, str]:
+def ended(once: Callable[..., Path], library: str, fork: Run) -> dict[str, str]:
     """The error of every topic, from one process."""
-    done = _run("-m", "sightline.migrate", "--target", "twin", HERE / "checks.py", TWIN_LIBRARY=library)
-    return json.loads(done.stdout.splitlines()[-1])
+    environment = PATHS | {"TWIN_LIBRARY": library}
+    folder = once("topics", lambda folder: fork(folder, *TWIN, HERE / "checks.py", env=environment, warm=True))
+    return json.loads((folder / "out.txt").read_text().splitlines()[-1])
 
 
 @pytest.mark.parametrize("topic", TOPICS)
@@ -102,24 +94,25 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("target", "first"), [("twin", "ours"), ("auto", "ours"), ("twin", "the device's")])
-def test_switched_on_by_the_environment(library: str, tmp_path: Path, target: str, first: str) -> None:
+def test_switched_on_by_the_environment(start: Run, library: str, tmp_path: Path, target: str, first: str) -> None:
     """`import torch` calls the hooks of all backends in the order of the path: ours may come before the device's."""
     (tmp_path / "script.py").write_text(SWITCHED_ON)
-    paths = [AUTOLOAD, HERE]
-    done = _run(
-        tmp_path / "script.py",
-        TWIN_LIBRARY=library,
-        SIGHTLINE_MIGRATE="1",
-        SIGHTLINE_MIGRATE_TARGET=target,
-        PYTHONPATH=os.pathsep.join(map(str, paths if first == "ours" else paths[::-1])),
-    )
+    paths = [AUTOLOAD, REPO, HERE]
+    environment = {
+        "TWIN_LIBRARY": library,
+        "SIGHTLINE_MIGRATE": "1",
+        "SIGHTLINE_MIGRATE_TARGET": target,
+        "PYTHONPATH": os.pathsep.join(map(str, paths if first == "ours" else paths[::-1])),
+    }
+    done = start(tmp_path, "script.py", env=environment)
     assert done.stdout == "cuda:0 twin:1\nTrue Twin 0 True Twin 0\n", done.stdout + done.stderr
 
 
-def test_the_reference_script_prints_the_cpus_losses(library: str) -> None:
+def test_the_reference_script_prints_the_cpus_losses(fork: Run, library: str, tmp_path: Path) -> None:
     fixtures, flags = HERE.parent / "fixtures", ("--fast", "--model-ema", "--clip-grad-norm", "1")
-    runs = json.dumps([("--device", "cpu", *flags), ("--device", "cuda", *flags)])
-    words = (fixtures / "several.py", fixtures / "train_reference.py", runs)
-    found = _run("-m", "sightline.migrate", "--target", "twin", *words, TWIN_LIBRARY=library).stdout
+    script = str(fixtures / "train_reference.py")
+    runs = json.dumps([(script, "--device", "cpu", *flags), (script, "--device", "cuda", *flags)])
+    environment = PATHS | {"TWIN_LIBRARY": library}
+    found = fork(tmp_path, *TWIN, fixtures / "several.py", runs, env=environment, warm=True).stdout
     expected, told = ([line for line in part.splitlines() if " loss " in line] for part in found.split("= 1\n"))
     assert len(expected) == 6 and told == expected and "max mem:" in found.split("= 1\n")[1]

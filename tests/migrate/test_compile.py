@@ -38,6 +38,31 @@ def test_compiled_whole(backend: str, on_cpu: Start):
     assert torch.equal(compiled(x), everything(x))
 
 
+def losses(device: str, backend: str) -> list[float]:
+    """Of a small network that trains, compiled: autograd's graphs, and statistics that a step writes."""
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten()
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(36, 2)).to(device)
+    step, x = torch.compile(net, backend=backend, fullgraph=True), torch.rand(4, 3, 5, 5).to(device)
+    optimizer, found = torch.optim.SGD(net.parameters(), 0.1), []
+    for _ in range(3):
+        loss = step(x).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return [*found, *net[1].running_mean.tolist()]
+
+
+def test_compiled_training(on_cpu: Start):
+    expected = losses("cpu", "aot_eager")
+    assert len(set(expected)) == 7
+    torch._dynamo.reset()
+    on_cpu()
+    assert losses("cuda", "aot_eager") == expected
+
+
+@pytest.mark.slow  # a C++ compiler at work for 15 seconds
 def test_inductor_whole_in_every_mode(on_cpu: Start):
     """One small function; `max-autotune` and the graph modes are what scripts ask for on a GPU."""
     on_cpu()
@@ -64,7 +89,21 @@ def test_backend_of_cuda_alone_is_replaced(on_cpu: Start):
     assert found.what == "aot_eager instead of cudagraphs"
 
 
-def test_compile_off_and_default(on_cpu: Start):
+def test_compile_default(on_cpu: Start):
+    on_cpu(compile="default")
+    given = []
+
+    def backend(graph: Any, inputs: Any, **more: Any) -> Any:
+        given.append(more)
+        return graph
+
+    compiled = torch.compile(everything, backend=backend, options={"triton.cudagraphs": True})
+    assert torch.equal(compiled(torch.ones(4)), everything(torch.ones(4))) and given == [{}]
+    (found,) = [each for each in record.records.values() if each.rule.name == "torch.compile"]
+    assert found.what == "without mode and options, as --compile default says"
+
+
+def test_compile_off(on_cpu: Start):
     on_cpu(compile="off")
     assert torch.compile(everything) is everything and torch.compile(mode="max-autotune")(everything) is everything
     model = torch.nn.Linear(2, 2)

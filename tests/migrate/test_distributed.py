@@ -18,6 +18,8 @@ from torch import nn
 from sightline.migrate import cli, record, rules_distributed
 from sightline.migrate.targets import Target
 
+FIXTURES = Path(__file__).parent / "fixtures"
+
 
 def done_for(name: str) -> list[str]:
     return [each.what for each in record.records.values() if each.rule.name == name]
@@ -50,12 +52,14 @@ def test_backend_of_the_target(wanted: str, target: str, there: str):
 @pytest.fixture
 def alone(on_cpu: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., None]]:
     """alone(backend, **more): a process group of one rank."""
+    gc.freeze()  # all that the collection at the end need not look at
     on_cpu()
     # By its name of here, as scripts call it: the rules are in place now.
     yield lambda *args, **kwargs: dist.init_process_group(
         *args, store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1, **kwargs
     )
     gc.collect()  # threads of gloo must not hold tensors of a model that nobody has any more
+    gc.unfreeze()
     dist.destroy_process_group()
 
 
@@ -215,34 +219,16 @@ dist.destroy_process_group()
 """
 
 
-def test_torchrun_with_two_ranks(run_script: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """`sightline migrate torchrun`, asked for as many ranks as there are devices."""
-    options = ("--target", "cpu", "--device-count", "2", "--log", "out", "torchrun")
-    done = run_script(ANSWERS, *options, "--standalone", "--nproc-per-node", "gpu")
-    for rank in (0, 1):
-        said = json.loads((tmp_path / f"said{rank}.json").read_text())
-        differences = [said.pop(name) for name in ("ddp", "fsdp2", "fsdp1")]
-        assert said == {"count": 2, "backend": "nccl", "mean": 1.5, "objects": [{"a": 1}]}
-        assert max(differences) < 1e-6, differences
-    assert done.stderr.count("on cpu, torch") == done.stderr.count("CUDA calls run on cpu") == 1
-    names = sorted(re.sub(r"\d+\.json", "N.json", path.name) for path in (tmp_path / "out").glob("*.json"))
-    assert names == ["migrate_0_N.json", "migrate_1_N.json"]  # the launcher itself writes none
-    assert cli.main(["report", str(tmp_path / "out")]) == 0
-    merged = capsys.readouterr().out
-    assert "2 ranks" in merged and re.search(r"\n +2  torch\.tensor ", merged)
-
-
-SPAWNED = """
+STATISTICS = """
 import gc, os
-import torch, torch.distributed as dist, torch.multiprocessing as mp
+import torch, torch.distributed as dist
 from torch import nn
 
 def network(norm):
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
 
-def worker(gpu, ranks):
-    assert torch.cuda.device_count() == ranks
+def agree(gpu, ranks):
     dist.init_process_group("nccl", init_method=f"file://{os.getcwd()}/store", world_size=ranks, rank=gpu)
     torch.cuda.set_device(gpu)
     torch.set_default_dtype(torch.float64)  # differences are then mistakes, not rounding
@@ -290,14 +276,74 @@ def worker(gpu, ranks):
     gc.collect()
     dist.destroy_process_group()
 
-if __name__ == "__main__":
-    assert torch.cuda.device_count() == 1
-    mp.spawn(worker, nprocs=2, args=(2,))
-    assert torch.cuda.device_count() == 1
+agree(int(os.environ["RANK"]), 2)
+torch.set_default_dtype(torch.float32)
 """
 
 
-def test_spawned_ranks_share_their_batch_statistics(run_script: Callable[..., Any]):
+REFERENCE = FIXTURES / "train_reference.py"
+FLAGS = ("--samples", "64", "--lr", "2", "--model-ema", "--fast")
+
+
+@pytest.fixture(scope="module")
+def folder(once: Callable[..., Path], fork: Callable[..., Any]) -> Path:
+    """Where `sightline migrate torchrun` ran four scripts, one after the other: it starts one rank for each device."""
+
+    def run(folder: Path) -> None:
+        (folder / "statistics.py").write_text(STATISTICS)
+        (folder / "answers.py").write_text(ANSWERS)
+        # Each group meets in a file of its own: torchrun's store, for the last one, keeps what a group wrote.
+        apart, synced = (f"--dist-url=file://{folder}/{name}?rank=$RANK&world_size=2" for name in ("apart", "synced"))
+        runs = [
+            (REFERENCE, *FLAGS, apart),
+            (REFERENCE, *FLAGS, "--sync-bn", synced),
+            ("statistics.py",),
+            ("answers.py",),
+        ]
+        options = ("--target", "cpu", "--device-count", "2", "--log", "log", "torchrun")
+        words = ("--standalone", "--nproc-per-node", "gpu", FIXTURES / "several.py", json.dumps(runs, default=str))
+        fork(folder, "-m", "sightline.migrate", *options, *words)
+
+    return once("torchrun", run)
+
+
+def _told(folder: Path, run: int = 0) -> list[str]:
+    """The lines with losses of the reference script."""
+    text = re.split(r"^= \d+$", (folder / "out.txt").read_text(), flags=re.MULTILINE)[run]
+    return re.findall(r"^(?:step|Test samples|EMA samples) .*", text, re.MULTILINE)
+
+
+def test_the_reference_script_on_two_ranks(folder: Path, fork: Callable[..., Any], tmp_path: Path):
+    """nccl, set_device, barrier, DDP with device_ids, all_reduce on cuda; then synchronised batch norm."""
+    apart, synced = _told(folder, 1), _told(folder, 2)
+    fork(tmp_path, FIXTURES / "ranks.py", 2, REFERENCE, "--device", "cpu", *FLAGS, warm=True)
+    assert len(apart) == 6 and apart == _told(tmp_path)
+    # Two ranks with synchronised statistics do what one rank with both batches does, up to the order of sums.
+    fork(tmp_path, FIXTURES / "ranks.py", 1, REFERENCE, "--device", "cpu", "-b", "16", *FLAGS, warm=True)
+    found = {name: lines[-2].split() for name, lines in (("a", apart), ("s", synced), ("alone", _told(tmp_path)))}
+    assert all(words[:4] == ["Test", "samples", "32", "loss"] for words in found.values())
+    losses = {name: float(words[4]) for name, words in found.items()}
+    assert losses["s"] == pytest.approx(losses["alone"], rel=1e-5)
+    assert losses["a"] != pytest.approx(losses["alone"], rel=1e-5)
+
+
+def test_ranks_share_their_batch_statistics(folder: Path):
     """Against plain batch norm over the whole batch: outputs, gradients and running statistics."""
-    done = run_script(SPAWNED, "--target", "cpu")
-    assert sorted(done.stdout.split("\n"))[-2:] == ["rank 0 of 2 agrees", "rank 1 of 2 agrees"]
+    text = (folder / "out.txt").read_text()
+    assert "rank 0 of 2 agrees\n" in text and "rank 1 of 2 agrees\n" in text
+
+
+def test_torchrun_with_two_ranks(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """Collectives, DDP and both kinds of FSDP against one process; one line and one report for all ranks."""
+    for rank in (0, 1):
+        said = json.loads((folder / f"said{rank}.json").read_text())
+        differences = [said.pop(name) for name in ("ddp", "fsdp2", "fsdp1")]
+        assert said == {"count": 2, "backend": "nccl", "mean": 1.5, "objects": [{"a": 1}]}
+        assert max(differences) < 1e-6, differences
+    told = (folder / "err.txt").read_text()
+    assert told.count("on cpu, torch") == told.count("CUDA calls run on cpu") == 1
+    names = sorted(re.sub(r"\d+\.json", "N.json", path.name) for path in (folder / "log").glob("*.json"))
+    assert names == ["migrate_0_N.json", "migrate_1_N.json"]  # the launcher itself writes none
+    assert cli.main(["report", str(folder / "log")]) == 0
+    merged = capsys.readouterr().out
+    assert "2 ranks" in merged and re.search(r"\n +2  torch\.arange ", merged)

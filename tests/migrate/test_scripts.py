@@ -65,8 +65,8 @@ for epoch in range(2):
 
 def test_losses_equal_those_of_the_cpu(run_script: Run):
     """In float32 and every digit; autocast is off, as `--amp auto` decides on CPUs that only emulate 16 bits."""
-    cuda = run_script(TRAINING, "--target", "cpu", "--amp", "off", args=("cuda",))
-    cpu = run_script(TRAINING, args=("cpu",), plain=True)
+    cuda = run_script(TRAINING, "--target", "cpu", "--amp", "off", args=("cuda",), warm=True)
+    cpu = run_script(TRAINING, args=("cpu",), plain=True, warm=True)
     assert (
         len(cpu.stdout.split()) == 6
         and [line for line in cuda.stdout.split() if line[0].isdigit()] == cpu.stdout.split()
