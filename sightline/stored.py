@@ -27,15 +27,20 @@ class UnknownField(ValueError):
 
 
 def read_json(path: Path, most_bytes: int, *, refuse_twice: bool = False) -> Any:
-    """Return the value in a file. Python objects take up to 21 times `most_bytes`.
+    """Return the value in a file of at most this many bytes, which take up to 21 times as many as Python objects.
 
-    Raises OSError, or ValueError where the file is longer, is not JSON, nests too deeply or (`refuse_twice`) holds a
-    key twice in one object.
+    Raises OSError, or ValueError as `loads` does.
     """
     with path.open("rb") as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise ValueError(f"more than the {most_bytes} bytes allowed")
+    return loads(data, refuse_twice=refuse_twice)
+
+
+def loads(data: bytes, *, refuse_twice: bool = False) -> Any:
+    """Return the value in bytes; ValueError where they are not JSON, nest too deeply or (`refuse_twice`) hold a key
+    twice in one object."""
     try:
         value = json.loads(data, object_pairs_hook=_each_once if refuse_twice else None)
         _check_depth(value, MAX_DEPTH)
