@@ -15,7 +15,7 @@ from sightline.errors import BadData
 from sightline.stored import short
 
 BLOCK = 2**20  # bytes that are read ahead, at least
-MAX_ENTRY = 2**22  # letters of one entry, which become 90 MB at most: the longest outline of COCO has 30,000
+MAX_ENTRY = 2**21  # letters of one entry, which become 60 MB at most: the longest outline of COCO has 30,000
 _VISIBLE = re.compile(r"[^ \t\r\n]")
 
 
@@ -107,7 +107,7 @@ class JsonLists:
             if left > MAX_ENTRY:
                 raise self._damaged(problem or f"an entry of more than {MAX_ENTRY} letters")
             # As much again, so that all scans of a long entry together take twice as long as the last.
-            if not self._more(left) and problem:
+            if not self._more(min(left, MAX_ENTRY + 1 - left)) and problem:
                 raise self._damaged(problem)
 
     def _more(self, letters: int) -> bool:

@@ -42,7 +42,7 @@ from sightline.parts import Split
 PICTURES = ("jpg", "jpeg", "png", "webp", "bmp")
 CLASSES_FILE = "classes.txt"
 MAX_LABEL_BYTES = 2**16  # of one KEY.cls or KEY.json
-MAX_CLASSES_BYTES = 2**24  # of classes.txt
+MAX_CLASSES_BYTES = 2**22  # of classes.txt; 100,000 names of 40 bytes
 
 _FILE = re.compile(r"(?:.+[-_])?(?P<split>train|val|validation)(?:[-_]\d+)?(?P<suffix>\..+)")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
