@@ -5,6 +5,7 @@ Sits between a model's construction and the engine; checkpoints of a run are rea
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,9 @@ def _read_pickle(path: Path) -> Any:
             is_zip = file.read(4) == b"PK\x03\x04"  # of torch 1.6 and later
         if is_zip:
             _check_zip(path)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # From memory, of which no length in the file can take more than is there.
+        return torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile pickle raises nearly anything; all of it ends here
         raise BadCheckpoint(
             f"{path} cannot be loaded as plain weights ({_one_line(error)}); if you trust where it came from, "
