@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import reprlib
 import types
 import typing
@@ -18,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 MAX_DEPTH = 16  # of lists and objects within each other: comparing and printing recurse
 _WHOLE = range(-(2**63), 2**63)
+_NO_NAME = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # JSON can spell these; no file can be called so
 
 Part = TypeVar("Part")
 
@@ -122,6 +124,8 @@ def _scalar(value: Any, kind: Any, from_text: bool) -> Any:
         return float(value)
     if kind is not Any and type(value) is not kind:
         raise ValueError(f"expected {_KINDS.get(kind, 'another type')}")
+    if kind is str and _NO_NAME.search(value):
+        raise ValueError("expected a text without NUL and without half a letter")
     return value
 
 

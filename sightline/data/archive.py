@@ -8,6 +8,7 @@ Names, kinds and sizes come from strangers: nothing is written or allocated beca
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 import zlib
@@ -27,6 +28,8 @@ _MAX_NAME_BYTES = 1024
 _MAX_PART_BYTES = 255  # of a name between two slashes: what file systems take
 _MAX_EXTENDED_BYTES = 2**20  # of one pax or GNU header; a name and a few times are some hundred
 _MAX_ZIP_DIRECTORY = 64 * 2**20  # COCO's 118,000 pictures take 13 MB; it is read whole
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
+_HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # the surrogates in between are bytes that are no text
 _STORED, _DEFLATED = 0, 8  # methods of a zip
 _ZIP_RATIO_MATTERS_FROM = 2**20  # bytes: a small text may well shrink a thousandfold
 
@@ -218,8 +221,10 @@ def clean_name(name: str, archive: str) -> str:
         reason = "is an absolute path"
     elif ".." in parts:
         reason = "leads out of its folder"
-    elif any(ord(letter) < 32 or letter in "\\\x7f" for letter in name):
+    elif _CONTROL.search(name):
         reason = "holds a control character or a backslash"
+    elif _HALF.search(name):
+        reason = "holds half a letter, as JSON can spell it and no file can be called"
     elif len(os.fsencode(name)) > _MAX_NAME_BYTES or any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in parts):
         reason = f"is longer than {_MAX_PART_BYTES} bytes a part or {_MAX_NAME_BYTES} in all"
     elif not parts and name not in (".", "./"):

@@ -34,6 +34,8 @@ class Progress:
     def from_json(cls, values: Any) -> Progress:
         """Return what a checkpoint holds; ValueError names what cannot be, UnknownField what is of a later version."""
         found = as_dataclass(cls, values)
+        if "step" not in values:
+            raise ValueError("step is missing")
         for name, least, most in (
             ("step", 0, 2**48),
             ("epoch", 0, found.step),

@@ -9,13 +9,15 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import os
+import random
 import runpy
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +76,65 @@ class Format:
     reader: Callable[[Path, bytes], object]
     tokens: tuple[bytes, ...] = ()
     is_good: bool = True  # else a whole one is refused, too
+    by_value: bool = False  # JSON that stays JSON: values and keys in it change
+
+
+HOSTILE: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    10**30,
+    1e308,
+    math.nan,
+    -math.inf,
+    [],
+    {},
+    [[]],
+    {"a": 1},
+)
+HOSTILE += (
+    "",
+    "x" * 300,
+    "../x",
+    "/etc/passwd",
+    "\ud800",
+    "a\0b",
+    "--run.out=x",
+    [1] * 5,
+    "7",
+    [{}],
+    [None],
+    1.5,
+    "fp32",
+)
+
+
+def with_other_values(seed: bytes, data: bytes) -> bytes:
+    """JSON with one to three of its values or keys changed; `data` decides which."""
+    draw, tree = random.Random(data), json.loads(seed)
+    for _ in range(draw.randint(1, 3)):
+        places = list(_places(tree))
+        if not places:
+            break
+        container, key = draw.choice(places)
+        if isinstance(container, dict) and draw.random() < 0.2:
+            value = container.pop(key)
+            if draw.random() < 0.5:
+                container[draw.choice(("", "x", "__class__", "step"))] = value
+        else:
+            container[key] = draw.choice(HOSTILE)
+    return json.dumps(tree).encode()
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+    for key in keys:
+        yield tree, key
+        yield from _places(tree[key])
 
 
 # Archives.
@@ -482,6 +543,13 @@ FORMATS = {
 }
 
 
+FORMATS |= {
+    f"{name}, values": replace(each, tokens=(), by_value=True)
+    for name, each in FORMATS.items()
+    if JSON_TOKENS[0] in each.tokens and "safetensors" not in name and "index" not in name
+}
+
+
 @pytest.fixture(autouse=True)
 def cache_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
@@ -498,6 +566,9 @@ def outcome_of(name: str, place: Path, mutations: int) -> Any:
     damaged = place / "damaged"
     damaged.mkdir()
     reader = functools.partial(chosen.reader, damaged)
+    if chosen.by_value:
+        seed = seeds[0]
+        reader, seeds = (lambda data: chosen.reader(damaged, with_other_values(seed, data))), [bytes(99)]
     return fuzz(reader, seeds, mutations, tokens=chosen.tokens, memory_mb=MOST_MB)
 
 

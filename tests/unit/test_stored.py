@@ -25,6 +25,7 @@ from sightline.stored import UnknownField, as_dataclass, read_json, typed
         (None, float | None, None),
         (2, float | None, 2.0),
         ("b", Literal["a", "b"], "b"),
+        ("caf\udce9", str, "caf\udce9"),
         (34, Literal[18, 34], 34),
         ([{}], Any, [{}]),
     ],
@@ -53,6 +54,8 @@ def test_values_that_fit(value, hint, expected):
         (True, Literal[0, 1], "one of 0, 1"),
         ("c", Literal["a", "b"], "one of a, b"),
         ({}, list[int], "a list"),
+        ("a\0b", str, "a text without NUL"),
+        ("a\ud800", str, "a text without NUL"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(value, hint, told):

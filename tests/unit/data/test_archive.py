@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import resource
 import shutil
@@ -180,6 +181,12 @@ def test_names_that_are_refused(tmp_path, name):
         with pytest.raises(BadArchive):
             extract(written(tmp_path, packed.getvalue(), "some.zip"), tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+def test_half_a_letter_is_no_name():
+    with pytest.raises(BadArchive, match="holds half a letter"):
+        clean_name(json.loads('"a\\ud800"'), "dataset.json")
+    assert clean_name("caf\udce9", "some.tar") == "caf\udce9"  # a byte that is no text
 
 
 def test_plain_names_are_cleaned():
