@@ -213,8 +213,11 @@ def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
     names = verify(path)
     with _damage_is_told(path, STATE):
         state = read_json(path / STATE, MAX_STATE_BYTES, refuse_twice=True)
-        if isinstance(state, dict) and state.get("format") != FORMAT:
-            raise NotDamaged(f"{path} has format {short(state.get('format'))}, this version reads {FORMAT}")
+        found = typed(typed(state, dict[str, Any]).get("format"), int)
+        if found > FORMAT:
+            raise NotDamaged(f"{path} has format {found}, this version reads {FORMAT}; use the version that wrote it")
+        if found < FORMAT:
+            raise ValueError(f"its format is {found}")
         _check_state(state)
     tensors = {}
     for name in names:
@@ -260,9 +263,8 @@ def _damage_is_told(path: Path, name: str) -> Iterator[None]:
         raise BadCheckpoint(f"{path} is damaged: {name} cannot be read ({error})") from error
 
 
-def _check_state(state: Any) -> None:
+def _check_state(state: dict[str, Any]) -> None:
     """ValueError, or UnknownField, where a part that is there cannot have been written by a run."""
-    parts = typed(state, dict[str, Any])
     readers: dict[str, Callable[[Any], object]] = {
         "progress": Progress.from_json,
         "spec": DataSpec.from_json,
@@ -272,9 +274,9 @@ def _check_state(state: Any) -> None:
         "stopwatch": lambda values: typed(values, dict[str, float | None]),
     }
     for name, reader in readers.items():
-        if name in parts or name == "progress":  # others may be absent; who needs one says so
+        if name in state or name == "progress":  # others may be absent; who needs one says so
             try:
-                reader(parts.get(name))
+                reader(state.get(name))
             except UnknownField as error:
                 raise UnknownField(f"{name}.{error}") from None
             except ValueError as error:

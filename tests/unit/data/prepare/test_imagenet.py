@@ -285,6 +285,13 @@ def replaced(archives: list[str], flag: str, path: Path) -> list[str]:
     return [*archives[: at + 1], str(path), *archives[at + 2 :]]
 
 
+def test_a_synset_list_out_of_all_proportion_is_not_read(archives, tmp_path, capsys):
+    """In memory each of its words takes sixty bytes."""
+    (tmp_path / "labels.txt").write_text("a " * 2**21 + "a")
+    assert run(replaced(archives, "--labels", tmp_path / "labels.txt"), tmp_path / "out", "folder") == 3
+    assert "has 4194305 bytes; a list of 50,000 synsets has 500,000" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
