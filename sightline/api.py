@@ -124,8 +124,8 @@ def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file
     path = checkpoint.find(Path(run_folder), which)
     tensors, stored = checkpoint.read(path)
     folder = path.parent.parent if path.parent.name == "checkpoints" else path
-    with checkpoints.opened(path, stored, flags, recipe_file, folder) as evaluation:
-        return evaluation.score(path, tensors, stored)
+    with checkpoints.opened(path, tensors, stored, flags, recipe_file, folder) as evaluation:
+        return evaluation.score(path, stored)
 
 
 def evaluate_all(run_folder: str, flags: list[str], recipe_file: str = "") -> list[dict[str, Any]]:

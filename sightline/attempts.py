@@ -6,7 +6,6 @@ end the same way (wrong flags, bad data, no good checkpoint, not finite) is not 
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import BadCheckpoint, BadData, NotFinite, UsageError
+from sightline.stored import read_json, typed
 
 EXIT = "exit.json"
+MAX_EXIT_BYTES = 2**20  # the reason may quote a message of many lines
 IN_VAIN = {kind.exit_code: kind for kind in (UsageError, BadData, BadCheckpoint, NotFinite)}
 
 
@@ -71,10 +72,11 @@ def _number(name: str, default: int) -> int:
 def read_exit(folder: Path) -> dict[str, Any]:
     """What exit.json says; nothing where there is none, or none that can be read."""
     try:
-        told = json.loads((folder / EXIT).read_text(encoding="utf-8"))
+        told = typed(read_json(folder / EXIT, MAX_EXIT_BYTES), dict[str, Any])
+        typed(told.get("code"), int), typed(told.get("reason"), str)
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) and isinstance(told.get("code"), int) and "reason" in told else {}
+    return told
 
 
 def is_in_vain(code: int) -> bool:

@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 import itertools
 import math
-import reprlib
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,14 @@ import tyro
 import yaml
 
 from sightline import recipes
-from sightline.errors import UsageError
+from sightline.errors import BadCheckpoint, UsageError
 from sightline.parts import DataConfig, ModelConfig, Task, undecisive
+from sightline.stored import short, typed
 from sightline.train import optimizers, schedules
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
-MAX_YAML_BYTES = 1 << 20
+MAX_YAML_BYTES = 1 << 16  # read in two seconds; a config file is a few kB
 Options = TypeVar("Options")
 
 
@@ -251,13 +252,18 @@ class _CommandLine:
 def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tuple[Recipe, Run]:
     """The recipe `name`, changed by a YAML file and then by flags."""
     default = recipes.find(name).recipe()
-    from_yaml = _read_yaml(config, default) if config else []
-    layers = [_forget_old_kinds(default, each) + _forget_rate_of_many(each) + list(each) for each in (from_yaml, flags)]
+    return _parse(name, default, _read_yaml(config, default) if config else {}, flags)
+
+
+def _parse(name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequence[str]) -> tuple[Recipe, Run]:
+    """Objects out of a recipe, what a file stores ("part.field" -> value), and flags. Only flags are words to parse: no
+    text of a file is ever read as one."""
+    recipe, run = _holding(default, {**_resets(default, stored), **stored, **_resets(default, _named(flags))})
     parsed = tyro.cli(
         _CommandLine,
-        default=_CommandLine(default, Run()),
+        default=_CommandLine(recipe, run),
         config=(tyro.conf.AvoidSubcommands,),
-        args=[flag for layer in layers for flag in layer],
+        args=list(flags),
         prog=f"sightline train {name}",
         description=recipes.find(name).__doc__,
     )
@@ -281,12 +287,21 @@ def recipe_named_in(config: Path) -> str:
 def from_json(values: Mapping[str, Any], name: str = "", flags: Sequence[str] = ()) -> tuple[Recipe, Run]:
     """The recipe stored in a checkpoint, changed by flags. Only our own names are resolved from a file; a user's
     recipe is named by the user."""
-    # Only what a recipe is made of: a checkpoint must not say where things are written.
-    stored = values["recipe"]
-    values = {part.name: values[part.name] for part in dataclasses.fields(Recipe)[1:] if part.name in values}
+    stored = values.get("recipe")
+    if not isinstance(stored, str):
+        raise BadCheckpoint(f"the checkpoint's recipe is called {short(stored)}, expected a name; take another one")
     if not name and stored not in recipes.names():
         raise UsageError(f"this run was made with your own recipe '{stored}'; add --recipe PATH/TO/{stored}.py")
-    return load(name or stored, [*_as_flags(values), *flags])
+    default = recipes.find(name or stored).recipe()
+    # Only what a recipe is made of: a checkpoint must not say where things are written.
+    parts = {part.name: values[part.name] for part in dataclasses.fields(Recipe)[1:] if part.name in values}
+    try:
+        known = _typed_fields(parts, _parts(default), "the checkpoint's recipe")
+        for part in _parts(_holding(default, known)[0]).values():
+            dataclasses.replace(part)  # its own checks
+    except UsageError as error:
+        raise BadCheckpoint(f"{error}; take another checkpoint, or the version that wrote this one") from error
+    return _parse(name or stored, default, known, flags)
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
@@ -315,7 +330,7 @@ def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
         if is_new or not field.metadata.get("decides_result", True):
             ignored.add(key)
     return [
-        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
+        f"{key[:80]}: {str(before.get(key, 'absent'))[:200]} -> {after.get(key, 'absent')}"
         for key in dict.fromkeys([*before, *after])
         if before.get(key) != after.get(key) and key not in ignored
     ]
@@ -341,25 +356,47 @@ def to_yaml(documents: Sequence[Mapping[str, Any]]) -> str:
     return yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True)
 
 
-def _forget_old_kinds(recipe: Recipe, flags: Sequence[str]) -> list[str]:
-    """Flags that bring fields back to their defaults which the kind of optimizer or schedule named in `flags` does not
-    read: switching needs one flag, not one per field of the kind that a recipe or a file had before."""
+def _resets(recipe: Recipe, named: Mapping[str, Any]) -> dict[str, Any]:
+    """Values for fields that what is named makes obsolete.
+
+    Those that the kind of optimizer or schedule named does not read go back to their defaults: switching needs one
+    flag, not one per field of the kind that a recipe or a file had before. An explicit optimizer.lr disables lr_many.
+    """
     resets: dict[str, Any] = {}
     for part, fields_of_kind in (("optimizer", optimizers.FIELDS_OF_KIND), ("schedule", schedules.FIELDS_OF_KIND)):
-        flag, config = f"--{part}.kind", getattr(recipe, part)
-        kinds = [text.partition("=")[2] for text in flags if text.startswith(f"{flag}=")]
-        kinds += [after for text, after in itertools.pairwise(flags) if text == flag]
-        for kind in kinds:
-            foreign = set().union(*fields_of_kind.values()) - fields_of_kind.get(kind, set())
-            fields = {f.name: f.default for f in dataclasses.fields(config)}
-            resets |= {f"{part}.{name}": fields[name] for name in sorted(foreign)}
-    return _as_flags(resets)
+        if f"{part}.kind" in named:
+            foreign = set().union(*fields_of_kind.values()) - fields_of_kind.get(named[f"{part}.kind"], set())
+            fields = {f.name: f.default for f in dataclasses.fields(getattr(recipe, part))}
+            resets |= {f"{part}.{name}": fields[name] for name in foreign}
+    if "optimizer.lr" in named and "optimizer.lr_many" not in named:
+        resets["optimizer.lr_many"] = 0.0
+    return resets
 
 
-def _forget_rate_of_many(flags: Sequence[str]) -> list[str]:
-    """A rate that is asked for holds for any number of ranks, unless one for many is asked for too."""
-    named = {flag.partition("=")[0].replace("_", "-") for flag in flags}
-    return ["--optimizer.lr-many=0"] if "--optimizer.lr" in named and "--optimizer.lr-many" not in named else []
+def _named(flags: Sequence[str]) -> dict[str, str]:
+    """What flags set, as "part.field" -> the text of the last one."""
+    named = {}
+    for flag, after in itertools.pairwise([*flags, ""]):
+        if flag.startswith("--"):
+            key, equals, value = flag.removeprefix("--").partition("=")
+            named[key.replace("-", "_")] = value if equals else after
+    return named
+
+
+def _parts(recipe: Recipe) -> dict[str, Any]:
+    return {part.name: getattr(recipe, part.name) for part in dataclasses.fields(recipe)[1:]}
+
+
+def _holding(default: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, Run]:
+    """Copies that hold these values. Unchecked: whether they fit together is decided when flags have had their say."""
+    parts = {}
+    for name, part in {**_parts(default), "run": Run()}.items():
+        parts[name] = object.__new__(type(part))
+        for field in dataclasses.fields(part):
+            value = values.get(f"{name}.{field.name}", getattr(part, field.name))
+            object.__setattr__(parts[name], field.name, value)
+    run = parts.pop("run")
+    return dataclasses.replace(default, **parts), run
 
 
 def _fields(recipe: Recipe) -> Iterator[tuple[dataclasses.Field[Any], dataclasses.Field[Any]]]:
@@ -384,24 +421,28 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-def _as_flags(values: Mapping[str, Any]) -> list[str]:
-    flags: list[str] = []
-    for key, value in _leaves(values):
-        *parts, last = key.split(".")
-        if isinstance(value, bool):
-            flags.append("--" + ".".join([*parts, last if value else f"no-{last}"]))
-        elif isinstance(value, list | tuple):
-            flags += ["--" + key, *map(str, value)]
-        else:
-            flags.append(f"--{key}={value}")
-    return flags
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without anchors, aliases and merge keys: 500 bytes of these become gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise yaml.composer.ComposerError(None, None, "anchors and aliases are not read", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(None, None, "merge keys are not read", key.start_mark)
 
 
 def _safe_load(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > MAX_YAML_BYTES:
+        with path.open("rb") as file:
+            data = file.read(MAX_YAML_BYTES + 1)
+        if len(data) > MAX_YAML_BYTES:
             raise UsageError(f"{path} is larger than {MAX_YAML_BYTES} bytes; a config file is a few kB")
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = _PlainLoader(data.decode("utf-8")).get_single_data()
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:  # ValueError: no UTF-8, no such date
         raise UsageError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(values, dict):
@@ -409,27 +450,30 @@ def _safe_load(path: Path) -> dict[str, Any]:
     return values
 
 
-def _has_form_of(default: Any, value: Any) -> bool:
-    """A list for a list, true or false for a boolean, else one number or text; tyro checks what it says."""
-    if isinstance(default, list | bool):
-        return type(value) is type(default) and (not isinstance(value, list) or all(_has_form_of("", v) for v in value))
-    return isinstance(value, str | int | float) and not isinstance(value, bool)
-
-
-def _read_yaml(path: Path, recipe: Recipe) -> list[str]:
+def _read_yaml(path: Path, recipe: Recipe) -> dict[str, Any]:
     values = _safe_load(path)
     values.pop("recipe", None)
-    known = dict(_leaves({**to_json(recipe), "run": _plain(Run())}))
+    return _typed_fields(values, {**_parts(recipe), "run": Run()}, str(path))
+
+
+def _typed_fields(values: Mapping[str, Any], parts: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The fields of these parts as "part.field" -> value, each as the type that its part declares."""
+    known = {f"{name}.{field}": value for name, part in parts.items() for field, value in _plain(part).items()}
+    found = {}
     for part, fields in values.items():
         if not isinstance(part, str) or not isinstance(fields, dict):
-            raise UsageError(f"{path}: expected `{part}` to hold fields, e.g. `train: {{epochs: 10}}`")
+            raise UsageError(f"{where}: expected `{short(part)}` to hold fields, e.g. `train: {{epochs: 10}}`")
         for field, value in fields.items():
             key = f"{part}.{field}"
             if not isinstance(field, str) or key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                raise UsageError(f"{path}: unknown key '{key}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+                near = difflib.get_close_matches(key[:80], known, n=1)
+                hint = f"; did you mean '{near[0]}'?" if near else ""
+                raise UsageError(f"{where}: unknown key '{key[:80]}'{hint}")
             if isinstance(value, bool) and isinstance(known[key], str):
-                fields[field] = value = "on" if value else "off"  # as YAML 1.1 reads these two words
-            if not _has_form_of(known[key], value):
-                raise UsageError(f"{path}: '{key}' is {reprlib.repr(value)}; write it like its default, {known[key]!r}")
-    return _as_flags(values)
+                value = "on" if value else "off"  # as YAML 1.1 reads these two words
+            try:
+                found[key] = typed(value, typing.get_type_hints(type(parts[part]))[field], from_text=True)
+            except ValueError as error:
+                like = f"write it like its default, {known[key]!r}"
+                raise UsageError(f"{where}: '{key}' is {short(value)}; {error}; {like}") from None
+    return found

@@ -5,12 +5,14 @@ A recipe puts concrete parts together; `train()` calls them in the order of this
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from sightline.errors import UsageError
+from sightline.stored import as_dataclass, short
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from sightline.data.progress import Progress
     from sightline.hardware.devices import Device
     from sightline.hardware.world import World
+
+# Of a spec out of a file: networks are built from it before anything else is looked at.
+MAX_CLASSES, MAX_CHANNELS, MAX_SIDE = 100_000, 1024, 2**16
 
 Batch = dict[str, "Tensor"]  # keys are listed at the top of each tasks/*.py
 Split = Literal["train", "val"]
@@ -62,10 +67,19 @@ class DataSpec:
         return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> DataSpec:
-        """The inverse of `to_json`."""
-        plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-        return cls(**plain)
+    def from_json(cls, values: Any) -> DataSpec:
+        """The inverse of `to_json`; ValueError names what cannot be, UnknownField what is of a later version."""
+        found = as_dataclass(cls, values)
+        if not 1 <= len(found.classes) <= MAX_CLASSES:
+            raise ValueError(f"{len(found.classes)} classes, expected 1 to {MAX_CLASSES}")
+        if not 1 <= found.channels <= MAX_CHANNELS:
+            raise ValueError(f"{found.channels} channels, expected 1 to {MAX_CHANNELS}")
+        if not all(1 <= side <= MAX_SIDE for side in found.size):
+            raise ValueError(f"size is {short(found.size)}, expected sides of 1 to {MAX_SIDE}")
+        for name in ("mean", "std", "spacing", "clip"):
+            if not all(map(math.isfinite, getattr(found, name))):
+                raise ValueError(f"{name} is {short(getattr(found, name))}, expected finite numbers")
+        return found
 
 
 class Dataset(ABC):

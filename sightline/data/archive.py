@@ -1,21 +1,22 @@
 """Tar and zip files, checked before anything of them is used: the one place that opens archives.
 
 `tar_members` and `zip_members` find what lies where, also in a tar within a tar; `extract` fills a folder.
+`tar_entries` is for readers that look for some files and step over the rest.
 Names, kinds and sizes come from strangers: nothing is written or allocated because a header says so.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
-import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, NoReturn, Protocol
+from typing import BinaryIO, NamedTuple, NoReturn
 
 from sightline.data.progress import Progress
 from sightline.data.whole_files import check_room, folder_below, written_whole
@@ -25,11 +26,16 @@ BLOCK = 512  # of a tar file
 _CHUNK = 1 << 20
 _MAX_NAME_BYTES = 1024
 _MAX_PART_BYTES = 255  # of a name between two slashes: what file systems take
-_MAX_EXTENDED_BYTES = 64 * 1024  # of one pax or GNU header; a name and a few times are some hundred
+_MAX_EXTENDED_BYTES = 2**20  # of one pax or GNU header; a name and a few times are some hundred
 _MAX_ZIP_DIRECTORY = 64 * 2**20  # COCO's 118,000 pictures take 13 MB; it is read whole
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
+_HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # the surrogates in between are bytes that are no text
+_STORED, _DEFLATED = 0, 8  # methods of a zip
 _ZIP_RATIO_MATTERS_FROM = 2**20  # bytes: a small text may well shrink a thousandfold
 
-_REGULAR, _FOLDER, _EXTENDED = (b"0", b"\0", b"7"), b"5", (b"x", b"g", b"L", b"K")
+REGULAR = (b"0", b"\0", b"7")  # kinds of entries of a tar that are files
+_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # whatever their headers say of a size
+_EXTENDED = (b"x", b"g", b"L", b"K")
 _KINDS = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -79,23 +85,38 @@ class BadArchive(BadData):
     """An archive that is damaged or hostile; nothing of it is trusted."""
 
 
-def tar_members(
-    file: BinaryIO, archive: str, limits: Limits = DEFAULT_LIMITS, start: int = 0, end: int | None = None
-) -> Iterator[Member]:
-    """The files of an uncompressed tar in `file` (or in its bytes start..end), in order; `archive` is for messages."""
+class Entry(NamedTuple):
+    """What one header of a tar says; of it only the place was checked."""
+
+    name: str
+    kind: bytes
+    offset: int
+    size: int
+    header: bytes  # the block before its bytes
+
+    @property
+    def is_folder(self) -> bool:
+        """Also as tar wrote them before there were kinds."""
+        return self.kind == b"5" or (self.kind == b"\0" and self.name.endswith("/"))
+
+
+def tar_entries(file: BinaryIO, archive: str, start: int = 0, end: int | None = None) -> Iterator[Entry]:
+    """All entries of an uncompressed tar in `file` (or in its bytes start..end), in order, links and devices too;
+    `archive` is for messages. Reads headers alone; any bytes end as entries or as BadArchive."""
     end = os.fstat(file.fileno()).st_size if end is None else end
-    names: set[str] = set()
-    position, count, extended = start, 0, _Extended()
+    _refuse_compressed(file, archive, start)
+    position, extended = start, _Extended()
     while True:
-        header = _read_at(file, position, BLOCK)
-        if position + BLOCK > end or len(header) < BLOCK:
-            _refuse(archive, f"ends at byte {position} without its end marker, it was cut off; fetch it again")
-        if header == bytes(BLOCK):
+        header = _read_at(file, position, max(0, min(BLOCK, end - position)))
+        if header and header.count(0) == len(header):
+            _check_end(file, archive, position, end)
             return
+        if len(header) < BLOCK:
+            _refuse(archive, f"ends at byte {position} without its end marker, it was cut off; fetch it again")
         _check_sum(header, archive, position)
         kind = header[156:157]
-        size = _number(header[124:136], archive, position)
-        if extended.size is not None and kind not in _EXTENDED:
+        size = 0 if kind in _WITHOUT_DATA else _number(header[124:136], archive, position)
+        if extended.size is not None and kind not in (*_EXTENDED, *_WITHOUT_DATA):
             size = extended.size
         data, position = position + BLOCK, position + BLOCK + -(-size // BLOCK) * BLOCK
         if size < 0 or data + size > end:
@@ -106,18 +127,29 @@ def tar_members(
         if kind in _EXTENDED:
             extended = extended.and_more(file, kind, data, size, archive)
             continue
-        count += 1
+        if kind == b"S":  # what lies behind its header has no size of its own
+            _refuse(archive, f"'{_ustar_name(header)}' is a sparse file; make the archive without --sparse")
+        yield Entry(extended.path or _ustar_name(header), kind, data, size, header)
+        extended = _Extended()
+
+
+def tar_members(
+    file: BinaryIO, archive: str, limits: Limits = DEFAULT_LIMITS, start: int = 0, end: int | None = None
+) -> Iterator[Member]:
+    """The files of an uncompressed tar in `file` (or in its bytes start..end), in order; anything but files and folders
+    with clean names of their own is refused."""
+    names: set[str] = set()
+    for count, entry in enumerate(tar_entries(file, archive, start, end), start=1):
         if count > limits.members:
             _refuse(archive, f"holds more than the {limits.members} files allowed; check where it is from")
-        name = clean_name(extended.path or _ustar_name(header), archive)
-        extended = _Extended()
-        if kind == _FOLDER or (kind == b"\0" and header[:100].rstrip(b"\0").endswith(b"/")):
+        name = clean_name(entry.name, archive)
+        if entry.is_folder:
             continue
-        if kind not in _REGULAR:
-            what = _KINDS.get(kind, f"an entry of unknown kind {kind!r}")
+        if entry.kind not in REGULAR:
+            what = _KINDS.get(entry.kind, f"an entry of unknown kind {entry.kind!r}")
             _refuse(archive, f"'{name}' is {what}; only files and folders are unpacked, make the archive without it")
-        _check_new(name, names, size, archive, limits)
-        yield Member(name, data, size)
+        _check_new(name, names, entry.size, archive, limits)
+        yield Member(name, entry.offset, entry.size)
 
 
 def extract(
@@ -129,14 +161,11 @@ def extract(
     """
     with _open_checked(path) as file:
         if _is_zip(file):
-            with _open_zip(file, path) as packed:
-                infos = _zip_members(packed, path, limits)
-                members = [Member(clean_name(info.filename, str(path)), 0, info.file_size) for info in infos]
-                streams: Iterator[_Readable] = (packed.open(info) for info in infos)
-                return _write_all(members, streams, path, target, progress)
-        _refuse_compressed(file, path)
+            packed = _zip_members(file, str(path), limits)
+            members = [Member(each.name, each.offset, each.size) for each in packed]
+            return _write_all(members, (packed_chunks(file, p, str(path)) for p in packed), path, target, progress)
         members = list(tar_members(file, str(path), limits))
-        return _write_all(members, (_Slice(file, m) for m in members), path, target, progress)
+        return _write_all(members, (_chunks(file, m.offset, m.size) for m in members), path, target, progress)
 
 
 def read_member(file: BinaryIO, member: Member, archive: str) -> bytes:
@@ -152,13 +181,7 @@ def zip_members(path: Path, limits: Limits = DEFAULT_LIMITS) -> list[Packed]:
     with _open_checked(path) as file:
         if not _is_zip(file):
             _refuse(str(path), "is no zip file; fetch it again")
-        with _open_zip(file, path) as packed:
-            infos = _zip_members(packed, path, limits)
-    names = (clean_name(info.filename, str(path)) for info in infos)
-    return [
-        Packed(name, i.header_offset, i.compress_size, i.file_size, i.CRC, i.compress_type == zipfile.ZIP_DEFLATED)
-        for name, i in zip(names, infos, strict=True)
-    ]
+        return _zip_members(file, str(path), limits)
 
 
 def packed_chunks(file: BinaryIO, member: Packed, archive: str) -> Iterator[bytes]:
@@ -167,8 +190,7 @@ def packed_chunks(file: BinaryIO, member: Packed, archive: str) -> Iterator[byte
     if len(header) < 30 or not header.startswith(b"PK\x03\x04"):
         _refuse(archive, f"'{member.name}' is not where its list says; it is damaged, fetch it again")
     begin = member.offset + 30 + sum(struct.unpack("<HH", header[26:]))
-    stored = _Slice(file, Member(member.name, begin, member.stored))
-    chunks = iter(lambda: stored.read(_CHUNK), b"")
+    chunks = _chunks(file, begin, member.stored)
     size = crc = 0
     try:
         for chunk in _inflated(chunks) if member.is_deflated else chunks:
@@ -199,8 +221,10 @@ def clean_name(name: str, archive: str) -> str:
         reason = "is an absolute path"
     elif ".." in parts:
         reason = "leads out of its folder"
-    elif any(ord(letter) < 32 or letter in "\\\x7f" for letter in name):
+    elif _CONTROL.search(name):
         reason = "holds a control character or a backslash"
+    elif _HALF.search(name):
+        reason = "holds half a letter, as JSON can spell it and no file can be called"
     elif len(os.fsencode(name)) > _MAX_NAME_BYTES or any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in parts):
         reason = f"is longer than {_MAX_PART_BYTES} bytes a part or {_MAX_NAME_BYTES} in all"
     elif not parts and name not in (".", "./"):
@@ -243,7 +267,7 @@ class _Extended:
         if kind == b"K":  # the target of a link, which is refused when it comes
             return self
         if kind == b"L":
-            return _Extended(os.fsdecode(text.rstrip(b"\0")), self.size)
+            return _Extended(os.fsdecode(text.partition(b"\0")[0]), self.size)
         records = _pax_records(text, archive, offset)
         if kind == b"g" and records.keys() & {"path", "size"}:
             _refuse(archive, f"the header at byte {offset} gives all files one name or size; it is damaged")
@@ -254,30 +278,38 @@ class _Extended:
             _refuse(
                 archive, f"the header at byte {offset} gives {length[:40]!r} as size; it is damaged, fetch it again"
             )
-        return _Extended(records.get("path", self.path), int(length) if length else self.size)
+        path = records["path"].rstrip("/") if "path" in records else self.path
+        return _Extended(path, int(length) if length else self.size)
 
 
 def _pax_records(text: bytes, archive: str, offset: int) -> dict[str, str]:
     """`LENGTH KEY=VALUE\\n` records."""
-    records = {}
-    while text:
-        digits, _, _ = text[:20].partition(b" ")
+    records, at = {}, 0
+    while at < len(text):
+        digits, _, _ = text[at : at + 20].partition(b" ")
         length = int(digits) if digits.isdigit() else 0
-        record = text[len(digits) + 1 : length]
+        record = text[at + len(digits) + 1 : at + length]
         key, equals, value = record.partition(b"=")
-        if length <= len(digits) + 1 or length > len(text) or not equals or not value.endswith(b"\n"):
+        if length <= len(digits) + 1 or at + length > len(text) or not equals or not value.endswith(b"\n"):
             _refuse(archive, f"the extended header at byte {offset} cannot be read; it is damaged, fetch it again")
         records[os.fsdecode(key)] = os.fsdecode(value[:-1])
-        text = text[length:]
+        at += length
     return records
 
 
 def _check_sum(header: bytes, archive: str, position: int) -> None:
     field = header[148:156].replace(b"\0", b" ").strip()
-    blank = header[:148] + b" " * 8 + header[156:]
-    signed = sum(struct.unpack("512b", blank))  # as some writers of the eighties did
-    if not field or any(c not in b"01234567" for c in field) or int(field, 8) not in (sum(blank), signed):
-        _refuse(archive, f"at byte {position} there is no tar header; it is damaged or no tar file, fetch it again")
+    told = int(field, 8) if field and not field.strip(b"01234567") else -1
+    if told != sum(header) - sum(header[148:156]) + 8 * 32:
+        signed = sum(struct.unpack("512b", header[:148] + b" " * 8 + header[156:]))  # by some writers of the eighties
+        if told != signed:
+            _refuse(archive, f"at byte {position} there is no tar header; it is damaged or no tar file, fetch it again")
+
+
+def _check_end(file: BinaryIO, archive: str, position: int, end: int) -> None:
+    """A true end is zeros up to the end, of which we look at a megabyte."""
+    if _read_at(file, position, min(_CHUNK, end - position)).strip(b"\0"):
+        _refuse(archive, f"holds more behind its end at byte {position}: several tars in one file; pack it again")
 
 
 def _number(field: bytes, archive: str, position: int) -> int:
@@ -299,25 +331,12 @@ def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
     return os.pread(file.fileno(), size, offset)
 
 
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
-
-    def close(self) -> None: ...
-
-
-class _Slice:
-    """The bytes of one file of a tar, to be read in chunks."""
-
-    def __init__(self, file: BinaryIO, member: Member):
-        self._file, self._at, self._end = file, member.offset, member.offset + member.size
-
-    def read(self, size: int) -> bytes:
-        chunk = _read_at(self._file, self._at, min(size, self._end - self._at))
-        self._at += len(chunk)
-        return chunk
-
-    def close(self) -> None:
-        """Nothing is held: the archive stays open for the next file."""
+def _chunks(file: BinaryIO, offset: int, size: int) -> Iterator[bytes]:
+    """The bytes of one file of an archive, about a megabyte at a time; fewer where the archive ends."""
+    end = offset + size
+    while offset < end and (chunk := _read_at(file, offset, min(_CHUNK, end - offset))):
+        offset += len(chunk)
+        yield chunk
 
 
 # Zip.
@@ -327,73 +346,109 @@ def _is_zip(file: BinaryIO) -> bool:
     return _read_at(file, 0, 4) in (b"PK\x03\x04", b"PK\x05\x06")
 
 
-@contextmanager
-def _open_zip(file: BinaryIO, path: Path) -> Iterator[zipfile.ZipFile]:
-    _check_zip_directory(file, path)
-    try:
-        with zipfile.ZipFile(file) as packed:
-            yield packed
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, struct.error) as error:
-        _refuse(str(path), f"{str(error) or type(error).__name__}; it is damaged, fetch it again")
-
-
-def _check_zip_directory(file: BinaryIO, path: Path) -> None:
-    """zipfile reads the list of files whole; here its length is known before."""
+def _zip_directory(file: BinaryIO, archive: str) -> bytes:
+    """The list of files at the end of a zip. Where two records give its length, zip64's holds, as for any reader."""
     size = os.fstat(file.fileno()).st_size
     tail = _read_at(file, max(0, size - 66_000), 66_000)
     at = tail.rfind(b"PK\x05\x06")
     if at < 0 or at + 22 > len(tail):
-        _refuse(str(path), "a zip without its list of files: it was cut off; fetch it again")
-    length = int.from_bytes(tail[at + 12 : at + 16], "little")
-    wide = tail.rfind(b"PK\x06\x06", 0, at)
-    if length == 0xFFFFFFFF and wide >= 0:
-        length = int.from_bytes(tail[wide + 40 : wide + 48], "little")
-    if length > min(size, _MAX_ZIP_DIRECTORY):
-        _refuse(str(path), f"a zip whose list of files claims {length} bytes; check where it is from")
+        _refuse(archive, "a zip without its list of files: it was cut off; fetch it again")
+    length, offset = struct.unpack_from("<II", tail, at + 12)
+    end = size - len(tail) + at
+    locator = tail[max(0, at - 20) : at]
+    if locator.startswith(b"PK\x06\x07"):
+        end = int.from_bytes(locator[8:16], "little")
+        wide = _read_at(file, end, 56) if end < size else b""
+        if len(wide) < 56 or not wide.startswith(b"PK\x06\x06"):
+            _refuse(archive, f"a zip whose list of files is not described at byte {end}; it is damaged, fetch it again")
+        length, offset = struct.unpack_from("<QQ", wide, 40)
+    if length > _MAX_ZIP_DIRECTORY or offset + length > end:
+        _refuse(archive, f"a zip whose list of files claims {length} bytes at byte {offset}; check where it is from")
+    return _read_at(file, offset, length)
 
 
-def _zip_members(packed: zipfile.ZipFile, path: Path, limits: Limits) -> list[zipfile.ZipInfo]:
-    archive, names = str(path), set[str]()
-    infos = packed.infolist()
-    if len(infos) > limits.members:
-        _refuse(archive, f"holds {len(infos)} files, more than the {limits.members} allowed; check where it is from")
+class _Listed(NamedTuple):
+    """An entry of the list of files of a zip."""
+
+    packed: Packed  # its name as it stands there
+    flags: int
+    method: int
+    mode: int  # of a file on Unix
+
+
+def _zip_entries(file: BinaryIO, archive: str) -> Iterator[_Listed]:
+    directory, at = _zip_directory(file, archive), 0
+    while at < len(directory):
+        if directory[at : at + 4] != b"PK\x01\x02" or at + 46 > len(directory):
+            _refuse(archive, f"its list of files is damaged at byte {at}; fetch it again")
+        flags, method, crc, stored, size = struct.unpack_from("<HH4xIII", directory, at + 8)
+        name_bytes, extra_bytes, comment_bytes = struct.unpack_from("<HHH", directory, at + 28)
+        attributes, offset = struct.unpack_from("<II", directory, at + 38)
+        extra = at + 46 + name_bytes
+        raw, at = directory[at + 46 : extra], extra + extra_bytes + comment_bytes
+        if at > len(directory):
+            _refuse(archive, "its list of files was cut off; fetch it again")
+        wide = iter(_zip64_numbers(directory[extra : extra + extra_bytes]))
+        numbers = [next(wide, n) if n == 0xFFFFFFFF else n for n in (size, stored, offset)]
+        try:
+            name = raw.decode("utf-8" if flags & 0x800 else "cp437")
+        except UnicodeDecodeError:
+            _refuse(archive, f"the name {raw[:200]!r} is no text; it is damaged, fetch it again")
+        packed = Packed(name, numbers[2], numbers[1], numbers[0], crc, method == _DEFLATED)
+        yield _Listed(packed, flags, method, attributes >> 16)
+
+
+def _zip64_numbers(extra: bytes) -> tuple[int, ...]:
+    """Those that 32 bits cannot hold, in the order of an entry's own."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, at)
+        if kind == 1:
+            body = extra[at + 4 : at + 4 + length]
+            return struct.unpack_from(f"<{len(body) // 8}Q", body)
+        at += 4 + length
+    return ()
+
+
+def _zip_members(file: BinaryIO, archive: str, limits: Limits) -> list[Packed]:
+    names = set[str]()
     files = []
-    for info in infos:
-        name = clean_name(info.orig_filename, archive)
-        kind = stat.S_IFMT(info.external_attr >> 16)
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+    for count, (packed, flags, method, mode) in enumerate(_zip_entries(file, archive), start=1):
+        if count > limits.members:
+            _refuse(archive, f"holds more than the {limits.members} files allowed; check where it is from")
+        name = clean_name(packed.name, archive)
+        if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
             _refuse(archive, f"'{name}' is a link or a device; only files and folders are unpacked")
-        if info.is_dir():
+        if packed.name.endswith("/"):
             continue
-        if info.flag_bits & 1:
+        if flags & 0x61:  # encrypted, weakly or strongly, or a patch of another file
             _refuse(archive, f"'{name}' is encrypted; unpack it by hand")
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            _refuse(archive, f"'{name}' is packed by method {info.compress_type}; only stored and deflated are read")
-        _check_new(name, names, info.file_size, archive, limits)
-        if info.file_size > max(_ZIP_RATIO_MATTERS_FROM, limits.zip_ratio * info.compress_size):
+        if method not in (_STORED, _DEFLATED):
+            _refuse(archive, f"'{name}' is packed by method {method}; only stored and deflated are read")
+        _check_new(name, names, packed.size, archive, limits)
+        if packed.size > max(_ZIP_RATIO_MATTERS_FROM, limits.zip_ratio * packed.stored):
             _refuse(
                 archive,
-                f"'{name}' grows from {info.compress_size} to {info.file_size} bytes, over {limits.zip_ratio}-fold; "
+                f"'{name}' grows from {packed.stored} to {packed.size} bytes, over {limits.zip_ratio}-fold; "
                 "check where it is from",
             )
-        files.append(info)
-    _check_zip_whole(files, path, limits)
+        files.append(packed._replace(name=name))
+    _check_zip_whole(files, archive, os.fstat(file.fileno()).st_size, limits)
     return files
 
 
-def _check_zip_whole(files: list[zipfile.ZipInfo], path: Path, limits: Limits) -> None:
+def _check_zip_whole(files: list[Packed], archive: str, size: int, limits: Limits) -> None:
     """Files that share packed bytes make terabytes of a few; honest ones lie side by side."""
     total, end, before = 0, 0, ""
-    for info in sorted(files, key=lambda info: info.header_offset):
-        if info.header_offset < end:
-            _refuse(str(path), f"'{before}' and '{info.filename}' lie over each other; check where it is from")
-        end, before = info.header_offset + 30 + info.compress_size, info.filename
-        total += info.file_size
-    size = path.stat().st_size
+    for packed in sorted(files, key=lambda packed: packed.offset):
+        if packed.offset < end:
+            _refuse(archive, f"'{before}' and '{packed.name}' lie over each other; check where it is from")
+        end, before = packed.offset + 30 + packed.stored, packed.name
+        total += packed.size
     if end > size:
-        _refuse(str(path), f"'{before}' would end at byte {end} of {size}; it was cut off, fetch it again")
+        _refuse(archive, f"'{before}' would end at byte {end} of {size}; it was cut off, fetch it again")
     if total > max(64 * _ZIP_RATIO_MATTERS_FROM, limits.zip_ratio * size):
-        _refuse(str(path), f"its {size} bytes would become {total}; check where it is from")
+        _refuse(archive, f"its {size} bytes would become {total}; check where it is from")
 
 
 # Files of archives, and files written.
@@ -409,35 +464,30 @@ def _open_checked(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _refuse_compressed(file: BinaryIO, path: Path) -> None:
-    start = _read_at(file, 0, 6)
+def _refuse_compressed(file: BinaryIO, archive: str, start: int) -> None:
+    begin = _read_at(file, start, 6)
     for magic, tool in ((b"\x1f\x8b", "gunzip"), (b"BZh", "bunzip2"), (b"\xfd7zXZ", "unxz"), (b"(\xb5/\xfd", "unzstd")):
-        if start.startswith(magic):
-            _refuse(str(path), f"is compressed; run `{tool}` on it first, a plain tar or a zip is read")
+        if begin.startswith(magic):
+            _refuse(archive, f"is compressed; run `{tool}` on it first, a plain tar or a zip is read")
 
 
 def _write_all(
-    members: list[Member], streams: Iterator[_Readable], path: Path, target: Path, progress: Progress
+    members: list[Member], contents: Iterator[Iterator[bytes]], path: Path, target: Path, progress: Progress
 ) -> int:
     check_room(target, sum(member.size for member in members), f"unpacking {path.name}")
     target.mkdir(parents=True, exist_ok=True)
-    for done, (member, stream) in enumerate(zip(members, streams, strict=True), start=1):
-        try:
-            with folder_below(target, member.name) as (folder, name):
-                _write_one(folder, name, stream, member, path)
-        finally:
-            stream.close()
+    for done, (member, chunks) in enumerate(zip(members, contents, strict=True), start=1):
+        with folder_below(target, member.name) as (folder, name):
+            _write_one(folder, name, chunks, member, path)
         progress(f"unpacking {path.name}", done, len(members))
     return len(members)
 
 
-def _write_one(folder: int, name: str, stream: _Readable, member: Member, path: Path) -> None:
+def _write_one(folder: int, name: str, chunks: Iterator[bytes], member: Member, path: Path) -> None:
     written = 0
     with written_whole(folder, name, f"{path}: '{member.name}'") as out:
-        while chunk := stream.read(_CHUNK):
+        for chunk in chunks:
             written += len(chunk)
-            if written > member.size:
-                _refuse(str(path), f"'{member.name}' holds more than the {member.size} bytes it claims; fetch it again")
             out.write(chunk)
         if written < member.size:
             _refuse(str(path), f"'{member.name}' holds {written} of the {member.size} bytes it claims; fetch it again")

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from sightline.data.archive import clean_name
 from sightline.data.check import Report, spread
 from sightline.data.decode import MAX_BYTES, decode_rgb, read_header
+from sightline.data.json_lists import BLOCK
 from sightline.data.prepare._coco_annotations import Box, Image, Instances, fault_of, read_instances
 from sightline.data.processes import over_processes
 from sightline.data.progress import Progress
@@ -32,6 +33,7 @@ _YEARS = ("2017", "")  # instances_train2017.json with train2017/, or one's own 
 _SHARD = re.compile(r"(train|val)-(\d{5})-of-(\d{5})\.tfrecord")
 _JSON_PLACES = ("annotations/instances_{}2017.json", "raw-data/annotations/instances_{}2017.json")
 _PER_JOB = 64
+_MOST_WRONG = 100_000  # entries of a file that are listed
 _WORTH_PROCESSES = 2000  # pictures; below this, starting processes takes longer than looking
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
@@ -162,11 +164,16 @@ def _named(box: Box) -> tuple[int, bool]:
 
 
 def _read_json(file: Path, split: Split, report: Report) -> Instances | None:
+    before = len(report.problems)
+
     def wrong(kind: str, where: str, text: str) -> None:
         report.add(kind, split, where, text)
+        if len(report.problems) - before >= _MOST_WRONG:
+            raise BadData(f"{where} is wrong number {_MOST_WRONG}; the rest of the file was not looked at")
 
     try:
-        return read_instances(file.read_bytes(), file.name, wrong)
+        with file.open("rb") as handle:
+            return read_instances(iter(lambda: handle.read(BLOCK), b""), file.name, wrong)
     except OSError as error:
         report.add("cannot be opened", split, str(file), error.strerror or type(error).__name__)
     except BadData as error:

@@ -28,6 +28,7 @@ from sightline import __version__
 from sightline.data.progress import Progress
 from sightline.data.whole_files import check_room, no_link, replace_text, told_if_full
 from sightline.errors import BadData, UsageError
+from sightline.stored import read_json
 
 _CHUNK = 1 << 18
 _REDIRECTS = 5
@@ -276,7 +277,7 @@ def _beside(target: Path, suffix: str) -> Path:
 
 def _read_record(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text()[:10_000])
+        found = read_json(path, 10_000)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

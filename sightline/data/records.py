@@ -18,6 +18,7 @@ from sightline.protobuf import FIXED32, LENGTH, VARINT, Buffer, WireReader, mask
 MAX_RECORD_BYTES = 257 * 2**20
 # Of one feature: the pixels of a 512x512 picture. An int64 of one byte becomes 36 in Python; this many take 38 MB.
 MAX_NUMBERS = 2**20
+MAX_NUMBERS_OF_ALL = 2**21  # of all features of a record
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # u64 length and its checksum; the checksum of the payload
 
@@ -133,6 +134,7 @@ class _Reader(WireReader):
     def __init__(self, buffer: Buffer, start: int):
         super().__init__(buffer)
         self.start = start
+        self.numbers_left = MAX_NUMBERS_OF_ALL
 
     def damaged(self, what: str, at: int) -> BadData:
         return BadData(f"not a tf.train.Example: {what} at byte {at - self.start} of the record")
@@ -183,6 +185,9 @@ class _Reader(WireReader):
                     found += read(wire, at, end)
                 if len(found) > MAX_NUMBERS:
                     raise self.damaged(f"more than {MAX_NUMBERS} numbers in one feature", start)
+        self.numbers_left -= len(found)
+        if self.numbers_left < 0:
+            raise self.damaged(f"more than {MAX_NUMBERS_OF_ALL} numbers in all features", start)
         return found
 
     def _floats(self, wire: int, at: int, end: int) -> Sequence[float]:

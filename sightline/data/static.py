@@ -13,18 +13,20 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 from sightline.data.order import TrainOrder
 from sightline.data.progress import Progress
 from sightline.data.whole_files import replace_text, replaced
 from sightline.errors import BadData, UsageError
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec
+from sightline.stored import read_json, typed
+from sightline.tensor_files import read_tensors
 
 LastBatch = Literal["drop", "pad", "wrap"]
 _FACTS = "batches.json"  # written last: with it the folder is whole
 _FORMAT = 1
+_MAX_FACTS_BYTES = 8 * 2**20  # 100,000 classes take 3 MB
 
 
 def dump(
@@ -63,8 +65,7 @@ class StaticDataset(Dataset):
     def __init__(self, folder: Path):
         self.folder = folder
         facts = _read_facts(folder)
-        self.spec = DataSpec.from_json(facts["spec"])
-        self.batch, self.batches = int(facts["batch"]), int(facts["batches"])
+        self.spec, self.batch, self.batches = facts["spec"], facts["batch"], facts["batches"]
         first = self._read(0)
         self.layout = {key: (array.shape[1:], str(array.dtype)) for key, array in first.items() if array.ndim}
         self.layout.pop("index", None)  # the loader's own
@@ -103,23 +104,24 @@ class StaticDataset(Dataset):
     def _read(self, step: int) -> dict[str, np.ndarray]:
         path = self.folder / _file(step)
         try:
-            found = load_file(path)
-        except (OSError, SafetensorError, ValueError) as error:
+            found = {name: tensor.numpy() for name, tensor in read_tensors(path).items()}
+        except (OSError, ValueError, TypeError) as error:  # TypeError: a type that NumPy has not
             raise BadData(f"{path} cannot be read: {error}; write the batches again") from error
-        if "image" not in found or len(found["image"]) != self.batch:
+        if "image" not in found or found["image"].shape[:1] != (self.batch,):
             raise BadData(f"{path} does not hold {self.batch} images; write the batches again")
         return found
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
     try:
-        facts = json.loads((folder / _FACTS).read_text())
-        if facts["format"] == _FORMAT and int(facts["batch"]) > 0 and int(facts["batches"]) > 0 and facts["spec"]:
-            return facts
+        facts = typed(read_json(folder / _FACTS, _MAX_FACTS_BYTES), dict[str, Any])
+        batch, batches = (typed(facts.get(name), int) for name in ("batch", "batches"))
+        if facts.get("format") == _FORMAT and batch > 0 and batches > 0:
+            return {"spec": DataSpec.from_json(facts.get("spec")), "batch": batch, "batches": batches}
     except OSError as error:
         raise BadData(
             f"{folder / _FACTS} cannot be read: {error.strerror}; write batches with `sightline prepare static`"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadData(f"{folder / _FACTS} is damaged; write the batches again") from error
+    except ValueError as error:
+        raise BadData(f"{folder / _FACTS} is damaged ({error}); write the batches again") from error
     raise BadData(f"{folder / _FACTS} is of another format; write the batches again with this version")

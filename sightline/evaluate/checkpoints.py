@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sightline import config
 from sightline.config import Recipe, Run
@@ -23,11 +25,37 @@ from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.log import RunLog
 from sightline.parts import Dataset, DataSpec, Scores
+from sightline.stored import read_json, typed
 from sightline.train import checkpoint
 from sightline.train.signals import StopSignals
 
 TABLE = "evaluation.json"
+MAX_TABLE_BYTES = 2**22  # a row takes 500 bytes
+SMALL_BYTES = 2**28  # what any network may take besides its weights: anchors, a first picture
+MAKERS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
+BUILD_ERRORS = (RuntimeError, ValueError, ArithmeticError, MemoryError)  # of numbers that cannot be sizes
 Tensors = dict[str, dict[str, Tensor]]
+
+
+class _Budget(TorchFunctionMode):
+    """Refuses a new tensor, before it is allocated, where all of them would take more than these bytes."""
+
+    def __init__(self, path: Path, most_bytes: int):
+        super().__init__()
+        self.path = path
+        self.most_bytes = self.left = most_bytes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in MAKERS:
+            given = (kwargs or {}).get("size", args)
+            sides = given[0] if given and isinstance(given[0], list | tuple) else given
+            self.left -= 4 * math.prod(side for side in sides if isinstance(side, int))
+            if self.left < 0:
+                raise BadCheckpoint(
+                    f"{self.path}: its recipe asks for a network of more than {self.most_bytes >> 20} MB, which its "
+                    f"weights do not fill; it is damaged, take another"
+                )
+        return func(*args, **(kwargs or {}))
 
 
 def build(recipe: Recipe, run: Run, spec: DataSpec, device: Device) -> nn.Module:
@@ -37,28 +65,66 @@ def build(recipe: Recipe, run: Run, spec: DataSpec, device: Device) -> nn.Module
     return model
 
 
-def load_weights(model: nn.Module, tensors: Tensors) -> None:
+def build_stored(path: Path, recipe: Recipe, run: Run, spec: DataSpec, device: Device, tensors: Tensors) -> nn.Module:
+    """`build` of what a checkpoint says, not much larger than its weights, and these put in."""
+    bytes_of_weights = sum(tensor.nbytes for tensor in tensors[_stem(tensors)].values())
+    try:
+        with _Budget(path, 4 * bytes_of_weights + SMALL_BYTES):
+            model = build(recipe, run, spec, device)
+    except BUILD_ERRORS as error:
+        raise BadCheckpoint(f"{path}: no network can be built as its recipe says ({error}); take another") from error
+    load_weights(model, tensors)
+    return model
+
+
+def _stem(tensors: Tensors) -> str:
     """The average where the checkpoint has one: it is what is evaluated, called best, and shown."""
-    model.load_state_dict(tensors.get("ema", tensors["model"]))
+    return "ema" if "ema" in tensors else "model"
+
+
+def load_weights(model: nn.Module, tensors: Tensors) -> None:
+    """Copies a checkpoint's weights; BadCheckpoint where they do not fit."""
+    stem = _stem(tensors)
+    checkpoint.check_fit(stem, model.state_dict(), tensors[stem])
+    model.load_state_dict(tensors[stem])
+
+
+def recipe_of(
+    path: Path, stored: dict[str, Any], recipe_file: str, flags: Sequence[str]
+) -> tuple[Recipe, Run, DataSpec]:
+    """What a checkpoint was made with, changed by flags; BadCheckpoint where it does not say."""
+    try:
+        recipe, run = config.from_json(stored.get("recipe", {}), recipe_file, flags)
+        return recipe, run, DataSpec.from_json(stored.get("spec"))
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"{path}: {error}") from error
+    except ValueError as error:
+        raise BadCheckpoint(f"{path} is damaged: {checkpoint.STATE} cannot be read (spec: {error})") from error
 
 
 class Evaluation:
     """The val split of a recipe with its loader and a network, ready for the weights of any checkpoint of a run."""
 
     def __init__(
-        self, recipe: Recipe, run: Run, device: Device, here: World, dataset: Dataset, loader: Loader, log: RunLog
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        device: Device,
+        here: World,
+        dataset: Dataset,
+        loader: Loader,
+        log: RunLog,
     ):
         self.recipe = recipe
+        self.model = model
         self.device = device
         self.world = here
         self.dataset = dataset
         self.loader = loader
         self.log = log
-        self.model = build(recipe, run, dataset.spec, device)
 
-    def score(self, path: Path, tensors: Tensors, stored: dict[str, Any]) -> Scores:
-        """Told, and written beside the run as scores-CHECKPOINT.json."""
-        load_weights(self.model, tensors)
+    def score(self, path: Path, stored: dict[str, Any]) -> Scores:
+        """Of the weights in the network; told, and written beside the run as scores-CHECKPOINT.json."""
         scores = evaluate(
             self.model,
             self.recipe.task,
@@ -76,13 +142,12 @@ class Evaluation:
 
 @contextlib.contextmanager
 def opened(
-    path: Path, stored: dict[str, Any], flags: Sequence[str], recipe_file: str, folder: Path
+    path: Path, tensors: Tensors, stored: dict[str, Any], flags: Sequence[str], recipe_file: str, folder: Path
 ) -> Iterator[Evaluation]:
     """What the recipe in a checkpoint says, changed by flags; results go into `folder` unless run.out is given."""
-    recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
+    recipe, run, spec = recipe_of(path, stored, recipe_file, flags)
     here, device, recipe = set_up(recipe, run)
     dataset = recipe.data.open("val", recipe.train.seed).for_batch(recipe.train.global_batch)
-    spec = DataSpec.from_json(stored["spec"])
     if dataset.spec != spec:
         raise BadData(f"the data do not fit {path}: it was trained on {_differences(spec, dataset.spec)}")
     here = world.connect(here, device)
@@ -103,7 +168,8 @@ def opened(
         if stored.get("fingerprints", {}).get("val", dataset.fingerprint) != dataset.fingerprint:
             # Not refused: scores on other data are what some want. But one fold's training data are another's val.
             log.say("warning: this val split is not the one that the run held out; it may have been trained on these")
-        yield Evaluation(recipe, run, device, here, dataset, loader, log)
+        model = build_stored(path, recipe, run, spec, device, tensors)
+        yield Evaluation(recipe, model, device, here, dataset, loader, log)
 
 
 def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict[str, Any]]:
@@ -115,12 +181,12 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
     if (run / checkpoint.MANIFEST).is_file():
         raise UsageError(f"{run} is a checkpoint and --all wants a run folder; leave out --all")
     paths = [path for path in checkpoint.all_of(run) if int(path.name.removeprefix("ckpt-")) > 0]
-    newest, stored = _newest(run, paths)
-    with opened(newest, stored, flags, recipe_file, run) as evaluation:
+    newest, tensors, stored = _newest(run, paths)
+    with opened(newest, tensors, stored, flags, recipe_file, run) as evaluation:
         log = evaluation.log
         made_with = {
             "data": evaluation.dataset.fingerprint,
-            "changes": config.diff(stored["recipe"], evaluation.recipe),
+            "changes": config.diff(stored.get("recipe", {}), evaluation.recipe),
         }
         table = {row["checkpoint"]: row for row in _rows(log.folder / TABLE) if _has(row, made_with)}
         evaluation.world.barrier()  # no rank may write before all have read
@@ -131,10 +197,11 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
                     log.say(f"{path.name} stands in {log.folder / TABLE} already")
                     continue
                 tensors, its = checkpoint.read(path)
+                load_weights(evaluation.model, tensors)
             except (BadCheckpoint, FileNotFoundError) as error:  # a run at work may remove one meanwhile
                 log.say(f"warning: {path.name} is left out: {error}")
                 continue
-            scores = evaluation.score(path, tensors, its)
+            scores = evaluation.score(path, its)
             table[path.name] = {
                 "checkpoint": path.name,
                 "step": its["progress"]["step"],
@@ -146,20 +213,21 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
         return sorted(table.values(), key=lambda row: row["step"])
 
 
-def _newest(run: Path, paths: Sequence[Path]) -> tuple[Path, dict[str, Any]]:
-    """The newest checkpoint that verifies, and its state."""
+def _newest(run: Path, paths: Sequence[Path]) -> tuple[Path, Tensors, dict[str, Any]]:
+    """The newest checkpoint that verifies, its tensors and its state."""
     for path in reversed(paths):
         with contextlib.suppress(BadCheckpoint, FileNotFoundError):  # told when its turn comes
-            return path, checkpoint.read(path)[1]
+            return path, *checkpoint.read(path)
     raise BadCheckpoint(f"{run} holds no checkpoint that verifies and has made a step; there is nothing to evaluate")
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """The table of an earlier call; none where it cannot be read, for it can be made again."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["checkpoints"]
-        return [row for row in rows if {"checkpoint", "step", "values"} <= row.keys()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        rows = typed(read_json(path, MAX_TABLE_BYTES)["checkpoints"], list[dict[str, Any]])
+        hints = {"checkpoint": str, "step": int, "values": dict[str, float | None]}
+        return [row for row in rows if all(typed(row[key], hint) is not None for key, hint in hints.items())]
+    except (OSError, ValueError, KeyError, TypeError):
         return []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +9,11 @@ from typing import Any
 
 from sightline.errors import BadData
 from sightline.log import BEST_SCORES, as_score
+from sightline.stored import read_json
 
 DOCUMENT = "folds.json"
 SCORES = "scores.json"
+MAX_SCORES_BYTES = 16 * 2**20  # 20,000 classes take 3 MB
 
 
 def read_fold(folder: Path, fold: int, headline: str) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def read_fold(folder: Path, fold: int, headline: str) -> dict[str, Any]:
     if not path.exists() and (folder / SCORES).exists():
         path = folder / SCORES  # no score was a number, so none was the best: the last one says so
     try:
-        best = json.loads(path.read_text(encoding="utf-8"))
+        best = read_json(path, MAX_SCORES_BYTES)
         classes = {row["class"]: row[headline] for row in best["tables"].get("classes", []) if headline in row}
         scores = {"epoch": best["epoch"], "step": best["step"], headline: best["values"][headline]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

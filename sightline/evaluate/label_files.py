@@ -23,6 +23,7 @@ from sightline.log import RunLog
 from sightline.parts import PredictOptions, Scores
 from sightline.report.predictions import DOCUMENT, write_whole
 from sightline.report.volumes import compared_picture
+from sightline.stored import read_json
 
 DOCUMENT_OF_SCORES = "scores-labels.json"
 PROBABILITIES = ".npy"
@@ -30,7 +31,7 @@ WORST = 20
 PICTURES = 4  # of the worst cases of a run
 _VALUES = 256  # a label is a byte
 _AFFINE_MM = 1e-3  # headers hold 32-bit floats
-_MAX_JSON_BYTES = 64 * 2**20
+_MAX_JSON_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -181,10 +182,8 @@ def _class_names(predicted: Path, labels: Path) -> list[str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            return {}
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = read_json(path, _MAX_JSON_BYTES)
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loader import Loader
 from sightline.data.order import PADDING, EvalOrder
@@ -45,11 +44,11 @@ def open_trained(run_folder: Path, which: str, flags: Sequence[str], recipe_file
     """The checkpoint of a run that `which` names."""
     path = checkpoint.find(run_folder, which)
     tensors, stored = checkpoint.read(path)
-    recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
+    recipe, run, spec = checkpoints.recipe_of(path, stored, recipe_file, flags)
     here, device, recipe = set_up(recipe, run)
     if here.size > 1:
         raise UsageError(f"{command} runs in one process and was started in {here.size}; start it without a launcher")
-    return Trained(path, tensors, stored, recipe, run, here, device, DataSpec.from_json(stored["spec"]))
+    return Trained(path, tensors, stored, recipe, run, here, device, spec)
 
 
 def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, options: PredictOptions) -> dict[str, Any]:
@@ -65,8 +64,7 @@ def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, opt
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
         reporter = recipe.task.reporter(folder, files, spec, options, log.say)
-        model = checkpoints.build(recipe, run, spec, trained.device)
-        checkpoints.load_weights(model, trained.tensors)
+        model = checkpoints.build_stored(trained.path, recipe, run, spec, trained.device, trained.tensors)
         signals = stack.enter_context(StopSignals(trained.world))
         loader = _open_loader(trained, dataset, reporter, signals)
         stack.callback(loader.close)

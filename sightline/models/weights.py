@@ -5,21 +5,23 @@ Sits between a model's construction and the engine; checkpoints of a run are rea
 
 from __future__ import annotations
 
-import zipfile
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from sightline.errors import BadCheckpoint
+from sightline.data.archive import Limits, zip_members
+from sightline.errors import BadCheckpoint, BadData
 from sightline.models.keras_weights import read_keras
+from sightline.tensor_files import read_tensors
 
 PREFIXES = ("module.", "_orig_mod.")  # left by DDP (and averaging) and by torch.compile
 WRAPPERS = ("model", "state_dict")  # keys under which training scripts keep the state dict
+ZIP_LIMITS = Limits(members=200_000, member_bytes=2**40, zip_ratio=1)
+MAX_PICKLE_BYTES = 8 * 2**20  # ResNet-152 has 150 kB
 SHOWN = 4  # keys an error message names before it counts the rest
 
 
@@ -80,8 +82,8 @@ def read_weights(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
-    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        return read_tensors(path)
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: torch cannot map the file
         raise BadCheckpoint(f"{path} is no complete safetensors file ({error}); fetch or write it again") from error
 
 
@@ -93,13 +95,26 @@ def _read_pickle(path: Path) -> Any:
             f"use torch 2.10 or newer, or convert the file to .safetensors"
         )
     try:
-        # Only the zip format of torch 1.6 and later can be mapped instead of read.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with path.open("rb") as file:
+            is_zip = file.read(4) == b"PK\x03\x04"  # of torch 1.6 and later
+        if is_zip:
+            _check_zip(path)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # From memory, of which no length in the file can take more than is there.
+        return torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or hostile pickle raises nearly anything; all of it ends here
         raise BadCheckpoint(
             f"{path} cannot be loaded as plain weights ({_one_line(error)}); if you trust where it came from, "
             f"save only its state dict again with torch.save(model.state_dict(), ...) or as .safetensors"
         ) from error
+
+
+def _check_zip(path: Path) -> None:
+    """torch writes its files unpacked; one that is packed may become a thousand times as long, and the list of tensors
+    in it takes sixty times as much memory."""
+    for member in zip_members(path, ZIP_LIMITS):
+        if member.name.endswith("data.pkl") and member.size > MAX_PICKLE_BYTES:
+            raise BadData(f"{member.name} has {member.size} bytes, at most {MAX_PICKLE_BYTES} are read")
 
 
 def _unwrap(content: Any, path: Path) -> Mapping[str, Tensor]:

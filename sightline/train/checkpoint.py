@@ -6,27 +6,37 @@ from the newest to the oldest; what does not match its manifest is moved to *.co
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
 from sightline.data.whole_files import replace_text
 from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, SightlineError, UsageError
+from sightline.parts import DataSpec
+from sightline.stored import UnknownField, read_json, short, typed
+from sightline.tensor_files import read_tensors
+from sightline.train.progress import Progress
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
-NAME = re.compile(r"ckpt-(\d{8,})")
+NAME = re.compile(r"ckpt-([0-9]{8,18})")
+MAX_STATE_BYTES = 8 * 2**20  # 100,000 classes take 3 MB; without, it is some kB
+MAX_MANIFEST_BYTES = 2**16  # a file takes 150 bytes
+_FILE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
+Tensors = dict[str, dict[str, Tensor]]  # file stem -> name -> tensor
 
 
 class NotDamaged(BadCheckpoint):
@@ -58,7 +68,7 @@ class Checkpoints:
     def save(
         self,
         step: int,
-        tensors: dict[str, dict[str, Tensor]],
+        tensors: Tensors,
         state: dict[str, Any],
         best_step: int,
         *,
@@ -100,22 +110,41 @@ class Checkpoints:
         """Finished checkpoints, newest first, valid or not."""
         if not self.folder.is_dir():
             return []
-        found = (NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        try:
+            found = [NAME.fullmatch(name) for name in os.listdir(self.folder)]
+        except OSError as error:
+            raise NotDamaged(f"{self.folder} cannot be listed: {error.strerror}; fix that and start again") from error
         return [match.group() for match in sorted(filter(None, found), key=lambda m: -int(m.group(1)))]
 
-    def newest(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any], Path] | None:
-        """The newest checkpoint that verifies, or None where there never was one."""
+    def newest(
+        self, check: Callable[[Tensors, dict[str, Any]], None] = lambda tensors, state: None
+    ) -> tuple[Tensors, dict[str, Any], Path] | None:
+        """The newest checkpoint that verifies and passes `check`, or None where there never was one.
+
+        One that verifies but fails `check` (BadCheckpoint) is moved aside only if an older one passes: where none does,
+        the program has changed, not the files.
+        """
         self._recover_old()
+        unfit: list[tuple[Path, BadCheckpoint]] = []
         for name in self.names():
             path = self.folder / name
             try:
-                return (*read(path), path)
+                tensors, state = read(path)
             except NotDamaged:
                 raise
             except BadCheckpoint as error:
-                aside = _free_name(path, "corrupt")
-                os.rename(path, aside)
-                self.say(f"{error}; moved to {aside.name}, trying the one before")
+                self._move_aside(path, error)
+                continue
+            try:
+                check(tensors, state)
+            except BadCheckpoint as error:
+                unfit.append((path, BadCheckpoint(f"{path}: {error}")))
+                continue
+            for each in unfit:
+                self._move_aside(*each)
+            return tensors, state, path
+        if unfit:
+            raise unfit[0][1]
         corrupt = sorted(path.name for path in self.folder.glob("*.corrupt*"))
         if corrupt:
             raise BadCheckpoint(
@@ -123,6 +152,11 @@ class Checkpoints:
                 f"start afresh with another --run.out, or delete {self.folder}"
             )
         return None
+
+    def _move_aside(self, path: Path, error: BadCheckpoint) -> None:
+        aside = _free_name(path, "corrupt")
+        os.rename(path, aside)
+        self.say(f"{error}; moved to {aside.name}, trying the one before")
 
     def _recover_old(self) -> None:
         """A crash between the two renames of a second save leaves only the .old one: it goes back to its place."""
@@ -153,9 +187,7 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def write(
-    folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], *, are_copies: bool = False
-) -> Path:
+def write(folder: Path, tensors: Tensors, state: dict[str, Any], *, are_copies: bool = False) -> Path:
     """A checkpoint in a new folder, flushed to the disk; the manifest comes last and makes it one."""
     folder.mkdir(parents=True)
     for stem, named in tensors.items():
@@ -172,37 +204,95 @@ def write(
     return folder
 
 
-def read(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Tensors and state of one checkpoint after every byte has been checked against the manifest."""
+def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors and state of one checkpoint after every byte has been checked against the manifest.
+
+    A manifest proves that nothing has changed, not that a checkpoint was written: what it lists is looked at as well.
+    """
     names = verify(path)
-    state = json.loads((path / STATE).read_text(encoding="utf-8"))
-    if state.get("format") != FORMAT:
-        raise NotDamaged(f"{path} has format {state.get('format')}, this version reads {FORMAT}")
-    return {Path(name).stem: load_file(path / name) for name in names if name.endswith(".safetensors")}, state
+    with _damage_is_told(path, STATE):
+        state = read_json(path / STATE, MAX_STATE_BYTES, refuse_twice=True)
+        found = typed(typed(state, dict[str, Any]).get("format"), int)
+        if found > FORMAT:
+            raise NotDamaged(f"{path} has format {found}, this version reads {FORMAT}; use the version that wrote it")
+        if found < FORMAT:
+            raise ValueError(f"its format is {found}")
+        _check_state(state)
+    tensors = {}
+    for name in names:
+        if name.endswith(".safetensors"):
+            with _damage_is_told(path, name):
+                tensors[name.removesuffix(".safetensors")] = read_tensors(path / name)
+    return tensors, state
 
 
 def verify(path: Path) -> list[str]:
     """The files of a checkpoint; raises BadCheckpoint with the file and the reason unless all are as written."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        entries = manifest["files"]
+    with _damage_is_told(path, MANIFEST):
+        manifest = read_json(path / MANIFEST, MAX_MANIFEST_BYTES, refuse_twice=True)
+        entries = typed(manifest.get("files") if isinstance(manifest, dict) else manifest, dict[str, dict[str, Any]])
         for name, entry in entries.items():
             file = path / name
-            if "/" in name or not file.is_file():
-                raise BadCheckpoint(f"{path} is damaged: {name} is missing")
-            if file.stat().st_size != entry["bytes"]:
-                raise BadCheckpoint(f"{file} is damaged: {file.stat().st_size} bytes instead of {entry['bytes']}")
-            if _sha256(file) != entry["sha256"]:
+            if not _FILE.fullmatch(name) or len(name) > 100 or not file.is_file():
+                raise BadCheckpoint(f"{path} is damaged: {name[:100]} is missing")
+            if file.stat().st_size != entry.get("bytes"):
+                size = short(entry.get("bytes"))
+                raise BadCheckpoint(f"{file} is damaged: {file.stat().st_size} bytes instead of {size}")
+            if _sha256(file) != entry.get("sha256"):
                 raise BadCheckpoint(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
         if STATE not in entries or "model.safetensors" not in entries:
             raise BadCheckpoint(f"{path} is damaged: {MANIFEST} lists no {STATE} or no model")
         return sorted(entries)
+
+
+@contextlib.contextmanager
+def _damage_is_told(path: Path, name: str) -> Iterator[None]:
+    """Turns what reading a file of a checkpoint raises into our own errors."""
+    try:
+        yield
     except (FileNotFoundError, NotADirectoryError):
-        raise BadCheckpoint(f"{path} is damaged: {MANIFEST} is missing") from None
+        raise BadCheckpoint(f"{path} is damaged: {name} is missing") from None
     except OSError as error:  # too many open files, a stale mount: the checkpoint may be whole
         raise NotDamaged(f"{path} cannot be read: {error.strerror}; mend that and start again") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadCheckpoint(f"{path} is damaged: {MANIFEST} cannot be read ({error})") from error
+    except (MemoryError, RuntimeError) as error:  # RuntimeError: torch cannot map the file
+        raise NotDamaged(f"{path / name} cannot be loaded: {error}; make room in memory and start again") from error
+    except UnknownField as error:
+        raise NotDamaged(f"{path / name} holds {error}; use the version that wrote it") from error
+    except ValueError as error:
+        raise BadCheckpoint(f"{path} is damaged: {name} cannot be read ({error})") from error
+
+
+def _check_state(state: dict[str, Any]) -> None:
+    """ValueError, or UnknownField, where a part that is there cannot have been written by a run."""
+    readers: dict[str, Callable[[Any], object]] = {
+        "progress": Progress.from_json,
+        "spec": DataSpec.from_json,
+        "recipe": lambda values: typed(values, dict[str, str | dict[str, Any]]),
+        "fingerprints": lambda values: typed(values, dict[str, str]),
+        "environment": lambda values: typed(values, dict[str, Any]),
+        "stopwatch": lambda values: typed(values, dict[str, float | None]),
+    }
+    for name, reader in readers.items():
+        if name in state or name == "progress":  # others may be absent; who needs one says so
+            try:
+                reader(state.get(name))
+            except UnknownField as error:
+                raise UnknownField(f"{name}.{error}") from None
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+
+
+def check_fit(stem: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """BadCheckpoint unless both have the same names, shapes and types."""
+    if wanted.keys() != given.keys():
+        odd = ", ".join(sorted(wanted.keys() ^ given.keys())[:5])[:300]
+        raise BadCheckpoint(f"the checkpoint's {stem} does not fit this model: {odd} on one side only")
+    for name, tensor in wanted.items():
+        if (tensor.shape, tensor.dtype) != (given[name].shape, given[name].dtype):
+            raise BadCheckpoint(
+                f"the checkpoint's {stem}/{name} has shape {tuple(given[name].shape)} of {given[name].dtype}, "
+                f"this model wants {tuple(tensor.shape)} of {tensor.dtype}"
+            )
 
 
 def find(run: Path, which: str) -> Path:
@@ -235,7 +325,7 @@ def all_of(path: Path) -> list[Path]:
     return [folder / name for name in reversed(names)]
 
 
-def copies(tensors: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+def copies(tensors: Tensors) -> Tensors:
     """Of all tensors, in host memory: what a thread may write while the run changes the originals."""
     return {stem: _on_host(named) for stem, named in tensors.items()}
 
@@ -263,7 +353,11 @@ def _remove(path: Path) -> None:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+    """What a pointer names; what is no name is none of the checkpoints."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return file.read(100).decode("utf-8", "replace").strip()
 
 
 def _fsync(path: Path) -> None:

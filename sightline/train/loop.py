@@ -17,10 +17,11 @@ from sightline.log import RunLog, environment
 from sightline.measure.profile import ProfileWindow, parse_window
 from sightline.parts import Dataset, Scores
 from sightline.train.meter import Meter
+from sightline.train.progress import Progress, refuse_unwatchable
 from sightline.train.saver import Saver
 from sightline.train.schedules import Plan
 from sightline.train.signals import StopSignals
-from sightline.train.state import Progress, TrainState, refuse_unwatchable
+from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
 

@@ -17,7 +17,7 @@ from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.log import RunLog, environment
 from sightline.parts import Dataset
-from sightline.train.checkpoint import Checkpoints, copies, find, read
+from sightline.train.checkpoint import STATE, Checkpoints, copies, find, read
 from sightline.train.meter import Stopwatch
 from sightline.train.state import Tensors, TrainState
 
@@ -75,24 +75,25 @@ class Saver:
                     state.ema.model.load_state_dict(state.model.state_dict())
             return False
         tensors, stored, path = found
-        changes = config.diff(stored["recipe"], self.recipe)
+        changes = config.diff(stored.get("recipe", {}), self.recipe)
         if changes and (not run.override or any(change.startswith(NEVER_OVERRIDDEN) for change in changes)):
-            listed = "\n  ".join(changes)
+            listed = "\n  ".join(changes[:50])
             raise UsageError(
                 f"{path} was made with another recipe:\n  {listed}\nGive the old values back, choose another "
                 f"--run.out, or add --run.override to go on with the new ones (not for model fields, the batch, "
                 f"train.steps_per_epoch and train.trainable)"
             )
         for split, dataset in self.sets.items():
-            if stored["fingerprints"][split] != dataset.fingerprint and not run.override:
+            if stored.get("fingerprints", {}).get(split) != dataset.fingerprint and not run.override:
                 raise BadData(
                     f"the {split} data are not those that {path} was trained on (files were added, removed or "
                     f"changed); bring them back, choose another --run.out, or add --run.override to go on with these"
                 )
         now = environment(self.device, self.world.size)
+        then = stored.get("environment", {})
         for name in ("threads", "device", "ranks", "packages"):
-            if stored["environment"][name] != now[name]:
-                self.log.warn(f"{name} was {stored['environment'][name]} and is {now[name]}: the last bits may differ")
+            if then.get(name) != now[name]:
+                self.log.warn(f"{name} was {then.get(name)} and is {now[name]}: the last bits may differ")
         state.load(tensors, stored["progress"])
         self.stopwatch.load(stored.get("stopwatch", {}))
         if any(change.startswith("optimizer.") for change in changes):
@@ -105,13 +106,23 @@ class Saver:
         Rank 0 first: it moves damaged ones out of the way. What only another cannot read is whole, so it stays."""
         if self.world.is_main:
             path = elsewhere()
-            found = (*read(path), path) if path else self.checkpoints.newest()
+            found = (*read(path), path) if path else self.checkpoints.newest(self._check)
             self.world.barrier()
         else:
             self.world.barrier()
             found = self._as_main_found(elsewhere)
         self._prove_one_start(0 if found is None else int(found[1]["progress"]["step"]) + 1)
         return found
+
+    def _check(self, tensors: Tensors, stored: dict[str, Any]) -> None:
+        """BadCheckpoint where a checkpoint of this recipe and these data lacks something or does not fit. One of others
+        is for `resume` to refuse: it is not damaged."""
+        for part in ("recipe", "spec", "fingerprints", "environment"):
+            if part not in stored:
+                raise BadCheckpoint(f"a checkpoint is damaged: {STATE} holds no {part}")
+        is_ours = not config.diff(stored["recipe"], self.recipe)
+        if is_ours and all(stored["fingerprints"].get(name) == s.fingerprint for name, s in self.sets.items()):
+            self.state.check_fit(tensors)
 
     def _as_main_found(self, elsewhere: Callable[[], Path | None]) -> Found | None:
         try:

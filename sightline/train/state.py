@@ -2,81 +2,25 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sightline.config import Recipe, Run
-from sightline.errors import BadCheckpoint, UsageError
+from sightline.errors import UsageError
 from sightline.hardware.devices import Device, place
 from sightline.hardware.precision import LossScale, keep_fp32
 from sightline.hardware.world import World
 from sightline.models import norm
 from sightline.parts import DataSpec
 from sightline.train.averaging import Ema
-from sightline.train.schedules import Plan, ScheduleConfig
+from sightline.train.checkpoint import check_fit
+from sightline.train.progress import Progress
+from sightline.train.schedules import Plan
 
 Tensors = dict[str, dict[str, Tensor]]  # file stem -> name -> tensor
-
-VAL_LOSSES = ("val_loss", "loss")  # what tasks call the loss of an evaluation
-
-
-@dataclass
-class Progress:
-    """Where the run stands; plain numbers, so that a checkpoint holds them as JSON."""
-
-    step: int = 0  # optimizer updates asked for, skipped ones included; samples seen = step * global_batch
-    epoch: int = 0  # epochs finished, evaluation included
-    best_score: float | None = None
-    best_step: int = -1  # -1: none is best
-    bad_steps: int = 0  # steps that were not finite
-    avoid: list[int] = field(default_factory=list)  # steps a rewind has decided to leave out
-    scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
-    scored_step: int = -1  # where the last evaluation was
-    history: list[float] = field(default_factory=list)  # the headline score of every evaluation that was planned
-    val_losses: list[float] = field(default_factory=list)  # the loss of each of these, where the task gives one
-    base_lr: float | None = None  # resolved by the first start; another number of ranks must not change it
-
-    def note(self, scores: dict[str, float], headline: str, planned: bool) -> bool:
-        """The result of an evaluation here; whether it is the best, which NaN never is. One that only a stop has
-        brought must not move a schedule."""
-        score = scores[headline]
-        self.scores, self.scored_step = scores, self.step
-        if planned:
-            self.history.append(score)
-            self.val_losses += [scores[name] for name in VAL_LOSSES if name in scores][:1]
-        if math.isnan(score):
-            return False
-        if self.best_score is None or not score <= self.best_score:  # true also where an old checkpoint holds NaN
-            self.best_score, self.best_step = score, self.step
-        return self.best_step == self.step
-
-    def watched(self, schedule: ScheduleConfig) -> list[float]:
-        """What a schedule looks at: the score or the loss of the planned evaluations so far."""
-        if schedule.plateau_on == "score":
-            return self.history
-        refuse_unwatchable(schedule, self.scores)
-        return self.val_losses
-
-    def evaluations_since_best(self) -> int:
-        """Planned ones since the first that scored best; equal is not better, and NaN never is."""
-        waited, best = 0, -math.inf
-        for score in self.history:
-            waited, best = (0, score) if score > best else (waited + 1, best)
-        return waited
-
-
-def refuse_unwatchable(schedule: ScheduleConfig, names: Collection[str]) -> None:
-    """Where a schedule looks at a loss and an evaluation gives other values; without any name nothing is known yet."""
-    if schedule.plateau_on == "val_loss" and names and not any(name in names for name in VAL_LOSSES):
-        raise UsageError(
-            f"schedule.plateau_on=val_loss needs an evaluation that gives {' or '.join(VAL_LOSSES)}; this task's "
-            f"gives {', '.join(names)}. Use --schedule.plateau-on score (with --run.override to go on)"
-        )
 
 
 def choose_trainable(model: nn.Module, rule: str) -> None:
@@ -157,25 +101,19 @@ class TrainState:
         weights = [t for t in self.model.state_dict().values() if t.is_floating_point()]
         return bool(torch.stack([t.isfinite().all() for t in weights]).all())
 
+    def check_fit(self, tensors: Tensors) -> None:
+        """BadCheckpoint where a checkpoint lacks a tensor, has one too many or one of another shape or type."""
+        for stem, wanted in self.tensors().items():
+            check_fit(stem, wanted, tensors.get(stem, {}))
+
     @torch.no_grad()
     def load(self, tensors: Tensors, progress: dict[str, Any]) -> None:
-        """Copies a checkpoint into the tensors that are there; anything missing or misshapen is an error."""
-        ours = self.tensors()
-        for stem, wanted in ours.items():
-            given = tensors.get(stem, {})
-            if set(wanted) != set(given):
-                odd = sorted(set(wanted) ^ set(given))[:5]
-                raise BadCheckpoint(
-                    f"the checkpoint's {stem} does not fit this model: {', '.join(odd)} on one side only"
-                )
+        """Copies a checkpoint into the tensors that are there."""
+        self.check_fit(tensors)
+        for stem, wanted in self.tensors().items():
             for name, tensor in wanted.items():
-                if tensor.shape != given[name].shape:
-                    raise BadCheckpoint(
-                        f"the checkpoint's {stem}/{name} has shape {tuple(given[name].shape)}, "
-                        f"this model wants {tuple(tensor.shape)}"
-                    )
-                tensor.copy_(given[name])
-        vars(self.progress).update(vars(Progress(**progress)))  # the loop holds on to this object
+                tensor.copy_(tensors[stem][name])
+        vars(self.progress).update(vars(Progress.from_json(progress)))  # the loop holds on to this object
 
     def progress_json(self) -> dict[str, Any]:
         """The numbers of the state."""

@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save
 
 from sightline.errors import BadCheckpoint
 from sightline.train import checkpoint
@@ -13,6 +15,7 @@ from sightline.train.checkpoint import Checkpoints
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 OLD, NEW = "ckpt-00000001", "ckpt-00000002"
+SPEC = {"classes": ["a"], "channels": 3, "size": [4, 4], "mean": [0.5], "std": [1.0]}
 
 
 @pytest.fixture
@@ -97,6 +100,155 @@ def test_manifest_cannot_name_files_elsewhere(folder):
     assert_walks_back(folder, "../latest")
 
 
+def redo_manifest(path: Path) -> None:
+    """Makes the manifest fit what the files are now, as somebody would who wrote them so."""
+    files = [file for file in path.iterdir() if file.name != "manifest.json"]
+    entries = {f.name: {"bytes": f.stat().st_size, "sha256": sha256(f.read_bytes()).hexdigest()} for f in files}
+    (path / "manifest.json").write_text(json.dumps({"format": 1, "files": entries}))
+
+
+def with_header(**entry) -> bytes:
+    """A safetensors file of one tensor that this describes, and 4000 bytes."""
+    described = {"dtype": "F32", "shape": [1000], "data_offsets": [0, 4000]} | entry
+    header = json.dumps({"w": described}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(4000)
+
+
+STATES = {
+    "no json": "{",
+    "deep": "[" * 100_000,
+    "nested": '{"format": 1, "progress": {"step": 2}, "x": ' + "[" * 50 + "]" * 50 + "}",
+    "no object": '{"format": 1, "progress": []}',
+    "twice": '{"format": 1, "progress": {"step": 2}, "progress": {"step": 2}}',
+    "no progress": '{"format": 1}',
+    "no step": '{"format": 1, "progress": {}}',
+    "step of text": '{"format": 1, "progress": {"step": "2"}}',
+    "negative step": '{"format": 1, "progress": {"step": -1}}',
+    "huge step": '{"format": 1, "progress": {"step": 1e30}}',
+    "step beyond 64 bits": '{"format": 1, "progress": {"step": 999999999999999999999}}',
+    "step of thousands of digits": '{"format": 1, "progress": {"step": ' + "9" * 5000 + "}}",
+    "later epoch": '{"format": 1, "progress": {"step": 2, "epoch": 3}}',
+    "later best": '{"format": 1, "progress": {"step": 2, "best_step": 3}}',
+    "avoid": '{"format": 1, "progress": {"step": 2, "avoid": 7}}',
+    "scores": '{"format": 1, "progress": {"step": 2, "scores": {"a": []}}}',
+    "recipe": '{"format": 1, "progress": {"step": 2}, "recipe": [1]}',
+    "recipe part": '{"format": 1, "progress": {"step": 2}, "recipe": {"train": 7}}',
+    "fingerprints": '{"format": 1, "progress": {"step": 2}, "fingerprints": {"train": null}}',
+    "environment": '{"format": 1, "progress": {"step": 2}, "environment": 1}',
+    "stopwatch": '{"format": 1, "progress": {"step": 2}, "stopwatch": {"running_s": "x"}}',
+    "spec": '{"format": 1, "progress": {"step": 2}, "spec": {"classes": ["a"]}}',
+    "spec of NaN": '{"format": 1, "progress": {"step": 2}, "spec": {"classes": ["a"], "channels": 3, "size": [4, 4], '
+    '"mean": [NaN], "std": [1]}}',
+    "too long": '{"format": 1, "progress": {"step": 2}, "x": [' + "[]," * 3_000_000 + "[]]}",
+}
+MODELS = {
+    "empty": b"",
+    "no header": b"\xff" * 100,
+    "not json": (10).to_bytes(8, "little") + b"{" * 10,
+    "deep": (90_000).to_bytes(8, "little") + b"[" * 90_000,
+    "no object": (2).to_bytes(8, "little") + b"[]",
+    "entry": (7).to_bytes(8, "little") + b'{"w":1}',
+    "unknown type": with_header(dtype="Q7"),
+    "type that is no text": with_header(dtype=["F32"]),
+    "other type": with_header(dtype="F64"),
+    "negative side": with_header(shape=[-1000]),
+    "huge sides": with_header(shape=[2**40, 2**40, 0], data_offsets=[0, 0]),
+    "many sides": with_header(shape=[1] * 99 + [1000]),
+    "fraction": with_header(shape=[1000.5]),
+    "no list": with_header(shape={"a": 1}),
+    "beyond the end": with_header(shape=[2000], data_offsets=[0, 8000]),
+    "backwards": with_header(data_offsets=[4000, 0]),
+    "huge place": with_header(data_offsets=[0, 10**30]),
+    "cut": with_header()[:-1],
+    "longer": with_header() + b"x",
+    "thousands of headers": b"\0\0\x50\0\0\0\0\0" + b" " * (5 << 20),
+}
+
+
+@pytest.mark.parametrize("text", STATES.values(), ids=STATES.keys())
+def test_a_state_that_no_run_wrote_is_damage_though_its_checksum_fits(folder, text):
+    (folder / NEW / "state.json").write_text(text)
+    redo_manifest(folder / NEW)
+    assert_walks_back(folder, "is damaged: state.json cannot be read (")
+
+
+@pytest.mark.parametrize("data", MODELS.values(), ids=MODELS.keys())
+def test_tensors_that_no_run_wrote_are_damage_though_their_checksum_fits(folder, data):
+    (folder / NEW / "model.safetensors").write_bytes(data)
+    redo_manifest(folder / NEW)
+    assert_walks_back(folder, "is damaged: model.safetensors cannot be read (")
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("../x", {"bytes": 14, "sha256": ""}),
+        ("/etc/hostname", {"bytes": 14, "sha256": ""}),
+        ("..", {}),
+        (".", {}),
+        ("", {}),
+        ("a\0b", {}),
+        ("x" * 5000, {}),
+        ("state.json", {"bytes": "14", "sha256": 7}),
+        ("state.json", {}),
+        ("state.json", []),
+        ("state.json", None),
+    ],
+    ids=str,
+)
+def test_entries_of_a_manifest_that_cannot_be(folder, name, entry):
+    manifest = json.loads((folder / NEW / "manifest.json").read_text())
+    manifest["files"][name] = entry
+    (folder / NEW / "manifest.json").write_text(json.dumps(manifest))
+    assert_walks_back(folder, "is damaged")
+
+
+def test_a_file_listed_twice_is_damage(folder):
+    text = (folder / NEW / "manifest.json").read_text()
+    again = text.replace('"files": {', '"files": {"state.json": {"bytes": 1, "sha256": ""},')
+    (folder / NEW / "manifest.json").write_text(again)
+    assert_walks_back(folder, "an object holds a key twice")
+
+
+def test_fields_of_a_later_version_are_refused_in_place(folder):
+    """Nothing is missing and nothing is wrong: a program that does not know them must not move the file away."""
+    for part, values in (("progress", {"step": 2, "pace": 1}), ("spec", SPEC | {"pace": 1})):
+        state = {"format": 1, "progress": {"step": 2}} | {part: values}
+        (folder / NEW / "state.json").write_text(json.dumps(state))
+        redo_manifest(folder / NEW)
+        with pytest.raises(
+            BadCheckpoint, match=f"holds {part}.pace, which this version does not know; use the version"
+        ):
+            Checkpoints(folder, 2, lambda _: None).newest()
+        assert (folder / NEW).is_dir()
+
+
+def refuse_step(step: int):
+    def check(tensors, state):
+        if state["progress"]["step"] == step:
+            raise BadCheckpoint("its model does not fit")
+
+    return check
+
+
+def test_one_that_does_not_fit_is_walked_past_if_an_older_one_does(folder):
+    said: list[str] = []
+    assert Checkpoints(folder, 2, said.append).newest(refuse_step(2))[2].name == OLD
+    assert len(said) == 1 and f"{NEW}: its model does not fit; moved to {NEW}.corrupt" in said[0]
+
+
+def test_where_none_fits_all_stay_in_place(folder):
+    """Then it is not the files that have changed."""
+
+    def check(tensors, state):
+        raise BadCheckpoint("its model does not fit")
+
+    for _ in range(2):
+        with pytest.raises(BadCheckpoint, match=f"{NEW}: its model does not fit"):
+            Checkpoints(folder, 2, print).newest(check)
+    assert sorted(p.name for p in folder.glob("ckpt-*")) == [OLD, NEW]
+
+
 def test_empty_folder_or_file_in_the_place_of_a_checkpoint(folder):
     shutil.rmtree(folder / NEW)
     (folder / NEW).write_text("not a folder")
@@ -109,13 +261,15 @@ def test_empty_folder_or_file_in_the_place_of_a_checkpoint(folder):
 
 @pytest.mark.parametrize("pointer", ["latest", "best"])
 @pytest.mark.parametrize(
-    "content", [None, "", "ckpt-00000099\n", "../../elsewhere\n"], ids=["absent", "empty", "gone", "outside"]
+    "content",
+    [None, b"", b"ckpt-00000099\n", b"../../elsewhere\n", b"\xff\xfe", b"\0" * 10**6],
+    ids=["absent", "empty", "gone", "outside", "no text", "long"],
 )
 def test_pointer_missing_or_dangling(folder, pointer, content):
     if content is None:
         (folder / pointer).unlink()
     else:
-        (folder / pointer).write_text(content)
+        (folder / pointer).write_bytes(content)
     said: list[str] = []
     assert Checkpoints(folder, 2, said.append).newest()[2].name == NEW
     assert not said
@@ -145,6 +299,29 @@ def test_run_goes_on_from_the_older_one_to_equal_bits(sightline, reference, tmp_
     again = sightline.run(out)
     assert again.code == 0, again
     assert "ckpt-00000016/model.safetensors is damaged: its sha256" in again.warnings
+    assert again.events("resume")[-1]["step"] == 8
+    assert again.bits == whole.bits
+
+
+@pytest.mark.parametrize("name", ["state.json", "model.safetensors"])
+def test_run_goes_on_from_the_older_one_where_the_newest_has_other_content(sightline, reference, tmp_path, name):
+    """Its checksums fit: a progress that cannot be, or a model of which a tensor has another shape."""
+    whole = reference()
+    out = shutil.copytree(whole.out, tmp_path / "run")
+    newest = out / "checkpoints" / "ckpt-00000016"
+    if name == "state.json":
+        state = json.loads((newest / name).read_text())
+        state["progress"]["epoch"] = "two"
+        (newest / name).write_text(json.dumps(state))
+    else:
+        tensors = load_file(newest / name)
+        first = next(iter(tensors))
+        tensors[first] = tensors[first].flatten()[:-1].clone()
+        (newest / name).write_bytes(save(tensors))
+    redo_manifest(newest)
+    again = sightline.run(out)
+    assert again.code == 0, again
+    assert "ckpt-00000016" in again.warnings and "moved to ckpt-00000016.corrupt" in again.warnings
     assert again.events("resume")[-1]["step"] == 8
     assert again.bits == whole.bits
 

@@ -47,7 +47,20 @@ def test_only_a_restart_of_the_same_command_obeys(tmp_path: Path, attempt: Attem
     assert not (tmp_path / "exit.json").exists(), "who claims the folder clears the mark"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"code": "3", "reason": ""}', '{"code": 3}', "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"code": 3, "reason": [], "run_id": "job", "ranks": 2}',
+        '{"code": "3", "reason": ""}',
+        '{"code": 3}',
+        "\x00",
+        "[" * 10**5,
+        " " * 2**20 + "{}",
+    ],
+)
 def test_a_damaged_mark_is_no_mark(tmp_path: Path, text: str):
     (tmp_path / "exit.json").write_text(text)
     SECOND.obey(tmp_path)

@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import textwrap
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from sightline import config, recipes
 from sightline.config import Recipe, Run, TrainConfig
-from sightline.errors import UsageError
+from sightline.errors import BadCheckpoint, UsageError
 
 NAME = "demo_classification"
 EVERY_RECIPE = pytest.mark.parametrize("name", recipes.names())
@@ -82,6 +83,50 @@ def test_text_that_yaml_would_read_as_something_else_survives(tmp_path: Path):
         path = yaml_file(tmp_path, "")
         path.write_text(config.dump(recipe, run), encoding="utf-8")
         assert config.load(NAME, [], path)[0].data.path == text
+
+
+def test_no_text_of_a_file_is_read_as_a_flag(tmp_path: Path):
+    """A list used to be spliced into the command line: an item could then say where a run writes."""
+    items = ("--run.out=elsewhere", "--train.epochs", "99", "-x", "--help", "--", "plain")
+    recipe = config.load(NAME)[0]
+    recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, fp32_ops=items))
+    stored = json.loads(json.dumps(config.to_json(recipe)))
+    assert config.from_json(stored) == (recipe, Run())
+    path = yaml_file(tmp_path, config.dump(recipe, Run()))
+    assert config.load(NAME, [], path) == (recipe, Run())
+    changed, run = config.load(NAME, ["--train.epochs", "5"], path)
+    assert (changed.train.epochs, changed.train.fp32_ops, run) == (5, items, Run())
+
+
+def test_words_behind_the_flags_are_not_taken_for_items_of_a_stored_list(capsys):
+    stored = config.to_json(config.load(NAME, ["--train.fp32-ops", "fc"])[0])
+    stored = {**stored, "train": {"fp32_ops": ["fc"]}}  # as the last one of the stored fields
+    with pytest.raises(SystemExit):
+        config.from_json(stored, flags=["stray"])
+    assert "stray" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"train": {"epoch": 3}}, r"unknown key 'train.epoch'; did you mean 'train.epochs'\?"),
+        ({"train": {"epochs": "many"}}, "'train.epochs' is 'many'; expected a whole number"),
+        ({"train": {"epochs": 10**30}}, "'train.epochs' is .*; expected a number of 64 bits"),
+        ({"train": {"epochs": -3}}, "train.epochs=-3 must be at least 1"),
+        ({"train": {"fp32_ops": [["fc"]]}}, "'train.fp32_ops' is .*; expected a text"),
+        ({"train": {"fp32_ops": "fc"}}, "'train.fp32_ops' is 'fc'; expected a list"),
+        ({"train": {"precision": "fp8"}}, "expected one of auto, fp32, bf16, fp16"),
+        ({"data": {"mean": [0.5]}}, "'data.mean' is .*; expected 3 values"),
+        ({"train": [1]}, "expected `'train'` to hold fields"),
+        ({"optimizer": {"kind": "adam", "nesterov": True}}, "optimizer.nesterov=True belongs to kind=sgd"),
+        ({"recipe": 7}, "the checkpoint's recipe is called 7"),
+        ({"recipe": ["x"]}, r"the checkpoint's recipe is called \['x'\]"),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
+)
+def test_a_stored_recipe_that_cannot_be_is_a_bad_checkpoint(changes: dict, told: str):
+    with pytest.raises(BadCheckpoint, match=told):
+        config.from_json({"recipe": NAME, **changes})
 
 
 # Who wins
@@ -268,7 +313,7 @@ def test_on_and_off_need_no_quotes(tmp_path: Path):
 
 
 def test_a_file_out_of_all_proportion_is_not_read(tmp_path: Path):
-    assert "is larger than 1048576 bytes" in refusal(tmp_path, "# " + "x" * (1 << 20))
+    assert "is larger than 65536 bytes" in refusal(tmp_path, "# " + "x" * (1 << 16))
 
 
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path):
@@ -278,6 +323,26 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path):
     (tmp_path / "latin.yaml").write_bytes(b"data: {path: caf\xe9}")
     with pytest.raises(UsageError, match="cannot be read as YAML"):
         config.load(NAME, [], tmp_path / "latin.yaml")
+
+
+DOUBLING = [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 8)}]}}" for n in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("\n".join(["a0: &a0 {k0: 0, k1: 0, k2: 0, k3: 0}", *DOUBLING]), "anchors and aliases are not read"),
+        ("train: &x {epochs: 3}", "anchors and aliases are not read"),
+        ("train: {epochs: *x}", "anchors and aliases are not read"),
+        ("train: {<<: {epochs: 3}}", "merge keys are not read"),
+    ],
+)
+def test_what_makes_yaml_grow_is_refused(tmp_path: Path, text: str, told: str):
+    """The first, 300 bytes, became 130,000 values."""
+    tracemalloc.start()
+    assert told in refusal(tmp_path, text)
+    assert tracemalloc.get_traced_memory()[1] < 2e6
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:pathlib.Path.touch", "!!python/object/new:pathlib.Path"])

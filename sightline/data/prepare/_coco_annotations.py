@@ -5,13 +5,15 @@ What is wrong goes to a callback: `check` notes it and reads on, `prepare` stops
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from sightline.data.json_lists import JsonLists
 from sightline.errors import BadData
+from sightline.stored import short
 
 # Of the whole file: COCO's training annotations have 450 MB, nearly all of it outlines.
 MAX_JSON_BYTES = 2 * 2**30
@@ -74,97 +76,103 @@ def stop_at(kind: str, where: str, text: str) -> None:
     raise BadData(f"{where}: {text} ({kind}); `sightline check` lists all there is, mend the file and start again")
 
 
-def read_instances(data: bytes, name: str, wrong: Wrong = stop_at) -> Instances:
-    """The tables of a file. BadData if it is no such file at all; single entries that are wrong are left out."""
-    content = _load(data, name)
+def read_instances(chunks: Iterable[bytes], name: str, wrong: Wrong = stop_at) -> Instances:
+    """The tables of a file, given as its bytes in pieces, and read to its end. BadData if it is no such file at all;
+    single entries that are wrong are left out."""
     found = Instances()
     titles = set[str]()
-    for where, entry in _entries(content, "categories", name, wrong):
-        number: Any = entry.get("id")
-        title: Any = entry.get("name")
-        if not _is_whole(number, -_LARGEST_ID, _LARGEST_ID) or not _is_text(title):
-            wrong("unreadable entry", where, f"id {number!r} and name {title!r}; expected a whole number and a text")
-        elif number in found.categories:
-            wrong("duplicate id", where, f"category {number} is {found.categories[number]!r} already")
-        elif title in titles:
-            wrong("same name twice", where, f"two categories are called {title!r}")
-        else:
-            found.categories[number] = title
-            titles.add(title)
-    for where, entry in _entries(content, "images", name, wrong):
-        image = _image(entry, where, wrong)
-        if image is not None and image.id in found.boxes:
-            wrong("duplicate id", where, f"picture {image.id} is there already")
-        elif image is not None:
-            found.images.append(image)
-            found.boxes[image.id] = []
-    ids = set[int]()
-    for where, entry in _entries(content, "annotations", name, wrong):
-        box = _box(entry, where, found, wrong)
-        if box is not None and box.id in ids:
-            wrong("duplicate id", where, f"annotation {box.id} is there already")
-        elif box is not None:
-            ids.add(box.id)
-            found.boxes[box.image_id].append(box)
+    boxes, places = list[Box](), array("q")
+    reading = JsonLists(_bounded(chunks, name), name)
+    for key, number, entry in reading.entries(("categories", "images", "annotations")):
+        where = f"{name}: {key}[{number}]"
+        if not isinstance(entry, dict):
+            wrong("unreadable entry", where, f"{short(entry)[:40]!r}, expected an object")
+        elif key == "categories":
+            _add_category(entry, where, found, titles, wrong)
+        elif key == "images":
+            _add_image(entry, where, found, wrong)
+        elif (box := _box(entry, where, wrong)) is not None:
+            boxes.append(box)
+            places.append(number)
+    if "images" not in reading.lists:
+        raise BadData(f"{name} has no list of images; expected COCO's instances_*.json")
+    if "categories" not in reading.lists:
+        raise BadData(f"{name} has no list of categories; captions are no boxes, give instances_*.json")
+    _add_boxes(boxes, [f"{name}: annotations[{place}]" for place in places], found, wrong)
     return found
 
 
-def _load(data: bytes, name: str) -> dict[str, Any]:
-    if len(data) > MAX_JSON_BYTES:
-        raise BadData(f"{name}: {len(data)} bytes, more than the {MAX_JSON_BYTES} allowed for annotations")
-    try:
-        # Outlines are not read here; dropped as they come, they never fill the memory all together.
-        content = json.loads(data, object_hook=_without_outline)
-    except (ValueError, RecursionError) as error:
-        raise BadData(f"{name} cannot be read as JSON: {str(error)[:200]}; fetch it again") from None
-    if not isinstance(content, dict) or not isinstance(content.get("images"), list):
-        raise BadData(f"{name} has no list of images; expected COCO's instances_*.json")
-    if not isinstance(content.get("categories"), list):
-        raise BadData(f"{name} has no list of categories; captions are no boxes, give instances_*.json")
-    return content
+def _bounded(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        if size > MAX_JSON_BYTES:
+            raise BadData(f"{name}: more than the {MAX_JSON_BYTES} bytes allowed for annotations")
+        yield chunk
 
 
-def _without_outline(entry: dict[str, Any]) -> dict[str, Any]:
-    entry.pop("segmentation", None)
-    return entry
+def _add_category(entry: dict[str, Any], where: str, found: Instances, titles: set[str], wrong: Wrong) -> None:
+    number: Any = entry.get("id")
+    title: Any = entry.get("name")
+    if not _is_whole(number, -_LARGEST_ID, _LARGEST_ID) or not _is_text(title):
+        text = f"id {short(number)} and name {short(title)}; expected a whole number and a text"
+        wrong("unreadable entry", where, text)
+    elif number in found.categories:
+        wrong("duplicate id", where, f"category {number} is {short(found.categories[number])} already")
+    elif title in titles:
+        wrong("same name twice", where, f"two categories are called {short(title)}")
+    else:
+        found.categories[number] = title
+        titles.add(title)
 
 
-def _entries(content: dict[str, Any], key: str, name: str, wrong: Wrong) -> Iterator[tuple[str, dict[str, Any]]]:
-    entries = content.get(key, [])
-    if not isinstance(entries, list):
-        raise BadData(f"{name}: {key} is no list; fetch it again")
-    for number, entry in enumerate(entries):
-        where = f"{name}: {key}[{number}]"
-        if isinstance(entry, dict):
-            yield where, entry
+def _add_image(entry: dict[str, Any], where: str, found: Instances, wrong: Wrong) -> None:
+    image = _image(entry, where, wrong)
+    if image is not None and image.id in found.boxes:
+        wrong("duplicate id", where, f"picture {image.id} is there already")
+    elif image is not None:
+        found.images.append(image)
+        found.boxes[image.id] = []
+
+
+def _add_boxes(boxes: Iterable[Box], places: Iterable[str], found: Instances, wrong: Wrong) -> None:
+    """At the end: annotations may stand before the pictures that they belong to."""
+    ids = set[int]()
+    for box, where in zip(boxes, places, strict=True):
+        if box.image_id not in found.boxes:
+            text = f"annotation {box.id} belongs to picture {box.image_id}, which is not in the list"
+            wrong("unknown picture", where, text)
+        elif box.category not in found.categories:
+            text = f"annotation {box.id} has category {box.category}, which is not in the list"
+            wrong("unknown category", where, text)
+        elif box.id in ids:
+            wrong("duplicate id", where, f"annotation {box.id} is there already")
         else:
-            wrong("unreadable entry", where, f"{str(entry)[:40]!r}, expected an object")
+            ids.add(box.id)
+            found.boxes[box.image_id].append(box)
 
 
 def _image(entry: dict[str, Any], where: str, wrong: Wrong) -> Image | None:
     number, file = entry.get("id"), entry.get("file_name")
     sides = entry.get("height"), entry.get("width")
     if not _is_whole(number, -_LARGEST_ID, _LARGEST_ID) or not _is_text(file):
-        wrong("unreadable entry", where, f"id {number!r} and file_name {file!r}; expected a whole number and a name")
+        text = f"id {short(number)} and file_name {short(file)}; expected a whole number and a name"
+        wrong("unreadable entry", where, text)
     elif not all(_is_whole(side, 1, _LARGEST_SIDE) for side in sides):
-        wrong("unreadable entry", where, f"height and width {sides}; expected two whole numbers from 1")
+        wrong("unreadable entry", where, f"height and width {short(sides)}; expected two whole numbers from 1")
     else:
         return Image(int(number), file, *map(int, sides))  # type: ignore[arg-type]  # whole numbers, as just seen
     return None
 
 
-def _box(entry: dict[str, Any], where: str, found: Instances, wrong: Wrong) -> Box | None:
+def _box(entry: dict[str, Any], where: str, wrong: Wrong) -> Box | None:
     number, image_id, category = (entry.get(key) for key in ("id", "image_id", "category_id"))
     numbers = entry.get("bbox")
     if not all(_is_whole(each, -_LARGEST_ID, _LARGEST_ID) for each in (number, image_id, category)):
-        text = f"id {number!r}, image_id {image_id!r}, category_id {category!r}; expected whole numbers"
+        text = f"id {short(number)}, image_id {short(image_id)}, category_id {short(category)}; expected whole numbers"
         wrong("unreadable entry", where, text)
     elif not isinstance(numbers, list) or len(numbers) != 4 or not all(map(_is_number, numbers)):
-        wrong("unreadable entry", where, f"bbox {str(numbers)[:80]}; expected x, y, width, height")
-    elif image_id not in found.boxes:
-        wrong("unknown picture", where, f"annotation {number} belongs to picture {image_id}, which is not in the list")
-    elif category not in found.categories:
-        wrong("unknown category", where, f"annotation {number} has category {category}, which is not in the list")
+        wrong("unreadable entry", where, f"bbox {short(numbers)}; expected x, y, width, height")
     else:
         x, y, width, height = map(float, numbers)
         # Sets that are like COCO often leave these two out.
@@ -173,9 +181,9 @@ def _box(entry: dict[str, Any], where: str, found: Instances, wrong: Wrong) -> B
             entry.get("iscrowd", 0),
         )
         if not _is_number(area) or not abs(area) <= _LARGEST_AREA:
-            wrong("unreadable entry", where, f"area {str(area)[:40]}; expected a number")
+            wrong("unreadable entry", where, f"area {short(area)}; expected a number")
         elif crowd not in (0, 1):
-            wrong("unreadable entry", where, f"iscrowd {str(crowd)[:40]}; expected 0 or 1")
+            wrong("unreadable entry", where, f"iscrowd {short(crowd)}; expected 0 or 1")
         else:
             return Box(number, image_id, category, x, y, width, height, float(area), bool(crowd))  # type: ignore[arg-type]
     return None

@@ -25,8 +25,10 @@ from sightline.data.volumes import close_gaps, fit_patch, new_shape, prepare_ima
 from sightline.data.whole_files import check_room, folder_below, refuse_link, written_whole
 from sightline.errors import BadSample, UsageError
 from sightline.parts import DataSpec
+from sightline.stored import read_json
 
 NOTES = ".prepare"
+MAX_NOTE_BYTES = 2**20  # of one case, of the options or of the statistics
 _OPTIONS = f"{NOTES}/options.json"
 
 
@@ -62,8 +64,8 @@ def begin(out: Path, options: dict[str, Any]) -> None:
             continue
         was, now = found[key], value
         if isinstance(value, dict) and isinstance(was, dict):
-            key = next(name for name in value if was.get(name) != value[name])
-            was, now = was.get(key), value[key]
+            key = next((name for name in value if was.get(name) != value[name]), next(iter(was)))
+            was, now = was.get(key), value.get(key)
         raise UsageError(
             f"{out} was begun with {key}={was}, now it is {now}; choose another --out, or delete {out} to write it anew"
         )
@@ -203,6 +205,6 @@ def _note(name: str) -> str:
 def _read_json(path: Path) -> Any:
     """None if it is not there, or is not JSON any more after a power cut."""
     try:
-        return json.loads(path.read_text("utf-8", "surrogateescape"))
+        return read_json(path, MAX_NOTE_BYTES)
     except (FileNotFoundError, ValueError):
         return None

@@ -17,8 +17,9 @@ from sightline.data.nifti import Header, read_header
 from sightline.data.progress import Progress
 from sightline.data.whole_files import refuse_link, replace_text
 from sightline.errors import BadData, BadSample, UsageError
+from sightline.stored import read_json, short
 
-_MAX_JSON_BYTES = 64 * 2**20
+_MAX_JSON_BYTES = 16 * 2**20  # a case takes 100 bytes
 _LIMITS = Limits(members=100_000)
 _SAME_PLACE_VOXELS = 0.1  # how far the corners of a label may lie from those of its image
 _SHOWN = 20  # problems in one message
@@ -86,7 +87,7 @@ def unpack(archive: Path, work: Path, progress: Progress) -> tuple[Path, int]:
     stamp = json.dumps([info.st_size, info.st_mtime_ns])
     done = work / ".unpacked"
     refuse_link(work)
-    if not done.is_file() or done.read_text() != stamp:
+    if not done.is_file() or done.read_bytes() != stamp.encode():
         extract(archive, work, progress, _LIMITS)
         replace_text(done, stamp)
     found = sorted(path.parent for path in (*work.glob("dataset.json"), *work.glob("*/dataset.json")))
@@ -99,10 +100,8 @@ def read_raw(root: Path, changed_ns: int | None = None) -> Raw:
     """What dataset.json says, checked; BadData for anything that is not as the Decathlon writes it."""
     path = root / "dataset.json"
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise BadData(f"{path} has more than the {_MAX_JSON_BYTES} bytes allowed; check where it is from")
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = read_json(path, _MAX_JSON_BYTES)
+    except (OSError, ValueError) as error:
         raise BadData(f"{path} cannot be read: {error}; fetch it again") from error
     if not isinstance(content, dict):
         raise BadData(f"{path}: an object was expected, not {type(content).__name__}; fetch it again")
@@ -113,7 +112,7 @@ def read_raw(root: Path, changed_ns: int | None = None) -> Raw:
     pairs = []
     for entry in training:
         if not isinstance(entry, dict) or not {"image", "label"} <= entry.keys():
-            raise BadData(f"{path}: {str(entry)[:80]!r} in training is no pair of image and label; fetch it again")
+            raise BadData(f"{path}: {short(entry)} in training is no pair of image and label; fetch it again")
         pairs.append((_file(entry["image"], path), _file(entry["label"], path)))
     images = [_file(entry["image"] if isinstance(entry, dict) else entry, path) for entry in test]
     return Raw(
@@ -131,7 +130,7 @@ def _numbered(found: Any, what: str, path: Path) -> tuple[str, ...]:
     """The values of {"0": name, "1": name, ...}."""
     keys = [str(number) for number in range(len(found))] if isinstance(found, dict) else []
     if not keys or set(found) != set(keys) or not all(isinstance(name, str) and name for name in found.values()):
-        raise BadData(f'{path}: {what} is {str(found)[:80]}; {{"0": name, "1": name, ...}} was expected')
+        raise BadData(f'{path}: {what} is {short(found)}; {{"0": name, "1": name, ...}} was expected')
     if what == "labels" and (len(keys) < 2 or len(keys) > 256 or len(set(found.values())) < len(keys)):
         raise BadData(f"{path}: {len(keys)} labels; 2 to 256 with a name of their own each were expected")
     return tuple(found[key] for key in keys)
@@ -140,7 +139,7 @@ def _numbered(found: Any, what: str, path: Path) -> tuple[str, ...]:
 def _file(entry: Any, path: Path) -> str:
     """A relative file, whoever wrote it: dataset.json comes from strangers, too."""
     if not isinstance(entry, str):
-        raise BadData(f"{path}: {str(entry)[:80]!r} is no file name; fetch it again")
+        raise BadData(f"{path}: {short(entry)} is no file name; fetch it again")
     return clean_name(entry, str(path))
 
 

@@ -18,9 +18,11 @@ from sightline.data.processes import Map, cores, over_processes
 from sightline.data.progress import Progress
 from sightline.data.whole_files import check_room, folder_below, open_text, refuse_link, written_whole
 from sightline.errors import UsageError
+from sightline.stored import read_json, typed
 
 VERSION = 1  # goes up whenever the same options would give other files
 _RECORD, _JOURNAL = "prepared.json", ".prepare"
+_MAX_NOTE_BYTES = 64 * 2**20  # a piece of class folders lists its files, 60 bytes each
 
 
 class Written(NamedTuple):
@@ -152,10 +154,12 @@ def _done(out: Path, part: str, pieces: int) -> dict[int, Written]:
     done = {}
     for number in range(pieces):
         note = _read_json(out / _JOURNAL / f"{part}-{number:05d}")
-        if note is not None:
-            written = Written([(path, size) for path, size in note[0]], note[1])
-            if all(_size(out / path) == size for path, size in written.files):
-                done[number] = written
+        try:
+            files, counts = typed(note, tuple[list[tuple[str, int]], dict[str, int]])
+        except ValueError:  # none, or half of one
+            continue
+        if all(_size(out / path) == size for path, size in files):
+            done[number] = Written(files, counts)
     return done
 
 
@@ -172,7 +176,7 @@ def _check_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> Non
 def _read_json(path: Path) -> Any:
     """None if it is not there, or is not JSON any more after a power cut."""
     try:
-        return json.loads(path.read_text())
+        return read_json(path, _MAX_NOTE_BYTES)
     except (FileNotFoundError, ValueError):
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -149,8 +150,14 @@ def _read_annotations(files: Files, split: Split) -> tuple[Instances, str]:
         raise BadData(f"{files.place(name)} is not there; give COCO's annotations_trainval2017.zip")
     if files.sizes[name] > MAX_JSON_BYTES:
         raise BadData(f"{files.place(name)} has {files.sizes[name]} bytes, more than the {MAX_JSON_BYTES} allowed")
-    data = b"".join(files.chunks(name))
-    return read_instances(data, files.place(name)), hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256()
+
+    def chunks() -> Iterator[bytes]:
+        for chunk in files.chunks(name):
+            digest.update(chunk)
+            yield chunk
+
+    return read_instances(chunks(), files.place(name)), digest.hexdigest()
 
 
 def _check_pictures(instances: Instances, files: Files, split: Split) -> None:

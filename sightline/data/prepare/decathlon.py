@@ -16,7 +16,7 @@ from typing import Any, Literal
 from sightline.data.cache import available_bytes
 from sightline.data.decathlon import OWN, PLAN, TASKS, Mode, Plan, read_plan, spec_of, write_plan
 from sightline.data.download import fetch
-from sightline.data.prepare._decathlon_cases import NOTES, Work, begin, groups, make_cases
+from sightline.data.prepare._decathlon_cases import MAX_NOTE_BYTES, NOTES, Work, begin, groups, make_cases
 from sightline.data.prepare._decathlon_raw import (
     Raw,
     RawCase,
@@ -34,6 +34,7 @@ from sightline.data.progress import Progress
 from sightline.data.volume_files import expected_voxels
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.parts import DataSpec
+from sightline.stored import read_json
 
 BUCKET = "https://msd-for-monai-eu.s3.amazonaws.com"
 _AUTO_MEMORY_SHARE = 0.75  # of what is available; the rest is for others on the machine
@@ -157,10 +158,10 @@ def _tar_stamp(place: Path) -> list[int]:
 def _finished(options: Options, place: Path) -> dict[str, int]:
     """The counts of an earlier start that made everything of this tar; a tar is not unpacked again to find that out."""
     try:
-        if json.loads((options.out / _TAR).read_text()) != _tar_stamp(place):
+        if read_json(options.out / _TAR, MAX_NOTE_BYTES) != _tar_stamp(place):
             return {}
         plan = read_plan(options.out)
-        notes = [json.loads((options.out / NOTES / f"case-{case.name}.json").read_text()) for case in plan.cases]
+        notes = [read_json(options.out / NOTES / f"case-{case.name}.json", MAX_NOTE_BYTES) for case in plan.cases]
         sizes = [(options.out / name).lstat().st_size == size for note in notes for name, size in note["files"]]
     except (OSError, ValueError, KeyError, TypeError, BadData):
         return {}
@@ -234,7 +235,7 @@ def _measured(
 
 def _read_statistics(out: Path, key: dict[str, Any]) -> DataSpec | None:
     try:
-        content = json.loads((out / _STATISTICS).read_text())
+        content = read_json(out / _STATISTICS, MAX_NOTE_BYTES)
         return DataSpec.from_json(content["spec"]) if all(content[name] == key[name] for name in key) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -21,8 +21,10 @@ from typing import Literal
 from sightline.data.prepare._shapes_formats import FORMATS, VERSION, Job, Record
 from sightline.data.whole_files import open_text, refuse_link, replace_text
 from sightline.errors import DiskFull, PeerLost, UsageError
+from sightline.stored import read_json, typed
 
 _RECORD = "shapes.json"
+_MAX_RECORD_BYTES = 2**16
 # The two options that say how much of each part is drawn, in the order of its splits.
 _AMOUNTS: dict[str, tuple[str, str]] = {
     "classification": ("train_per_class", "val_per_class"),
@@ -164,10 +166,11 @@ def _missing(options: Options, parts: list[str]) -> list[str]:
 
 def _read_record(path: Path) -> Record:
     try:
-        record = json.loads(path.read_text())
-    except ValueError:
+        record = read_json(path, _MAX_RECORD_BYTES)
+        typed({key: record[key] for key in ("options", "counts")}, dict[str, dict[str, int]])
+    except (ValueError, KeyError, TypeError):
         record = None
-    if not isinstance(record, dict) or not {"version", "seed", "options", "counts"} <= record.keys():
+    if not isinstance(record, dict) or not {"version", "seed"} <= record.keys():
         raise UsageError(
             f"{path} is not what `prepare shapes` writes there; "
             f"choose another --out, or delete {path.parent} to draw it anew"

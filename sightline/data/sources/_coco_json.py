@@ -6,8 +6,6 @@ contradicts itself is BadData with the file and the id. What was read is kept as
 
 from __future__ import annotations
 
-import codecs
-import json
 import math
 from array import array
 from collections.abc import Iterator
@@ -17,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from sightline.data.archive import clean_name
+from sightline.data.json_lists import BLOCK, JsonLists
 from sightline.data.sources import _index
 from sightline.data.sources._objects import Annotations, assembled
 from sightline.errors import BadData
+from sightline.stored import short
 
-_BLOCK = 2**22  # characters read at a time
-_MAX_ENTRY = 2**26  # characters of one entry: the longest outline of COCO has 30,000
 _MAX_SIDE = 2**20
-_SPACE = " \t\r\n"
 _WANTED = ("images", "annotations", "categories")
 
 
@@ -62,7 +59,7 @@ class _Reading:
 
     def annotations(self) -> Annotations:
         seen = set()
-        for key, entry in _entries(self.file):
+        for key, _, entry in JsonLists(_chunks(self.file), str(self.file)).entries(_WANTED):
             seen.add(key)
             if key == "images":
                 self._add_picture(entry)
@@ -109,14 +106,14 @@ class _Reading:
             raise BadData(f"{self.file}: image id {number} stands there twice; ids are unique")
         name = entry.get("file_name")
         if not isinstance(name, str):
-            raise BadData(f"{self.file}: {what} has file_name {_short(name)}, expected the name of a picture")
+            raise BadData(f"{self.file}: {what} has file_name {short(name)}, expected the name of a picture")
         self.pictures[number] = (height, width, clean_name(name, f"{self.file}: {what}").encode("utf-8", "replace"))
 
     def _add_class(self, entry: dict[str, Any]) -> None:
         number = self._whole(entry, "id", "categories", 0, 2**31)
         name = entry.get("name")
         if not isinstance(name, str) or not name:
-            raise BadData(f"{self.file}: category {number} has name {_short(name)}, expected a text")
+            raise BadData(f"{self.file}: category {number} has name {short(name)}, expected a text")
         if number in self.classes:
             raise BadData(f"{self.file}: category id {number} stands there twice; ids are unique")
         self.classes[number] = name.encode("utf-8", "replace").decode()
@@ -127,12 +124,12 @@ class _Reading:
         box = entry.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(_is_finite(side) for side in box):
             raise BadData(
-                f"{self.file}: {what} has bbox {_short(box)}, expected four finite numbers x, y, width, height"
+                f"{self.file}: {what} has bbox {short(box)}, expected four finite numbers x, y, width, height"
             )
         # Some tools leave these two out: then the box is the outline, and nothing is a crowd.
         area = entry.get("area", float(box[2]) * float(box[3]))
         if not _is_finite(area):
-            raise BadData(f"{self.file}: {what} has area {_short(area)}, expected a finite number")
+            raise BadData(f"{self.file}: {what} has area {short(area)}, expected a finite number")
         self.ids.append(number)
         self.image_of.append(self._whole(entry, "image_id", what, -(2**63), 2**63 - 1))
         self.categories.append(self._whole(entry, "category_id", what, 0, 2**31))
@@ -143,7 +140,7 @@ class _Reading:
     def _whole(self, entry: dict[str, Any], key: str, what: str, least: int, most: int) -> int:
         value = entry.get(key) if isinstance(entry, dict) else None
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            shown = _short(value if isinstance(entry, dict) else entry)
+            shown = short(value if isinstance(entry, dict) else entry)
             raise BadData(f"{self.file}: {what}: {key} is {shown}, expected a whole number from {least} to {most}")
         return value
 
@@ -155,110 +152,12 @@ def _is_finite(value: object) -> bool:
         return False
 
 
-def _short(value: object) -> str:
-    try:
-        return repr(value)[:80]
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__}"
-
-
-def _entries(file: Path) -> Iterator[tuple[str, Any]]:
-    """(key, entry) of every list of the file's one object, entry by entry; values that are no lists are left out."""
+def _chunks(file: Path) -> Iterator[bytes]:
     try:
         with open(file, "rb") as handle:
-            text = _Text(file, handle)
             progress = _index.Progress(str(file), max(1, file.stat().st_size >> 20), "MiB")
-            text.expect("{", "an object {...} with images, annotations and categories")
-            while True:
-                key = text.value()
-                if not isinstance(key, str):
-                    raise text.damaged(f"a key {_short(key)}")
-                text.expect(":", "a colon")
-                if text.peek() != "[":
-                    text.value()
-                else:
-                    text.expect("[", "a list")
-                    while text.peek() != "]":
-                        if key in _WANTED:
-                            yield key, text.value()
-                        else:
-                            text.value()
-                        progress(text.bytes_read >> 20)
-                        if text.peek() != "]":
-                            text.expect(",", "a comma")
-                    text.expect("]", "the end of the list")
-                if text.peek() == "}":
-                    return
-                text.expect(",", "a comma")
+            while chunk := handle.read(BLOCK):
+                yield chunk
+                progress(handle.tell() >> 20)
     except OSError as error:
         raise BadData(f"{file} cannot be read: {error.strerror}") from error
-
-
-class _Text:
-    """JSON values one after the other out of a file that is read as it is needed."""
-
-    def __init__(self, file: Path, handle: Any):
-        self.file = file
-        self.handle = handle
-        self.bytes_read = 0
-        self.buffer, self.at = "", 0
-        self.is_over = False
-        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
-        self._scan = json.JSONDecoder().raw_decode
-
-    def damaged(self, what: str) -> BadData:
-        return BadData(
-            f"{self.file} is no whole JSON file: {what} before byte {self.bytes_read - len(self.buffer) + self.at}; "
-            f"unpack or fetch it again"
-        )
-
-    def peek(self) -> str:
-        """The next letter that is not white space."""
-        while True:
-            while self.at < len(self.buffer):
-                if (letter := self.buffer[self.at]) not in _SPACE:
-                    return letter
-                self.at += 1
-            if not self._more(_BLOCK):
-                raise self.damaged("it ends")
-
-    def expect(self, letter: str, what: str) -> None:
-        """Steps over one letter."""
-        if (found := self.peek()) != letter:
-            raise self.damaged(f"{found!r} where {what} should be")
-        self.at += 1
-
-    def value(self) -> Any:
-        """The next value, whatever it is."""
-        self.peek()
-        wanted = _BLOCK
-        while True:
-            problem = ""
-            try:
-                value, end = self._scan(self.buffer, self.at)
-                # A number at the end of what was read may go on behind it.
-                if end < len(self.buffer) or self.is_over:
-                    self.at = end
-                    return value
-            except RecursionError:
-                raise self.damaged("lists within lists without end") from None
-            except ValueError as error:
-                problem = str(error).partition(": line")[0]
-            if len(self.buffer) - self.at > _MAX_ENTRY:
-                raise self.damaged(problem or f"an entry of more than {_MAX_ENTRY} letters")
-            if not self._more(wanted) and problem:
-                raise self.damaged(problem)
-            wanted *= 2
-
-    def _more(self, wanted: int) -> bool:
-        """Reads on; what is behind us is forgotten."""
-        if self.is_over:
-            return False
-        block = self.handle.read(wanted)
-        self.bytes_read += len(block)
-        self.is_over = not block
-        try:
-            self.buffer, self.at = self.buffer[self.at :] + self._decode(block, self.is_over), 0
-        except UnicodeDecodeError:
-            raise self.damaged("bytes that are no UTF-8") from None
-        return True

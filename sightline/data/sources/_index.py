@@ -12,17 +12,21 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
 from sightline import terminal
 from sightline.data.whole_files import replaced
+from sightline.stored import loads, typed
 
 Arrays = dict[str, np.ndarray]
 
 _MAGIC = b"sightline-index-1\n"
 _TYPES = ("|u1", "<i4", "<u4", "<i8")
 _PREFIX = len(_MAGIC) + 32 + 4  # magic, sha256 of all that follows it, length of the JSON header
+_MAX_HEADER_BYTES = 2**16
+_MAX_BYTES = 2**31  # ImageNet takes 80 MB
 # A change within the resolution of a file system's clock (2 s on FAT) leaves the time as it was.
 SETTLED_S = 2.0
 PROGRESS_EVERY_S = 5.0
@@ -78,7 +82,7 @@ def load(root: Path, name: str, key: str) -> Arrays | None:
     """The arrays kept for the data at `root` under this key, if they are there and whole."""
     for place in _places(root, name):
         try:
-            arrays = _decode(place.read_bytes(), key)
+            arrays = _read(place, key)
         except OSError:
             continue
         if arrays is not None:
@@ -136,21 +140,38 @@ def _encode(key: str, arrays: Arrays) -> bytes:
     return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def _decode(data: bytes, key: str) -> Arrays | None:
-    body = memoryview(data)[_PREFIX - 4 :]
-    if not data.startswith(_MAGIC) or hashlib.sha256(body).digest() != data[len(_MAGIC) : _PREFIX - 4]:
-        return None
-    at = 4 + int.from_bytes(body[:4], "little")
-    arrays: Arrays = {}
-    try:
-        header = json.loads(bytes(body[4:at]))
-        if header["key"] != key:
+def _read(place: Path, key: str) -> Arrays | None:
+    """Looks at the header first: what is not ours may be of any size."""
+    with place.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        begin = file.read(_PREFIX)
+        length = int.from_bytes(begin[-4:], "little")
+        if not begin.startswith(_MAGIC) or len(begin) < _PREFIX or length > _MAX_HEADER_BYTES:
             return None
-        for name, kind, count in header["arrays"]:
-            if kind not in _TYPES or count < 0:
-                return None
-            arrays[name] = np.frombuffer(body, kind, count, at)
-            at += arrays[name].nbytes
-    except (ValueError, TypeError, KeyError, RecursionError):  # a checksum is no promise of what was written
+        header = file.read(length)
+        found = _described(header, key, size - _PREFIX - length)
+        if found is None:
+            return None
+        body = file.read(size - _PREFIX - length)
+    digest = hashlib.sha256(begin[-4:])
+    digest.update(header)
+    digest.update(body)
+    if digest.digest() != begin[len(_MAGIC) : -4] or len(body) != size - _PREFIX - length:
         return None
-    return arrays if at == len(body) else None
+    arrays, at = {}, 0
+    for name, kind, count in found:
+        arrays[name] = np.frombuffer(body, kind, count, at) if count else np.empty(0, kind)
+        at += arrays[name].nbytes
+    return arrays
+
+
+def _described(header: bytes, key: str, length: int) -> list[tuple[str, str, int]] | None:
+    """(name, type, length) of the arrays of an index with this key, if they take so many bytes together."""
+    try:
+        said = typed(loads(header), dict[str, Any])
+        arrays = typed(said.get("arrays"), list[tuple[str, Literal[_TYPES], int]])  # type: ignore[valid-type]
+    except ValueError:  # a checksum is no promise of what was written
+        return None
+    sizes = [np.dtype(kind).itemsize * count if 0 <= count <= length else -1 for _, kind, count in arrays]
+    is_whole = min(sizes, default=0) >= 0 and sum(sizes) == length <= _MAX_BYTES
+    return arrays if is_whole and said.get("key") == key else None

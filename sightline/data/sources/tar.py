@@ -2,7 +2,7 @@
 
 A sample is a run of members with one key: KEY.jpg and KEY.cls (a number from 0) or KEY.json; without a label the class
 is the folder. Names of classes: classes.txt, one a line, else from folders or JSON. What else lies there, pickles above
-all, is never opened; a picture or label that is a link, a device or sparse, or leads outside by its name, is refused.
+all, is never opened; a picture or label that is a link or a device, or leads outside by its name, is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tarfile
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from sightline.data.archive import BLOCK, REGULAR, tar_entries
 from sightline.data.decode import MAX_BYTES
 from sightline.data.records import read_at
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, _index
@@ -41,15 +41,11 @@ from sightline.parts import Split
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "bmp")
 CLASSES_FILE = "classes.txt"
-BLOCK_BYTES = 512
 MAX_LABEL_BYTES = 2**16  # of one KEY.cls or KEY.json
-MAX_CLASSES_BYTES = 2**24  # of classes.txt
-MAX_HEADER_BYTES = 2**20  # what tarfile may read at once; a longer pax header or long name is an attack
+MAX_CLASSES_BYTES = 2**22  # of classes.txt; 100,000 names of 40 bytes
 
 _FILE = re.compile(r"(?:.+[-_])?(?P<split>train|val|validation)(?:[-_]\d+)?(?P<suffix>\..+)")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
-# tarfile lets most of these through from damaged headers.
-_TAR_ERRORS = (tarfile.TarError, ValueError, ArithmeticError, LookupError, RecursionError, OSError, MemoryError)
 
 
 def detect(path: str) -> bool:
@@ -92,21 +88,21 @@ class TarSource(ShardSource):
             raise BadSample(
                 self.name(index), f"member at byte {offset}: {length} bytes, more than the {MAX_BYTES} allowed"
             )
-        start = offset - BLOCK_BYTES
-        block = memoryview(read_at(descriptor, BLOCK_BYTES + length, start))
-        if len(block) < BLOCK_BYTES + length:
+        start = offset - BLOCK
+        block = memoryview(read_at(descriptor, BLOCK + length, start))
+        if len(block) < BLOCK + length:
             raise BadSample(
                 self.name(index),
                 f"member at byte {start}: {length} bytes long, but the file ends at {start + len(block)}; "
                 f"fetch the file again",
             )
-        if zlib.crc32(block[:BLOCK_BYTES]) != self.index.check[index]:
+        if zlib.crc32(block[:BLOCK]) != self.index.check[index]:
             raise BadSample(
                 self.name(index),
                 f"member at byte {start}: not the one that was indexed; remove the {INDEX_FILES} beside the data "
                 f"and start again",
             )
-        return bytes(block[BLOCK_BYTES:])
+        return bytes(block[BLOCK:])
 
 
 def _shard_files(root: Path, split: str) -> list[Path]:
@@ -308,60 +304,21 @@ def _groups(file: BinaryIO, shard: Shard) -> Iterator[_Group]:
 
 def _members(file: BinaryIO, shard: Shard) -> Iterator[_Member]:
     """Pictures and labels of a tar, in order; every other member is stepped over."""
-    end = 0
-    with _open_archive(file, shard) as archive:
-        while (info := _next(archive, shard, end)) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # it keeps them all, a million and more
-            end = archive.offset
-            name = info.name.removeprefix("./")
-            folder, _, base = name.rpartition("/")
-            stem, _, extension = base.partition(".")
-            kind = extension.lower()
-            is_wanted = kind in ("cls", "json") or kind.rpartition(".")[2] in PICTURES
-            if info.isdir() or not is_wanted or not stem:  # .hidden
-                continue
-            if name.startswith("/") or ".." in name.split("/"):
-                raise BadData(f"{shard.name}: member {name!r} leads outside; pack it with a plain name")
-            if not info.isreg() or info.issparse():
-                raise BadData(f"{shard.name}: {name} is a link, a device or sparse; pack the file itself")
-            check = zlib.crc32(read_at(file.fileno(), BLOCK_BYTES, info.offset_data - BLOCK_BYTES))
-            key = name[: -len(extension) - 1]
-            yield _Member(name, key, kind, folder.rpartition("/")[2], info.offset_data, info.size, check)
-    _check_end(file, shard, end)
-
-
-def _open_archive(file: BinaryIO, shard: Shard) -> tarfile.TarFile:
-    try:
-        return tarfile.open(fileobj=_Guarded(file), mode="r:")  # type: ignore[call-overload]
-    except _TAR_ERRORS as error:
-        raise BadData(f"{shard.path} is no plain tar file ({error}); unpack it if it is compressed") from error
-
-
-def _next(archive: tarfile.TarFile, shard: Shard, offset: int) -> tarfile.TarInfo | None:
-    try:
-        info = archive.next()
-    except _TAR_ERRORS as error:
-        raise BadData(f"{shard.name}: member at byte {offset} is damaged ({error}); fetch the file again") from error
-    # A negative size leads backwards, round and round.
-    if info is not None and (info.size < 0 or archive.offset <= offset):
-        raise BadData(f"{shard.name}: member at byte {offset} has a size of {info.size}; fetch the file again")
-    is_plain = info is not None and info.isreg() and not info.issparse()  # of a sparse one the size is not that here
-    if info is not None and is_plain and info.offset_data + info.size > shard.size:
-        raise BadData(
-            f"{shard.name}: member at byte {offset} ({info.name}) ends at byte {info.offset_data + info.size}, "
-            f"the file at {shard.size}; fetch the file again"
-        )
-    return info
-
-
-def _check_end(file: BinaryIO, shard: Shard, end: int) -> None:
-    """tarfile takes a damaged header for the end; a true end is zeros up to the end of the file."""
-    rest = read_at(file.fileno(), MAX_HEADER_BYTES, end)
-    if not rest or rest.strip(b"\0"):
-        raise BadData(
-            f"{shard.name}: the archive does not end at byte {end}, nor is there another member: cut off, damaged, or "
-            f"several tars in one file; fetch or pack it again"
-        )
+    for entry in tar_entries(file, shard.name):
+        name = entry.name.removeprefix("./")
+        folder, _, base = name.rpartition("/")
+        stem, _, extension = base.partition(".")
+        kind = extension.lower()
+        is_wanted = kind in ("cls", "json") or kind.rpartition(".")[2] in PICTURES
+        if entry.is_folder or not is_wanted or not stem:  # .hidden
+            continue
+        if name.startswith("/") or ".." in name.split("/"):
+            raise BadData(f"{shard.name}: member {name!r} leads outside; pack it with a plain name")
+        if entry.kind not in REGULAR:
+            raise BadData(f"{shard.name}: {name} is a link or a device; pack the file itself")
+        key = name[: -len(extension) - 1]
+        check = zlib.crc32(entry.header)
+        yield _Member(name, key, kind, folder.rpartition("/")[2], entry.offset, entry.size, check)
 
 
 def _read_label(file: BinaryIO, shard: Shard, member: _Member, group: _Group) -> None:
@@ -392,16 +349,3 @@ def _take_json(described: dict[str, Any], group: _Group, where: str) -> None:
         if not 0 <= label <= MAX_CLASSES:
             raise BadData(f"{where} has label {label}; expected a number from 0 to {MAX_CLASSES}")
         group.number = label
-
-
-class _Guarded:
-    """A file for tarfile, which reads as many bytes as a header claims, all of them for a negative number."""
-
-    def __init__(self, file: BinaryIO):
-        self._file = file
-        self.seek, self.tell = file.seek, file.tell
-
-    def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {size} bytes")
-        return self._file.read(size)

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import resource
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from sightline.data import archive
 from sightline.data.archive import (
     BadArchive,
     Limits,
@@ -22,6 +24,7 @@ from sightline.data.archive import (
     extract,
     packed_chunks,
     read_member,
+    tar_entries,
     tar_members,
     zip_members,
 )
@@ -95,6 +98,24 @@ def test_ustar_prefix_and_folders(tmp_path):
     assert contents(tmp_path / "out") == {name: b"x"}
 
 
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_entries_are_those_that_python_finds(tmp_path, form):
+    """Names, kinds, places and sizes of everything, of links with a size and of long names too."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as tar:
+        for number, kind in enumerate((b"0", b"5", b"1", b"2", b"7", b"0", b"6", b"3", b"\0", b"0")):
+            info = tarfile.TarInfo(f"{'d' * 80}/{'e' * 40 * (number % 3)}ä{number}.jpg")
+            info.type, info.linkname, info.size = kind, "target", 700 * number
+            if form == tarfile.PAX_FORMAT and number == 5:
+                info.pax_headers = {"LIBARCHIVE.xattr.user": "x" * 300_000, "comment": "a=b\nc"}
+            tar.addfile(info, io.BytesIO(bytes([65 + number]) * 7000) if info.isreg() else None)
+    path = written(tmp_path, out.getvalue())
+    with tarfile.open(path) as tar, path.open("rb") as file:
+        expected = [(m.name, m.type, m.offset_data, m.size if m.isreg() else 0) for m in tar]
+        found = [(e.name.rstrip("/"), *e[1:4]) for e in tar_entries(file, "some.tar")]
+    assert found == expected and len(found) == 10
+
+
 def test_tar_in_a_tar_is_read_in_place(tmp_path):
     inner = tar_bytes({"x.JPEG": b"picture", "y.JPEG": b"another"})
     path = written(tmp_path, tar_bytes({"first.tar": inner, "second.tar": tar_bytes({"z.JPEG": b"third"})}))
@@ -160,6 +181,12 @@ def test_names_that_are_refused(tmp_path, name):
         with pytest.raises(BadArchive):
             extract(written(tmp_path, packed.getvalue(), "some.zip"), tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+def test_half_a_letter_is_no_name():
+    with pytest.raises(BadArchive, match="holds half a letter"):
+        clean_name(json.loads('"a\\ud800"'), "dataset.json")
+    assert clean_name("caf\udce9", "some.tar") == "caf\udce9"  # a byte that is no text
 
 
 def test_plain_names_are_cleaned():
@@ -400,7 +427,7 @@ def test_cut_zip(tmp_path, keep):
 def test_damaged_zip_content_leaves_no_file(tmp_path):
     data = bytearray(zip_bytes({"good": b"fine", "a": os.urandom(5000)}, zipfile.ZIP_STORED))
     data[2500] ^= 1
-    with pytest.raises(BadArchive, match="Bad CRC-32 for file 'a'"):
+    with pytest.raises(BadArchive, match="'a' is not the 5000 bytes its list says"):
         extract(written(tmp_path, bytes(data), "some.zip"), tmp_path / "out")
     assert contents(tmp_path / "out") == {"good": b"fine"}
 
@@ -422,6 +449,55 @@ def test_zip_list_of_absurd_length(tmp_path):
     data[at + 12 : at + 16] = struct.pack("<I", 2**31)
     with pytest.raises(BadArchive, match="claims 2147483648 bytes"):
         extract(written(tmp_path, bytes(data), "some.zip"), tmp_path / "out")
+
+
+def listed(count: int, name: bytes = b"a") -> bytes:
+    """A list of that many empty files."""
+    numbers = (0x02014B50, 20, 20, 0, 0, 0, 0, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0)
+    return (struct.pack("<IHHHHHHIIIHHHHHII", *numbers) + name) * count
+
+
+def test_zip_of_too_many_files_is_refused_before_they_take_memory(tmp_path):
+    """A list of 64 MB, as long as is read, had 1.4 million of them: 560 MB and half a minute."""
+    files = listed(200_000)
+    end = struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 9, 9, len(files), 4, 0)
+    path = written(tmp_path, b"PK\x03\x04" + files + end, "some.zip")
+    tracemalloc.start()
+    with pytest.raises(BadArchive, match="more than the 500 files allowed|'a' is in it twice"):
+        zip_members(path, Limits(members=500))
+    assert tracemalloc.get_traced_memory()[1] < 1.5 * len(files)
+    tracemalloc.stop()
+
+
+def test_zip64_does_not_get_around_the_limit_of_the_list(tmp_path, monkeypatch):
+    """The record of 32 bits tells of one file, that of 64 bits, which counts, of a hundred."""
+    monkeypatch.setattr(archive, "_MAX_ZIP_DIRECTORY", 2000)
+    files = listed(100)
+    wide = struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, 100, 100, len(files), 4)
+    wide += struct.pack("<IIQI", 0x07064B50, 0, 4 + len(files), 1)
+    end = struct.pack("<IHHHHIIH", 0x06054B50, 0, 0, 1, 1, 47, 4, 0)
+    path = written(tmp_path, b"PK\x03\x04" + files + wide + end, "some.zip")
+    with pytest.raises(BadArchive, match="claims 4700 bytes at byte 4"):
+        zip_members(path)
+
+
+def test_zip64_is_read(tmp_path):
+    """As Python writes it when it does not know the size before, and with sizes that stand in the extra field alone."""
+    path = tmp_path / "some.zip"
+    with zipfile.ZipFile(path, "w") as packed, packed.open("a", "w", force_zip64=True) as out:
+        out.write(b"one")
+    data = path.read_bytes()
+    at, end = data.rfind(b"PK\x01\x02"), data.rfind(b"PK\x05\x06")
+    extra = struct.pack("<HHQQQ", 1, 24, 3, 3, 0)
+    entry = data[at : at + 20] + b"\xff" * 8 + data[at + 28 : at + 30] + struct.pack("<H", len(extra))
+    entry += data[at + 32 : at + 42] + b"\xff" * 4 + b"a" + extra
+    wide = struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, 1, 1, len(entry), at)
+    wide += struct.pack("<IIQI", 0x07064B50, 0, at + len(entry), 1)
+    last = data[end : end + 8] + b"\xff" * 12 + b"\0\0"
+    path.write_bytes(data[:at] + entry + wide + last)
+    with zipfile.ZipFile(path) as packed:
+        assert packed.read("a") == b"one"
+    assert unpacked(path) == {"a": b"one"}
 
 
 # Disk

@@ -4,12 +4,14 @@ import json
 import os
 import pickle
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from sightline.data import json_lists
 from sightline.data.sources import _coco_json, coco, coco_tfrecord, folder, open_boxes, open_source, tfrecord
 from sightline.data.sources._objects import usable
 from sightline.errors import BadData, BadSample, UsageError
@@ -133,7 +135,8 @@ def test_real_annotations_are_what_json_says(shared_data: Path):
 def test_reading_in_small_pieces_gives_the_same(shared_data: Path, monkeypatch):
     file = shared_data / "coco-tiny" / "annotations" / "instances_val2017.json"
     whole = _coco_json._Reading(file).annotations()
-    monkeypatch.setattr(_coco_json, "_BLOCK", 997)
+    monkeypatch.setattr(_coco_json, "BLOCK", 997)
+    monkeypatch.setattr(json_lists, "BLOCK", 997)
     assert _coco_json._Reading(file).annotations().content() == whole.content()
 
 
@@ -271,10 +274,40 @@ def test_what_is_no_json_is_refused(written, damage):
 
 
 def test_an_entry_without_end_is_refused(written, monkeypatch):
-    monkeypatch.setattr(_coco_json, "_MAX_ENTRY", 2000)
-    monkeypatch.setattr(_coco_json, "_BLOCK", 100)
+    monkeypatch.setattr(json_lists, "MAX_ENTRY", 2000)
+    monkeypatch.setattr(json_lists, "BLOCK", 100)
+    monkeypatch.setattr(_coco_json, "BLOCK", 100)
     root = written(annotations=[annotation(1, 7, [1, 1, 2, 2], segmentation=[[1.5] * 5000])])
     with pytest.raises(BadData, match="is no whole JSON file"):
+        open_boxes("auto", str(root), "train")
+
+
+@pytest.mark.parametrize(
+    "body", [b"[[],", b'{"a":{', b"[1.5,", b'"', b" "], ids=["lists", "objects", "floats", "text", "space"]
+)
+def test_an_entry_without_end_takes_no_more_memory_than_the_longest(written, monkeypatch, body: bytes):
+    monkeypatch.setattr(json_lists, "MAX_ENTRY", 2**17)
+    monkeypatch.setattr(json_lists, "BLOCK", 2**14)
+    monkeypatch.setattr(_coco_json, "BLOCK", 2**14)
+    root = written()
+    repeated = body[1:] if body[:1] == b"[" else body if body == b" " else b"aaaa"
+    file = root / "annotations" / "instances_train2017.json"
+    file.write_bytes(b'{"images": [' + body + repeated * (4_000_000 // len(repeated)))
+    tracemalloc.start()
+    with pytest.raises(BadData, match="instances_train2017.json is no whole JSON file"):
+        open_boxes("auto", str(root), "train")
+    assert tracemalloc.get_traced_memory()[1] < 10e6  # 4 MB of lists took 85
+    tracemalloc.stop()
+
+
+def test_what_follows_the_end_of_the_object_is_refused(written):
+    root = written()
+    file = root / "annotations" / "instances_train2017.json"
+    whole = file.read_bytes()
+    file.write_bytes(whole + b" \n" * 9)
+    assert len(open_boxes("auto", str(root), "train")) == 2
+    file.write_bytes(whole + b" {}")
+    with pytest.raises(BadData, match="more behind its end"):
         open_boxes("auto", str(root), "train")
 
 

@@ -110,9 +110,9 @@ def test_plan_round_trip(prepared):
         (("cases", 0, "spacing"), [1, 1, math.nan], "spacing of liver_0"),
         (("spec", "channels"), 0, "0 channels"),
         (("spec", "clip"), [1.0], r"clip, mean and std of \(1, 0, 0\)"),
-        (("spec", "size"), [0, 8], r"patch is \(0, 8\)"),
+        (("spec", "size"), [0, 8], r"its spec: size is \(0, 8\), expected sides of 1 to"),
         (("spec", "flavour"), 1, "flavour"),
-        (("spec",), [], "its spec is no object"),
+        (("spec",), [], r"its spec: \[\] where an object was expected"),
     ],
 )
 def test_plans_that_cannot_be(prepared, where, value, said):

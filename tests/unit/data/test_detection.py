@@ -17,7 +17,7 @@ from sightline.data.detection import DetectionData
 from sightline.data.loader import Loader
 from sightline.data.order import EvalOrder, TrainOrder
 from sightline.data.prepare import static as prepare_static
-from sightline.data.static import dump
+from sightline.data.static import StaticDataset, dump
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware import devices
 from sightline.parts import DataSpec
@@ -330,6 +330,19 @@ def test_static_batches_are_replayed_bit_by_bit(batches: Path, workers: int):
     assert_same(found[:3], expected)
     assert_same(found[3:], expected)
     assert found[0]["image"].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"batch": "2"}, {"batches": 0}, {"batches": 10**30}, {"spec": 3}, {"spec": {}}, {"format": None}, {"batch": [2]}],
+    ids=str,
+)
+def test_static_batches_that_cannot_be_are_refused(batches: Path, tmp_path: Path, change: dict):
+    folder = shutil.copytree(batches, tmp_path / "copy")
+    facts = json.loads((folder / "batches.json").read_text()) | change
+    (folder / "batches.json").write_text(json.dumps(facts))
+    with pytest.raises(BadData, match="batches.json is (damaged|of another format)"):
+        StaticDataset(folder)
 
 
 def test_static_batches_say_what_they_are(batches: Path):

@@ -162,6 +162,16 @@ def test_all_bytes_there_but_not_yet_in_place(serve, target):
     assert target.read_bytes() == DATA and server.asked == []
 
 
+@pytest.mark.parametrize("record", [b"", b"[" * 9_000, b"{}" * 9_000, b"\xff", b"7", b'{"size": [[]], "sha256": {}}'])
+def test_a_record_that_says_nothing_leaves_what_was_begun_alone(serve, target, record):
+    part = target.with_name("train.zip.part")
+    part.write_bytes(DATA[:1000])
+    target.with_name("train.zip.part.json").write_bytes(record)
+    with pytest.raises(UsageError, match="train.zip.part is there and is no part of"):
+        get(serve(ranges()), target)
+    assert part.read_bytes() == DATA[:1000]
+
+
 def test_a_server_without_ranges_starts_anew(serve, target):
     def whole(handler: Handler) -> None:
         handler.reply(200, DATA, Content_Length=len(DATA))

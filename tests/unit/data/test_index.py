@@ -200,11 +200,21 @@ def test_an_index_cut_or_changed_anywhere_counts_as_absent(tmp_path: Path):
         b'{"key": "key", "arrays": [["a", "<i8", -1], ["b", "<i8", -5]]}',
         b'{"key": "key", "arrays": [["a", "<i8", 1.5]]}',
         b'{"key": "key", "arrays": [[["a"], "<i8", 1]]}',
+        b'{"key": "key", "arrays": [["a", "<i8", 1000000000000000000000000]]}',
+        b'{"key": "key", "arrays": 7}',
     ],
 )
 def test_a_well_formed_file_of_nonsense_counts_as_absent(tmp_path: Path, header: bytes):
     body = struct.pack("<I", len(header)) + header + bytes(80)
     (tmp_path / ".sightline-index-x").write_bytes(_index._MAGIC + hashlib.sha256(body).digest() + body)
+    assert _index.load(tmp_path, "x", "key") is None
+
+
+@pytest.mark.parametrize("begin", [b"", _index._MAGIC, _index._MAGIC + bytes(32) + b"\xff\xff\xff\xff"])
+def test_what_is_no_index_is_not_read_whole(tmp_path: Path, begin: bytes):
+    path = tmp_path / ".sightline-index-x"
+    path.write_bytes(begin)
+    os.truncate(path, 2**40)  # takes no room on the disk
     assert _index.load(tmp_path, "x", "key") is None
 
 

@@ -180,6 +180,11 @@ def test_lists_of_absurd_length_are_refused(monkeypatch):
             records.parse_example(records.encode_example({"a": [value] * 1001}))
     with pytest.raises(BadData, match="more than 3000 fields at byte 6000"):
         records.parse_example(b"\x10\x00" * 3001)
+    monkeypatch.setattr(records, "MAX_NUMBERS_OF_ALL", 2000)
+    both = {"a": [1] * 1000, "b": [2.0] * 1000}
+    assert len(records.parse_example(records.encode_example(both))) == 2
+    with pytest.raises(BadData, match="more than 2000 numbers in all features"):
+        records.parse_example(records.encode_example({**both, "c": [3]}))
 
 
 class Watched:

@@ -236,7 +236,7 @@ def test_every_format_with_long_and_foreign_names(tmp_path: Path, write_tar, for
 def test_a_picture_or_label_that_is_no_file_is_refused(write, kind: bytes, name: str):
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, "/etc/hostname"
-    with pytest.raises(BadData, match=f"train/000000.tar: {name} is a link, a device or sparse; pack the file itself"):
+    with pytest.raises(BadData, match=f"train/000000.tar: {name} is a link or a device; pack the file itself"):
         tar.open_source(write(train=[*numbered("cat/b", 0), (info, b"")]), "train")
     other = tarfile.TarInfo("cat/notes.txt")
     other.type, other.linkname = kind, "/etc/hostname"
@@ -247,7 +247,7 @@ def test_a_sparse_picture_is_refused(tmp_path: Path, write_tar):
     info = tarfile.TarInfo("cat/a.jpg")
     info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.size": "100000", "GNU.sparse.map": "0,10"}
     write_tar(tmp_path / "train" / "0.tar", [(info, b"0123456789")], format=tarfile.PAX_FORMAT)
-    with pytest.raises(BadData, match="cat/a.jpg is a link, a device or sparse"):
+    with pytest.raises(BadData, match="train/0.tar: holds a sparse file; make the archive without --sparse"):
         tar.open_source(str(tmp_path), "train")
 
 
@@ -280,7 +280,7 @@ def test_compressed_shards_are_refused_with_the_remedy(tmp_path: Path, write_tar
             open_source("auto", str(tmp_path), "train")
         (plain.parent / name).unlink()
     plain.write_bytes(packed)
-    with pytest.raises(BadData, match=r"train/0.tar is no plain tar file \(.*\); unpack it if it is compressed"):
+    with pytest.raises(BadData, match="train/0.tar: is compressed; run `gunzip` on it first"):
         tar.open_source(str(tmp_path), "train")
 
 
@@ -303,7 +303,7 @@ def test_a_cut_shard_is_refused_with_the_place(shard: Path, tmp_path: Path):
         if cut > 5120:
             assert len(tar.open_source(str(tmp_path), "train")) == 2
         else:
-            with pytest.raises(BadData, match="train/0.tar(: (member|the archive) .*at byte| is no plain tar file)"):
+            with pytest.raises(BadData, match="train/0.tar: .* at byte .*cut off[,;] fetch it again"):
                 tar.open_source(str(tmp_path), "train")
 
 
@@ -313,10 +313,10 @@ def test_a_damaged_header_does_not_end_the_shard_in_silence(shard: Path, tmp_pat
     damaged = bytearray(whole)
     damaged[2560 + 10] ^= 1
     shard.write_bytes(damaged)
-    with pytest.raises(BadData, match="train/0.tar: the archive does not end at byte 2560, nor is there another"):
+    with pytest.raises(BadData, match="train/0.tar: at byte 2560 there is no tar header; it is damaged"):
         tar.open_source(str(tmp_path), "train")
     shard.write_bytes(whole + whole)
-    with pytest.raises(BadData, match="several tars in one file"):
+    with pytest.raises(BadData, match="holds more behind its end at byte 5120: several tars in one file"):
         tar.open_source(str(tmp_path), "train")
 
 
@@ -333,10 +333,21 @@ def test_absurd_sizes_are_refused_before_anything_is_allocated(shard: Path, tmp_
     info.type = kind
     shard.write_bytes(shard.read_bytes()[:5120] + with_size(info, size) + bytes(20000))
     tracemalloc.start()
-    with pytest.raises(BadData, match="train/0.tar: member at byte 5120"):
+    with pytest.raises(BadData, match="train/0.tar: a file of .* bytes begins at byte 5120"):
         tar.open_source(str(tmp_path), "train")
     assert tracemalloc.get_traced_memory()[1] < 5e6
     tracemalloc.stop()
+
+
+def test_an_extended_header_of_digits_is_refused_at_once(shard: Path, tmp_path: Path):
+    """Python's tarfile looks at them with a regular expression that takes their number squared."""
+    record = b"1" * 20_000
+    info = tarfile.TarInfo("c.jpg")
+    info.type, info.size = tarfile.XHDTYPE, len(record)
+    header = info.tobuf(tarfile.USTAR_FORMAT) + record.ljust(-(-len(record) // 512) * 512, b"\0")
+    shard.write_bytes(header + shard.read_bytes())
+    with pytest.raises(BadData, match="train/0.tar: the extended header at byte 512 cannot be read"):
+        tar.open_source(str(tmp_path), "train")
 
 
 def test_random_damage_ends_as_our_errors(shard: Path, tmp_path: Path):

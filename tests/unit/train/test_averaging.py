@@ -82,6 +82,7 @@ def test_what_cannot_be_averaged_is_refused(tmp_path):
         average_checkpoints([one], tmp_path / "mean")
     with pytest.raises(UsageError, match="exists"):
         average_checkpoints([one, two], one)
-    other = checkpoint.write(tmp_path / "ckpt-00000003", {"model": {"v": torch.zeros(2)}}, {})
+    state = {"progress": {"step": 3}}
+    other = checkpoint.write(tmp_path / "ckpt-00000003", {"model": {"v": torch.zeros(2)}}, state)
     with pytest.raises(BadCheckpoint, match="another model"):
         average_checkpoints([one, other], tmp_path / "mean")

@@ -192,8 +192,8 @@ def edited(folder: Path, change) -> Path:
 
 
 BAD = {
-    "no json": (lambda d: b"{", "cannot be read as JSON"),
-    "deep": (lambda d: b"[" * 200_000, "cannot be read as JSON"),
+    "no json": (lambda d: b"{", "is no whole JSON file"),
+    "deep": (lambda d: b"[" * 200_000, "is no whole JSON file"),
     "captions": (lambda d: b'{"images": []}', "no list of categories"),
     "no pictures": (lambda d: d.update(images=[], annotations=[]), "lists no pictures"),
     "picture twice": (lambda d: d["images"].append(d["images"][0]), r"picture \d+ is there already"),
@@ -280,10 +280,17 @@ def test_outlines_do_not_fill_the_memory(tmp_path):
         each["segmentation"] = [[0.5] * 5000]
     data = json.dumps(described).encode()
     tracemalloc.start()
-    _coco_annotations.read_instances(data, "x")
+    _coco_annotations.read_instances([data], "x")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3 * len(data), f"{len(data)} bytes of JSON took {peak}"
+
+
+def test_annotations_may_stand_before_what_they_belong_to():
+    described = content("train", 40)[0]
+    data, turned = (json.dumps(dict(pairs)).encode() for pairs in (described.items(), reversed(described.items())))
+    assert data != turned
+    assert _coco_annotations.read_instances([data], "x") == _coco_annotations.read_instances([turned], "x")
 
 
 def test_places_that_cannot_be(zips, tmp_path, capsys):

@@ -285,6 +285,13 @@ def replaced(archives: list[str], flag: str, path: Path) -> list[str]:
     return [*archives[: at + 1], str(path), *archives[at + 2 :]]
 
 
+def test_a_synset_list_out_of_all_proportion_is_not_read(archives, tmp_path, capsys):
+    """In memory each of its words takes sixty bytes."""
+    (tmp_path / "labels.txt").write_text("a " * 2**21 + "a")
+    assert run(replaced(archives, "--labels", tmp_path / "labels.txt"), tmp_path / "out", "folder") == 3
+    assert "has 4194305 bytes; a list of 50,000 synsets has 500,000" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -331,7 +338,7 @@ def hostile_inner(member: str, kind: bytes = tarfile.REGTYPE) -> bytes:
         (tar_of({"a/n01440764.tar": tar_of({"x.JPEG": jpeg(1)})}), "'a/n01440764.tar' is no SYNSET.tar"),
         (tar_of({}), "holds nothing"),
         (tar_of({"n01440764.tar": tar_of({"x.JPEG": jpeg(1)})})[:-2000], "cut off"),
-        (b"\x1f\x8b\x08" + b"z" * 2000, "there is no tar header"),
+        (b"\x1f\x8b\x08" + b"z" * 2000, "is compressed; run `gunzip` on it first"),
         (b"", "cut off"),
     ],
 )

@@ -1,0 +1,85 @@
+"""Where a run stands: step, epoch, scores so far. Plain numbers, which a checkpoint holds as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from sightline.errors import UsageError
+from sightline.stored import as_dataclass
+from sightline.train.schedules import ScheduleConfig
+
+VAL_LOSSES = ("val_loss", "loss")  # what tasks call the loss of an evaluation
+
+
+@dataclass
+class Progress:
+    """Where the run stands; plain numbers, so that a checkpoint holds them as JSON."""
+
+    step: int = 0  # optimizer updates asked for, skipped ones included; samples seen = step * global_batch
+    epoch: int = 0  # epochs finished, evaluation included
+    best_score: float | None = None
+    best_step: int = -1  # -1: none is best
+    bad_steps: int = 0  # steps that were not finite
+    avoid: list[int] = field(default_factory=list)  # steps a rewind has decided to leave out
+    scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    scored_step: int = -1  # where the last evaluation was
+    history: list[float] = field(default_factory=list)  # the headline score of every evaluation that was planned
+    val_losses: list[float] = field(default_factory=list)  # the loss of each of these, where the task gives one
+    base_lr: float | None = None  # resolved by the first start; another number of ranks must not change it
+
+    @classmethod
+    def from_json(cls, values: Any) -> Progress:
+        """Return what a checkpoint holds; ValueError names what cannot be, UnknownField what is of a later version."""
+        found = as_dataclass(cls, values)
+        if "step" not in values:
+            raise ValueError("step is missing")
+        for name, least, most in (
+            ("step", 0, 2**48),
+            ("epoch", 0, found.step),
+            ("best_step", -1, found.step),
+            ("scored_step", -1, found.step),
+            ("bad_steps", 0, 2**48),
+        ):
+            if not least <= getattr(found, name) <= most:
+                raise ValueError(f"{name} is {getattr(found, name)}, expected {least} to {most}")
+        return found
+
+    def note(self, scores: dict[str, float], headline: str, planned: bool) -> bool:
+        """The result of an evaluation here; whether it is the best, which NaN never is. One that only a stop has
+        brought must not move a schedule."""
+        score = scores[headline]
+        self.scores, self.scored_step = scores, self.step
+        if planned:
+            self.history.append(score)
+            self.val_losses += [scores[name] for name in VAL_LOSSES if name in scores][:1]
+        if math.isnan(score):
+            return False
+        if self.best_score is None or not score <= self.best_score:  # true also where an old checkpoint holds NaN
+            self.best_score, self.best_step = score, self.step
+        return self.best_step == self.step
+
+    def watched(self, schedule: ScheduleConfig) -> list[float]:
+        """What a schedule looks at: the score or the loss of the planned evaluations so far."""
+        if schedule.plateau_on == "score":
+            return self.history
+        refuse_unwatchable(schedule, self.scores)
+        return self.val_losses
+
+    def evaluations_since_best(self) -> int:
+        """Planned ones since the first that scored best; equal is not better, and NaN never is."""
+        waited, best = 0, -math.inf
+        for score in self.history:
+            waited, best = (0, score) if score > best else (waited + 1, best)
+        return waited
+
+
+def refuse_unwatchable(schedule: ScheduleConfig, names: Collection[str]) -> None:
+    """Where a schedule looks at a loss and an evaluation gives other values; without any name nothing is known yet."""
+    if schedule.plateau_on == "val_loss" and names and not any(name in names for name in VAL_LOSSES):
+        raise UsageError(
+            f"schedule.plateau_on=val_loss needs an evaluation that gives {' or '.join(VAL_LOSSES)}; this task's "
+            f"gives {', '.join(names)}. Use --schedule.plateau-on score (with --run.override to go on)"
+        )
