@@ -1,0 +1,465 @@
+"""Every command that README.md and docs/ show is carried out, on tiny data, in the order in which it is shown.
+
+A command that is new there is run as it stands, with what `tiny()` adds; what it needs is made by INPUTS. What cannot
+be run is in EXCEPTIONS, with the reason; what takes longer than a second or two, by a word of SLOW, in `make test-all`.
+"""
+
+import contextlib
+import json
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from sightline import cli, config, recipes
+from sightline.models.resnet import ResNetConfig
+from sightline.parts import DataSpec
+
+REPO = Path(__file__).resolve().parents[2]
+DOCUMENTS = {path.name: path for path in [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]}
+TINY = runpy.run_path(str(REPO / "tests/recipes/conftest.py"))["TINY"]
+ARCHIVES, ZIPS, FOLDERS = (
+    runpy.run_path(str(REPO / "tests/unit/data/prepare" / name))
+    for name in ("archives.py", "coco_zips.py", "decathlon_folders.py")
+)
+PROGRAMS = ("sightline", "make", "python", "torchrun", "SIGHTLINE_MIGRATE=1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+
+# What stands for something of the reader's own; "" leaves a word out.
+PLACEHOLDERS = {
+    "RECIPE": "demo_classification",
+    "DIR": "pictures",
+    "DATA": "pictures",
+    "IMAGENET": "pictures",
+    "N": "10",
+    "PICTURE...": "photo.jpg",
+    "PICTURE_OR_FOLDER": "photo.jpg",
+    "...": "",
+    "[options]": "",
+    "args": "",
+}
+EXCEPTIONS = {
+    "make demo": "installs 5.5 GB; its lines are those of quickstart.md, which a test below compares",
+    "make test": "this is part of it",
+    "python train.py": "is shown to fail on a machine without a GPU",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 8 --max-restarts 3 "
+    "--rdzv-backend c10d --rdzv-id JOB --rdzv-endpoint HOST:29500 -m sightline train RECIPE --run.out SHARED/run": (
+        "needs two hosts; tests/distributed/test_hosts.py starts it on two of them"
+    ),
+}
+# Exit codes other than 0, and what is said then.
+EXPECTED = {
+    "sightline prepare coco --source zips --out coco --download": (3, "were expected; move it away"),
+    "sightline check ssd_resnet34 --data.path coco --json": (3, "problems; mend what is listed above"),
+}
+SLOW = {
+    "python": "a process that imports torch",
+    "SIGHTLINE_MIGRATE=1": "a process that imports torch",
+    "migrate": "a process that imports torch",
+    "--run.devices": "two processes that import torch",
+    "--peers": "builds and compiles four networks",
+    "--scaling": "measures",
+    "--loader": "starts workers of three loaders",
+    "--run.profile": "30 steps, four of them traced",
+    "all": "five runs",
+    "runs/brats": "slices of 192x160 and six levels; README.md has a training of them",
+    "LABELS": "needs what is predicted by runs/brats",
+}
+
+
+class Shown(NamedTuple):
+    """A fenced block."""
+
+    language: str
+    text: str
+
+    def commands(self) -> list[str]:
+        """Without comments, each in one line; of a block with prompts what follows them."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        if any(line.startswith("$ ") for line in lines):
+            lines = [line[2:] for line in lines if line.startswith("$ ")]
+        lines = [" ".join(re.sub(r"\s#.*", "", line).split()) for line in lines]
+        return [line for line in lines if line.partition(" ")[0] in PROGRAMS] if not self.language else []
+
+    def told(self, command: str) -> list[str]:
+        """What is shown of the lines of train.py behind a prompt with this command."""
+        told = f"{self.text}\n$ ".partition(f"$ {command}\n")[2].partition("\n$ ")[0]
+        return [line.strip() for line in told.splitlines() if "train.py:" in line]
+
+
+def blocks(name: str) -> list[Shown]:
+    text = DOCUMENTS[name].read_text(encoding="utf-8")
+    return [Shown(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)]
+
+
+def commands(name: str) -> list[str]:
+    return [command for block in blocks(name) for command in block.commands()]
+
+
+# What the commands read
+
+
+def pictures(path: Path) -> None:
+    """Class folders: ten classes, four and two pictures each."""
+    amounts = ["--only", "classification", "--train-per-class=4", "--val-per-class=2"]
+    assert cli.main(["prepare", "shapes", "--out", f"{path}.drawn", *amounts]) == 0
+    Path(f"{path}.drawn", "classification").rename(path)
+
+
+def photo(path: Path) -> None:
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 80, 3), np.uint8)).save(path)
+
+
+def archive(name: str) -> Callable[[Path], None]:
+    """One of ImageNet's files."""
+
+    def make(path: Path) -> None:
+        ARCHIVES["make_archives"](path.parent / "archives", 4, 3)
+        shutil.copy(path.parent / "archives" / name, path)
+
+    return make
+
+
+def coco(path: Path, train: int = 20) -> None:
+    """As `prepare coco` leaves it."""
+    zips = ZIPS["make_zips"](path.with_name(f"{path.name}.zips"), train, 10)
+    assert cli.main(["prepare", "coco", "--source", str(zips), "--out", str(path), "--jobs", "1"]) == 0
+
+
+def coco_by_heart(path: Path) -> None:
+    """Training pictures that are those of the evaluation too, as docs/recipes_ssd.md says."""
+    coco(path, 80)
+    shutil.rmtree(path / "val2017")
+    (path / "val2017").symlink_to("train2017")
+    shutil.copy(path / "annotations" / "instances_train2017.json", path / "annotations" / "instances_val2017.json")
+
+
+def hippocampi(path: Path) -> None:
+    FOLDERS["make_folder"](path, 6)
+
+
+def packed(path: Path) -> None:
+    FOLDERS["make_folder"](path.with_suffix(""), 6)
+    FOLDERS["pack"](path.with_suffix(""), path)
+
+
+def tumours(path: Path) -> None:
+    FOLDERS["make_folder"](path, 6, 4, labels=("background", "edema", "non-enhancing", "enhancing"), name="BRATS")
+    for number, file in enumerate(sorted((path / "labelsTr").iterdir())):
+        _, label = FOLDERS["scan"](number, FOLDERS["SIZES"][number % 3], 4, False)
+        label[label.shape[0] // 2, label.shape[1] // 2] *= 2  # the third class, in place of some of the second
+        FOLDERS["write"](file, np.where(label == 4, 3, label))
+
+
+def prepared_tumours(path: Path) -> None:
+    tumours(path.with_name("Task01_BrainTumour"))
+    assert cli.main(["prepare", "decathlon", "--source", "Task01_BrainTumour", "--out", str(path), "--jobs", "1"]) == 0
+
+
+def labels_of_test_cases(path: Path) -> None:
+    for number in (6, 7):
+        _, label = FOLDERS["scan"](number, FOLDERS["SIZES"][number % 3], 4, False)
+        FOLDERS["write"](path / f"case_{number:03d}.nii.gz", label)
+
+
+def backbone(path: Path) -> None:
+    """Weights of the small network that stands in for ResNet-34."""
+    spec = DataSpec(("a", "b"), 3, (48, 48), (0.5,) * 3, (0.2,) * 3)
+    torch.save(ResNetConfig(depth=18, width=4).build(spec).state_dict(), path)
+
+
+def own_recipe() -> str:
+    """That of docs/quickstart.md."""
+    [source] = [block.text for block in blocks("quickstart.md") if "def recipe()" in block.text]
+    return source
+
+
+def cuda_script(path: Path) -> None:
+    """20 lines with AMP, pinned loader and two workers, on the lines that docs/migration.md names."""
+    path.write_text(CUDA_SCRIPT)
+
+
+CUDA_SCRIPT = """import torch
+from torch import nn
+from torch.amp import GradScaler, autocast
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(256, 8), torch.randint(0, 2, (256,)))
+loader = DataLoader(data, batch_size=32, num_workers=2, pin_memory=True)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = GradScaler()
+for epoch in range(2):
+    for x, y in loader:
+        x, y = x.cuda(non_blocking=True), y.to("cuda")
+        with autocast("cuda"):
+            loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    print(f"epoch {epoch} loss {loss.item():.4f} on {torch.cuda.get_device_name()}")
+"""
+
+INPUTS: dict[str, Callable[[Path], None]] = {
+    "pictures": pictures,
+    "photo.jpg": photo,
+    "ILSVRC2012_img_train.tar": archive("train.tar"),
+    "ILSVRC2012_img_val.tar": archive("val.tar"),
+    "synset_labels.txt": archive("labels.txt"),
+    "zips": lambda path: ZIPS["make_zips"](path, 20, 10) and None,
+    "COCO": coco,
+    "COCO80": coco_by_heart,
+    "resnet34.pth": backbone,
+    "Task04_Hippocampus": hippocampi,
+    "Task04_Hippocampus.tar": packed,
+    "Task01_BrainTumour": tumours,
+    "BRATS": prepared_tumours,
+    "LABELS": labels_of_test_cases,
+    "my_recipe.py": lambda path: path.write_text(own_recipe()) and None,
+    "script.py": cuda_script,
+    "train.py": cuda_script,
+}
+
+# How they are run
+
+PREPARE = {
+    "shapes": """--train-per-class=4 --val-per-class=2 --train-pictures=4 --val-pictures=2 --train-volumes=2
+        --test-volumes=1""".split(),
+    "imagenet": ["--jobs=1"],
+    "coco": ["--jobs=1"],
+    "decathlon": ["--jobs=1"],
+    "convert": ["--jobs=1"],
+    "static": ["--steps=2", "--data.size=48", "--data.max-boxes=8", "--data.classes=0"],
+}
+SCRIPTS = {"ranks": ["--steps=1", "--rounds=2", "--train.global-batch=8"], "published": []}
+HERE = ["--run.device=cpu", "--run.workers=0"]
+
+
+def tiny(words: list[str]) -> list[str]:
+    """What is added to a command of sightline so that it takes no time; the last of two values counts."""
+    if words[0] == "prepare":
+        shards = ["--shards=2", "--val-shards=1"] if "tfrecord" in words else []
+        return PREPARE[words[1]] + shards
+    if words[0] in ("evaluate", "predict"):
+        return HERE if Path(words[1], "config.yaml").exists() else []
+    if words[0] not in ("train", "check", "benchmark") or "--help" in words:
+        return []
+    if words[0] == "check":
+        return ["--data.classes=0", "--run.workers=0"] if "unet2d" not in words else ["--run.workers=0"]
+    recipe = recipes.find(words[1]).recipe() if not words[1].startswith("--") else None
+    parts = [getattr(recipe, part.name) for part in fields(recipe)[1:]] if recipe else []
+    flags = [flag for part in [*parts, config.Run()] for flag in TINY.get(type(part).__name__, [])]
+    kept = {"--train.global-batch", "--train.epochs", "--train.precision"} & set(words)
+    flags = [flag for flag in flags if flag.partition("=")[0] not in {"--data.path", "--data.task", *kept}]
+    if words[0] == "benchmark":
+        if "--peers" in words and "demo_classification" in words:
+            flags += ["--model.width=64", "--model.stem=7x7"]  # torchvision's ResNet-18, with which it is compared
+        return [*flags, "--steps=2", "--warmup=1", "--repeats=1"]
+    flags += ["--train.max-steps=2"] if "--run.profile" not in words else ["--train.epochs=6"]  # of five steps
+    return [*flags, *(["--data.classes=0"] if "--data.classes=10" in flags else [])]
+
+
+def carried_out(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """In this folder, with what it needs: the exit code, and what was said."""
+    command, _, file = command.partition(" > ")
+    words = [PLACEHOLDERS.get(word, word) for word in shlex.split(command)]
+    words = [word for word in words if word]
+    for name in {word.partition("/")[0] for word in words} & set(INPUTS):
+        if not Path(name).exists():
+            INPUTS[name](Path.cwd() / name)
+    program = words.index("python") if "python" in words else 0
+    if words[program] == "python":
+        script = REPO / words[program + 1] if (REPO / words[program + 1]).exists() else words[program + 1]
+        rest = [*words[program + 2 :], *SCRIPTS.get(words[-1], [])]
+        return as_process([sys.executable, str(script), *rest], *words[:program])
+    if "--run.devices" in words:
+        words[words.index("--run.devices") + 1] = "2"
+    words += tiny(words[1:])
+    if "--run.devices" in words or words[1] == "migrate":
+        return as_process([sys.executable, "-m", *words])
+    capsys.readouterr()
+    try:
+        code = cli.main(words[1:])
+    except SystemExit as end:  # --help
+        code = end.code
+    told = capsys.readouterr()
+    if file:
+        Path(file).write_text(told.out)
+    return code, told.out + told.err
+
+
+def as_process(words: list[str], *settings: str) -> tuple[int, str]:
+    environ = {**os.environ, "PYTHONPATH": str(REPO), **dict(each.split("=", 1) for each in settings)}
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout + done.stderr
+
+
+def carry_out(shown: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for command in shown:
+        code, said = carried_out(command, capsys)
+        expected, message = EXPECTED.get(command, (0, ""))
+        assert code == expected and message in said, f"{command}\nexit {code}\n{said}"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An empty folder to be in."""
+    threads = torch.get_num_threads()
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    torch.set_num_threads(threads)
+
+
+def is_slow(command: str) -> bool:
+    return not SLOW.keys().isdisjoint(command.split())
+
+
+RUN = {name: [command for command in commands(name) if command not in EXCEPTIONS] for name in DOCUMENTS}
+
+
+@pytest.mark.parametrize("name", [name for name in RUN if not all(map(is_slow, RUN[name]))])
+def test_commands_run(name: str, here: Path, capsys: pytest.CaptureFixture[str]):
+    carry_out([command for command in RUN[name] if not is_slow(command)], capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in RUN if any(map(is_slow, RUN[name]))])
+def test_all_commands_run(name: str, here: Path, capsys: pytest.CaptureFixture[str]):
+    carry_out(RUN[name], capsys)
+
+
+@pytest.mark.slow
+def test_a_script_is_told_of_as_is_shown(here: Path, capsys: pytest.CaptureFixture[str]):
+    if torch.cuda.is_available():
+        pytest.skip("shows a machine without a GPU")
+    [shown] = [block for block in blocks("migration.md") if "$ " in block.text]
+    for command in ("sightline migrate scan train.py", "sightline migrate --syncs train.py"):
+        said = carried_out(command, capsys)[1]
+        assert len(shown.told(command)) >= 4 and [line for line in shown.told(command) if line not in said] == []
+
+
+def test_what_is_excepted_is_still_shown():
+    shown = {command for name in DOCUMENTS for command in commands(name)}
+    assert {*EXCEPTIONS, *EXPECTED} - shown == set()
+    assert {word for word in SLOW if not any(word in command.split() for command in shown)} == set()
+
+
+def test_make_demo_is_the_quickstart():
+    makefile = (REPO / "Makefile").read_text(encoding="utf-8")
+    recipe = makefile.partition("\ndemo:")[2].partition("\n\n")[0]
+    lines = [line.partition("$(BIN)/")[2] for line in recipe.splitlines() if "$(BIN)/sightline" in line]
+    assert lines == blocks("quickstart.md")[0].commands()
+
+
+# What is not a command
+
+
+def test_the_script_of_the_quickstart_trains_and_predicts(here: Path, capsys: pytest.CaptureFixture[str]):
+    [script] = [block.text for block in blocks("quickstart.md") if "api.train" in block.text]
+    pictures(here / "demo" / "shapes" / "classification")
+    photo(here / "photo.jpg")
+    given = '"demo/shapes/classification"]'
+    assert script.count(given) == 1 and script.count('out="seen"') == 1
+    flags = [*tiny(["train", "demo_classification"]), "--data.classes=10"]
+    script = script.replace(given, f'"demo/shapes/classification", *{flags}]')
+    script = script.replace('out="seen"', f'out="seen", flags={HERE}')
+    capsys.readouterr()
+    exec(compile(script, "script.py", "exec"), {"__name__": "__main__"})
+    assert re.search(r"^\d\.\d+$", capsys.readouterr().out, re.MULTILINE)
+    assert (here / "seen" / "photo.jpg").is_file() and (here / "runs" / "demo_classification" / "exit.json").is_file()
+
+
+def test_the_smallest_json_of_boxes_is_read(here: Path, capsys: pytest.CaptureFixture[str]):
+    [described] = [block.text for block in blocks("data.md") if block.language == "json"]
+    for split in ("train", "val"):
+        (here / "mine" / f"{split}2017").mkdir(parents=True)
+        image = json.loads(described)["images"][0]
+        noise = np.random.default_rng(len(split)).integers(0, 255, (image["height"], image["width"], 3), np.uint8)
+        Image.fromarray(noise).save(here / "mine" / f"{split}2017" / image["file_name"])
+        (here / "mine" / "annotations").mkdir(exist_ok=True)
+        (here / "mine" / "annotations" / f"instances_{split}2017.json").write_text(described)
+    assert cli.main(["check", "ssd_resnet34", "--data.path=mine", "--data.classes=0", "--run.workers=0"]) == 0
+    assert "boxes per class        dog 1" in capsys.readouterr().out
+
+
+def test_the_dataset_json_of_ones_own_is_prepared(here: Path, capsys: pytest.CaptureFixture[str]):
+    [described] = [block.text for block in blocks("data_volumes.md") if block.language == "json"]
+    about = json.loads(described)
+    (here / "mine").mkdir()
+    (here / "mine" / "dataset.json").write_text(described)
+    image, label = FOLDERS["scan"](0, FOLDERS["SIZES"][0], 1, True)
+    for part in about["training"]:
+        FOLDERS["write"](here / "mine" / part["image"], image)
+        FOLDERS["write"](here / "mine" / part["label"], np.minimum(label, 1))
+    for name in about["test"]:
+        FOLDERS["write"](here / "mine" / name, image)
+    assert cli.main(["prepare", "decathlon", "--source=mine", "--out=out", "--task=own", "--jobs=1"]) == 0
+    assert "cases of a task of its own 1, made now 1" in capsys.readouterr().out
+
+
+# Commands within sentences and tables are parsed
+
+
+def inline(name: str) -> list[str]:
+    """Those of sightline and of the scripts in benchmarks/; `... --flag` goes on with the one before."""
+    text = re.sub(r"^```.*?^```", "", DOCUMENTS[name].read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found: list[str] = []
+    for span in re.findall(r"`([^`]+)`", text):
+        words = " ".join(span.split())
+        if words.startswith("... --") and found:
+            found.append(f"{found[-1]} {words[4:]}")
+        elif words.startswith(("sightline ", "python benchmarks/")):
+            found.append(words)
+    return found
+
+
+class Parsed(Exception):
+    """Raised in the place of what would come next."""
+
+
+WORDS = PLACEHOLDERS | {"TAR": "x.tar", "TXT": "x.txt", "STEP": "3", "CASE.nii.gz...": "x.nii.gz", "RUN": "run"}
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if inline(name)])
+def test_commands_in_sentences_can_be_typed(name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    (here / "demo" / "run").mkdir(parents=True)
+    (here / "demo" / "run" / "config.yaml").write_text(config.dump(*config.load("demo_classification")))
+    load = cli._load_recipe
+
+    def load_only(command: str, flags: list[str]) -> None:
+        load(command, flags)
+        raise Parsed
+
+    monkeypatch.setattr(cli, "_load_recipe", load_only)
+    for command in inline(name):
+        words = [WORDS.get(word, word) for word in command.replace("[", "").replace("]", "").split()]
+        words = [word for word in words if word]
+        if words[0] == "python":
+            source = (REPO / words[1]).read_text(encoding="utf-8")
+            own = [word for word in words if word.startswith("--") and "." not in word]
+            assert [word for word in own if f'"{word}"' not in source] == [], command
+            continue
+        assert words[1] in cli.COMMANDS, command
+        if words[1] in ("train", "check", "benchmark", "inspect", "launch") and len(words) > 2:
+            with pytest.raises((Parsed, SystemExit)) as end:
+                cli.main(words[1:])
+            assert end.type is Parsed or end.value.code == 0, f"{command}\n{capsys.readouterr().err}"
+            continue
+        capsys.readouterr()
+        with contextlib.suppress(SystemExit):
+            cli.main([*words[1 : 3 if words[1] == "prepare" else 2], "--help"])
+        own = [word for word in words if word.startswith("--") and "." not in word]
+        known = capsys.readouterr().out
+        assert [word for word in own if not re.search(rf"{word}\b", known)] == [], command
