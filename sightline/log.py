@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -431,18 +432,24 @@ def _hours(seconds: float) -> str:
     return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
 
 
-def environment(device: Device, ranks: int) -> dict[str, Any]:
-    """What a result depends on besides the recipe."""
+@cache  # importlib reads and parses a file for each
+def _versions() -> dict[str, str]:
+    """Of the packages that a result depends on."""
     versions = {}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "unknown"
+    return versions
+
+
+def environment(device: Device, ranks: int) -> dict[str, Any]:
+    """What a result depends on besides the recipe."""
     return {
         "sightline": __version__,
         "python": platform.python_version(),
-        "packages": versions,
+        "packages": dict(_versions()),
         "device": device.name(),
         "device_kind": device.kind,
         "ranks": ranks,

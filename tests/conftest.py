@@ -37,6 +37,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    """Lets libraries free what they hold, which some of them check when the process ends."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Small real data sets kept beside the repository, too large to be part of it."""

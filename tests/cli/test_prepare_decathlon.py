@@ -54,23 +54,24 @@ def test_a_bad_case_is_named(prepare, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "told"),
     [
-        ("--download",),
-        ("--download", "--task", "04"),
-        ("--download", "--task", "04", "--sha256", "0" * 64),
-        ("--download", "--task", "auto", "--sha256", "0" * 64, "--size-bytes", "9"),
-        ("--sha256", "0" * 64),
-        ("--task", "11"),
-        ("--dim", "4"),
-        ("--memory-gb", "-1"),
-        ("--jobs", "-1"),
-        ("--mode", "val", "--dilation"),
+        (("--download",), "--download needs --task"),
+        (("--download", "--task", "04"), "--download needs --task"),
+        (("--download", "--task", "04", "--sha256", "0" * 64), "--download needs --task"),
+        (("--download", "--task", "auto", "--sha256", "0" * 64, "--size-bytes", "9"), "--download needs --task"),
+        (("--sha256", "0" * 64), "--sha256 and --size-bytes"),
+        (("--task", "11"), "'11'"),
+        (("--dim", "4"), "'4'"),
+        (("--memory-gb", "-1"), "memory_gb=-1"),
+        (("--jobs", "-1"), "--jobs -1"),
+        (("--mode", "val", "--dilation"), "--dilation changes labels"),
     ],
+    ids=str,
 )
-def test_flags_that_cannot_be(prepare, folder, tmp_path, flags):
+def test_flags_that_cannot_be(prepare, folder, tmp_path, flags, told):
     code, _, err = prepare("--source", folder, "--out", tmp_path / "out", *flags)
-    assert code == 2 and err
+    assert code == 2 and told in err
     assert not (tmp_path / "out").exists()
 
 

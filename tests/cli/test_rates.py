@@ -9,6 +9,8 @@ import pytest
 
 from sightline import cli
 
+SMALL = "--model.arch=shufflenet_v2_x0_5"  # a network that is counted in no time; no rate asks for it
+
 
 @pytest.mark.parametrize(
     ("name", "batch", "ranks", "steps_per_epoch", "expected"),
@@ -46,7 +48,7 @@ def test_rates_of_the_originals(
     capsys, name: str, batch: int, ranks: int, steps_per_epoch: int, expected: dict[int, float]
 ):
     steps = [str(step) for step in expected]
-    flags = [f"--train.global-batch={batch}", "--ranks", str(ranks), "--json", "--lr-at", *steps]
+    flags = [SMALL, f"--train.global-batch={batch}", "--ranks", str(ranks), "--json", "--lr-at", *steps]
     assert cli.main(["inspect", name, *flags]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["steps_per_epoch"] == steps_per_epoch
@@ -55,5 +57,5 @@ def test_rates_of_the_originals(
 
 def test_a_short_run_of_the_pytorch_table_is_cut_and_not_compressed(capsys):
     steps = [str(epoch * 5004) for epoch in range(5)]
-    assert cli.main(["inspect", "resnet50", "--train.epochs=5", "--json", "--lr-at", *steps]) == 0
+    assert cli.main(["inspect", "resnet50", SMALL, "--train.epochs=5", "--json", "--lr-at", *steps]) == 0
     assert list(json.loads(capsys.readouterr().out)["lr_at"].values()) == [0.1, 0.275, 0.45, 0.625, 0.8]

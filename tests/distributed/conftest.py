@@ -3,7 +3,6 @@
 import contextlib
 import json
 import runpy
-import socket
 import subprocess
 import sys
 from hashlib import sha256
@@ -11,17 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 RECIPE = Path(__file__).with_name("faulty_ranks.py")
 STARTED = runpy.run_path(str(Path(__file__).with_name("started.py")))
 LIMIT_S = STARTED["LIMIT_S"]
 FLAGS = ["--run.workers=0", "--run.device=cpu", "--run.threads=1", "--run.log-every-steps=1", "--run.keep=1000"]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class Ranks:
@@ -39,10 +33,24 @@ class Ranks:
 
     def run(self, out: Path, ranks: int, *flags: str, restarts: int = 0, **environ: str) -> str:
         """To its end, however that is; returns what it said."""
-        launcher = ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts), "--master-port", str(free_port())]
+        launcher = [
+            "--nproc-per-node",
+            str(ranks),
+            "--max-restarts",
+            str(restarts),
+            "--master-port",
+            str(warm.free_port()),
+        ]
         with self.start(out, launcher, *flags, **environ) as process:
             said, _ = process.communicate(timeout=LIMIT_S)
         return said
+
+    def run_warm(self, out: Path, ranks: int, *flags: str, restarts: int = 0, **environ: str) -> str:
+        """The same by torchrun's own agent in a process that has imported torch, as its ranks have then."""
+        launcher = ["--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
+        words = ["sightline", "train", self.recipe, *FLAGS, f"--run.out={out}", *flags]
+        ended = warm.start("torchrun", *launcher, *words, environ=environ).wait()
+        return ended.stdout + ended.stderr
 
     events = staticmethod(STARTED["events"])
 

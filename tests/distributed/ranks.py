@@ -1,4 +1,4 @@
-"""Run by forked.py on every rank: does what test_ranks.py asks about and writes what it saw as OUT/RANK.json."""
+"""Run by warm.py on every rank: does what test_ranks.py asks about and writes what it saw as OUT/RANK.json."""
 
 import dataclasses
 import gc

@@ -1,18 +1,16 @@
 """Two ranks of which one cannot read the checkpoint that rank 0 can: it says so, and the checkpoint stays.
 
-Also run on each rank, as `python test_bad_reads.py OUT`, which writes OUT/RANK.json.
+warm.py runs main() of this file on every rank, which writes OUT/RANK.json.
 """
 
 import dataclasses
 import itertools
 import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from sightline import api, config
 from sightline.errors import SightlineError
@@ -20,7 +18,6 @@ from sightline.tasks.classification import Classification
 from sightline.train import checkpoint
 
 HERE = Path(__file__).parent
-LIMIT_S = 300  # after which a rank counts as hung
 FLAGS = """--run.workers=0 --run.device=cpu --run.threads=1 --run.progress=off --run.checkpoint-every-steps=2
 --train.max-steps=8""".split()
 losses = itertools.count(1)
@@ -51,30 +48,6 @@ def main(out: Path) -> None:
     (out / f"{os.environ['RANK']}.json").write_text(json.dumps(seen))
 
 
-def start_two(out: Path) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(out)],
-            env={**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    try:
-        for process in started:
-            _, said = process.communicate(timeout=LIMIT_S)
-            assert process.returncode == 0, said
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
-
-
 @pytest.mark.parametrize(("where", "name"), [("resume", "ckpt-00000004"), ("rewind", "ckpt-00000002")])
 def test_what_rank_0_can_read_is_not_moved_by_another(tmp_path: Path, where: str, name: str):
     out = tmp_path / where
@@ -83,14 +56,10 @@ def test_what_rank_0_can_read_is_not_moved_by_another(tmp_path: Path, where: str
         recipe, run = config.load(str(HERE / "faulty_ranks.py"), [*FLAGS, f"--run.out={out / 'run'}"])
         recipe = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, max_steps=4))
         api.train(recipe, run)
-    start_two(out)
+    warm.run(__file__, out, 2)
     (main_code, main_said), (code, said) = (json.loads((out / f"{rank}.json").read_text()) for rank in (0, 1))
     file = out / "run" / "checkpoints" / name / "model.safetensors"
     assert (main_code, code) == (8, 4), (main_said, said)
     assert said.startswith("rank 1 on ") and f"{file} is damaged" in said and "stays in place" in said
     assert main_said == f"rank 1 ended with exit 4: {said}"
     assert file.is_file() and not list(file.parent.parent.glob("*.corrupt*"))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

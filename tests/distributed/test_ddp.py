@@ -1,6 +1,6 @@
 """How gradients and scores travel: four real ranks as two hosts of two, on one level and on two, and fewer of them.
 
-forked.py runs main() of this file on every rank.
+warm.py runs main() of this file on every rank.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import warm
 from torch import Tensor, nn
 
 from sightline.config import Recipe, Run, TrainConfig
@@ -27,9 +28,8 @@ from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
 HERE = Path(__file__).resolve().parent
-FORKED, TOPK, BOXES, DICE = (
-    runpy.run_path(str(HERE / name))
-    for name in ("forked.py", "ranks.py", "test_detection_ranks.py", "test_dice_world.py")
+TOPK, BOXES, DICE = (
+    runpy.run_path(str(HERE / name)) for name in ("ranks.py", "test_detection_ranks.py", "test_dice_world.py")
 )
 CPU = devices.select("cpu")
 RANKS, PER_HOST, BATCH = 4, 2, 16
@@ -127,7 +127,7 @@ def main(out: Path) -> None:
     seen["scores"] = {}
     for size in SIZES:
         if size < world.size:
-            FORKED["leave"]()
+            warm.leave()
             # Rank 0 has opened the port where they meet, for all four; it must not try again for fewer.
             os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
             if world.rank >= size:
@@ -140,7 +140,7 @@ def main(out: Path) -> None:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw."""
-    out = FORKED["once"](tmp_path_factory, "ddp", lambda out: FORKED["run"](__file__, out, RANKS, PER_HOST))
+    out = warm.once(tmp_path_factory, "ddp", lambda out: warm.run(__file__, out, RANKS, PER_HOST, compiles=True))
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 

@@ -1,17 +1,16 @@
 """COCO's numbers over real ranks that hold different numbers of pictures, detections and ground truths."""
 
 import json
-import runpy
 from pathlib import Path
 
 import torch
+import warm
 
 from sightline import api, cli
 from sightline.evaluate.coco_map import CocoMap
 from sightline.hardware.world import World
 
 PICTURES, PLACES, CLASSES = 11, 8, ("a", "b", "c")
-FORKED = runpy.run_path(str(Path(__file__).with_name("forked.py")))
 HERE = ["--run.device=cpu", "--run.workers=0", "--task.score-threshold=0"]
 
 
@@ -78,7 +77,7 @@ def test_two_ranks_evaluate_thirteen_pictures_as_one_and_one_of_them_tells(tmp_p
     api.train(*api.load("demo_detection", [*flags, f"--run.out={tmp_path}"]))
     alone = api.evaluate(str(tmp_path), HERE)
     assert alone.values["samples"] == 13 and alone.values["ar100"] > 0
-    said = FORKED["run"](__file__, tmp_path, 2, function="evaluate")
+    said = warm.run(__file__, tmp_path, 2, function="evaluate")
     [file] = tmp_path.glob("scores-ckpt-*.json")
     found = json.loads(file.read_text())
     assert (found["values"], found["tables"]) == (alone.values, alone.tables)

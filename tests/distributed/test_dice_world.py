@@ -1,14 +1,14 @@
 """Dice over real ranks: as a loss whose sums are those of all of them, and as a score of volumes they share.
 
-forked.py runs main() of this file on every rank.
+warm.py runs main() of this file on every rank.
 """
 
 import json
-import runpy
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,7 +18,6 @@ from sightline.hardware.world import World, connect, detect
 from sightline.tasks.segmentation import Segmentation
 
 SAMPLES, CLASSES = 6, ("background", "edema", "non-enhancing", "enhancing")  # samples are slices of four volumes
-FORKED = runpy.run_path(str(Path(__file__).with_name("forked.py")))
 
 
 class TwoOutputs(nn.Module):
@@ -81,7 +80,7 @@ def measured(world: World) -> str:
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_give_the_gradients_and_scores_of_one(tmp_path: Path, ranks: int):
-    FORKED["run"](__file__, tmp_path, ranks)
+    warm.run(__file__, tmp_path, ranks, compiles=True)
     seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     whole, scores = trained(World(), "local"), measured(World())
     values = json.loads(scores)[0]

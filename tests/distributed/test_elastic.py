@@ -19,7 +19,7 @@ EVERY_TWO = "--run.checkpoint-every-steps=2"
 def whole(ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two ranks that nothing happens to."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    said = ranks.run(out, 2, EVERY_TWO, "--run.rank-output=all")
+    said = ranks.run_warm(out, 2, EVERY_TWO, "--run.rank-output=all")
     assert ranks.ended(out)["code"] == 0, said
     assert "[rank 0] epoch 1/2  step 1/20" in said and "[rank 1] epoch 1/2  step 1/20" in said
     return out
@@ -27,7 +27,7 @@ def whole(ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_killed_rank_leads_to_a_restart_and_equal_weights(ranks, whole: Path, tmp_path: Path):
     out = tmp_path / "run"
-    said = ranks.run(out, 2, EVERY_TWO, restarts=1, FAULT="kill@1:8")
+    said = ranks.run_warm(out, 2, EVERY_TWO, restarts=1, FAULT="kill@1:8")
     assert ranks.ended(out)["code"] == 0 and ranks.ended(out)["restarts"] == 1, said
     lost, last = ranks.events(out, "exit")
     assert (lost["code"], last["code"]) == (8, 0)

@@ -6,8 +6,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
+
+from sightline.hardware import watchdog
+from sightline.hardware.watchdog import Watchdog
+from sightline.hardware.world import World
 
 slow = pytest.mark.slow  # limits of seconds, which a busy machine overruns
 
@@ -79,6 +85,39 @@ print("done", flush=True)
 """
 
 
+class Clock:
+    """Lets these seconds pass before each look of a watchdog, then ends the training."""
+
+    def __init__(self, *pauses: float):
+        self.now, self.pauses = 0.0, list(pauses)
+
+    def wait(self, _: float) -> bool:
+        self.now += self.pauses[0] if self.pauses else 0.0
+        return not self.pauses or not self.pauses.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("pauses", "told"),
+    [
+        ([1.0] * 12, ["no step was done in 11 s"]),  # the main thread hangs while this one looks
+        ([1.0] * 3 + [600.0] + [1.0] * 3, []),  # the process was stopped, and so was this thread
+        ([1.0] * 3 + [600.0] + [1.0] * 9, ["no step was done in 11 s"]),  # and then hangs
+        ([4.0] * 12, ["no step was done in 11 s"]),  # hangs on a machine so busy that each look comes late
+    ],
+    ids=["hung", "stopped", "stopped, then hung", "late"],
+)
+def test_time_in_which_the_whole_process_stood_still_is_no_steps(monkeypatch, pauses: list[float], told: list[str]):
+    clock, found = Clock(*pauses), []
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    watched = Watchdog(World(rank=0, size=2, store=dist.HashStore()), 10.0, found.append, found.append, "here")
+    watched._limit_s = watched.timeout_s  # a step was done
+    monkeypatch.setattr(watched, "_closed", clock)
+    monkeypatch.setattr(watched, "_end", lambda why, has_answered: found.append(why))
+    watched._watch()
+    assert found == told
+
+
+@slow
 def test_a_process_that_was_stopped_for_longer_than_a_step_may_take_is_not_hung():
     with subprocess.Popen(
         [sys.executable, "-c", STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

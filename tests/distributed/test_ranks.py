@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from safetensors.torch import load_file
 
 from sightline import api
 from sightline.hardware.world import World
 
 HERE = Path(__file__).resolve().parent
-FORKED, COMMANDS = (runpy.run_path(str(HERE / name)) for name in ("forked.py", "started.py"))
+COMMANDS = runpy.run_path(str(HERE / "started.py"))
 started, finished, torchrun = (COMMANDS[name] for name in ("started", "finished", "torchrun"))
 events, wait_for_step, LIMIT_S = (COMMANDS[name] for name in ("events", "wait_for_step", "LIMIT_S"))
 RANKS_FILE = HERE / "ranks.py"
@@ -82,7 +83,7 @@ def train_alone(recipe_file: Path, out: Path, *flags: str):
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """`alone`: the scores of a run on one rank; `two`: what each of two ranks saw, that run's scores among it."""
-    folder = FORKED["once"](tmp_path_factory, "ranks", ask)
+    folder = warm.once(tmp_path_factory, "ranks", ask)
     return json.loads((folder / "answers.json").read_text())
 
 
@@ -93,7 +94,7 @@ def ask(folder: Path) -> None:
     data = ["--data.path=synthetic:classes=10,samples=104,size=24", "--train.global-batch=8", "--train.precision=fp32"]
     api.train(*api.load("demo_classification", [*tiny, *data, *FLAGS[1:], f"--run.out={run}"]))
     alone = dataclasses.asdict(api.evaluate(str(run), FLAGS[1:4]))
-    FORKED["run"](str(RANKS_FILE), folder, 2)
+    warm.run(str(RANKS_FILE), folder, 2)
     two = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
     found = {"alone": alone, "two": two, "evaluations": len(events(run, "evaluate"))}
     (folder / "answers.json").write_text(json.dumps(found))
@@ -210,12 +211,12 @@ def assert_same_course(run: Path, alone: Path, steps: int) -> None:
 def test_two_ranks_train_as_one_and_a_stopped_run_goes_on_with_another_number(recipe_file: Path, tmp_path: Path):
     """SIGTERM to all processes of the launcher: all ranks leave in the same step, and rank 0 saves once."""
     run, alone = tmp_path / "two", tmp_path / "one"
-    command = torchrun(2, "train", recipe_file, *FLAGS, f"--run.out={run}", "--train.epochs=200")
-    with started(command) as process:
-        wait_for_step(run, 40, process)
-        os.killpg(process.pid, signal.SIGTERM)
-        out, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode != 0
+    command = ["train", recipe_file, *FLAGS, f"--run.out={run}", "--train.epochs=200"]
+    process = warm.start("torchrun", "--standalone", "--nproc-per-node=2", "sightline", *command)
+    process.until(lambda: any(e["step"] >= 40 for e in events(run, "train")))
+    os.killpg(process.pid, signal.SIGTERM)
+    code, out, _ = process.wait()
+    assert code != 0
     told = json.loads((run / "exit.json").read_text())
     assert told["code"] == 143, out
     stopped = events(run, "train")[-1]["step"]

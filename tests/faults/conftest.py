@@ -1,22 +1,17 @@
 """What the fault tests share: starting `sightline` as a process, watching it, and telling whether bits are equal."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
-HERE = Path(__file__).parent
-FAULTY = str(HERE / "faulty.py")
-LIMIT_S = 120  # after which a process counts as hung; two busy cores make a run of half a second last some
+FAULTY = str(Path(__file__).with_name("faulty.py"))
 
 
 class Result:
@@ -76,50 +71,37 @@ def read_log(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
+def is_stopped(pid: int) -> bool:
+    """By a SIGSTOP."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 class Started:
     """A run in progress."""
 
-    def __init__(self, out: Path, pid: int, ask: Callable[[dict[str, Any]], Any]):
-        self.out, self.pid = out, pid
-        self._ask = ask
-        self._result: Result | None = None
+    def __init__(self, out: Path, process: warm.Started):
+        self.out, self.pid, self.process = out, process.pid, process
 
-    def wait(self, seconds: float = LIMIT_S) -> Result:
+    def wait(self) -> Result:
         """Until the process has ended; one that does not end is killed and fails the test."""
-        if result := self._poll(seconds):
-            return result
-        os.kill(self.pid, signal.SIGKILL)
-        pytest.fail(f"hung: {self._poll(LIMIT_S)}, log: {read_log(self.out)}")
+        return Result(self.out, *self.process.wait())
 
     def until(self, fact: Callable[[], Any]) -> Any:
         """Waits for something to become true while the process runs; returns it."""
-        deadline = time.monotonic() + LIMIT_S
-        while not (found := fact()):
-            assert time.monotonic() < deadline, f"nothing came of it; log: {read_log(self.out)}"
-            assert not self._poll(0.002), self._result
-        return found
+        return self.process.until(fact)
 
-    def _poll(self, seconds: float) -> Result | None:
-        if self._result is None:
-            answer = self._ask({"wait": self.pid, "seconds": seconds})
-            self._result = Result(self.out, **answer) if answer["code"] is not None else None
-        return self._result
+    def until_stopped(self) -> None:
+        """By the SIGSTOP of a fault."""
+        self.until(lambda: is_stopped(self.pid))
 
 
 class Runner:
-    """Runs `sightline train` in processes of its own; see forker.py."""
+    """Runs `sightline train` in processes of its own that can be killed; see tests/warm.py."""
 
     log = staticmethod(read_log)
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path):
-        self.process = process
+    def __init__(self, folder: Path):
         self.folder = folder
-
-    def ask(self, request: dict[str, Any]) -> Any:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
 
     def start(
         self,
@@ -127,7 +109,9 @@ class Runner:
         *flags: str,
         recipe: str = FAULTY,
         progress: str = "off",
+        cold_workers: bool = False,
         closed_stdout: bool = False,
+        terminal: str = "",
         **environ: str,
     ) -> Started:
         """`sightline train` with the tiny recipe of faulty.py, or another, writing to `out`."""
@@ -135,13 +119,9 @@ class Runner:
         given = [] if "--run.workers" in flags else ["--run.workers", "0"]
         # A fault in step N + 1 must find the checkpoint of step N written; what comes otherwise is asked for.
         given += [] if "--run.save-in-background" in flags else ["--run.no-save-in-background"]
-        request = {
-            "argv": ["train", recipe, *fixed, *given, *flags],
-            "environ": environ,
-            "cwd": str(self.folder),
-            "closed_stdout": closed_stdout,
-        }
-        return Started(out, self.ask(request), self.ask)
+        words = ["train", recipe, *fixed, *given, *flags]
+        how = {"cold_workers": cold_workers, "closed_stdout": closed_stdout, "terminal": terminal}
+        return Started(out, warm.start("sightline", *words, environ=environ, cwd=self.folder, **how))
 
     def run(self, out: Path, *flags: str, **options: Any) -> Result:
         """The same, to its end."""
@@ -149,16 +129,9 @@ class Runner:
 
 
 @pytest.fixture(scope="session")
-def sightline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+def sightline(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     """Starts `sightline train` as processes that can be killed."""
-    folder = tmp_path_factory.mktemp("processes")
-    command = [sys.executable, str(HERE / "forker.py")]
-    environ = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}  # as in most locales; where there is none it is lax
-    environ.pop("PYTHONUNBUFFERED", None)
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ) as process:
-        yield Runner(process, folder)
-        assert process.stdin is not None
-        process.stdin.close()
+    return Runner(tmp_path_factory.mktemp("processes"))
 
 
 @pytest.fixture(scope="session")

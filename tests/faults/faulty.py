@@ -1,4 +1,4 @@
-"""demo_classification on two dozen pixels, with a fault where the environment variable FAULT wants one.
+"""demo_classification with one convolution on two dozen pixels, and a fault where the variable FAULT wants one.
 
 FAULT="WHAT@WHERE:WHEN,..." e.g. "term@train:3". WHERE is what is counted, WHEN which of them fails, from 1 on:
 recipe, open (train, then val), train (losses), eval (predictions), save (tensor files); `load` means the sample of
@@ -10,13 +10,15 @@ import os
 import re
 import resource
 import signal
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from sightline.config import Recipe
 from sightline.data.classification import ClassificationData, ClassificationDataset
+from sightline.parts import DataSpec, ModelConfig
 from sightline.recipes import demo_classification
 from sightline.tasks.classification import Classification
 from sightline.train import checkpoint
@@ -53,6 +55,19 @@ def faults(where: str, numbers: set[int] | None = None) -> set[str]:
         else:
             left.add(what)
     return left
+
+
+@dataclass(frozen=True)
+class Thin(ModelConfig):
+    """A convolution with batch-norm and a linear layer, large enough for files of 70 kB."""
+
+    width: int = 8
+    """Channels."""
+
+    def build(self, spec: DataSpec) -> nn.Module:
+        layers = {"conv": nn.Conv2d(3, self.width, 3, 1, 1), "norm": nn.BatchNorm2d(self.width), "relu": nn.ReLU()}
+        layers |= {"flat": nn.Flatten(), "fc": nn.Linear(self.width * 24 * 24, len(spec.classes))}
+        return nn.Sequential(OrderedDict(layers))
 
 
 class FaultyDataset(ClassificationDataset):
@@ -112,7 +127,7 @@ def recipe() -> Recipe:
     return dataclasses.replace(
         demo,
         name="faulty",
-        model=dataclasses.replace(demo.model, width=4),
+        model=Thin(),
         data=(FaultyData if re.search("@(open|load)", os.environ.get("FAULT", "")) else ClassificationData)(**data),
         task=FaultyTask(label_smoothing=0.1),
         train=dataclasses.replace(demo.train, epochs=2, global_batch=8, precision="fp32"),

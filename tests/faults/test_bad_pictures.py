@@ -111,7 +111,7 @@ def test_picture_that_vanishes_while_training(sightline, data, tmp_path):
     """Listed at the start, gone when its turn comes."""
     flags = ("--data.path", str(data), *PICTURES)
     started = sightline.start(tmp_path / "run", *flags, FAULT="stop@train:1")
-    started.until(lambda: Path(f"/proc/{started.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    started.until_stopped()
     shutil.rmtree(data / "train")
     os.kill(started.pid, signal.SIGCONT)
     ended = started.wait()

@@ -46,7 +46,7 @@ def test_changed_model_is_always_refused(sightline, halfway, tmp_path):
     out = halfway(tmp_path / "run")
     refused = sightline.run(out, "--model.width", "6", "--run.override")
     assert refused.code == 2, refused
-    assert "model.width: 4 -> 6" in refused.stderr
+    assert "model.width: 8 -> 6" in refused.stderr
     assert refused.checkpoints == ["ckpt-00000005"]
 
 

@@ -3,37 +3,23 @@
 import os
 import runpy
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+import warm
 
 from sightline import cli
 
 REPO = Path(__file__).resolve().parents[2]
 MADE = runpy.run_path(str(REPO / "tests/unit/data/prepare/archives.py"))
 MADE_COCO = runpy.run_path(str(REPO / "tests/unit/data/prepare/coco_zips.py"))
-SIGHTLINE = [sys.executable, "-m", "sightline"]
 LIMIT_S = 120
 
 
 def command(archives: list[str], out: Path, form: str, jobs: int) -> list[str]:
     shards = ["--shards", "150", "--val-shards", "10"]
-    return [
-        *SIGHTLINE,
-        "prepare",
-        "imagenet",
-        *archives,
-        "--out",
-        str(out),
-        "--form",
-        form,
-        *shards,
-        "--jobs",
-        str(jobs),
-    ]
+    return ["prepare", "imagenet", *archives, "--out", str(out), "--form", form, *shards, "--jobs", str(jobs)]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -43,13 +29,18 @@ def contents(folder: Path) -> dict[str, bytes]:
 def kill_in_the_middle(arguments: list[str], out: Path) -> bool:
     """SIGKILL as soon as some pieces are written; False if the process was done before it could be killed."""
     before = len(list((out / ".prepare").glob("*-*")))
+    process = warm.start("sightline", *arguments)
     deadline = time.monotonic() + LIMIT_S
-    with subprocess.Popen(arguments, cwd=REPO, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None and len(list((out / ".prepare").glob("*-*"))) < before + 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)  # the process needs the core more
-        process.kill()
-    return process.returncode == -signal.SIGKILL and not (out / "prepared.json").exists()
+    while not process.poll(0.002) and len(list((out / ".prepare").glob("*-*"))) < before + 2:
+        assert time.monotonic() < deadline
+    if not process.poll():
+        os.kill(process.pid, signal.SIGKILL)
+    return process.wait().code == -signal.SIGKILL and not (out / "prepared.json").exists()
+
+
+def finish(arguments: list[str]) -> None:
+    ended = warm.start("sightline", *arguments).wait()
+    assert ended.code == 0, ended
 
 
 @pytest.mark.parametrize(
@@ -62,13 +53,13 @@ def kill_in_the_middle(arguments: list[str], out: Path) -> bool:
     ],
 )
 def test_killed_twice_then_finished_gives_the_same_bytes(tmp_path, form, jobs):
-    per_class = 800 if form == "folder" else 100  # a piece of the folder form has 250 files
+    per_class = 500 if form == "folder" else 100  # a piece of the folder form has 250 files
     archives = MADE["make_archives"](tmp_path / "in", per_class, 40)
     whole, out = tmp_path / "whole", tmp_path / "out"
-    assert cli.main(command(archives, whole, form, 1)[len(SIGHTLINE) :]) == 0
+    assert cli.main(command(archives, whole, form, 1)) == 0
     killed = [kill_in_the_middle(command(archives, out, form, jobs), out) for _ in range(2)]
     assert killed[0], "the process was faster than the test; give it more pictures"
-    subprocess.run(command(archives, out, form, jobs), cwd=REPO, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+    finish(command(archives, out, form, jobs))
     assert contents(out) == contents(whole)
     assert not list(out.rglob("*.part-*")) and not (out / ".prepare").exists()
 
@@ -80,12 +71,12 @@ def test_coco_killed_twice_then_finished_gives_the_same_bytes(tmp_path, form, jo
 
     def arguments(out: Path, jobs: int) -> list[str]:
         places = ["--source", str(source), "--out", str(out), "--form", form, "--jobs", str(jobs)]
-        return [*SIGHTLINE, "prepare", "coco", *places, "--shards", "150", "--val-shards", "10"]
+        return ["prepare", "coco", *places, "--shards", "150", "--val-shards", "10"]
 
-    assert cli.main(arguments(whole, 1)[len(SIGHTLINE) :]) == 0
+    assert cli.main(arguments(whole, 1)) == 0
     killed = [kill_in_the_middle(arguments(out, jobs), out) for _ in range(2)]
     assert killed[0], "the process was faster than the test; give it more pictures"
-    subprocess.run(arguments(out, jobs), cwd=REPO, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+    finish(arguments(out, jobs))
     assert contents(out) == contents(whole)
     assert not list(out.rglob("*.part-*")) and not (out / ".prepare").exists()
 
@@ -93,14 +84,12 @@ def test_coco_killed_twice_then_finished_gives_the_same_bytes(tmp_path, form, jo
 def test_processes_leave_when_their_parent_is_killed(tmp_path):
     archives = MADE["make_archives"](tmp_path / "in", 100, 40)
     out = tmp_path / "out"
-    with subprocess.Popen(command(archives, out, "tfrecord", 2), cwd=REPO, stdout=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + LIMIT_S
-        while not list((out / ".prepare").glob("train-*")) and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.kill()
-    assert process.returncode == -signal.SIGKILL and len(children) >= 2
+    process = warm.start("sightline", *command(archives, out, "tfrecord", 2))
+    process.until(lambda: list((out / ".prepare").glob("train-*")))
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait().code == -signal.SIGKILL and len(children) >= 2
+    deadline = time.monotonic() + LIMIT_S
     while any(_is_running(int(child)) for child in children):
         assert time.monotonic() < deadline, f"{children} stayed behind"
 

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +14,6 @@ from sightline.train.signals import HANDLED, StopSignals
 
 CODES = {"term": 143, "int": 130}
 OFTEN = ("--run.checkpoint-every-steps", "2")
-FAULTY = str(Path(__file__).with_name("faulty.py"))
-LIMIT_S = 240
 
 
 # Two epochs of 16 steps with two batches of evaluation each.
@@ -174,22 +170,15 @@ def test_sighup_is_nothing_where_it_was_ignored_at_the_start(sightline, tmp_path
     assert ended.progress["step"] == 16
 
 
-def test_a_terminal_that_is_closed_costs_no_step(tmp_path):
+def test_a_terminal_that_is_closed_costs_no_step(sightline, tmp_path):
     """A real one: its end comes as SIGHUP, also to loader workers, and afterwards no word can be written to it."""
     out, (terminal, inside) = tmp_path / "run", os.openpty()
-    command = [sys.executable, "-m", "sightline", "train", FAULTY, "--run.out", str(out), "--run.device", "cpu"]
-    with subprocess.Popen(
-        [*command, "--run.threads", "1", "--run.workers", "1", "--run.progress", "plain", "--run.log-every-steps", "1"],
-        preexec_fn=lambda: os.login_tty(inside),
-        env={**os.environ, "FAULT": "stop@train:5"},
-    ) as process:
-        os.close(inside)
-        try:
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            os.close(terminal)  # the kernel sends SIGHUP, and SIGCONT for those that stand
-            code = process.wait(LIMIT_S)
-        finally:
-            process.kill()
+    flags = ("--run.workers", "1", "--run.log-every-steps", "1")
+    started = sightline.start(out, *flags, progress="plain", terminal=os.ttyname(inside), FAULT="stop@train:5")
+    os.close(inside)
+    started.until_stopped()
+    os.close(terminal)  # the kernel sends SIGHUP, and SIGCONT for those that stand
+    code = started.wait().code
     ended = json.loads((out / "exit.json").read_text())
     assert (code, ended["code"]) == (129, 129), ended
     assert (out / "checkpoints" / "latest").read_text().strip() == "ckpt-00000005"
@@ -204,7 +193,7 @@ def test_exit_json_says_which_signal(sightline, tmp_path):
 @pytest.mark.parametrize(("ranks", "is_deaf"), [(1, False), (2, True)])
 def test_a_rank_that_ends_with_an_error_cannot_be_ended_before_it_has_told_it(ranks, is_deaf):
     """As soon as one rank has ended, torchrun sends SIGTERM to the others, which are just leaving by themselves."""
-    before = {number: signal.getsignal(number) for number in HANDLED}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in HANDLED}  # nohup may have ignored one
     try:
         with pytest.raises(RuntimeError, match="lost"), StopSignals(World(size=ranks)):
             raise RuntimeError("lost")

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
+
+from sightline import cli
 
 TINY = """demo_classification --data.path synthetic:classes=4,samples=64,size=24 --data.classes 4 --data.size 24
     --data.eval-size 24 --data.eval-resize 24 --model.width 4 --train.global-batch 8 --train.epochs 2
@@ -35,7 +38,7 @@ def test_error_is_told_although_the_reader_of_the_output_went_away(sightline, tm
 @pytest.mark.parametrize("progress", ["plain", pytest.param("live", marks=pytest.mark.slow)])
 def test_dumb_terminal(sightline, tmp_path, progress):
     ended = sightline.run(tmp_path / "run", progress=progress, TERM="dumb", COLUMNS="20")
-    assert ended.code == 0, ended
+    assert ended.code == 0 and ended.stdout.splitlines()[-1].startswith("finished: top1 "), ended
     if progress == "plain":
         assert "\x1b" not in ended.stdout
         assert "epoch 2/2  step 16/16  loss" in ended.stdout, "lines are not folded to the width of the terminal"
@@ -44,7 +47,7 @@ def test_dumb_terminal(sightline, tmp_path, progress):
 def test_second_run_in_one_folder_is_refused(sightline, reference, tmp_path):
     out = tmp_path / "run"
     first = sightline.start(out, FAULT="stop@train:3")
-    first.until(lambda: Path(f"/proc/{first.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    first.until_stopped()
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     second = sightline.run(out)
     assert second.code == 2, second
@@ -81,46 +84,76 @@ sys.addaudithook(watch)
 """
 
 
-def test_a_tmpdir_too_long_for_sockets_is_named(tmp_path):
+def test_a_tmpdir_too_long_for_sockets_is_named(sightline, tmp_path):
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    command = [sys.executable, "-m", "sightline", "train", *TINY, "--run.workers", "1", "--run.out", "run"]
-    environ = {**os.environ, "TMPDIR": str(long)}
-    ended = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 2
+    ended = sightline.run(tmp_path / "run", "--run.workers", "1", TMPDIR=str(long))
+    assert ended.code == 2, ended
     assert "give a writable TMPDIR with a short path" in ended.stderr and str(long) in ended.stderr
 
 
-@pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.slow)])
-def test_nothing_is_written_outside_the_run_folder(tmp_path_factory, workers):
-    """A whole process as a user starts it, without a home. Loader workers meet in TMPDIR and clean up after them."""
-    tmp_path = tmp_path_factory.mktemp("w")  # a short name: a socket's path has at most 107 bytes
+def surroundings(folder: Path) -> dict[str, str]:
+    """Without a home; a hook tells every file that is written."""
     for name in ("watch", "tmp", "work"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "watch" / "sitecustomize.py").write_text(WATCH)
-    environ = {
+        (folder / name).mkdir()
+    (folder / "watch" / "sitecustomize.py").write_text(WATCH)
+    return {
         "HOME": "/nonexistent",
         "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": os.pathsep.join([str(tmp_path / "watch"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([str(folder / "watch"), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
-        "TMPDIR": str(tmp_path / "tmp"),
-        "WATCHED": str(tmp_path / "watched"),
+        "TMPDIR": str(folder / "tmp"),
+        "WATCHED": str(folder / "watched"),
     }
+
+
+def train_watched(folder: Path) -> None:
+    """The command with two workers, for warm.py."""
+    environ = surroundings(folder)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder / "work")
+    exec(WATCH, {})
+    sys.exit(cli.main(["train", *TINY, "--run.workers", "2", "--run.out", "run"]))
+
+
+def assert_nothing_is_outside(folder: Path) -> None:
+    """But for TMPDIR, where loader workers meet and clean up after them."""
+    assert os.listdir(folder / "work") == ["run"]
+    # torch itself makes an empty folder there as soon as an optimizer is built.
+    assert [name for name in os.listdir(folder / "tmp") if not name.startswith("torchinductor_")] == []
+    run = folder / "work" / "run"
+    assert json.loads((run / "exit.json").read_text())["code"] == 0
+    written = {Path(line) for line in (folder / "watched").read_text().splitlines()}
+    assert run / "log.jsonl" in written, "the watch sees what is written"
+    allowed = [run, folder / "tmp"]
+    outside = {path for path in written if not any(path.is_relative_to(each) for each in allowed)}
+    assert not {path for path in outside if not path.is_relative_to("/dev")}
+
+
+@pytest.fixture
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a short name: a socket's path has at most 107 bytes."""
+    return tmp_path_factory.mktemp("w")
+
+
+def test_nothing_is_written_outside_the_run_folder(short):
+    ended = warm.start("function", __file__, "train_watched", short).wait()
+    assert ended.code == 0, ended
+    assert_nothing_is_outside(short)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_nothing_is_written_outside_the_run_folder_by_what_is_imported(short, workers):
+    """A whole process as a user starts it."""
     command = [sys.executable, "-m", "sightline", "train", *TINY, "--run.workers", workers, "--run.out", "run"]
-    ended = subprocess.run(command, cwd=tmp_path / "work", env=environ, capture_output=True, text=True, timeout=300)
+    environ = surroundings(short)
+    ended = subprocess.run(command, cwd=short / "work", env=environ, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     assert "finished: top1" in ended.stdout
-    assert os.listdir(tmp_path / "work") == ["run"]
-    # torch itself makes an empty folder there as soon as an optimizer is built.
-    assert [name for name in os.listdir(tmp_path / "tmp") if not name.startswith("torchinductor_")] == []
-    run = tmp_path / "work" / "run"
-    assert json.loads((run / "exit.json").read_text())["code"] == 0
-    written = {Path(line) for line in (tmp_path / "watched").read_text().splitlines()}
-    assert run / "log.jsonl" in written, "the watch sees what is written"
-    allowed = [run, tmp_path / "tmp"]
-    outside = {path for path in written if not any(path.is_relative_to(folder) for folder in allowed)}
-    assert not {path for path in outside if not path.is_relative_to("/dev")}
+    assert_nothing_is_outside(short)
 
 
 @pytest.mark.slow

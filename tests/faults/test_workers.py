@@ -15,7 +15,7 @@ def test_killed_worker(sightline, reference, tmp_path, when):
     # Two batches of evaluation, so that something is left to wait for.
     flags = ("--data.path", "synthetic:classes=4,samples=128,size=24", "--run.checkpoint-every-steps", "2")
     started = sightline.start(out, *flags, "--run.workers", "2", FAULT=f"stop@{where}")
-    started.until(lambda: is_stopped(started.pid))
+    started.until_stopped()
     workers = next(line["workers"] for line in sightline.log(out) if line["event"] == "start")
     os.kill(workers[1], signal.SIGKILL)
     os.kill(started.pid, signal.SIGCONT)
@@ -28,16 +28,12 @@ def test_killed_worker(sightline, reference, tmp_path, when):
     assert again.bits == reference(*flags).bits
 
 
-def is_stopped(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "T"
-
-
 @pytest.mark.parametrize("workers", ["2", "0"])
 def test_failing_load_shows_its_traceback_and_the_sample(sightline, tmp_path, workers):
     flags = ("--train.global-batch", "64", "--run.workers", workers)
     sample = int(TrainOrder(64, 64, seed=0).batch(0)[1][-1])  # far down in what a worker is asked for at once
-    ended = sightline.run(tmp_path / "run", *flags, FAULT=f"raise@load:{sample}")
+    # The worker has to import the recipe by itself.
+    ended = sightline.run(tmp_path / "run", *flags, cold_workers=True, FAULT=f"raise@load:{sample}")
     assert ended.code == ended.exit_code_in_folder == (8 if workers == "2" else 1), ended
     assert "RuntimeError: made to fail" in ended.stderr
     assert "faulty.py" in ended.stderr and "in load" in ended.stderr, "the line that failed"
@@ -49,7 +45,7 @@ def test_forkserver_killed_before_the_workers(sightline, reference, tmp_path):
     """The process that forked the workers is not needed again: losing it loses nothing."""
     out = tmp_path / "run"
     started = sightline.start(out, "--run.workers", "2", FAULT="stop@train:3")
-    started.until(lambda: is_stopped(started.pid))
+    started.until_stopped()
     workers = next(line["workers"] for line in sightline.log(out) if line["event"] == "start")
     with open(f"/proc/{workers[0]}/stat") as file:
         server = int(file.read().rpartition(")")[2].split()[1])

@@ -1,0 +1,214 @@
+"""Starts processes without the seconds that importing torch takes; tests/warm.py is the other side.
+
+A parent that has imported everything and computed nothing forks one child per request, which runs `sightline`, as
+`python -m sightline` would, torchrun, or a function of a test file. Requests and answers are JSON lines on stdin and
+stdout.
+"""
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import multiprocessing.util
+import os
+import runpy
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+SIGHTLINE = Path(__file__).resolve().parents[1] / "sightline" / "__main__.py"
+
+
+@dataclass
+class Child:
+    """A process in progress. Its output comes through pipes, which no limit on file sizes touches."""
+
+    pid: int
+    readers: dict[str, int]
+    texts: dict[str, str] = field(default_factory=lambda: {"stdout": "", "stderr": ""})
+
+    def read(self) -> None:
+        """Whatever has come so far."""
+        for name, reader in self.readers.items():
+            with contextlib.suppress(BlockingIOError):
+                while data := os.read(reader, 1 << 16):
+                    self.texts[name] += data.decode(errors="replace")
+
+
+def serve() -> dict[str, Any]:
+    """Answers requests until the input ends. Returns in a child only: the request it is to carry out."""
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    running: dict[int, Child] = {}
+    for line in requests:
+        request: dict[str, Any] = json.loads(line)
+        answer: Any
+        if "words" in request:
+            if request["compiles"]:
+                _warm_up_compiler()
+            pipes = {name: os.pipe() for name in ("stdout", "stderr")}
+            answer = os.fork()
+            if answer == 0:
+                requests.close()
+                answers.close()
+                _become(request, {name: writer for name, (_, writer) in pipes.items()})
+                return request
+            for reader, writer in pipes.values():
+                os.set_blocking(reader, False)
+                os.close(writer)
+            running[answer] = Child(answer, {name: reader for name, (reader, _) in pipes.items()})
+        else:
+            child = running[request["wait"]]
+            answer = {"code": _exit_code(child, request["seconds"]), **child.texts}
+            if answer["code"] is not None:
+                del running[child.pid]
+                for reader in child.readers.values():
+                    os.close(reader)
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+    os._exit(0)
+
+
+def _warm_up_compiler(done: list[bool] = []) -> None:  # noqa: B006  # once per process
+    """What torch imports when it compiles for the first time."""
+    import torch
+
+    if not done:
+        with torch.no_grad():  # a gradient would start threads, which no child has
+            torch.compile(torch.neg, backend="aot_eager")(torch.ones(1))
+        torch._dynamo.reset()
+        importlib.import_module("torch._inductor.pattern_matcher")  # for gradients
+        done.append(True)
+
+
+def _become(request: dict[str, Any], writers: dict[str, int]) -> None:
+    os.environ.update(request["environ"])
+    os.chdir(request["cwd"])
+    tempfile.tempdir = None  # chosen by the environment of whoever asked first
+    if not request["cold_workers"]:
+        multiprocessing.util.spawnv_passfds = _fork_instead_of_exec
+    if request["terminal"]:
+        os.login_tty(os.open(request["terminal"], os.O_RDWR))
+        return
+    os.setpgid(0, 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if request["closed_stdout"]:  # what is left of `| head -0`
+        reader, writers["stdout"] = os.pipe()
+        os.close(reader)
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(writers[name], descriptor)
+        os.close(writers[name])
+
+
+def _fork_instead_of_exec(path: str, args: list[str], passfds: list[int], by_exec=multiprocessing.util.spawnv_passfds):
+    """Processes of multiprocessing start as after an exec, but with torch imported: no files, no handlers of ours."""
+    code = args[args.index("-c") + 1]
+    if "resource_tracker" in code:
+        return by_exec(path, args, passfds)
+    if pid := os.fork():
+        return pid
+    status: Any = 1
+    try:
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # the one that lists them is gone
+                if descriptor not in (0, 1, 2, *passfds) and not os.get_inheritable(descriptor):
+                    os.close(descriptor)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        sys.argv = ["-c", *args[args.index("-c") + 2 :]]
+        exec(code, {"__name__": "__main__"})
+        status = 0
+    except SystemExit as end:
+        status = end.code or 0
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def _exit_code(child: Child, seconds: float) -> int | None:
+    """As subprocess says it (minus the signal); None while the process is still running after `seconds`."""
+    deadline = time.monotonic() + seconds
+    poll = select.poll()
+    for descriptor in (ended := os.pidfd_open(child.pid), *child.readers.values()):
+        poll.register(descriptor, select.POLLIN)
+    try:
+        while True:
+            found, status = os.waitpid(child.pid, os.WNOHANG)
+            child.read()
+            if found:
+                return os.waitstatus_to_exitcode(status)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            poll.poll(1000 * left)
+    finally:
+        os.close(ended)
+
+
+def torchrun(words: list[str]) -> None:
+    """torchrun itself with `sightline WORDS` on its ranks, which it forks."""
+    from torch.distributed import run
+
+    at = words.index("sightline")
+    run.main([*words[:at], "--start-method=fork", "--run-path", str(SIGHTLINE), *words[at + 1 :]])
+
+
+def function(words: list[str]) -> None:
+    """FILE FUNCTION OUT: a rank of a test."""
+    from warm import leave
+
+    file, name, out = words
+    runpy.run_path(file)[name](Path(out))
+    leave()
+
+
+def run(main: Callable[[list[str]], Any], words: list[str]) -> NoReturn:
+    """Ends the process as the interpreter would, less the second it takes to put torch away piece by piece."""
+    sys.argv = ["sightline", *words]
+    code: Any
+    try:
+        code = main(words)
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # noqa: BLE001  # what nobody caught is shown, as always
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        code = 120
+    os._exit(code or 0)
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # of Python 3.12, wherever a thread is left
+
+    import pytest  # noqa: F401  # as test files do
+    import torch._dynamo  # what torch imports when its first optimizer is built
+    import torch.distributed.run  # noqa: F401
+
+    import sightline.api  # noqa: F401  # what a command imports when it is called
+    from sightline import cli, config, recipes
+
+    for recipe in recipes.names():
+        recipes.find(recipe)
+    config.load("demo_classification")  # which reads the sources of all parts for --help
+    gc.freeze()  # children share these pages for as long as nobody counts them anew
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    asked = serve()
+    run({"sightline": cli.main, "torchrun": torchrun, "function": function}[asked["program"]], asked["words"])

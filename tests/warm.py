@@ -1,0 +1,170 @@
+"""Processes that have imported torch before they start: `sightline` commands, torchrun, and the ranks of a test.
+
+Each test process has one server, tests/forker.py, from its first request on. What tests the start of a process itself
+uses subprocess instead.
+"""
+
+import atexit
+import fcntl
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import pytest
+
+HERE = Path(__file__).resolve().parent
+LIMIT_S = 300  # after which a process counts as hung; two busy cores make a run of half a second last some
+ENVIRON = dict(os.environ)  # before any test changes it
+
+
+@cache
+def server() -> "subprocess.Popen[str]":
+    """Of this test process; it ends with it."""
+    path = os.pathsep.join([str(HERE.parent), *filter(None, [ENVIRON.get("PYTHONPATH")])])
+    # As in most locales; where there is none Python's encoding is lax.
+    environ = ENVIRON | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8:strict"}
+    environ.pop("PYTHONUNBUFFERED", None)
+    command = [sys.executable, str(HERE / "forker.py")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+    atexit.register(process.communicate)
+    return process
+
+
+def ask(request: dict[str, Any]) -> Any:
+    """One line there, one line back."""
+    process = server()
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(json.dumps(request) + "\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+
+class Ended(NamedTuple):
+    """How a process ended, and what it said."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    def __repr__(self) -> str:  # pytest shows it where an assertion fails
+        return f"exit {self.code}\n{self.stdout}{self.stderr}"
+
+
+class Started:
+    """A process in progress, the first of a process group."""
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self._ended: Ended | None = None
+
+    def poll(self, seconds: float = 0) -> Ended | None:
+        """None while it is still running after `seconds`."""
+        if self._ended is None:
+            answer = ask({"wait": self.pid, "seconds": seconds})
+            self._ended = Ended(**answer) if answer["code"] is not None else None
+        return self._ended
+
+    def wait(self, seconds: float = LIMIT_S) -> Ended:
+        """Until it has ended; one that does not end is killed and fails the test."""
+        if ended := self.poll(seconds):
+            return ended
+        self.kill()
+        raise AssertionError(f"hung: {self.poll(LIMIT_S)}")
+
+    def until(self, fact: Callable[[], Any]) -> Any:
+        """Waits for something to become true while the process runs; returns it."""
+        deadline = time.monotonic() + LIMIT_S
+        while not (found := fact()):
+            assert time.monotonic() < deadline, "nothing came of it"
+            assert not self.poll(0.002), self._ended
+        return found
+
+    def kill(self) -> None:
+        """With all of its group."""
+        if not self.poll():
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def start(
+    program: str,
+    *words: object,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    closed_stdout: bool = False,
+    terminal: str = "",
+    compiles: bool = False,
+    cold_workers: bool = False,
+) -> Started:
+    """`sightline WORDS`, `torchrun OPTIONS sightline WORDS`, or `function FILE NAME OUT`.
+
+    Processes that it starts by multiprocessing are warm too, unless `cold_workers`; what it says comes back, unless it
+    has a terminal.
+    """
+    request = {"program": program, "words": [str(word) for word in words], "environ": dict(environ or {})}
+    request |= {"cwd": str(cwd or Path.cwd()), "closed_stdout": closed_stdout, "terminal": terminal}
+    request |= {"compiles": compiles, "cold_workers": cold_workers}
+    return Started(ask(request))
+
+
+# Ranks
+
+
+def run(file: str, out: Path, ranks: int, per_host: int | None = None, function: str = "main", **how: bool) -> str:
+    """`function(out)` of a test file on that many ranks, all of which must end well; returns what they said."""
+    size = per_host or ranks
+    common = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    places = [{**common, "RANK": rank, "LOCAL_RANK": rank % size} for rank in range(ranks)]
+    left = [
+        start("function", file, function, out, environ={k: str(v) for k, v in place.items()}, **how) for place in places
+    ]
+    said, deadline = "", time.monotonic() + LIMIT_S
+    try:
+        while left:
+            assert time.monotonic() < deadline, "hung"
+            for rank in list(left):
+                if ended := rank.poll(0.01):
+                    assert ended.code == 0, f"{ended.stdout[-4000:]}{ended.stderr[-4000:]}"
+                    said += ended.stdout
+                    left.remove(rank)
+    finally:
+        for rank in left:  # they would wait for the one that failed
+            rank.kill()
+    return said
+
+
+def leave() -> None:
+    """The group, if there is one: DDP keeps it alive, and threads of gloo that outlive it abort the process."""
+    import torch.distributed as dist
+
+    gc.collect()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def once(factory: "pytest.TempPathFactory", name: str, make: Callable[[Path], object]) -> Path:
+    """The folder that `make` fills: for the first of several test processes that asks, while the others wait."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "made").exists():
+            make(folder)
+            (folder / "made").touch()
+    return folder
