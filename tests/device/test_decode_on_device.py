@@ -89,6 +89,7 @@ def test_same_samples_and_nearly_the_same_pixels(folder):
     assert sum(means) / len(means) < 3
 
 
+@pytest.mark.shows("run.device_prefetch")
 @pytest.mark.parametrize("decoder", ["cpu", "gpu"])
 def test_batches_are_the_same_without_a_stream_of_their_own(folder, decoder):
     for before, after in zip(load(folder, decoder)[0], load(folder, decoder, overlap=False)[0], strict=True):

@@ -160,6 +160,7 @@ def test_four_ranks_have_the_gradients_of_one(seen, alone, reduce: str, accumula
             torch.testing.assert_close(ours, whole, rtol=0, atol=1e-6 if step == 0 else 1e-5)
 
 
+@pytest.mark.shows("run.reduce")
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_two_levels_give_the_gradients_of_one(seen, accumulation: int):
     """On all ranks the same bits, or their weights would part."""
@@ -177,6 +178,7 @@ def bucket_bytes(found: dict[str, Any]) -> list[int]:
     return [int(size) for size in found["facts"]["rebuilt_bucket_sizes"].split(",")]
 
 
+@pytest.mark.shows("run.bucket_mb")
 def test_what_torch_is_asked_for(seen):
     """A hook where two levels are asked for; a static graph where no part of a batch holds its gradients back."""
     total = 4 * sum(p.numel() for p in Wide().build(DataSpec(("a", "b", "c", "d"), 3, (8, 8), (), ())).parameters())

@@ -78,6 +78,7 @@ def measured(world: World) -> str:
     return json.dumps([scores.values, scores.tables, scores.worst])
 
 
+@pytest.mark.shows("task.dice_over")
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_give_the_gradients_and_scores_of_one(tmp_path: Path, ranks: int):
     warm.run(__file__, tmp_path, ranks, compiles=True)

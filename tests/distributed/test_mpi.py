@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import warm
 
 from sightline import config
 from sightline.hardware.launch import mpi

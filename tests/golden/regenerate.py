@@ -12,8 +12,7 @@ FOLDER = Path(__file__).parent
 
 def flags_of(name: str) -> str:
     """The flags as `sightline train NAME --help` spells them."""
-    recipe, run = config.load(name)
-    parts = {**config.to_json(recipe), "run": vars(run)}
+    parts = {**config.to_json(recipes.find(name).recipe()), "run": vars(config.Run())}
     lines = []
     for part, fields in parts.items():
         if part == "recipe":

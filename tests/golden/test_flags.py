@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sightline import config, recipes
+from sightline.config import Run
 
 REGENERATE = runpy.run_path(str(Path(__file__).with_name("regenerate.py")))
 
@@ -33,7 +34,7 @@ def test_every_line_of_the_golden_file_is_a_flag_that_tyro_takes(name: str):
             flags += [flag, *values]
         else:
             flags.append(f"{flag}=")
-    assert config.load(name, flags) == config.load(name)
+    assert config.load(name, flags) == (recipes.find(name).recipe(), Run())
 
 
 def test_there_is_no_file_of_a_recipe_that_is_gone():

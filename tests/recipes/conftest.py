@@ -3,7 +3,8 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -57,11 +58,17 @@ def tiny_flags(name: str, volumes: Path) -> list[str]:
     return [flag.replace("VOLUMES", str(volumes)) for flag in flags]
 
 
-def write_blobs(folder: Path, numbers: Sequence[int]) -> Path:
+@cache
+def loaded(name: str, *flags: str) -> tuple[config.Recipe, config.Run]:
+    """Load a recipe. Building the parser takes as long as a tiny run, and many runs have the same flags."""
+    return config.load(name, flags)
+
+
+def write_blobs(folder: Path, numbers: Sequence[int], patch: tuple[int, ...] = (32, 32)) -> Path:
     """Volumes as `sightline prepare decathlon` leaves them: noise with a bright and a dark ball; equal numbers give
     equal ones. 32 pixels are the fewest that deep supervision has levels for."""
     folder.mkdir()
-    shape = (6, 32, 32)
+    shape = (6, 32, 32) if len(patch) == 2 else (10, 32, 32)
     grid = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1)  # (depth, height, width, 3)
     cases = []
     for place, number in enumerate(numbers):
@@ -76,14 +83,15 @@ def write_blobs(folder: Path, numbers: Sequence[int]) -> Path:
         np.save(folder / files[0], image)
         np.save(folder / files[1], label)
         cases.append(Case(f"case{place}", shape, shape, (0, 0, 0), shape, shape, (1.0, 1.0, 1.0), *files))
-    spec = DataSpec(("background", "bright", "dark"), 1, (32, 32), (), (), spacing=(1.0, 1.0))
-    write_plan(folder, Plan("own", "Blobs", 2, "training", spec, tuple(cases), "raw"))
+    dim = len(patch)
+    spec = DataSpec(("background", "bright", "dark"), 1, patch, (), (), spacing=(1.0,) * dim)
+    write_plan(folder, Plan("own", "Blobs", dim, "training", spec, tuple(cases), "raw"))
     return folder
 
 
 @pytest.fixture(scope="session")
-def blobs() -> Callable[[Path, Sequence[int]], Path]:
-    """blobs(folder, numbers): prepared volumes."""
+def blobs() -> Callable[..., Path]:
+    """blobs(folder, numbers, patch=(32, 32)): prepared volumes."""
     return write_blobs
 
 
@@ -128,16 +136,21 @@ def tiny(volumes: Path) -> Callable[[str], list[str]]:
 
 
 @pytest.fixture
-def train(tiny, capsys: pytest.CaptureFixture[str]) -> Iterator[Train]:
-    """train(name, folder, *flags): one run at tiny size; errors of ours are part of the result."""
+def load(tiny) -> Callable[..., tuple[config.Recipe, config.Run]]:
+    """load(name, *flags): a recipe at tiny size and its run, loaded once for all that ask for the same."""
+    return lambda name, *flags: loaded(name, *tiny(name), *flags)
+
+
+@pytest.fixture
+def train_made(capsys: pytest.CaptureFixture[str]) -> Iterator[Train]:
+    """train_made(recipe, run): one run; errors of ours are part of the result."""
     threads = torch.get_num_threads()
 
-    def run(name: str, folder: Path | None, *flags: str) -> Result:
-        out = [] if folder is None else [f"--run.out={folder}"]
-        result = Result(folder or Path("runs") / recipes.find(name).recipe().name)
+    def run(recipe: config.Recipe, how: config.Run) -> Result:
+        result = Result(Path(how.out or f"runs/{recipe.name}"))
         capsys.readouterr()
         try:
-            result.scores = api.train(*api.load(name, [*tiny(name), *out, *flags]))
+            result.scores = api.train(recipe, how)
         except SightlineError as error:
             result.error = error
         result.shown = capsys.readouterr().out
@@ -148,19 +161,31 @@ def train(tiny, capsys: pytest.CaptureFixture[str]) -> Iterator[Train]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture
+def train(load, train_made: Train) -> Train:
+    """train(name, folder, *flags): one run at tiny size."""
+
+    def run(name: str, folder: Path, *flags: str) -> Result:
+        recipe, how = load(name, *flags)
+        return train_made(recipe, replace(how, out=str(folder)))
+
+    return run
+
+
 @pytest.fixture(scope="session")
-def finished_runs() -> dict[str, Result]:
-    """By the name of their recipe; see `finished`."""
+def finished_runs() -> dict[tuple[str, ...], Result]:
+    """By the name of their recipe and their flags; see `finished`."""
     return {}
 
 
 @pytest.fixture
-def finished(train: Train, finished_runs: dict[str, Result], tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """finished(name): a run at tiny size and otherwise as the recipe is, made once; for reading only."""
+def finished(train: Train, finished_runs: dict[tuple[str, ...], Result], tmp_path_factory) -> Train:
+    """finished(name, *flags): a run at tiny size and otherwise as the recipe is, made once; for reading only."""
 
-    def run(name: str) -> Result:
-        if name not in finished_runs:
-            finished_runs[name] = train(name, tmp_path_factory.mktemp("finished") / "run")
-        return finished_runs[name]
+    def run(*name_and_flags: str) -> Result:
+        if name_and_flags not in finished_runs:
+            name, *flags = name_and_flags
+            finished_runs[name_and_flags] = train(name, tmp_path_factory.mktemp("finished") / "run", *flags)
+        return finished_runs[name_and_flags]
 
     return run

@@ -1,30 +1,55 @@
-"""Every field of every recipe is changed, and something must come of it: a field that nothing reads is a stub.
+"""Every field of every recipe is changed by its flag, and something must come of it: a field nothing reads is a stub.
 
 The table is keyed by the class of the part, so a recipe made of known parts needs no new rows; a new field, or a part
-of a new class, fails here until a row says how its effect is seen.
+of a new class, fails here until a row says how its effect is seen. Most effects show without a run: in the batches of
+an epoch, the network, the loss, one update, the learning rates. Only what takes a run to show makes one.
 """
 
-import ast
 import contextlib
 import dataclasses
+import functools
+import hashlib
+import itertools
 import json
+import os
+import re
+import runpy
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
-from sightline import config, recipes
+from sightline import config, kernels, recipes
+from sightline.config import Recipe, Run
+from sightline.data.loader import Loader
+from sightline.data.prepare import shapes as drawings
 from sightline.data.segmentation import SegmentationData
-from sightline.errors import UsageError
+from sightline.errors import SightlineError, UsageError
+from sightline.evaluate.run import order_for
+from sightline.hardware import affinity, devices
+from sightline.hardware.setup import set_up
+from sightline.hardware.watchdog import Watchdog
+from sightline.hardware.world import World
+from sightline.log import RunLog
+from sightline.parts import Batch, Dataset
+from sightline.train import loop
+from sightline.train.optimizers import set_rate
+from sightline.train.saver import Saver
+from sightline.train.schedules import Plan
+from sightline.train.state import Progress, TrainState
 from sightline.train.step import Step
 
 PARTS = ("model", "data", "task", "optimizer", "schedule", "train", "run")
 TESTS = Path(__file__).resolve().parents[1]
+COVER = runpy.run_path(str(Path(__file__).with_name("cover.py")))
+CPU = devices.select("cpu")
 
 
 # What is looked at after a run. Each look is of one kind, and equal after equal runs.
@@ -36,10 +61,6 @@ def weights(result) -> Any:
 
 def files(result) -> Any:
     return sorted(result.bits())
-
-
-def shapes(result) -> Any:
-    return {name: tuple(t.shape) for name, t in load_file(result.checkpoints[-1] / "model.safetensors").items()}
 
 
 def scores(result) -> Any:
@@ -90,29 +111,16 @@ def shown(result) -> Any:
     return "epoch 1/2  step 1/6" in result.shown
 
 
+def ranks_shown(result) -> Any:
+    return {line.partition("]")[0] for line in result.shown.splitlines() if line.startswith("[rank ")}
+
+
 def workers(result) -> Any:
     return [len(event["workers"]) for event in result.events("start")]
 
 
 def threads(result) -> Any:
     return json.loads((result.folder / "environment.json").read_text())["threads"]
-
-
-def optimized(result) -> Any:
-    return sorted(load_file(result.checkpoints[-1] / "optimizer.safetensors"))
-
-
-def told_of_fp32(result) -> Any:
-    return [line for line in result.shown.splitlines() if line.startswith("train.fp32_ops: ")]
-
-
-def told_of_crops(result) -> Any:
-    return [line for line in result.shown.splitlines() if "crops are augmented on " in line]
-
-
-def told_of_cache(result) -> Any:
-    """Without the numbers, of which the memory that is free is another every time."""
-    return [line.partition(":")[0] for line in result.shown.splitlines() if "cache O" in line]
 
 
 def measured(_) -> Any:
@@ -128,11 +136,225 @@ def determinism(_) -> Any:
     return torch.are_deterministic_algorithms_enabled()
 
 
+# What was called since the last run began, and what there is to say of each call.
+CALLED: dict[str, list[Any]] = {"compile": [], "update": [], "save": [], "watch": [], "load": []}
+
+
 def compilations(_) -> Any:
-    return len(COMPILED)
+    return len(CALLED["compile"])
 
 
-COMPILED: list[object] = []  # what was given to torch.compile since the last run began
+def updates_made(_) -> Any:
+    return len(CALLED["update"])
+
+
+def waited_for_saves(_) -> Any:
+    """Of all but the last, which always is."""
+    return CALLED["save"][:-1]
+
+
+def watched_for_s(_) -> Any:
+    return list(CALLED["watch"])
+
+
+def loads_ahead(_) -> Any:
+    return list(CALLED["load"])
+
+
+# What is looked at without a run: what flags have made, given to the parts that a run would give it to.
+
+WITHOUT_RUN: list[Callable[..., Any]] = []
+
+
+def without_run(look: Callable[[Recipe, Run], Any]) -> Callable[[Recipe, Run], Any]:
+    WITHOUT_RUN.append(look)
+    return look
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def opened(recipe: Recipe) -> dict[str, Dataset]:
+    cfg = recipe.train
+    return {split: recipe.data.open(split, cfg.seed).for_batch(cfg.global_batch) for split in ("train", "val")}
+
+
+def loader_of(recipe: Recipe, run: Run, sets: dict[str, Dataset], on_bad: Callable[..., None] = print) -> Loader:
+    orders = dict(zip(("train", "val"), loop._orders(recipe, sets, World()), strict=True))
+    return Loader.of(run, sets, orders, recipe.data, CPU, World(), on_bad=on_bad, check_stop=lambda: None)
+
+
+def batches(recipe: Recipe, run: Run, split: str, on_bad: Callable[..., None] = print) -> Iterator[Batch]:
+    """Those of the first epoch, as a step or an evaluation gets them."""
+    sets = opened(recipe)
+    with contextlib.closing(loader_of(recipe, run, sets, on_bad)) as loader:
+        count = loader.feeds[split].order.steps_per_epoch
+        loader.seek(split, 0, count)
+        for _ in range(count):
+            yield sets[split].finish(loader.next(split), torch.float32)
+
+
+def built(recipe: Recipe, run: Run) -> TrainState:
+    spec = recipe.data.open("train", recipe.train.seed).spec
+    state = TrainState(recipe, run, spec, CPU, Plan(recipe.train.epochs, 3))
+    recipe.model.start_from(state.model)
+    return state
+
+
+@without_run
+def samples(recipe: Recipe, run: Run) -> Any:
+    return [(sorted(batch), digest(map(torch.as_tensor, batch.values()))) for batch in batches(recipe, run, "train")]
+
+
+@without_run
+def held_out(recipe: Recipe, run: Run) -> Any:
+    return [(sorted(batch), digest(map(torch.as_tensor, batch.values()))) for batch in batches(recipe, run, "val")]
+
+
+@without_run
+def unread(recipe: Recipe, run: Run) -> Any:
+    """Samples that were skipped, and what ended it."""
+    bad: list[str] = []
+    try:
+        for _ in batches(recipe, run, "train", lambda record: bad.append(record.name)):
+            pass
+    except SightlineError as error:
+        return bad, str(error)
+    return bad, ""
+
+
+@without_run
+def told(recipe: Recipe, run: Run) -> Any:
+    """Notes without their numbers, of which the memory that is free is another every time."""
+    sets = opened(recipe)
+    with contextlib.closing(loader_of(recipe, run, sets)) as loader:
+        return [note.partition(":")[0] for note in (*loader.notes, *built(recipe, run).notes)]
+
+
+@without_run
+def declared(recipe: Recipe, run: Run) -> Any:
+    return recipe.data.declared()
+
+
+@without_run
+def refusal(recipe: Recipe, run: Run) -> Any:
+    try:
+        opened(recipe)
+        built(recipe, run)
+    except SightlineError as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+@without_run
+def shapes(recipe: Recipe, run: Run) -> Any:
+    return {name: tuple(tensor.shape) for name, tensor in built(recipe, run).model.state_dict().items()}
+
+
+@without_run
+def network(recipe: Recipe, run: Run) -> Any:
+    """Its weights, and what it makes of a batch in training; its statistics have then moved."""
+    state, spec = built(recipe, run), recipe.data.open("train", recipe.train.seed).spec
+    image = torch.randn(4, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0))
+    answer = state.model.train()(image)
+    return digest([*state.model.state_dict().values(), *(answer if isinstance(answer, tuple) else (answer,))])
+
+
+@without_run
+def layout(recipe: Recipe, run: Run) -> Any:
+    return [parameter.stride() for parameter in built(recipe, run).model.parameters()]
+
+
+@without_run
+def optimized(recipe: Recipe, run: Run) -> Any:
+    return sorted(built(recipe, run).tensors()["optimizer"])
+
+
+@without_run
+def losses(recipe: Recipe, run: Run) -> Any:
+    model = built(recipe, run).model
+    return [recipe.task.loss(model, batch).total.item() for batch in batches(recipe, run, "train")]
+
+
+@without_run
+@torch.inference_mode()
+def predictions(recipe: Recipe, run: Run) -> Any:
+    """Also the shapes that went through the network for them."""
+    model, passed = built(recipe, run).model.eval(), []
+    model.register_forward_pre_hook(lambda _, inputs: passed.append(tuple(inputs[0].shape)))
+    found = [digest(recipe.task.predict(model, batch).values()) for batch in batches(recipe, run, "val")]
+    return passed, found
+
+
+@without_run
+def score_names(recipe: Recipe, run: Run) -> Any:
+    return recipe.task.metric(opened(recipe)["val"].spec, CPU.torch_device).names()
+
+
+@without_run
+def updates(recipe: Recipe, run: Run) -> Any:
+    """Three of a convolution, a norm and a bias, by gradients that grow while the rate falls."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.BatchNorm2d(2), nn.Linear(2, 2))
+    optimizer = recipe.optimizer.build(module, CPU.torch_device)
+    for step in range(3):
+        set_rate(optimizer, recipe.optimizer.base_lr(recipe.train.global_batch, 1) * (1 - step / 4))
+        for parameter in module.parameters():
+            parameter.grad = (step + 1) * torch.linspace(-1, 1, parameter.numel()).view_as(parameter)
+        optimizer.step()
+    return digest(module.state_dict().values())
+
+
+@without_run
+def rates(recipe: Recipe, run: Run) -> Any:
+    """Of every step, on one rank and on two, after evaluations whose score stays while their loss falls."""
+    cfg, schedule = recipe.train, recipe.schedule
+    plan = Plan(cfg.epochs, 3, 28, 8)
+    history = Progress(history=[0.5] * 3, val_losses=[3.0, 2.0, 1.0], scores={"loss": 1.0}).watched(schedule)
+    bases = [recipe.optimizer.base_lr(cfg.global_batch, ranks) for ranks in (1, 2)]
+    return [[schedule.rate(step, base, plan, history) for step in range(cfg.epochs * 3)] for base in bases]
+
+
+@without_run
+def evaluated_by_second_rank(recipe: Recipe, run: Run) -> Any:
+    return order_for(recipe.train, 13, World(rank=1, size=2)).batch(0)[1].tolist()
+
+
+@without_run
+def process(recipe: Recipe, run: Run) -> Any:
+    """What this process has been set to: its CPUs, threads and kernels."""
+    allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    torch.set_num_threads(2)  # so that there are threads to lose, also on one CPU
+    try:
+        set_up(recipe, run)
+        return os.sched_getaffinity(0), torch.get_num_threads(), kernels.are_allowed()
+    finally:
+        affinity._given.cache_clear()
+        os.sched_setaffinity(0, allowed)
+        torch.set_num_threads(threads)
+        kernels.use("auto")
+
+
+@without_run
+def shared_statistics(recipe: Recipe, run: Run) -> Any:
+    """Weights of a run as the first of two ranks, the other of which adds nothing to any sum."""
+    whole = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, eval_shards="full"))
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    folder = Path("first of two").absolute()
+    try:
+        log = RunLog(folder)
+        loop.train(whole, run, CPU, World(size=2), log)
+        log.close(0, "finished")
+        saved = sorted((folder / "checkpoints").glob("ckpt-????????"))
+        return digest(load_file(saved[-1] / "model.safetensors").values())
+    finally:
+        dist.destroy_process_group()
+        shutil.rmtree(folder)
 
 
 @dataclass(frozen=True)
@@ -142,7 +364,7 @@ class Flip:
     values: tuple[str, ...]
     look: Callable[..., Any]
     base: tuple[str, ...] = ()
-    """Flags that both runs need for the field to matter."""
+    """Flags that both sides need for the field to matter."""
     same: Callable[..., Any] | None = None
     """What must not change: evaluation does not reach into training."""
     before: tuple[str, ...] | None = None
@@ -152,10 +374,12 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class SeenIn:
-    """For what one process cannot show: the test that does."""
+class ShownBy:
+    """For what one process cannot show: a test marked `shows("part.field")`, in this file below tests/."""
 
-    test: str
+    file: str
+    on_device: bool = False
+    """Whether it needs an accelerator. All others must be in the default set."""
 
 
 DIVERGING = ("--optimizer.lr=1e30", "--schedule.kind=constant", "--schedule.warmup-epochs=0")
@@ -165,231 +389,227 @@ LARS = ("--optimizer.kind=lars", "--optimizer.lr=2")
 DECAYING = ("--optimizer.kind=sgd", "--optimizer.weight-decay=0.1")
 COSINE = ("--schedule.kind=cosine", "--schedule.warmup-epochs=1")
 POLYNOMIAL = ("--schedule.kind=polynomial",)
+PLATEAU = ("--schedule.kind=plateau", "--schedule.warmup-epochs=0")
 WARMUP = ("--schedule.warmup-epochs=1", "--schedule.warmup-factor=0.2")
 TABLE_RATES = ("--schedule.kind=table", "--schedule.table-epochs", "1", "--schedule.table-rates", "0.01")
 STEP = ("--schedule.kind=step", "--schedule.drop-epochs", "1", "--schedule.warmup-epochs=0")
-SKIPPING = ("--data.path=DAMAGED", "--data.on-bad-sample=skip")
+DAMAGED = ("--data.path=DAMAGED",)
+SKIPPING = (*DAMAGED, "--data.on-bad-sample=skip")
+RECORDS = ("--data.path=RECORDS", "--data.classes=0", "--train.global-batch=2")
 ONE_CLASS = ("--data.path=synthetic:classes=1,samples=24,size=28", "--data.classes=1")  # which nobody gets wrong
-BOTTLENECKS = ("--model.depth=50", "--model.width=8", "--train.epochs=1")
+BOTTLENECKS = ("--model.depth=50", "--model.width=8")
 UNEVEN = ("--data.path=synthetic:classes=10,samples=28,size=28",)
 DRAWN = ("--data.path=synthetic:samples=2", "--data.task=04", "--data.nvol=1", "--train.global-batch=2")
-SHORT = ("--train.epochs=1", "--model.width=2")
-
-COUNTS = SeenIn("unit/tasks/test_detection_task.py::test_each_field_of_prediction_counts")
-PATIENCE = SeenIn("unit/train/test_stops.py::test_patience_ends_a_run_after_its_least_epochs_and_a_larger_one_goes_on")
-WINDOWS = SeenIn("unit/tasks/test_segmentation.py::test_whole_volumes_go_through_windows")
-TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
+VOLUMES = (
+    "--data.path=PATCHES",
+    "--data.dim=3",
+    "--data.nvol=1",
+    "--model.no-deep-supervision",
+    "--train.global-batch=2",
+)
+DEEP = ("--model.deep-supervision",)
+FOUR_EPOCHS = (*ONE_CLASS, "--train.epochs=4")
+TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
     "ResNetConfig": {
         "depth": [Flip(("18", "34"), shapes)],
         "width": [Flip(("6",), shapes)],
         "stem": [Flip(("3x3", "7x7"), shapes)],
-        "version": [Flip(("v2",), shapes, base=("--model.no-bias",)), Flip(("v1",), weights, base=BOTTLENECKS)],
+        "version": [Flip(("v2",), shapes, base=("--model.no-bias",)), Flip(("v1",), network, base=BOTTLENECKS)],
         "groups": [Flip(("2",), shapes, base=BOTTLENECKS)],
         "group_width": [Flip(("32",), shapes, base=BOTTLENECKS)],
-        "padding": [Flip(("same",), weights), Flip(("same_but_stem",), weights)],
+        "padding": [Flip(("same",), network), Flip(("same_but_stem",), network)],
         "project_every_stage": [Flip(("True",), shapes)],
         "bias": [Flip(("True",), shapes)],
-        "bn_momentum": [Flip(("0.01",), weights)],
-        "bn_eps": [Flip(("0.1",), weights)],
-        "init": [Flip((name,), weights) for name in ("he_truncated", "variance_scaling", "glorot")],
-        "head_init": [Flip(("normal",), weights), Flip(("glorot",), weights)],
-        "zero_init_residual": [Flip(("True", "False"), weights)],
-        "weights": [Flip(("WEIGHTS",), weights), Flip(("missing.pth",), error)],
+        "bn_momentum": [Flip(("0.01",), network)],
+        "bn_eps": [Flip(("0.1",), network)],
+        "init": [Flip((name,), network) for name in ("he_truncated", "variance_scaling", "glorot")],
+        "head_init": [Flip(("normal",), network), Flip(("glorot",), network)],
+        "zero_init_residual": [Flip(("True", "False"), network)],
+        "weights": [Flip(("WEIGHTS",), network), Flip(("missing.pth",), refusal)],
     },
     "SsdConfig": {
         "depth": [Flip(("18", "34"), shapes, base=("--model.depth=34",))],
         "width": [Flip(("6",), shapes)],
-        "padding": [Flip(("same", "torch"), weights)],
-        "steps": [Flip(("4 16 32 64 100 300",), weights)],
-        "scales": [Flip(("30 60 99 153 207 261 315",), weights)],
+        "padding": [Flip(("same", "torch"), network)],
+        "steps": [Flip(("4 16 32 64 100 300",), network)],
+        "scales": [Flip(("30 60 99 153 207 261 315",), network)],
         "ratios": [Flip(("2 2 2 2 2 2",), shapes)],
-        "init": [Flip(("torch", "tf"), weights)],
-        "bn_momentum": [Flip(("0.01",), weights)],
+        "init": [Flip(("torch", "tf"), network)],
+        "bn_momentum": [Flip(("0.01",), network)],
         "freeze": [Flip(("first_block", "none"), optimized)],
-        "weights": [
-            Flip(("missing.pth",), error),
-            SeenIn("unit/models/test_ssd.py::test_a_whole_detector_loads_and_heads_of_other_classes_stay_fresh"),
-        ],
+        "weights": [Flip(("WEIGHTS",), network), Flip(("missing.pth",), refusal)],
     },
     "Detection": {
-        "lineage": [SeenIn("unit/tasks/test_matching.py::test_two_boxes_that_claim_one_anchor")],
-        "score_threshold": [COUNTS],
-        "nms_iou": [COUNTS],
-        "candidates": [COUNTS],
-        "per_image": [COUNTS],
+        "lineage": [Flip(("mlperf", "tf"), losses, same=samples)],
+        "score_threshold": [Flip(("0.12",), predictions, same=losses)],
+        "nms_iou": [Flip(("0.2",), predictions, same=losses)],
+        "candidates": [Flip(("2",), predictions, same=losses)],
+        "per_image": [Flip(("3",), predictions, same=losses)],
     },
     "DetectionData": {
-        "augment": [Flip(("off", "on"), weights)],
-        "size": [Flip(("56",), weights)],
-        "crop": [Flip((kind,), weights, base=("--data.crop=tf",)) for kind in ("mlperf", "off")],
-        "crop_tries": [Flip(("1", "50"), weights, base=("--data.crop=tf",))],
-        "flip": [Flip(("1.0",), weights)],
-        "jitter": [Flip(("mlperf", "tf"), weights), Flip(("off", "tf"), weights)],
-        "brightness": [Flip(("0.3",), weights, base=("--data.jitter=tf",))],
-        "contrast": [Flip(("0.2",), weights, base=("--data.jitter=tf",))],
-        "saturation": [Flip(("0.2",), weights, base=("--data.jitter=tf",))],
-        "hue": [Flip(("0.2",), weights, base=("--data.jitter=tf",))],
-        "resize": [Flip(("antialias", "tf"), weights)],
-        "mean": [Flip(("0.1 0.2 0.3",), weights)],
-        "std": [Flip(("0.1 0.2 0.3",), weights)],
-        "path": [Flip(("synthetic:classes=10,samples=24,size=50",), weights), Flip(("",), error)],
-        "source": [Flip(("coco",), error)],
-        "classes": [Flip(("7",), error)],
-        "max_boxes": [Flip(("1",), error)],
-        "samples": [SeenIn("unit/data/test_detection.py::test_what_is_declared_stands_in_for_a_path")],
-        "cache": [SeenIn("unit/data/test_detection.py::test_the_cache_is_filled_once_and_then_read")],
-        "static": [Flip(("nowhere",), error)],
-        "fake": [Flip(("True",), weights, same=steps)],
-        "on_bad_sample": [
-            SeenIn("unit/data/test_detection.py::test_damaged_pictures_are_bad_samples_and_may_be_skipped")
+        "augment": [Flip(("off", "on"), samples, same=held_out)],
+        "size": [Flip(("56",), samples)],
+        "crop": [Flip((kind,), samples, base=("--data.crop=tf",), same=held_out) for kind in ("mlperf", "off")],
+        "crop_tries": [Flip(("1", "50"), samples, base=("--data.crop=tf",), same=held_out)],
+        "flip": [Flip(("1.0",), samples, same=held_out)],
+        "jitter": [Flip((kind, "tf"), samples, same=held_out) for kind in ("mlperf", "off")],
+        "brightness": [Flip(("0.3",), samples, base=("--data.jitter=tf",), same=held_out)],
+        "contrast": [Flip(("0.2",), samples, base=("--data.jitter=tf",), same=held_out)],
+        "saturation": [Flip(("0.2",), samples, base=("--data.jitter=tf",), same=held_out)],
+        "hue": [Flip(("0.2",), samples, base=("--data.jitter=tf",), same=held_out)],
+        "resize": [Flip(("antialias", "tf"), samples)],
+        "mean": [Flip(("0.1 0.2 0.3",), samples)],
+        "std": [Flip(("0.1 0.2 0.3",), samples)],
+        "path": [Flip(("synthetic:classes=10,samples=24,size=50",), samples), Flip(("",), refusal)],
+        "source": [Flip(("coco",), refusal)],
+        "classes": [Flip(("7",), refusal)],
+        "max_boxes": [Flip(("1",), refusal)],
+        "samples": [Flip(("77",), declared, base=("--data.path=",))],
+        "cache": [
+            Flip(("off",), told, base=("--data.path=DRAWN", "--data.cache=ram", "--data.max-boxes=20"), same=samples)
         ],
-        "max_bad_samples": [
-            SeenIn("unit/data/test_detection.py::test_damaged_pictures_are_bad_samples_and_may_be_skipped")
-        ],
+        "static": [Flip(("nowhere",), refusal)],
+        "fake": [Flip(("True",), samples, same=held_out)],
+        "on_bad_sample": [Flip(("skip",), unread, base=DAMAGED)],
+        "max_bad_samples": [Flip(("0",), unread, base=SKIPPING)],
     },
     "UnetConfig": {
         # Of 4 or 8 channels every one would be a group of its own, which is what instance norm does.
-        "norm": [Flip(("batch",), shapes), Flip(("group",), weights, base=("--model.width=6",))],
-        "negative_slope": [Flip(("0.2",), weights)],
+        "norm": [Flip(("batch",), shapes), Flip(("group",), network, base=("--model.width=6",))],
+        "negative_slope": [Flip(("0.2",), network)],
         "residual": [Flip(("True",), shapes)],
         "attention": [Flip(("True",), shapes)],
         "drop_block": [Flip(("True",), shapes)],
         "deep_supervision": [Flip(("False", "True"), shapes)],
-        "aux_heads": [Flip(("1",), shapes, base=("--model.deep-supervision",))],
+        "aux_heads": [Flip(("1",), shapes, base=DEEP)],
         "width": [Flip(("6",), shapes)],
         "max_filters": [Flip(("12",), shapes)],
     },
     "Segmentation": {
-        "voxel_loss": [Flip(("focal",), weights)],
-        "supervision": [Flip(("exact",), weights, base=("--model.deep-supervision",))],
-        "dice_over": [SeenIn("distributed/test_dice_world.py::test_ranks_give_the_gradients_and_scores_of_one")],
-        "tta": [Flip(("True",), scores, same=weights)],
-        "overlap": [WINDOWS],
-        "blend": [WINDOWS],
-        "window_batch": [WINDOWS],
+        "voxel_loss": [Flip(("focal",), losses, same=samples)],
+        "supervision": [Flip(("exact",), losses, base=DEEP, same=network)],
+        "dice_over": [ShownBy("distributed/test_dice_world.py")],
+        "tta": [Flip(("True",), predictions, same=losses)],
+        "overlap": [Flip(("0.0",), predictions, base=VOLUMES, same=losses)],
+        "blend": [Flip(("constant",), predictions, base=VOLUMES, same=losses)],
+        "window_batch": [Flip(("2",), predictions, base=VOLUMES, same=losses)],
         "regions": [
+            Flip(("brats",), score_names, base=("--data.path=synthetic:samples=8", "--data.task=01")),
             Flip(("brats",), error),  # other classes are refused
-            SeenIn("unit/evaluate/test_dice.py::test_regions_of_brain_tumours"),
         ],
     },
     "SegmentationData": {
-        "augment": [Flip(("off",), weights)],
-        "augment_on": [Flip(("device",), told_of_crops, same=steps)],
-        "oversampling": [Flip(("1.0",), weights, base=("--data.augment=off",))],
-        "zoom": [Flip(("1.0",), weights)],
-        "zoom_range": [Flip(("0.3 0.4",), weights, base=("--data.zoom=1",))],
-        "zoom_depth": [Flip(("False", "True"), weights, base=("--data.zoom=1",))],
-        "flip": [Flip(("1.0",), weights)],
-        "noise": [Flip(("1.0",), weights)],
-        "noise_std": [Flip(("0.5 0.6",), weights, base=("--data.noise=1",))],
-        "blur": [Flip(("1.0",), weights)],
-        "blur_sigma": [Flip(("2.0 3.0",), weights, base=("--data.blur=1",))],
-        "brightness": [Flip(("1.0",), weights)],
-        "brightness_range": [Flip(("2.0 3.0",), weights, base=("--data.brightness=1",))],
-        "contrast": [Flip(("1.0",), weights)],
-        "contrast_range": [Flip(("2.0 3.0",), weights, base=("--data.contrast=1",))],
-        "path": [Flip(("synthetic:samples=3",), steps, base=(*DRAWN, *SHORT)), Flip(("",), error)],
-        "task": [Flip(("04",), error)],
-        "dim": [Flip(("3",), shapes, base=(*DRAWN, *SHORT, "--train.max-steps=1"))],
-        "fold": [Flip(("1",), weights, same=steps)],
-        "folds": [Flip(("3",), steps, base=("--train.last-batch=drop",))],
-        "nvol": [Flip(("4",), steps, base=("--train.last-batch=drop",))],
-        "cache": [Flip(("off",), told_of_cache, base=("--data.cache=ram",), same=weights)],
-        "on_bad_sample": [Flip(("skip",), error, base=("--data.path=DAMAGED",))],
-        "max_bad_samples": [Flip(("0",), error, base=SKIPPING)],
+        "augment": [Flip(("off",), samples, same=held_out)],
+        "augment_on": [Flip(("device",), told, same=held_out)],
+        "oversampling": [Flip(("1.0",), samples, base=("--data.augment=off",), same=held_out)],
+        "zoom": [Flip(("1.0",), samples, same=held_out)],
+        "zoom_range": [Flip(("0.3 0.4",), samples, base=("--data.zoom=1",), same=held_out)],
+        "zoom_depth": [Flip(("False", "True"), samples, base=("--data.zoom=1",), same=held_out)],
+        "flip": [Flip(("1.0",), samples, same=held_out)],
+        "noise": [Flip(("1.0",), samples, same=held_out)],
+        "noise_std": [Flip(("0.5 0.6",), samples, base=("--data.noise=1",), same=held_out)],
+        "blur": [Flip(("1.0",), samples, same=held_out)],
+        "blur_sigma": [Flip(("2.0 3.0",), samples, base=("--data.blur=1",), same=held_out)],
+        "brightness": [Flip(("1.0",), samples, same=held_out)],
+        "brightness_range": [Flip(("2.0 3.0",), samples, base=("--data.brightness=1",), same=held_out)],
+        "contrast": [Flip(("1.0",), samples, same=held_out)],
+        "contrast_range": [Flip(("2.0 3.0",), samples, base=("--data.contrast=1",), same=held_out)],
+        "path": [Flip(("synthetic:samples=3",), samples, base=DRAWN), Flip(("",), refusal)],
+        "task": [Flip(("04",), refusal)],
+        "dim": [Flip(("3",), shapes, base=DRAWN)],
+        "fold": [Flip(("1",), held_out)],
+        "folds": [Flip(("3",), held_out)],
+        "nvol": [Flip(("4",), samples, same=held_out)],
+        "cache": [Flip(("off",), told, base=("--data.cache=ram",), same=samples)],
+        "on_bad_sample": [Flip(("skip",), unread, base=DAMAGED)],
+        "max_bad_samples": [Flip(("0",), unread, base=SKIPPING)],
     },
     "ClassificationData": {
-        "augment": [Flip(("off", "on"), weights)],
-        "crop": [Flip(("tf", "area"), weights)],
-        "crop_scale": [Flip(("0.2 0.3",), weights, same=steps)],
-        "crop_ratio": [Flip(("2.0 3.0",), weights)],
-        "flip": [Flip(("1.0",), weights)],
-        "policy": [Flip((name,), weights) for name in ("randaugment", "autoaugment", "augmix")],
-        "policy_magnitude": [Flip(("25",), weights, base=("--data.policy=randaugment",))],
-        "augmix_severity": [Flip(("9",), weights, base=("--data.policy=augmix",))],
-        "random_erase": [Flip(("1.0",), weights)],
-        "mixup": [Flip(("0.7",), weights)],
-        "mixup_per": [Flip(("sample", "batch"), weights, base=("--data.mixup=0.7",))],
-        "mixup_partner": [Flip((name,), weights, base=("--data.mixup=0.7",)) for name in ("reversed", "random")],
-        "cutmix": [Flip(("0.7",), weights)],
-        "size": [Flip(("32",), weights)],
-        "eval_resize": [Flip(("40",), scores, same=weights)],
-        # The pictures here are square.
-        "eval_geometry": [SeenIn("unit/data/augment/test_tensorflow.py::test_stretching_does_not_keep_the_shape")],
-        "eval_size": [Flip(("16",), scores, same=weights)],
-        "interpolation": [Flip(("bicubic", "bilinear"), weights), Flip(("legacy", "bilinear"), weights)],
-        "mean": [Flip(("0.1 0.2 0.3",), weights)],
-        "std": [Flip(("0.1 0.2 0.3",), weights)],
-        "image_type": [Flip(("bf16", "uint8"), weights)],
-        "path": [Flip(("synthetic:classes=10,samples=24,size=30",), weights), Flip(("",), error)],
-        "source": [Flip(("folder",), error)],
-        "classes": [Flip(("7",), error)],
-        "background": [Flip(("first",), shapes), Flip(("last",), shapes)],
-        "first_label": [SeenIn("unit/data/test_tfrecord.py::test_first_label_is_taken_from_the_labels")],
-        "decoder": [Flip(("gpu",), error)],
-        "samples": [SeenIn("unit/measure/test_inspect.py::test_steps_are_counted_from_what_the_recipe_declares")],
-        "on_bad_sample": [Flip(("skip", "fail"), error, base=("--data.path=DAMAGED",))],
-        "max_bad_samples": [Flip(("0",), error, base=SKIPPING)],
+        "augment": [Flip(("off", "on"), samples, same=held_out)],
+        "crop": [Flip(("tf", "area"), samples)],
+        "crop_scale": [Flip(("0.2 0.3",), samples, same=held_out)],
+        "crop_ratio": [Flip(("2.0 3.0",), samples, same=held_out)],
+        "flip": [Flip(("1.0",), samples, same=held_out)],
+        "policy": [Flip((name,), samples, same=held_out) for name in ("randaugment", "autoaugment", "augmix")],
+        "policy_magnitude": [Flip(("25",), samples, base=("--data.policy=randaugment",), same=held_out)],
+        "augmix_severity": [Flip(("9",), samples, base=("--data.policy=augmix",), same=held_out)],
+        "random_erase": [Flip(("1.0",), samples, same=held_out)],
+        "mixup": [Flip(("0.7",), samples, same=held_out)],
+        "mixup_per": [Flip(("sample", "batch"), samples, base=("--data.mixup=0.7",), same=held_out)],
+        "mixup_partner": [
+            Flip((name,), samples, base=("--data.mixup=0.7",), same=held_out) for name in ("reversed", "random")
+        ],
+        "cutmix": [Flip(("0.7",), samples, same=held_out)],
+        "size": [Flip(("32",), samples, same=held_out)],
+        "eval_resize": [Flip(("40",), held_out, same=samples)],
+        "eval_geometry": [Flip(("stretch",), held_out, base=RECORDS, same=samples)],  # the others are square
+        "eval_size": [Flip(("16",), held_out, same=samples)],
+        "interpolation": [Flip((kind, "bilinear"), samples) for kind in ("bicubic", "legacy")],
+        "mean": [Flip(("0.1 0.2 0.3",), samples)],
+        "std": [Flip(("0.1 0.2 0.3",), samples)],
+        "image_type": [Flip(("bf16", "uint8"), samples)],
+        "path": [Flip(("synthetic:classes=10,samples=24,size=30",), samples), Flip(("",), refusal)],
+        "source": [Flip(("folder",), refusal)],
+        "classes": [Flip(("7",), refusal)],
+        "background": [Flip(("first",), held_out), Flip(("last",), shapes)],
+        "first_label": [Flip(("0",), refusal, base=RECORDS)],
+        "decoder": [Flip(("gpu",), unread)],
+        "samples": [Flip(("77",), declared, base=("--data.path=",))],
+        "on_bad_sample": [Flip(("skip", "fail"), unread, base=DAMAGED)],
+        "max_bad_samples": [Flip(("0",), unread, base=SKIPPING)],
     },
     "ArchConfig": {
-        "arch": [Flip(("resnet18",), shapes)],
-        "zero_init_residual": [Flip(("True",), weights, base=("--model.arch=resnet18", "--train.epochs=1"))],
-        "weights": [Flip(("WEIGHTS",), weights)],
+        "arch": [Flip(("squeezenet1_1",), shapes)],
+        "zero_init_residual": [Flip(("True",), network, base=("--model.arch=resnet18",))],
+        "weights": [Flip(("WEIGHTS",), network)],
     },
     "Classification": {
-        "label_smoothing": [Flip(("0.3",), weights)],
+        "label_smoothing": [Flip(("0.3",), losses, same=samples)],
     },
     "OptimizerConfig": {
         "kind": [
-            Flip((kind, "sgd"), weights, base=("--optimizer.no-nesterov", "--optimizer.momentum=0.9"))
-            for kind in ("adamw", "sgd_keras", "lars")
+            Flip((kind, "sgd"), updates, base=("--optimizer.no-nesterov", "--optimizer.momentum=0.9"))
+            for kind in ("rmsprop", "adam", "adamw", "radam", "sgd_keras", "lars")
         ],
-        "lr_for_batch": [Flip(("32",), weights)],
-        "lr_many": [SeenIn("unit/train/test_optimizers.py::test_the_base_rate_follows_batch_and_ranks")],
-        "lr": [Flip(("0.07",), weights)],
-        "weight_decay": [Flip(("0.03",), weights)],
-        "norm_weight_decay": [Flip(("0.2",), weights)],
-        "bias_weight_decay": [Flip(("0.2",), weights)],
-        "decay_form": [Flip((form,), weights, base=DECAYING) for form in ("keras_l2", "decoupled")],
-        "momentum": [Flip(("0.4",), weights), Flip(("0.4",), weights, base=LARS)],
-        "nesterov": [Flip(("True", "False"), weights)],
-        "alpha": [Flip(("0.5",), weights, base=RMSPROP)],
-        "beta1": [Flip(("0.5",), weights, base=ADAMW)],
-        "beta2": [Flip(("0.5",), weights, base=ADAMW)],
-        "eta": [Flip(("0.1",), weights, base=LARS)],
-        "eps": [Flip(("0.1",), weights, base=ADAMW), Flip(("0.1",), weights, base=LARS)],
+        "lr_for_batch": [Flip(("32",), rates)],
+        "lr_many": [Flip(("0.5",), rates, same=updates)],
+        "lr": [Flip(("0.07",), rates)],
+        "weight_decay": [Flip(("0.03",), updates)],
+        "norm_weight_decay": [Flip(("0.2",), updates)],
+        "bias_weight_decay": [Flip(("0.2",), updates)],
+        "decay_form": [Flip((form,), updates, base=DECAYING) for form in ("keras_l2", "decoupled")],
+        "momentum": [Flip(("0.4",), updates), Flip(("0.4",), updates, base=LARS)],
+        "nesterov": [Flip(("True", "False"), updates)],
+        "alpha": [Flip(("0.5",), updates, base=RMSPROP)],
+        "beta1": [Flip(("0.5",), updates, base=ADAMW)],
+        "beta2": [Flip(("0.5",), updates, base=ADAMW)],
+        "eta": [Flip(("0.1",), updates, base=LARS)],
+        "eps": [Flip(("0.1",), updates, base=ADAMW), Flip(("0.1",), updates, base=LARS)],
     },
     "ScheduleConfig": {
-        "kind": [Flip(("constant", "cosine"), weights), Flip(("polynomial",), weights)],
-        "epoch_steps": [
-            Flip(("exact",), weights, base=(*POLYNOMIAL, *UNEVEN)),
-            Flip(("less_one",), weights, base=POLYNOMIAL),
-        ],
-        "warmup_from": [Flip(("zero",), weights, base=COSINE), Flip(("zero",), weights, base=POLYNOMIAL)],
-        "cosine_from": [Flip(("start",), weights, base=COSINE)],
-        "power": [Flip(("1.0",), weights, base=POLYNOMIAL)],
-        "hold_epochs": [Flip(("1.5",), weights, base=COSINE)],
+        "kind": [Flip(("constant", "cosine"), rates), Flip(("polynomial",), rates), Flip(("exponential",), rates)],
+        "epoch_steps": [Flip((name,), rates, base=POLYNOMIAL) for name in ("exact", "less_one")],
+        "warmup_from": [Flip(("zero",), rates, base=COSINE), Flip(("zero",), rates, base=POLYNOMIAL)],
+        "cosine_from": [Flip(("start",), rates, base=COSINE)],
+        "power": [Flip(("1.0",), rates, base=POLYNOMIAL)],
+        "hold_epochs": [Flip(("1.5",), rates, base=COSINE)],
         "decay_epochs": [
-            Flip(("1.5",), weights, base=(kind, "--schedule.warmup-epochs=0"))
+            Flip(("1.5",), rates, base=(kind, "--schedule.warmup-epochs=0"))
             for kind in ("--schedule.kind=cosine", *POLYNOMIAL)
         ],
-        "floor": [Flip(("0.1",), weights, base=COSINE)],
-        "drop_after": [Flip(("True",), weights, base=STEP)],
-        "warmup_epochs": [Flip(("0.7",), weights)],
-        "final_lr": [Flip(("0.05",), weights, base=(kind,)) for kind in ("--schedule.kind=cosine", *POLYNOMIAL)],
-        "drop_epochs": [Flip(("5",), weights, base=STEP)],
-        "factor": [Flip(("0.5",), weights, base=STEP)],
-        "unit": [Flip(("epoch", "step"), weights, base=("--schedule.kind=cosine",))],
-        "warmup": [Flip(("constant",), weights, base=WARMUP)],
-        "warmup_factor": [Flip(("0.9",), weights, base=WARMUP)],
-        "patience": [
-            Flip(("0",), weights, base=("--schedule.kind=plateau", "--train.epochs=5", "--optimizer.lr=1e-5"))
-        ],
-        "plateau_on": [
-            SeenIn("unit/train/test_stops.py::test_a_plateau_of_the_loss_drops_the_rate_and_resumes_to_the_same_bits")
-        ],
-        "table_epochs": [Flip(("5",), weights, base=TABLE_RATES)],
-        "table_rates": [Flip(("0.03",), weights, base=TABLE_RATES)],
+        "floor": [Flip(("0.1",), rates, base=COSINE)],
+        "drop_after": [Flip(("True",), rates, base=STEP)],
+        "warmup_epochs": [Flip(("0.7",), rates)],
+        "final_lr": [Flip(("0.05",), rates, base=(kind,)) for kind in ("--schedule.kind=cosine", *POLYNOMIAL)],
+        "drop_epochs": [Flip(("5",), rates, base=STEP)],
+        "factor": [Flip(("0.5",), rates, base=STEP)],
+        "unit": [Flip(("epoch", "step"), rates, base=("--schedule.kind=cosine",))],
+        "warmup": [Flip(("constant",), rates, base=WARMUP)],
+        "warmup_factor": [Flip(("0.9",), rates, base=WARMUP)],
+        "patience": [Flip(("1",), rates, base=PLATEAU)],
+        "plateau_on": [Flip(("val_loss",), rates, base=(*PLATEAU, "--schedule.patience=1"))],
+        "table_epochs": [Flip(("5",), rates, base=TABLE_RATES)],
+        "table_rates": [Flip(("0.03",), rates, base=TABLE_RATES)],
     },
     "TrainConfig": {
         "epochs": [Flip(("3",), steps)],
@@ -399,7 +619,7 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "ema_every_steps": [Flip(("2",), scores, base=("--train.ema=0.5",), same=weights)],
         "ema_rule": [Flip(("torchvision", "plain"), scores, base=("--train.ema=0.9",), same=weights)],
         "eval_autocast": [Flip(("True", "False"), scores, base=("--train.precision=bf16",), same=weights)],
-        "repeats": [Flip(("2",), weights, same=steps)],
+        "repeats": [Flip(("2",), samples, same=held_out)],
         "ema": [Flip(("0.5",), scores, same=weights), Flip(("0.5",), files)],
         "clip": [Flip(("0.01",), weights)],
         "eval_every_epochs": [Flip(("2",), evaluations, same=weights)],
@@ -408,26 +628,21 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
             Flip(("wrap",), weights, base=(*UNEVEN, "--train.last-batch=drop"), same=steps),
         ],
         "eval_from_epoch": [Flip(("2",), evaluations, same=weights)],
-        "eval_shards": [
-            SeenIn("distributed/test_ranks.py::test_every_rank_evaluates_everything_and_rank_0_is_reported")
-        ],
+        "eval_shards": [Flip(("full",), evaluated_by_second_rank)],
         "target_score": [Flip(("0.01",), evaluations, base=ONE_CLASS)],
         "diverged_score": [Flip(("0.99",), error)],
-        "patience": [PATIENCE],
-        "min_epochs": [PATIENCE],
+        "patience": [Flip(("1",), evaluations, base=FOUR_EPOCHS)],
+        "min_epochs": [Flip(("3",), evaluations, base=(*FOUR_EPOCHS, "--train.patience=1"))],
         "steps_per_epoch": [Flip(("2",), steps)],
         "max_steps": [Flip(("4",), steps)],
         "trainable": [Flip(("head",), optimized)],
         "fp32_ops": [
             Flip(("BatchNorm2d Linear",), weights, base=("--train.precision=bf16",)),
-            Flip(("relu mean",), told_of_fp32, same=weights),
+            Flip(("relu mean",), told, same=network),
         ],
-        "bn_eval": [SeenIn("distributed/test_ranks.py::test_batch_norm_statistics_follow_their_rule")],
-        "bn_group": [
-            Flip(("2",), error),  # there is one process
-            SeenIn("unit/models/test_norm.py::test_all_ranks_train_as_one_process_with_the_whole_batch"),
-        ],
-        "seed": [Flip(("1",), weights)],
+        "bn_eval": [Flip(("local",), shared_statistics)],
+        "bn_group": [Flip(("2",), refusal), ShownBy("unit/models/test_norm.py")],  # here is one process
+        "seed": [Flip(("1",), network), Flip(("1",), samples, same=held_out)],
         "deterministic": [Flip(("True", "False"), determinism, same=weights)],
     },
     "Run": {
@@ -435,24 +650,25 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
         "device": [Flip(("abacus",), error)],
         # One step is enough: threads that wait for each other on busy cores are slow.
         "threads": [Flip(("2",), threads, base=("--train.epochs=1", "--train.global-batch=24"))],
-        "max_cpus": [SeenIn("unit/hardware/test_setup.py::test_a_run_keeps_to_the_first_cpus_it_may_use")],
-        "affinity": [SeenIn("unit/hardware/test_affinity.py::test_a_run_keeps_to_its_cpus")],
-        "bucket_mb": [SeenIn("distributed/test_ddp.py::test_what_torch_is_asked_for")],
-        "reduce": [SeenIn("distributed/test_ddp.py::test_two_levels_give_the_gradients_of_one")],
-        "save_in_background": [SeenIn("faults/test_background_save.py::test_training_goes_on_while_a_save_is_written")],
-        "rank_output": [SeenIn("distributed/test_elastic.py::test_a_killed_rank_leads_to_a_restart_and_equal_weights")],
-        "timeout_s": [SeenIn("distributed/test_hang.py::test_a_hung_rank_ends_all_with_their_stacks")],
-        "devices": [SeenIn("distributed/test_mpi.py::test_devices_starts_ranks_that_share_the_batch")],
+        "max_cpus": [Flip(("1",), process)],
+        "affinity": [Flip(("single",), process)],
+        "bucket_mb": [ShownBy("distributed/test_ddp.py")],
+        "reduce": [ShownBy("distributed/test_ddp.py")],
+        "save_in_background": [Flip(("False",), waited_for_saves, same=weights)],
+        "rank_output": [Flip(("all",), ranks_shown, same=weights)],
+        "timeout_s": [Flip(("7",), watched_for_s, same=weights)],
+        "devices": [Flip(("2",), error)],
         "workers": [Flip(("1",), workers, same=weights)],
         "device_prefetch": [
-            SeenIn("device/test_decode_on_device.py::test_batches_are_the_same_without_a_stream_of_their_own")
+            Flip(("False",), loads_ahead, same=weights),
+            ShownBy("device/test_decode_on_device.py", on_device=True),  # without streams there is nothing to see
         ],
         "prefetch": [Flip(("1000000000",), error, base=("--run.workers=1",))],
         "compile": [Flip(("on",), compilations)],
-        "kernels": [SeenIn("unit/kernels/test_switch.py::test_a_run_says_which")],
+        "kernels": [Flip(("off",), process)],
         "graph": [Flip(("on",), error, base=("--run.device=cpu",))],
-        "warmup_steps": [SeenIn("recipes/test_fields.py::test_steps_before_the_run_are_made_and_undone")],
-        "channels_last": [SeenIn("unit/train/test_step.py::test_channels_last_is_a_layout_and_not_another_model")],
+        "warmup_steps": [Flip(("2",), updates_made, same=weights)],
+        "channels_last": [Flip(("False",), layout, same=shapes)],
         "log_every_steps": [Flip(("3",), log_lines, same=weights)],
         "checkpoint_initial": [Flip(("True",), saves, same=weights)],
         "checkpoint_every_epochs": [Flip(("2",), saves, base=("--train.eval-every-epochs=2",), same=weights)],
@@ -477,25 +693,13 @@ TABLE: dict[str, dict[str, list[Flip | SeenIn]]] = {
 }
 
 
-@pytest.mark.parametrize("name", recipes.names())
-def test_steps_before_the_run_are_made_and_undone(name: str, tmp_path: Path, train, monkeypatch):
-    """Two updates more, on the first batch, and not one bit of difference."""
-    updates = []
-    update = Step._update
-    monkeypatch.setattr(
-        Step, "_update", lambda self, batch: (updates.append(batch["index"].tolist()), update(self, batch))
-    )
-    cold = train(name, tmp_path / "cold")
-    made = list(updates)
-    updates.clear()
-    warm = train(name, tmp_path / "warm", "--run.warmup-steps=2")
-    assert updates == [made[0], made[0], *made] and len(made) == 6
-    assert warm.bits() == cold.bits() and warm.scores == cold.scores
-
-
 def parts_of(name: str) -> dict[str, object]:
     recipe = recipes.find(name).recipe()
-    return {part: config.Run() if part == "run" else getattr(recipe, part) for part in PARTS}
+    return {part: Run() if part == "run" else getattr(recipe, part) for part in PARTS}
+
+
+def flips_of(value: object, field: str) -> list[Flip | ShownBy]:
+    return TABLE.get(type(value).__name__, {}).get(field, [])
 
 
 def rows() -> list[tuple[str, str, str, int]]:
@@ -508,7 +712,7 @@ def rows() -> list[tuple[str, str, str, int]]:
                 if (type(value), each.name) in seen:
                     continue
                 seen.add((type(value), each.name))
-                count = len(TABLE.get(type(value).__name__, {}).get(each.name, []))
+                count = len(flips_of(value, each.name))
                 found += [(name, part, each.name, number) for number in range(count)] or [(name, part, each.name, -1)]
     return found
 
@@ -520,123 +724,245 @@ def as_flags(part: str, name: str, value: str, default: object) -> list[str]:
     return [f"--{part}.{flag}", *value.split()] if isinstance(default, tuple) else [f"--{part}.{flag}={value}"]
 
 
-@pytest.fixture(scope="module")
-def damaged(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Drawn pictures, one of which is none."""
-    root = tmp_path_factory.mktemp("damaged") / "pictures"
-    shutil.copytree(shapes, root)
-    min(path for path in (root / "train").rglob("*") if path.is_file()).write_text("none")
-    return root
+# Loading takes as long as a tiny run, so many flags are parsed together, and each value is then changed alone.
+
+
+def load_together(name: str, changes: dict[tuple[str, str], list[str]]) -> tuple[Recipe, Run]:
+    """Load flags by (part, field), without those that others exclude; these leave `changes`."""
+    while True:
+        try:
+            return config.load(name, [flag for flags in changes.values() for flag in flags])
+        except UsageError as error:  # it names both, and the later one goes
+            named = [(part, field) for part, field in changes if re.search(rf"\b{field}\b", str(error))]
+            del changes[named[-1]]
+
+
+@functools.cache
+def parsed(name: str) -> dict[tuple[str, ...], Any]:
+    """The values of flags, of those that set one field and nothing else."""
+    fields = {(part, field) for by, part, field, _ in rows() if by == name}
+    fields -= {("optimizer", "kind"), ("optimizer", "lr"), ("schedule", "kind")}  # they reset others
+    values = parts_of(name)
+    texts: dict[tuple[str, str], list[str]] = {key: [] for key in sorted(fields)}
+    for part, field in texts:
+        for flip in flips_of(values[part], field):
+            texts[part, field] += flip.values if isinstance(flip, Flip) else ()
+    found: dict[tuple[str, ...], Any] = {}
+    while any(texts.values()):
+        some = {key: as_flags(*key, left.pop(), getattr(values[key[0]], key[1])) for key, left in texts.items() if left}
+        recipe, run = load_together(name, some)
+        for (part, field), flags in some.items():
+            found[tuple(flags)] = getattr(run if part == "run" else getattr(recipe, part), field)
+    return found
+
+
+# Words of the table that stand for files.
 
 
 @pytest.fixture(scope="module")
-def torn(volumes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared volumes, one of which ends too soon."""
-    root = tmp_path_factory.mktemp("torn") / "volumes"
-    shutil.copytree(volumes, root)
-    held_out = {case.name for case in SegmentationData(path=str(root), task="own").source("val").cases}
-    whole = min(path for path in root.glob("*_x.npy") if path.name.removesuffix("_x.npy") not in held_out)
-    whole.write_bytes(whole.read_bytes()[:-7])
-    return root
+def named(shapes: Path, volumes: Path, blobs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By the word, and where it depends on the data, by their class."""
+    root = tmp_path_factory.mktemp("named")
+    pictures = Path(shutil.copytree(shapes, root / "pictures"))
+    damage(min(path for path in (pictures / "train").rglob("*") if path.is_file()))
+    options = drawings.Options(root, only=("detection",), train_pictures=8, val_pictures=3)
+    drawings.prepare(options, lambda what, done, total: None)
+    boxes = Path(shutil.copytree(root / "detection", root / "damaged boxes"))
+    damage(min((boxes / "train2017").iterdir()))
+    torn = Path(shutil.copytree(volumes, root / "volumes"))
+    held_out = {case.name for case in SegmentationData(path=str(torn), task="own").source("val").cases}
+    damage(min(path for path in torn.glob("*_x.npy") if path.name.removesuffix("_x.npy") not in held_out))
+    return {
+        "DAMAGED ClassificationData": pictures,
+        "DAMAGED DetectionData": boxes,
+        "DAMAGED SegmentationData": torn,
+        "DRAWN": root / "detection",
+        "PATCHES": blobs(root / "patches", range(5), patch=(8, 16, 16)),
+        "RECORDS": Path(shutil.copytree(TESTS / "golden" / "tfrecord", root / "records")),
+    }
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-300])
 
 
 @pytest.fixture(scope="module")
 def known() -> dict[tuple, dict]:
-    """What was seen, by the flags of the run: many flips share one baseline."""
+    """What was seen, by the flags: many flips share one baseline."""
     return {}
 
 
 @pytest.fixture
-def ran(known: dict[tuple, dict], train, tmp_path: Path, damaged: Path, torn: Path, monkeypatch):
-    """ran(recipe, flip, change): what the flip looks at, after a run with this change."""
+def called(monkeypatch) -> None:
+    """Notes calls in CALLED and makes them, but for compilations."""
+
+    def spy(owner: type, name: str, key: str, note: Callable[..., Any]) -> None:
+        call = getattr(owner, name)
+
+        def noted(*args: Any, **options: Any) -> Any:
+            result = call(*args, **options)
+            CALLED[key].append(note(*args, **options))
+            return result
+
+        monkeypatch.setattr(owner, name, noted)
+
+    def compile(function, **_):
+        CALLED["compile"].append(None)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile)
+    spy(Step, "_update", "update", lambda *_: None)
+    spy(Saver, "save", "save", lambda saver, **_: saver._pending is None)
+    spy(Watchdog, "__init__", "watch", lambda watchdog, *_: watchdog.timeout_s)
+    spy(Loader, "__init__", "load", lambda *_, **options: options["overlap"])
+
+
+@pytest.fixture
+def seen(known: dict[tuple, dict], load, train, train_made, named, called: None, tmp_path: Path, monkeypatch):
+    """seen(recipe, flip, part, field, change): what the flip looks at with these flags."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # --train.deterministic sets it in this process
 
-    def record(function, **_):
-        COMPILED.append(function)
-        return function
-
-    monkeypatch.setattr(torch, "compile", record)
-
     def spelt(name: str, flag: str) -> str:
-        """Words of the table that stand for files."""
-        if "WEIGHTS" in flag or "DONOR" in flag:
-            donor = train(name, tmp_path / "donor", "--train.seed=77", "--train.epochs=1")
-            flag = flag.replace("WEIGHTS", str(donor.checkpoints[-1] / "model.safetensors"))
-            flag = flag.replace("DONOR", str(donor.folder))
-        return flag.replace("DAMAGED", str(torn if isinstance(parts_of(name)["data"], SegmentationData) else damaged))
+        if "WEIGHTS" in flag:
+            donor = tmp_path / "donor.safetensors"
+            tensors = built(*load(name, "--train.seed=77")).model.state_dict()
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, donor)
+            return flag.replace("WEIGHTS", str(donor))
+        if "DONOR" in flag:
+            donor = train(name, tmp_path / "donor", "--train.seed=77", "--train.epochs=1").folder
+            return flag.replace("DONOR", str(donor))
+        for word, path in named.items():
+            word, _, data = word.partition(" ")
+            if data in ("", type(parts_of(name)["data"]).__name__):
+                flag = flag.replace(word, str(path))
+        return flag
 
-    def run(name: str, flip: Flip, change: list[str]) -> list[Any]:
+    def made(name: str, flip: Flip, part: str, field: str, change: list[str]) -> tuple[Recipe, Run]:
+        base, flags = ([spelt(name, flag) for flag in some] for some in (flip.base, change))
+        if flags and tuple(flags) not in parsed(name):
+            return load(name, *base, *flags)
+        recipe, run = load(name, *base)
+        value = {field: parsed(name)[tuple(flags)]} if flags else {}
+        if part == "run":
+            return recipe, dataclasses.replace(run, **value)
+        return dataclasses.replace(recipe, **{part: dataclasses.replace(getattr(recipe, part), **value)}), run
+
+    def ran(recipe: Recipe, run: Run, flip: Flip) -> Any:
+        if not flip.home:
+            run = dataclasses.replace(run, out=str(tmp_path / f"run {len(list(tmp_path.iterdir()))}"))
+        if flip.before is not None:
+            assert train(recipe.name, Path(run.out), *flip.before).error is None
+        for calls in CALLED.values():
+            calls.clear()
+        return train_made(recipe, run)
+
+    def see(name: str, flip: Flip, part: str, field: str, change: list[str]) -> list[Any]:
         looks = [flip.look, *([flip.same] if flip.same else [])]
-        seen = known.setdefault((name, flip.before, flip.home, *flip.base, *change), {})
-        if any(look not in seen for look in looks):
-            folder = None if flip.home else tmp_path / f"run {len(list(tmp_path.iterdir()))}"
-            if flip.before is not None:
-                assert train(name, folder, *flip.before).error is None
-            flags = [spelt(name, flag) for flag in (*flip.base, *change)]
-            COMPILED.clear()
-            result = train(name, folder, *flags)
-            seen.update({look: look(result) for look in looks})
-        return [seen[look] for look in looks]
+        found = known.setdefault((name, flip.before, flip.home, *flip.base, *change), {})
+        if missing := [look for look in looks if look not in found]:
+            recipe, run = made(name, flip, part, field, change)
+            found.update({look: look(recipe, run) for look in missing if look in WITHOUT_RUN})
+        if missing := [look for look in missing if look not in WITHOUT_RUN]:
+            result = ran(recipe, run, flip)
+            found.update({look: look(result) for look in missing})
+        return [found[look] for look in looks]
 
-    return run
+    return see
+
+
+class Collected:
+    """A plugin that keeps what pytest has chosen to run."""
+
+    items: list[pytest.Item]
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.items = session.items
+
+
+@pytest.fixture(scope="module")
+def shown_by() -> dict[tuple[str, str], bool]:
+    """(field, file) -> whether the test that shows it needs an accelerator, of all in the default set."""
+    chosen = Collected()
+    rows = [row for fields in TABLE.values() for rows in fields.values() for row in rows if isinstance(row, ShownBy)]
+    named = sorted({str(TESTS / row.file) for row in rows})
+    assert pytest.main([*named, "--collect-only", "-q", "-s", "-p", "no:cacheprovider"], [chosen]) == 0
+    return {
+        (mark.args[0], item.path.relative_to(TESTS).as_posix()): item.get_closest_marker("device") is not None
+        for item in chosen.items
+        for mark in item.iter_markers("shows")
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "part", "field_name", "number"), rows(), ids=lambda value: str(value) if not isinstance(value, int) else ""
 )
-def test_a_field_does_something(name: str, part: str, field_name: str, number: int, tiny, ran):
+def test_a_field_does_something(name: str, part: str, field_name: str, number: int, load, seen, request):
     value = parts_of(name)[part]
     kind = type(value).__name__
     assert number >= 0, (
         f"{part}.{field_name} of {name} ({kind}) has no row in the table of {Path(__file__).name}; "
         f"say which change of it shows, and how"
     )
-    flip = TABLE[kind][field_name][number]
-    if isinstance(flip, SeenIn):
-        path, _, function = flip.test.partition("::")
-        tree = ast.parse((TESTS / path).read_text(encoding="utf-8"))
-        assert function in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    flip = flips_of(value, field_name)[number]
+    if isinstance(flip, ShownBy):
+        shown = request.getfixturevalue("shown_by").get((f"{part}.{field_name}", flip.file))
+        where = "on a device" if flip.on_device else "in the default set"
+        assert shown is flip.on_device, f'no test in {flip.file} is marked shows("{part}.{field_name}") and run {where}'
         return
-    changes = [as_flags(part, field_name, each, getattr(value, field_name)) for each in flip.values]
-    if len(changes) > 1:
-        base = [*tiny(name), *flip.base]
-        changes = [flags for flags in changes if config.load(name, [*base, *flags]) != config.load(name, base)]
-    change = changes[0]
-    before, after = ran(name, flip, []), ran(name, flip, change)
+    text = flip.values[0]
+    if len(flip.values) > 1:
+        recipe, run = load(name, *flip.base)
+        now = getattr(run if part == "run" else getattr(recipe, part), field_name)
+        text = next(each for each in flip.values if each != str(now))
+    change = as_flags(part, field_name, text, getattr(value, field_name))
+    before, after = (seen(name, flip, part, field_name, flags) for flags in ([], change))
     assert after[0] != before[0], f"{' '.join(change)} changes nothing: {flip.look.__name__} stays {before[0]}"
     assert after[1:] == before[1:], f"{' '.join(change)} changes {flip.same.__name__} too"
 
 
-@pytest.mark.parametrize("name", recipes.names())
-def test_looking_twice_at_the_same_run_sees_no_change(name: str, train, tmp_path: Path):
+@COVER["recipe_of_each"](COVER["data"])
+def test_steps_before_the_run_are_made_and_undone(name: str, tmp_path: Path, train, finished, monkeypatch):
+    """Two updates more, on the first batch, and not one bit of difference."""
+    updates = []
+    update = Step._update
+    monkeypatch.setattr(
+        Step, "_update", lambda self, batch: (updates.append(batch["index"].tolist()), update(self, batch))
+    )
+    warm = train(name, tmp_path / "warm", "--run.warmup-steps=2")
+    assert updates[:2] == [updates[2]] * 2 and len(updates) == 2 + 6
+    assert warm.bits() == finished(name).bits() and warm.scores == finished(name).scores
+
+
+@pytest.mark.parametrize("name", sorted({name for name, *_ in rows()}))
+def test_looking_twice_at_the_same_run_sees_no_change(name: str, load, train, called, tmp_path: Path, monkeypatch):
     """Else a difference would prove nothing."""
-    flips = [flip for fields in TABLE.values() for flips in fields.values() for flip in flips]
-    looks = {flip.look for flip in flips if isinstance(flip, Flip)}
-    first, second = (train(name, tmp_path / folder) for folder in ("first", "second"))
-    for look in looks:
-        assert look(first) == look(second), look.__name__
+    monkeypatch.chdir(tmp_path)
+    flips = [flips_of(parts_of(name)[part], field) for by, part, field, _ in rows() if by == name]
+    looks = {flip.look for flip in itertools.chain(*flips) if isinstance(flip, Flip)}
+
+    def looked_at(folder: str) -> dict[str, Any]:
+        seen = {look.__name__: look(*load(name)) for look in looks & set(WITHOUT_RUN)}
+        if after_run := looks - set(WITHOUT_RUN):
+            for calls in CALLED.values():
+                calls.clear()
+            result = train(name, tmp_path / folder)
+            seen |= {look.__name__: look(result) for look in after_run}
+        return seen
+
+    assert looked_at("first") == looked_at("second")
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@COVER["recipe_of_each"](COVER["classes"])
 def test_all_changes_together_survive_config_yaml(name: str, tmp_path: Path):
-    changes: list[str] = []
+    changes = {}
     for part, value in parts_of(name).items():
-        rows = []
-        for field_name, flips in TABLE.get(type(value).__name__, {}).items():
-            alone = [flip for flip in flips if isinstance(flip, Flip) and not flip.base]
-            rows += [as_flags(part, field_name, alone[0].values[0], getattr(value, field_name))] if alone else []
-        # All of a part at once; where some exclude others, one by one.
-        for more in ([[flag for row in rows for flag in row]], rows):
-            before = len(changes)
-            for flags in more:
-                with contextlib.suppress(UsageError):
-                    config.load(name, [*changes, *flags])
-                    changes += flags
-            if len(changes) > before:
-                break
-    made = config.load(name, changes)
-    assert len(changes) > 50
+        for field_name in (each.name for each in dataclasses.fields(value)):
+            alone = [flip for flip in flips_of(value, field_name) if isinstance(flip, Flip) and not flip.base]
+            if alone:
+                changes[part, field_name] = as_flags(part, field_name, alone[0].values[0], getattr(value, field_name))
+    made = load_together(name, changes)
+    assert len(changes) > 60
     path = tmp_path / "config.yaml"
     path.write_text(config.dump(*made))
     assert config.load(name, [], path) == made != config.load(name)

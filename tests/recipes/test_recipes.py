@@ -1,10 +1,15 @@
-"""Every recipe: its text, its round trip, a few steps, an evaluation, and a resume from anywhere to the same bits."""
+"""Every recipe: its text, its round trip, a few steps, an evaluation, and a resume from anywhere to the same bits.
+
+By default the matrices take one recipe for every kind of data or part, see cover.py; all others are slow.
+"""
 
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,12 +23,16 @@ from sightline.hardware.world import World
 from sightline.log import RunLog
 from sightline.train import loop
 
+COVER = runpy.run_path(str(Path(__file__).with_name("cover.py")))
 EVERY_RECIPE = pytest.mark.parametrize("name", recipes.names())
+EACH_DATA, EACH_PART = COVER["recipe_of_each"](COVER["data"]), COVER["recipe_of_each"](COVER["parts"])
 STEPS = 6  # two epochs of three
 HELD_OUT = {"ClassificationData": 3, "DetectionData": 3, "SegmentationData": 12}  # 12 slices of two volumes
+CLASSIFIERS = [n for n in recipes.names() if recipes.find(n).recipe().task.headline == "top1"]
 LEARNS_WELL = {
     "ResNetConfig": ["--model.width=8", "--optimizer.lr=0.1"],
-    "ArchConfig": ["--model.arch=resnet18", "--optimizer.lr=0.01", "--train.epochs=4"],
+    "ArchConfig": ["--optimizer.lr=0.02", "--optimizer.lr-for-batch=0", "--schedule.warmup-epochs=1"],
+    "lars": ["--model.arch=resnet18", "--optimizer.lr=3", "--optimizer.lr-many=0", "--train.epochs=8"],
 }
 
 
@@ -70,9 +79,9 @@ def test_it_trains_evaluates_and_writes_its_run_folder(name: str, tmp_path: Path
     assert [e["loss"] for e in copy.events("train")] == [e["loss"] for e in result.events("train")]
 
 
-@EVERY_RECIPE
-def test_a_checkpoint_is_evaluated_to_the_scores_it_was_saved_with(name: str, tmp_path: Path, train):
-    result = train(name, tmp_path / "run", "--train.ema=0.5")
+@EACH_PART
+def test_a_checkpoint_is_evaluated_to_the_scores_it_was_saved_with(name: str, finished):
+    result = finished(name, "--train.ema=0.5")
     flags = ["--run.workers=0", "--run.device=cpu"]
     latest = api.evaluate(str(result.folder), flags, which="latest")
     assert latest.values == result.scores.values and latest.tables == result.scores.tables
@@ -81,9 +90,9 @@ def test_a_checkpoint_is_evaluated_to_the_scores_it_was_saved_with(name: str, tm
     assert first.values == {key: logged[key] for key in first.values}
 
 
-@EVERY_RECIPE
-def test_checkpoints_have_the_names_of_the_model(name: str, tmp_path: Path, train):
-    result = train(name, tmp_path / "run", "--train.ema=0.5", "--train.epochs=1")
+@EACH_PART
+def test_checkpoints_have_the_names_of_the_model(name: str, finished):
+    result = finished(name, "--train.ema=0.5")
     recipe, _ = config.from_json(json.loads((result.checkpoints[0] / "state.json").read_text())["recipe"])
     model = recipe.model.build(recipe.data.open("train", 0).spec)
     for file in ("model", "ema"):
@@ -129,10 +138,16 @@ def known_to(name: str, flags: list[str]) -> list[str]:
     return [flag for flag in flags if is_known(flag)]
 
 
-@EVERY_RECIPE
-@pytest.mark.parametrize("flags", VARIANTS.values(), ids=VARIANTS.keys())
-def test_resumed_from_any_step_it_ends_with_the_same_bits(name: str, tmp_path: Path, train, flags: list[str]):
-    flags = [*known_to(name, flags), "--run.checkpoint-every-steps=1", "--run.keep=100"]
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        *COVER["params"](COVER["parts"], "as it is"),
+        *COVER["params"](COVER["data"], "everything on"),
+        *COVER["params"](COVER["data"], "fp16 and adamw"),
+    ],
+)
+def test_resumed_from_any_step_it_ends_with_the_same_bits(name: str, variant: str, tmp_path: Path, train):
+    flags = [*known_to(name, VARIANTS[variant]), "--run.checkpoint-every-steps=1", "--run.keep=100"]
     whole = train(name, tmp_path / "whole", *flags)
     assert [c.name for c in whole.checkpoints] == [f"ckpt-{step:08d}" for step in range(1, STEPS + 1)]
     for step in range(1, STEPS) if "--train.ema=0.9" in flags else (2, 3):
@@ -149,7 +164,7 @@ def test_resumed_from_any_step_it_ends_with_the_same_bits(name: str, tmp_path: P
         assert [e["loss"] for e in resumed.events("train")] == expected
 
 
-@EVERY_RECIPE
+@EACH_DATA
 def test_the_number_of_workers_changes_no_bit(name: str, tmp_path: Path, train, finished):
     some, none = train(name, tmp_path / "some", "--run.workers=1"), finished(name)
     assert len(some.events("start")[0]["workers"]) == 1
@@ -173,7 +188,7 @@ class Stopping(RunLog):
             os.kill(os.getpid(), self.number)
 
 
-@EVERY_RECIPE
+@EACH_DATA
 @pytest.mark.parametrize(
     ("number", "signal_at"),
     [
@@ -186,16 +201,16 @@ class Stopping(RunLog):
     ids=str,
 )
 def test_a_signal_saves_and_the_same_command_goes_on(
-    name: str, tmp_path: Path, train, finished, tiny, number: signal.Signals, signal_at: tuple[str, int]
+    name: str, tmp_path: Path, train, finished, load, number: signal.Signals, signal_at: tuple[str, int]
 ):
     whole = finished(name)
     stopped = type(whole)(tmp_path / "stopped")
-    recipe, run = config.load(name, [*tiny(name), f"--run.out={stopped.folder}"])
+    recipe, run = load(name)
     log = Stopping(stopped.folder)
     log.signal_at, log.number = signal_at, number
     before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
     with pytest.raises(Interrupted) as interrupted:
-        loop.train(recipe, run, devices.select("cpu"), World(), log)
+        loop.train(recipe, replace(run, out=str(stopped.folder)), devices.select("cpu"), World(), log)
     log.close(interrupted.value.exit_code, str(interrupted.value))
     assert interrupted.value.exit_code == 128 + number
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
@@ -215,9 +230,17 @@ def test_a_finished_run_started_again_says_so_and_changes_nothing(name: str, tmp
     assert second.scores.values == first.scores.values and second.bits() == before
 
 
-@pytest.mark.parametrize("name", [n for n in recipes.names() if recipes.find(n).recipe().task.headline == "top1"])
+def first_of_its_model(name: str) -> bool:
+    """Whether no classifier before it has the same class of model; test_by_heart.py has every optimizer."""
+    kinds = [type(recipes.find(each).recipe().model) for each in CLASSIFIERS[: CLASSIFIERS.index(name) + 1]]
+    return kinds.index(kinds[-1]) == len(kinds) - 1
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if first_of_its_model(n) else pytest.mark.slow) for n in CLASSIFIERS]
+)
 def test_it_learns(name: str, tmp_path: Path, train):
-    """A handful of pictures, to 0.95 and more, within seconds; the val split has the same patterns and other noise."""
+    """A handful of images, to 0.95 and more, within seconds; the val split has the same patterns and other noise."""
     made = recipes.find(name).recipe()
     result = train(
         name,
@@ -225,11 +248,11 @@ def test_it_learns(name: str, tmp_path: Path, train):
         "--schedule.kind=cosine",
         "--data.path=synthetic:classes=10,samples=320,size=28",
         "--data.augment=off",
-        "--train.epochs=8",
+        "--train.epochs=6",
         "--train.global-batch=32",
         "--train.eval-every-epochs=8",
-        *LEARNS_WELL[type(made.model).__name__],
-        *(["--optimizer.lr=3", "--optimizer.lr-many=0", "--train.epochs=8"] if made.optimizer.kind == "lars" else []),
+        "--run.checkpoint-every-epochs=8",
+        *LEARNS_WELL["lars" if made.optimizer.kind == "lars" else type(made.model).__name__],
     )
     assert result.scores.values["samples"] == 40
     assert result.scores.values["top1"] >= 0.95
@@ -237,10 +260,9 @@ def test_it_learns(name: str, tmp_path: Path, train):
     assert sum(losses[-10:]) < sum(losses[:10]) / 2
 
 
-@EVERY_RECIPE
-def test_the_average_is_what_is_evaluated_and_called_best(name: str, tmp_path: Path, train, finished):
-    plain = finished(name)
-    averaged = train(name, tmp_path / "averaged", "--train.ema=0.5")
+@EACH_PART
+def test_the_average_is_what_is_evaluated_and_called_best(name: str, finished):
+    plain, averaged = finished(name), finished(name, "--train.ema=0.5")
     assert averaged.bits()["model.safetensors"] == plain.bits()["model.safetensors"]
     if plain.scores.values[recipes.find(name).recipe().task.headline]:  # a detector finds nothing in so few steps
         assert averaged.scores != plain.scores

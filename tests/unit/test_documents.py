@@ -47,4 +47,4 @@ def test_flags_for_the_originals_other_ways_go_together(name: str, flags: str):
     document = (REPO / "docs" / "recipes.md").read_text(encoding="utf-8")
     words = flags.split()
     assert all(word in document for word in words)
-    assert config.load(name, words)[0] != config.load(name)[0]
+    assert config.load(name, words)[0] != recipes.find(name).recipe()

@@ -192,6 +192,7 @@ def test_a_group_of_ranks_normalises_as_one_rank_with_all_their_samples(seen, si
     assert {"y0", "dx1"} <= expected.keys()
 
 
+@pytest.mark.shows("train.bn_group")
 def test_all_ranks_train_as_one_process_with_the_whole_batch(seen):
     """Without shared statistics, gradients differ by far more than is allowed here."""
     expected, notes = train_steps(World(), 0, slice(0, BATCH))

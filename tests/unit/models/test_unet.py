@@ -1,6 +1,7 @@
 """The U-Net against published counts and shapes, MONAI's DynUNet, and its blocks written out by hand."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -419,13 +420,23 @@ def test_patches_that_do_not_fit_are_refused(patch, fields, message):
         build(patch, **TINY, **fields)
 
 
-def test_a_patch_that_an_error_proposes_is_accepted():
+def test_a_patch_that_an_error_proposes_is_the_next_one_that_fits():
+    refused = {}
     for side in range(8, 200):
         try:
             build((side, 64), 1, 2, width=1)
         except UsageError as error:
-            proposed = str(error).rsplit("e.g. ", 1)[1].split("x")
-            build(tuple(map(int, proposed)), 1, 2, width=1)
+            said = re.fullmatch(r".* multiples of (\d+)x(\d+), e.g. (\d+)x(\d+)", str(error))
+            refused[side] = tuple(map(int, said.groups()))
+    # A side is halved while it has 8 or more, 5 times at most.
+    assert sorted(refused) == [side for side in range(8, 200) if side % 2 ** min(5, int(math.log2(side / 4)))]
+    for side, (multiple, other, proposed, kept) in refused.items():
+        assert proposed % multiple == 0 and side < proposed < side + multiple
+        assert kept == 64 and kept % other == 0
+        assert build((proposed, 64), 1, 2, width=1).patch == (proposed, 64)
+    *_, proposed, kept = refused[50]
+    image = torch.zeros(1, 1, proposed, kept)
+    assert build((proposed, kept), 1, 2, width=1)(image).shape == (1, 2, proposed, kept)
 
 
 def test_a_spacing_of_other_axes_is_refused_and_none_means_equal():

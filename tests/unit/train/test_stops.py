@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from sightline import api, config
-from sightline.config import TrainConfig
+from sightline.config import Recipe, Run, TrainConfig
 from sightline.errors import Diverged, UsageError
 from sightline.evaluate.topk import TopK
 from sightline.log import BEST_SCORES
@@ -27,8 +28,27 @@ TINY = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --
 --run.log-every-steps=1 --run.keep=50""".split()
 
 
+@cache  # to build the parser takes as long as to train
+def loaded(*flags: str) -> tuple[Recipe, Run]:
+    return api.load("demo_classification", [*TINY, *flags])
+
+
 def train(folder: Path, *flags: str) -> Scores:
-    return api.train(*api.load("demo_classification", [*TINY, f"--run.out={folder}", *flags]))
+    recipe, run = loaded(*flags)
+    return api.train(recipe, replace(run, out=str(folder)))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory):
+    """finished(*flags): the folder and the scores of a run that is made once; for reading only."""
+    folder = tmp_path_factory.mktemp("finished")
+
+    @cache
+    def run(*flags: str) -> tuple[Path, Scores]:
+        out = folder / str(len(list(folder.iterdir())))
+        return out, train(out, *flags)
+
+    return run
 
 
 def events(folder: Path, kind: str) -> list[dict]:
@@ -121,17 +141,17 @@ def test_the_target_ends_a_run_and_the_same_command_does_not_go_on(tmp_path: Pat
     assert again == whole and bits(tmp_path) == bits(tmp_path / "whole")
 
 
-def test_a_target_that_is_not_reached_changes_nothing(tmp_path: Path):
+def test_a_target_that_is_not_reached_changes_nothing(tmp_path: Path, finished):
     # Ten classes after twelve steps: nobody is perfect.
-    with_target = train(tmp_path / "with", "--train.target-score=1")
-    assert with_target == train(tmp_path / "without")
-    assert bits(tmp_path / "with") == bits(tmp_path / "without")
+    plain, scores = finished()
+    assert train(tmp_path, "--train.target-score=1") == scores
+    assert bits(tmp_path) == bits(plain)
 
 
 # Divergence
 
 
-def test_a_score_that_is_too_low_ends_the_run_with_code_5(tmp_path: Path):
+def test_a_score_that_is_too_low_ends_the_run_with_code_5(tmp_path: Path, finished):
     flags = ["--train.diverged-score=0.99"]
     for start in range(2):  # a restart finds out at once
         with pytest.raises(Diverged, match=r"top1 0\.\d{4} at step 3 is not above train.diverged_score=0.99") as error:
@@ -140,8 +160,8 @@ def test_a_score_that_is_too_low_ends_the_run_with_code_5(tmp_path: Path):
         assert json.loads((tmp_path / "exit.json").read_text())["code"] == 5
         assert len(events(tmp_path, "start")) == 1, start
     assert progress(tmp_path)["scored_step"] == 3
-    whole = train(tmp_path / "whole")
-    assert train(tmp_path) == whole and bits(tmp_path) == bits(tmp_path / "whole")
+    plain, scores = finished()
+    assert train(tmp_path) == scores and bits(tmp_path) == bits(plain)
 
 
 def test_a_score_that_is_no_number_has_diverged_too(tmp_path: Path):
@@ -270,9 +290,9 @@ class ScriptedTask(Classification):
 
 
 def train_scripted(folder: Path, scores: list[float], *flags: str) -> None:
-    recipe, run = api.load("demo_classification", [*TINY, f"--run.out={folder}", *flags])
+    recipe, run = loaded(*flags)
     Scripted.to_come = scores
-    api.train(replace(recipe, task=ScriptedTask(**vars(recipe.task))), run)
+    api.train(replace(recipe, task=ScriptedTask(**vars(recipe.task))), replace(run, out=str(folder)))
     assert not Scripted.to_come
 
 
@@ -323,14 +343,14 @@ def test_a_plateau_of_the_loss_drops_the_rate_and_resumes_to_the_same_bits(tmp_p
     assert progress(run)["val_losses"] == losses
 
 
-def test_a_checkpoint_without_losses_still_loads(tmp_path: Path):
-    train(tmp_path / "run", "--train.max-steps=5")
-    path = checkpoint.find(tmp_path / "run", "latest")
+def test_a_checkpoint_without_losses_still_loads(tmp_path: Path, finished):
+    whole, scores = finished()
+    path = checkpoint.find(finished("--train.max-steps=5")[0], "latest")
     tensors, state = checkpoint.read(path)
     del state["progress"]["val_losses"]
-    checkpoint.write(tmp_path / "old" / "checkpoints" / path.name, tensors, state)
-    assert train(tmp_path / "old") == train(tmp_path / "run")
-    assert progress(tmp_path / "old")["val_losses"] == progress(tmp_path / "run")["val_losses"][1:]
+    checkpoint.write(tmp_path / "checkpoints" / path.name, tensors, state)
+    assert train(tmp_path) == scores
+    assert progress(tmp_path)["val_losses"] == progress(whole)["val_losses"][1:]
 
 
 def test_the_loss_has_two_names_and_a_task_without_one_is_told():
@@ -357,9 +377,10 @@ def test_short_epochs_move_the_schedule_too(tmp_path: Path):
     assert seen(tmp_path, "train", "lr") == pytest.approx(expected)
 
 
-def test_a_cap_beyond_the_epoch_changes_nothing(tmp_path: Path):
-    assert train(tmp_path / "capped", "--train.steps-per-epoch=99") == train(tmp_path / "plain")
-    assert bits(tmp_path / "capped") == bits(tmp_path / "plain")
+def test_a_cap_beyond_the_epoch_changes_nothing(tmp_path: Path, finished):
+    plain, scores = finished()
+    assert train(tmp_path, "--train.steps-per-epoch=99") == scores
+    assert bits(tmp_path) == bits(plain)
 
 
 def test_short_epochs_cannot_be_changed_on_the_way(tmp_path: Path):
@@ -369,11 +390,11 @@ def test_short_epochs_cannot_be_changed_on_the_way(tmp_path: Path):
 
 
 @pytest.mark.parametrize("stop", [2, 3, 4, 6])
-def test_a_hard_stop_is_evaluated_saved_and_goes_on_to_the_same_bits(tmp_path: Path, stop: int):
+def test_a_hard_stop_is_evaluated_saved_and_goes_on_to_the_same_bits(tmp_path: Path, finished, stop: int):
     """Within an epoch, at its end, and at the end of one without an evaluation; plateau looks at every score."""
     flags = ["--train.eval-every-epochs=2", "--schedule.kind=plateau", "--schedule.patience=0", "--train.ema=0.5"]
-    whole = train(tmp_path / "whole", *flags)
-    run = tmp_path / "run"
+    whole, scores = finished(*flags)
+    run = tmp_path
     first = train(run, *flags, f"--train.max-steps={stop}")
     assert seen(run, "train", "step") == list(range(1, stop + 1)) and seen(run, "evaluate", "step") == [stop]
     assert checkpoint.find(run, "latest").name == f"ckpt-{stop:08d}"
@@ -381,15 +402,15 @@ def test_a_hard_stop_is_evaluated_saved_and_goes_on_to_the_same_bits(tmp_path: P
     assert train(run, *flags, f"--train.max-steps={stop}").values == first.values and bits(run) == before
     assert train(run, *flags, f"--train.max-steps={stop - 1}").values == first.values and bits(run) == before
     assert train(run, *flags, "--train.max-steps=11").values["samples"] == 3
-    assert train(run, *flags) == whole and bits(run) == bits(tmp_path / "whole")
-    assert progress(run)["history"] == progress(tmp_path / "whole")["history"]
+    assert train(run, *flags) == scores and bits(run) == bits(whole)
+    assert progress(run)["history"] == progress(whole)["history"]
     # The schedule is that of all epochs from the start.
-    assert seen(run, "train", "lr") == seen(tmp_path / "whole", "train", "lr")
+    assert seen(run, "train", "lr") == seen(whole, "train", "lr")
 
 
-def test_a_hard_stop_beyond_the_end_is_none(tmp_path: Path):
-    assert train(tmp_path / "run", "--train.max-steps=500") == train(tmp_path / "plain")
-    assert seen(tmp_path / "run", "start", "steps") == [12] and len(events(tmp_path / "run", "evaluate")) == 4
+def test_a_hard_stop_beyond_the_end_is_none(tmp_path: Path, finished):
+    assert train(tmp_path, "--train.max-steps=500") == finished()[1]
+    assert seen(tmp_path, "start", "steps") == [12] and len(events(tmp_path, "evaluate")) == 4
 
 
 @pytest.mark.parametrize(
@@ -435,16 +456,16 @@ def test_the_base_rate_is_resolved_once(tmp_path: Path, capsys):
     assert set(seen(tmp_path / "other", "train", "lr")) == {0.25} and progress(tmp_path / "other")["base_lr"] == 0.25
 
 
-def test_a_checkpoint_without_a_base_rate_still_loads(tmp_path: Path):
-    train(tmp_path / "run", "--train.max-steps=5")
-    path = checkpoint.find(tmp_path / "run", "latest")
+def test_a_checkpoint_without_a_base_rate_still_loads(tmp_path: Path, finished):
+    whole, scores = finished()
+    path = checkpoint.find(finished("--train.max-steps=5")[0], "latest")
     tensors, state = checkpoint.read(path)
     for key in ("base_lr", "scored_step"):
         del state["progress"][key]
     del state["stopwatch"]
-    checkpoint.write(tmp_path / "old" / "checkpoints" / path.name, tensors, state)
-    assert train(tmp_path / "old") == train(tmp_path / "run")
-    assert bits(tmp_path / "old") == bits(tmp_path / "run")
+    checkpoint.write(tmp_path / "checkpoints" / path.name, tensors, state)
+    assert train(tmp_path) == scores
+    assert bits(tmp_path) == bits(whole)
 
 
 def test_what_cannot_be_scored_is_refused_before_the_first_step(tmp_path: Path):

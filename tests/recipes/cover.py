@@ -1,0 +1,51 @@
+"""Which recipes the default set of tests takes: every kind of part occurs among them. The others are slow."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sightline import recipes
+
+RICHEST = ("resnet50_mlperf", "ssd_resnet34", "unet2d")  # of each kind of data, the one that uses most of the engine
+Kinds = Callable[[str], set[str]]
+
+
+def data(name: str) -> set[str]:
+    """Return the kind of data of a recipe."""
+    return {type(recipes.find(name).recipe().data).__name__}
+
+
+def classes(name: str) -> set[str]:
+    """Return the classes of model, data and task of a recipe."""
+    made = recipes.find(name).recipe()
+    return {type(part).__name__ for part in (made.model, made.data, made.task)}
+
+
+def parts(name: str) -> set[str]:
+    """Return these classes, and the kinds of optimizer and schedule."""
+    made = recipes.find(name).recipe()
+    return classes(name) | {f"optimizer {made.optimizer.kind}", f"schedule {made.schedule.kind}"}
+
+
+def chosen(kinds: Kinds) -> list[str]:
+    """Choose recipes until every kind occurs."""
+    found: list[str] = []
+    for name in (*RICHEST, *recipes.names()):
+        if kinds(name) - set().union(*map(kinds, found)):
+            found.append(name)
+    return found
+
+
+def params(kinds: Kinds, *others: str) -> list[Any]:
+    """Return (name, *others) of every recipe, slow where all kinds occur without it."""
+    default = chosen(kinds)
+    return [
+        pytest.param(name, *others, id="-".join((name, *others)), marks=() if name in default else pytest.mark.slow)
+        for name in recipes.names()
+    ]
+
+
+def recipe_of_each(kinds: Kinds) -> pytest.MarkDecorator:
+    """Run a test with the `name` of every recipe, by default of one for every kind."""
+    return pytest.mark.parametrize("name", params(kinds))
