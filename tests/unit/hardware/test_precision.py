@@ -97,7 +97,7 @@ def test_names_types_and_copies_stay():
 def test_torch_compile_sees_one_graph():
     model = model_of()
     keep_fp32(model, ["BatchNorm2d", "layer4.*", "fc"], CPU)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(model, backend="aot_eager_default_partitioner", fullgraph=True)
     with autocast(CPU, "bf16"):
         out, expected = compiled(PICTURE), model(PICTURE)
     assert out.dtype == torch.float32 and torch.equal(out, expected)

@@ -32,13 +32,15 @@ def theirs(depth: int, classes: int = 1000, **fields) -> nn.Module:
 def twins(depth: int, classes: int = 10) -> tuple[nn.Module, nn.Module]:
     """Torchvision's network with statistics of its own, and ours with its state dict."""
     torch.manual_seed(depth)
-    reference, model = theirs(depth, classes), ours(depth, classes)
+    reference = theirs(depth, classes)
+    with torch.device("meta"):  # to be filled below
+        model = ours(depth, classes)
     for name, buffer in reference.named_buffers():
         if name.endswith("running_mean"):
             buffer.normal_(std=0.1)
         elif name.endswith("running_var"):
             buffer.uniform_(0.5, 1.5)
-    model.load_state_dict(reference.state_dict())
+    model.load_state_dict({key: tensor.clone() for key, tensor in reference.state_dict().items()}, assign=True)
     return reference, model
 
 
