@@ -75,7 +75,7 @@ def trained(world: World, task: str, kind: str, states: list[State] | None = Non
     found: dict[str, Any] = {"given": [], "gradients": [], "states": [copied(state)]}
     for number in range(steps):
         if states is not None:
-            state.load(states[number], {})
+            state.load(states[number], {"step": 0})
         batch = loader.next("train")
         step(batch, number, recipe.optimizer.lr)
         found["given"].append(batch["index"].tolist())

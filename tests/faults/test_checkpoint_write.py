@@ -17,7 +17,8 @@ BOUNDARIES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}  # audit
 
 def save(folder: Path, step: int, value: float, best_step: int) -> None:
     tensors = {stem: {"w": torch.full((64,), value), "b": torch.tensor(step)} for stem in ("model", "optimizer")}
-    Checkpoints(folder, 2, print).save(step, tensors, {"value": value, "best_step": best_step}, best_step)
+    state = {"value": value, "best_step": best_step, "progress": {"step": step}}
+    Checkpoints(folder, 2, print).save(step, tensors, state, best_step)
 
 
 def die_in_call(number: int, folder: Path) -> None:

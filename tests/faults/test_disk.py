@@ -62,7 +62,9 @@ def test_no_room_for_the_run_folder_is_told_at_once(sightline, tmp_path):
 @pytest.mark.parametrize("call", ["_on_host", "_write_json", "_fsync", "_replace_text", "rename"])
 def test_every_call_of_a_save_may_find_the_disk_full(tmp_path, monkeypatch, call, number):
     def save(step: int) -> None:
-        Checkpoints(tmp_path, 2, print).save(step, {"model": {"w": torch.full((9,), float(step))}}, {"n": step}, step)
+        Checkpoints(tmp_path, 2, print).save(
+            step, {"model": {"w": torch.full((9,), float(step))}}, {"n": step, "progress": {"step": step}}, step
+        )
 
     def full(*_: object) -> None:
         raise OSError(number, "no room")
