@@ -142,9 +142,14 @@ def _exit_code(child: Child, seconds: float) -> int | None:
     """As subprocess says it (minus the signal); None while the process is still running after `seconds`."""
     deadline = time.monotonic() + seconds
     poll = select.poll()
-    for descriptor in (ended := os.pidfd_open(child.pid), *child.readers.values()):
-        poll.register(descriptor, select.POLLIN)
-    try:
+    for reader in child.readers.values():
+        poll.register(reader, select.POLLIN)
+    with contextlib.ExitStack() as stack:
+        longest = 0.002
+        with contextlib.suppress(OSError):  # kernels before 5.3 have none
+            poll.register(ended := os.pidfd_open(child.pid), select.POLLIN)
+            stack.callback(os.close, ended)
+            longest = seconds
         while True:
             found, status = os.waitpid(child.pid, os.WNOHANG)
             child.read()
@@ -153,9 +158,9 @@ def _exit_code(child: Child, seconds: float) -> int | None:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            poll.poll(1000 * left)
-    finally:
-        os.close(ended)
+            for descriptor, event in poll.poll(1000 * min(left, longest)):
+                if event & select.POLLHUP and descriptor in child.readers.values():
+                    poll.unregister(descriptor)  # closed for good, which would end every wait at once
 
 
 def torchrun(words: list[str]) -> None:

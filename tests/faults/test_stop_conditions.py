@@ -15,8 +15,8 @@ STOPS = {
     "max_steps": ("--train.max-steps", "13"),
     "short epochs": ("--train.steps-per-epoch", "5"),
     "late evaluation": ("--train.eval-from-epoch", "3", "--train.eval-every-epochs", "4"),
-    "head": ("--train.trainable", "head"),
-    "fp32": ("--train.fp32-ops", "BatchNorm2d", "fc", "--train.precision", "bf16"),
+    "head": ("--train.trainable", "head", "--train.epochs", "2"),
+    "fp32": ("--train.fp32-ops", "BatchNorm2d", "fc", "--train.precision", "bf16", "--train.epochs", "2"),
     "warm-up": ("--run.warmup-steps", "2"),
 }
 
