@@ -5,6 +5,7 @@ The only file that knows tyro and yaml.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import itertools
@@ -295,13 +296,23 @@ def from_json(values: Mapping[str, Any], name: str = "", flags: Sequence[str] = 
     default = recipes.find(name or stored).recipe()
     # Only what a recipe is made of: a checkpoint must not say where things are written.
     parts = {part.name: values[part.name] for part in dataclasses.fields(Recipe)[1:] if part.name in values}
-    try:
+    with _blaming_the_checkpoint():
         known = _typed_fields(parts, _parts(default), "the checkpoint's recipe")
-        for part in _parts(_holding(default, known)[0]).values():
-            dataclasses.replace(part)  # its own checks
+    try:
+        return _parse(name or stored, default, known, flags)
+    except UsageError:
+        with _blaming_the_checkpoint():  # where it cannot be used without the flags either
+            for part in _parts(_holding(default, known)[0]).values():
+                dataclasses.replace(part)
+        raise
+
+
+@contextlib.contextmanager
+def _blaming_the_checkpoint() -> Iterator[None]:
+    try:
+        yield
     except UsageError as error:
         raise BadCheckpoint(f"{error}; take another checkpoint, or the version that wrote this one") from error
-    return _parse(name or stored, default, known, flags)
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:

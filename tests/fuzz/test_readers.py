@@ -4,6 +4,7 @@ Formats that carry checksums are also damaged inside of them: what stands behind
 """
 
 import contextlib
+import copy
 import functools
 import gzip
 import hashlib
@@ -126,7 +127,7 @@ def with_other_values(seed: bytes, data: bytes) -> bytes:
             if draw.random() < 0.5:
                 container[draw.choice(("", "x", "__class__", "step"))] = value
         else:
-            container[key] = draw.choice(HOSTILE)
+            container[key] = copy.deepcopy(draw.choice(HOSTILE))
     return json.dumps(tree).encode()
 
 

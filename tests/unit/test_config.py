@@ -146,6 +146,19 @@ def test_a_stored_recipe_that_cannot_be_is_a_bad_checkpoint(changes: dict, told:
         config.from_json({"recipe": NAME, **changes})
 
 
+def test_flags_may_mend_a_stored_recipe():
+    stored = {"recipe": NAME, "train": {"epochs": -3}}
+    assert config.from_json(stored, flags=["--train.epochs=3"])[0].train.epochs == 3
+    with pytest.raises(UsageError, match="train.epochs=-4"):
+        config.from_json({"recipe": NAME}, flags=["--train.epochs=-4"])
+
+
+def test_values_of_a_file_are_checked_together_with_the_flags(tmp_path: Path):
+    with pytest.raises(UsageError, match="needs --schedule.drop-epochs"):
+        loaded(tmp_path, "schedule: {kind: step}")
+    assert loaded(tmp_path, "schedule: {kind: step}", "--schedule.drop-epochs", "3")[0].schedule.drop_epochs == (3,)
+
+
 # Who wins
 
 

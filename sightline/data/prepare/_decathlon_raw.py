@@ -114,7 +114,7 @@ def read_raw(root: Path, changed_ns: int | None = None) -> Raw:
         if not isinstance(entry, dict) or not {"image", "label"} <= entry.keys():
             raise BadData(f"{path}: {short(entry)} in training is no pair of image and label; fetch it again")
         pairs.append((_file(entry["image"], path), _file(entry["label"], path)))
-    images = [_file(entry["image"] if isinstance(entry, dict) else entry, path) for entry in test]
+    images = [_file(entry.get("image") if isinstance(entry, dict) else entry, path) for entry in test]
     return Raw(
         root,
         str(content.get("name") or root.name)[:200],

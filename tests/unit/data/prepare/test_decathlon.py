@@ -332,6 +332,7 @@ def test_all_problems_are_told_and_the_rest_is_kept(hippocampus, tmp_path):
         ({"training": []}, "lists no training cases"),
         ({"training": ["a.nii.gz"]}, "no pair of image and label"),
         ({"training": [{"image": 1, "label": 2}]}, "is no file name"),
+        ({"test": [{"label": "x.nii.gz"}]}, "None is no file name"),
         ({"training": [{"image": "../../a.nii.gz", "label": "b.nii.gz"}]}, "leads out of its folder"),
         ({"training": [{"image": "/a.nii.gz", "label": "b.nii.gz"}]}, "is an absolute path"),
         ({"training": [{"image": "a.nii.gz", "label": "b.nii.gz"}] * 2}, "cannot be prepared"),
