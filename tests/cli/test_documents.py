@@ -43,8 +43,8 @@ PLACEHOLDERS = {
     "DATA": "pictures",
     "IMAGENET": "pictures",
     "N": "10",
-    "PICTURE...": "photo.jpg",
-    "PICTURE_OR_FOLDER": "photo.jpg",
+    "IMAGE...": "photo.jpg",
+    "IMAGE_OR_FOLDER": "photo.jpg",
     "...": "",
     "[options]": "",
     "args": "",
@@ -450,6 +450,12 @@ def test_commands_in_sentences_can_be_typed(name: str, here: Path, monkeypatch: 
             source = (REPO / words[1]).read_text(encoding="utf-8")
             own = [word for word in words if word.startswith("--") and "." not in word]
             assert [word for word in own if f'"{word}"' not in source] == [], command
+            continue
+        if words[1:] == ["--help"]:
+            with contextlib.suppress(SystemExit):
+                cli.main(["--help"])
+            listed = capsys.readouterr().out
+            assert [each for each in cli.COMMANDS if f"\n  {each} " not in listed] == []
             continue
         assert words[1] in cli.COMMANDS, command
         if words[1] in ("train", "check", "benchmark", "inspect", "launch") and len(words) > 2:
