@@ -61,3 +61,11 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shapes"
     prepare(Options(out, only=("classification",), train_per_class=8, val_per_class=4), lambda what, done, total: None)
     return out / "classification"
+
+
+@pytest.fixture
+def torchvision_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets torchvision resize bytes as bytes on every CPU: without AVX2 it takes floats, which round differently."""
+    from torchvision.transforms.v2.functional import _geometry
+
+    monkeypatch.setattr(_geometry, "_do_native_uint8_resize_on_cpu", lambda interpolation: True)

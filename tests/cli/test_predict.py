@@ -72,6 +72,7 @@ def expected_probabilities(run: Path, which: str, picture: Path) -> torch.Tensor
 # predict
 
 
+@pytest.mark.usefixtures("torchvision_in_bytes")
 def test_probabilities_are_those_of_the_network(sightline, trained: Path, shapes: Path, tmp_path: Path):
     """RGB, resized and normalised as in evaluation."""
     val = shapes / "val"

@@ -19,6 +19,8 @@ from sightline.data.augment.classification import CUT_KEYS, Augment, Params, era
 from sightline.data.draws import generator
 from sightline.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("torchvision_in_bytes")
+
 SIZES = [(375, 500), (500, 333), (224, 224), (60, 600), (1, 1), (3, 2)]
 
 

@@ -28,6 +28,8 @@ from sightline.data.augment.tensorflow import crop_and_resize, resize_legacy
 from sightline.data.draws import generator
 from sightline.errors import UsageError
 
+pytestmark = pytest.mark.usefixtures("torchvision_in_bytes")
+
 GOLDEN = json.loads((Path(__file__).resolve().parents[3] / "golden" / "tensorflow_detection.json").read_text())
 HALF_A_LEVEL = 0.5 + 1e-3  # pixels are rounded once, positions are 32-bit numbers, and the fixture has four digits
 DRAWS = 10_000

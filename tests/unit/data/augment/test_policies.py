@@ -15,6 +15,8 @@ from sightline.data.augment import policies
 from sightline.data.augment.classification import Augment, Params
 from sightline.data.draws import generator
 
+pytestmark = pytest.mark.usefixtures("torchvision_in_bytes")
+
 NAMES = ["autoaugment", "randaugment", "trivialaugment", "augmix"]
 SIDE = 40
 SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color", "Contrast", "Sharpness")
