@@ -9,7 +9,7 @@ from sightline.models.anchors import default_boxes
 from sightline.parts import DataSpec
 from sightline.tasks.detection import Detection
 
-SIZE, PICTURES, STEPS = 96, 8, 200
+SIZE, PICTURES, STEPS = 96, 8, 60
 COLOURS = torch.tensor([[1.0, 0.1, 0.1], [0.1, 1.0, 0.1], [0.1, 0.1, 1.0]])  # one per class
 SPEC = DataSpec(("red", "green", "blue"), 3, (SIZE, SIZE), (0.5,) * 3, (0.5,) * 3)
 
@@ -81,10 +81,10 @@ def drawn() -> dict[str, torch.Tensor]:
 def test_eight_pictures_are_learnt(build):
     torch.manual_seed(0)
     model, task, batch = build(), Detection(), drawn()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
     losses = []
     for step in range(STEPS):
-        optimizer.param_groups[0]["lr"] = 0.02 * min(1, (step + 1) / 30) * (1 if step < 150 else 0.1)
+        optimizer.param_groups[0]["lr"] = 0.03 * min(1, (step + 1) / 15) * (1 if step < 45 else 0.1)
         loss = task.loss(model, batch)
         optimizer.zero_grad()
         loss.total.backward()
