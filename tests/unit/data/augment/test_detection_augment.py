@@ -66,7 +66,7 @@ class Tosses:
     ids=["three", "three often", "small"],
 )
 def test_every_crop_keeps_its_promises(kind: str, boxes: np.ndarray, draws: int):
-    """Thousands of draws: aspect, overlap with every box, a centre inside, boxes in 0..1, more than a seventh uncropped."""
+    """Many draws: aspect, overlap with every box, a centre inside, boxes in 0..1, more than a seventh uncropped."""
     whole, crops, leasts = 0, [], []
     for number in range(draws):
         random = Tosses(generator(1, 0, number, "box crop"))
