@@ -78,8 +78,9 @@ def test_the_device_refuses_host_tensors(built: list[str]) -> None:
 
 
 SWITCHED_ON = """
-import torch
+import gc, torch
 from torch.utils.data import DataLoader, Dataset
+gc.freeze()  # both processes end sooner
 
 class Where(Dataset):
     def __len__(self):

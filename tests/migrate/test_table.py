@@ -35,10 +35,11 @@ def test_every_submodule_of_torch_cuda_is_looked_at():
 
 
 def test_every_rule_names_something_that_exists():
-    for rule in rules.all_rules():
-        if not rule.module:
-            owner, name = rules.locate(rule.name)
-            assert hasattr(owner, name), rule.name
+    here = [rule.name for rule in rules.all_rules() if not rule.module]
+    assert "torch.Tensor.cuda" in here
+    for rule in here:
+        owner, name = rules.locate(rule)
+        assert hasattr(owner, name), rule
 
 
 def test_every_device_constructor_of_torch_has_a_rule():
@@ -56,7 +57,7 @@ def test_every_device_constructor_of_torch_has_a_rule():
 def test_wrappers_accept_what_the_originals_accept(on_cpu: Callable[..., Any]):
     """By parameter name: a script may write torch.cuda.stream(stream=s)."""
     on_cpu()
-    differing = []
+    compared, differing = 0, []
     for name in rules_cuda.public_names():
         owner, last = rules.locate(name)
         here = getattr(owner, last)
@@ -68,10 +69,11 @@ def test_wrappers_accept_what_the_originals_accept(on_cpu: Callable[..., Any]):
             wanted, given = inspect.signature(original), inspect.signature(virtual)
         except (TypeError, ValueError):
             continue
+        compared += 1
         takes_any = any(p.kind is p.VAR_KEYWORD for p in given.parameters.values())
         if not takes_any and not set(wanted.parameters) <= set(given.parameters):
             differing.append(f"{name}{wanted} but ours {given}")
-    assert not differing, "\n".join(differing)
+    assert compared > 50 and not differing, "\n".join(differing)
 
 
 def _answer_of(wrapper: Any) -> Any:

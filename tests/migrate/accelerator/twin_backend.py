@@ -20,13 +20,13 @@ Where = int | str | torch.device | None
 
 def build() -> str:
     """The path of twin.cpp compiled for this torch; kept with torch's other extensions, for all copies of the file."""
-    from torch.utils import cpp_extension
-
     versions = f"py{sys.version_info.major}{sys.version_info.minor}-torch{torch.__version__}"
     kept = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.expanduser("~/.cache/torch_extensions")
     folder = Path(kept) / f"sightline-{NAME}-{versions}-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "made").exists():
+        from torch.utils import cpp_extension
+
         cpp_extension.load(NAME, [str(SOURCE)], ["-O0"], build_directory=str(folder), is_python_module=False)
         (folder / "made").touch()
     return str(folder / f"{NAME}.so")

@@ -55,8 +55,10 @@ def test_progress_is_a_bar_on_a_terminal(monkeypatch):
     assert "reading train" in sys.stderr.getvalue() and "12/12" in sys.stderr.getvalue()
 
 
-def test_progress_without_stderr(monkeypatch):
+def test_progress_without_stderr(monkeypatch, capfd):
+    """As a service without a terminal may start: nothing fails, and nothing goes elsewhere."""
     monkeypatch.setattr(sys, "stderr", None)
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0)
     with shown_progress() as show:
         show("reading", 1, 2)
+    assert capfd.readouterr() == ("", "")

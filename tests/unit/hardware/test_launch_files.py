@@ -173,7 +173,7 @@ def test_ssh_hands_every_word_through_the_shell_of_the_host():
     """A shell is asked what it makes of it, in place of the host's."""
     plan = plan_of(Options(hosts="a:1,b:1", launcher="ssh", ssh_port=3022, env=("MINE=it's $HOME",), folder="/"))
     say = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['MINE'], os.environ['TERM']]))"
-    for node, words in enumerate(ssh.commands(plan)):
+    for node, words in zip((0, 1), ssh.commands(plan), strict=True):
         assert words[:2] == ["ssh", "-tt"] and "BatchMode=yes" in words and words[words.index("-p") + 1] == "3022"
         assert words[-3:-1] == ["--", "ab"[node]]
         remote = words[-1].replace("-m torch.distributed.run", f"-c {shlex.quote(say)}", 1)

@@ -130,9 +130,8 @@ def test_autograd_takes_the_operation_as_one_and_keeps_the_layout(compiled):
     x, weight, bias, outer = draw((2, 3, 5, 7), torch.bfloat16)
     step = instance_norm._operation
     if compiled:
-        step = torch.compile(
-            lambda *given: instance_norm._operation(*given), fullgraph=True, backend="aot_eager_default_partitioner"
-        )
+        backend = "aot_eager_default_partitioner"
+        step = torch.compile(lambda *given: instance_norm._operation(*given), fullgraph=True, backend=backend)
     leaves = (x.requires_grad_(), *parameters(weight, bias))
     with torch.autocast("cpu", torch.bfloat16):
         y, _ = step(*leaves, EPS, SLOPE)

@@ -119,12 +119,8 @@ def compiled(world: World) -> dict[str, Tensor]:
         if world.rank > 1:
             continue
         x = torch.randn(2, 2, 6, 6, generator=torch.Generator().manual_seed(world.rank))
-        call = (
-            torch.compile(model, backend="aot_eager_default_partitioner", dynamic=False)
-            if kind == "compiled"
-            else model
-        )
-        y = call(x)
+        is_compiled, backend = kind == "compiled", "aot_eager_default_partitioner"
+        y = (torch.compile(model, backend=backend, dynamic=False) if is_compiled else model)(x)
         y.square().sum().backward()
         found |= {f"{kind} y": y.detach(), f"{kind} gradient": model[0].weight.grad}
     return found
