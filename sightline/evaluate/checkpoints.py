@@ -94,12 +94,11 @@ def recipe_of(
 ) -> tuple[Recipe, Run, DataSpec]:
     """What a checkpoint was made with, changed by flags; BadCheckpoint where it does not say."""
     try:
-        recipe, run = config.from_json(stored.get("recipe", {}), recipe_file, flags)
-        return recipe, run, DataSpec.from_json(stored.get("spec"))
+        checkpoint.require(stored, "progress", "recipe", "spec")
+        recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
+        return recipe, run, DataSpec.from_json(stored["spec"])
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{path}: {error}") from error
-    except ValueError as error:
-        raise BadCheckpoint(f"{path} is damaged: {checkpoint.STATE} cannot be read (spec: {error})") from error
 
 
 class Evaluation:
@@ -186,7 +185,7 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
         log = evaluation.log
         made_with = {
             "data": evaluation.dataset.fingerprint,
-            "changes": config.diff(stored.get("recipe", {}), evaluation.recipe),
+            "changes": config.diff(stored["recipe"], evaluation.recipe),
         }
         table = {row["checkpoint"]: row for row in _rows(log.folder / TABLE) if _has(row, made_with)}
         evaluation.world.barrier()  # no rank may write before all have read
@@ -197,6 +196,7 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
                     log.say(f"{path.name} stands in {log.folder / TABLE} already")
                     continue
                 tensors, its = checkpoint.read(path)
+                checkpoint.require(its, "progress")
                 load_weights(evaluation.model, tensors)
             except (BadCheckpoint, FileNotFoundError) as error:  # a run at work may remove one meanwhile
                 log.say(f"warning: {path.name} is left out: {error}")

@@ -273,13 +273,20 @@ def _check_state(state: dict[str, Any]) -> None:
         "stopwatch": lambda values: typed(values, dict[str, float | None]),
     }
     for name, reader in readers.items():
-        if name in state or name == "progress":  # others may be absent; who needs one says so
+        if name in state:  # else who needs it says so, by `require`
             try:
-                reader(state.get(name))
+                reader(state[name])
             except UnknownField as error:
                 raise UnknownField(f"{name}.{error}") from None
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
+
+
+def require(state: dict[str, Any], *parts: str) -> None:
+    """BadCheckpoint unless a state that was read holds these parts."""
+    for part in parts:
+        if part not in state:
+            raise BadCheckpoint(f"the checkpoint is damaged: its {STATE} holds no {part}")
 
 
 def check_fit(stem: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:

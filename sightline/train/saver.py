@@ -17,7 +17,7 @@ from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.log import RunLog, environment
 from sightline.parts import Dataset
-from sightline.train.checkpoint import STATE, Checkpoints, copies, find, read
+from sightline.train.checkpoint import Checkpoints, copies, find, read, require
 from sightline.train.meter import Stopwatch
 from sightline.train.state import Tensors, TrainState
 
@@ -107,6 +107,8 @@ class Saver:
         if self.world.is_main:
             path = elsewhere()
             found = (*read(path), path) if path else self.checkpoints.newest(self._check)
+            if found:
+                require(found[1], "progress")
             self.world.barrier()
         else:
             self.world.barrier()
@@ -117,9 +119,7 @@ class Saver:
     def _check(self, tensors: Tensors, stored: dict[str, Any]) -> None:
         """BadCheckpoint where a checkpoint of this recipe and these data lacks something or does not fit. One of others
         is for `resume` to refuse: it is not damaged."""
-        for part in ("recipe", "spec", "fingerprints", "environment"):
-            if part not in stored:
-                raise BadCheckpoint(f"a checkpoint is damaged: {STATE} holds no {part}")
+        require(stored, "progress", "recipe", "spec", "fingerprints", "environment")
         is_ours = not config.diff(stored["recipe"], self.recipe)
         if is_ours and all(stored["fingerprints"].get(name) == s.fingerprint for name, s in self.sets.items()):
             self.state.check_fit(tensors)

@@ -99,6 +99,28 @@ def test_a_network_much_larger_than_its_weights_is_not_built(sightline, tmp_path
     assert said.code == 4 and "its recipe asks for a network of more than 256 MB" in said.err
 
 
+def test_a_checkpoint_without_a_part_that_is_needed_ends_with_exit_4(sightline, tmp_path: Path):
+    run = with_recipe(tmp_path / "run")
+    path = checkpoint.find(run, "latest")
+    tensors, whole = checkpoint.read(path)
+    again = [
+        GOLDEN / "tiny.py",
+        f"--run.out={tmp_path / 'again'}",
+        f"--run.resume={path}",
+        *HERE[-2:],
+        "--run.override",
+    ]
+    for part in ("progress", "recipe", "spec"):
+        shutil.rmtree(path)
+        checkpoint.write(path, tensors, {name: values for name, values in whole.items() if name != part})
+        said = sightline("evaluate", run, *HERE)
+        assert said.code == 4 and f"its state.json holds no {part}" in said.err
+    shutil.rmtree(path)
+    checkpoint.write(path, tensors, {name: values for name, values in whole.items() if name != "progress"})
+    said = sightline("train", *again)
+    assert said.code == 4 and "its state.json holds no progress" in said.err
+
+
 def test_averages_of_damaged_checkpoints_end_with_exit_4(sightline, tmp_path: Path):
     run = with_recipe(tmp_path / "run")
     other = shutil.copytree(checkpoint.find(run, "latest"), tmp_path / "other")

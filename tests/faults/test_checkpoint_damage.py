@@ -59,19 +59,19 @@ def test_one_bit_flipped(folder, name, place):
 
 
 def test_every_flipped_byte_of_the_manifest_is_survived(folder):
-    """Where the flip is in a name, a size or a hash it is noticed; in white space it may not matter."""
+    """Where the flip is in a name, a size or a hash it is noticed; elsewhere it may not matter."""
     path = folder / NEW / "manifest.json"
     whole = path.read_bytes()
-    noticed = 0
+    unnoticed = []
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
         try:
             tensors, state = checkpoint.read(folder / NEW)
         except BadCheckpoint:
-            noticed += 1
             continue
+        unnoticed.append(place)
         assert state["progress"]["step"] == 2 and bool((tensors["model"]["w"] == 2.0).all())
-    assert noticed >= 3 * 64, "each digit of a hash at least"
+    assert [place for place in unnoticed if place > whole.index(b'"files"')] == []
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -121,9 +121,11 @@ STATES = {
     "no json": "{",
     "deep": "[" * 100_000,
     "nested": '{"format": 1, "progress": {"step": 2}, "x": ' + "[" * 50 + "]" * 50 + "}",
-    "no object": '{"format": 1, "progress": []}',
+    "no object": "[]",
+    "no format": '{"progress": {"step": 2}}',
+    "another format": '{"format": 0, "progress": {"step": 2}}',
+    "progress": '{"format": 1, "progress": []}',
     "twice": '{"format": 1, "progress": {"step": 2}, "progress": {"step": 2}}',
-    "no progress": '{"format": 1}',
     "no step": '{"format": 1, "progress": {}}',
     "step of text": '{"format": 1, "progress": {"step": "2"}}',
     "negative step": '{"format": 1, "progress": {"step": -1}}',

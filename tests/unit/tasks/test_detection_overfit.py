@@ -84,7 +84,7 @@ def drawn() -> dict[str, torch.Tensor]:
 def test_eight_pictures_are_learnt(build):
     torch.manual_seed(0)
     model, task, batch = build(), Detection(), drawn()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     losses = []
     for step in range(STEPS):
         optimizer.param_groups[0]["lr"] = 0.02 * min(1, (step + 1) / 10) * (1 if step < 45 else 0.1)

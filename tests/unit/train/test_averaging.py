@@ -82,7 +82,6 @@ def test_what_cannot_be_averaged_is_refused(tmp_path):
         average_checkpoints([one], tmp_path / "mean")
     with pytest.raises(UsageError, match="exists"):
         average_checkpoints([one, two], one)
-    state = {"progress": {"step": 3}}
-    other = checkpoint.write(tmp_path / "ckpt-00000003", {"model": {"v": torch.zeros(2)}}, state)
+    other = checkpoint.write(tmp_path / "ckpt-00000003", {"model": {"v": torch.zeros(2)}}, {})
     with pytest.raises(BadCheckpoint, match="another model"):
         average_checkpoints([one, other], tmp_path / "mean")
