@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sightline.hardware.world import World
 
 # Of a spec out of a file: networks are built from it before anything else is looked at.
-MAX_CLASSES, MAX_CHANNELS, MAX_SIDE = 100_000, 1024, 2**16
+MAX_CHANNELS, MAX_SIDE = 1024, 2**16
 
 Batch = dict[str, "Tensor"]  # keys are listed at the top of each tasks/*.py
 Split = Literal["train", "val"]
@@ -70,8 +70,6 @@ class DataSpec:
     def from_json(cls, values: Any) -> DataSpec:
         """The inverse of `to_json`; ValueError names what cannot be, UnknownField what is of a later version."""
         found = as_dataclass(cls, values)
-        if not 1 <= len(found.classes) <= MAX_CLASSES:
-            raise ValueError(f"{len(found.classes)} classes, expected 1 to {MAX_CLASSES}")
         if not 1 <= found.channels <= MAX_CHANNELS:
             raise ValueError(f"{found.channels} channels, expected 1 to {MAX_CHANNELS}")
         if not all(1 <= side <= MAX_SIDE for side in found.size):

@@ -12,7 +12,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -65,6 +65,10 @@ def typed(value: Any, hint: Any, *, from_text: bool = False) -> Any:
         raise ValueError(f"expected one of {', '.join(map(str, arguments))}")
     if origin in (typing.Union, types.UnionType):
         return _first_that_fits(value, arguments, from_text)
+    if origin is Sequence:
+        origin, arguments = tuple, (*arguments, ...)
+    if origin in (list, tuple, dict) and not arguments:  # of anything
+        arguments = (Any, Any) if origin is dict else (Any, ...)
     if origin in (list, tuple) and isinstance(value, list | tuple):
         if origin is tuple and ... not in arguments:
             if len(value) != len(arguments):

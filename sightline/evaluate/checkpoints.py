@@ -60,7 +60,11 @@ class _Budget(TorchFunctionMode):
 
 def build(recipe: Recipe, run: Run, spec: DataSpec, device: Device) -> nn.Module:
     """The network of a recipe on its device; `load_weights` brings what it learnt."""
-    model = place(recipe.model.build(spec), device, run.channels_last)
+    return _placed(recipe.model.build(spec), recipe, run, device)
+
+
+def _placed(model: nn.Module, recipe: Recipe, run: Run, device: Device) -> nn.Module:
+    model = place(model, device, run.channels_last)
     keep_fp32(model, recipe.train.fp32_ops, device)
     return model
 
@@ -70,9 +74,10 @@ def build_stored(path: Path, recipe: Recipe, run: Run, spec: DataSpec, device: D
     bytes_of_weights = sum(tensor.nbytes for tensor in tensors[_stem(tensors)].values())
     try:
         with _Budget(path, 4 * bytes_of_weights + SMALL_BYTES):
-            model = build(recipe, run, spec, device)
+            model = recipe.model.build(spec)
     except BUILD_ERRORS as error:
         raise BadCheckpoint(f"{path}: no network can be built as its recipe says ({error}); take another") from error
+    model = _placed(model, recipe, run, device)  # a full device is not the checkpoint's fault
     load_weights(model, tensors)
     return model
 

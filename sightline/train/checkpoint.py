@@ -32,7 +32,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
 NAME = re.compile(r"ckpt-([0-9]{8,18})")
-MAX_STATE_BYTES = 8 * 2**20  # 100,000 classes take 3 MB; without, it is some kB
+MAX_STATE_BYTES = 16 * 2**20  # 100,000 classes with long names take 12 MB; without, it is some kB
 MAX_MANIFEST_BYTES = 2**16  # a file takes 150 bytes
 _FILE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sightline.errors import UsageError
-from sightline.stored import as_dataclass
+from sightline.stored import as_dataclass, typed
 from sightline.train.schedules import ScheduleConfig
 
 VAL_LOSSES = ("val_loss", "loss")  # what tasks call the loss of an evaluation
@@ -24,7 +24,7 @@ class Progress:
     best_step: int = -1  # -1: none is best
     bad_steps: int = 0  # steps that were not finite
     avoid: list[int] = field(default_factory=list)  # steps a rewind has decided to leave out
-    scores: dict[str, float] = field(default_factory=dict)  # of the last evaluation
+    scores: dict[str, Any] = field(default_factory=dict)  # of the last evaluation; numbers, or what a task gives
     scored_step: int = -1  # where the last evaluation was
     history: list[float] = field(default_factory=list)  # the headline score of every evaluation that was planned
     val_losses: list[float] = field(default_factory=list)  # the loss of each of these, where the task gives one
@@ -34,6 +34,7 @@ class Progress:
     def from_json(cls, values: Any) -> Progress:
         """Return what a checkpoint holds; ValueError names what cannot be, UnknownField what is of a later version."""
         found = as_dataclass(cls, values)
+        typed(found.scores, dict[str, float | bool | None])
         if "step" not in values:
             raise ValueError("step is missing")
         for name, least, most in (

@@ -144,7 +144,7 @@ STATES = {
     "spec": '{"format": 1, "progress": {"step": 2}, "spec": {"classes": ["a"]}}',
     "spec of NaN": '{"format": 1, "progress": {"step": 2}, "spec": {"classes": ["a"], "channels": 3, "size": [4, 4], '
     '"mean": [NaN], "std": [1]}}',
-    "too long": '{"format": 1, "progress": {"step": 2}, "x": [' + "[]," * 3_000_000 + "[]]}",
+    "too long": '{"format": 1, "progress": {"step": 2}, "x": [' + "[]," * 6_000_000 + "[]]}",
 }
 MODELS = {
     "empty": b"",

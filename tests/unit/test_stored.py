@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -116,3 +117,18 @@ def test_json_beyond_its_bound_is_not_read(tmp_path: Path):
     with pytest.raises(ValueError, match="more than the 100 bytes allowed"):
         read_json(path, 100)
     assert read_json(path, 101) == []
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "expected"),
+    [
+        (Sequence[int], [1, 2], (1, 2)),
+        (list, [1, "a"], [1, "a"]),
+        (tuple, [1, "a"], (1, "a")),
+        (dict, {"a": [1]}, {"a": [1]}),
+    ],
+)
+def test_fields_of_users_may_be_sequences_and_containers_of_anything(hint, value, expected):
+    assert typed(value, hint) == expected
+    with pytest.raises(ValueError, match="expected"):
+        typed(3, hint)
