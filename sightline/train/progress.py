@@ -46,6 +46,8 @@ class Progress:
         ):
             if not least <= getattr(found, name) <= most:
                 raise ValueError(f"{name} is {getattr(found, name)}, expected {least} to {most}")
+        if found.base_lr is not None and not 0 <= found.base_lr < math.inf:
+            raise ValueError(f"base_lr is {found.base_lr}, expected a learning rate")
         return found
 
     def note(self, scores: dict[str, float], headline: str, planned: bool) -> bool:

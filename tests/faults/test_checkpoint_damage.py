@@ -134,6 +134,7 @@ STATES = {
     "step of thousands of digits": '{"format": 1, "progress": {"step": ' + "9" * 5000 + "}}",
     "later epoch": '{"format": 1, "progress": {"step": 2, "epoch": 3}}',
     "later best": '{"format": 1, "progress": {"step": 2, "best_step": 3}}',
+    "negative rate": '{"format": 1, "progress": {"step": 2, "base_lr": -5}}',
     "avoid": '{"format": 1, "progress": {"step": 2, "avoid": 7}}',
     "scores": '{"format": 1, "progress": {"step": 2, "scores": {"a": []}}}',
     "recipe": '{"format": 1, "progress": {"step": 2}, "recipe": [1]}',
