@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ def build_stored(path: Path, recipe: Recipe, run: Run, spec: DataSpec, device: D
     """`build` of what a checkpoint says, not much larger than its weights, and these put in."""
     bytes_of_weights = sum(tensor.nbytes for tensor in tensors[_stem(tensors)].values())
     try:
-        with _Budget(path, 4 * bytes_of_weights + SMALL_BYTES):
+        with _Budget(path, 4 * bytes_of_weights + SMALL_BYTES), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # of a spec without classes
             model = recipe.model.build(spec)
     except BUILD_ERRORS as error:
         raise BadCheckpoint(f"{path}: no network can be built as its recipe says ({error}); take another") from error
