@@ -27,7 +27,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from sightline import api
-from sightline.data.loader import worker_count
+from sightline.data.loading.loader import worker_count
 from sightline.hardware import devices
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES

@@ -17,7 +17,7 @@ import torch
 from sightline import attempts, config, terminal
 from sightline.benchmark_log import BenchmarkLog
 from sightline.config import Recipe, Run, load
-from sightline.data.files import list_files
+from sightline.data.inputs import list_files
 from sightline.errors import OutOfMemory, PeerLost, SightlineError, UsageError
 from sightline.evaluate import checkpoints, folds, label_files
 from sightline.evaluate.predict import open_trained, predict_files

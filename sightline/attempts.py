@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import BadCheckpoint, BadData, NotFinite, UsageError
-from sightline.stored import read_json, typed
+from sightline.files.typed_json import read_json, typed
 
 EXIT = "exit.json"
 MAX_EXIT_BYTES = 2**20  # the reason may quote a message of many lines

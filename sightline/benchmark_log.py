@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import torch
 
-from sightline.data.whole_files import no_link, open_text, replace_text
 from sightline.errors import UsageError
+from sightline.files.whole import no_link, open_text, replace_text
 from sightline.hardware.devices import KINDS
 
 METRICS = "metric.log"

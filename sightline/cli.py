@@ -46,7 +46,7 @@ def prepare(flags: Sequence[str]) -> None:
 
     module = importlib.import_module(f"sightline.data.prepare.{flags[0]}")
     options = parse_options(module.Options, flags[1:], prog=f"sightline prepare {flags[0]}")
-    from sightline.data.progress import shown_progress
+    from sightline.terminal.progress import shown_progress
 
     with shown_progress() as progress:
         counts = module.prepare(options, progress)
@@ -62,7 +62,7 @@ def check(flags: Sequence[str]) -> None:
     arguments, rest = parser.parse_known_args(flags)
     recipe, run = _load_recipe("check", rest)
     from sightline.data.processes import cores
-    from sightline.data.progress import shown_progress
+    from sightline.terminal.progress import shown_progress
 
     with shown_progress() as progress:
         processes = run.workers if run.workers >= 0 else min(cores(), 16)

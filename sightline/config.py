@@ -21,8 +21,8 @@ import yaml
 
 from sightline import recipes
 from sightline.errors import BadCheckpoint, UsageError
+from sightline.files.typed_json import short, typed
 from sightline.parts import DataConfig, ModelConfig, Task, undecisive
-from sightline.stored import short, typed
 from sightline.train import optimizers, schedules
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig

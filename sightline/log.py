@@ -30,13 +30,13 @@ from rich.progress import BarColumn
 from sightline import __version__, attempts
 from sightline.attempts import Attempt
 from sightline.benchmark_log import BenchmarkLog
-from sightline.console import Bars, Terminal, Words
-from sightline.data.whole_files import open_text, replace_text
-from sightline.data.workers import Bad
+from sightline.data.loading.workers import Bad
 from sightline.errors import DISK_FULL, PeerLost, UsageError
+from sightline.files.whole import open_text, replace_text
 from sightline.hardware.devices import Device
 from sightline.parts import Scores
 from sightline.terminal import visible
+from sightline.terminal.console import Bars, Terminal, Words
 
 SCHEMA = 1
 BEST_SCORES = "scores-best.json"

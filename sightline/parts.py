@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from sightline.errors import UsageError
-from sightline.stored import as_dataclass, short
+from sightline.files.typed_json import as_dataclass, short
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from sightline.data.check import Report
-    from sightline.data.progress import Progress
+    from sightline.data.check.images import Report
     from sightline.hardware.devices import Device
     from sightline.hardware.world import World
+    from sightline.terminal.progress import Progress
 
 # Of a spec out of a file: networks are built from it before anything else is looked at.
 MAX_CHANNELS, MAX_SIDE = 1024, 2**16

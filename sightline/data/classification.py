@@ -13,14 +13,14 @@ import torch
 
 from sightline.data.augment import batched
 from sightline.data.augment.classification import CUT_KEYS, Augment, erase, mix, partner_of
-from sightline.data.check import Report, check_pictures
+from sightline.data.check.images import Report, check_pictures
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
-from sightline.data.progress import Progress
 from sightline.data.sources import Source, SourceOptions, open_source
 from sightline.data.sources._files import FilesSource
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
+from sightline.terminal.progress import Progress
 
 BACKGROUND = "background"
 # Room for one encoded picture on its way to the device's decoder: twice ImageNet's mean. Larger ones take the CPU.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from sightline.data.image_headers import (
+from sightline.data.formats.image_headers import (
     JPEG_SCAN,
     MAX_BYTES,
     MAX_PIXELS,

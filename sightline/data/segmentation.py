@@ -15,18 +15,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from sightline.data import decathlon
 from sightline.data.augment.segmentation import CARRIED, Augment, Params, cut
-from sightline.data.cache import VolumeCache, decide
-from sightline.data.check import Report
-from sightline.data.check_volumes import check_volumes
-from sightline.data.progress import Progress
+from sightline.data.check.images import Report
+from sightline.data.check.volumes import check_volumes
+from sightline.data.loading.cache import VolumeCache, decide
 from sightline.data.sources import VolumeSource, open_volumes
 from sightline.data.sources import decathlon as prepared
-from sightline.data.volume_files import SUFFIXES, VolumeFiles, labelled_files
+from sightline.data.volumes import decathlon
+from sightline.data.volumes.inputs import SUFFIXES, VolumeFiles, labelled_files
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
+from sightline.terminal.progress import Progress
 
 # Labelled volumes of each task, as the Decathlon hands them out.
 LABELLED = {

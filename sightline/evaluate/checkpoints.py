@@ -16,9 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loader import Loader
+from sightline.data.loading.loader import Loader
 from sightline.errors import BadCheckpoint, BadData, UsageError
 from sightline.evaluate.run import evaluate, order_for
+from sightline.files.typed_json import read_json, typed
 from sightline.hardware import world
 from sightline.hardware.devices import Device, place
 from sightline.hardware.precision import keep_fp32
@@ -26,7 +27,6 @@ from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.log import RunLog
 from sightline.parts import Dataset, DataSpec, Scores
-from sightline.stored import read_json, typed
 from sightline.train import checkpoint
 from sightline.train.signals import StopSignals
 

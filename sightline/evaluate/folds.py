@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import BadData
+from sightline.files.typed_json import read_json
 from sightline.log import BEST_SCORES, as_score
-from sightline.stored import read_json
 
 DOCUMENT = "folds.json"
 SCORES = "scores.json"

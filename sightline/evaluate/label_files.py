@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from sightline.data.arrays import map_array
-from sightline.data.files import list_files
-from sightline.data.nifti import read_label
-from sightline.data.volume_files import SUFFIXES, case_name
+from sightline.data.formats.nifti import read_label
+from sightline.data.inputs import list_files
+from sightline.data.volumes.inputs import SUFFIXES, case_name
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.evaluate.predict import Trained, predict_files
+from sightline.files.arrays import map_array
+from sightline.files.typed_json import read_json
 from sightline.log import RunLog
 from sightline.parts import PredictOptions, Scores
 from sightline.report.predictions import DOCUMENT, write_whole
 from sightline.report.volumes import compared_picture
-from sightline.stored import read_json
 
 DOCUMENT_OF_SCORES = "scores-labels.json"
 PROBABILITIES = ".npy"

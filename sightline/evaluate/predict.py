@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from sightline.config import Recipe, Run
-from sightline.data.loader import Loader
-from sightline.data.order import PADDING, EvalOrder
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import PADDING, EvalOrder
 from sightline.errors import BadData, UsageError
 from sightline.evaluate import checkpoints
 from sightline.hardware.devices import Device

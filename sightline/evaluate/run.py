@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from sightline.config import TrainConfig
-from sightline.data.loader import Loader
-from sightline.data.order import PADDING, EvalOrder
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import PADDING, EvalOrder
 from sightline.errors import BadData
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast

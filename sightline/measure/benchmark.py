@@ -20,12 +20,12 @@ import torch
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loader import Loader, Order, worker_count
-from sightline.data.order import TrainOrder
-from sightline.data.whole_files import replace_text
-from sightline.data.workers import Bad
+from sightline.data.loading.loader import Loader, Order, worker_count
+from sightline.data.loading.order import TrainOrder
+from sightline.data.loading.workers import Bad
 from sightline.errors import OutOfMemory, UsageError
 from sightline.evaluate.run import order_for
+from sightline.files.whole import replace_text
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES
 from sightline.hardware.setup import set_up

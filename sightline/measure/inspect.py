@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.order import TrainOrder
+from sightline.data.loading.order import TrainOrder
 from sightline.errors import UsageError
 from sightline.parts import DataSpec
 from sightline.train.schedules import Plan

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from sightline.config import Recipe, Run
-from sightline.data.loader import Loader
-from sightline.data.order import EvalOrder
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import EvalOrder
 from sightline.evaluate.checkpoints import build
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast

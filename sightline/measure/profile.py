@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from sightline.data.whole_files import replace_text
 from sightline.errors import UsageError
+from sightline.files.whole import replace_text
 from sightline.hardware.devices import Device
 
 MARK = "sightline step "  # name of the range around each traced step, followed by its number

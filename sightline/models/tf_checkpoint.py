@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sightline.errors import BadCheckpoint
-from sightline.protobuf import FIXED32, LENGTH, VARINT, WireReader, masked_crc32c
+from sightline.files.protobuf import FIXED32, LENGTH, VARINT, WireReader, masked_crc32c
 
 # The trunk of an SSD has 5 kB for 148 tensors. Together the last two bound what hostile names can take to 16 MB.
 MAX_INDEX_BYTES = 64 * 2**20

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sightline.data.archive import Limits, zip_members
 from sightline.errors import BadCheckpoint, BadData
+from sightline.files.archive import Limits, zip_members
+from sightline.files.tensors import read_tensors
 from sightline.models.keras_weights import read_keras
-from sightline.tensor_files import read_tensors
 
 PREFIXES = ("module.", "_orig_mod.")  # left by DDP (and averaging) and by torch.compile
 WRAPPERS = ("model", "state_dict")  # keys under which training scripts keep the state dict

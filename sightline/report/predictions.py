@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.data.decode import decode_rgb, read_header
-from sightline.data.files import read_bytes
+from sightline.data.inputs import read_bytes
 from sightline.errors import DISK_FULL, BadSample, DiskFull, UsageError
 from sightline.parts import Batch, DataSpec, Finding, PredictOptions, Reporter, Task
 from sightline.report.draw import draw

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sightline.data.nifti import Header, read_header, read_label, read_scan, write_volume
-from sightline.data.volume_files import case_name
-from sightline.data.volumes import Geometry, Triple, to_original
+from sightline.data.formats.nifti import Header, read_header, read_label, read_scan, write_volume
+from sightline.data.volumes.geometry import Geometry, Triple, to_original
+from sightline.data.volumes.inputs import case_name
 from sightline.errors import BadSample, UsageError
 from sightline.parts import Batch, DataSpec, PredictOptions
 from sightline.report.predictions import ResultFolder

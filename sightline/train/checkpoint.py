@@ -21,11 +21,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from sightline.data.whole_files import replace_text
 from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, SightlineError, UsageError
+from sightline.files.tensors import read_tensors
+from sightline.files.typed_json import UnknownField, read_json, short, typed
+from sightline.files.whole import replace_text
 from sightline.parts import DataSpec
-from sightline.stored import UnknownField, read_json, short, typed
-from sightline.tensor_files import read_tensors
 from sightline.train.progress import Progress
 
 FORMAT = 1

@@ -7,8 +7,8 @@ import sys
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loader import Loader, Order
-from sightline.data.order import EvalOrder, TrainOrder
+from sightline.data.loading.loader import Loader, Order
+from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.errors import Diverged, Interrupted, UsageError
 from sightline.evaluate.run import evaluate, order_for
 from sightline.hardware.devices import Device

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 
-from sightline.data.loader import Loader
+from sightline.data.loading.loader import Loader
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.train.step import FIXED_TOTALS, Step

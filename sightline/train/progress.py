@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sightline.errors import UsageError
-from sightline.stored import as_dataclass, typed
+from sightline.files.typed_json import as_dataclass, typed
 from sightline.train.schedules import ScheduleConfig
 
 VAL_LOSSES = ("val_loss", "loss")  # what tasks call the loss of an evaluation

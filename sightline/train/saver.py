@@ -11,7 +11,7 @@ from typing import Any
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.order import TrainOrder
+from sightline.data.loading.order import TrainOrder
 from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World

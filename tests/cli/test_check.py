@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sightline import cli
-from sightline.data.records import encode_example, frame
+from sightline.data.formats.records import encode_example, frame
 
 NAME = "demo_classification"
 
@@ -117,7 +117,7 @@ def test_declared_classes(check, shapes):
 
 
 def test_processes_change_nothing(check, shapes, monkeypatch):
-    from sightline.data import check as checking
+    from sightline.data.check import images as checking
 
     monkeypatch.setattr(checking, "_WORTH_PROCESSES", 0)
     assert check(shapes, "--run.workers=2", "--no-decode") == check(shapes, "--no-decode")

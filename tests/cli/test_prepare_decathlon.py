@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sightline.data.decathlon import TASKS, read_plan
 from sightline.data.prepare import decathlon
+from sightline.data.volumes.decathlon import TASKS, read_plan
 
 REPO = Path(__file__).resolve().parents[2]
 MADE = runpy.run_path(str(REPO / "tests/unit/data/prepare/decathlon_folders.py"))

@@ -10,8 +10,8 @@ from PIL import Image, ImageFilter
 
 from sightline.data.classification import ClassificationData
 from sightline.data.decode import decode_on_device, read_header
-from sightline.data.loader import Loader
-from sightline.data.order import TrainOrder
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import TrainOrder
 from sightline.errors import BadSample
 from sightline.hardware import devices
 

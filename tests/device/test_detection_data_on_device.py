@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from sightline.data.detection import DetectionData
-from sightline.data.loader import Loader
-from sightline.data.order import TrainOrder
-from sightline.data.static import dump
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import TrainOrder
+from sightline.data.loading.static import dump
 from sightline.hardware import devices
 
 pytestmark = pytest.mark.device

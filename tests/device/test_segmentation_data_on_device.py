@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from sightline.data.augment.segmentation import TOLERANCE
-from sightline.data.loader import Loader
-from sightline.data.order import TrainOrder
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import TrainOrder
 from sightline.data.segmentation import SegmentationData, SegmentationDataset
 from sightline.hardware import devices
 

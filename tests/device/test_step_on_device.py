@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from sightline import api, config
-from sightline.data.loader import Loader
-from sightline.data.order import EvalOrder, TrainOrder
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.train.schedules import Plan

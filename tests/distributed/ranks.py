@@ -13,8 +13,8 @@ from torch import nn
 from sightline import api
 from sightline.config import Recipe, Run, TrainConfig
 from sightline.data.classification import ClassificationData
-from sightline.data.loader import Loader, Order
-from sightline.data.order import EvalOrder, TrainOrder
+from sightline.data.loading.loader import Loader, Order
+from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.evaluate.run import evaluate, order_for
 from sightline.evaluate.topk import TopK
 from sightline.hardware import devices

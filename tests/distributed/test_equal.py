@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loader import Loader
-from sightline.data.order import TrainOrder
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import TrainOrder
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
 from sightline.train.optimizers import OptimizerConfig

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from sightline.data.order import PADDING, EvalOrder, TrainOrder
+from sightline.data.loading.order import PADDING, EvalOrder, TrainOrder
 
 CASES = 400
 RANKS = (1, 2, 3, 4, 5, 7, 8, 16, 64)

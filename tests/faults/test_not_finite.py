@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sightline.data.order import TrainOrder
+from sightline.data.loading.order import TrainOrder
 
 EVERYTHING = ("--train.ema", "0.9", "--train.accumulation", "2", "--data.mixup", "0.2")
 OFTEN = ("--run.checkpoint-every-steps", "2")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.data.order import TrainOrder
+from sightline.data.loading.order import TrainOrder
 from sightline.hardware.world import World
 from sightline.train.signals import HANDLED, StopSignals
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from sightline.data.order import TrainOrder
+from sightline.data.loading.order import TrainOrder
 
 
 @pytest.mark.parametrize("when", ["training", pytest.param("evaluation", marks=pytest.mark.slow)])

@@ -30,13 +30,17 @@ from torch import nn
 
 from sightline import attempts, config
 from sightline.config import Run
-from sightline.data import archive, check_boxes, decathlon, download, records
-from sightline.data.check import Report
-from sightline.data.prepare import _decathlon_raw, imagenet
+from sightline.data.check import boxes as check_boxes
+from sightline.data.check.images import Report
+from sightline.data.formats import records
+from sightline.data.loading.static import StaticDataset
+from sightline.data.prepare import imagenet
+from sightline.data.prepare.decathlon import raw as _decathlon_raw
 from sightline.data.sources import _index, open_boxes, tar, tfrecord
-from sightline.data.static import StaticDataset
+from sightline.data.volumes import decathlon
 from sightline.errors import BadCheckpoint, BadData
 from sightline.evaluate import checkpoints
+from sightline.files import archive, download
 from sightline.hardware.devices import Device
 from sightline.models.tf_checkpoint import TensorBundle
 from sightline.models.weights import copy_weights, read_weights

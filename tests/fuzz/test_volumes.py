@@ -12,9 +12,9 @@ import nibabel
 import numpy as np
 import pytest
 
-from sightline.data.decathlon import Case, Plan
-from sightline.data.nifti import read_header, read_label, read_scan
+from sightline.data.formats.nifti import read_header, read_label, read_scan
 from sightline.data.sources.decathlon import DecathlonSource
+from sightline.data.volumes.decathlon import Case, Plan
 from sightline.errors import BadSample
 from sightline.evaluate.label_files import compare
 from sightline.parts import DataSpec

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sightline import api, config, recipes
-from sightline.data.decathlon import Case, Plan, write_plan
+from sightline.data.volumes.decathlon import Case, Plan, write_plan
 from sightline.errors import SightlineError
 from sightline.parts import DataSpec, Scores
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from sightline import config, kernels, recipes
 from sightline.config import Recipe, Run
-from sightline.data.loader import Loader
+from sightline.data.loading.loader import Loader
 from sightline.data.prepare import shapes as drawings
 from sightline.data.segmentation import SegmentationData
 from sightline.errors import SightlineError, UsageError

@@ -35,8 +35,13 @@ CONCRETE_PARTS = (
     "sightline.data.segmentation",
 )
 USED_BY_MIGRATE = ("sightline.hardware.onednn", "sightline.models.norm", "sightline.terminal")
-# The commands run behind the guard of terminal.py. What runs inside `import torch` prints what repr() made safe.
-MAY_PRINT = ("sightline/cli.py", "sightline/terminal.py", "sightline/hardware/launch/", "sightline/migrate/hook.py")
+# The commands run behind the guard of sightline.terminal. What runs inside `import torch` prints what repr() made safe.
+MAY_PRINT = (
+    "sightline/cli.py",
+    "sightline/terminal/__init__.py",
+    "sightline/hardware/launch/",
+    "sightline/migrate/hook.py",
+)
 MAY_PRINT += ("sightline/migrate/autoload/",)
 SERVERS = ("http.server", "socketserver", "xmlrpc.server", "wsgiref", "asyncio", "multiprocessing.managers")
 UNPICKLERS = ("pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
@@ -158,7 +163,7 @@ def migrate_stands_alone(module: Module) -> Offences:
 
 
 def what_migrate_uses_stands_alone(module: Module) -> Offences:
-    if module.path.removesuffix(".py").replace("/", ".") in USED_BY_MIGRATE:
+    if module.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") in USED_BY_MIGRATE:
         for line, name in imports(module):
             if is_in(name, "sightline"):
                 yield line, f"{module.path} imports {name}; migrate uses it alone, so it needs torch only"
@@ -239,7 +244,7 @@ def the_terminal_is_guarded(module: Module) -> Offences:
         if called(call) in ("print", "sys.stdout.write", "sys.stderr.write"):
             yield call.lineno, f"{called(call)}() lets control characters through; use sightline.terminal.say"
         if called(call) in ("Console", "rich.print") or called(call).startswith("rich.console."):
-            yield call.lineno, f"{called(call)}() obeys markup in names; use sightline.console.Terminal"
+            yield call.lineno, f"{called(call)}() obeys markup in names; use sightline.terminal.console.Terminal"
 
 
 def only_ranks_listen(module: Module) -> Offences:
@@ -255,7 +260,7 @@ def only_ranks_listen(module: Module) -> Offences:
 def archives_are_checked(module: Module) -> Offences:
     for call in calls(module):
         if called(call).split(".")[-1] in ("extractall", "unpack_archive"):
-            yield call.lineno, f"{called(call)}() trusts the archive's names; use sightline/data/archive.py"
+            yield call.lineno, f"{called(call)}() trusts the archive's names; use sightline/files/archive.py"
 
 
 Rule = Callable[[Module], Offences]
@@ -285,10 +290,10 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
     what_migrate_uses_stands_alone: [
         ("sightline/models/norm.py", "from sightline.hardware import world"),
         ("sightline/hardware/onednn.py", "from sightline.hardware import devices"),
-        ("sightline/terminal.py", "from sightline import errors"),
+        ("sightline/terminal/__init__.py", "from sightline import errors"),
     ],
     the_terminal_is_guarded: [
-        ("sightline/data/files.py", "print(name)"),
+        ("sightline/data/inputs.py", "print(name)"),
         ("sightline/log.py", "import sys\nsys.stderr.write(name)"),
         ("sightline/log.py", "from rich.console import Console\nConsole().print(name)"),
     ],
@@ -322,8 +327,8 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/train/loop.py", "import torch.distributed as dist\ndist.TCPStore('a', 1)"),
     ],
     archives_are_checked: [
-        ("sightline/data/archive.py", "import tarfile\nwith tarfile.open(p) as t:\n    t.extractall(out)"),
-        ("sightline/data/archive.py", "import shutil\nshutil.unpack_archive(p)"),
+        ("sightline/files/archive.py", "import tarfile\nwith tarfile.open(p) as t:\n    t.extractall(out)"),
+        ("sightline/files/archive.py", "import shutil\nshutil.unpack_archive(p)"),
     ],
 }
 ALLOWED = [

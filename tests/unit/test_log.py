@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sightline import __version__, api, config
-from sightline.data.workers import Bad
+from sightline.data.loading.workers import Bad
 from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.log import SCHEMA, RunLog, environment

@@ -19,13 +19,13 @@ from sightline import log
 from sightline.attempts import Attempt
 from sightline.benchmark_log import BenchmarkLog
 from sightline.data.classification import ClassificationData
+from sightline.data.loading.static import dump
+from sightline.data.loading.workers import Bad
 from sightline.data.prepare import shapes
-from sightline.data.prepare._decathlon_cases import begin
-from sightline.data.prepare._decathlon_raw import unpack
 from sightline.data.prepare._pieces import _begin, alone_in, write_text
+from sightline.data.prepare.decathlon.cases import begin
+from sightline.data.prepare.decathlon.raw import unpack
 from sightline.data.sources import _index
-from sightline.data.static import dump
-from sightline.data.workers import Bad
 from sightline.errors import UsageError
 from sightline.log import RunLog
 from sightline.report.predictions import write_whole

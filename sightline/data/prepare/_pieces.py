@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from sightline.data.processes import Map, cores, over_processes
-from sightline.data.progress import Progress
-from sightline.data.whole_files import check_room, folder_below, open_text, refuse_link, written_whole
 from sightline.errors import UsageError
-from sightline.stored import read_json, typed
+from sightline.files.typed_json import read_json, typed
+from sightline.files.whole import check_room, folder_below, open_text, refuse_link, written_whole
+from sightline.terminal.progress import Progress
 
 VERSION = 1  # goes up whenever the same options would give other files
 _RECORD, _JOURNAL = "prepared.json", ".prepare"

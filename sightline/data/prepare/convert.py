@@ -9,12 +9,12 @@ from pathlib import Path
 from sightline.data.prepare._forms import Form, Plan
 from sightline.data.prepare._pieces import alone_in, jobs_or_cores
 from sightline.data.prepare._writing import write_all
-from sightline.data.progress import Progress
 from sightline.data.sources import Source, SourceOptions, open_source
 from sightline.data.sources._shards import ShardSource
 from sightline.data.sources.folder import FolderSource
 from sightline.errors import BadData, UsageError
 from sightline.parts import Split
+from sightline.terminal.progress import Progress
 
 _PICTURES_PER_SHARD = 1252  # makes 1024 training shards of ImageNet, as its TFRecords have
 _SPLITS: tuple[Split, ...] = ("train", "val")

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sightline.data.detection import DetectionData
-from sightline.data.progress import Progress
-from sightline.data.static import LastBatch, dump
+from sightline.data.loading.static import LastBatch, dump
 from sightline.errors import UsageError
+from sightline.terminal.progress import Progress
 
 
 @dataclass(frozen=True)
 class Options:
     """Writes training batches, augmented and normalised in fp32, which `--data.static DIR` replays in their order.
 
-    They are the first that a run of this seed and batch size sees. In Python, sightline.data.static.dump writes those
-    of any recipe's data.
+    They are the first that a run of this seed and batch size sees. In Python, sightline.data.loading.static.dump
+    writes those of any recipe's data.
     """
 
     out: Path

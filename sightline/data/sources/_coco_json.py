@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from sightline.data.archive import clean_name
-from sightline.data.json_lists import BLOCK, JsonLists
 from sightline.data.sources import _index
 from sightline.data.sources._objects import Annotations, assembled
 from sightline.errors import BadData
-from sightline.stored import short
+from sightline.files.archive import clean_name
+from sightline.files.json_lists import BLOCK, JsonLists
+from sightline.files.typed_json import short
 
 _MAX_SIDE = 2**20
 _WANTED = ("images", "annotations", "categories")

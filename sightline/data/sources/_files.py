@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.decode import decode_rgb, read_header
-from sightline.data.files import read_bytes
+from sightline.data.inputs import read_bytes
 from sightline.data.sources import BoxSource, Objects, Sample, Source
 
 

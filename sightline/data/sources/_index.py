@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from sightline import terminal
-from sightline.data.whole_files import replaced
-from sightline.stored import loads, typed
+from sightline.files.typed_json import loads, typed
+from sightline.files.whole import replaced
 
 Arrays = dict[str, np.ndarray]
 

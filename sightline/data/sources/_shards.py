@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.data import records
+from sightline.data.formats import records
 from sightline.data.sources import Sample, Source, _index
 from sightline.errors import BadData, BadSample
 

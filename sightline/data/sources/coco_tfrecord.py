@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sightline.data import records
+from sightline.data.formats import records
 from sightline.data.sources import BoxSource, Objects, _index
 from sightline.data.sources._coco_json import read_annotations
 from sightline.data.sources._objects import Annotations, assembled

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.data.arrays import map_array
-from sightline.data.decathlon import PLAN, Case, Plan, read_plan
 from sightline.data.sources import VolumeSource, _index
+from sightline.data.volumes.decathlon import PLAN, Case, Plan, read_plan
 from sightline.errors import BadData, BadSample, UsageError
+from sightline.files.arrays import map_array
 from sightline.parts import DataSpec, Split
 
 _FOLD_SEED = 12345  # the folds that published numbers are of

@@ -19,9 +19,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from sightline.data.archive import BLOCK, REGULAR, tar_entries
 from sightline.data.decode import MAX_BYTES
-from sightline.data.records import read_at
+from sightline.data.formats.records import read_at
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, _index
 from sightline.data.sources._shards import (
     COLUMNS,
@@ -37,6 +36,7 @@ from sightline.data.sources._shards import (
     numbered_classes,
 )
 from sightline.errors import BadData, BadSample
+from sightline.files.archive import BLOCK, REGULAR, tar_entries
 from sightline.parts import Split
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "bmp")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.data import records
+from sightline.data.formats import records
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, _index
 from sightline.data.sources._shards import (
     INDEX_FILES,

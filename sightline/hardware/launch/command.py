@@ -21,7 +21,7 @@ import psutil
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.order import TrainOrder
+from sightline.data.loading.order import TrainOrder
 from sightline.errors import RankFailed, UsageError
 from sightline.hardware.launch import check, kubernetes, mpi, slurm, ssh, torchrun
 from sightline.hardware.launch.place import PORT

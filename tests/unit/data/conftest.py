@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.data.records import encode_example, frame
+from sightline.data.formats.records import encode_example, frame
 
 
 @pytest.fixture(autouse=True)

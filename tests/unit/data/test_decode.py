@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps
 
-from sightline.data import decode, image_headers
+from sightline.data import decode
 from sightline.data.decode import MAX_BYTES, MAX_PIXELS, decode_rgb, read_header
+from sightline.data.formats import image_headers
 from sightline.errors import BadSample
 
 PHOTOS = Path(__file__).resolve().parents[3] / "../shared/data/imagenet-photos"

@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file
 
-from sightline.data import cache
 from sightline.data.detection import DetectionData
-from sightline.data.loader import Loader
-from sightline.data.order import EvalOrder, TrainOrder
+from sightline.data.loading import cache
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import EvalOrder, TrainOrder
+from sightline.data.loading.static import StaticDataset, dump
 from sightline.data.prepare import static as prepare_static
-from sightline.data.static import StaticDataset, dump
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware import devices
 from sightline.parts import DataSpec

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from sightline.data.classification import DEVICE_PIXELS, ENCODED_ROOM, ClassificationData
-from sightline.data.loader import Loader
-from sightline.data.order import EvalOrder, TrainOrder
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.errors import BadData, UsageError
 from sightline.hardware import devices
 

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from sightline.data import progress
 from sightline.data.processes import over_processes
-from sightline.data.progress import shown_progress
 from sightline.errors import PeerLost
+from sightline.terminal import progress
+from sightline.terminal.progress import shown_progress
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from sightline.data import cache
 from sightline.data.augment.segmentation import CARRIED, TOLERANCE
-from sightline.data.decathlon import Case, Plan, spec_of, write_plan
-from sightline.data.loader import Loader
-from sightline.data.order import EvalOrder, TrainOrder
+from sightline.data.loading import cache
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.data.segmentation import SegmentationData, SegmentationDataset
 from sightline.data.sources.decathlon import folds
+from sightline.data.volumes.decathlon import Case, Plan, spec_of, write_plan
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware import devices
 from sightline.measure.benchmark import synthetic_dataset

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sightline.data.classification import ClassificationData
-from sightline.data.loader import Loader
-from sightline.data.order import EvalOrder
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import EvalOrder
 from sightline.errors import BadData
 from sightline.evaluate.run import evaluate
 from sightline.evaluate.topk import TopK

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sightline import config
-from sightline.data.loader import worker_count
+from sightline.data.loading.loader import worker_count
 from sightline.errors import UsageError
 from sightline.hardware import affinity, devices
 from sightline.hardware.affinity import Topology, cores_for, parse_cpus, read_topology

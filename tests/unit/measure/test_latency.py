@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sightline import cli, config
-from sightline.data.order import EvalOrder
+from sightline.data.loading.order import EvalOrder
 from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.measure import latency

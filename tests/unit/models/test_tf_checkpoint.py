@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from sightline.errors import BadCheckpoint
+from sightline.files.protobuf import masked_crc32c
 from sightline.models import tf_checkpoint
 from sightline.models.resnet import ResNetConfig
 from sightline.models.ssd import Trunk, read_tensorflow_trunk
 from sightline.models.tf_checkpoint import TensorBundle, index_of
-from sightline.protobuf import masked_crc32c
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "tf_checkpoint"
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"

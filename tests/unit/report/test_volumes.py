@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline.data.nifti import read_scan
-from sightline.data.volume_files import VolumeFiles
-from sightline.data.volumes import prepare_image, prepare_label
+from sightline.data.formats.nifti import read_scan
+from sightline.data.volumes.geometry import prepare_image, prepare_label
+from sightline.data.volumes.inputs import VolumeFiles
 from sightline.errors import UsageError
 from sightline.parts import DataSpec, PredictOptions
 from sightline.report.volumes import VolumePredictions

@@ -11,8 +11,8 @@ from torch import nn
 
 from sightline import api
 from sightline.config import Recipe, Run, TrainConfig
-from sightline.data.order import TrainOrder
-from sightline.data.static import StaticDataset, dump
+from sightline.data.loading.order import TrainOrder
+from sightline.data.loading.static import StaticDataset, dump
 from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.measure.benchmark import OurStep

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from sightline import api
-from sightline.data import loader
+from sightline.data.loading import loader
 from sightline.data.sources.synthetic import SyntheticSource
 from sightline.train import meter
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sightline import api
-from sightline.data.order import TrainOrder
+from sightline.data.loading.order import TrainOrder
 from sightline.errors import UsageError
 from sightline.train import checkpoint
 from sightline.train.state import choose_trainable

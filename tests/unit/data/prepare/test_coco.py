@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from sightline import cli
-from sightline.data.prepare import _coco_annotations, coco
-from sightline.data.records import parse_example, scan_frames
+from sightline.data.formats.records import parse_example, scan_frames
+from sightline.data.prepare import coco
+from sightline.data.prepare.coco import annotations as _coco_annotations
 
 MADE = runpy.run_path(str(Path(__file__).with_name("coco_zips.py")))
 content, make_zips, write_zip = MADE["content"], MADE["make_zips"], MADE["write_zip"]

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from sightline import cli
+from sightline.data.formats.records import encode_example, frame
 from sightline.data.prepare._forms import file_of, stored_name
-from sightline.data.records import encode_example, frame
 from sightline.data.sources import open_source
 
 MADE = runpy.run_path(str(Path(__file__).with_name("archives.py")))

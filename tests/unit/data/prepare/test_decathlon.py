@@ -13,13 +13,14 @@ import nibabel
 import numpy as np
 import pytest
 
-from sightline.data.decathlon import read_plan, spec_of
-from sightline.data.nifti import read_label, read_scan
-from sightline.data.prepare import _decathlon_cases, _decathlon_statistics
-from sightline.data.prepare._decathlon_raw import list_cases, read_raw
+from sightline.data.formats.nifti import read_label, read_scan
 from sightline.data.prepare.decathlon import Options, prepare
+from sightline.data.prepare.decathlon import cases as _decathlon_cases
+from sightline.data.prepare.decathlon import statistics as _decathlon_statistics
+from sightline.data.prepare.decathlon.raw import list_cases, read_raw
 from sightline.data.sources import open_volumes
-from sightline.data.volumes import Geometry, to_original
+from sightline.data.volumes.decathlon import read_plan, spec_of
+from sightline.data.volumes.geometry import Geometry, to_original
 from sightline.errors import BadData, SightlineError, UsageError
 
 MADE = runpy.run_path(str(Path(__file__).with_name("decathlon_folders.py")))
@@ -467,7 +468,7 @@ def test_tar(hippocampus, tmp_path, monkeypatch):
     assert contents(out) == contents(tmp_path / "whole")
     assert not (out / ".prepare" / "raw").exists()
     with monkeypatch.context() as patched:  # ready: not unpacked again
-        patched.setattr("sightline.data.prepare._decathlon_raw.extract", None)
+        patched.setattr("sightline.data.prepare.decathlon.raw.extract", None)
         assert run(tar, out) == {"cases of task 04": 3, "made now": 0}
     (out / "case_001_x.npy").unlink()
     assert run(tar, out) == {"cases of task 04": 3, "made now": 1}

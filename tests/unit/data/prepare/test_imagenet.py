@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from sightline import cli
-from sightline.data import records
+from sightline.data.formats import records
 from sightline.data.prepare import _writing
 from sightline.data.prepare._repair import repair
 from sightline.data.sources import open_source

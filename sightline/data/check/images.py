@@ -1,0 +1,263 @@
+"""`sightline check`: looks at every sample of both splits and lists all that is wrong, where a run stops at the first.
+
+`Report` is what any task's data answer with; below it, the look at pictures with one label each. Those with boxes are
+looked at in check_boxes.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sightline.data.decode import decode_rgb, read_header
+from sightline.data.prepare._forms import file_of
+from sightline.data.processes import over_processes
+from sightline.data.sources import Source, SourceOptions, folder, open_source
+from sightline.errors import BadData, BadSample
+from sightline.parts import Split
+from sightline.terminal.progress import Progress
+
+_SPLITS: tuple[Split, ...] = ("train", "val")
+_PER_JOB = 64
+_WORTH_PROCESSES = 2000  # pictures; below this, starting processes takes longer than looking
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong; `where` is a sample, a class or a folder."""
+
+    kind: str
+    split: str
+    where: str
+    text: str
+
+
+@dataclass
+class Report:
+    """What was found: facts for a person to read, and problems, of which there should be none."""
+
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, kind: str, split: str, where: str, text: str) -> None:
+        """Notes a problem."""
+        self.problems.append(Problem(kind, split, where, text))
+
+    def as_text(self) -> str:
+        """Facts first, then the problems by kind, all of them."""
+        lines = []
+        for split, facts in self.facts.items():
+            lines.append(split)
+            for name, value in facts.items():
+                # Eighty classes with their counts would be one line of 1300 letters.
+                lines += textwrap.wrap(f"  {name:22} {_plain(value)}", 110, subsequent_indent=" " * 25) or [f"  {name}"]
+        counts = Counter(problem.kind for problem in self.problems)
+        for kind, count in counts.items():
+            lines.append(f"{kind}: {count}")
+            found = [problem for problem in self.problems if problem.kind == kind]
+            lines += [f"  {problem.split}: {problem.where}: {problem.text}" for problem in found]
+        return "\n".join([*lines, "no problems" if not self.problems else f"problems: {len(self.problems)}"])
+
+    def as_json(self) -> str:
+        """The same for programs."""
+        return json.dumps({"splits": self.facts, "problems": [vars(problem) for problem in self.problems]}, indent=1)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return str(value)
+
+
+class Seen(NamedTuple):
+    """One sample: its label, its size the right way up, a digest of its bytes, and what is wrong with it."""
+
+    label: int
+    height: int
+    width: int
+    digest: bytes
+    bad: str
+
+
+def check_pictures(
+    path: str, kind: str, options: SourceOptions, classes: int, decode: bool, processes: int, progress: Progress
+) -> Report:
+    """Both splits of a data set for classification; `classes` is what the recipe declares, or 0."""
+    report = Report()
+    sources = _open_both(path, kind, options, classes, report)
+    seen: dict[Split, list[Seen]] = {}
+    total = sum(map(len, sources.values()))
+    with over_processes(processes if total >= _WORTH_PROCESSES else 1, (sources, decode)) as run:
+        for split, source in sources.items():
+            jobs = [(split, start, min(start + _PER_JOB, len(source))) for start in range(0, len(source), _PER_JOB)]
+            seen[split] = []
+            for some in run(_look_at, jobs):
+                seen[split] += some
+                progress(f"{'decoding' if decode else 'reading'} {split}", len(seen[split]), len(source))
+    for split, source in sources.items():
+        _describe(split, source, seen[split], report)
+        _check_names(split, source, seen[split], report)
+    _check_both(sources, seen, report)
+    return report
+
+
+def _open_both(path: str, kind: str, options: SourceOptions, declared: int, report: Report) -> dict[Split, Source]:
+    """The splits that can be opened; folders leniently, so that one odd folder does not hide what else there is."""
+    if kind == "folder" or (kind == "auto" and folder.detect(path)):
+        return _open_folders(Path(path), declared, report)
+    sources: dict[Split, Source] = {}
+    for split in _SPLITS:
+        try:
+            sources[split] = open_source(kind, path, split, options)
+        except BadData as error:
+            report.add("cannot be opened", split, path, str(error))
+    for split, source in list(sources.items())[:1]:
+        _check_declared(declared, len(source.classes), split, path, report)
+    return sources
+
+
+def _check_declared(declared: int, found: int, split: Split, path: str, report: Report) -> None:
+    if declared and declared != found:
+        report.add("number of classes", split, path, f"{found} classes, the recipe declares {declared}")
+
+
+def _open_folders(path: Path, declared: int, report: Report) -> dict[Split, Source]:
+    """One list of classes for both splits, those of either, so that a class of one split only is found by counting."""
+    found: dict[Split, list[str]] = {}
+    for split in _SPLITS:
+        root = path / split
+        classes_there = sorted(e.name for e in root.glob("[!.]*") if e.is_dir()) if root.is_dir() else []
+        if classes_there:
+            found[split] = classes_there
+        else:
+            what = "holds no class folders" if root.is_dir() else "there is no such folder"
+            report.add("cannot be opened", split, str(root), f"{what}; expected {root}/CLASS/*.jpg")
+    for split, names_there in list(found.items())[:1]:
+        _check_declared(declared, len(names_there), split, str(path), report)
+    classes = tuple(sorted(set[str]().union(*found.values())))
+    sources: dict[Split, Source] = {}
+    for split in found:
+        names: list[bytes] = []
+        labels: list[int] = []
+        for label, name in enumerate(classes):
+            files = _pictures_below(path / split / name)
+            names += [os.fsencode(f"{name}/{file}") for file in files]
+            labels += [label] * len(files)
+        sources[split] = folder.FolderSource(path / split, classes, names, labels, [0] * len(names))
+    return sources
+
+
+def _pictures_below(root: Path) -> list[str]:
+    """What a folder source takes for pictures; a link back to a folder already seen is not followed."""
+    found, seen = [], set[str]()
+    for where, folders, files in os.walk(root, followlinks=True):
+        real = os.path.realpath(where)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        below = os.path.relpath(where, root)
+        pictures = [name for name in files if name.lower().endswith(folder.SUFFIXES) and not name.startswith(".")]
+        found += [name if below == "." else f"{below}/{name}" for name in pictures]
+    return sorted(found)
+
+
+def _look_at(shared: tuple[dict[Split, Source], bool], job: tuple[Split, int, int]) -> list[Seen]:
+    sources, decode = shared
+    split, start, stop = job
+    return [_look_at_one(sources[split], index, decode) for index in range(start, stop)]
+
+
+def _look_at_one(source: Source, index: int, decode: bool) -> Seen:
+    label, digest = -1, b""
+    try:
+        sample = source.read(index)
+        label = sample.label
+        data = sample.data
+        digest = hashlib.blake2b(data if isinstance(data, bytes) else data.tobytes(), digest_size=16).digest()
+        if not isinstance(data, bytes):
+            height, width = data.shape[:2]
+        elif decode:
+            height, width = decode_rgb(data, source.name(index)).shape[:2]
+        else:
+            height, width = read_header(data, source.name(index)).shape[:2]
+    except BadSample as error:
+        return Seen(label, 0, 0, digest, error.reason)
+    return Seen(label, height, width, digest, "")
+
+
+def _describe(split: Split, source: Source, seen: Sequence[Seen], report: Report) -> None:
+    per_class = _per_class(source, seen)
+    whole = [each for each in seen if not each.bad]
+    digests = {each.digest for each in seen if each.digest}
+    report.facts[split] = {
+        "pictures": len(seen),
+        "unreadable": len(seen) - len(whole),
+        "classes": len(source.classes),
+        "pictures per class": spread(per_class),
+        "classes without any": sum(count == 0 for count in per_class),
+        "width": spread([each.width for each in whole]),
+        "height": spread([each.height for each in whole]),
+        "same bytes twice": sum(bool(each.digest) for each in seen) - len(digests),
+    }
+    if not seen:
+        report.add("no pictures", split, split, "the split is empty")
+    for index, each in enumerate(seen):
+        if each.bad:
+            report.add("unreadable", split, source.name(index), each.bad)
+        elif not 0 <= each.label < len(source.classes):
+            text = f"label {each.label}, expected 0 to {len(source.classes) - 1}"
+            report.add("label out of range", split, source.name(index), text)
+
+
+def _check_names(split: Split, source: Source, seen: Sequence[Seen], report: Report) -> None:
+    """Two samples of one class with one name: a folder cannot hold them, records can."""
+    first: dict[tuple[int, str], int] = {}
+    for index, each in enumerate(seen):
+        place = first.setdefault((each.label, file_of(source, index)), index)
+        if place != index and each.label >= 0:
+            text = f"has the class and the name of {source.name(place)}"
+            report.add("same name twice", split, source.name(index), text)
+
+
+def _check_both(sources: dict[Split, Source], seen: dict[Split, list[Seen]], report: Report) -> None:
+    if len(sources) < len(_SPLITS):
+        return
+    classes = sources["train"].classes
+    if classes != sources["val"].classes:
+        report.add("number of classes", "val", "val", "its classes are not those of train; label both alike")
+        return
+    train, val = (_per_class(sources[split], seen[split]) for split in _SPLITS)
+    for name, in_train, in_val in zip(classes, train, val, strict=True):
+        if not in_train:
+            text = f"no training picture, {in_val} in val" if in_val else "no picture at all; remove the class"
+            report.add("class without training", "train", name, text)
+        elif not in_val:
+            report.add("class without validation", "val", name, f"no validation picture, {in_train} in train")
+    kept = {each.digest: index for index, each in reversed(list(enumerate(seen["val"]))) if each.digest}
+    for index, each in enumerate(seen["train"]):
+        if each.digest and each.digest in kept:
+            text = f"has the bytes of {sources['val'].name(kept[each.digest])} in val: what is learnt is then tested"
+            report.add("same picture in train and val", "train", sources["train"].name(index), text)
+
+
+def _per_class(source: Source, seen: Sequence[Seen]) -> list[int]:
+    labels = [each.label for each in seen if 0 <= each.label < len(source.classes)]
+    return np.bincount(np.asarray(labels, np.int64), minlength=len(source.classes)).tolist()
+
+
+def spread(values: Sequence[int]) -> dict[str, float]:
+    """Smallest, median and largest."""
+    if not values:
+        return {}
+    return {"min": min(values), "median": float(np.median(values)), "max": max(values)}

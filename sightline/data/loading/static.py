@@ -1,0 +1,127 @@
+"""Training batches written to files once, and a data set that replays them: the same bits on any device, every time.
+
+For debugging, and for comparing devices or versions of the augmentation. `dump` writes what a run of this seed and
+batch size would see, augmented and normalised in fp32 (`sightline prepare static`); `--data.static DIR` replays it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.numpy import save
+
+from sightline.data.loading.order import TrainOrder
+from sightline.errors import BadData, UsageError
+from sightline.files.tensors import read_tensors
+from sightline.files.typed_json import read_json, typed
+from sightline.files.whole import replace_text, replaced
+from sightline.parts import Batch, DataConfig, Dataset, DataSpec
+from sightline.terminal.progress import Progress
+
+LastBatch = Literal["drop", "pad", "wrap"]
+_FACTS = "batches.json"  # written last: with it the folder is whole
+_FORMAT = 1
+_MAX_FACTS_BYTES = 8 * 2**20  # 100,000 classes take 3 MB
+
+
+def dump(
+    data: DataConfig, out: Path, batch: int, steps: int, seed: int, progress: Progress, last: LastBatch = "drop"
+) -> dict[str, int]:
+    """Writes the first `steps` training batches into a new folder; `image` has its channels last."""
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty; choose another --out")
+    dataset = data.open("train", seed).for_batch(batch)
+    order = TrainOrder(len(dataset), batch, seed, last, samples_per_item=dataset.samples_per_item)
+    out.mkdir(parents=True, exist_ok=True)
+    for step in range(steps):
+        epochs, indices = order.batch(step)
+        items = [dataset.load(*key) for key in zip(epochs.tolist(), indices.tolist(), strict=True)]
+        loaded = {key: torch.from_numpy(np.stack([item[key] for item in items])) for key in items[0]}
+        drawn = dataset.draw_batch(*divmod(step, order.steps_per_epoch))
+        loaded |= {key: torch.as_tensor(value) for key, value in drawn.items()}
+        rows = torch.from_numpy(indices.repeat(dataset.samples_per_item))
+        finished = {**dataset.finish(loaded, torch.float32), "index": rows}
+        finished["image"] = finished["image"].movedim(1, -1)
+        with replaced(out / _file(step)) as file:
+            file.write(save({key: np.ascontiguousarray(t.numpy()) for key, t in finished.items()}))
+        progress("batches", step + 1, steps)
+    facts = {"format": _FORMAT, "spec": dataset.spec.to_json(), "batch": batch, "batches": steps, "seed": seed}
+    replace_text(out / _FACTS, json.dumps(facts, indent=1) + "\n")
+    return {"batches": steps, "samples": steps * batch}
+
+
+def _file(step: int) -> str:
+    return f"batch-{step:06d}.safetensors"
+
+
+class StaticDataset(Dataset):
+    """Batch k of every epoch is file k; on several ranks each replays all of them."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        facts = _read_facts(folder)
+        self.spec, self.batch, self.batches = facts["spec"], facts["batch"], facts["batches"]
+        first = self._read(0)
+        self.layout = {key: (array.shape[1:], str(array.dtype)) for key, array in first.items() if array.ndim}
+        self.layout.pop("index", None)  # the loader's own
+        self.host_keys = frozenset(self.layout)  # nothing travels from the workers: draw_batch brings it all
+        digest = hashlib.sha256((folder / _FACTS).read_bytes())
+        for step in range(self.batches):
+            path = folder / _file(step)
+            if not path.is_file():
+                raise BadData(f"{path} is missing; {_FACTS} tells of {self.batches} batches: write them again")
+            digest.update(f"{path.name} {path.stat().st_size}".encode())
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return self.batch * self.batches
+
+    def name(self, index: int) -> str:
+        return f"{_file(index // self.batch)}:{index % self.batch}"
+
+    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+        return {}
+
+    def decode(self, slot: Batch, batch: Batch) -> Batch:
+        if len(slot["index"]) != self.batch:
+            raise UsageError(
+                f"{self.folder} has batches of {self.batch} samples, this run takes {len(slot['index'])} on a device; "
+                f"use --train.global-batch {self.batch} on one device, or write others with `sightline prepare static`"
+            )
+        return batch
+
+    def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
+        return self._read(step % self.batches)
+
+    def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        return {**batch, "image": batch["image"].movedim(-1, 1).to(dtype)}
+
+    def _read(self, step: int) -> dict[str, np.ndarray]:
+        path = self.folder / _file(step)
+        try:
+            found = {name: tensor.numpy() for name, tensor in read_tensors(path).items()}
+        except (OSError, ValueError, TypeError) as error:  # TypeError: a type that NumPy has not
+            raise BadData(f"{path} cannot be read: {error}; write the batches again") from error
+        if "image" not in found or found["image"].shape[:1] != (self.batch,):
+            raise BadData(f"{path} does not hold {self.batch} images; write the batches again")
+        return found
+
+
+def _read_facts(folder: Path) -> dict[str, Any]:
+    try:
+        facts = typed(read_json(folder / _FACTS, _MAX_FACTS_BYTES), dict[str, Any])
+        batch, batches = (typed(facts.get(name), int) for name in ("batch", "batches"))
+        if facts.get("format") == _FORMAT and batch > 0 and batches > 0:
+            return {"spec": DataSpec.from_json(facts.get("spec")), "batch": batch, "batches": batches}
+    except OSError as error:
+        raise BadData(
+            f"{folder / _FACTS} cannot be read: {error.strerror}; write batches with `sightline prepare static`"
+        ) from error
+    except ValueError as error:
+        raise BadData(f"{folder / _FACTS} is damaged ({error}); write the batches again") from error
+    raise BadData(f"{folder / _FACTS} is of another format; write the batches again with this version")

@@ -1,0 +1,246 @@
+"""Loader worker processes: one pipe each, no locks, so a killed worker is seen at once and blocks nobody.
+
+Start method: forkserver. Fork copies locks and threads of a process that already uses torch; spawn imports torch
+once per worker. Samples are written straight into batches in shared memory; pipes carry only indices.
+"""
+
+from __future__ import annotations
+
+import collections
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import tempfile
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch.multiprocessing  # registers how shared tensors travel to a worker
+
+from sightline import terminal
+from sightline.data.draws import generator
+from sightline.data.loading.order import PADDING
+from sightline.errors import BadData, BadSample, PeerLost, SightlineError, UsageError
+from sightline.parts import Dataset
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+REPLACEMENT_TRIES = 20
+# Parts of a batch that wait at a worker. Enough to bridge a training step, in which nobody hands out new ones; not
+# more, because what waits at a slow worker cannot go to a fast one.
+AHEAD = 4
+PARTS_PER_WORKER = 2  # a batch is cut into this many parts per worker: small ones even out slow pictures
+# Most samples of a part. What waits at a worker must fit into its pipe: else the trainer waits for room in it, answers
+# no stop request meanwhile, and waits for ever if the worker has a long list of bad samples to tell.
+MAX_PART = 512
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Fill rows `offset`.. of a slot with these samples."""
+
+    feed: str  # "train" or "val"
+    slot: int
+    offset: int
+    epochs: np.ndarray
+    indices: np.ndarray
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A sample that could not be read."""
+
+    feed: str
+    index: int
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Feed:
+    """One data set with the shared batches its samples go into."""
+
+    dataset: Dataset
+    slots: list[dict[str, Tensor]]
+    replace_bad: bool  # training replaces what it cannot read; evaluation marks it as not valid
+    on_bad_sample: str
+
+    def on_host(self) -> Feed:
+        """The same feed with every part of loading on the host."""
+        return replace(self, dataset=self.dataset.on_host())
+
+
+def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
+    """Loads the samples of a request into their rows; returns those that were skipped."""
+    bad: list[Bad] = []
+    for row, (epoch, index) in enumerate(zip(request.epochs.tolist(), request.indices.tolist(), strict=True)):
+        at = request.offset + row
+        if index == PADDING:
+            for key, array in arrays.items():
+                array[at] = PADDING if key == "index" else 0
+            continue
+        try:
+            loaded = _load_or_replace(feed, request.feed, epoch, index, bad)
+        except Exception as error:
+            error.add_note(f"while loading sample {index} of {request.feed}: {feed.dataset.name(index)}")
+            raise
+        if loaded is None:
+            for array in arrays.values():
+                array[at] = 0
+            arrays["index"][at] = index
+            continue
+        for key, value in loaded.items():
+            # Encoded pictures are shorter than the room for them.
+            arrays[key][(at, slice(len(value))) if value.ndim == 1 else at] = value
+        arrays["index"][at] = index
+        if "valid" in arrays:
+            arrays["valid"][at] = True
+    return bad
+
+
+def _load_or_replace(feed: Feed, name: str, epoch: int, index: int, bad: list[Bad]) -> Arrays | None:
+    """The sample, or under `skip` one chosen by (epoch, index) alone, so that a rerun gets the same bits."""
+    chosen = index
+    for attempt in range(REPLACEMENT_TRIES):
+        try:
+            return feed.dataset.load(epoch, chosen)
+        except BadSample as error:
+            if feed.on_bad_sample == "fail":
+                raise
+            bad.append(Bad(name, chosen, error.name, error.reason))
+            if not feed.replace_bad:
+                return None
+            chosen = int(generator(0, epoch, index, f"replacement-{attempt}").integers(len(feed.dataset)))
+    raise BadData(f"{REPLACEMENT_TRIES} samples in a row could not be read, the last one {feed.dataset.name(chosen)}")
+
+
+def _work(connection: multiprocessing.connection.Connection, feeds: dict[str, Feed]) -> None:
+    # A Ctrl-C, a SIGTERM or a closed terminal's SIGHUP to the whole group is the trainer's to answer; workers leave
+    # when their pipe closes.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    terminal.guard()  # a fresh process; libraries warn there in words of the files they read
+    torch.set_num_threads(1)
+    arrays = {name: [as_arrays(slot) for slot in feed.slots] for name, feed in feeds.items()}
+    while True:
+        try:
+            request = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            reply: Any = fill(feeds[request.feed], arrays[request.feed][request.slot], request)
+        except SightlineError as error:
+            reply = error
+        except Exception:  # noqa: BLE001  # whatever it was, the trainer shows it
+            reply = PeerLost(f"loader worker {os.getpid()} failed; its traceback:\n{traceback.format_exc()}")
+        try:
+            connection.send((request.feed, request.slot, reply))
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+
+def as_arrays(slot: Mapping[str, Tensor]) -> Arrays:
+    """NumPy views of a slot's tensors."""
+    return {key: tensor.numpy() for key, tensor in slot.items()}
+
+
+class Workers:
+    """A fixed set of processes that fill slots of any feed."""
+
+    def __init__(self, count: int, feeds: dict[str, Feed]):
+        context: Any = multiprocessing.get_context(START_METHOD)
+        if START_METHOD == "forkserver":
+            context.set_forkserver_preload(
+                ["sightline.data.loading.workers", type(next(iter(feeds.values())).dataset).__module__]
+            )
+        self._processes = []
+        self._connections: list[multiprocessing.connection.Connection] = []
+        self._queue: collections.deque[Request] = collections.deque()
+        self._waiting = [0] * count  # requests at each worker that it has not answered
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_work, args=(theirs, feeds), daemon=True, name=f"sightline-loader-{number}"
+            )
+            try:
+                process.start()
+            except OSError as error:  # most often: the socket of the forkserver lies in TMPDIR and its path is too long
+                raise UsageError(
+                    f"loader workers cannot be started: {error}; give a writable TMPDIR with a short path "
+                    f"(now {tempfile.gettempdir()}), or use --run.workers 0"
+                ) from error
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(ours)
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, for logs and tests."""
+        return [process.pid or 0 for process in self._processes]
+
+    def submit(self, request: Request) -> None:
+        """Hands the request to the worker with the least to do, once there is one with little."""
+        self._queue.append(request)
+        self._hand_out()
+
+    def withdraw(self, feed: str) -> list[Request]:
+        """Requests of a feed that no worker has seen yet; they will not be answered."""
+        withdrawn = [request for request in self._queue if request.feed == feed]
+        self._queue = collections.deque(request for request in self._queue if request.feed != feed)
+        return withdrawn
+
+    def receive(self, timeout_s: float) -> list[tuple[str, int, Any]]:
+        """The answers that are there within `timeout_s`: (feed, slot, what was bad or the error)."""
+        answers = []
+        for ready in multiprocessing.connection.wait(self._connections, timeout_s):
+            assert isinstance(ready, multiprocessing.connection.Connection)
+            worker = self._connections.index(ready)
+            try:
+                answers.append(ready.recv())
+            except (EOFError, OSError):  # OSError: in the middle of an answer
+                self._raise_dead(worker)
+            self._waiting[worker] -= 1
+        self._hand_out()
+        return answers
+
+    def _hand_out(self) -> None:
+        while self._queue:
+            worker = min(range(len(self)), key=self._waiting.__getitem__)
+            if self._waiting[worker] >= AHEAD:
+                return
+            try:
+                self._connections[worker].send(self._queue.popleft())
+            except (BrokenPipeError, ConnectionResetError):
+                self._raise_dead(worker)
+            self._waiting[worker] += 1
+
+    def _raise_dead(self, worker: int) -> None:
+        process = self._processes[worker]
+        process.join(5)
+        code = process.exitcode
+        if code is not None and code < 0:
+            cause = f"killed by {signal.Signals(-code).name}"
+            hint = "the kernel's out-of-memory killer does this; lower --run.workers or --run.prefetch (dmesg tells)"
+        else:
+            cause, hint = f"ended with exit code {code}", "its own traceback stands above"
+        raise PeerLost(f"loader worker {process.pid} was {cause}: {hint}")
+
+    def close(self) -> None:
+        """Ends the processes; they leave by themselves when their pipe closes."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join(2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._connections, self._processes = [], []

@@ -1,0 +1,241 @@
+"""`sightline prepare decathlon`: scans of a Medical Decathlon task become arrays that training maps into memory.
+
+Each case is cropped to its foreground, resampled for volumes, normalised and, for training, fitted to the patch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sightline.data.loading.cache import available_bytes
+from sightline.data.prepare._pieces import alone_in, jobs_or_cores, write_text
+from sightline.data.prepare.decathlon.cases import MAX_NOTE_BYTES, NOTES, Work, begin, groups, make_cases
+from sightline.data.prepare.decathlon.raw import (
+    Raw,
+    RawCase,
+    find_place,
+    list_cases,
+    read_raw,
+    refuse,
+    resolve_task,
+    unpack,
+)
+from sightline.data.prepare.decathlon.statistics import Measured, find_spec, is_ct, measure
+from sightline.data.processes import over_processes
+from sightline.data.volumes.decathlon import OWN, PLAN, TASKS, Mode, Plan, read_plan, spec_of, write_plan
+from sightline.data.volumes.inputs import expected_voxels
+from sightline.errors import BadData, BadSample, UsageError
+from sightline.files.download import fetch
+from sightline.files.typed_json import read_json
+from sightline.parts import DataSpec
+from sightline.terminal.progress import Progress
+
+BUCKET = "https://msd-for-monai-eu.s3.amazonaws.com"
+_AUTO_MEMORY_SHARE = 0.75  # of what is available; the rest is for others on the machine
+_VERSION = 1  # goes up whenever the same options would give other arrays
+_TAR, _RAW, _STATISTICS = f"{NOTES}/tar.json", f"{NOTES}/raw", f"{NOTES}/statistics.json"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Makes a task of the Medical Segmentation Decathlon ready, from its folder or tar.
+
+    Writes CASE_x.npy, CASE_y.npy (training) and, when all are there, plan.json. The ten tasks have their patch, spacing
+    and CT numbers from a table; data of one's own in the same form gets them from its training set.
+    A start after a kill goes on with what is missing; the files are the same for any number of jobs.
+    """
+
+    source: Path
+    """Folder with dataset.json, a folder around it, or the task's tar."""
+    out: Path
+    """Folder to write into."""
+    task: Literal["auto", "own", "01", "02", "03", "04", "05", "06", "07", "08", "09", "10"] = "auto"
+    """auto: told from the name of the folder or in dataset.json; own: none of the ten, statistics from the data."""
+    dim: Literal[2, 3] = 2
+    """2: for a network of slices, nothing is resampled; 3: of volumes, at the task's spacing."""
+    mode: Mode = "training"
+    """training: images and labels of the patch's size; val: the training images as they lie; test: the test images."""
+    dilation: bool = False
+    """Training: close gaps of one voxel in the labels of every slice."""
+    download: bool = False
+    """Fetch the task's tar into --source, if it is not there; takes --task, --sha256 and --size-bytes."""
+    sha256: str = ""
+    """--download: of the tar. Nobody publishes these, so take it from a copy that you trust."""
+    size_bytes: int = 0
+    """--download: of the tar."""
+    jobs: int = 0
+    """Processes; 0 takes one a core, at most 16."""
+    memory_gb: float = 0.0
+    """What cases worked on at once may take together; 0 takes three quarters of what is free. One always runs."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.memory_gb < 1e6:
+            raise UsageError(
+                f"memory_gb={self.memory_gb}: use a number above 0, or 0 for three quarters of what is free"
+            )
+        if self.dilation and self.mode != "training":
+            raise UsageError(f"--dilation changes labels, which --mode {self.mode} does not write; leave it out")
+        if self.download and (self.task not in TASKS or len(self.sha256) != 64 or self.size_bytes < 1):
+            raise UsageError(
+                "--download needs --task 01 to 10, --sha256 with 64 hexadecimal digits and --size-bytes of the tar: "
+                "nothing is unpacked that is not known; or fetch it by hand and give --source TAR"
+            )
+        if not self.download and (self.sha256 or self.size_bytes):
+            raise UsageError("--sha256 and --size-bytes are of what --download fetches; add it or leave them out")
+
+
+def prepare(options: Options, progress: Progress) -> dict[str, int]:
+    """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
+    jobs = jobs_or_cores(options.jobs)
+    if options.download:
+        _download(options, progress)
+    place = find_place(options.source, options.task)
+    _check_places(place, options)
+    memory = int(options.memory_gb * 2**30) or int(_AUTO_MEMORY_SHARE * available_bytes())
+    with alone_in(options.out):
+        asked = {"version": _VERSION, "dim": options.dim, "mode": options.mode, "dilation": options.dilation}
+        begin(options.out, {**asked, "task": options.task} if options.task in TASKS else asked)
+        if place.is_file() and (counts := _finished(options, place)):
+            return counts
+        raw = _open(place, options.out, progress)
+        task = resolve_task(options.task, raw)
+        if task is None:
+            spec = _own_spec(raw, options, jobs, memory, progress)
+        else:
+            spec = _known_spec(raw, task, options.dim)
+        begin(options.out, {**asked, "task": task or OWN, "spec": spec.to_json()})
+        cases = list_cases(raw, options.mode, spec.channels, progress)
+        refuse(_too_large(cases, spec), len(cases), raw.root)
+        work = Work(options.out, spec, options.mode, options.dilation)
+        made, problems, count = make_cases(work, cases, jobs, memory, progress)
+        refuse(problems, len(cases), raw.root)
+        plan = Plan(task or OWN, raw.name, options.dim, options.mode, spec, tuple(made), raw.root.name)
+        if count or not (options.out / PLAN).is_file() or read_plan(options.out) != plan:
+            write_plan(options.out, plan)
+        if place.is_file():
+            write_text(options.out, _TAR, json.dumps(_tar_stamp(place)))
+            shutil.rmtree(options.out / _RAW)
+        return _counts(plan, count)
+
+
+def _check_places(place: Path, options: Options) -> None:
+    source, out = place.resolve(), options.out.resolve()
+    if source == out or source in out.parents or (source.is_dir() and out in source.parents):
+        raise UsageError(f"--out {options.out} lies in {place} or around it; choose another --out")
+
+
+def _download(options: Options, progress: Progress) -> None:
+    folder = TASKS[options.task].folder
+    is_tar = options.source.suffix == ".tar"
+    target = options.source if is_tar else options.source / f"{folder}.tar"
+    if not is_tar and any((options.source / name / "dataset.json").is_file() for name in (".", folder)):
+        return
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{target.parent} cannot be written: {error.strerror}; choose another --source") from error
+    fetch(f"{BUCKET}/{folder}.tar", target, options.size_bytes, options.sha256.lower(), progress)
+
+
+def _open(place: Path, out: Path, progress: Progress) -> Raw:
+    if place.is_dir():
+        return read_raw(place)
+    root, changed_ns = unpack(place, out / _RAW, progress)
+    return read_raw(root, changed_ns)
+
+
+def _tar_stamp(place: Path) -> list[int]:
+    info = place.stat()
+    return [info.st_size, info.st_mtime_ns]
+
+
+def _finished(options: Options, place: Path) -> dict[str, int]:
+    """The counts of an earlier start that made everything of this tar; a tar is not unpacked again to find that out."""
+    try:
+        if read_json(options.out / _TAR, MAX_NOTE_BYTES) != _tar_stamp(place):
+            return {}
+        plan = read_plan(options.out)
+        notes = [read_json(options.out / NOTES / f"case-{case.name}.json", MAX_NOTE_BYTES) for case in plan.cases]
+        sizes = [(options.out / name).lstat().st_size == size for note in notes for name, size in note["files"]]
+    except (OSError, ValueError, KeyError, TypeError, BadData):
+        return {}
+    same_task = options.task in ("auto", plan.task)
+    return _counts(plan, 0) if all(sizes) and same_task else {}
+
+
+def _counts(plan: Plan, made: int) -> dict[str, int]:
+    what = "cases of a task of its own" if plan.task == OWN else f"cases of task {plan.task}"
+    return {what: len(plan.cases), "made now": made}
+
+
+def _known_spec(raw: Raw, task: str, dim: int) -> DataSpec:
+    """From the table, after a look whether the data is what the table means."""
+    spec = spec_of(task, dim)
+    for what, found, wanted in (
+        ("modalities", raw.modalities, TASKS[task].modalities),
+        ("labels", raw.classes, TASKS[task].classes),
+    ):
+        if len(found) != len(wanted):
+            raise BadData(
+                f"{raw.root / 'dataset.json'} has {len(found)} {what} ({', '.join(found)}), task {task} has "
+                f"{len(wanted)} ({', '.join(wanted)}); give another --task, or --task own for data of your own"
+            )
+    return spec
+
+
+def _too_large(cases: Sequence[RawCase], spec: DataSpec) -> list[str]:
+    """What is wrong with cases whose headers claim voxels so large that resampled they would fill any memory."""
+    problems = []
+    for case in cases:
+        try:
+            expected_voxels(case.header, spec, case.name)
+        except BadSample as error:
+            problems.append(str(error))
+    return problems
+
+
+def _own_spec(raw: Raw, options: Options, jobs: int, memory: int, progress: Progress) -> DataSpec:
+    """From the training set, also for val and test; looked at once."""
+    cases = list_cases(raw, "training", len(raw.modalities), progress)
+    stamps = hashlib.sha256(repr([case.stamps for case in cases]).encode("utf-8", "surrogateescape")).hexdigest()
+    key = {"version": _VERSION, "files": stamps, "dim": options.dim, "modalities": list(raw.modalities)}
+    kept = _read_statistics(options.out, key)
+    if kept is not None:
+        return kept
+    found = _measured(cases, raw, options.dim, jobs, memory, progress)
+    spec = find_spec(found, options.dim, raw.classes, raw.modalities, str(raw.root))
+    write_text(options.out, _STATISTICS, json.dumps({**key, "spec": spec.to_json()}))
+    return spec
+
+
+def _measured(
+    cases: Sequence[RawCase], raw: Raw, dim: int, jobs: int, memory: int, progress: Progress
+) -> list[Measured]:
+    found: list[Measured] = []
+    problems: list[str] = []
+    # Nothing is resampled here, so a case takes what it takes for slices.
+    flat = DataSpec(raw.classes, len(raw.modalities), (1, 1), (), ())
+    for processes, group in groups(cases, flat, jobs, memory):
+        with over_processes(processes, is_ct(raw.modalities)) as run:
+            for outcome in run(measure, group):
+                if isinstance(outcome, str):
+                    problems.append(outcome)
+                else:
+                    found.append(outcome)
+                progress("measuring cases", len(found) + len(problems), len(cases))
+    refuse(problems, len(cases), raw.root)
+    return found
+
+
+def _read_statistics(out: Path, key: dict[str, Any]) -> DataSpec | None:
+    try:
+        content = read_json(out / _STATISTICS, MAX_NOTE_BYTES)
+        return DataSpec.from_json(content["spec"]) if all(content[name] == key[name] for name in key) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,383 @@
+"""The one downloader: https, size and sha256 known before, resumed after a cut, in place only when all of it is right.
+
+A file on its way is TARGET.part; TARGET.part.json says what it is a part of. What fails its checksum is kept under
+another name, for a person to look at. Nothing beyond the known size is ever written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import http
+import http.client
+import ipaddress
+import json
+import os
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from sightline import __version__
+from sightline.errors import BadData, UsageError
+from sightline.files.typed_json import read_json
+from sightline.files.whole import check_room, no_link, replace_text, told_if_full
+from sightline.terminal.progress import Progress
+
+_CHUNK = 1 << 18
+_REDIRECTS = 5
+_MOVED = {301, 302, 303, 307, 308}
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # what a later try may mend
+_WORTH_A_TRY = 1 << 20  # bytes: so much got through, so the count of tries begins anew
+_SLOWEST = 1000  # bytes a second, over the time that a silent server has
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long and how often a server is asked."""
+
+    timeout_s: float = 60
+    """Until a connection stands, an answer begins, or more of it comes."""
+    tries: int = 6
+    """In a row that bring less than a megabyte; then it is an error."""
+    wait_s: float = 1
+    """Before the second try; twice as long before each further one, at most half a minute."""
+
+
+DEFAULT_PATIENCE = Patience()
+
+
+class NotFetched(BadData):
+    """A file that could not be had, or is not the one that was expected."""
+
+
+class _Cut(Exception):
+    """The connection or the server failed in a way that may pass."""
+
+
+class _NoSuchRange(_Cut):
+    """What is wanted of the file is not there: it must have changed."""
+
+
+def fetch(
+    url: str,
+    target: Path,
+    size: int,
+    sha256: str,
+    progress: Progress = lambda what, done, total: None,
+    patience: Patience = DEFAULT_PATIENCE,
+) -> None:
+    """Makes `target` the file of this size and checksum; done at once where it is that already, resumed where begun."""
+    _check_url(url, url)
+    if target.exists():
+        _check_present(target, size, sha256, progress)
+        return
+    with _locked(target) as part:
+        if target.exists():  # another process was faster
+            _check_present(target, size, sha256, progress)
+            return
+        transfer = _Transfer(url, target, part, size, sha256, progress, patience)
+        check_room(target.parent, size - transfer.done, f"{target}")
+        transfer.run()
+        transfer.put_in_place()
+
+
+@dataclass
+class _Transfer:
+    url: str
+    target: Path
+    part: BinaryIO
+    size: int
+    sha256: str
+    progress: Progress
+    patience: Patience
+
+    def __post_init__(self) -> None:
+        self.digest, self.done, self.validator, self._told = hashlib.sha256(), 0, "", ("", -1)
+        self.path = _beside(self.target, ".part")
+        self._record = _beside(self.target, ".part.json")
+        if os.fstat(self.part.fileno()).st_size == 0:
+            return
+        found = _read_record(self._record)
+        if (found.get("size"), found.get("sha256")) != (self.size, self.sha256):
+            raise UsageError(f"{self.path} is there and is no part of {_shown(self.url)}; move it away")
+        if found.get("url") == self.url and isinstance(found.get("validator"), str):
+            self.validator = found["validator"]
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """What an earlier start has left counts, up to the size that is wanted."""
+        self.part.truncate(min(self.size, os.fstat(self.part.fileno()).st_size))
+        self.part.seek(0)
+        while chunk := self.part.read(_CHUNK):
+            self.digest.update(chunk)
+            self.done += len(chunk)
+            self._show("checking")
+
+    def _restart(self) -> None:
+        self.digest, self.done = hashlib.sha256(), 0
+        self.part.seek(0)
+        self.part.truncate()
+
+    def _show(self, what: str) -> None:
+        now = (what, self.done // 10**6)
+        if now != self._told:  # chunks are smaller, and a bar takes longer to draw than they to write
+            self._told = now
+            self.progress(f"{what} {self.target.name}, MB", now[1], self.size // 10**6)
+
+    def run(self) -> None:
+        """Until all bytes are there, or the patience is at its end."""
+        tries, wait_s = 0, self.patience.wait_s
+        while self.done < self.size:
+            before = self.done
+            try:
+                self._receive()
+            except _Cut as cut:
+                if self.done - before >= _WORTH_A_TRY:
+                    tries, wait_s = 0, self.patience.wait_s
+                tries += 1
+                if tries >= self.patience.tries:
+                    left = f"{self.done} of {self.size} bytes are in {self.path}, the same command goes on from there"
+                    advice = left if self.done else "try again later, or fetch the file by hand"
+                    raise NotFetched(f"{_shown(self.url)}: {cut}; tried {tries} times; {advice}") from cut
+                time.sleep(wait_s)
+                wait_s = min(2 * wait_s, 30)
+
+    def _receive(self) -> None:
+        """One request, for what is missing; _Cut if it brought less."""
+        try:
+            with _opened(self._request(), self.patience.timeout_s) as answer:
+                self._prepare_for(answer)
+                self._store(answer)
+        except _NoSuchRange:
+            self._restart()
+            raise
+        if self.done < self.size:
+            raise _Cut(f"the connection ended at {self.done} of {self.size} bytes")
+
+    def _request(self) -> urllib.request.Request:
+        headers = {"User-Agent": f"sightline/{__version__}", "Accept-Encoding": "identity"}
+        if self.done:
+            headers["Range"] = f"bytes={self.done}-"
+            if self.validator:
+                headers["If-Range"] = self.validator
+        return urllib.request.Request(self.url, headers=headers)
+
+    def _prepare_for(self, answer: http.client.HTTPResponse) -> None:
+        """Checks what the server announces, before a byte of it is taken."""
+        if answer.headers.get("Content-Encoding", "identity") != "identity":
+            self._refuse(f"the server packs it by {answer.headers['Content-Encoding']}")
+        begin = self.done if answer.status == 206 else 0
+        if answer.status not in (200, 206) or (answer.status == 206 and not self.done):
+            self._refuse(f"the server answers with status {answer.status}")
+        announced = answer.headers.get("Content-Length", "")
+        if announced and announced != str(self.size - begin):
+            self._refuse(f"the server announces {announced[:40]} bytes, {self.size - begin} were expected")
+        expected = f"bytes {begin}-{self.size - 1}/{self.size}"
+        given = answer.headers.get("Content-Range", "")
+        if answer.status == 206 and given != expected:
+            raise _NoSuchRange(f"the server answers with {given[:80]!r} where {expected!r} was asked for")
+        if answer.status == 200 and self.done:
+            self._restart()  # the server knows no ranges, or the file has changed there
+        etag = answer.headers.get("ETag", "")
+        strong = etag if not etag.startswith("W/") else ""  # a weak one promises no equal bytes
+        self.validator = strong or answer.headers.get("Last-Modified", "")
+        record = {"url": self.url, "size": self.size, "sha256": self.sha256, "validator": self.validator}
+        with told_if_full(str(self._record)):
+            replace_text(self._record, json.dumps(record))
+
+    def _store(self, answer: http.client.HTTPResponse) -> None:
+        window, began = 0, time.monotonic()
+        while chunk := _read(answer):
+            if self.done + len(chunk) > self.size:
+                self._refuse(f"the server sends more than the {self.size} bytes that were expected", set_aside=True)
+            with told_if_full(str(self.path)):
+                self.part.write(chunk)
+            self.digest.update(chunk)
+            self.done += len(chunk)
+            self._show("fetching")
+            window += len(chunk)
+            passed = time.monotonic() - began
+            if passed > self.patience.timeout_s:
+                if window < _SLOWEST * passed:
+                    raise _Cut(f"{window} bytes came in {passed:.0f} s")
+                window, began = 0, time.monotonic()
+
+    def put_in_place(self) -> None:
+        """Under its name, if the checksum is the expected one."""
+        with told_if_full(str(self.path)):
+            self.part.flush()
+            os.fsync(self.part.fileno())
+        if self.digest.hexdigest() != self.sha256:
+            self._refuse(f"its sha256 is {self.digest.hexdigest()}, {self.sha256} was expected", set_aside=True)
+        os.rename(self.path, self.target)
+        self._record.unlink(missing_ok=True)
+
+    def _refuse(self, reason: str, set_aside: bool = False) -> NoReturn:
+        kept = ""
+        if set_aside:
+            self.part.flush()
+            wrong = _beside(self.target, f".wrong-{self.digest.hexdigest()[:8]}")
+            os.rename(self.path, wrong)
+            self._record.unlink(missing_ok=True)
+            kept = f"; what came is kept as {wrong}"
+        raise NotFetched(f"{_shown(self.url)}: {reason}{kept}; it is not the file that was expected there")
+
+
+# Files beside the target.
+
+
+def _check_present(target: Path, size: int, sha256: str, progress: Progress) -> None:
+    found = target.stat().st_size
+    if found != size:
+        raise NotFetched(f"{target} has {found} bytes, {size} were expected; move it away, it is not overwritten")
+    digest, done = hashlib.sha256(), 0
+    with target.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            progress(f"checking {target.name}, MB", done // 10**6, size // 10**6)
+    if digest.hexdigest() != sha256:
+        raise NotFetched(
+            f"{target} has the sha256 {digest.hexdigest()}, {sha256} was expected; move it away, it is not overwritten"
+        )
+
+
+@contextmanager
+def _locked(target: Path) -> Iterator[BinaryIO]:
+    """TARGET.part, open and ours alone."""
+    path = _beside(target, ".part")
+    try:
+        descriptor = no_link(str(path), os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; choose another folder") from error
+    with os.fdopen(descriptor, "r+b") as part:
+        try:
+            fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"{path} is being written by another process; wait for it") from error
+        try:
+            yield part
+        except BaseException:
+            if path.exists() and os.fstat(part.fileno()).st_size == 0:  # nothing to go on from
+                path.unlink()
+                _beside(target, ".part.json").unlink(missing_ok=True)
+            raise
+
+
+def _beside(target: Path, suffix: str) -> Path:
+    return target.with_name(target.name + suffix)
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path, 10_000)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# The network.
+
+
+def _check_url(url: str, first: str) -> None:
+    """https only; http to this machine itself, as the tests do, and never by a redirect from elsewhere."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        local = _is_loopback(parts.hostname or "") and _is_loopback(urllib.parse.urlsplit(first).hostname or "")
+    except ValueError as error:
+        raise UsageError(f"{url[:200]!r} is no address: {error}") from error
+    if parts.username is not None or parts.password is not None:
+        raise UsageError(f"{_shown(url)}: an address with a user name or a password is not fetched; leave them out")
+    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
+        raise UsageError(f"{_shown(url)}: only https is fetched; give the https address of the file")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _shown(url: str) -> str:
+    """Without what may be secret in it."""
+    parts = urllib.parse.urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"[:300]
+
+
+@contextmanager
+def _opened(request: urllib.request.Request, timeout_s: float) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a request; _Cut for what may pass, NotFetched for what will not."""
+    for _ in range(_REDIRECTS + 1):
+        with _network_errors(request.full_url):
+            try:
+                answer = _opener(request.full_url).open(request, timeout=timeout_s)
+            except urllib.error.HTTPError as error:
+                # Followed here, not by urllib: it reads the body of a redirect whole, however long that is.
+                if error.code not in _MOVED or "Location" not in error.headers:
+                    raise
+                error.close()
+                request = _moved(request, error.headers["Location"])
+                continue
+        with answer:
+            yield answer
+        return
+    raise NotFetched(f"{_shown(request.full_url)}: more than {_REDIRECTS} redirects, or a circle of them")
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """Speaks http and https and nothing else."""
+    opener = urllib.request.OpenerDirector()
+    # Proxies as the environment says, but never between this machine and itself.
+    is_local = _is_loopback(urllib.parse.urlsplit(url).hostname or "")
+    for handler in (
+        urllib.request.ProxyHandler({} if is_local else None),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(context=ssl.create_default_context()),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
+def _moved(request: urllib.request.Request, location: str) -> urllib.request.Request:
+    try:
+        url = urllib.parse.urljoin(request.full_url, location)
+        _check_url(url, request.full_url)
+    except (UsageError, ValueError) as error:
+        raise NotFetched(f"{_shown(request.full_url)} leads to {error}") from error
+    return urllib.request.Request(url, headers=dict(request.header_items()))
+
+
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    with _network_errors(""):
+        return answer.read1(_CHUNK)
+
+
+@contextmanager
+def _network_errors(url: str) -> Iterator[None]:
+    try:
+        yield
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise _NoSuchRange("the server has no such part of the file") from error
+        if error.code in _TRANSIENT:
+            raise _Cut(f"the server answers {error.code} {error.reason}") from error
+        raise NotFetched(
+            f"{_shown(url)}: the server answers {error.code} {error.reason}; fetch the file by hand, or try later"
+        ) from error
+    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError around the reason
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise NotFetched(f"{_shown(url)}: its certificate is not accepted: {reason.verify_message}") from error
+        raise _Cut(str(reason) or type(reason).__name__) from error

@@ -1,0 +1,335 @@
+"""Kept indexes: when they are used, when they are not, where they lie, and that a bad one is never believed."""
+
+import hashlib
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sightline.data.formats import records
+from sightline.data.sources import _index, _shards, folder, tar, tfrecord
+
+ARRAYS = {"a": np.arange(5, dtype=np.int64), "b": np.zeros(0, np.uint8), "c": np.asarray([7], np.int32)}
+
+
+@pytest.fixture
+def data(tmp_path: Path, write_records, write_tar, settle) -> Path:
+    """Two records and two pictures in a tar, side by side."""
+    root = tmp_path / "data"
+    for number in (1, 2):
+        features = {"image/class/label": number, "image/encoded": b"%d" % number, "image/filename": b"%d" % number}
+        write_records(root / "train" / f"train-{number - 1:05d}-of-00002", [features])
+        described = b'{"label": %d, "class": "c%d"}' % (number - 1, number)
+        write_tar(root / f"train-{number}.tar", [(f"{number}.jpg", b"%d" % number), (f"{number}.json", described)])
+    settle(root)
+    return root
+
+
+@pytest.fixture
+def scans(monkeypatch) -> list[str]:
+    """Which kinds were scanned, not taken from an index."""
+    seen: list[str] = []
+    for module in (tar, tfrecord):
+        build, kind = module._build_index, module.__name__.rpartition(".")[2]
+        monkeypatch.setattr(module, "_build_index", lambda shards, b=build, k=kind: (seen.append(k), b(shards))[1])
+    return seen
+
+
+def opened(data: Path) -> list[list[tuple]]:
+    """Everything both kinds give, of all samples."""
+    found = []
+    for module in (tar, tfrecord):
+        source = module.open_source(str(data), "train")
+        found.append([(source.name(i), source.read(i), source.classes, source.fingerprint) for i in range(len(source))])
+    return found
+
+
+def index_files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if "index-" in path.name)
+
+
+# Use
+
+
+def test_a_scan_is_made_once_and_gives_the_same(data: Path, scans: list[str]):
+    first = opened(data)
+    assert scans == ["tar", "tfrecord"]
+    assert index_files(data) == [".sightline-index-tar-train", ".sightline-index-tfrecord-train"]
+    assert opened(data) == first
+    assert scans == ["tar", "tfrecord"]
+
+
+def test_an_index_serves_a_moved_copy(data: Path, scans: list[str], tmp_path: Path):
+    """Names are relative; `cp -a` and `rsync -a` keep the times."""
+    first = opened(data)
+    copy = shutil.copytree(data, tmp_path / "copy")
+    shutil.rmtree(data)
+    assert opened(copy) == first
+    assert len(scans) == 2
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(
+            bytes(512) if path.suffix == ".tar" else records.frame(records.encode_example({"image/class/label": 1}))
+        )
+    os.utime(path, ns=(10**18, 10**18))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        grow,
+        lambda path: os.utime(path, ns=(10**18, 10**18 + 1)),
+        lambda path: (
+            path.rename(path.with_name(path.name.replace("train-1", "train-0"))) if path.suffix else grow(path)
+        ),
+    ],
+    ids=["size", "time", "name"],
+)
+def test_a_changed_shard_is_scanned_again(data: Path, scans: list[str], change):
+    opened(data)
+    change(data / "train-1.tar")
+    change(data / "train" / "train-00000-of-00002")
+    for module in (tar, tfrecord):
+        module.open_source(str(data), "train")
+    assert scans == ["tar", "tfrecord"] * 2
+
+
+def test_what_changed_a_moment_ago_is_not_kept(data: Path, scans: list[str]):
+    """Another change could leave the same time."""
+    os.utime(data / "train-1.tar")
+    os.utime(data / "train" / "train-00000-of-00002")
+    assert opened(data) == opened(data)
+    assert scans == ["tar", "tfrecord"] * 2
+    assert index_files(data) == []
+
+
+# Places
+
+
+def without_room(folder: Path, error: OSError) -> Callable[..., int]:
+    """os.open, which makes no file in `folder`; the tests may run as root, whom no mode stops."""
+
+    def refuse(path: str | Path, flags: int, *rest: object, call=os.open, **options: object) -> int:
+        if flags & os.O_CREAT and Path(path).is_relative_to(folder):
+            raise error
+        return call(path, flags, *rest, **options)
+
+    return refuse
+
+
+def test_read_only_data_are_indexed_in_the_cache_folder(data: Path, scans: list[str], cache_home: Path, monkeypatch):
+    monkeypatch.setattr(os, "open", without_room(data, PermissionError(13, "Permission denied")))
+    first = opened(data)
+    assert index_files(data) == []
+    assert [name.rpartition("-")[0] for name in index_files(cache_home)] == ["index-tar-train", "index-tfrecord-train"]
+    assert opened(data) == first
+    assert len(scans) == 2
+    other = shutil.copytree(data, data.parent / "other")  # other data do not share it by chance
+    (other / "train-1.tar").unlink()
+    tar.open_source(str(other), "train", tar.SourceOptions(classes=2))
+    assert len(scans) == 3
+
+
+def test_nowhere_to_keep_an_index_is_no_error(data: Path, scans: list[str], monkeypatch):
+    monkeypatch.setattr(os, "open", without_room(data, OSError(28, "No space left")))
+    for home in ("/dev/null/none", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", home)
+        monkeypatch.setenv("HOME", "/dev/null/home")
+        assert opened(data) == opened(data)
+    assert len(scans) == 8
+
+
+def test_an_interrupted_write_leaves_the_old_index_and_no_rest(tmp_path: Path, monkeypatch):
+    _index.save(tmp_path, "x", "key", ARRAYS)
+
+    def stop(*_: object, **__: object) -> None:
+        assert len(os.listdir(tmp_path)) == 2, "the new one is not there yet"
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", stop)
+        with pytest.raises(KeyboardInterrupt):
+            _index.save(tmp_path, "x", "another", ARRAYS)
+    assert os.listdir(tmp_path) == [".sightline-index-x"]
+    assert _index.load(tmp_path, "x", "key") is not None
+
+
+# Belief
+
+
+def test_arrays_are_kept_as_they_are(tmp_path: Path):
+    _index.save(tmp_path, "x", "key", ARRAYS)
+    found = _index.load(tmp_path, "x", "key")
+    assert found is not None and found.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        assert found[name].dtype == array.dtype and np.array_equal(found[name], array)
+    assert _index.load(tmp_path, "x", "another key") is None
+    assert _index.load(tmp_path, "y", "key") is None
+
+
+def test_an_index_cut_or_changed_anywhere_counts_as_absent(tmp_path: Path):
+    _index.save(tmp_path, "x", "key", ARRAYS)
+    path = tmp_path / ".sightline-index-x"
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at])
+        assert _index.load(tmp_path, "x", "key") is None
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        assert _index.load(tmp_path, "x", "key") is None
+    path.write_bytes(whole + b"\0")
+    assert _index.load(tmp_path, "x", "key") is None
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]",
+        b"{",
+        b"[" * 100000,
+        b'{"key": "key"}',
+        b'{"key": "key", "arrays": [["a", "|O", 1]]}',
+        b'{"key": "key", "arrays": [["a", "<i8", 1000000000000]]}',
+        b'{"key": "key", "arrays": [["a", "<i8", -1], ["b", "<i8", -5]]}',
+        b'{"key": "key", "arrays": [["a", "<i8", 1.5]]}',
+        b'{"key": "key", "arrays": [[["a"], "<i8", 1]]}',
+        b'{"key": "key", "arrays": [["a", "<i8", 1000000000000000000000000]]}',
+        b'{"key": "key", "arrays": 7}',
+    ],
+)
+def test_a_well_formed_file_of_nonsense_counts_as_absent(tmp_path: Path, header: bytes):
+    body = struct.pack("<I", len(header)) + header + bytes(80)
+    (tmp_path / ".sightline-index-x").write_bytes(_index._MAGIC + hashlib.sha256(body).digest() + body)
+    assert _index.load(tmp_path, "x", "key") is None
+
+
+@pytest.mark.parametrize("begin", [b"", _index._MAGIC, _index._MAGIC + bytes(32) + b"\xff\xff\xff\xff"])
+def test_what_is_no_index_is_not_read_whole(tmp_path: Path, begin: bytes):
+    path = tmp_path / ".sightline-index-x"
+    path.write_bytes(begin)
+    os.truncate(path, 2**40)  # takes no room on the disk
+    assert _index.load(tmp_path, "x", "key") is None
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("shard", 2),
+        ("shard", -1),
+        ("offset", -1),
+        ("offset", 2**40),
+        ("length", 2**40),
+        ("length", -1),
+        ("names_ends", 99),
+        ("label", -1),
+        ("class_labels", 5),
+    ],
+)
+def test_an_index_that_points_outside_is_made_anew(data: Path, scans: list[str], column: str, value: int):
+    """Its checksum and key may be right: whoever wrote the data may have written it."""
+    first = opened(data)
+    shards = [_shards.Shard.at(data, data / f"train-{n}.tar") for n in (1, 2)]
+    key = _index.digest("tar", 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
+    arrays = _index.load(data, "tar-train", key)
+    assert arrays is not None
+    forged = arrays[column].copy()
+    forged[-1] = value
+    without = {name: array for name, array in arrays.items() if name != column}
+    for broken in ({**arrays, column: forged}, without, {**arrays, column: forged[1:]}):
+        _index.save(data, "tar-train", key, broken)
+        scans.clear()
+        assert opened(data) == first
+        assert scans == ["tar"]
+
+
+# Folders
+
+
+@pytest.fixture
+def pictures(tmp_path: Path, settle, monkeypatch) -> Path:
+    monkeypatch.setattr(folder, "MIN_KEPT", 3)
+    root = tmp_path / "pictures"
+    for name in ("train/ant/1.jpg", "train/ant/deep/2.jpg", "train/bee/3.jpg", "val/ant/4.jpg"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+    settle(root)
+    return root
+
+
+@pytest.fixture
+def listings(monkeypatch) -> list[str]:
+    """Which roots were listed, not taken from an index."""
+    seen: list[str] = []
+    walk = folder._Walk.list
+
+    def recorded(self: folder._Walk, *given, **named):
+        seen.append(self.root.name)
+        return walk(self, *given, **named)
+
+    monkeypatch.setattr(folder._Walk, "list", recorded)
+    return seen
+
+
+def listed(root: Path, split: str = "train") -> tuple:
+    source = folder.open_source(str(root), split)
+    return source.classes, source.fingerprint, [(source.name(i), source.read(i)) for i in range(len(source))]
+
+
+def test_a_large_folder_is_listed_once(pictures: Path, listings: list[str]):
+    first = listed(pictures)
+    assert listed(pictures) == first
+    assert listings == ["train"]
+    listed(pictures, "val"), listed(pictures, "val")
+    assert listings == ["train", "val", "val"]  # a small one every time
+    assert index_files(pictures) == [".sightline-index-folder-train"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda train: (train / "ant" / "0.jpg").write_bytes(b"new"),
+        lambda train: (train / "ant" / "deep" / "2.jpg").unlink(),
+        lambda train: (train / "bee" / "3.jpg").rename(train / "bee" / "4.jpg"),
+        lambda train: (train / "bee").rename(train / "wasp"),
+        lambda train: shutil.copytree(train / "bee", train / "cat"),
+        lambda train: shutil.rmtree(train / "ant" / "deep"),
+    ],
+    ids=["added", "removed", "renamed", "class renamed", "class added", "folder removed"],
+)
+def test_a_changed_folder_is_listed_again(pictures: Path, listings: list[str], change):
+    first = listed(pictures)
+    change(pictures / "train")
+    again = listed(pictures)
+    assert again != first
+    assert listings == ["train", "train"]
+    (pictures / ".sightline-index-folder-train").unlink()
+    assert listed(pictures) == again
+
+
+def test_a_class_that_val_gains_is_seen(pictures: Path, settle, monkeypatch):
+    monkeypatch.setattr(folder, "MIN_KEPT", 1)
+    listed(pictures, "val")
+    shutil.copytree(pictures / "train" / "bee", pictures / "val" / "bee")
+    assert [name for name, _ in listed(pictures, "val")[2]] == ["ant/4.jpg", "bee/3.jpg"]
+
+
+def test_long_scans_tell_how_far_they_are(data: Path, pictures: Path, capsys, monkeypatch):
+    opened(data)
+    assert capsys.readouterr().err == ""  # short ones do not
+    monkeypatch.setattr(_index, "PROGRESS_EVERY_S", 0)
+    for path in data.glob(".sightline-index-*"):
+        path.unlink()
+    opened(data), listed(pictures)
+    told = capsys.readouterr().err
+    assert f"indexing {data}/train: 1 of 2 files (once; later runs use the index)" in told
+    assert f"indexing {data}: 1 of 2 files" in told and "1 of 2 class folders" in told
+    monkeypatch.setenv("RANK", "1")
+    listed(pictures, "val")
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,152 @@
+"""NIfTI files as whole volumes: prepared like the data of a run, one at a time, whatever their sizes."""
+
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+
+from sightline.data.formats.nifti import read_scan
+from sightline.data.loading.loader import Loader
+from sightline.data.loading.order import EvalOrder
+from sightline.data.volumes.geometry import prepare_image
+from sightline.data.volumes.inputs import VolumeFiles, case_name, labelled_files
+from sightline.errors import BadData, BadSample, UsageError
+from sightline.hardware import devices
+from sightline.parts import DataConfig, DataSpec
+
+FLAT = DataSpec(("background", "one", "two"), 1, (16, 16), (), (), spacing=(1.0, 1.0))
+DEEP = DataSpec(("background", "one"), 2, (8, 8, 8), (), (), spacing=(2.0, 1.0, 1.0))
+AFFINE = np.array([[-1.5, 0, 0, 40], [0, 0.75, 0, -30], [0, 0, 2.5, 12], [0, 0, 0, 1]])
+
+
+def write(path: Path, sides: tuple[int, ...], box=((2, 9), (1, 7), (3, 5)), affine=AFFINE, seed=0) -> np.ndarray:
+    """A file with values above 0 inside a box of (x, y, z) only; returns them in this order."""
+    voxels = np.zeros(sides, np.float32)
+    inside = tuple(slice(*edges) for edges in box)
+    voxels[inside] = np.random.default_rng(seed).uniform(1, 100, voxels[inside].shape)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(voxels, affine), path)
+    return voxels
+
+
+class Lenient(DataConfig):
+    on_bad_sample = "skip"
+    max_bad_samples = 99
+
+    def open(self, split, seed): ...
+    def declared(self): ...
+
+
+def batches(dataset: VolumeFiles, workers: int = 0) -> tuple[list[dict], list[str]]:
+    """All of a data set as the loader hands it out, finished, and what could not be read."""
+    bad: list[str] = []
+    order = EvalOrder(len(dataset), dataset.predict_batch)
+    loader = Loader(
+        {"files": dataset},
+        {"files": order},
+        Lenient(),
+        devices.select("cpu", 0),
+        workers=workers,
+        prefetch=1,
+        on_bad=lambda each: bad.append(f"{each.name}: {each.reason}"),
+        check_stop=lambda: None,
+    )
+    try:
+        loader.seek("files", 0, order.steps_per_epoch)
+        found = []
+        for _ in range(order.steps_per_epoch):
+            batch = loader.next("files")
+            if batch["valid"].all():
+                found.append({key: value.clone() for key, value in dataset.finish(batch, torch.float32).items()})
+        return found, bad
+    finally:
+        loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_files_of_any_size_come_whole_one_at_a_time(tmp_path: Path, workers: int):
+    boxes = {"large": ((1, 21), (0, 30), (2, 12)), "small": ((2, 9), (1, 7), (3, 5)), "long": ((0, 3), (0, 40), (0, 2))}
+    sides = {"large": (24, 30, 12), "small": (10, 8, 7), "long": (3, 40, 4)}
+    files = {name: tmp_path / f"{name}.nii.gz" for name in sides}
+    stored = {name: write(files[name], sides[name], boxes[name]) for name in files}
+    found, bad = batches(VolumeFiles(files, FLAT), workers)
+    assert not bad and len(found) == 3
+    for name, batch in zip(files, found, strict=True):
+        inside = stored[name][tuple(slice(*edges) for edges in boxes[name])].T  # the file's (x, y, z) is (width, ...)
+        expected = (inside - inside.mean(dtype=np.float64)) / inside.std(dtype=np.float64)
+        assert batch["image"].shape == (1, 1, *inside.shape) and batch["extent"].tolist() == [list(inside.shape)]
+        np.testing.assert_allclose(batch["image"][0, 0].numpy(), expected, atol=1e-5)
+        assert batch["original"].tolist() == [list(reversed(sides[name]))]
+        assert batch["start"].tolist() == [[a for a, _ in reversed(boxes[name])]]
+        assert batch["end"].tolist() == [[b for _, b in reversed(boxes[name])]]
+
+
+def test_networks_of_volumes_get_them_at_their_own_spacing(tmp_path: Path):
+    path = tmp_path / "x.nii.gz"
+    write(path, (12, 10, 8, 2))  # the channel comes last in a file
+    dataset = VolumeFiles({"x": path}, DEEP)
+    (batch,), bad = batches(dataset)
+    image, geometry = prepare_image(read_scan(path, "x"), DEEP, "x")
+    assert not bad and geometry.shape == (2, 4, 10)  # of a box of 2, 6, 7 voxels at 2.5, 0.75, 1.5 mm
+    assert batch["extent"].tolist() == [list(geometry.shape)] and dataset.spec == DEEP
+    np.testing.assert_array_equal(batch["image"][0].numpy(), image)
+    assert (
+        batch["image"]
+        .to(torch.bfloat16)
+        .equal(dataset.finish({**batch, "image": batch["image"].reshape(1, -1)}, torch.bfloat16)["image"])
+    )
+
+
+def test_files_that_cannot_be_read_do_not_keep_the_others_back(tmp_path: Path):
+    write(tmp_path / "good.nii.gz", (10, 8, 7))
+    write(tmp_path / "two.nii.gz", (10, 8, 7, 2))
+    write(tmp_path / "empty.nii.gz", (10, 8, 7), box=((0, 0), (0, 0), (0, 0)))
+    (tmp_path / "text.nii.gz").write_text("no volume")
+    whole = (tmp_path / "good.nii.gz").read_bytes()
+    (tmp_path / "cut.nii.gz").write_bytes(whole[: len(whole) // 2])
+    names = ["text", "good", "two", "empty", "cut", "gone"]
+    found, bad = batches(VolumeFiles({name: tmp_path / f"{name}.nii.gz" for name in names}, FLAT))
+    assert len(found) == 1 and found[0]["index"].tolist() == [1]
+    assert [line.split(":")[0] for line in bad] == ["text", "two", "empty", "cut", "gone"]
+    assert "is no NIfTI file" in bad[0] and "has 2 channels, the network knows 1" in bad[1]
+
+
+def test_nothing_is_made_as_large_as_a_header_says(tmp_path: Path):
+    """Ten metres from voxel to voxel would become a volume of 10^12 voxels at the network's spacing."""
+    path = tmp_path / "far.nii.gz"
+    write(path, (12, 10, 8, 2), affine=np.diag([9999.0, 9999.0, 9999.0, 1]))
+    dataset = VolumeFiles({"far": path}, DEEP)
+    assert dataset.layout["image"] == ((1,), "float32")
+    with pytest.raises(BadSample, match=r"far: would have 39996 x 99990 x 119988 voxels at the spacing"):
+        dataset.load(0, 0)
+
+
+def test_a_file_that_grows_meanwhile_is_refused(tmp_path: Path):
+    path = tmp_path / "x.nii.gz"
+    write(path, (10, 8, 7))
+    dataset = VolumeFiles({"x": path}, FLAT)
+    write(path, (30, 30, 30), box=((0, 30), (0, 30), (0, 30)))
+    with pytest.raises(BadSample, match="has grown while it was read"):
+        dataset.load(0, 0)
+
+
+def test_cases_are_called_by_their_file():
+    assert [case_name(name) for name in ("a/x.nii.gz", "x.NII", "x.1.nii.gz", "x.gz", ".nii.gz")] == [
+        "a/x", "x", "x.1", "x.gz", ".nii.gz",
+    ]  # fmt: skip
+
+
+def test_raw_files_of_a_split(tmp_path: Path):
+    for case in ("b", "a", "c"):
+        write(tmp_path / "imagesTr" / f"{case}.nii.gz", (10, 8, 7))
+        write(tmp_path / "labelsTr" / (f"{case}.nii" if case == "c" else f"{case}.nii.gz"), (10, 8, 7))
+    found = labelled_files(["c", "a"], tmp_path)
+    assert list(found) == ["c", "a"] and labelled_files(["c", "a"], tmp_path / "labelsTr") == found
+    assert found["c"] == (tmp_path / "imagesTr" / "c.nii.gz", tmp_path / "labelsTr" / "c.nii")
+    (tmp_path / "labelsTr" / "a.nii.gz").unlink()
+    with pytest.raises(BadData, match=r"lacks 2 of the 3 cases of the val split: a \(label\), nix \(image\); give"):
+        labelled_files(["a", "nix", "b"], tmp_path)
+    with pytest.raises(UsageError, match="holds no imagesTr and labelsTr"):
+        labelled_files(["a"], tmp_path / "imagesTr")
