@@ -19,20 +19,19 @@ untouched), so every operation that is not replaced costs what it did. A replace
   torch      torch/nn, torch/optim, torch/amp ...  asks and gets the truth; devices in its requests are mapped
   machinery  dynamo, inductor, triton, fx ...      asks and gets the truth; its dtypes are never converted
 
-hook.py           what `import torch` calls in child processes; auto.py: activation by import
-autoload/         the entry point `torch.backends` that calls it; on the PYTHONPATH of child processes only
-session.py        activate, deactivate, migrate; the active Session
-options.py        Options and the environment variables that carry them to child processes
-targets.py        Target: which device stands in for CUDA, what it can do; DeviceMap: "cuda:1" -> the target's name
-zones.py          who is calling; the user's own line
-record.py         hit() and truth(): counts per call site; the first hit makes a Record, which listeners receive
-rules.py          Rule, the collection of all rules; makers.py: the few ways in which a name is replaced
-advice.py         one line for errors of calls that no rule can catch
-patching.py       undo stack, dressing of wrappers, import hooks
-rules_*.py        one file per family; each has rules() -> list[Rule] and may have setup(session)
-virtual*.py       the CUDA runtime that is not there: devices, memory, properties; streams, events, graphs
-stand_ins.py      apex and pynvml where they are missing
-cli.py, report.py, scan.py, logfile.py, syncs.py   command line, report, scan before running, log files, sync points
+cli.py, __main__.py  the command line; auto.py: activation by import
+hook.py              called by `import torch` in child processes, through the entry point `torch.backends` in autoload/,
+                     which is on the PYTHONPATH of child processes only
+options.py           the options, and the environment variables that carry them to child processes
+session.py           activate, deactivate, the active Session
+targets.py           Target: the device that replaces CUDA; DeviceMap: "cuda:1" -> the target's name
+zones.py             which zone is calling; the user's own line
+patching.py          undo stack, wrappers that look like the original, import hooks
+rules/               table.py: Rule and the collection of all rules; makers.py: the few ways to replace a name;
+                     one file per family, each with rules() -> list[Rule] and an optional setup(session)
+virtual/             the CUDA runtime that scripts see: devices, memory, properties; streams, events, graphs
+stand_ins/           apex and pynvml where they are not installed
+reporting/           record.py: hit() and truth() count calls per call site; log files, report, scan, sync points
 """
 
 AUTOLOAD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "autoload")

@@ -92,10 +92,10 @@ def main(argv: Sequence[str]) -> int:
         if argv and argv[0] in ("report", "scan"):
             terminal.guard()
             if argv[0] == "report":
-                from sightline.migrate import report
+                from sightline.migrate.reporting import report
 
                 return report.main(argv[1:])
-            from sightline.migrate import scan
+            from sightline.migrate.reporting import scan
 
             return scan.main(argv[1:])
         flags, module, script, args = split(argv)
@@ -145,7 +145,8 @@ def _launch(options: Options, module: str, script: str, args: Sequence[str]) -> 
         raise MigrateError(
             f"{AUTOLOAD}=0 keeps the processes of {command[-len(args) - 1]} from being migrated; unset it"
         )
-    from sightline.migrate import logfile, session
+    from sightline.migrate import session
+    from sightline.migrate.reporting import logfile
 
     logfile.becomes_launcher = True
     session.activate(options)

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch.utils import _device
 
-from sightline.migrate import AUTOLOAD, logfile, patching, record, rules, syncs, targets
+from sightline.migrate import AUTOLOAD, patching, targets
 from sightline.migrate.options import Options
-from sightline.migrate.virtual import Runtime
+from sightline.migrate.reporting import logfile, record, syncs
+from sightline.migrate.rules import table
+from sightline.migrate.virtual.runtime import Runtime
 
 __all__ = ["Options", "Session", "activate", "active", "deactivate"]
 
@@ -59,11 +61,11 @@ def activate(options: Options) -> Session | None:
     try:
         session.imports.install(session.undo)
         _write_environment(session)
-        families = rules.families()
-        session.cuda_modules = rules.cuda_modules()
+        families = table.families()
+        session.cuda_modules = table.cuda_modules()
         for family in families:
-            rules.apply(family.rules(), session)
-        rules.rebind(session)
+            table.apply(family.rules(), session)
+        table.rebind(session)
         for family in families:
             if hasattr(family, "setup"):
                 family.setup(session)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.migrate import record, rules_amp
+from sightline.migrate.reporting import record
+from sightline.migrate.rules import amp
 from sightline.migrate.session import Session
 
 Start = Callable[..., Session]
@@ -71,7 +72,7 @@ def test_amp_auto_asks_the_cpu(capable: bool, on_cpu: Start, monkeypatch: pytest
 def test_arithmetic_of_this_cpu():
     with open("/proc/cpuinfo") as file:
         flags = next(line for line in file if line.startswith("flags")).split()
-    assert rules_amp.has_arithmetic(torch.bfloat16) == bool({"avx512_bf16", "amx_bf16"} & set(flags))
+    assert amp.has_arithmetic(torch.bfloat16) == bool({"avx512_bf16", "amx_bf16"} & set(flags))
 
 
 @pytest.mark.parametrize("make", [torch.cuda.amp.GradScaler, lambda **k: torch.amp.GradScaler("cuda", **k),

@@ -9,8 +9,8 @@ from typing import Any, Optional
 import pytest
 import torch
 
-from sightline.migrate import record
 from sightline.migrate.options import MigrateError
+from sightline.migrate.reporting import record
 from sightline.migrate.session import Session
 
 Start = Callable[..., Session]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sightline import migrate
-from sightline.migrate import logfile
+from sightline.migrate.reporting import logfile
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 RECORD = re.compile(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sightline.migrate import rules, scan
+from sightline.migrate.reporting import scan
+from sightline.migrate.rules.table import all_rules
 
 HEAD = """import torch
 import torch.cuda as tc
@@ -114,7 +115,7 @@ def test_name_for_a_function_counts_where_it_is_called(table: scan.Table, tmp_pa
 
 def test_every_rule_of_torch_is_found_by_its_own_name(table: scan.Table):
     """The scan and the run share one table: whatever name a rule has, the scan knows it."""
-    looked_for = [rule.name for rule in rules.all_rules() if rule.fits("cpu") and rule.name not in scan.FP16_ONLY]
+    looked_for = [rule.name for rule in all_rules() if rule.fits("cpu") and rule.name not in scan.FP16_ONLY]
     assert "torch.Tensor.cuda" in looked_for
     for rule in looked_for:
         owner, _, last = rule.rpartition(".")

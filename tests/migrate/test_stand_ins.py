@@ -17,7 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from sightline.migrate import deactivate, record, stand_ins
+from sightline.migrate import deactivate
+from sightline.migrate.reporting import record
+from sightline.migrate.stand_ins import finder
 
 Start = Callable[..., Any]
 
@@ -38,7 +40,7 @@ def kinds(name: str) -> set[str]:
 
 def test_only_while_migrated_and_only_where_missing(on_cpu: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     on_cpu()
-    assert stand_ins.is_missing("apex") and stand_ins.is_missing("pynvml")
+    assert finder.is_missing("apex") and finder.is_missing("pynvml")
     import apex
     from apex.parallel import LARC
 
@@ -51,7 +53,7 @@ def test_only_while_migrated_and_only_where_missing(on_cpu: Start, tmp_path: Pat
     (tmp_path / "apex.py").write_text("mine = True")
     on_cpu()
     monkeypatch.syspath_prepend(tmp_path)  # a module beside the script, found after activation
-    assert not stand_ins.is_missing("apex")
+    assert not finder.is_missing("apex")
     assert importlib.import_module("apex").mine
     del sys.modules["apex"]
 
@@ -368,7 +370,7 @@ def test_amp_skips_the_step_of_an_overflow(apex: Any, capsys: pytest.CaptureFixt
 
 
 def test_amp_scale_grows_and_stays_within_bounds(apex: Any):
-    scaler_of = importlib.import_module("sightline.migrate.stand_ins_apex_amp").LossScaler
+    scaler_of = importlib.import_module("sightline.migrate.stand_ins.apex_amp").LossScaler
     scaler = scaler_of("dynamic", lowest=2.0**14, highest=2.0**17)
     for _ in range(5999):
         scaler.update(True)
