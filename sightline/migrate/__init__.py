@@ -42,7 +42,7 @@ def activate(**options: Any) -> Session | None:
     """Makes CUDA calls run on `target` from here on; None where a real CUDA device is left to do it."""
     from sightline.migrate import session
 
-    return session.activate(session.Options.of(**options))
+    return session.activate(session.MigrateOptions.from_keywords(**options))
 
 
 def deactivate() -> None:

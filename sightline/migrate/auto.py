@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sightline.migrate import session
 
-session.activate(session.Options.from_environment())
+session.activate(session.MigrateOptions.from_environment())

@@ -22,7 +22,7 @@ from dataclasses import fields
 from typing import Any, NoReturn
 
 from sightline import terminal
-from sightline.migrate.options import PREFIX, MigrateError, Options
+from sightline.migrate.options import PREFIX, MigrateError, MigrateOptions
 
 USAGE = """sightline migrate [options] script.py [args ...]
        sightline migrate [options] -m module [args ...]
@@ -31,15 +31,15 @@ USAGE = """sightline migrate [options] script.py [args ...]
        sightline migrate scan FILE_OR_FOLDER ... [--json] [--strict] [--syncs]"""
 LOG_FLAGS = {"log": "--log-level", "log_dir": "--log"}
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
-AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+AUTOLOAD_SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def parser() -> argparse.ArgumentParser:
-    """One flag per field of Options."""
+    """One flag per field of MigrateOptions."""
     what = "run an unmodified CUDA script on the device that is there"
     made = argparse.ArgumentParser("sightline migrate", usage=USAGE, description=what, allow_abbrev=False)
     lines = _help_of_fields()
-    for field in fields(Options):
+    for field in fields(MigrateOptions):
         flag = LOG_FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
         text = lines[field.name]
         if isinstance(field.default, bool):
@@ -61,7 +61,7 @@ def _help_of_fields() -> dict[str, str]:
     import ast
     import inspect
 
-    body = ast.parse(inspect.getsource(Options)).body[0].body  # type: ignore[attr-defined]
+    body = ast.parse(inspect.getsource(MigrateOptions)).body[0].body  # type: ignore[attr-defined]
     named = [(at, ast.unparse(node.target)) for at, node in enumerate(body) if isinstance(node, ast.AnnAssign)]
     return {name: ast.literal_eval(body[at + 1].value) for at, name in named}
 
@@ -70,7 +70,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], str, str, list[str]]:
     """(our flags, module, script, its arguments): everything behind the script is its own, whatever it looks like."""
     takes_value = {
         LOG_FLAGS.get(f.name, "--" + f.name.replace("_", "-"))
-        for f in fields(Options)
+        for f in fields(MigrateOptions)
         if not isinstance(f.default, bool)
     }
     at = 0
@@ -114,14 +114,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _options(arguments: argparse.Namespace) -> Options:
-    given = {f.name: v for f in fields(Options) if (v := getattr(arguments, f.name)) is not None}
+def _options(arguments: argparse.Namespace) -> MigrateOptions:
+    given = {f.name: v for f in fields(MigrateOptions) if (v := getattr(arguments, f.name)) is not None}
     if "log" not in given and not os.environ.get(PREFIX + "LOG"):
         given["log"] = 1  # who types the command wants to know what it did
-    return Options.of(**given)
+    return MigrateOptions.from_keywords(**given)
 
 
-def _activate(options: Options) -> None:
+def _activate(options: MigrateOptions) -> None:
     # Registered before all else, so it runs after the report and after what the script registers.
     atexit.register(_end_by_signal)
     from sightline.migrate import session
@@ -129,7 +129,7 @@ def _activate(options: Options) -> None:
     session.activate(options)
 
 
-def _launch(options: Options, module: str, script: str, args: Sequence[str]) -> NoReturn:
+def _launch(options: MigrateOptions, module: str, script: str, args: Sequence[str]) -> NoReturn:
     """Becomes torchrun, or another command that starts Python; its children are migrated through the environment."""
     if module or script == "torchrun":
         # By this interpreter: the torchrun on PATH may belong to another one.
@@ -141,9 +141,9 @@ def _launch(options: Options, module: str, script: str, args: Sequence[str]) -> 
                 f"{script!r} is neither a file nor a command on PATH; give a script, -m module or torchrun"
             )
         command = [found, *args]
-    if os.environ.get(AUTOLOAD) == "0":
+    if os.environ.get(AUTOLOAD_SWITCH) == "0":
         raise MigrateError(
-            f"{AUTOLOAD}=0 keeps the processes of {command[-len(args) - 1]} from being migrated; unset it"
+            f"{AUTOLOAD_SWITCH}=0 keeps the processes of {command[-len(args) - 1]} from being migrated; unset it"
         )
     from sightline.migrate import session
     from sightline.migrate.reporting import logfile

@@ -24,7 +24,7 @@ class MigrateError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Options:
+class MigrateOptions:
     """Every field is `--name` on the command line and SIGHTLINE_MIGRATE_NAME in the environment."""
 
     target: str = "auto"
@@ -66,7 +66,7 @@ class Options:
             raise MigrateError(f"device_count={self.device_count} must not be negative; 0 lets it be derived")
 
     @classmethod
-    def of(cls, **given: Any) -> Options:
+    def from_keywords(cls, **given: Any) -> MigrateOptions:
         """From keyword arguments, on top of the environment; an unknown name is told with those that are known."""
         names = [field.name for field in fields(cls)]
         unknown = [name for name in given if name not in names]
@@ -75,7 +75,7 @@ class Options:
         return cls(**{**vars(cls.from_environment()), **given})
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Options:
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> MigrateOptions:
         environment = os.environ if environment is None else environment
         vendors = not vendor_stack_is_here()
         values: dict[str, Any] = {}

@@ -11,18 +11,18 @@ import torch
 from torch.utils import _device
 
 from sightline.migrate import AUTOLOAD, patching, targets
-from sightline.migrate.options import Options
+from sightline.migrate.options import MigrateOptions
 from sightline.migrate.reporting import logfile, record, syncs
 from sightline.migrate.rules import table
 from sightline.migrate.virtual.runtime import Runtime
 
-__all__ = ["Options", "Session", "activate", "active", "deactivate"]
+__all__ = ["MigrateOptions", "Session", "activate", "active", "deactivate"]
 
 
 class Session:
     """What handlers share while migration is on."""
 
-    def __init__(self, options: Options, target: targets.Target) -> None:
+    def __init__(self, options: MigrateOptions, target: targets.Target) -> None:
         self.options = options
         self.target = target
         self.devices = targets.DeviceMap(target)
@@ -44,7 +44,7 @@ def active() -> Session | None:
     return _active
 
 
-def activate(options: Options) -> Session | None:
+def activate(options: MigrateOptions) -> Session | None:
     """Replaces what the rules name; a second call changes nothing. None where a real CUDA device does the work."""
     global _active
     if _active is not None:

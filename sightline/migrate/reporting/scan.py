@@ -1,6 +1,6 @@
 """`sightline migrate scan`: which uses of CUDA a script has, and what will become of each, before it runs.
 
-Reads the source only; nothing of the script is executed or imported. What decides is the table of rules itself.
+Reads the source only; nothing of the script is executed or imported. The table of rules decides.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ STATIC_SYNCS = {name: label for name, label in syncs.METHODS.items() if not name
 
 
 @dataclass(frozen=True)
-class Finding:
+class CudaUse:
     """One use at one line."""
 
     file: str
@@ -83,17 +83,17 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     target = targets.choose(arguments.target)
     name = target.name if target is not None else "cpu"
-    table = Table(name, arguments.fp16_to_bf16)
+    rules = RuleIndex(name, arguments.fp16_to_bf16)
     files = sources(arguments.paths)
-    found = [finding for file in files for finding in scan_file(file, table)]
+    found = [use for file in files for use in scan_file(file, rules)]
     if not arguments.syncs:
-        found = [finding for finding in found if finding.kind != SYNC]
+        found = [use for use in found if use.kind != SYNC]
     if arguments.json:
         document = {"format": FORMAT, "target": name, "files": [str(f) for f in files]}
-        terminal.say(json.dumps(document | {"findings": [asdict(finding) for finding in found]}, indent=1))
+        terminal.say(json.dumps(document | {"findings": [asdict(use) for use in found]}, indent=1))
     else:
         terminal.say(as_text(found, files, name))
-    return EXIT_REFUSED if arguments.strict and any(finding.kind == "refused" for finding in found) else 0
+    return EXIT_REFUSED if arguments.strict and any(use.kind == "refused" for use in found) else 0
 
 
 def sources(paths: Sequence[str]) -> list[Path]:
@@ -117,7 +117,7 @@ def _is_skipped(folders: tuple[str, ...]) -> bool:
     return any(folder.startswith(".") or folder in SKIPPED_FOLDERS for folder in folders)
 
 
-def scan_file(path: Path, table: Table) -> list[Finding]:
+def scan_file(path: Path, rules: RuleIndex) -> list[CudaUse]:
     """What one file uses, in the order of its lines."""
     text = path.read_bytes()
     try:
@@ -126,13 +126,13 @@ def scan_file(path: Path, table: Table) -> list[Finding]:
         raise MigrateError(f"{path}:{error.lineno}: {error.msg}; this Python cannot read it") from error
     lines = text.decode("utf-8", "replace").splitlines()
     found = {
-        (line, kind, api): Finding(str(path), line, kind, api, what, lines[line - 1].strip() if lines else "")
-        for line, kind, api, what in Reader(tree, table).findings()
+        (line, kind, api): CudaUse(str(path), line, kind, api, what, lines[line - 1].strip() if lines else "")
+        for line, kind, api, what in Reader(tree, rules).uses()
     }
-    return sorted(found.values(), key=lambda finding: (finding.line, (*report.KINDS, SYNC).index(finding.kind)))
+    return sorted(found.values(), key=lambda use: (use.line, (*report.KINDS, SYNC).index(use.kind)))
 
 
-class Table:
+class RuleIndex:
     """The rules of one target, found by name, by identity (a class has many names) or as a tensor's method."""
 
     def __init__(self, target: str, converts: bool = False) -> None:
@@ -217,15 +217,15 @@ def _imported(package: Any, name: str) -> ModuleType | None:
     return importlib.import_module(name)
 
 
-Found = tuple[int, str, str, str]  # line, kind, api, what
+UseInFile = tuple[int, str, str, str]  # line, kind, api, what
 
 
 class Reader:
     """Reads one syntax tree."""
 
-    def __init__(self, tree: ast.Module, table: Table) -> None:
+    def __init__(self, tree: ast.Module, rules: RuleIndex) -> None:
         self.tree = tree
-        self.table = table
+        self.rules = rules
         self.aliases = dict(_aliases(tree))
         self.guarded = set(_guarded(tree))
         # A name that another name points to (`sync = torch.cuda.synchronize`) counts like an import.
@@ -246,7 +246,7 @@ class Reader:
         plain = itertools.takewhile(lambda part: not part.startswith("__"), parts)  # `amp.__dict__` is but amp
         return ".".join([self.aliases[node.id], *plain])
 
-    def findings(self) -> Iterator[Found]:
+    def uses(self) -> Iterator[UseInFile]:
         inner: set[int] = set()
         called: dict[int, ast.Call] = {}
         for node in ast.walk(self.tree):  # breadth first: a call before its function, a.b.c before a.b
@@ -260,7 +260,7 @@ class Reader:
             elif isinstance(node, ast.Attribute | ast.Name) and id(node) not in inner:
                 yield from self._use(node, called.get(id(node)))
 
-    def _use(self, node: ast.Attribute | ast.Name, call: ast.Call | None) -> Iterator[Found]:
+    def _use(self, node: ast.Attribute | ast.Name, call: ast.Call | None) -> Iterator[UseInFile]:
         line = node.end_lineno or node.lineno
         dotted = self.dotted(node)
         if dotted:
@@ -268,7 +268,7 @@ class Reader:
         elif isinstance(node, ast.Attribute):
             yield from self._method(line, node.attr, call)
 
-    def _name(self, line: int, dotted: str, call: ast.Call | None) -> Iterator[Found]:
+    def _name(self, line: int, dotted: str, call: ast.Call | None) -> Iterator[UseInFile]:
         """A use by its full name."""
         if dotted.split(".")[0] not in ROOTS:
             return
@@ -285,7 +285,7 @@ class Reader:
             return
         if dotted.startswith("torch.optim.") and call is not None and _given(call, "capturable"):
             dotted = CAPTURABLE
-        found = self.table.find(dotted)
+        found = self.rules.find(dotted)
         if found is None:
             if dotted.startswith("torch.cuda.") and _is_unknown(dotted):
                 yield line, "refused", dotted, f"torch {torch.__version__} has no such name, or there is no rule for it"
@@ -294,11 +294,11 @@ class Reader:
         if self._matters(rule, call):
             yield line, rule.kind, name, self._what(rule)
 
-    def _method(self, line: int, attribute: str, call: ast.Call | None) -> Iterator[Found]:
+    def _method(self, line: int, attribute: str, call: ast.Call | None) -> Iterator[UseInFile]:
         """`.cuda()` of something: what it is cannot be known here, but few things but tensors and modules have it."""
         if call is not None and attribute in STATIC_SYNCS:
             yield line, SYNC, STATIC_SYNCS[attribute], "waits for the device"
-        rule = self.table.methods.get(attribute)
+        rule = self.rules.methods.get(attribute)
         is_asked = attribute in ("is_cuda", "is_cpu")
         if rule is None or (call is None) != is_asked:
             return
@@ -318,7 +318,7 @@ class Reader:
         return not isinstance(resolve(self.dotted(node)) if self.dotted(node) else None, torch.dtype)
 
     def _matters(self, rule: Rule, call: ast.Call | None) -> bool:
-        needs = self.table.needs.get(rule, ())
+        needs = self.rules.needs.get(rule, ())
         if rule.name.startswith("torch.utils.cpp_extension.load"):
             return call is not None and _has_cuda_sources(call)
         if not needs:
@@ -329,29 +329,29 @@ class Reader:
 
     def _what(self, rule: Rule) -> str:
         """The rule's words, but where an option decides."""
-        if rule.name in SHOWN_AS and self.table.target == "cpu":
+        if rule.name in SHOWN_AS and self.rules.target == "cpu":
             return "the truth, cpu; --claim says cuda"
         if rule.name == "torch.version.cuda":
             return f"left as it is ({torch.version.cuda}); --cuda-version 12.4 would say 12.4"
         return rule.what
 
-    def _triton(self, line: int, dotted: str) -> Iterator[Found]:
-        if dotted in KERNEL_OF_TRITON and self.table.has_below("triton"):
-            what = f"a kernel cannot run on {self.table.target}; TRITON_INTERPRET=1 emulates it, slowly"
+    def _triton(self, line: int, dotted: str) -> Iterator[UseInFile]:
+        if dotted in KERNEL_OF_TRITON and self.rules.has_below("triton"):
+            what = f"a kernel cannot run on {self.rules.target}; TRITON_INTERPRET=1 emulates it, slowly"
             yield line, "refused", dotted, what
 
-    def _stand_in(self, line: int, dotted: str) -> Iterator[Found]:
+    def _stand_in(self, line: int, dotted: str) -> Iterator[UseInFile]:
         """apex and pynvml: where they are installed there are no rules for them, and they are what they are."""
         package = dotted.split(".")[0]
-        found = self.table.find(dotted)
+        found = self.rules.find(dotted)
         if found is not None:
             yield line, found[1].kind, found[0], found[1].what
         elif any(f"{dotted}.".startswith(name + ".") for name in self.guarded):
             return
-        elif dotted not in self.table.silent and self.table.has_below(package) and not self.table.has_below(dotted):
+        elif dotted not in self.rules.silent and self.rules.has_below(package) and not self.rules.has_below(dotted):
             yield line, "refused", dotted, f"{package} is not installed, and what stands in for it has no such name"
 
-    def _import(self, node: ast.Import | ast.ImportFrom) -> Iterator[Found]:
+    def _import(self, node: ast.Import | ast.ImportFrom) -> Iterator[UseInFile]:
         for name in _imported_names(node):
             library = next((known for known in CUDA_LIBRARIES if f"{name}.".startswith(known + ".")), None)
             if library is not None and name not in self.guarded:
@@ -359,13 +359,13 @@ class Reader:
             if name.split(".")[0] in STAND_INS:
                 yield from self._stand_in(node.lineno, name)
 
-    def _literals(self, call: ast.Call) -> Iterator[Found]:
+    def _literals(self, call: ast.Call) -> Iterator[UseInFile]:
         """`device="cuda"` handed to something that has no rule: it is mapped where it is used."""
         for keyword in call.keywords:
             text = _text(keyword.value)
             if keyword.arg in ("device", "device_type") and text.startswith("cuda"):
-                found = self.table.find(self.dotted(call.func)) if self.dotted(call.func) else None
-                is_method = isinstance(call.func, ast.Attribute) and call.func.attr in self.table.methods
+                found = self.rules.find(self.dotted(call.func)) if self.dotted(call.func) else None
+                is_method = isinstance(call.func, ast.Attribute) and call.func.attr in self.rules.methods
                 if found is None and not is_method:
                     yield keyword.value.lineno, "exact", f'{keyword.arg}="{text}"', "mapped where it reaches torch"
 
@@ -414,7 +414,7 @@ def _is_unknown(dotted: str) -> bool:
     return value is None or (callable(value) and not isinstance(value, type | ModuleType) and "._" not in dotted)
 
 
-def _device_number(line: int, call: ast.Call | None) -> Iterator[Found]:
+def _device_number(line: int, call: ast.Call | None) -> Iterator[UseInFile]:
     """torch.device(0) means the build's accelerator; a build without one raises, and torch.device is left alone."""
     first = call.args[0] if call is not None and call.args else None
     if isinstance(first, ast.Constant) and type(first.value) is int:
@@ -441,15 +441,15 @@ def _text(node: ast.expr) -> str:
     return str(node.value) if isinstance(node, ast.Constant) else ""
 
 
-def as_text(found: Sequence[Finding], files: Sequence[Path], target: str) -> str:
+def as_text(found: Sequence[CudaUse], files: Sequence[Path], target: str) -> str:
     """Refused first; every line with what will be done."""
     lines = []
     for kind in (*report.KINDS, SYNC):
-        of_kind = [finding for finding in found if finding.kind == kind]
+        of_kind = [use for use in found if use.kind == kind]
         if of_kind:
             lines.append(f"{kind}: {report.MEANING.get(kind, 'the host waits for the device here')}")
-        for finding in of_kind:
-            at = f"{report.short(os.path.abspath(finding.file))}:{finding.line}"
-            lines.append(f"  {at}  {finding.api} --> {finding.what}")
+        for use in of_kind:
+            at = f"{report.short(os.path.abspath(use.file))}:{use.line}"
+            lines.append(f"  {at}  {use.api} --> {use.what}")
     counts = ", ".join(f"{kind} {sum(f.kind == kind for f in found)}" for kind in report.KINDS)
     return "\n".join([*lines, f"{len(files)} file{'s' * (len(files) != 1)} on {target}: {counts}"])

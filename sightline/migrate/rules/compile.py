@@ -60,12 +60,12 @@ def _show_originals(trace_rules: Any, session: Session) -> None:
     With the originals in its table a wrapper is traced as any Python function, and the table outlives the session.
     """
     original = trace_rules.get_torch_obj_rule_map
-    mended: list[Any] = [None]
+    fixed: list[Any] = [None]
 
     def get_torch_obj_rule_map() -> dict[Any, Any]:
         found = original()
-        if found is not mended[0]:
-            mended[0] = found
+        if found is not fixed[0]:
+            fixed[0] = found
             for value in [key for key in found if patching.original_of(key) is not key]:
                 found.setdefault(patching.original_of(value), found.pop(value))
         return found

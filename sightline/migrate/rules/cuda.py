@@ -240,8 +240,8 @@ def _memory() -> Iterator[Rule]:
     yield _rule("get_per_process_memory_fraction", "adapted", answers(lambda session: lambda device=None: 1.0), "1.0")
     yield _rule("get_allocator_backend", "adapted", answers(lambda session: lambda: "native"), "native")
     yield _rule("list_gpu_processes", "adapted", answers(lambda session: cudart.list_processes), "this process")
-    yield _rule("use_mem_pool", "ignored", answers(lambda session: cudart.use_mem_pool), nothing)
-    disabled = answers(lambda session: cudart.use_mem_pool)
+    yield _rule("use_mem_pool", "ignored", answers(lambda session: cudart.no_op_context), nothing)
+    disabled = answers(lambda session: cudart.no_op_context)
     yield _rule("caching_allocator_disabled", "ignored", disabled, nothing, since=(2, 12))
     yield _rule("_sleep", "ignored", ignores(), "nothing: it keeps a queue of CUDA's busy, in tests and benchmarks")
     for name in ("_record_memory_history", "_dump_snapshot"):  # private, but torch's own pages tell users to call them
@@ -305,7 +305,7 @@ def _make_storage(rule: Rule, original: Any, session: Session) -> Any:
         record.hit(rule, args, kwargs)
         return torch.TypedStorage(*args, dtype=original.dtype, device=session.devices.name)
 
-    return classes.stand_in(rule, original, build)
+    return classes.replace_class(rule, original, build)
 
 
 def _streams() -> Iterator[Rule]:
@@ -352,7 +352,7 @@ def _native_class(name: str, virtual: Any) -> Maker:
                 kwargs["device"] = get(kwargs["device"])
             return found(*args, **kwargs)
 
-        made = classes.stand_in(rule, original, build, (found,))
+        made = classes.replace_class(rule, original, build, (found,))
         # What is asked of the class itself; the original would answer with CUDA's.
         for asked in CLASS_QUESTIONS:
             if hasattr(found, asked):
@@ -390,10 +390,10 @@ def _measuring() -> Iterator[Rule]:
     nothing = "nothing: there is no CUDA profiler to tell"
     for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
         yield _rule(f"nvtx.{name}", "ignored", ignores(0), nothing)
-    yield _rule("nvtx.range", "ignored", answers(lambda session: cudart.use_mem_pool), nothing)
+    yield _rule("nvtx.range", "ignored", answers(lambda session: cudart.no_op_context), nothing)
     for name in ("start", "stop"):
         yield _rule(f"profiler.{name}", "ignored", ignores(), nothing)
-    yield _rule("profiler.profile", "ignored", answers(lambda session: cudart.use_mem_pool), nothing)
+    yield _rule("profiler.profile", "ignored", answers(lambda session: cudart.no_op_context), nothing)
     for name in (
         "enable record_untuned_enable set_filename set_max_tuning_duration set_max_tuning_iterations "
         "set_numerical_check_tolerances set_rotating_buffer_size tuning_enable wildcard_fallback_enable "

@@ -63,11 +63,11 @@ def _make_script(rule: Rule, original: Any, session: Session) -> Any:
     def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
         # torch may hold a plan made of the old graph, if another program has called this function: compiled anew.
         known = _state._try_get_jit_cached_function(obj) if inspect.isfunction(obj) else None
-        if known is not None and _needs_mending(known.graph, known.inlined_graph):
+        if known is not None and _names_cuda(known.graph, known.inlined_graph):
             del _state._jit_caching_layer[obj]
         # One frame more than torch counts: names are looked up where the caller stands.
         made = original(obj, optimize, _frames_up + 1, *args, **kwargs)
-        if mend(made, session):
+        if map_devices(made, session):
             record.hit(rule, (obj,))
         return made
 
@@ -88,14 +88,14 @@ def _make_load(rule: Rule, original: Any, session: Session) -> Any:
         if there is None and session.target.is_cpu:  # a program saved on a GPU wants its weights there
             there = "cpu"
         made = original(f, there, *args, **kwargs)
-        if mend(made, session) or there is not map_location:
+        if map_devices(made, session) or there is not map_location:
             record.hit(rule, (), {"map_location": map_location})
         return made
 
     return load
 
 
-def mend(program: Any, session: Session) -> bool:
+def map_devices(program: Any, session: Session) -> bool:
     """Maps CUDA devices in all graphs of a function or module to the target's; whether anything had to be."""
     graphs = []
     if isinstance(program, torch.jit.ScriptFunction):
@@ -105,15 +105,15 @@ def mend(program: Any, session: Session) -> bool:
             inner: Any = module._c
             methods = [inner._get_method(name) for name in inner._method_names()]
             graphs += [(method.graph, method.inlined_graph) for method in methods]
-    found = [graph for graph, whole in graphs if _needs_mending(graph, whole)]
+    found = [graph for graph, whole in graphs if _names_cuda(graph, whole)]
     for graph in found:
         torch._C._jit_pass_inline(graph)  # functions called inside have graphs of their own
-        _mend_constants(graph, session)
-        _mend_values(graph, session)
+        _map_constants(graph, session)
+        _map_values(graph, session)
     return bool(found)
 
 
-def _needs_mending(graph: Any, whole: Any) -> bool:
+def _names_cuda(graph: Any, whole: Any) -> bool:
     if MARK in str(graph):
         return False
     text = str(whole)
@@ -140,7 +140,7 @@ def _is_device(value: Any) -> bool:
     return str(value.type()) in DEVICE_TYPES
 
 
-def _mend_constants(graph: Any, session: Session) -> None:
+def _map_constants(graph: Any, session: Session) -> None:
     for node in graph.findAllNodes("prim::Constant"):
         if str(node.output().type()) == "Device" and node.s("value").startswith("cuda"):
             node.s_("value", session.devices.get(node.s("value")))
@@ -155,7 +155,7 @@ def _mend_constants(graph: Any, session: Session) -> None:
         node.destroy()
 
 
-def _mend_values(graph: Any, session: Session) -> None:
+def _map_values(graph: Any, session: Session) -> None:
     mapping = torch.jit.CompilationUnit(MAPPING[session.target.is_cpu].format(session.target.name) + IF_ANY)
     for value, following in _undecided(graph):
         function = mapping.there if str(value.type()) == DEVICE_TYPES[0] else mapping.there_if_any

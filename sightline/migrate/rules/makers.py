@@ -12,7 +12,7 @@ from sightline.migrate import patching, zones
 from sightline.migrate.options import MigrateError
 from sightline.migrate.reporting import record
 from sightline.migrate.rules.table import Maker, Rule, dressed
-from sightline.migrate.virtual.classes import stand_in
+from sightline.migrate.virtual.classes import replace_class
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
@@ -95,7 +95,7 @@ def refuses(advice: str) -> Maker:
             return original(*args, **kwargs)
 
         if isinstance(original, type):  # scripts may derive from it, or test with isinstance
-            return stand_in(rule, original, wrapper)
+            return replace_class(rule, original, wrapper)
         return patching.dress(wrapper, original, rule.name)
 
     return make

@@ -17,7 +17,7 @@ from sightline.migrate.reporting import record
 from sightline.migrate.rules.table import Rule
 from sightline.migrate.stand_ins import apex_amp as amp
 from sightline.migrate.stand_ins import apex_optimizers as optimizers
-from sightline.migrate.stand_ins.rules import table
+from sightline.migrate.stand_ins.rules import counted_rules
 
 ADVICE = "install apex, or use torch's own means"
 _KERNELS = "it is a CUDA kernel of apex; scripts that try to import it go on without"
@@ -27,10 +27,10 @@ REFUSED = {
 REFUSED["apex.fp16_utils"] = "use torch.autocast and torch.amp.GradScaler"
 
 
-_NORMALIZATION = table(
+_NORMALIZATION = counted_rules(
     "apex.normalization", dict.fromkeys(("FusedLayerNorm", "FusedRMSNorm"), "torch's own, which gives the same")
 )
-_PARALLEL = table(
+_PARALLEL = counted_rules(
     "apex.parallel",
     {
         "DistributedDataParallel": "torch's own",
@@ -39,7 +39,7 @@ _PARALLEL = table(
         "convert_syncbn_model": "torch's own, with the collectives of the target",
     },
 )
-_APPLY = table("apex.multi_tensor_apply", {"multi_tensor_applier": _KERNELS}, "refused")
+_APPLY = counted_rules("apex.multi_tensor_apply", {"multi_tensor_applier": _KERNELS}, "refused")
 
 
 def rules() -> list[Rule]:

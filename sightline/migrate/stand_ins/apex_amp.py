@@ -17,13 +17,13 @@ from torch import Tensor
 
 from sightline import terminal
 from sightline.migrate.reporting import record
-from sightline.migrate.stand_ins.rules import table
+from sightline.migrate.stand_ins.rules import counted_rules
 
 LEVELS = {"O0": None, "O1": "dynamic", "O2": "dynamic", "O3": 1.0}
 """loss scale of each opt_level; None: no mixed precision at all"""
 FIRST_SCALE, GROWS_AFTER = 2.0**16, 2000  # apex's numbers
 
-RULES = table(
+RULES = counted_rules(
     "apex.amp",
     {
         "initialize": "autocast around the model's forward; weights stay fp32",

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sightline.migrate.reporting import record
-from sightline.migrate.stand_ins.rules import table
+from sightline.migrate.stand_ins.rules import counted_rules
 
 _NAMES = ("FusedSGD", "FusedAdam", "FusedLAMB", "FusedNovoGrad", "FusedAdagrad")
-RULES = table("apex.optimizers", dict.fromkeys(_NAMES, "the same update, written in torch"))
-RULES |= table("apex.parallel", {"LARC": "the same update, written in torch"})
+RULES = counted_rules("apex.optimizers", dict.fromkeys(_NAMES, "the same update, written in torch"))
+RULES |= counted_rules("apex.parallel", {"LARC": "the same update, written in torch"})
 
 
 class _Fused(Optimizer):

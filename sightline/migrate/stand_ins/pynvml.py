@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from sightline.migrate import session, zones
 from sightline.migrate.reporting import record
 from sightline.migrate.rules.table import Rule
-from sightline.migrate.stand_ins.rules import table
+from sightline.migrate.stand_ins.rules import counted_rules
 
 ADVICE = "ask torch.cuda, or leave it out on this device"
 REFUSED = {"pynvml.smi": ADVICE}
@@ -177,8 +177,8 @@ CONSTANTS = {
     "NVML_PCIE_UTIL_RX_BYTES": 1,
     "nvmlMemory_v2": 0x02000028,
 }
-_RULES = table("pynvml", {name: what for name, (_, what) in ANSWERS.items()})
-_RULES |= table("pynvml", dict.fromkeys(SILENT, ADVICE), "refused")
+_RULES = counted_rules("pynvml", {name: what for name, (_, what) in ANSWERS.items()})
+_RULES |= counted_rules("pynvml", dict.fromkeys(SILENT, ADVICE), "refused")
 
 
 def rules() -> list[Rule]:

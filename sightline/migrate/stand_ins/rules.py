@@ -13,6 +13,6 @@ def as_it_is(rule: Rule, original: Any, session: Any) -> Any:
     return original
 
 
-def table(module: str, whats: Mapping[str, str], kind: Kind = "adapted") -> dict[str, Rule]:
+def counted_rules(module: str, whats: Mapping[str, str], kind: Kind = "adapted") -> dict[str, Rule]:
     """name -> its rule, for what a module of a missing package offers."""
     return {name: Rule(f"{module}.{name}", kind, as_it_is, what, module=module) for name, what in whats.items()}

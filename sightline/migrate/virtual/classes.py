@@ -53,7 +53,7 @@ def typed_tensor(rule: Rule, original: Any, session: Session) -> Any:
     return made
 
 
-class _Stand(type):
+class _ReplacedClass(type):
     """A class in whose place calls are mapped; what they return, and isinstance, stay the original's."""
 
     root: Any
@@ -76,11 +76,11 @@ class _Stand(type):
         return issubclass(other, cls.instances)
 
 
-def stand_in(rule: Rule, original: Any, build: Any, instances: tuple[type, ...] = ()) -> Any:
+def replace_class(rule: Rule, original: Any, build: Any, instances: tuple[type, ...] = ()) -> Any:
     """A class that looks like `original`, whose calls go to `build`; named as users do, so that pickle finds it."""
     inside = {"__module__": rule.name.rpartition(".")[0], "__doc__": original.__doc__}
     kind = type(original)
-    meta: Any = _Stand if kind is type else type(f"Stand{kind.__name__}", (_Stand, kind), {})
+    meta: Any = _ReplacedClass if kind is type else type(f"Replaced{kind.__name__}", (_ReplacedClass, kind), {})
     made: Any = meta(original.__name__, (original,), inside)
     made.root = made
     made.build = staticmethod(build)
@@ -99,7 +99,7 @@ def generator(rule: Rule, original: Any, session: Session) -> Any:
         record.hit(rule, args, kwargs)
         return original(there)
 
-    return stand_in(rule, original, build)
+    return replace_class(rule, original, build)
 
 
 def generic_stream(virtual: Any) -> Any:
@@ -118,6 +118,6 @@ def generic_stream(virtual: Any) -> Any:
                 return virtual(**(kwargs | {"device": device}))
             return original(*args[1:], **(kwargs | {"device": there}))
 
-        return stand_in(rule, original, build, (virtual,))
+        return replace_class(rule, original, build, (virtual,))
 
     return make
