@@ -1,4 +1,4 @@
-"""`import sightline.migrate.auto` as a script's first line activates with the options of the environment."""
+"""Activate with the environment's options: `import sightline.migrate.auto` as a script's first line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`sightline migrate [options] script.py args`, `... -m module args`, `... torchrun ...`; `report` and `scan`.
 
---help needs no torch. What follows the script is the script's, untouched.
+--help does not import torch. Arguments after the script are passed to it unchanged.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ AUTOLOAD_SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def parser() -> argparse.ArgumentParser:
-    """One flag per field of MigrateOptions."""
-    what = "run an unmodified CUDA script on the device that is there"
+    """Build the parser: one flag per field of MigrateOptions."""
+    what = "run an unmodified CUDA script on the available device"
     made = argparse.ArgumentParser("sightline migrate", usage=USAGE, description=what, allow_abbrev=False)
     lines = _help_of_fields()
     for field in fields(MigrateOptions):
@@ -52,12 +52,12 @@ def parser() -> argparse.ArgumentParser:
             shown = f"{text} ({default})" if default != "" else text
             metavar = "DIR" if field.name == "log_dir" else "N" if kind is int else "X"
             made.add_argument(flag, dest=field.name, type=kind, default=None, help=shown, metavar=metavar)
-    made.add_argument("-m", metavar="module", help="run a module, as `python -m` does; the rest is the module's")
+    made.add_argument("-m", metavar="module", help="run a module, as `python -m` does; the rest goes to the module")
     return made
 
 
 def _help_of_fields() -> dict[str, str]:
-    """The string under each field."""
+    """Return the string under each field."""
     import ast
     import inspect
 
@@ -67,7 +67,7 @@ def _help_of_fields() -> dict[str, str]:
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], str, str, list[str]]:
-    """(our flags, module, script, its arguments): everything behind the script is its own, whatever it looks like."""
+    """Split into (our flags, module, script, its arguments); everything after the script belongs to the script."""
     takes_value = {
         LOG_FLAGS.get(f.name, "--" + f.name.replace("_", "-"))
         for f in fields(MigrateOptions)
@@ -87,7 +87,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], str, str, list[str]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs a command and returns its exit code; a script's own exit code or signal leaves by itself."""
+    """Run a command and return its exit code; a script's own exit code or signal ends the process directly."""
     try:
         if argv and argv[0] in ("report", "scan"):
             terminal.guard()
@@ -117,12 +117,12 @@ def main(argv: Sequence[str]) -> int:
 def _options(arguments: argparse.Namespace) -> MigrateOptions:
     given = {f.name: v for f in fields(MigrateOptions) if (v := getattr(arguments, f.name)) is not None}
     if "log" not in given and not os.environ.get(PREFIX + "LOG"):
-        given["log"] = 1  # who types the command wants to know what it did
+        given["log"] = 1  # the command logs by default
     return MigrateOptions.from_keywords(**given)
 
 
 def _activate(options: MigrateOptions) -> None:
-    # Registered before all else, so it runs after the report and after what the script registers.
+    # Registered first, so that it runs last: after the report and after the script's own exit functions.
     atexit.register(_end_by_signal)
     from sightline.migrate import session
 
@@ -130,9 +130,9 @@ def _activate(options: MigrateOptions) -> None:
 
 
 def _launch(options: MigrateOptions, module: str, script: str, args: Sequence[str]) -> NoReturn:
-    """Becomes torchrun, or another command that starts Python; its children are migrated through the environment."""
+    """Become torchrun, or another command that starts Python; the environment migrates its child processes."""
     if module or script == "torchrun":
-        # By this interpreter: the torchrun on PATH may belong to another one.
+        # With this interpreter: the torchrun on PATH may belong to another one.
         command = [sys.executable, "-m", module or TORCHRUN[0], *args]
     else:
         found = shutil.which(script)
@@ -143,7 +143,7 @@ def _launch(options: MigrateOptions, module: str, script: str, args: Sequence[st
         command = [found, *args]
     if os.environ.get(AUTOLOAD_SWITCH) == "0":
         raise MigrateError(
-            f"{AUTOLOAD_SWITCH}=0 keeps the processes of {command[-len(args) - 1]} from being migrated; unset it"
+            f"{AUTOLOAD_SWITCH}=0 keeps child processes of {command[-len(args) - 1]} from being migrated; unset it"
         )
     from sightline.migrate import session
     from sightline.migrate.reporting import logfile
@@ -162,33 +162,36 @@ def _check(module: str, script: str) -> None:
         except (ImportError, ValueError) as error:
             raise MigrateError(f"-m {module}: {error}") from error
         if found is None:
-            raise MigrateError(f"-m {module}: no module of that name; a file is given without -m")
+            raise MigrateError(f"-m {module}: no such module; to run a file, omit -m")
 
 
 def run(module: str, script: str, args: Sequence[str]) -> None:
-    """As `python script.py args` or `python -m module args` would; an error ends the process here, told as there."""
+    """Run as `python script.py args` or `python -m module args` would, with the same traceback and exit on errors."""
     sys.argv = [script or module, *args]
     try:
         if module:
             _new_main()
-            # What the interpreter itself calls for -m; runpy.run_module would take `__main__` away at the end.
+            # The interpreter's own function for -m; runpy.run_module would remove `__main__` at the end.
             runpy._run_module_as_main(module)  # type: ignore[attr-defined]
         else:
-            # -P and -I say that the script's folder must not be searched.
+            # With -P and -I the script's folder is not searched.
             if not sys.flags.safe_path:
                 sys.path[0] = os.path.dirname(os.path.realpath(script))
             _run_file(script)
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001
-        _tell(error)
+        _print_traceback(error)
         if isinstance(error, KeyboardInterrupt):
             _pending.append(signal.SIGINT)
         raise SystemExit(1) from None
 
 
 def _run_file(script: str) -> None:
-    """runpy.run_path would change sys.argv[0] or leave __file__ relative, and takes `__main__` away at the end."""
+    """Execute a file as `__main__`.
+
+    runpy.run_path would change sys.argv[0] or leave __file__ relative, and remove `__main__` at the end.
+    """
     path = os.path.abspath(script)
     if os.path.isdir(path) or not _is_source(path):
         runpy.run_path(script, run_name="__main__")  # a folder or an archive with a __main__.py, compiled code
@@ -214,8 +217,8 @@ def _is_source(path: str) -> bool:
     return start[:2] != b"PK" and start != importlib.util.MAGIC_NUMBER
 
 
-def _tell(error: BaseException) -> None:
-    """The traceback as the interpreter prints it, without the frames that ran the script."""
+def _print_traceback(error: BaseException) -> None:
+    """Print the traceback as the interpreter does, without the frames that ran the script."""
     trace = error.__traceback__
     own = (__file__, runpy.__file__, "<frozen runpy>")
     while trace is not None and trace.tb_frame.f_code.co_filename in own:
@@ -230,7 +233,7 @@ _pending: list[signal.Signals] = []
 
 
 def _end_by_signal() -> None:
-    """An interrupted interpreter ends by the signal, so that the shell and the launcher know."""
+    """End by the signal, as an interrupted interpreter does, so that the shell and the launcher see it."""
     for number in _pending:
         sys.stdout.flush()
         sys.stderr.flush()

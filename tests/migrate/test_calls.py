@@ -372,7 +372,7 @@ def test_refused_classes_stay_classes(on_cpu: Start, capsys: Any):
     assert not isinstance(3, torch.cuda.ExternalStream)
     with pytest.raises((RuntimeError, TypeError)):
         torch.cuda.ExternalStream(0)
-    assert "torch.cuda.ExternalStream cannot run on cpu; it hands out CUDA memory" in capsys.readouterr().err
+    assert "torch.cuda.ExternalStream cannot run on cpu; it returns CUDA memory" in capsys.readouterr().err
 
 
 def test_one_record_per_line_and_counts(on_cpu: Start):

@@ -110,7 +110,7 @@ def test_barrier_without_the_index(alone: Callable[..., None]):
     alone("nccl")
     dist.barrier(device_ids=[0])
     dist.barrier()
-    assert done_for("torch.distributed.barrier") == ["waits without the index"]
+    assert done_for("torch.distributed.barrier") == ["waits without device_ids"]
 
 
 @pytest.mark.parametrize(

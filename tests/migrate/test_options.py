@@ -53,8 +53,8 @@ def test_keywords_stand_above_the_environment(monkeypatch: pytest.MonkeyPatch):
     ("environment", "message"),
     [
         ({"SIGHTLINE_MIGRATE_STRICT": "maybe"}, "SIGHTLINE_MIGRATE_STRICT=maybe is neither yes nor no; use 1 or 0"),
-        ({"SIGHTLINE_MIGRATE_DEVICE_COUNT": "two"}, "SIGHTLINE_MIGRATE_DEVICE_COUNT=two is no whole number"),
-        ({"SIGHTLINE_MIGRATE_CAPABILITY": "ampere"}, "capability='ampere' is no version; write e.g. 8.0"),
+        ({"SIGHTLINE_MIGRATE_DEVICE_COUNT": "two"}, "SIGHTLINE_MIGRATE_DEVICE_COUNT=two is not an integer; use e.g. 2"),
+        ({"SIGHTLINE_MIGRATE_CAPABILITY": "ampere"}, "capability='ampere' is not a version; use e.g. 8.0"),
         ({"SIGHTLINE_MIGRATE_DEVICE_COUNT": "-1"}, "device_count=-1 must not be negative"),
         ({"SIGHTLINE_MIGRATE_COMPILE": "fast"}, "compile='fast' is not known; use one of keep, default, off"),
     ],

@@ -147,5 +147,5 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 def test_file_of_another_language_is_named(tmp_path: Path):
     path = tmp_path / "old.py"
     path.write_text("print 'two'\n")
-    with pytest.raises(scan.MigrateError, match="old.py:1: .*; this Python cannot read it"):
+    with pytest.raises(scan.MigrateError, match="old.py:1: .*; this Python version cannot parse it"):
         scan.scan_file(path, scan.RuleIndex("cpu"))

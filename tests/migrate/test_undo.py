@@ -140,5 +140,5 @@ def test_real_cuda_is_left_alone(monkeypatch: pytest.MonkeyPatch, capsys: Any):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Test")
     assert activate(target="auto") is None
-    assert "not needed, NVIDIA Test is there" in capsys.readouterr().err
+    assert "not active: NVIDIA Test is available" in capsys.readouterr().err
     record.reset()

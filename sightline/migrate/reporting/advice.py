@@ -1,4 +1,4 @@
-"""One clear line where a script reaches CUDA in a way that cannot be replaced, before the program ends with it."""
+"""Print one line of advice when a script fails on a CUDA call that cannot be replaced."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sightline.migrate.options import MigrateError
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
-# What torch says, and what to do about it.
+# (text of torch's error, remedy)
 KNOWN = (
-    ("Cannot access accelerator device when none is available", "write torch.device('cuda', 0) for torch.device(0)"),
+    ("Cannot access accelerator device when none is available", "use torch.device('cuda', 0), not torch.device(0)"),
     ("Torch not compiled with CUDA enabled", "this call has no rule"),
     ("Found no NVIDIA driver", "this call has no rule"),
     ("CUDA driver version is insufficient", "this call has no rule"),
@@ -25,7 +25,7 @@ KNOWN = (
 
 
 def advise(error: BaseException, target: str) -> str:
-    """`file:line: what cannot run`; empty for errors that have nothing to do with CUDA."""
+    """Return `file:line: error; remedy`, or '' for errors unrelated to CUDA."""
     if isinstance(error, MigrateError):
         return str(error)
     text = str(error)
@@ -36,7 +36,7 @@ def advise(error: BaseException, target: str) -> str:
 
 
 def _line_of(error: BaseException) -> zones.Site:
-    """The last of the user's own lines on the way to the error."""
+    """Return the last of the user's own lines in the traceback."""
     found = zones.Site("?", 0, "?")
     step = error.__traceback__
     while step is not None:
@@ -47,7 +47,7 @@ def _line_of(error: BaseException) -> zones.Site:
 
 
 def install(session: Session) -> None:
-    """Adds the line to what Python prints of an error that ends the program."""
+    """Print the advice after the traceback of an error that ends the program."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -57,7 +57,7 @@ def install(session: Session) -> None:
             terminal.say(f"sightline migrate: {line}", "stderr")
 
     def restore() -> None:
-        if sys.excepthook is hook:  # a script's own hook, set since, stays
+        if sys.excepthook is hook:  # keep a hook that the script set since
             sys.excepthook = before
 
     sys.excepthook = hook

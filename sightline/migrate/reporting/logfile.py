@@ -1,6 +1,6 @@
-"""What a process leaves behind: `gpu_migration_<pid>.log` as it runs, `migrate_<rank>_<pid>.json` and a table at exit.
+"""Log files: `gpu_migration_<pid>.log` while a process runs, `migrate_<rank>_<pid>.json` and a table at exit.
 
-Every process has its own files: ranks, spawned and forked workers; launchers and compile workers have none.
+Ranks, spawned and forked workers each write their own files; launchers and compile workers write none.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
 RUN = PREFIX + "RUN"
-"""environment variable that all processes of one run share, so that a folder may hold several runs"""
+"""environment variable that all processes of one run share, so that a folder can hold several runs"""
 LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
 COMPILE_WORKER = os.path.join("torch", "_inductor", "compile_worker")
 FORKSERVER = "from multiprocessing.forkserver import"
 SPAWNED = "from multiprocessing.spawn import"
-# A process that is killed leaves the JSON of its last new call site. Writing it may take this share of the time.
+# A killed process leaves the JSON of its last new call site. Writing may take at most this share of the time.
 SHARE_FOR_WRITING = 0.05
 ERROR_TEXT = 300
 
 
 def setup(session: Session) -> None:
-    """Starts the log of this process if the options ask for one; the workers of a fork server inherit it from there."""
+    """Start the log of this process if the options ask for one; workers of a fork server inherit it."""
     if not session.options.log:
         return
     folder = Path(session.options.log_dir).absolute()
-    session.undo.set_item(os.environ, PREFIX + "LOG_DIR", str(folder))  # a child may start in another folder
+    session.undo.set_item(os.environ, PREFIX + "LOG_DIR", str(folder))  # a child process may start in another folder
     if not os.environ.get(RUN):
         session.undo.set_item(os.environ, RUN, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     log = ProcessLog(session, folder)
@@ -55,7 +55,7 @@ def setup(session: Session) -> None:
 
 
 def is_launcher() -> bool:
-    """Whether this process only starts others: torchrun, a fork server, a worker of inductor's own."""
+    """Return True if this process only starts others: torchrun, a fork server, a compile worker of inductor."""
     if multiprocessing.parent_process() is not None:
         return False
     program = _program(sys.orig_argv[1:])
@@ -68,11 +68,11 @@ def is_launcher() -> bool:
 
 
 becomes_launcher = False
-"""set by the command line before it turns into torchrun"""
+"""set by the command line before it becomes torchrun"""
 
 
 def _program(words: Sequence[str]) -> str:
-    """The script, module or code that an interpreter with these arguments runs."""
+    """Return the script, module or code that an interpreter with these arguments runs."""
     rest = iter(words)
     for word in rest:
         if word in ("-m", "-c"):
@@ -85,7 +85,7 @@ def _program(words: Sequence[str]) -> str:
 
 
 class ProcessLog:
-    """Listens to new records; `close()` may be called more than once, the last call is the whole truth."""
+    """Writes new records; `close()` may be called more than once, the last call writes the final counts."""
 
     def __init__(self, session: Session, folder: Path) -> None:
         self.session = session
@@ -110,16 +110,16 @@ class ProcessLog:
             return
         record.listeners.append(self.listen)
         atexit.register(self.close)
-        # The exit of a worker process runs finalizers, not atexit; starting one clears them, and then calls this.
+        # A worker process runs finalizers at exit, not atexit; its start clears them, then calls this.
         util.register_after_fork(self, ProcessLog._close_at_exit_of_worker)
         if multiprocessing.parent_process() is not None:
             self._close_at_exit_of_worker()
         _logs.append(self)
-        if self._speaks():
+        if self._prints():
             record.say(f"CUDA calls run on {self.session.target.name}; log in {report.short(str(self.folder))}")
 
     def end(self) -> None:
-        """Migration was turned off before the process ended."""
+        """Close the log when migration is turned off before the process ends."""
         if self in _logs:
             self.close()
             atexit.unregister(self.close)
@@ -128,7 +128,7 @@ class ProcessLog:
             self._close_file()
 
     def after_fork(self) -> None:
-        """The child's own files; what the parent had open stays the parent's."""
+        """Start new files in a forked child; the parent keeps its own."""
         self.forked_by = os.getppid()
         self._close_file()
         self._reset()
@@ -136,18 +136,18 @@ class ProcessLog:
     def _close_at_exit_of_worker(self) -> None:
         util.Finalize(None, self.close, exitpriority=0)
 
-    def _speaks(self) -> bool:
-        # A spawned process imports the script, and torch with it, before it knows that it has a parent.
+    def _prints(self) -> bool:
+        # A spawned process imports the script, and so torch, before multiprocessing knows its parent.
         is_child = self.parent() is not None or _program(sys.orig_argv[1:]).startswith(SPAWNED)
         return not self.session.options.quiet and not is_child and not is_launcher() and self._rank() == 0
 
     def parent(self) -> int | None:
-        """The process that started this one as its worker; a fork server is not it."""
+        """Return the process that started this one as its worker; a fork server does not count."""
         known = multiprocessing.parent_process()
         return known.pid if known is not None else self.forked_by
 
     def _rank(self) -> int:
-        """Asked while there is a process group; afterwards it is remembered."""
+        """Return the rank; remembered after the process group is gone."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self.rank = torch.distributed.get_rank()
         elif not self.rank:
@@ -156,7 +156,7 @@ class ProcessLog:
         return self.rank
 
     def listen(self, new: record.Record) -> None:
-        """Writes a record; a full disk ends the log, never the script."""
+        """Write a record; a full disk ends the log, never the script."""
         if is_launcher():
             return
         try:
@@ -168,14 +168,14 @@ class ProcessLog:
             self._give_up(error)
 
     def close(self) -> None:
-        """Counts into the log, the JSON, and in one process the table."""
+        """Write the counts to the log, write the JSON, and print the table in the main process."""
         if is_launcher():
             return
         try:
             if self._file is not None and not self.is_closed:
                 self._append(_counts_as_text(with_truths=self.session.options.log > 1))
             self._write_json(is_finished=True)
-            if not self.is_closed and self._speaks():
+            if not self.is_closed and self._prints():
                 text = report.as_text(report.merge(self._documents()), shown_sites=report.SITES_AT_EXIT)
                 terminal.say(f"\n{text}\n{self._pointer()}", "stderr")
         except (OSError, MigrateError) as error:
@@ -183,7 +183,7 @@ class ProcessLog:
         self.is_closed = True
 
     def _documents(self) -> list[dict[str, Any]]:
-        """This process and the workers it started, as far as they have ended."""
+        """Return the documents of this process and of the workers it started that have ended."""
         mine = [self.document(is_finished=True)]
         family = {os.getpid()}
         read = report.read(self.folder, since=self.started)
@@ -198,7 +198,7 @@ class ProcessLog:
         return f"all ranks and workers, line by line: sightline migrate report {report.short(str(self.folder))}"
 
     def _append(self, text: str) -> None:
-        """A whole record in one write to the end: threads do not mix, and nothing is left in a buffer."""
+        """Append a record in one write, so that threads do not interleave and nothing stays in a buffer."""
         if self._file is None:
             path = self.folder / f"gpu_migration_{os.getpid()}.log"
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
@@ -210,13 +210,13 @@ class ProcessLog:
             self._file = None
 
     def _write_json(self, is_finished: bool) -> None:
-        """In one move, so that a reader never sees half of it; of two threads one writes."""
+        """Replace the JSON in one move, so that a reader never sees half of it; only one thread writes at a time."""
         if not self._is_writing.acquire(blocking=is_finished):
             return
         try:
             begin = time.monotonic()
             path = self.folder / f"migrate_{self._rank()}_{os.getpid()}.json"
-            partial = path.with_suffix(f".{os.urandom(8).hex()}.partial")  # that nobody can plant a link at
+            partial = path.with_suffix(f".{os.urandom(8).hex()}.partial")  # nobody can plant a link there
             with partial.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(self.document(is_finished), indent=1))
             partial.replace(path)
@@ -229,7 +229,7 @@ class ProcessLog:
             self._is_writing.release()
 
     def document(self, is_finished: bool) -> dict[str, Any]:
-        """All that is known, in the schema of report.FORMAT."""
+        """Return everything known, in the schema of report.FORMAT."""
         error = getattr(sys, "last_value", None)
         return {
             "format": report.FORMAT,
@@ -254,7 +254,7 @@ class ProcessLog:
         }
 
     def _give_up(self, error: Exception) -> None:
-        record.say(f"no log from here on, {self.folder}: {error}")
+        record.say(f"logging stopped, {self.folder}: {error}")
         if self.listen in record.listeners:
             record.listeners.remove(self.listen)
         self.is_closed = True
@@ -281,7 +281,7 @@ def source(site: zones.Site) -> str:
 
 
 def _as_text(new: record.Record) -> str:
-    """The three lines of the reference toolkit, with our classes, and a fourth where the caller is not the user."""
+    """Format as the reference toolkit does, with our classes; a fourth line names the user's line if it differs."""
     lines = [
         f"[{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(new.time))}] {new.site}",
         f"    [context]: {source(new.site)}",

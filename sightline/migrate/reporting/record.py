@@ -1,6 +1,6 @@
-"""What was done for whom: counts per call site, and one Record at the first hit of each.
+"""Counts of changed calls per call site, and one Record for the first hit of each.
 
-Handlers call hit(); listeners (the log files, the strict mode, tests) are called with each new Record.
+Wrappers call hit(); listeners (the log files, tests) receive each new Record.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Record:
     rule: Rule
     kind: str
     site: zones.Site
-    """the line that called the replaced function; it may lie inside torch or a library"""
+    """the line that called the replaced function; may be inside torch or a library"""
     user: zones.Site
     """the user's own line that led there"""
     arguments: str
@@ -40,7 +40,7 @@ class Record:
     time: float
 
 
-# Looked up once: hit() runs on every call that is changed.
+# Looked up once: hit() runs on every changed call.
 _getframe = sys._getframe
 _zones = zones._zones
 THROUGH = zones.THROUGH
@@ -50,14 +50,14 @@ counts: dict[Key, int] = {}
 """calls per (file, line, rule)"""
 records: dict[Key, Record] = {}
 truths: dict[str, int] = {}
-"""how often torch itself asked a question, per name, and got the truth"""
+"""calls per name by torch itself, which got the real answer"""
 listeners: list[Callable[[Record], None]] = []
 
 
 def hit(rule: Rule, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, what: str = "") -> None:
-    """Counts a call that was changed; `what` is only read the first time, and defaults to the rule's own words.
+    """Count a changed call; `what` is read only the first time and defaults to the rule's text.
 
-    To be called from a wrapper's body, or from functions of this package that it calls.
+    Call it from a wrapper's body, or from functions of this package that a wrapper calls.
     """
     frame = _getframe(2)
     filename = frame.f_code.co_filename
@@ -73,7 +73,7 @@ def hit(rule: Rule, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None =
 
 
 def truth(rule: Rule) -> None:
-    """Counts a question that torch itself asked."""
+    """Count a question from torch itself."""
     truths[rule.name] = truths.get(rule.name, 0) + 1
 
 
@@ -94,7 +94,7 @@ def _first(key: Key, frame: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def describe(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Arguments in a line: tensors and big objects by type and shape, never by value."""
+    """Describe arguments in one line: tensors and big objects by type and shape, never by value."""
     parts = [_text(value) for value in args[:ARGUMENTS_SHOWN]]
     if len(args) > ARGUMENTS_SHOWN:
         parts.append("...")
@@ -112,19 +112,19 @@ def _text(value: Any) -> str:
         text = f"{inside}, ..." if len(value) > ARGUMENTS_SHOWN else inside
         text = text if len(text) <= TEXT_OF_ARGUMENT else text[:TEXT_OF_ARGUMENT] + "..."
         return f"[{text}]" if isinstance(value, list) else f"({text})"
-    # Nothing else is asked for its name: a value being traced would answer with another traced value.
+    # Read no other object's name: a value being traced would return another traced value.
     return value.__name__ if isinstance(value, type | FunctionType) else type(value).__name__
 
 
 def reset() -> None:
-    """Forgets all counts: a forked child starts its own."""
+    """Clear all counts: a forked child starts its own."""
     counts.clear()
     records.clear()
     truths.clear()
 
 
 def say(text: str) -> None:
-    """One line to the user, from one process of those a launcher starts."""
+    """Print one line, on rank 0 only."""
     if os.environ.get("RANK", "0") == "0":
         terminal.say(f"sightline migrate: {text}", "stderr")
 

@@ -1,4 +1,4 @@
-"""The JSON files of a run as one table: what was refused, adapted, ignored, exact; what torch was told; sync points.
+"""Merge the JSON files of a run into one table: refused, adapted, ignored and exact calls, sync points.
 
 `sightline migrate report DIR` merges all ranks and workers; a process prints its own part when it ends.
 """
@@ -19,10 +19,10 @@ from sightline.migrate.options import MigrateError
 FORMAT = 1
 KINDS = ("refused", "adapted", "ignored", "exact")
 MEANING = {
-    "refused": "cannot be honoured",
-    "adapted": "something equivalent instead",
-    "ignored": "harmless without",
-    "exact": "the same effect",
+    "refused": "not possible on this target",
+    "adapted": "replaced by an equivalent",
+    "ignored": "skipped, harmless",
+    "exact": "same effect",
 }
 SITES_AT_EXIT = 3
 TEXT_WIDTH = 76
@@ -31,12 +31,12 @@ OF_SYNC = ("what", "file", "line")
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command `report`."""
-    what = "merge what the processes of a run have written: one table, refused calls first"
+    """Run the command `report`."""
+    what = "merge the log files of all processes of a run into one table, refused calls first"
     parser = argparse.ArgumentParser("sightline migrate report", description=what, allow_abbrev=False)
-    parser.add_argument("folder", metavar="DIR", help="the folder of --log; migrate_log if you gave none")
+    parser.add_argument("folder", metavar="DIR", help="the folder given to --log; migrate_log by default")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    every = "all runs in the folder, not only the latest; also for several nodes that share a folder"
+    every = "include all runs in the folder, not only the latest; also for nodes that share a folder"
     parser.add_argument("--all", action="store_true", help=every)
     arguments = parser.parse_args(argv)
     documents = read(Path(arguments.folder))
@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> int:
         latest = max(documents, key=lambda document: (document["started"], document["run"]))["run"]
         kept = [document for document in documents if document["run"] == latest]
         if len(kept) < len(documents):
-            left = len(documents) - len(kept)
-            terminal.say(f"sightline migrate: {left} files of earlier runs left out; --all counts them in", "stderr")
+            skipped = _number(len(documents) - len(kept), "file")
+            terminal.say(f"sightline migrate: {skipped} of earlier runs skipped; --all includes them", "stderr")
         documents = kept
     merged = merge(documents)
     terminal.say(json.dumps(merged, indent=1) if arguments.json else as_text(merged))
@@ -55,26 +55,26 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read(folder: Path, since: float = 0.0) -> list[dict[str, Any]]:
-    """Every process's JSON, in order of rank and start; a file that cannot be read is an error with its name."""
+    """Read every process's JSON, ordered by rank and start; the error for an unreadable file names it."""
     found = []
     for path in sorted(folder.glob("migrate_*.json")):
         try:
             if path.stat().st_mtime < since:
                 continue
             document = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:  # written under another rank meanwhile
+        except FileNotFoundError:  # renamed meanwhile, when its rank became known
             continue
         except ValueError as error:
-            raise MigrateError(f"{path} is no JSON ({error}); remove it, or run again into an empty folder") from error
+            raise MigrateError(f"{path} is not valid JSON ({error}); delete it, or use an empty folder") from error
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             came = document.get("format") if isinstance(document, dict) else None
-            raise MigrateError(f"{path} has format {came!r}, this version reads {FORMAT}; remove it, or run again")
+            raise MigrateError(f"{path} has format {came!r}, this version reads {FORMAT}; delete it, or run again")
         found.append(document)
     return sorted(found, key=lambda document: (document["rank"], document["started"], document["pid"]))
 
 
 def merge(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One document of several: counts are added per call site."""
+    """Merge several documents into one: counts are added per call site."""
     truths: dict[str, int] = {}
     for document in documents:
         for name, count in document["truths"].items():
@@ -83,7 +83,7 @@ def merge(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ranks = {(d["host"], d["pid"]): d["rank"] for d in documents}
     processes = [
         {name: d[name] for name in ("host", "pid", "parent", "seconds", "finished", "error")}
-        # A spawned worker does not know the rank of the process that started it.
+        # A spawned worker does not know the rank of its parent process.
         | {"rank": ranks.get((d["host"], d["parent"]), d["rank"]), "calls": sum(s["count"] for s in d["sites"])}
         for d in documents
     ]
@@ -99,7 +99,7 @@ def merge(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _added(sites: Iterable[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Sites that agree in `names` become one; most frequent first, refused before all."""
+    """Merge sites that agree in `names`; refused ones first, then by count."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for site in sites:
         key = tuple(site[name] for name in names)
@@ -111,13 +111,13 @@ def _added(sites: Iterable[dict[str, Any]], names: Sequence[str]) -> list[dict[s
 
 
 def as_text(merged: dict[str, Any], shown_sites: int = sys.maxsize) -> str:
-    """The table for a terminal."""
+    """Format the table for a terminal."""
     lines = [_headline(merged)]
     for process in merged["processes"]:
         if process["error"] is not None:
             lines.append(f"  rank {process['rank']}, process {process['pid']} ended with {process['error']}")
         elif not process["finished"]:
-            was = "killed or still running; its counts are those of its last new call site"
+            was = "killed or still running; counts as of its last new call site"
             lines.append(f"  rank {process['rank']}, process {process['pid']}: {was}")
     for kind in KINDS:
         lines += _section(kind, [site for site in merged["sites"] if site["kind"] == kind], shown_sites)
@@ -139,9 +139,9 @@ def _headline(merged: dict[str, Any]) -> str:
 
 
 def _section(kind: str, sites: Sequence[dict[str, Any]], shown: int) -> list[str]:
-    """Per API: calls, name, what was done; under it the user's lines."""
+    """Format one class of calls: per API the count, the name and the effect, then the user's lines."""
     if not sites:
-        return ["refused: nothing"] if kind == "refused" else []
+        return ["refused: none"] if kind == "refused" else []
     calls = sum(site["count"] for site in sites)
     lines = [f"{kind}: {MEANING[kind]}; {_number(calls, 'call')} at {_number(len(sites), 'place')}"]
     apis: dict[str, list[dict[str, Any]]] = {}
@@ -160,7 +160,7 @@ def _section(kind: str, sites: Sequence[dict[str, Any]], shown: int) -> list[str
         for file, line, source in list(users)[:shown]:
             lines.append(f"            {short(file)}:{line}  {_cut(source)}")
         if len(users) > shown:
-            lines.append(f"            and {_number(len(users) - shown, 'line')} more")
+            lines.append(f"            and {len(users) - shown} more {'line' if len(users) - shown == 1 else 'lines'}")
     return lines
 
 
@@ -170,7 +170,7 @@ def _truths(truths: dict[str, int]) -> list[str]:
     calls = sum(truths.values())
     named = ", ".join(f"{name.removeprefix('torch.')} {count}" for name, count in list(truths.items())[:4])
     more = f", and {len(truths) - 4} more names" if len(truths) > 4 else ""
-    return [f"truth given to torch itself: {_number(calls, 'question')} ({named}{more})"]
+    return [f"real answers to torch itself: {_number(calls, 'question')} ({named}{more})"]
 
 
 def _syncs(sites: Sequence[dict[str, Any]]) -> list[str]:
@@ -192,7 +192,7 @@ def _cut(text: str) -> str:
 
 
 def short(path: str) -> str:
-    """Below the current folder as users type it; in installed packages from the package on."""
+    """Shorten a path: relative to the current folder, or from the package name on in installed packages."""
     for folder in (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"):
         if folder in path:
             return path.rsplit(folder, 1)[1]

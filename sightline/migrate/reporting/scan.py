@@ -1,6 +1,6 @@
-"""`sightline migrate scan`: which uses of CUDA a script has, and what will become of each, before it runs.
+"""`sightline migrate scan`: list the uses of CUDA in a script and the effect of each, before it runs.
 
-Reads the source only; nothing of the script is executed or imported. The table of rules decides.
+Reads the source only; the script is neither executed nor imported. Effects come from the table of rules.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SKIPPED_FOLDERS = ("site-packages", "dist-packages", "node_modules", "__pycache_
 STAND_INS = ("apex", "pynvml")
 ROOTS = ("torch", "triton", *STAND_INS)
 CALLS_OF_CLASSES = ("__init__", "__new__", "__call__")
-# Rules that only matter if one of these keyword arguments is given.
+# Rules that matter only if one of these keyword arguments is given.
 NEEDS_OF_FAMILY = {"factories": ("device",), "convolution": ("stride",)}
 NEEDS_OF_NAME = {
     "torch.utils.data": ("pin_memory", "pin_memory_device"),
@@ -53,13 +53,13 @@ CUDA_LIBRARIES = (
     "transformer_engine",
 )  # fmt: skip
 IMPORTED = ("torch.amp", "torch.cuda", "torch.distributed", "torch.nn", "torch.profiler", "torch.utils.data")
-LOUD = "torch.utils.cpp_extension"  # importing it warns that there is no CUDA; its rules are found by name
+LOUD = "torch.utils.cpp_extension"  # importing it warns about missing CUDA; its rules are found by name
 STATIC_SYNCS = {name: label for name, label in syncs.METHODS.items() if not name.startswith("__")}
 
 
 @dataclass(frozen=True)
 class CudaUse:
-    """One use at one line."""
+    """One use of CUDA at one line."""
 
     file: str
     line: int
@@ -71,14 +71,14 @@ class CudaUse:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command `scan`: 0, or 3 with --strict where something would be refused."""
-    what = "say what will become of each use of CUDA, before anything runs"
+    """Run the command `scan`; return 0, or 3 with --strict if a use would be refused."""
+    what = "list each use of CUDA and its effect, without running anything"
     parser = argparse.ArgumentParser("sightline migrate scan", description=what, allow_abbrev=False)
-    parser.add_argument("paths", metavar="FILE_OR_FOLDER", nargs="+", help="scripts; of folders every .py below")
+    parser.add_argument("paths", metavar="FILE_OR_FOLDER", nargs="+", help="scripts, or folders with .py files")
     parser.add_argument("--target", default="auto", help="as in `sightline migrate`")
-    parser.add_argument("--fp16-to-bf16", action="store_true", help="also what that option would convert")
-    parser.add_argument("--syncs", action="store_true", help="also lines that wait for the device")
-    parser.add_argument("--strict", action="store_true", help=f"exit code {EXIT_REFUSED} where a use would be refused")
+    parser.add_argument("--fp16-to-bf16", action="store_true", help="also list conversions by that option")
+    parser.add_argument("--syncs", action="store_true", help="also list lines that wait for the device")
+    parser.add_argument("--strict", action="store_true", help=f"exit code {EXIT_REFUSED} if a use would be refused")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
     target = targets.choose(arguments.target)
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def sources(paths: Sequence[str]) -> list[Path]:
-    """The Python files among and below `paths`."""
+    """Return the Python files among and below `paths`."""
     found: list[Path] = []
     for text in paths:
         path = Path(text)
@@ -107,9 +107,9 @@ def sources(paths: Sequence[str]) -> list[Path]:
         elif path.is_file():
             found.append(path)
         else:
-            raise MigrateError(f"{text} is neither a file nor a folder")
+            raise MigrateError(f"{text} is neither a file nor a folder; give a script or a folder of scripts")
     if not found:
-        raise MigrateError(f"no .py file below {', '.join(paths)}")
+        raise MigrateError(f"no .py file below {', '.join(paths)}; give a script or a folder of scripts")
     return list(dict.fromkeys(found))
 
 
@@ -118,12 +118,12 @@ def _is_skipped(folders: tuple[str, ...]) -> bool:
 
 
 def scan_file(path: Path, rules: RuleIndex) -> list[CudaUse]:
-    """What one file uses, in the order of its lines."""
+    """Return the uses of CUDA in one file, in line order."""
     text = path.read_bytes()
     try:
         tree = ast.parse(text, str(path))
     except SyntaxError as error:
-        raise MigrateError(f"{path}:{error.lineno}: {error.msg}; this Python cannot read it") from error
+        raise MigrateError(f"{path}:{error.lineno}: {error.msg}; this Python version cannot parse it") from error
     lines = text.decode("utf-8", "replace").splitlines()
     found = {
         (line, kind, api): CudaUse(str(path), line, kind, api, what, lines[line - 1].strip() if lines else "")
@@ -133,7 +133,7 @@ def scan_file(path: Path, rules: RuleIndex) -> list[CudaUse]:
 
 
 class RuleIndex:
-    """The rules of one target, found by name, by identity (a class has many names) or as a tensor's method."""
+    """The rules of one target, by name, by identity (a class has many names) or by method name."""
 
     def __init__(self, target: str, converts: bool = False) -> None:
         self.target = target
@@ -160,11 +160,11 @@ class RuleIndex:
         self.needs[rule] = NEEDS_OF_FAMILY.get(family, ()) or by_name
 
     def has_below(self, name: str) -> bool:
-        """Whether a rule's name goes on from here."""
+        """Return True if a rule's name starts with this name and a dot."""
         return any(known.startswith(name + ".") for known in self._by_name)
 
     def find(self, dotted: str) -> tuple[str, Rule] | None:
-        """(name as far as it is known, its rule) of the longest part that has one."""
+        """Return (name, rule) for the longest prefix that has a rule, or None."""
         parts = dotted.split(".")
         for end in range(len(parts), 1, -1):
             name = ".".join(parts[:end])
@@ -179,16 +179,16 @@ class RuleIndex:
 
 
 def _without_rules() -> Iterator[str]:
-    """Names that stand-ins have and do not count."""
+    """Yield all names that the stand-ins offer."""
     for package in finder.PACKAGES.values():
         for module, names in package.MODULES.items():
             yield from (f"{module}.{name}" for name in names)
 
 
 def resolve(dotted: str) -> Any:
-    """The object of a name of torch's, or None; some modules of torch are imported, those of others never."""
+    """Return the object of a torch name, or None; imports some modules of torch, never other packages."""
     parts = dotted.split(".")
-    # torch.ops and torch.classes make up attributes when asked.
+    # torch.ops and torch.classes create attributes on access.
     if parts[0] != "torch" or parts[1:2] in (["ops"], ["classes"]) or dotted.startswith(LOUD):
         return None
     here: Any = torch
@@ -204,12 +204,12 @@ def resolve(dotted: str) -> Any:
 
 def _attribute(owner: Any, name: str) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of names that are going to be removed; it is the script that uses them
+        warnings.simplefilter("ignore")  # deprecated names: the script uses them, not we
         return getattr(owner, name, None)
 
 
 def _imported(package: Any, name: str) -> ModuleType | None:
-    """A module that `import torch` leaves out, of those that rules speak of."""
+    """Import a module that `import torch` does not load, if rules refer to it."""
     path = vars(package).get("__path__") if isinstance(package, ModuleType) else None
     is_wanted = path is not None and any(f"{name}.".startswith(known + ".") for known in IMPORTED)
     if not is_wanted or importlib.machinery.PathFinder.find_spec(name, path) is None:
@@ -221,14 +221,14 @@ UseInFile = tuple[int, str, str, str]  # line, kind, api, what
 
 
 class Reader:
-    """Reads one syntax tree."""
+    """Finds the uses of CUDA in one syntax tree."""
 
     def __init__(self, tree: ast.Module, rules: RuleIndex) -> None:
         self.tree = tree
         self.rules = rules
         self.aliases = dict(_aliases(tree))
         self.guarded = set(_guarded(tree))
-        # A name that another name points to (`sync = torch.cuda.synchronize`) counts like an import.
+        # An alias (`sync = torch.cuda.synchronize`) counts like an import.
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 dotted = self.dotted(node.value)
@@ -236,14 +236,14 @@ class Reader:
                     self.aliases.setdefault(node.targets[0].id, dotted)
 
     def dotted(self, node: ast.AST) -> str:
-        """The full name of `tc.amp.autocast`, through the imports; '' for what is no name of an import."""
+        """Return the full name of `tc.amp.autocast`, resolved through the imports; '' if it is not imported."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.insert(0, node.attr)
             node = node.value
         if not isinstance(node, ast.Name) or node.id not in self.aliases:
             return ""
-        plain = itertools.takewhile(lambda part: not part.startswith("__"), parts)  # `amp.__dict__` is but amp
+        plain = itertools.takewhile(lambda part: not part.startswith("__"), parts)  # `amp.__dict__` counts as amp
         return ".".join([self.aliases[node.id], *plain])
 
     def uses(self) -> Iterator[UseInFile]:
@@ -269,7 +269,7 @@ class Reader:
             yield from self._method(line, node.attr, call)
 
     def _name(self, line: int, dotted: str, call: ast.Call | None) -> Iterator[UseInFile]:
-        """A use by its full name."""
+        """Yield uses by full name."""
         if dotted.split(".")[0] not in ROOTS:
             return
         if dotted == "torch.cuda.synchronize" and call is not None:
@@ -288,14 +288,14 @@ class Reader:
         found = self.rules.find(dotted)
         if found is None:
             if dotted.startswith("torch.cuda.") and _is_unknown(dotted):
-                yield line, "refused", dotted, f"torch {torch.__version__} has no such name, or there is no rule for it"
+                yield line, "refused", dotted, f"torch {torch.__version__} has no such name, or no rule covers it"
             return
         name, rule = found
         if self._matters(rule, call):
             yield line, rule.kind, name, self._what(rule)
 
     def _method(self, line: int, attribute: str, call: ast.Call | None) -> Iterator[UseInFile]:
-        """`.cuda()` of something: what it is cannot be known here, but few things but tensors and modules have it."""
+        """Yield uses such as `.cuda()` of an unknown object; few things besides tensors and modules have it."""
         if call is not None and attribute in STATIC_SYNCS:
             yield line, SYNC, STATIC_SYNCS[attribute], "waits for the device"
         rule = self.rules.methods.get(attribute)
@@ -312,7 +312,7 @@ class Reader:
             yield line, rule.kind, f".{attribute}" + ("" if is_asked else "()"), self._what(rule)
 
     def _may_be_device(self, node: ast.expr) -> bool:
-        """A literal that names CUDA or a number of a device, or a name whose value is not known."""
+        """Return True for a literal that names CUDA or a device index, and for names of unknown value."""
         if isinstance(node, ast.Constant):
             return str(node.value).startswith("cuda") or isinstance(node.value, int)
         return not isinstance(resolve(self.dotted(node)) if self.dotted(node) else None, torch.dtype)
@@ -328,11 +328,11 @@ class Reader:
         return any(_given(call, name) for name in needs)
 
     def _what(self, rule: Rule) -> str:
-        """The rule's words, but where an option decides."""
+        """Return the rule's text, or another one if an option decides."""
         if rule.name in SHOWN_AS and self.rules.target == "cpu":
-            return "the truth, cpu; --claim says cuda"
+            return "reports cpu; cuda with --claim"
         if rule.name == "torch.version.cuda":
-            return f"left as it is ({torch.version.cuda}); --cuda-version 12.4 would say 12.4"
+            return f"unchanged ({torch.version.cuda}); 12.4 with --cuda-version 12.4"
         return rule.what
 
     def _triton(self, line: int, dotted: str) -> Iterator[UseInFile]:
@@ -341,7 +341,7 @@ class Reader:
             yield line, "refused", dotted, what
 
     def _stand_in(self, line: int, dotted: str) -> Iterator[UseInFile]:
-        """apex and pynvml: where they are installed there are no rules for them, and they are what they are."""
+        """Yield uses of apex and pynvml; there are no rules for them if they are installed."""
         package = dotted.split(".")[0]
         found = self.rules.find(dotted)
         if found is not None:
@@ -349,18 +349,18 @@ class Reader:
         elif any(f"{dotted}.".startswith(name + ".") for name in self.guarded):
             return
         elif dotted not in self.rules.silent and self.rules.has_below(package) and not self.rules.has_below(dotted):
-            yield line, "refused", dotted, f"{package} is not installed, and what stands in for it has no such name"
+            yield line, "refused", dotted, f"{package} is not installed, and its stand-in has no such name"
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> Iterator[UseInFile]:
         for name in _imported_names(node):
             library = next((known for known in CUDA_LIBRARIES if f"{name}.".startswith(known + ".")), None)
             if library is not None and name not in self.guarded:
-                yield node.lineno, "refused", library, "its kernels are written for CUDA"
+                yield node.lineno, "refused", library, "its kernels need CUDA"
             if name.split(".")[0] in STAND_INS:
                 yield from self._stand_in(node.lineno, name)
 
     def _literals(self, call: ast.Call) -> Iterator[UseInFile]:
-        """`device="cuda"` handed to something that has no rule: it is mapped where it is used."""
+        """Yield `device="cuda"` arguments of calls without a rule: mapped where they reach torch."""
         for keyword in call.keywords:
             text = _text(keyword.value)
             if keyword.arg in ("device", "device_type") and text.startswith("cuda"):
@@ -371,7 +371,7 @@ class Reader:
 
 
 def _aliases(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """(name in this file, full name) of every import, in whatever function it stands."""
+    """Yield (name in this file, full name) of every import, also inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -395,7 +395,7 @@ def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _guarded(tree: ast.Module) -> Iterator[str]:
-    """Names whose import may fail: `try: import cupy`, `except ImportError: ...`; the script knows what to do then."""
+    """Yield names whose import may fail: `try: import cupy`, `except ImportError`; the script handles that itself."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Try) and any(_catches_import_error(handler) for handler in node.handlers):
             for inner in (each for statement in node.body for each in ast.walk(statement)):
@@ -409,24 +409,24 @@ def _catches_import_error(handler: ast.ExceptHandler) -> bool:
 
 
 def _is_unknown(dotted: str) -> bool:
-    """Whether a name below torch.cuda is missing here, or a function that no rule covers."""
+    """Return True if a name below torch.cuda is missing here, or is a function that no rule covers."""
     value = resolve(dotted)
     return value is None or (callable(value) and not isinstance(value, type | ModuleType) and "._" not in dotted)
 
 
 def _device_number(line: int, call: ast.Call | None) -> Iterator[UseInFile]:
-    """torch.device(0) means the build's accelerator; a build without one raises, and torch.device is left alone."""
+    """Yield torch.device(0) if this build has no accelerator: it raises, and torch.device is not replaced."""
     first = call.args[0] if call is not None and call.args else None
     if isinstance(first, ast.Constant) and type(first.value) is int:
         try:
             torch.device(first.value)
         except RuntimeError:
-            what = f'this build of torch knows no device {first.value}; write torch.device("cuda:{first.value}")'
+            what = f'this build of torch has no device {first.value}; use torch.device("cuda:{first.value}")'
             yield line, "refused", f"torch.device({first.value})", what
 
 
 def _given(call: ast.Call, name: str) -> bool:
-    """Whether a keyword argument is there and not one that switches off."""
+    """Return True if a keyword argument is given and does not switch off."""
     return any(k.arg == name and _text(k.value) not in ("cpu", "False", "None") for k in call.keywords)
 
 
@@ -442,7 +442,7 @@ def _text(node: ast.expr) -> str:
 
 
 def as_text(found: Sequence[CudaUse], files: Sequence[Path], target: str) -> str:
-    """Refused first; every line with what will be done."""
+    """Format all uses, refused first, each with its effect."""
     lines = []
     for kind in (*report.KINDS, SYNC):
         of_kind = [use for use in found if use.kind == kind]

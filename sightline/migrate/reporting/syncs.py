@@ -1,7 +1,7 @@
-"""Lines that wait for the device: `.item()`, `.cpu()`, `print(tensor)` and the like, counted by the user's own line.
+"""Count lines that wait for the device: `.item()`, `.cpu()`, `print(tensor)` and the like, per line of the user.
 
-Only with --syncs: nothing is replaced otherwise. On target cpu host and device tensors cannot be told apart, so all
-are counted there; elsewhere those that lie on the device.
+Active only with --syncs. On target cpu, host and device tensors cannot be told apart, so all are counted there;
+elsewhere only tensors on the device.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ SYNCHRONIZE = "torch.cuda.synchronize()"
 counts: dict[tuple[str, int, str], int] = {}
 """calls per (file, line, label)"""
 _IS_CPU: Any = inspect.getattr_static(torch._C.TensorBase, "is_cpu").__get__
-# A tensor that is printed reads itself through these; the print has been counted already.
+# Printing a tensor reads its values through these; the print is already counted.
 _PRINTING = tuple(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_tensor.py", "_tensor_str.py"))
 
 
 def setup(session: Session) -> None:
-    """Replaces what waits, on top of whatever the rules put there."""
+    """Wrap the methods that wait, on top of the rules' own wrappers."""
     if not session.options.syncs:
         return
     for name, label in METHODS.items():
@@ -54,7 +54,7 @@ def setup(session: Session) -> None:
 
 
 def sites() -> list[dict[str, Any]]:
-    """One entry per line and kind, most frequent first."""
+    """Return one entry per line and kind, most frequent first."""
     in_order = sorted(counts.items(), key=lambda item: -item[1])
     return [
         {"what": label, "count": n, "file": file, "line": line, "source": linecache.getline(file, line).strip()}
@@ -81,7 +81,7 @@ def _counted(original: Any) -> Any:
 
 
 def _count(label: str, is_cpu: bool) -> None:
-    """torch's own waits count where they are real: its optimizers keep step counts on the host."""
+    """Count a wait. torch's own waits count except on cpu: there its optimizers only read step counts on the host."""
     frame = zones.caller()
     zone = zones.zone_of(frame.f_code.co_filename)
     if zone == zones.MACHINERY or frame.f_code.co_filename in _PRINTING or (is_cpu and zone != zones.SCRIPT):

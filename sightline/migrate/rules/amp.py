@@ -14,15 +14,15 @@ from sightline.migrate.rules.table import Rule, dressed
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
-CUDA_DEFAULT = torch.float16  # what autocast("cuda") means without a dtype; the CPU's own default is bfloat16
+CUDA_DEFAULT = torch.float16  # the default dtype of autocast("cuda"); the CPU's own default is bfloat16
 ARITHMETIC = {torch.bfloat16: ("avx512_bf16", "amx_bf16"), torch.float16: ("avx512_fp16", "amx_fp16")}
 
 
 def rules() -> list[Rule]:
     mode = "torch.amp.autocast_mode"
-    of_target = "of the target"
+    of_target = "state of the target"
     found = [
-        Rule(f"{mode}.autocast.__init__", "adapted", dressed(_make_autocast), "autocast of the target"),
+        Rule(f"{mode}.autocast.__init__", "adapted", dressed(_make_autocast), "autocast on the target"),
         Rule("torch.amp.GradScaler.__init__", "adapted", dressed(_make_scaler), "scales on the target"),
         Rule("torch.is_autocast_enabled", "exact", dressed(_make_state), of_target),
         Rule("torch.set_autocast_enabled", "exact", dressed(_make_state), of_target),
@@ -40,7 +40,7 @@ def rules() -> list[Rule]:
 
 
 def has_arithmetic(dtype: torch.dtype) -> bool:
-    """Whether this CPU computes in that type, instead of converting back and forth at a tenth of the speed."""
+    """Return True if this CPU computes in that type; converting back and forth runs at a tenth of the speed."""
     capabilities = torch.cpu.get_capabilities()
     is_arm = "sve" in capabilities or "bf16" in capabilities
     names = ("bf16", "arm_bf16") if is_arm and dtype is torch.bfloat16 else ARITHMETIC.get(dtype, ())
@@ -48,13 +48,13 @@ def has_arithmetic(dtype: torch.dtype) -> bool:
 
 
 def wanted_dtype(session: Session, dtype: torch.dtype | None) -> torch.dtype:
-    """The type a request of the script means, after --fp16-to-bf16."""
+    """Return the dtype for a request of the script, after --fp16-to-bf16."""
     wanted = CUDA_DEFAULT if dtype is None else dtype
     return torch.bfloat16 if wanted is torch.float16 and session.options.fp16_to_bf16 else wanted
 
 
 def is_kept(session: Session, dtype: torch.dtype) -> bool:
-    """Whether autocast to that type takes place: --amp."""
+    """Return True if --amp allows autocast to that type."""
     if session.options.amp == "auto":
         return not session.target.is_cpu or has_arithmetic(dtype)
     return session.options.amp == "keep"
@@ -63,7 +63,7 @@ def is_kept(session: Session, dtype: torch.dtype) -> bool:
 def _make_autocast(rule: Rule, original: Any, session: Session) -> Any:
     name = session.target.name
     kept = {dtype: is_kept(session, dtype) for dtype in (torch.float16, torch.bfloat16)}
-    told: list[str] = []
+    printed: list[str] = []
 
     def __init__(
         self: Any, device_type: Any, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
@@ -74,14 +74,15 @@ def _make_autocast(rule: Rule, original: Any, session: Session) -> Any:
         wanted = wanted_dtype(session, dtype)
         is_on = enabled and kept.get(wanted, True)
         if not is_dynamo_compiling():
-            what = f"autocast to {str(wanted)[6:]} on {name}" if is_on == enabled else f"off: no {str(wanted)[6:]} here"
+            short = str(wanted).removeprefix("torch.")
+            what = f"autocast to {short} on {name}" if is_on == enabled else f"off: {short} is not used"
             record.hit(rule, (device_type,), {"dtype": dtype, "enabled": enabled}, what)
-            if is_on != enabled and not told:
-                told.append(what)
+            if is_on != enabled and not printed:
+                printed.append(what)
                 record.say(
-                    f"autocast is off: this CPU would need many times longer in {str(wanted)[6:]}; --amp keep has it on"
+                    f"autocast is off: {short} is many times slower on this CPU; --amp keep turns it on"
                     if session.options.amp == "auto"
-                    else "autocast is off, as --amp off says"
+                    else "autocast is off because of --amp off"
                 )
         original(self, name, wanted, is_on, cache_enabled)
 
@@ -89,7 +90,7 @@ def _make_autocast(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_scaler(rule: Rule, original: Any, session: Session) -> Any:
-    """Without float16 there is nothing to scale for; a disabled scaler still does all a script calls."""
+    """Disable the scaler if nothing runs in float16; a disabled scaler still accepts all calls."""
     name = session.target.name
     is_needed = not session.options.fp16_to_bf16 and is_kept(session, torch.float16)
 
@@ -102,14 +103,14 @@ def _make_scaler(rule: Rule, original: Any, session: Session) -> Any:
                 args = (*args[:4], False)
             else:
                 kwargs["enabled"] = False
-        record.hit(rule, (device, *args), kwargs, "scales on the target" if is_needed else "off: nothing is float16")
+        record.hit(rule, (device, *args), kwargs, "scales on the target" if is_needed else "off: float16 is not used")
         original(self, name, *args, **kwargs)
 
     return __init__
 
 
 def _make_state(rule: Rule, original: Any, session: Session) -> Any:
-    """Functions whose first argument is a device type; without one they mean CUDA."""
+    """Map the first argument, a device type; without one these functions mean CUDA."""
     name = session.target.name
     is_set = ".set_" in rule.name
     is_dtype = rule.name.endswith("_dtype")

@@ -1,4 +1,4 @@
-"""Switches and measuring around CUDA: torch.backends.cuda and cudnn, torch.version.cuda, the profilers."""
+"""Settings and profiling of CUDA: torch.backends.cuda and cudnn, torch.version.cuda, the profilers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CUDNN_VERSION = 90100
 ATTENTION = "torch.nn.attention"
-MATH_STAYS = "plain attention stays allowed: the target has not every kernel of CUDA"
+MATH_STAYS = "plain attention stays enabled: the target lacks some of CUDA's kernels"
 ACTIVITIES = {"xpu": "XPU", "hpu": "HPU", "mtia": "MTIA"}
 
 
@@ -27,17 +27,17 @@ def rules() -> list[Rule]:
         return lambda *args, **kwargs: True
 
     return [
-        Rule("torch.backends.cuda.is_built", "exact", answers(yes), "yes"),
-        Rule("torch.backends.cudnn.is_available", "adapted", answers(yes), "yes: its switches have no effect"),
-        Rule("torch.backends.cudnn.is_acceptable", "adapted", answers(yes), "yes: its switches have no effect"),
-        Rule("torch.backends.cudnn.version", "adapted", _version(), "a version that has everything"),
-        Rule("torch.backends.cuda.cufft_plan_cache", "ignored", _make_plan_cache, "kept only"),
+        Rule("torch.backends.cuda.is_built", "exact", answers(yes), "True"),
+        Rule("torch.backends.cudnn.is_available", "adapted", answers(yes), "True: its settings have no effect"),
+        Rule("torch.backends.cudnn.is_acceptable", "adapted", answers(yes), "True: its settings have no effect"),
+        Rule("torch.backends.cudnn.version", "adapted", _version(), "a version with all features"),
+        Rule("torch.backends.cuda.cufft_plan_cache", "ignored", _make_plan_cache, "stored, no effect"),
         Rule("torch.backends.cuda.enable_math_sdp", "adapted", dressed(_make_math), MATH_STAYS, targets=HOST_MEMORY),
         Rule(f"{ATTENTION}._sdpa_kernel", "adapted", dressed(_make_kernels), MATH_STAYS, HOST_MEMORY, ATTENTION),
-        Rule("torch.version.cuda", "adapted", _make_version, "what --cuda-version says"),
+        Rule("torch.version.cuda", "adapted", _make_version, "the value of --cuda-version"),
         Rule("torch.profiler.profile.__init__", "adapted", dressed(_make_profile), "activities of the target"),
-        Rule("torch.autograd.profiler.profile.__init__", "adapted", dressed(_make_autograd_profile), "of the target"),
-        Rule("torch.autograd.profiler.emit_nvtx.__init__", "ignored", dressed(_make_emit_nvtx), "nothing: no nvtx"),
+        Rule("torch.autograd.profiler.profile.__init__", "adapted", dressed(_make_autograd_profile), "on the target"),
+        Rule("torch.autograd.profiler.emit_nvtx.__init__", "ignored", dressed(_make_emit_nvtx), "no effect: no nvtx"),
     ]
 
 
@@ -49,14 +49,14 @@ def _version() -> Any:
 
 
 class PlanCache:
-    """Sizes that can be set and read; one per device, as cufft_plan_cache[0]."""
+    """Sizes that can be set and read; indexed by device, as cufft_plan_cache[0]."""
 
     def __init__(self) -> None:
         self.max_size = 4096
         self.size = 0
 
     def clear(self) -> None:
-        """Nothing is in it."""
+        """Do nothing: the cache is always empty."""
 
     def __getitem__(self, device: Any) -> PlanCache:
         return self
@@ -67,7 +67,7 @@ def _make_plan_cache(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_math(rule: Rule, original: Any, session: Session) -> Any:
-    """Scripts forbid it to be sure of a fast kernel; without one of those, nothing could compute attention."""
+    """Keep plain attention enabled: scripts disable it to force a fast kernel, which the target may not have."""
 
     def enable_math_sdp(enabled: bool) -> None:
         if not enabled and not is_dynamo_compiling():
@@ -78,7 +78,7 @@ def _make_math(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_kernels(rule: Rule, original: Any, session: Session) -> Any:
-    """What sdpa_kernel and sdp_kernel both call, also from compiled code."""
+    """Add plain attention to the allowed kernels; sdpa_kernel and sdp_kernel both call this function."""
     math = torch.nn.attention.SDPBackend.MATH
 
     def _sdpa_kernel(backends: Any, *args: Any, **kwargs: Any) -> None:
@@ -96,7 +96,7 @@ def _make_version(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_profile(rule: Rule, original: Any, session: Session) -> Any:
-    """ProfilerActivity.CUDA becomes the target's; where it has none, the CPU's share remains."""
+    """Map ProfilerActivity.CUDA to the target's activity, or to the CPU's if it has none."""
     cuda = torch.profiler.ProfilerActivity.CUDA
     name = ACTIVITIES.get(session.target.name, "CPU" if session.target.is_cpu else "PrivateUse1")
     there = getattr(torch.profiler.ProfilerActivity, name, torch.profiler.ProfilerActivity.CPU)

@@ -22,7 +22,7 @@ NO_KERNELS = ("cpu", "mps")
 
 
 def rules() -> list[Rule]:
-    kernels = "an error: CUDA code cannot be compiled for the target"
+    kernels = "error: CUDA code cannot be compiled for the target"
     return [
         Rule("torch.compile", "adapted", dressed(_make_compile), "compiled for the target"),
         Rule(f"{EXTENSIONS}.load", "refused", dressed(_make_load), kernels, module=EXTENSIONS),
@@ -32,7 +32,7 @@ def rules() -> list[Rule]:
             "triton.runtime.jit.JITFunction.run",
             "refused",
             dressed(_make_kernel),
-            "an error: there is no Triton for the target",
+            "error: Triton does not support the target",
             targets=NO_KERNELS,
             module="triton.runtime.jit",
         ),
@@ -40,10 +40,7 @@ def rules() -> list[Rule]:
 
 
 def setup(session: Session) -> None:
-    """torch.jit knows functions by their identity: each wrapper is entered as the operator it stands for.
-
-    What no wrapper can catch ends with a line of advice.
-    """
+    """Register each wrapper with torch.jit, which knows functions by identity; install advice for other errors."""
     advice.install(session)
     builtins = torch.jit._builtins
     table = builtins._get_builtin_table()
@@ -55,9 +52,10 @@ def setup(session: Session) -> None:
 
 
 def _show_originals(trace_rules: Any, session: Session) -> None:
-    """dynamo finds torch's functions by name, once, and would find our wrappers: it then knows them instead of torch's.
+    """Put torch's originals back into dynamo's table of functions.
 
-    With the originals in its table a wrapper is traced as any Python function, and the table outlives the session.
+    dynamo looks up torch's functions by name, once, and would store our wrappers. With the originals in its table a
+    wrapper is traced like any Python function, and the table stays valid after the session.
     """
     original = trace_rules.get_torch_obj_rule_map
     fixed: list[Any] = [None]
@@ -81,10 +79,10 @@ def _make_compile(rule: Rule, original: Any, session: Session) -> Any:
         what = []
         backend = kwargs.get("backend") or "inductor"
         if session.options.compile == "off":
-            record.hit(rule, (), kwargs, "as it is, as --compile off says")
+            record.hit(rule, (), kwargs, "not compiled because of --compile off")
             return model if model is not None else lambda function: function
         if session.options.compile == "default" and (kwargs.get("mode") or kwargs.get("options")):
-            what.append("without mode and options, as --compile default says")
+            what.append("without mode and options because of --compile default")
             kwargs = {**kwargs, "mode": None, "options": None}
         if isinstance(backend, str) and backend in CUDA_BACKENDS:
             what.append(f"{CUDA_BACKENDS[backend]} instead of {backend}")
@@ -125,7 +123,7 @@ def _make_kernel(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _refuse(rule: Rule, text: str) -> None:
-    """Going on would only fail deeper inside, with less to go by."""
+    """Raise here: continuing would fail later with a less useful error."""
     site = zones.user_site(zones.caller())
     record.hit(rule, (), {}, text)
     raise MigrateError(f"{site}: {text}")

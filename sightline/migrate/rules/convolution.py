@@ -1,4 +1,4 @@
-"""Convolutions that a CPU's library computes wrongly and CUDA's does not: see hardware/onednn.py."""
+"""Avoid a bug of oneDNN in strided 1x1 convolutions on the CPU: see hardware/onednn.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sightline.migrate.rules.table import Rule, dressed
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
-DROPPED = f"pixels that its stride leaves out are dropped first: oneDNN issue {onednn.ISSUE.rpartition('/')[2]}"
+DROPPED = f"pixels skipped by the stride are dropped first: oneDNN issue {onednn.ISSUE.rpartition('/')[2]}"
 
 
 def rules() -> list[Rule]:
@@ -24,7 +24,7 @@ def rules() -> list[Rule]:
 
 
 def _make_conv2d(rule: Rule, original: Any, session: Session) -> Any:
-    """nn.Conv2d comes by here too. With a stride of 1 it costs the comparison."""
+    """Wrap conv2d, which nn.Conv2d also calls. With a stride of 1 it costs one comparison."""
 
     def conv2d(
         input: Any, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: Any = 1
@@ -41,11 +41,11 @@ def _make_conv2d(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _is_eager(input: Any) -> bool:
-    """Whether there are sizes to look at: a program that is traced (fx, torch.jit, ONNX) keeps the stride."""
+    """Return True if sizes are known; a traced program (fx, torch.jit, ONNX) keeps its stride."""
     return isinstance(input, Tensor) and (is_dynamo_compiling() or not torch.jit.is_tracing())
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """One number is meant for both."""
+    """Return a pair; a single number applies to both dimensions."""
     numbers = (value,) if isinstance(value, int) else tuple(value)
     return (numbers[0], numbers[-1])

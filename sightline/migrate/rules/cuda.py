@@ -1,7 +1,7 @@
 """Every public name of torch.cuda: queries, memory, random numbers, streams, events, graphs, nvtx, profiler.
 
-The target's own function of a name is used where there is one, else the virtual runtime. A name of torch.cuda that no
-rule knows is refused: told with the script's line, then passed on.
+Rules use the target's own function of the same name if there is one, else the virtual runtime. A name of torch.cuda
+without a rule is refused: printed with the script's line, then passed on.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def rules() -> list[Rule]:
     ]
 
 
-UNKNOWN = "there is no rule for it; it goes to torch as it is"
-# Classes and constants that need no CUDA device to be what they are.
+UNKNOWN = "no rule covers it; passed to torch unchanged"
+# Classes and constants that work without a CUDA device.
 LEFT_ALONE = {
     f"torch.cuda.{name}"
     for name in (
@@ -54,7 +54,7 @@ SUBMODULES = (
 
 
 def public_names() -> list[str]:
-    """Callables a script may reach as torch.cuda.X or torch.cuda.part.X; aliases below torch.cuda are named once."""
+    """Return callables that a script may reach as torch.cuda.X or torch.cuda.part.X; aliases appear once."""
     top = {
         name
         for name in torch.cuda.__all__
@@ -75,7 +75,7 @@ def _rule(name: str, kind: Kind, make: Maker, what: str, **more: Any) -> Rule:
 
 
 def native_or(name: str, virtual: Callable[[Session], Callable[..., Any]]) -> Maker:
-    """The target's function of that name, its devices mapped; without one, the virtual runtime's."""
+    """Use the target's function of that name with devices mapped, or the virtual runtime's."""
 
     def build(session: Session) -> Callable[..., Any]:
         native = session.target.native(name)
@@ -85,14 +85,14 @@ def native_or(name: str, virtual: Callable[[Session], Callable[..., Any]]) -> Ma
 
 
 def adapt(native: Callable[..., Any], session: Session) -> Callable[..., Any]:
-    """Calls the target's function with CUDA devices mapped, and without a device where it takes none."""
+    """Wrap the target's function: map CUDA devices, and drop the device if it takes none."""
     get = session.devices.get
     try:
         parameters = inspect.signature(native).parameters.values()
         takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         most = len(parameters)
         takes_device = takes_any or any(p.name == "device" for p in parameters)
-    except ValueError:  # written in C, without a signature
+    except ValueError:  # a C function without a signature
         most, takes_any, takes_device = 9, True, True
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -110,42 +110,42 @@ def _queries() -> Iterator[Rule]:
     def of(method: str) -> Maker:
         return answers(lambda session: getattr(session.runtime, method))
 
-    yield _rule("is_available", "exact", answers(_is_available), "yes, unless CUDA_VISIBLE_DEVICES hides all devices")
+    yield _rule("is_available", "exact", answers(_is_available), "True, unless CUDA_VISIBLE_DEVICES hides all devices")
     yield _rule(
-        "device_count", "adapted", answers(_device_count), "devices of the target; on cpu LOCAL_WORLD_SIZE or 1"
+        "device_count", "adapted", answers(_device_count), "number of target devices; on cpu LOCAL_WORLD_SIZE or 1"
     )
-    yield _rule("current_device", "exact", of("current_device"), "the target's, or what set_device said")
-    yield _rule("set_device", "exact", of("set_device"), "kept per thread, and given to the target")
-    yield _rule("synchronize", "exact", of("synchronize"), "the target's")
-    yield _rule("is_initialized", "exact", answers(lambda session: lambda: True), "yes")
-    yield _rule("init", "ignored", ignores(), "nothing to start")
-    yield _rule("get_device_name", "exact", of("name"), "the target's")
-    yield _rule("get_device_capability", "adapted", of("capability"), "what --capability says: 8.0")
-    yield _rule("get_device_properties", "adapted", of("properties"), "filled from the target")
-    yield _rule("is_bf16_supported", "exact", of("is_bf16_supported"), "the target's; yes on cpu")
-    yield _rule("is_tf32_supported", "adapted", answers(lambda session: lambda: True), "yes: the setting has no effect")
-    yield _rule("get_arch_list", "adapted", of("arch_list"), "the capability that is shown")
-    yield _rule("get_gencode_flags", "adapted", answers(lambda session: lambda: ""), "none")
-    yield _rule("can_device_access_peer", "adapted", answers(lambda session: lambda *a, **k: False), "no")
-    yield _rule("device", "exact", _make_device_context, "the target's current device, or only kept")
-    yield _rule("device_of", "exact", _make_device_of, "the target's current device, or only kept")
-    yield _rule("ipc_collect", "ignored", ignores(), "nothing is shared between processes on the device")
-    yield _rule("get_sync_debug_mode", "ignored", _sync_mode(False), "kept only")
-    yield _rule("set_sync_debug_mode", "ignored", _sync_mode(True), "kept only")
-    yield _rule("check_error", "ignored", ignores(), "there is no CUDA call that could have failed")
-    yield _rule("cudart", "adapted", answers(lambda session: cudart.cudart), "calls that do nothing")
+    yield _rule("current_device", "exact", of("current_device"), "the target's, or the one given to set_device")
+    yield _rule("set_device", "exact", of("set_device"), "stored per thread and set on the target")
+    yield _rule("synchronize", "exact", of("synchronize"), "synchronizes the target")
+    yield _rule("is_initialized", "exact", answers(lambda session: lambda: True), "True")
+    yield _rule("init", "ignored", ignores(), "no effect: nothing to initialize")
+    yield _rule("get_device_name", "exact", of("name"), "name of the target")
+    yield _rule("get_device_capability", "adapted", of("capability"), "the value of --capability, default 8.0")
+    yield _rule("get_device_properties", "adapted", of("properties"), "properties of the target")
+    yield _rule("is_bf16_supported", "exact", of("is_bf16_supported"), "the target's answer; True on cpu")
+    yield _rule("is_tf32_supported", "adapted", answers(lambda session: lambda: True), "True: it has no effect")
+    yield _rule("get_arch_list", "adapted", of("arch_list"), "the value of --capability")
+    yield _rule("get_gencode_flags", "adapted", answers(lambda session: lambda: ""), "empty")
+    yield _rule("can_device_access_peer", "adapted", answers(lambda session: lambda *a, **k: False), "False")
+    yield _rule("device", "exact", _make_device_context, "sets the target's current device, or stores it")
+    yield _rule("device_of", "exact", _make_device_of, "sets the target's current device, or stores it")
+    yield _rule("ipc_collect", "ignored", ignores(), "no effect: no device memory is shared between processes")
+    yield _rule("get_sync_debug_mode", "ignored", _sync_mode(False), "stored, no effect")
+    yield _rule("set_sync_debug_mode", "ignored", _sync_mode(True), "stored, no effect")
+    yield _rule("check_error", "ignored", ignores(), "no effect: no CUDA call can have failed")
+    yield _rule("cudart", "adapted", answers(lambda session: cudart.cudart), "an object whose calls do nothing")
     for name in ("utilization", "temperature", "power_draw", "clock_rate"):
         yield _rule(name, "adapted", native_or(name, lambda session: lambda device=None: 0), "0: not measured")
     for name in ("current_blas_handle", "current_solver_handle"):
         since = (2, 12) if name == "current_solver_handle" else (0, 0)
-        yield _rule(name, "adapted", answers(lambda session: lambda *a, **k: 0), "0: there is none", since=since)
+        yield _rule(name, "adapted", answers(lambda session: lambda *a, **k: 0), "0: there is no handle", since=since)
 
 
 def _device_count(session: Session) -> Callable[[], int]:
     now = session.runtime.device_count()
 
     def device_count() -> int:
-        return now if is_dynamo_compiling() else session.runtime.device_count()  # the environment cannot be traced
+        return now if is_dynamo_compiling() else session.runtime.device_count()  # dynamo cannot trace os.environ
 
     return device_count
 
@@ -157,7 +157,7 @@ def _is_available(session: Session) -> Callable[[], bool]:
 
 def _make_device_context(rule: Rule, original: Any, session: Session) -> Any:
     class device:
-        """The class itself, so that scripts may test with isinstance."""
+        """Replaces torch.cuda.device; a class, so that scripts can test with isinstance."""
 
         def __init__(self, device: Any) -> None:
             is_script = zones.zone() == zones.SCRIPT
@@ -189,7 +189,7 @@ def _make_device_context(rule: Rule, original: Any, session: Session) -> Any:
 
 def _make_device_of(rule: Rule, original: Any, session: Session) -> Any:
     class device_of(torch.cuda.device):
-        """The device of a tensor; tensors of the host leave everything as it is."""
+        """Switches to a tensor's device; a host tensor changes nothing."""
 
         def __init__(self, obj: Any) -> None:
             super().__init__(obj.get_device() if obj.is_cuda else -1)
@@ -213,7 +213,7 @@ def _memory() -> Iterator[Rule]:
     def of(name: str, method: str) -> Maker:
         return native_or(name, lambda session: getattr(session.runtime, method))
 
-    process = "the target's; on cpu the memory of the process"
+    process = "memory of the target; on cpu of the process"
     for name in ("memory_allocated", "memory_reserved", "memory_cached"):
         yield _rule(name, "adapted", of(name, "memory_allocated"), process)
     for name in ("max_memory_allocated", "max_memory_reserved", "max_memory_cached"):
@@ -224,9 +224,9 @@ def _memory() -> Iterator[Rule]:
     yield _rule("memory_stats", "adapted", of("memory_stats", "memory_stats"), process)
     yield _rule("memory_summary", "adapted", of("memory_summary", "memory_summary"), process)
     for name in ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"):
-        yield _rule(name, "adapted", of(name, "reset_peak"), "the peak starts anew where the system allows it")
+        yield _rule(name, "adapted", of(name, "reset_peak"), "resets the peak if the system allows it")
     yield _rule("empty_cache", "exact", native_or("empty_cache", lambda session: lambda: None), "the target's")
-    nothing = "nothing: the target has no allocator of this kind"
+    nothing = "no effect: the target has no such allocator"
     for name in (
         "reset_accumulated_memory_stats", "reset_accumulated_host_memory_stats", "reset_peak_host_memory_stats",
         "set_per_process_memory_fraction", "caching_allocator_enable",
@@ -243,14 +243,14 @@ def _memory() -> Iterator[Rule]:
     yield _rule("use_mem_pool", "ignored", answers(lambda session: cudart.no_op_context), nothing)
     disabled = answers(lambda session: cudart.no_op_context)
     yield _rule("caching_allocator_disabled", "ignored", disabled, nothing, since=(2, 12))
-    yield _rule("_sleep", "ignored", ignores(), "nothing: it keeps a queue of CUDA's busy, in tests and benchmarks")
-    for name in ("_record_memory_history", "_dump_snapshot"):  # private, but torch's own pages tell users to call them
-        yield _rule(f"memory.{name}", "ignored", ignores(), "nothing: there is no CUDA allocator to watch")
+    yield _rule("_sleep", "ignored", ignores(), "no effect: it only keeps a CUDA queue busy, in tests and benchmarks")
+    for name in ("_record_memory_history", "_dump_snapshot"):  # private, but torch's documentation recommends them
+        yield _rule(f"memory.{name}", "ignored", ignores(), "no effect: there is no CUDA allocator to record")
     yield _rule("MemPool", "ignored", lambda rule, original, session: cudart.MemPool, nothing)
 
 
 def _random() -> Iterator[Rule]:
-    one = "the target's; on cpu the host's generator, which is the device's too"
+    one = "the target's generator; on cpu the host's"
     for name in ("manual_seed", "manual_seed_all"):
         yield _rule(name, "adapted", native_or(name, lambda session: session.runtime.manual_seed), one)
     for name in ("seed", "seed_all"):
@@ -260,7 +260,7 @@ def _random() -> Iterator[Rule]:
         make = native_or(name, lambda session, name=name: getattr(session.runtime, name))  # type: ignore[misc]
         yield _rule(name, "adapted", make, one)
     yield _rule("default_generators", "adapted", _make_default_generators, one)
-    yield Rule("torch.random.fork_rng", "adapted", _make_fork_rng, "the host's generator, and the target's")
+    yield Rule("torch.random.fork_rng", "adapted", _make_fork_rng, "generators of the host and the target")
 
 
 def _make_default_generators(rule: Rule, original: Any, session: Session) -> Any:
@@ -289,17 +289,17 @@ TENSOR_TYPES = "BFloat16 Bool Byte Char Double Float Half Int Long Short".split(
 
 
 def _types() -> Iterator[Rule]:
-    made = "built on the host, then moved"
+    made = "created on the host, then moved"
     for name in TENSOR_TYPES:
         yield _rule(f"{name}Tensor", "adapted", classes.typed_tensor, made)
     for name in ("BFloat16", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short"):
         yield _rule(f"sparse.{name}Tensor", "adapted", classes.typed_tensor, made)
     for name in (*TENSOR_TYPES, "ComplexDouble", "ComplexFloat"):
-        yield _rule(f"{name}Storage", "exact", _make_storage, "made on the target")
+        yield _rule(f"{name}Storage", "exact", _make_storage, "created on the target")
 
 
 def _make_storage(rule: Rule, original: Any, session: Session) -> Any:
-    """torch.cuda.FloatStorage(3): a typed storage of the target."""
+    """Let torch.cuda.FloatStorage(3) create a typed storage on the target."""
 
     def build(*args: Any, **kwargs: Any) -> Any:
         record.hit(rule, args, kwargs)
@@ -310,7 +310,7 @@ def _make_storage(rule: Rule, original: Any, session: Session) -> Any:
 
 def _streams() -> Iterator[Rule]:
     virtual = streams
-    own = "the target's; on cpu and mps order in name only"
+    own = "the target's; on cpu and mps a stream without effect"
     for name in ("Stream", "Event", "StreamContext"):
         yield _rule(name, "adapted", _native_class(name, getattr(virtual, name)), own)
     for name in ("current_stream", "set_stream", "stream"):
@@ -325,10 +325,10 @@ def _default_stream(session: Session) -> Callable[..., Any]:
     current = session.target.native("current_stream")
     if current is None:
         return streams.default_stream
-    ask, make = adapt(current, session), torch.Stream  # not yet replaced: its rule comes after this one
+    ask, make = adapt(current, session), torch.Stream  # still the original: its rule comes later
 
     def default_stream(device: Any = None) -> Any:
-        """Number 0 of the device, as every backend counts."""
+        """Return stream 0 of the device, the default in every backend."""
         now = ask(device)
         return make(stream_id=0, device_index=now.device_index, device_type=now.device_type)
 
@@ -353,7 +353,7 @@ def _native_class(name: str, virtual: Any) -> Maker:
             return found(*args, **kwargs)
 
         made = classes.replace_class(rule, original, build, (found,))
-        # What is asked of the class itself; the original would answer with CUDA's.
+        # Class methods; the original would answer for CUDA.
         for asked in CLASS_QUESTIONS:
             if hasattr(found, asked):
                 setattr(made, asked, staticmethod(getattr(found, asked)))
@@ -374,20 +374,18 @@ def _graphs() -> Iterator[Rule]:
 
         return make
 
-    yield _rule(
-        "CUDAGraph", "refused", of("CUDAGraph"), "capture and replay are an error where the target has no graphs"
-    )
-    yield _rule("graph", "refused", of("graph"), "an error where the target has no graphs")
+    yield _rule("CUDAGraph", "refused", of("CUDAGraph"), "capture and replay raise if the target has no graphs")
+    yield _rule("graph", "refused", of("graph"), "raises if the target has no graphs")
     graphed = native_or("make_graphed_callables", lambda session: streams.make_graphed_callables)
-    yield _rule("make_graphed_callables", "adapted", graphed, "the callables as they are: they compute the same")
+    yield _rule("make_graphed_callables", "adapted", graphed, "the unchanged callables, which compute the same")
     no = native_or("is_current_stream_capturing", lambda session: lambda: False)
-    yield _rule("is_current_stream_capturing", "exact", no, "the target's; else no")
+    yield _rule("is_current_stream_capturing", "exact", no, "the target's answer, else False")
     handle = native_or("graph_pool_handle", lambda session: lambda: (0, 1))
-    yield _rule("graph_pool_handle", "adapted", handle, "a handle nothing uses")
+    yield _rule("graph_pool_handle", "adapted", handle, "an unused handle")
 
 
 def _measuring() -> Iterator[Rule]:
-    nothing = "nothing: there is no CUDA profiler to tell"
+    nothing = "no effect: there is no CUDA profiler"
     for name in ("mark", "range_push", "range_pop", "range_start", "range_end"):
         yield _rule(f"nvtx.{name}", "ignored", ignores(0), nothing)
     yield _rule("nvtx.range", "ignored", answers(lambda session: cudart.no_op_context), nothing)
@@ -401,7 +399,7 @@ def _measuring() -> Iterator[Rule]:
         "write_file_on_exit dynamic_dims_mask"
     ).split():
         if hasattr(torch.cuda.tunable, name):
-            yield _rule(f"tunable.{name}", "ignored", ignores(), "nothing: there is nothing of CUDA to tune")
+            yield _rule(f"tunable.{name}", "ignored", ignores(), "no effect: there is no CUDA kernel to tune")
     for name, value in (
         ("is_enabled", False), ("record_untuned_is_enabled", False), ("tuning_is_enabled", False),
         ("wildcard_fallback_is_enabled", False), ("get_filename", ""), ("get_max_tuning_duration", 0),
@@ -409,13 +407,13 @@ def _measuring() -> Iterator[Rule]:
         ("get_cublaslt_requested_algo_count", 0),
     ):  # fmt: skip
         if hasattr(torch.cuda.tunable, name):
-            yield _rule(f"tunable.{name}", "ignored", ignores(value), "as if tuning had never been on")
-    yield _rule("nccl.version", "adapted", answers(lambda session: lambda: (2, 21, 5)), "a version that has everything")
+            yield _rule(f"tunable.{name}", "ignored", ignores(value), "as if tuning were off")
+    yield _rule("nccl.version", "adapted", answers(lambda session: lambda: (2, 21, 5)), "a version with all features")
 
 
 def _refused() -> Iterator[Rule]:
-    """What stands for CUDA itself: pointers, kernels, drivers."""
-    advice = "it hands out CUDA memory or CUDA's own objects; leave it out on this device"
+    """Yield rules for direct access to CUDA: pointers, kernels, drivers."""
+    advice = "it returns CUDA memory or CUDA objects; skip it on this device"
     names = (
         "CUDAPluggableAllocator ExternalStream GreenContext caching_allocator_alloc caching_allocator_delete "
         "change_current_allocator get_stream_from_external nccl.all_gather nccl.all_reduce nccl.broadcast "

@@ -1,4 +1,4 @@
-"""Data loading and optimizers: what they ask of a device that the target does not have."""
+"""Data loading and optimizers: pinned memory and capturable steps, which the target may not have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sightline.migrate.targets import HOST_MEMORY
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
-UNCAPTURED = "capturable=False: there is no graph that could capture a step"
+UNCAPTURED = "capturable=False: the target has no graphs to capture a step"
 
 
 def rules() -> list[Rule]:
@@ -31,14 +31,14 @@ def rules() -> list[Rule]:
 
 
 def setup(session: Session) -> None:
-    """Every optimizer, of torch or derived from torch's."""
+    """Clear `capturable` before each step of every optimizer derived from torch's."""
     lazy_mode.setup(session)
     if session.target.name not in HOST_MEMORY:
         return
     rule = Rule("torch.optim.Optimizer.step", "adapted", lambda rule, original, session: original, UNCAPTURED)
 
     def before_step(optimizer: Any, *_: Any) -> None:
-        # A group may have been changed since it was added; a compiler decides by itself what it captures.
+        # A group may have changed since it was added. Compiled code decides by itself what to capture.
         if not is_dynamo_compiling():
             _without_capture(rule, optimizer.param_groups)
 
@@ -92,4 +92,4 @@ def _without_capture(rule: Rule, groups: list[dict[str, Any]]) -> None:
             record.hit(rule, (), {"capturable": True})
             group["capturable"] = False
             if isinstance(group.get("lr"), torch.Tensor) and group.get("foreach"):
-                group["foreach"] = False  # many tensors at once take a learning rate in a tensor only if captured
+                group["foreach"] = False  # foreach takes a tensor as learning rate only if capturable

@@ -1,6 +1,6 @@
 """Process groups, device meshes, data parallelism, spawned processes and batch norm over several ranks.
 
-The backend of the target takes the place of nccl; a script that asks which one it has hears the name it gave.
+The target's backend replaces nccl; a script that asks for the backend gets the name it passed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from sightline.migrate.targets import Target
 
 WITHOUT_INDEX = ("cpu", "mps", "hpu")
-"""targets of which a process has one device: an index says nothing, and DistributedDataParallel refuses it"""
+"""targets with one device per process: an index has no meaning, and DistributedDataParallel rejects it"""
 
 _asked: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""backend that the script named, per process group"""
+"""backend that the script asked for, per process group"""
 
 
 def rules() -> list[Rule]:
@@ -55,21 +55,21 @@ def setup(session: Session) -> None:
 
 
 def _groups() -> Iterator[Rule]:
-    named = "the backend of the target instead of nccl"
+    named = "the target's backend instead of nccl"
     for owner in ("torch.distributed", "torch.distributed.distributed_c10d"):
         yield Rule(f"{owner}.init_process_group", "exact", dressed(_make_init), named)
         yield Rule(f"{owner}.new_group", "exact", dressed(_make_new_group), named)
-        yield Rule(f"{owner}.get_backend", "exact", dressed(_make_get_backend), "the name that the script gave")
-        yield Rule(f"{owner}.get_backend_config", "exact", dressed(_make_get_backend), "the names that the script gave")
-        yield Rule(f"{owner}.is_nccl_available", "exact", dressed(_make_is_nccl_available), "yes")
-        yield Rule(f"{owner}.is_backend_available", "exact", dressed(_make_is_backend_available), "yes for nccl")
-        yield Rule(f"{owner}.barrier", "ignored", dressed(_make_barrier), "waits without the index")
+        yield Rule(f"{owner}.get_backend", "exact", dressed(_make_get_backend), "the name the script passed")
+        yield Rule(f"{owner}.get_backend_config", "exact", dressed(_make_get_backend), "the names the script passed")
+        yield Rule(f"{owner}.is_nccl_available", "exact", dressed(_make_is_nccl_available), "True")
+        yield Rule(f"{owner}.is_backend_available", "exact", dressed(_make_is_backend_available), "True for nccl")
+        yield Rule(f"{owner}.barrier", "ignored", dressed(_make_barrier), "waits without device_ids")
         for name in ("broadcast_object_list", "send_object_list", "recv_object_list"):
-            yield Rule(f"{owner}.{name}", "exact", maps(position=3), "sent by way of the target")
+            yield Rule(f"{owner}.{name}", "exact", maps(position=3), "sent through the target")
 
 
 def backend_of(wanted: str, target: Target) -> str:
-    """What a backend, or a list such as cpu:gloo,cuda:nccl, is called on the target."""
+    """Return the target's name for a backend, or for a list such as cpu:gloo,cuda:nccl."""
     text = wanted.lower()
     if text == "nccl":
         return target.collective
@@ -79,13 +79,13 @@ def backend_of(wanted: str, target: Target) -> str:
     there = {device: name for device, _, name in parts if device != "cuda"}
     for device, _, name in parts:
         if device == "cuda":
-            # Where the host is the target, what the script named for the host is used.
+            # If the target is the host, keep the script's backend for the host.
             there.setdefault(target.name, target.collective if name == "nccl" else name)
     return ",".join(f"{device}:{name}" for device, name in there.items())
 
 
 def _with_backend(rule: Rule, original: Any, session: Session, keep: Callable[[str, Any], None]) -> Any:
-    """A wrapper that maps `backend`, and `device_id` with it; keep(wanted, result) sees what the script named."""
+    """Wrap a function to map `backend` and `device_id`; keep(wanted, result) receives the script's backend."""
     signature = inspect.signature(original)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -97,7 +97,7 @@ def _with_backend(rule: Rule, original: Any, session: Session, keep: Callable[[s
             given["backend"] = there
             changes.append(f"backend {there}")
             if given.pop("pg_options", None) is not None:
-                changes.append("without the options of another backend")
+                changes.append("without the options for another backend")
             _load_backend(there)
         device = given.get("device_id")
         if device is not None and (place := _place(device, session)) is not device:
@@ -114,7 +114,7 @@ def _with_backend(rule: Rule, original: Any, session: Session, keep: Callable[[s
 
 
 def _place(device: Any, session: Session) -> Any:
-    """A `device_id` for the target; None where it has no indices that a group could be bound to."""
+    """Return a `device_id` for the target, or None if the target has no indices to bind a group to."""
     there = session.devices.get(device)
     if there is device:
         return device
@@ -122,9 +122,9 @@ def _place(device: Any, session: Session) -> Any:
 
 
 def _load_backend(name: str) -> None:
-    """Gaudi's collectives register themselves when their module is imported; scripts for CUDA do not import it."""
+    """Import Gaudi's collectives, which register on import; scripts written for CUDA do not import them."""
     if name == "hccl" and name not in dist.Backend.backend_list:
-        # Missing on npu, which calls its own backend hccl too, and registers it by itself.
+        # Missing on npu, whose own backend is also called hccl and registers itself.
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module("habana_frameworks.torch.distributed.hccl")
 
@@ -133,16 +133,19 @@ def _make_init(rule: Rule, original: Any, session: Session) -> Any:
     def keep(wanted: str, _: Any) -> None:
         if dist.group.WORLD is not None:
             _asked[dist.group.WORLD] = wanted
-            atexit.unregister(_let_go)  # once is enough
-            atexit.register(_let_go)
+            atexit.unregister(_wait_for_gloo)  # once is enough
+            atexit.register(_wait_for_gloo)
 
-    session.undo.on_undo(lambda: atexit.unregister(_let_go))
+    session.undo.on_undo(lambda: atexit.unregister(_wait_for_gloo))
     return _with_backend(rule, original, session, keep)
 
 
-def _let_go() -> None:
-    """gloo's threads may still hold the tensors of the last collective, as nccl's do not, and need the interpreter to
-    drop them: once that is ending, the process aborts."""
+def _wait_for_gloo() -> None:
+    """Wait for gloo's threads at exit.
+
+    Unlike nccl's, they may still hold tensors of the last collective. Freeing those needs the interpreter; once it
+    shuts down, the process aborts.
+    """
     time.sleep(0.1)
 
 
@@ -158,14 +161,14 @@ def _make_get_backend(rule: Rule, original: Any, session: Session) -> Any:
     is_config = rule.name.endswith("_config")
 
     def get_backend(group: Any = None) -> Any:
-        real = original(group)  # first, for its errors
+        real = original(group)  # called first, for its errors
         if is_dynamo_compiling():
             return real
         if zones.zone() != zones.SCRIPT:
             record.truth(rule)
             return real
         world = dist.group.WORLD
-        # A group made without a name, by a mesh too, has the backend of the whole world.
+        # A group created without a backend, also by a mesh, has the world's.
         asked = _asked.get(group if group is not None else world) or _asked.get(world)
         if asked is None:
             return real
@@ -235,7 +238,7 @@ def _meshes() -> Iterator[Rule]:
 
 
 def _make_fsdp(rule: Rule, original: Any, session: Session) -> Any:
-    """Without a device_id it looks for an accelerator, and on the CPU refuses to start."""
+    """Set device_id on the CPU: without one, FSDP looks for an accelerator and fails."""
     return _with_device(rule, original, session, "device_id", torch.device("cpu") if session.target.is_cpu else None)
 
 
@@ -244,7 +247,7 @@ def _make_stage(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _with_device(rule: Rule, original: Any, session: Session, name: str, default: torch.device | None) -> Any:
-    """A constructor that takes a torch.device by that name, or an index."""
+    """Wrap a constructor to map its device argument `name`: a torch.device or an index."""
     signature = inspect.signature(original)
 
     def __init__(*args: Any, **kwargs: Any) -> None:
@@ -261,7 +264,7 @@ def _with_device(rule: Rule, original: Any, session: Session, name: str, default
 
 
 def _accept_host_states(session: Session) -> None:
-    """FullyShardedDataParallel(sync_module_states=True) sends from host memory as well; only its check refuses to."""
+    """Disable the check in FullyShardedDataParallel(sync_module_states=True): sending from host memory works."""
     states, name = sys.modules.get("torch.distributed.fsdp._init_utils"), "_check_module_states_for_sync_module_states"
     if states is not None and hasattr(states, name):
         session.undo.set(states, name, lambda module_states: None)
@@ -275,7 +278,7 @@ def _parallel() -> Iterator[Rule]:
         "torch.nn.parallel.DistributedDataParallel.__init__",
         "exact",
         dressed(_make_ddp),
-        "device_ids and output_device are those of the target; None where a process has one device",
+        "device_ids and output_device mapped to the target; None if a process has one device",
     )
     one = "a plain call: the target is one device"
     yield Rule("torch.nn.DataParallel.__init__", "adapted", dressed(_make_data_parallel), one)
@@ -301,13 +304,13 @@ def _make_ddp(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_data_parallel(rule: Rule, original: Any, session: Session) -> Any:
-    """On every target: torch does the same where it sees no device, and else scatters to CUDA devices only."""
+    """Use one device on every target: torch itself scatters to CUDA devices only."""
 
     def __init__(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
         record.hit(rule, (module,), {"device_ids": device_ids})
         torch.nn.Module.__init__(self)
         self.module = module
-        self.device_ids = []  # what forward() looks at
+        self.device_ids = []  # read by forward()
         self.output_device = None
         self.dim = dim
 
@@ -315,7 +318,7 @@ def _make_data_parallel(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_data_parallel_call(rule: Rule, original: Any, session: Session) -> Any:
-    """On every target: torch's own scatters to CUDA devices only."""
+    """Call the module directly on every target: torch's own function scatters to CUDA devices only."""
 
     def data_parallel(
         module: Any,
@@ -337,7 +340,7 @@ def _make_data_parallel_call(rule: Rule, original: Any, session: Session) -> Any
 
 def _spawning() -> Iterator[Rule]:
     for name in ("spawn", "start_processes"):
-        what = "the children see as many devices as there are of them"
+        what = "each child process sees one device per child"
         yield Rule(f"torch.multiprocessing.{name}", "adapted", dressed(_make_spawn), what, targets=("cpu",))
 
 
@@ -367,12 +370,12 @@ def _make_spawn(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _batch_norm() -> Iterator[Rule]:
-    """The class stays torch's, so that isinstance, state dicts and conversion are what the script expects."""
+    """Replace methods only: the class stays torch's, so isinstance, state dicts and conversion work."""
     yield Rule(
         "torch.nn.SyncBatchNorm.forward",
         "exact",
         dressed(_make_sync_forward),
-        "statistics over all ranks by the collectives of the target",
+        "statistics over all ranks with the target's collectives",
         targets=HOST_MEMORY,
     )
     handle = "_passing_sync_batchnorm_handle"
@@ -381,7 +384,7 @@ def _batch_norm() -> Iterator[Rule]:
             f"torch.nn.parallel.DistributedDataParallel.{handle}",
             "exact",
             dressed(_make_accepts_sync),
-            "batch norm over all ranks is accepted on the target",
+            "accepts batch norm over all ranks on the target",
             targets=HOST_MEMORY,
         )
 
@@ -400,7 +403,7 @@ def _make_sync_forward(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _group_of(layer: Any) -> Any:
-    """The ranks a layer shares its statistics with, or None if it has none to share them with."""
+    """Return the process group that shares a layer's statistics, or None if there is only one rank."""
     if not dist.is_initialized():
         return None
     group = layer.process_group or dist.group.WORLD
@@ -409,6 +412,6 @@ def _group_of(layer: Any) -> Any:
 
 def _make_accepts_sync(rule: Rule, original: Any, session: Session) -> Any:
     def accept(self: Any, module: Any) -> None:
-        """The original's only check is that the module is not on the CPU."""
+        """Skip the original check, which only rejects modules on the CPU."""
 
     return accept

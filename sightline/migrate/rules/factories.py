@@ -1,4 +1,4 @@
-"""Functions that make tensors: zeros, empty, tensor, *_like, new_*, windows, fft frequencies."""
+"""Functions that create tensors: zeros, empty, tensor, *_like, new_*, windows, fft frequencies."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ OF_TENSORS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros
 
 def rules() -> list[Rule]:
     names = [f"torch.{name}" for name in FACTORIES] + [f"torch.Tensor.{name}" for name in OF_TENSORS]
-    return [Rule(name, "exact", dressed(make_factory), "made on the target") for name in names]
+    return [Rule(name, "exact", dressed(make_factory), "created on the target") for name in names]
 
 
 def make_factory(rule: Rule, original: Any, session: Session) -> Any:
-    """The device is looked up in a dict; nothing else is done unless an option or the target asks for it."""
+    """Wrap a factory: look up the device in a dict; do more only if an option or the target needs it."""
     table, slow = session.devices.table, session.devices.get
     converts = session.options.fp16_to_bf16
     unpins = session.target.name in HOST_MEMORY
@@ -52,7 +52,7 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
             if unpins and kwargs.get("pin_memory"):
                 kwargs["pin_memory"] = False
                 if not is_dynamo_compiling():
-                    record.hit(rule, args, {"pin_memory": True}, "not pinned: host memory is the device's own")
+                    record.hit(rule, args, {"pin_memory": True}, "not pinned: the target uses host memory")
             if converts and kwargs.get("dtype") is torch.float16 and converts_here():
                 kwargs["dtype"] = torch.bfloat16
                 if not is_dynamo_compiling():
@@ -68,5 +68,5 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def converts_here() -> bool:
-    """Whether a request for float16 may become bfloat16: not in the tables of compilers and kernels."""
+    """Return True if a request for float16 may become bfloat16: not inside compilers and kernels."""
     return is_dynamo_compiling() or zones.zone() != zones.MACHINERY

@@ -1,4 +1,4 @@
-"""TorchScript: programs name their device inside; after scripting or loading, CUDA's is replaced by the target's."""
+"""TorchScript: programs contain device names; replace CUDA's by the target's after scripting or loading."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sightline.migrate.rules.table import Rule, dressed
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
-FROZEN = "frozen only: torch cannot load again what it makes of a program for a CPU, unlike for a GPU"
-# Spliced in behind every device that is known only when the program runs; by whether the target is the CPU, where an
-# index means nothing. In TorchScript torch.device("xpu", 1) is xpu:0, whence the text.
+FROZEN = "only freezes: torch cannot reload a program optimized for a CPU"
+# Inserted after every device that is known only at run time; keyed by whether the target is the CPU, where an index has
+# no meaning. The device is built from text, since torch.device("xpu", 1) is xpu:0 in TorchScript.
 MAPPING = {
     True: """
 def there(device: Device) -> Device:
@@ -45,27 +45,27 @@ def there_if_any(device: Optional[Device]) -> Optional[Device]:
     return device
 """
 DEVICE_TYPES = ("Device", "Device?", "Optional[Device]")
-MARK = "migrated_device"  # what the value behind it is called: a graph that has one is done
+MARK = "migrated_device"  # name of each mapped value: a graph that contains it is done
 DECIDED = ("prim::Constant", "prim::device", "prim::If", "prim::Loop", "prim::unchecked_cast", "prim::Uninitialized")
-"""nodes whose device needs no mapping: replaced in place, of a tensor that is there, of a value mapped before, or of a
-branch that is left before anybody reads it"""
+"""nodes whose device needs no mapping: replaced in place, read from an existing tensor, already mapped, or in a branch
+that ends before the value is read"""
 
 
 def rules() -> list[Rule]:
     return [
-        Rule("torch.jit.script", "adapted", dressed(_make_script), "devices inside the program are the target's"),
-        Rule("torch.jit.load", "adapted", dressed(_make_load), "loaded to the target, devices inside too"),
+        Rule("torch.jit.script", "adapted", dressed(_make_script), "devices inside are mapped to the target"),
+        Rule("torch.jit.load", "adapted", dressed(_make_load), "loaded to the target, devices inside are mapped"),
         Rule("torch.jit.optimize_for_inference", "adapted", dressed(_make_optimize), FROZEN, targets=("cpu",)),
     ]
 
 
 def _make_script(rule: Rule, original: Any, session: Session) -> Any:
     def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
-        # torch may hold a plan made of the old graph, if another program has called this function: compiled anew.
+        # If another program called this function, torch may hold a plan for the old graph: compile again.
         known = _state._try_get_jit_cached_function(obj) if inspect.isfunction(obj) else None
         if known is not None and _names_cuda(known.graph, known.inlined_graph):
             del _state._jit_caching_layer[obj]
-        # One frame more than torch counts: names are looked up where the caller stands.
+        # One more frame than torch counts: names are resolved in the caller's scope.
         made = original(obj, optimize, _frames_up + 1, *args, **kwargs)
         if map_devices(made, session):
             record.hit(rule, (obj,))
@@ -85,7 +85,7 @@ def _make_optimize(rule: Rule, original: Any, session: Session) -> Any:
 def _make_load(rule: Rule, original: Any, session: Session) -> Any:
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         there = session.devices.get(map_location)
-        if there is None and session.target.is_cpu:  # a program saved on a GPU wants its weights there
+        if there is None and session.target.is_cpu:  # a program saved on a GPU loads its weights there
             there = "cpu"
         made = original(f, there, *args, **kwargs)
         if map_devices(made, session) or there is not map_location:
@@ -96,7 +96,7 @@ def _make_load(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def map_devices(program: Any, session: Session) -> bool:
-    """Maps CUDA devices in all graphs of a function or module to the target's; whether anything had to be."""
+    """Map CUDA devices in all graphs of a function or module to the target's; return True if there were any."""
     graphs = []
     if isinstance(program, torch.jit.ScriptFunction):
         graphs.append((program.graph, program.inlined_graph))
@@ -107,7 +107,7 @@ def map_devices(program: Any, session: Session) -> bool:
             graphs += [(method.graph, method.inlined_graph) for method in methods]
     found = [graph for graph, whole in graphs if _names_cuda(graph, whole)]
     for graph in found:
-        torch._C._jit_pass_inline(graph)  # functions called inside have graphs of their own
+        torch._C._jit_pass_inline(graph)  # called functions have graphs of their own
         _map_constants(graph, session)
         _map_values(graph, session)
     return bool(found)
@@ -121,7 +121,7 @@ def _names_cuda(graph: Any, whole: Any) -> bool:
 
 
 def _undecided(graph: Any) -> list[tuple[Any, Any]]:
-    """(value, where what follows it begins) of devices of which only the run will tell which they are."""
+    """Return (value, next node) for every device that is known only at run time."""
     first = next(iter(graph.nodes()), graph.block())
     inputs = [(value, first) for value in graph.inputs() if _is_device(value)]
     return [*inputs, *_made_in(graph.block())]

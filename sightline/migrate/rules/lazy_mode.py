@@ -1,6 +1,7 @@
-"""Gaudi's lazy mode collects operations until a step mark; here marks come after each backward and optimizer step.
+"""Gaudi's lazy mode: add a step mark after each backward pass and each optimizer step.
 
-So that a script written for CUDA, which knows of no marks, runs unmodified with PT_HPU_LAZY_MODE=1.
+Lazy mode collects operations until a step mark. Scripts written for CUDA have no marks; these rules let them run
+unmodified with PT_HPU_LAZY_MODE=1.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
 CORE = "habana_frameworks.torch.core"
-_MARKED = "a step mark after it: lazy mode"
+_MARKED = "followed by a step mark, for lazy mode"
 
 
 def is_on() -> bool:
@@ -32,7 +33,7 @@ def rules() -> list[Rule]:
 
 
 def setup(session: Session) -> None:
-    """Every optimizer, of torch or derived from torch's."""
+    """Mark steps of every optimizer derived from torch's."""
     if session.target.name != "hpu" or not is_on():
         return
     mark = _mark_step()

@@ -1,4 +1,4 @@
-"""Where things are put without being told each time: torch.load, generators, the default device and tensor type."""
+"""Implicit placement: torch.load, generators, the default device and the default tensor type."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from sightline.migrate.virtual import classes
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
-PRIORITY = 17  # torch's own reader of CUDA storages has 20, and the first to answer wins
+PRIORITY = 17  # torch's own reader of CUDA storages has 20; the lowest number wins
 
 
 def rules() -> list[Rule]:
-    of_target = "the target's"
+    of_target = "on the target"
     return [
         Rule("torch.Generator", "exact", classes.generator, of_target),
         Rule("torch.utils._device.DeviceContext.__init__", "exact", dressed(_make_context), of_target),
         Rule("torch.get_default_device", "adapted", dressed(_make_get_default), "shown as cuda"),
-        Rule("torch.set_default_tensor_type", "adapted", dressed(_make_tensor_type), "its dtype, and the target"),
+        Rule("torch.set_default_tensor_type", "adapted", dressed(_make_tensor_type), "its dtype, on the target"),
         LOAD,
     ]
 
 
 def _make_load(rule: Rule, original: Any, session: Session) -> Any:
-    """Files written on the target carry its own name; a map_location that speaks of cuda must fit them too."""
+    """Let a map_location that names cuda also match files written on the target, which carry its name."""
     if session.target.is_cpu:
         return original
     get, name = session.devices.get, session.target.name
@@ -51,14 +51,14 @@ def _make_load(rule: Rule, original: Any, session: Session) -> Any:
     return patching.dress(load, original, rule.name)
 
 
-LOAD = Rule("torch.load", "exact", _make_load, "storages tagged cuda go to the target")
+LOAD = Rule("torch.load", "exact", _make_load, "storages tagged cuda are loaded to the target")
 
 
 def setup(session: Session) -> None:
-    """torch.load in all its forms asks a list of readers for every storage; ours takes those tagged cuda.
+    """Register a reader for storages tagged cuda; torch.load asks its readers for every storage.
 
-    That covers map_location as a string, a device or a dict, and checkpoints of a GPU read without one. A function as
-    map_location calls storage.cuda(), which is mapped by itself.
+    This covers map_location as a string, a device or a dict, and GPU checkpoints loaded without one. A function as
+    map_location calls storage.cuda(), which has its own rule.
     """
 
     def tag(storage: Any) -> None:
@@ -77,7 +77,7 @@ def setup(session: Session) -> None:
 
 
 def _make_context(rule: Rule, original: Any, session: Session) -> Any:
-    """set_default_device and `with torch.device("cuda"):`, which C++ enters through this class."""
+    """Map the device of set_default_device and `with torch.device("cuda"):`; C++ enters both through this class."""
 
     def __init__(self: Any, device: Any) -> None:
         there = session.devices.get(device)

@@ -1,4 +1,4 @@
-"""The few ways in which a name is replaced. Families combine them; each gives a Maker for a Rule."""
+"""The few ways to replace a name; each function returns a Maker for a Rule."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
 Build = Callable[["Session"], Callable[..., Any]]
-"""made once per activation: session -> the function that takes the original's place"""
+"""session -> the replacement function; called once per activation"""
 
 
 def answers(build: Build) -> Maker:
-    """A question: the script gets our answer, torch and machinery the truth.
+    """Answer a question: the script gets our answer, torch and machinery the real one.
 
-    While dynamo traces (is_dynamo_compiling; not is_compiling, which is also true while dynamo's own code runs) there
-    are no frames to look at, and what is traced is the script.
+    While dynamo traces there are no frames to inspect, and the traced code is the script. The check is
+    is_dynamo_compiling, since is_compiling is also true while dynamo's own code runs.
     """
 
     def make(rule: Rule, original: Any, session: Session) -> Any:
@@ -46,14 +46,14 @@ def answers(build: Build) -> Maker:
 
 
 def ignores(result: Any = None) -> Maker:
-    """A call that is harmless without; torch itself still reaches the original."""
+    """Skip a harmless call; torch itself still reaches the original."""
     return answers(lambda session: lambda *args, **kwargs: result)
 
 
 def maps(*names: str, position: int | None = None) -> Maker:
-    """Devices in keyword arguments `names` (default: device), and in one positional argument, become the target's.
+    """Map devices in keyword arguments `names` (default: device), and in one positional argument, to the target's.
 
-    For every caller: with no CUDA device, a request for one can only mean the target.
+    Applies to every caller: without a CUDA device, a request for one can only mean the target.
     """
     keywords = names or ("device",)
 
@@ -86,7 +86,7 @@ def maps(*names: str, position: int | None = None) -> Maker:
 
 
 def refuses(advice: str) -> Maker:
-    """Cannot be honoured: told with the script's line, then passed on; an error where --strict is given."""
+    """Refuse a call: print it with the script's line, then pass it on; raise with --strict."""
 
     def make(rule: Rule, original: Any, session: Session) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ def refuses(advice: str) -> Maker:
                 refuse(rule, session, advice, args, kwargs)
             return original(*args, **kwargs)
 
-        if isinstance(original, type):  # scripts may derive from it, or test with isinstance
+        if isinstance(original, type):  # scripts may derive from it or test with isinstance
             return replace_class(rule, original, wrapper)
         return patching.dress(wrapper, original, rule.name)
 
@@ -102,7 +102,7 @@ def refuses(advice: str) -> Maker:
 
 
 def refuse(rule: Rule, session: Session, advice: str, args: Any = (), kwargs: Any = None) -> None:
-    """One clear line that names the script's file and line; raises it in strict mode."""
+    """Print one line with the script's file and line; raise it with --strict."""
     site = zones.user_site(zones.caller())
     text = f"{site}: {rule.name} cannot run on {session.target.name}; {advice}"
     is_new = (zones.caller().f_code.co_filename, zones.caller().f_lineno, rule) not in record.counts

@@ -1,6 +1,6 @@
-"""Data parallelism by hand: copies, parts and sums of tensors among devices, which torch has for CUDA alone.
+"""Manual data parallelism: broadcast, scatter, gather and sum tensors over devices, which torch offers for CUDA only.
 
-torch.nn.parallel.replicate, scatter and gather stay torch's own; what they are built of is replaced.
+torch.nn.parallel.replicate, scatter and gather stay torch's own; the functions that they call are replaced.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.cuda.comm  # else it would take over our functions when a script imports it, and keep them
+import torch.cuda.comm  # imported now: later it would copy our functions and keep them
 from torch import Tensor
 from torch._utils import _handle_complex
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 COMM = "broadcast broadcast_coalesced reduce_add reduce_add_coalesced scatter gather".split()
 PARTS = "Broadcast ReduceAddCoalesced Scatter Gather".split()
-BY_MOVES = "by moves between the devices of the target; on cpu they are one"
-IN_TURN = "one module after the other: the target is one device"
+BY_MOVES = "copies between the target's devices; on cpu there is one"
+IN_TURN = "runs one module after the other: the target is one device"
 
 
 def rules() -> list[Rule]:
@@ -40,7 +40,7 @@ def _comm() -> Iterator[Rule]:
 
 
 def _functions() -> Iterator[Rule]:
-    """Private, but libraries derive their own data parallelism from them."""
+    """Yield rules for private classes: libraries build their own data parallelism on them."""
     for name in PARTS:
         yield Rule(f"torch.nn.parallel._functions.{name}", "adapted", _make_function, BY_MOVES)
     for name in ("Scatter", "Gather"):
@@ -50,19 +50,19 @@ def _functions() -> Iterator[Rule]:
 def _public() -> Iterator[Rule]:
     for name in ("replicate", "scatter", "gather"):
         yield Rule(f"torch.nn.parallel.{name}", "adapted", dressed(_make_mapped), BY_MOVES)
-    for name in ("parallel_apply", "parallel_apply.parallel_apply"):  # the package's name, and its module's
+    for name in ("parallel_apply", "parallel_apply.parallel_apply"):  # as named in the package and in its module
         yield Rule(f"torch.nn.parallel.{name}", "adapted", dressed(_make_parallel_apply), IN_TURN, targets=HOST_MEMORY)
 
 
 def _make_comm(rule: Rule, original: Any, session: Session) -> Any:
-    """For every caller: torch's own has no meaning without CUDA."""
+    """Replace the function for every caller: torch's own needs CUDA."""
     name = rule.name.rpartition(".")[2]
-    function = getattr(Between(session), name)
+    function = getattr(DeviceComm(session), name)
 
     def wrapper(first: Any, *args: Any, **kwargs: Any) -> Any:
         if zones.zone() == zones.SCRIPT:
             record.hit(rule, (first, *args), kwargs)
-        # As torch does: those who call it make them complex again.
+        # As torch does: callers convert back to complex.
         if not name.startswith("reduce"):
             first = _handle_complex(first) if isinstance(first, Tensor) else [_handle_complex(each) for each in first]
         return function(first, *args, **kwargs)
@@ -70,14 +70,14 @@ def _make_comm(rule: Rule, original: Any, session: Session) -> Any:
     return wrapper
 
 
-class Between:
-    """torch.cuda.comm for the devices of a target; all of it can be differentiated, which torch's functions need."""
+class DeviceComm:
+    """torch.cuda.comm for a target's devices; differentiable, as torch's autograd functions need it."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
 
     def there(self, device: Any) -> Any:
-        """The target's device of an index, a CUDA device or None, the current one."""
+        """Return the target's device for an index, a CUDA device or None (the current one)."""
         return self.session.devices.get(self.session.runtime.current_device() if device is None else device)
 
     def broadcast(self, tensor: Tensor, devices: Any = None, *, out: Any = None) -> tuple[Tensor, ...]:
@@ -88,7 +88,7 @@ class Between:
         return tuple(self._copy(tensor, device, at) for at, device in enumerate(devices))
 
     def _copy(self, tensor: Tensor, device: Any, at: int) -> Tensor:
-        """As in CUDA the first one is the tensor itself where it is there already; others have memory of their own."""
+        """Copy to a device; as in CUDA the first result may be the tensor itself, others have their own memory."""
         moved = MOVE(tensor, self.there(device))
         return moved.clone() if moved is tensor and at else moved
 
@@ -115,7 +115,7 @@ class Between:
     ) -> tuple[Tensor, ...]:  # fmt: skip
         if out is not None:
             if devices is not None or chunk_sizes is not None:
-                raise RuntimeError(f"with 'out' neither devices={devices} nor chunk_sizes={chunk_sizes} may be given")
+                raise RuntimeError(f"'out' cannot be combined with devices={devices} or chunk_sizes={chunk_sizes}")
             parts = tensor.split([each.shape[dim] for each in out], dim)
             return tuple(each.copy_(part) for each, part in zip(out, parts, strict=True))
         devices = list(devices)
@@ -125,7 +125,7 @@ class Between:
     def gather(self, tensors: Any, dim: int = 0, destination: Any = None, *, out: Any = None) -> Tensor:
         if out is not None:
             if destination is not None:
-                raise RuntimeError(f"with 'out' no destination may be given, but got {destination!r}")
+                raise RuntimeError(f"'out' cannot be combined with destination={destination!r}")
             place = out.device
             return out.copy_(torch.cat([MOVE(each, place) for each in tensors], dim))
         place = "cpu" if destination == -1 else self.there(destination)
@@ -133,25 +133,25 @@ class Between:
 
 
 def _make_function(rule: Rule, original: Any, session: Session) -> Any:
-    """A class in name: scripts call its apply(), with the arguments of the original's forward()."""
-    between = Between(session)
+    """Replace an autograd class: scripts call only apply(), with the arguments of the original's forward()."""
+    comm = DeviceComm(session)
 
     def broadcast(devices: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        # A view where it is the tensor itself: what a replica holds is no parameter, and no leaf.
-        copies = between.broadcast_coalesced([each.view_as(each) for each in tensors], devices)
+        # A view instead of the tensor itself: a replica holds no parameters and no leaves.
+        copies = comm.broadcast_coalesced([each.view_as(each) for each in tensors], devices)
         return tuple(each for copy in copies for each in copy)
 
     def reduce(destination: Any, count: int, *gradients: Tensor) -> tuple[Tensor, ...]:
         groups = [gradients[at : at + count] for at in range(0, len(gradients), count)]
-        return between.reduce_add_coalesced(groups, destination)
+        return comm.reduce_add_coalesced(groups, destination)
 
     def scatter(devices: Any, chunk_sizes: Any, dim: int, tensor: Tensor) -> tuple[Tensor, ...]:
-        return between.scatter(tensor, devices, chunk_sizes, dim)
+        return comm.scatter(tensor, devices, chunk_sizes, dim)
 
     def gather(destination: Any, dim: int, *tensors: Tensor) -> Tensor:
         if dim == 0 and all(each.dim() == 0 for each in tensors):
             tensors = tuple(each.view(1) for each in tensors)  # losses, one per device
-        return between.gather(tensors, dim, destination)
+        return comm.gather(tensors, dim, destination)
 
     found: Any = dict(zip(PARTS, (broadcast, reduce, scatter, gather), strict=True))[original.__name__]
 
@@ -165,7 +165,7 @@ def _make_function(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_mapped(rule: Rule, original: Any, session: Session) -> Any:
-    """torch asks for indices; a plain "cuda" has none. The second parameter is the device, or all of them."""
+    """Map the second parameter, a device or a list of them, to indices: torch needs them, plain "cuda" has none."""
     signature = inspect.signature(original)
     name = list(signature.parameters)[1]
 

@@ -1,4 +1,4 @@
-"""The declarative table: one Rule per replaced name, collected from one file per family, applied by a session."""
+"""The table of rules: one Rule per replaced name, collected from one file per family, applied by a session."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
 Kind = Literal["exact", "adapted", "ignored", "refused"]
-"""exact: the same effect; adapted: an equivalent one; ignored: harmless without; refused: cannot be honoured"""
+"""exact: same effect; adapted: an equivalent; ignored: skipped, harmless; refused: not possible on the target"""
 
 Maker = Callable[["Rule", Any, "Session"], Any]
-"""(rule, original, session) -> what takes its place; the original itself means: nothing to do on this target"""
+"""(rule, original, session) -> replacement; returning the original means no change on this target"""
 
 FAMILIES = (
     "rules.factories",
@@ -41,18 +41,18 @@ FAMILIES = (
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """What happens to one public name."""
+    """The replacement of one public name."""
 
     name: str
     """dotted, as users write it: torch.cuda.is_available, torch.Tensor.cuda, torch.amp.GradScaler.__init__"""
     kind: Kind
     make: Maker
     what: str
-    """what is done instead, in words; it stands in the log and in the scan"""
+    """the effect in words, for the log and the scan"""
     targets: tuple[str, ...] = ()
-    """target names it is for; empty: all"""
+    """names of the targets it applies to; empty: all"""
     module: str = ""
-    """a module that `import torch` does not load: the rule is applied once a script imports it"""
+    """a module that `import torch` does not load: the rule is applied when a script imports it"""
     since: tuple[int, int] = (0, 0)
     """first torch release that has the name"""
     until: tuple[int, int] = (999, 0)
@@ -78,12 +78,12 @@ def families() -> list[ModuleType]:
 
 
 def all_rules() -> list[Rule]:
-    """Every rule of this torch release; one name may have several, for different targets."""
+    """Return every rule for this torch release; a name may have several, for different targets."""
     return [rule for family in families() for rule in family.rules() if rule.fits_torch()]
 
 
 def locate(name: str) -> tuple[Any, str]:
-    """(owner, attribute) of a dotted name: the longest loaded module, then attributes of it."""
+    """Return (owner, attribute) of a dotted name: the longest loaded module, then its attributes."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         owner: Any = sys.modules.get(".".join(parts[:cut]))
@@ -92,11 +92,11 @@ def locate(name: str) -> tuple[Any, str]:
         for part in parts[cut:-1]:
             owner = getattr(owner, part)
         return owner, parts[-1]
-    raise AttributeError(f"{name}: no part of it is a loaded module")
+    raise AttributeError(f"{name}: no prefix of it is a loaded module")
 
 
 def apply(rules: Iterable[Rule], session: Session) -> None:
-    """Replaces every name of the rules that fit the session's target; deferred ones wait for their module."""
+    """Apply the rules that fit the session's target; deferred ones wait for their module."""
     for rule in rules:
         if not rule.fits(session.target.name):
             continue
@@ -107,11 +107,11 @@ def apply(rules: Iterable[Rule], session: Session) -> None:
 
 
 def apply_one(rule: Rule, session: Session) -> None:
-    """One name, and every other name under torch.cuda by which the same object goes."""
+    """Replace one name, and every alias of the same object under torch.cuda."""
     owner, name = locate(rule.name)
     original = getattr(owner, name)
     if isinstance(owner, type):
-        # The raw entry keeps static methods and properties what they are.
+        # The raw entry keeps static methods and properties intact.
         original = next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), original)
     replacement = rule.make(rule, original, session)
     if replacement is original:
@@ -126,11 +126,11 @@ def apply_one(rule: Rule, session: Session) -> None:
 
 
 def rebind(session: Session) -> None:
-    """Late activation: `from torch import zeros`, done before, holds the original; it is given the wrapper instead."""
+    """Replace originals that modules imported before activation, e.g. by `from torch import zeros`."""
     replaced = {id(original): made for original, made in session.replaced}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None) if isinstance(module, ModuleType) else None
-        # In a console there is no file.
+        # A console has no file.
         if zones.is_a_library(file) if file else module is sys.modules["__main__"]:
             for name, value in list(vars(module).items()):
                 if id(value) in replaced and not name.startswith("__"):
@@ -142,7 +142,7 @@ def cuda_modules() -> list[ModuleType]:
 
 
 def dressed(make: Maker) -> Maker:
-    """A maker whose result looks like the original."""
+    """Wrap a maker so that its result looks like the original."""
 
     def make_dressed(rule: Rule, original: Any, session: Session) -> Any:
         made = make(rule, original, session)

@@ -1,4 +1,4 @@
-"""Moves of tensors, modules and storages, and what tensors say about where they are."""
+"""Move tensors, modules and storages, and report their devices."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def rules() -> list[Rule]:
         Rule("torch.Tensor.type", "adapted", dressed(_make_type), "converted and moved to the target"),
         Rule("torch.Tensor.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
         Rule("torch.Tensor.pin_memory", "exact", dressed(_make_pin), "pinned for the target"),
-        Rule("torch.Tensor.is_pinned", "adapted", dressed(_make_is_pinned), "asked without a device"),
+        Rule("torch.Tensor.is_pinned", "adapted", dressed(_make_is_pinned), "called without a device"),
         Rule("torch.Tensor.record_stream", "ignored", dressed(_make_nothing), NO_STREAMS, targets=HOST_MEMORY),
         Rule(f"{FUNCTIONAL}.FunctionalTensor.cuda", "exact", dressed(_make_traced_cuda), moved, module=FUNCTIONAL),
         Rule("torch.nn.Module.to", "exact", maps(position=1), moved),
         Rule("torch.nn.Module.cuda", "exact", dressed(_make_module_cuda), moved),
-        Rule("torch.nn.Module.to_empty", "exact", maps(), "made on the target"),
+        Rule("torch.nn.Module.to_empty", "exact", maps(), "created on the target"),
         Rule("torch.UntypedStorage.to", "exact", maps(), moved),
-        Rule("torch.UntypedStorage.__new__", "exact", _make_storage_new, "made on the target"),
+        Rule("torch.UntypedStorage.__new__", "exact", _make_storage_new, "created on the target"),
         Rule("torch.UntypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
         Rule("torch.TypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
         Rule("torch.set_default_dtype", "adapted", dressed(_make_default_dtype), "bfloat16 instead of float16"),
@@ -52,12 +52,12 @@ def rules() -> list[Rule]:
     ]
 
 
-COPIED = "copied, as it is from a GPU: what a script puts aside must not change with the weights"
-NOT_PINNED = "as it is: host memory is the device's own"
-NO_STREAMS = "nothing: the target has no streams that could free it early"
+COPIED = "copied, as from a GPU: a saved tensor must not change with the weights"
+NOT_PINNED = "unchanged: the target uses host memory"
+NO_STREAMS = "no effect: the target has no streams that could free it early"
 FUNCTIONAL = "torch._subclasses.functional_tensor"
 PLACES = (str, torch.device, int)
-MOVE = torch._C.TensorBase.to  # the original; ours would count the move a second time
+MOVE = torch._C.TensorBase.to  # the original: ours would count the move twice
 
 
 def _make_to(rule: Rule, original: Any, session: Session) -> Any:
@@ -78,7 +78,7 @@ def _make_to(rule: Rule, original: Any, session: Session) -> Any:
                     args = (there, *args[1:])
                 else:
                     kwargs["device"] = there
-            elif is_cpu and device in ("cpu", CPU) and _is_put_aside(self):
+            elif is_cpu and device in ("cpu", CPU) and _needs_copy(self):
                 moved = original(self, *args, **kwargs)
                 if moved is self:
                     record.hit(rule, args, kwargs, COPIED)
@@ -98,15 +98,15 @@ def _make_to(rule: Rule, original: Any, session: Session) -> Any:
 CPU = torch.device("cpu")
 
 
-def _is_put_aside(tensor: torch.Tensor) -> bool:
-    """On a GPU `.cpu()` gives a copy; here only the script's own, and no leaf whose gradient is wanted, is copied."""
+def _needs_copy(tensor: torch.Tensor) -> bool:
+    """Return True if `.cpu()` must copy, as on a GPU: only in the script, and never a tensor that requires grad."""
     return not is_dynamo_compiling() and not tensor.requires_grad and zones.zone() == zones.SCRIPT
 
 
 def _make_cpu(rule: Rule, original: Any, session: Session) -> Any:
     def cpu(self: Any, *args: Any, **kwargs: Any) -> Any:
         moved = original(self, *args, **kwargs)
-        if moved is self and _is_put_aside(self):
+        if moved is self and _needs_copy(self):
             record.hit(rule, (), kwargs)
             return self.clone()
         return moved
@@ -129,7 +129,7 @@ def _make_cuda(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_traced_cuda(rule: Rule, original: Any, session: Session) -> Any:
-    """The tensor of a graph being traced has a method of its own, which asks torch.cuda for the current device."""
+    """Replace the traced tensor's own method, which asks torch.cuda for the current device."""
     slow, name = session.devices.get, session.devices.name
 
     def cuda(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -259,7 +259,7 @@ def _make_default_dtype(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _shown(session: Session, get: Any) -> Any:
-    """(tensor) -> its CUDA index as the script sees it, or None for the truth."""
+    """Return a function: tensor -> CUDA index as the script sees it, or None to report the real device."""
     name, claims = session.target.name, session.options.claim
 
     def index(tensor: Any) -> int | None:
@@ -274,7 +274,7 @@ def _shown(session: Session, get: Any) -> Any:
 
 
 def _shows(what: Callable[[int], Any], real: Callable[[Any], torch.device], needs_claim: bool = False) -> Maker:
-    """A property or method that tells where something is: the script sees `what(index)`, all others the truth."""
+    """Replace a property or method that reports a device: the script sees `what(index)`, others the real one."""
 
     def make(rule: Rule, original: Any, session: Session) -> Any:
         if not session.shows_cuda or (needs_claim and not session.options.claim):
@@ -282,14 +282,14 @@ def _shows(what: Callable[[int], Any], real: Callable[[Any], torch.device], need
         index_of = _shown(session, real)
         is_property = hasattr(type(original), "__set__")
 
-        def told(self: Any) -> Any:
+        def shown(self: Any) -> Any:
             index = index_of(self)
             if index is None:
                 return original.__get__(self) if is_property else original(self)
             record.hit(rule)
             return what(index)
 
-        return property(told, doc=original.__doc__) if is_property else patching.dress(told, original, rule.name)
+        return property(shown, doc=original.__doc__) if is_property else patching.dress(shown, original, rule.name)
 
     return make
 

@@ -1,4 +1,4 @@
-"""What the stand-in for apex is made of: its modules, its layers, and data parallelism by torch's own means.
+"""The stand-in for apex: its modules, its layers, and data parallelism built on torch's own.
 
 Mixed precision is in apex_amp.py, the optimizers are in apex_optimizers.py.
 """
@@ -19,8 +19,8 @@ from sightline.migrate.stand_ins import apex_amp as amp
 from sightline.migrate.stand_ins import apex_optimizers as optimizers
 from sightline.migrate.stand_ins.rules import counted_rules
 
-ADVICE = "install apex, or use torch's own means"
-_KERNELS = "it is a CUDA kernel of apex; scripts that try to import it go on without"
+ADVICE = "install apex, or use torch's own functions"
+_KERNELS = "it is a CUDA kernel of apex; scripts that guard its import continue without it"
 REFUSED = {
     f"apex.{part}": _KERNELS for part in ("contrib", "transformer", "mlp", "fused_dense", "RNN", "reparameterization")
 }
@@ -28,15 +28,15 @@ REFUSED["apex.fp16_utils"] = "use torch.autocast and torch.amp.GradScaler"
 
 
 _NORMALIZATION = counted_rules(
-    "apex.normalization", dict.fromkeys(("FusedLayerNorm", "FusedRMSNorm"), "torch's own, which gives the same")
+    "apex.normalization", dict.fromkeys(("FusedLayerNorm", "FusedRMSNorm"), "torch's own, same result")
 )
 _PARALLEL = counted_rules(
     "apex.parallel",
     {
         "DistributedDataParallel": "torch's own",
-        "Reducer": "averages by torch.distributed",
-        "SyncBatchNorm": "torch's own, with the collectives of the target",
-        "convert_syncbn_model": "torch's own, with the collectives of the target",
+        "Reducer": "averages with torch.distributed",
+        "SyncBatchNorm": "torch's own, with the target's collectives",
+        "convert_syncbn_model": "torch's own, with the target's collectives",
     },
 )
 _APPLY = counted_rules("apex.multi_tensor_apply", {"multi_tensor_applier": _KERNELS}, "refused")
@@ -52,7 +52,7 @@ def rules() -> list[Rule]:
 
 
 class FusedLayerNorm(nn.LayerNorm):
-    """torch's own, which has the same names and the same result."""
+    """torch's own LayerNorm: same names, same result."""
 
     __module__ = "apex.normalization.fused_layer_norm"
 
@@ -69,7 +69,7 @@ class FusedLayerNorm(nn.LayerNorm):
 
 
 class MixedFusedLayerNorm(FusedLayerNorm):
-    """The result has the type of the weight, whatever the input has."""
+    """Returns the weight's dtype for any input dtype."""
 
     __module__ = "apex.normalization.fused_layer_norm"
 
@@ -82,7 +82,7 @@ class MixedFusedLayerNorm(FusedLayerNorm):
 
 
 class FusedRMSNorm(nn.RMSNorm):
-    """torch's own; apex has another default of eps."""
+    """torch's own RMSNorm with apex's default eps."""
 
     __module__ = "apex.normalization.fused_layer_norm"
 
@@ -99,7 +99,7 @@ class FusedRMSNorm(nn.RMSNorm):
 
 
 class MixedFusedRMSNorm(FusedRMSNorm):
-    """The result has the type of the weight, whatever the input has."""
+    """Returns the weight's dtype for any input dtype."""
 
     __module__ = "apex.normalization.fused_layer_norm"
 
@@ -164,7 +164,7 @@ def mixed_dtype_fused_rms_norm_affine(
 
 
 class DistributedDataParallel(nn.parallel.DistributedDataParallel):
-    """torch's own under apex's signature; how apex buckets, streams and divides is torch's business here."""
+    """torch's own with apex's signature; torch decides about buckets, streams and division."""
 
     __module__ = "apex.parallel.distributed"
 
@@ -185,7 +185,7 @@ class DistributedDataParallel(nn.parallel.DistributedDataParallel):
         prof: bool = False,
     ) -> None:
         record.hit(_PARALLEL["DistributedDataParallel"], (module,))
-        # With delay_allreduce apex waits for the end of backward, so that parameters may go unused.
+        # With delay_allreduce apex waits for the end of backward, so that parameters may be unused.
         super().__init__(module, find_unused_parameters=delay_allreduce)
         if not gradient_average:
             self.register_comm_hook(None, _sum_of_ranks)
@@ -198,11 +198,11 @@ def _sum_of_ranks(state: None, bucket: dist.GradBucket) -> torch.futures.Future[
     return future
 
 
-_sum_of_ranks.__annotations__ = {}  # DistributedDataParallel compares them with classes, and here they are text
+_sum_of_ranks.__annotations__ = {}  # DistributedDataParallel expects classes here, not strings
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):
-    """torch's own, which works on the target; with apex's two extras."""
+    """torch's own, which works on the target, plus apex's channel_last and fuse_relu."""
 
     __module__ = "apex.parallel.optimized_sync_batchnorm"
 
@@ -230,7 +230,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 
 
 def convert_syncbn_model(module: nn.Module, process_group: Any = None, channel_last: bool = False) -> nn.Module:
-    """Every BatchNorm becomes ours, with its weights and statistics; others stay."""
+    """Convert every BatchNorm to SyncBatchNorm, with its weights and statistics."""
     record.hit(_PARALLEL["convert_syncbn_model"], (module,))
     if not channel_last:
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
@@ -255,18 +255,18 @@ def convert_syncbn_model(module: nn.Module, process_group: Any = None, channel_l
 
 
 def create_syncbn_process_group(group_size: int) -> Any:
-    """The group of `group_size` consecutive ranks this one belongs to; 0 means all ranks, for which None stands."""
+    """Return this rank's group of `group_size` consecutive ranks; 0 means all ranks, returned as None."""
     if group_size == 0:
         return None
     ranks = dist.get_world_size()
     if ranks < group_size or ranks % group_size:
-        raise ValueError(f"{ranks} ranks cannot be cut into groups of {group_size}; use a divisor, or 0 for all")
+        raise ValueError(f"{ranks} ranks cannot be split into groups of {group_size}; use a divisor, or 0 for all")
     groups = [dist.new_group(list(range(start, start + group_size))) for start in range(0, ranks, group_size)]
     return groups[dist.get_rank() // group_size]
 
 
 class Reducer:
-    """All parameters equal at the start; reduce() averages the gradients when the script says so."""
+    """Broadcasts parameters at the start; reduce() averages gradients when the script calls it."""
 
     __module__ = "apex.parallel.distributed"
 
@@ -291,7 +291,7 @@ class Reducer:
 
 
 class MultiTensorApply:
-    """Runs CUDA kernels of apex over lists of tensors; `available` says that there are none."""
+    """Runs apex's CUDA kernels over lists of tensors; `available` is False, since there are none."""
 
     __module__ = "apex.multi_tensor_apply"
 
@@ -305,8 +305,8 @@ class MultiTensorApply:
         record.hit(_APPLY["multi_tensor_applier"])
         site = zones.user_site(zones.caller())
         raise RuntimeError(
-            f"{site}: apex.multi_tensor_apply runs CUDA kernels of apex, which are not here; use torch._foreach_* "
-            "functions, or look at multi_tensor_applier.available first"
+            f"{site}: apex.multi_tensor_apply runs CUDA kernels of apex, which are missing; use torch._foreach_* "
+            "functions, or check multi_tensor_applier.available first"
         )
 
 

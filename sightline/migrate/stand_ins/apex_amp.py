@@ -1,7 +1,7 @@
-"""apex.amp by torch's autocast: O0 is fp32; O1, O2 and O3 run the model's forward under autocast.
+"""apex.amp on torch's autocast: O0 is fp32; O1, O2 and O3 run the model's forward under autocast.
 
-Weights stay fp32 at every level, so they are the master weights that O1 and O2 speak of. Losses are scaled, gradients
-unscaled and steps skipped as in apex, at the level's own loss scale; not at all where nothing runs in float16.
+Weights stay fp32 at every level and serve as the master weights of O1 and O2. Losses are scaled, gradients unscaled and
+steps skipped as in apex, with the level's loss scale; there is no scaling if nothing runs in float16.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RULES = counted_rules(
 
 
 class LossScaler:
-    """The factor a loss is multiplied by: half of it after an overflow, twice after 2000 steps without."""
+    """The loss scale: halved after an overflow, doubled after 2000 steps without one."""
 
     __module__ = "apex.amp.scaler"
 
@@ -64,7 +64,7 @@ class LossScaler:
 
 
 class AmpState:
-    """What initialize() decided, for all models and optimizers of the process."""
+    """Settings of initialize(), for all models and optimizers of the process."""
 
     def __init__(self) -> None:
         self.loss_scalers: list[LossScaler] = []
@@ -91,7 +91,7 @@ def initialize(
     min_loss_scale: float | None = None,
     max_loss_scale: float = 2.0**24,
 ) -> Any:
-    """Models and optimizers as they came (alone or in lists), made ready; the same objects."""
+    """Prepare models and optimizers, alone or in lists; return the same objects."""
     record.hit(RULES["initialize"], (models,), {"opt_level": opt_level, "enabled": enabled})
     if opt_level not in LEVELS:
         raise RuntimeError(f"opt_level={opt_level!r} is not known; use one of {', '.join(LEVELS)} (letter O, not zero)")
@@ -101,7 +101,7 @@ def initialize(
         return models if optimizers is None else (models, optimizers)
     is_mixed = LEVELS[opt_level] is not None
     wanted = loss_scale if loss_scale is not None else LEVELS[opt_level] or 1.0
-    # Asked of torch's own scaler, which is off where nothing runs in float16: --amp, --fp16-to-bf16.
+    # torch's own scaler is off if nothing runs in float16: --amp, --fp16-to-bf16.
     scales = is_mixed and torch.amp.GradScaler("cuda").is_enabled()
     _amp_state.loss_scalers = [
         LossScaler(_number(wanted) if scales else 1.0, min_loss_scale, max_loss_scale) for _ in range(num_losses)
@@ -124,14 +124,14 @@ def _as_list(one_or_many: Any) -> list[Any]:
 
 
 class MixedForward:
-    """In place of a model's forward. An object, not a closure: copies and pickles of the model follow it."""
+    """Replaces a model's forward; an object, not a closure, so that the model can be copied and pickled."""
 
     def __init__(self, forward: Callable[..., Any], result_type: torch.dtype) -> None:
         self.forward = forward
         self.result_type = result_type
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Scripts for O2 and O3 may hand in halves; where autocast is off they would meet fp32 weights.
+        # Scripts for O2 and O3 may pass float16 inputs, which do not fit fp32 weights if autocast is off.
         args, kwargs = cast(args, torch.float32), cast(kwargs, torch.float32)
         with torch.autocast("cuda"):
             result = self.forward(*args, **kwargs)
@@ -139,7 +139,7 @@ class MixedForward:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors of any depth in lists, tuples and dicts, as `dtype`; double stays double."""
+    """Cast floating-point tensors in nested lists, tuples and dicts to `dtype`; float64 stays."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() and value.dtype is not torch.float64 else value
     if isinstance(value, tuple):
@@ -148,7 +148,7 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, list):
         return [cast(each, dtype) for each in value]
     if isinstance(value, dict):
-        made = copy.copy(value)  # keeps the class of a model's own output type
+        made = copy.copy(value)  # keeps the class of a model's output type
         for name, each in value.items():
             made[name] = cast(each, dtype)
         return made
@@ -156,14 +156,14 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 class _Stash:
-    """What an optimizer carries between the scaling of a loss and the step."""
+    """State of an optimizer between the scaling of a loss and the step."""
 
     def __init__(self) -> None:
         self.skips_step = False
         self.holds_scaled = False
-        """gradients still carry the loss scale: delay_unscale"""
+        """gradients are still scaled: delay_unscale"""
         self.before: list[Tensor | None] = []
-        """gradients of earlier backward calls, which are unscaled already"""
+        """gradients of earlier backward calls, already unscaled"""
 
 
 def _make_skippable(optimizer: Any) -> None:
@@ -176,12 +176,12 @@ def _make_skippable(optimizer: Any) -> None:
             return None
         return step(*args, **kwargs)
 
-    # A bound method, as learning rate schedulers take it apart.
+    # A bound method: learning rate schedulers read its parts.
     optimizer.step = MethodType(step_or_skip, optimizer)
 
 
 def master_params(optimizer: Any) -> Iterator[Tensor]:
-    """All parameters of an optimizer, e.g. to clip their gradients."""
+    """Yield all parameters of an optimizer, e.g. to clip their gradients."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
@@ -195,9 +195,9 @@ def scale_loss(
     delay_unscale: bool = False,
     delay_overflow_check: bool = False,
 ) -> Iterator[Any]:
-    """`with scale_loss(loss, optimizer) as scaled: scaled.backward()`; afterwards gradients are those of the loss."""
+    """Scale a loss: `with scale_loss(loss, optimizer) as scaled: scaled.backward()`; unscale gradients on exit."""
     if not _amp_state.is_initialized:
-        raise RuntimeError("amp.scale_loss before amp.initialize; call model, optimizer = amp.initialize(...) first")
+        raise RuntimeError("amp.scale_loss needs amp.initialize; call model, optimizer = amp.initialize(...) first")
     if not _amp_state.is_enabled:
         yield loss
         return
@@ -205,16 +205,16 @@ def scale_loss(
     scaler = _amp_state.loss_scalers[loss_id]
     used = _as_list(optimizers)
     for optimizer in used:
-        if not hasattr(optimizer, "_amp_stash"):  # made after initialize()
+        if not hasattr(optimizer, "_amp_stash"):  # created after initialize()
             _make_skippable(optimizer)
         if not delay_unscale and not optimizer._amp_stash.holds_scaled:
-            _put_aside(optimizer)
+            _stash_gradients(optimizer)
     yield (loss.float() if isinstance(loss, Tensor) else loss) * scaler.loss_scale()
     if delay_unscale:
         for optimizer in used:
             optimizer._amp_stash.holds_scaled = True
         return
-    finite = [_unscale(optimizer, scaler) for optimizer in used]  # every one of them, whatever the first says
+    finite = [_unscale(optimizer, scaler) for optimizer in used]  # a list: all of them must be unscaled
     is_finite = all(finite)
     scaler.update(is_finite)
     if not is_finite and scaler.dynamic:
@@ -224,7 +224,7 @@ def scale_loss(
             optimizer._amp_stash.skips_step = True
 
 
-def _put_aside(optimizer: Any) -> None:
+def _stash_gradients(optimizer: Any) -> None:
     parameters = list(master_params(optimizer))
     optimizer._amp_stash.before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -232,7 +232,7 @@ def _put_aside(optimizer: Any) -> None:
 
 
 def _unscale(optimizer: Any, scaler: LossScaler) -> bool:
-    """Divides by the loss scale and adds what was put aside; whether all gradients are finite."""
+    """Divide by the loss scale and add stashed gradients; return True if all gradients are finite."""
     stash, scale = optimizer._amp_stash, scaler.loss_scale()
     parameters = list(master_params(optimizer))
     before = stash.before or [None] * len(parameters)
@@ -257,7 +257,7 @@ def state_dict(destination: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def load_state_dict(state_dict: dict[str, Any]) -> None:
-    """Where nothing is scaled here, a scale saved elsewhere has no use."""
+    """Restore loss scales; ignore them if nothing is scaled here."""
     for scaler, saved in zip(_amp_state.loss_scalers, state_dict.values(), strict=False):
         if scaler.dynamic:
             scaler._loss_scale, scaler._unskipped = saved["loss_scale"], saved["unskipped"]
@@ -269,7 +269,7 @@ def disable_casts() -> AbstractContextManager[Any]:
 
 
 def float_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator: fp32 inside, whatever is around it."""
+    """Decorate a function to run in fp32, also under autocast."""
     record.hit(RULES["float_function"], (function,))
 
     def in_float(*args: Any, **kwargs: Any) -> Any:
@@ -280,7 +280,7 @@ def float_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def half_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator; what runs in 16 bits under autocast does so here."""
+    """Return the function unchanged: autocast decides what runs in 16 bits."""
     record.hit(RULES["half_function"], (function,))
     return function
 
@@ -302,7 +302,7 @@ def _public() -> Iterable[Callable[..., Any]]:
 
 CONTENTS: dict[str, Any] = {
     **{function.__name__: function for function in _public()},
-    # Which of its inputs' types wins is what autocast decides by itself.
+    # autocast decides by itself which input type wins.
     "promote_function": half_function,
     "register_promote_function": register_half_function,
     "_amp_state": _amp_state,

@@ -1,6 +1,6 @@
-"""apex.optimizers and LARC, written out in torch: the update rules, state names and defaults of apex.
+"""apex.optimizers and LARC in plain torch, with the update rules, state names and defaults of apex.
 
-Sums are in fp32 whatever the parameters are, as in apex's kernels; checked against plain NumPy in the tests.
+Sums are in fp32 for any parameter dtype, as in apex's kernels; tests compare them with plain NumPy.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from sightline.migrate.reporting import record
 from sightline.migrate.stand_ins.rules import counted_rules
 
 _NAMES = ("FusedSGD", "FusedAdam", "FusedLAMB", "FusedNovoGrad", "FusedAdagrad")
-RULES = counted_rules("apex.optimizers", dict.fromkeys(_NAMES, "the same update, written in torch"))
-RULES |= counted_rules("apex.parallel", {"LARC": "the same update, written in torch"})
+RULES = counted_rules("apex.optimizers", dict.fromkeys(_NAMES, "the same update in plain torch"))
+RULES |= counted_rules("apex.parallel", {"LARC": "the same update in plain torch"})
 
 
 class _Fused(Optimizer):
-    """One step count per group, gradients dropped by zero_grad: as all of apex's optimizers have it."""
+    """Base of apex's optimizers: one step count per group, zero_grad sets gradients to None."""
 
     def __init__(self, params: Any, set_grad_none: bool, **defaults: Any) -> None:
         rule = next(RULES[kind.__name__] for kind in type(self).__mro__ if kind.__name__ in RULES)
@@ -45,17 +45,17 @@ class _Fused(Optimizer):
                 if parameter.grad is None:
                     continue
                 if parameter.grad.is_sparse:
-                    raise RuntimeError(f"{type(self).__name__} takes no sparse gradients; use torch.optim.SparseAdam")
+                    raise RuntimeError(f"{type(self).__name__} cannot use sparse gradients; use torch.optim.SparseAdam")
                 change = self._change(parameter, parameter.grad.float(), group, shared)
                 parameter.copy_(parameter.float() - change)
         return loss
 
     def _of_all_groups(self) -> Any:
-        """What the update of every parameter needs to know of all."""
+        """Return a value over all groups that every update needs."""
         return None
 
     def _change(self, parameter: Tensor, grad: Tensor, group: dict[str, Any], shared: Any) -> Tensor:
-        """What is subtracted from a parameter, in fp32."""
+        """Return the value to subtract from a parameter, in fp32."""
         raise NotImplementedError
 
     def _moment(self, parameter: Tensor, name: str) -> Tensor:
@@ -75,11 +75,11 @@ def _corrections(group: dict[str, Any]) -> tuple[float, float]:
 
 def _refuse_amsgrad(name: str, amsgrad: bool) -> None:
     if amsgrad:
-        raise RuntimeError(f"{name} has no AMSGrad variant, in apex either; use torch.optim.AdamW(amsgrad=True)")
+        raise RuntimeError(f"{name} has no AMSGrad variant, as in apex; use torch.optim.AdamW(amsgrad=True)")
 
 
 class FusedAdam(_Fused):
-    """Adam; with adam_w_mode the weight decay stands outside the moments."""
+    """Adam; with adam_w_mode weight decay is decoupled from the moments."""
 
     __module__ = "apex.optimizers.fused_adam"
 
@@ -116,7 +116,7 @@ class FusedAdam(_Fused):
 
 
 def _adam(optimizer: _Fused, parameter: Tensor, grad: Tensor, group: dict[str, Any], share: float) -> Tensor:
-    """Both moments brought up to date; the first over the root of the second."""
+    """Update both moments; return the first divided by the root of the second."""
     first, second = group["betas"]
     mean, square = optimizer._moment(parameter, "exp_avg"), optimizer._moment(parameter, "exp_avg_sq")
     mean.mul_(first).add_(grad, alpha=share)
@@ -126,9 +126,9 @@ def _adam(optimizer: _Fused, parameter: Tensor, grad: Tensor, group: dict[str, A
 
 
 class FusedLAMB(_Fused):
-    """Adam whose steps are scaled, layer by layer, to the size of the weights (arXiv 1904.00962).
+    """Adam with steps scaled per layer to the norm of the weights (arXiv 1904.00962).
 
-    As NVIDIA has it: gradients of all groups are clipped to a common norm first, and layers without weight decay are
+    NVIDIA's variant: gradients of all groups are clipped to a common norm first, and layers without weight decay are
     not scaled, unless use_nvlamb.
     """
 
@@ -187,7 +187,7 @@ class FusedLAMB(_Fused):
 
 
 class FusedNovoGrad(_Fused):
-    """Adam whose second moment is one number per layer: the norm of its gradient (arXiv 1905.11286)."""
+    """Adam with one second moment per layer: the norm of its gradient (arXiv 1905.11286)."""
 
     __module__ = "apex.optimizers.fused_novograd"
 
@@ -208,7 +208,7 @@ class FusedNovoGrad(_Fused):
     ) -> None:
         _refuse_amsgrad("FusedNovoGrad", amsgrad)
         if norm_type not in (0, 2):
-            raise RuntimeError(f"norm_type={norm_type} is not known; use 2, or 0 for the largest value")
+            raise RuntimeError(f"norm_type={norm_type} is not known; use 2, or 0 for the maximum norm")
         self.moment_mode = 0 if reg_inside_moment else 1
         super().__init__(
             params,
@@ -237,7 +237,7 @@ class FusedNovoGrad(_Fused):
         return group["lr"] * (mean / of_mean / bound + decay)
 
     def _size(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> Tensor:
-        """The running norm; from the second step on it is blended, so that the first is the norm itself."""
+        """Return the running norm; the first step uses the norm itself, later steps a moving average."""
         state, second = self.state[parameter], group["betas"][1]
         now = grad.abs().max() if group["norm_type"] == 0 else grad.norm()
         before = state.get("grad_norm", torch.zeros_like(now) if group["init_zero"] else now)
@@ -250,7 +250,7 @@ class FusedNovoGrad(_Fused):
 
 
 class FusedAdagrad(_Fused):
-    """Adagrad; with adagrad_w_mode the weight decay stands outside the sum of squares."""
+    """Adagrad; with adagrad_w_mode weight decay is decoupled from the sum of squares."""
 
     __module__ = "apex.optimizers.fused_adagrad"
 
@@ -276,7 +276,7 @@ class FusedAdagrad(_Fused):
 
 
 class FusedSGD(_Fused):
-    """torch's SGD; with wd_after_momentum the weight decay stands outside the momentum."""
+    """torch's SGD; with wd_after_momentum weight decay is applied after momentum."""
 
     __module__ = "apex.optimizers.fused_sgd"
 
@@ -293,7 +293,7 @@ class FusedSGD(_Fused):
         set_grad_none: bool = False,
     ) -> None:
         if nesterov and (momentum <= 0 or dampening != 0):
-            raise ValueError(f"nesterov needs momentum and no dampening, got {momentum} and {dampening}")
+            raise ValueError(f"nesterov needs momentum > 0 and dampening 0, got {momentum} and {dampening}")
         self.wd_after_momentum = wd_after_momentum
         super().__init__(
             params,
@@ -320,7 +320,7 @@ class FusedSGD(_Fused):
 
 
 class LARC:
-    """Around any optimizer: each layer's gradient is scaled to the size of its weights (arXiv 1708.03888)."""
+    """Wraps an optimizer: scales each layer's gradient to the norm of its weights (arXiv 1708.03888)."""
 
     __module__ = "apex.parallel.LARC"
 
@@ -332,12 +332,12 @@ class LARC:
         self.eps = eps
 
     def __getattr__(self, name: str) -> Any:
-        if name == "optim":  # not there yet: a copy is being made
+        if name == "optim":  # not set yet: a copy is being created
             raise AttributeError(name)
         return getattr(self.optim, name)
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """The weight decay is part of what is scaled, so it is done here and not by the optimizer."""
+        """Scale gradients, then step. Weight decay is scaled too, so it is applied here, not by the optimizer."""
         decays = [group.get("weight_decay", 0.0) for group in self.optim.param_groups]
         for group, decay in zip(self.optim.param_groups, decays, strict=True):
             group["weight_decay"] = 0.0

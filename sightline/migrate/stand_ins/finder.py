@@ -1,4 +1,4 @@
-"""apex and pynvml, small, for scripts that import them where they are not installed; a real one always comes first."""
+"""Import small versions of apex and pynvml if they are not installed; a real package always comes first."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
 PACKAGES: Mapping[str, ModuleType] = {"apex": apex, "pynvml": pynvml}
-"""each has MODULES (module -> its names), REFUSED (module -> advice), ADVICE (for its other names) and rules()"""
+"""each has MODULES (module -> its names), REFUSED (module -> advice), ADVICE (for all other names) and rules()"""
 
 
 def rules() -> list[Rule]:
-    """Those of missing packages: counted by the stand-ins themselves, and known to the scan."""
+    """Return the rules of missing packages, for the scan; the stand-ins count their own use."""
     return [rule for name, package in PACKAGES.items() if is_missing(name) for rule in package.rules()]
 
 
@@ -35,19 +35,19 @@ def setup(session: Session) -> None:
 
 
 def is_missing(name: str) -> bool:
-    """Whether there is no package of that name but ours."""
+    """Return True if the real package is not installed."""
     module = sys.modules.get(name)
     spec = importlib.util.find_spec(name) if module is None else module.__spec__
     return spec is None or _is_stand_in(spec)
 
 
 def _is_stand_in(spec: importlib.machinery.ModuleSpec) -> bool:
-    """By a mark: an import hook may have put its own loader around ours."""
+    """Return True for our loader; an attribute marks it, since an import hook may wrap it."""
     return getattr(spec.loader, "is_stand_in", False)
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """At the end of sys.meta_path: asked for what nobody else has, a folder next to the script included."""
+    """Last on sys.meta_path: asked only for modules that no other finder has, not even next to the script."""
 
     is_stand_in = True
 
@@ -69,8 +69,8 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        # As the real packages do: `import apex` is enough to write apex.amp. First, as apex.parallel.LARC is a module
-        # for Python and the class in it for scripts.
+        # Import submodules, as the real packages do: `import apex` is enough to use apex.amp. First, because the class
+        # apex.parallel.LARC must replace the module of that name.
         for other in self._contents:
             if other.rpartition(".")[0] == name:
                 importlib.import_module(other)
@@ -89,9 +89,10 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _refused(name: str, advice: str) -> str:
-    """Counts it and gives the line to raise. Never more than that: scripts try imports and have another way."""
+    """Count it and return the message to raise; --strict adds nothing: scripts try imports and have a fallback."""
     record.hit(_rule_of(name, advice))
-    return f"{zones.user_site(zones.caller())}: {name} is not in the stand-in for a missing package; {advice}"
+    package = name.partition(".")[0]
+    return f"{zones.user_site(zones.caller())}: {name} is not in the stand-in for the missing {package}; {advice}"
 
 
 _rules: dict[str, Rule] = {}
@@ -109,8 +110,8 @@ def _refuse_module(name: str, advice: str) -> NoReturn:
 
 def _refuse_name(module: str, name: str) -> NoReturn:
     full = f"{module}.{name}"
-    if name.startswith("__"):  # asked by Python itself
+    if name.startswith("__"):  # looked up by Python itself
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     text = _refused(full, PACKAGES[module.partition(".")[0]].ADVICE)
-    record.say(text)  # `from apex.amp import x` raises an error with words of Python's own
+    record.say(text)  # `from apex.amp import x` raises Python's own message instead
     raise AttributeError(text)

@@ -1,6 +1,6 @@
-"""pynvml, answered from the target: how many devices, their memory, load and names. What is not known says so.
+"""pynvml for the target: device count, memory, load and names. Unknown values raise.
 
-Errors are pynvml's own, so that scripts which expect a card not to tell something go on.
+Errors have pynvml's own types, so that scripts which handle unsupported queries continue.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sightline.migrate.reporting import record
 from sightline.migrate.rules.table import Rule
 from sightline.migrate.stand_ins.rules import counted_rules
 
-ADVICE = "ask torch.cuda, or leave it out on this device"
+ADVICE = "use torch.cuda instead, or skip it on this device"
 REFUSED = {"pynvml.smi": ADVICE}
 
 NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED = 2, 3
 
 
 class NVMLError(Exception):
-    """What every NVML call raises; `value` is NVML's number."""
+    """Base class of NVML errors; `value` is NVML's error code."""
 
     __module__ = "pynvml"
 
@@ -38,13 +38,13 @@ class NVMLError(Exception):
 
 
 class NVMLError_InvalidArgument(NVMLError):
-    """A device that is not there."""
+    """The device does not exist."""
 
     __module__ = "pynvml"
 
 
 class NVMLError_NotSupported(NVMLError):
-    """Something the target does not tell."""
+    """The target does not provide the value."""
 
     __module__ = "pynvml"
 
@@ -55,18 +55,18 @@ def _runtime() -> Any:
     return active.runtime
 
 
-def _not_told(rule: Rule) -> NoReturn:
+def _not_supported(rule: Rule) -> NoReturn:
     record.hit(rule)
     site = zones.user_site(zones.caller())
     raise NVMLError_NotSupported(
-        NVML_ERROR_NOT_SUPPORTED, f"{site}: {rule.name} is not told by {_runtime().target.name}; {ADVICE}"
+        NVML_ERROR_NOT_SUPPORTED, f"{site}: {rule.name} is not available on {_runtime().target.name}; {ADVICE}"
     )
 
 
 def _handle(index: int) -> int:
-    """A handle is the index itself."""
+    """Return a handle, which is the index itself."""
     if not 0 <= int(index) < _runtime().device_count():
-        text = f"device {index} is not there: nvmlDeviceGetCount() is {_runtime().device_count()}"
+        text = f"device {index} does not exist: nvmlDeviceGetCount() is {_runtime().device_count()}"
         raise NVMLError_InvalidArgument(NVML_ERROR_INVALID_ARGUMENT, text)
     return int(index)
 
@@ -89,28 +89,28 @@ def _memory(handle: int, version: int | None = None) -> SimpleNamespace:
 
 
 def _utilization(handle: int) -> SimpleNamespace:
-    """Of the CPU the load of the last minute; an accelerator says it itself or stays silent."""
+    """Return the load: on the CPU that of the last minute, else the accelerator's own value; raise if unknown."""
     runtime = _runtime()
     if runtime.target.is_cpu:
         load = min(100, round(100 * os.getloadavg()[0] / (os.cpu_count() or 1)))
     else:
         native = runtime.target.native("utilization")
         if native is None:
-            _not_told(_RULES["nvmlDeviceGetUtilizationRates"])
+            _not_supported(_RULES["nvmlDeviceGetUtilizationRates"])
         load = int(native(handle))
     free, total = runtime.mem_get_info(handle)
     return SimpleNamespace(gpu=load, memory=round(100 * (total - free) / total))
 
 
 def _temperature(handle: int, sensor: int = 0) -> int:
-    """The hottest zone the system knows of, in degrees Celsius."""
+    """Return the temperature of the hottest zone, in degrees Celsius."""
     runtime = _runtime()
     native = runtime.target.native("temperature")
     if native is not None:
         return int(native(handle))
     found = _sensors() if runtime.target.is_cpu else []
     if not found:
-        _not_told(_RULES["nvmlDeviceGetTemperature"])
+        _not_supported(_RULES["nvmlDeviceGetTemperature"])
     return max(found)
 
 
@@ -120,7 +120,7 @@ def _sensors() -> list[int]:
         try:
             found.append(int(zone.read_text()) // 1000)
         except (OSError, ValueError):
-            continue  # a sensor that is switched off cannot be read
+            continue  # a disabled sensor cannot be read
     return found
 
 
@@ -135,23 +135,23 @@ def _capability(handle: int) -> tuple[int, int]:
 
 
 ANSWERS: dict[str, tuple[Callable[..., Any], str]] = {
-    "nvmlInit": (lambda: None, "nothing to start"),
-    "nvmlInitWithFlags": (lambda flags: None, "nothing to start"),
-    "nvmlShutdown": (lambda: None, "nothing to stop"),
-    "nvmlDeviceGetCount": (lambda: _runtime().device_count(), "what torch.cuda.device_count says"),
+    "nvmlInit": (lambda: None, "no effect"),
+    "nvmlInitWithFlags": (lambda flags: None, "no effect"),
+    "nvmlShutdown": (lambda: None, "no effect"),
+    "nvmlDeviceGetCount": (lambda: _runtime().device_count(), "the value of torch.cuda.device_count"),
     "nvmlDeviceGetHandleByIndex": (_handle, "the index itself"),
     "nvmlDeviceGetHandleByUUID": (_handle_by_uuid, "the index of that device"),
     "nvmlDeviceGetIndex": (lambda handle: handle, "the index itself"),
     "nvmlDeviceGetMinorNumber": (lambda handle: handle, "the index itself"),
     "nvmlDeviceGetName": (lambda handle: _runtime().name(handle), "the target's name"),
-    "nvmlDeviceGetUUID": (_uuid, "as torch.cuda.get_device_properties says"),
+    "nvmlDeviceGetUUID": (_uuid, "the UUID of torch.cuda.get_device_properties"),
     "nvmlDeviceGetMemoryInfo": (_memory, "memory of the target; of the machine on cpu"),
     "nvmlDeviceGetUtilizationRates": (_utilization, "load of the target; of the machine on cpu"),
-    "nvmlDeviceGetTemperature": (_temperature, "the hottest sensor that can be read"),
-    "nvmlDeviceGetCudaComputeCapability": (_capability, "what --capability says"),
+    "nvmlDeviceGetTemperature": (_temperature, "the hottest readable sensor"),
+    "nvmlDeviceGetCudaComputeCapability": (_capability, "the value of --capability"),
     "nvmlDeviceGetComputeRunningProcesses": (_processes, "this process"),
     "nvmlDeviceGetGraphicsRunningProcesses": (lambda handle: [], "none"),
-    "nvmlSystemGetDriverVersion": (platform.release, "release of the system"),
+    "nvmlSystemGetDriverVersion": (platform.release, "release of the operating system"),
 }
 SILENT = (
     "nvmlDeviceGetPowerUsage nvmlDeviceGetEnforcedPowerLimit nvmlDeviceGetPowerManagementLimit nvmlDeviceGetFanSpeed "
@@ -197,7 +197,7 @@ def _answering(rule: Rule, answer: Callable[..., Any]) -> Callable[..., Any]:
 
 def _silent(rule: Rule) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> NoReturn:
-        _not_told(rule)
+        _not_supported(rule)
 
     call.__name__ = call.__qualname__ = rule.name.rpartition(".")[2]
     call.__module__ = "pynvml"

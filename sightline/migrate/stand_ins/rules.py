@@ -1,4 +1,4 @@
-"""Rules of stand-ins: nothing is replaced, the stand-ins count their own use; the scan and the report read them."""
+"""Rules of the stand-ins, for the scan and the report: they replace nothing, the stand-ins count their own use."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from sightline.migrate.rules.table import Kind, Rule
 
 
 def as_it_is(rule: Rule, original: Any, session: Any) -> Any:
-    """A Maker: a package that is really there is left alone."""
+    """Leave a package that is installed unchanged (a Maker)."""
     return original
 
 
 def counted_rules(module: str, whats: Mapping[str, str], kind: Kind = "adapted") -> dict[str, Rule]:
-    """name -> its rule, for what a module of a missing package offers."""
+    """Return name -> rule for the names that a module of a missing package offers."""
     return {name: Rule(f"{module}.{name}", kind, as_it_is, what, module=module) for name, what in whats.items()}

@@ -1,4 +1,4 @@
-"""Types that scripts call and test with isinstance: torch.cuda.FloatTensor, torch.Generator, torch.Stream."""
+"""Classes that scripts call and test with isinstance: torch.cuda.FloatTensor, torch.Generator, torch.Stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _TypedTensor(type):
-    """torch.cuda.FloatTensor: builds on the host, then moves; an instance is a tensor of that dtype on the target."""
+    """torch.cuda.FloatTensor: created on the host, then moved; instances are tensors of that dtype on the target."""
 
     rule: Rule
     session: Session
@@ -40,7 +40,7 @@ class _TypedTensor(type):
 
 
 def typed_tensor(rule: Rule, original: Any, session: Session) -> Any:
-    """Maker for torch.cuda.*Tensor and torch.cuda.sparse.*Tensor."""
+    """Make torch.cuda.*Tensor and torch.cuda.sparse.*Tensor."""
     owner = torch.sparse if ".sparse." in rule.name else torch
     name = rule.name.rsplit(".", 1)[-1]
     host_name = "BFloat16Tensor" if name == "HalfTensor" and session.options.fp16_to_bf16 else name
@@ -54,7 +54,7 @@ def typed_tensor(rule: Rule, original: Any, session: Session) -> Any:
 
 
 class _ReplacedClass(type):
-    """A class in whose place calls are mapped; what they return, and isinstance, stay the original's."""
+    """Metaclass of a class whose calls are mapped; results and isinstance stay the original's."""
 
     root: Any
     build: Any
@@ -77,7 +77,7 @@ class _ReplacedClass(type):
 
 
 def replace_class(rule: Rule, original: Any, build: Any, instances: tuple[type, ...] = ()) -> Any:
-    """A class that looks like `original`, whose calls go to `build`; named as users do, so that pickle finds it."""
+    """Make a class that looks like `original` and calls `build`; it has the public name, so that pickle finds it."""
     inside = {"__module__": rule.name.rpartition(".")[0], "__doc__": original.__doc__}
     kind = type(original)
     meta: Any = _ReplacedClass if kind is type else type(f"Replaced{kind.__name__}", (_ReplacedClass, kind), {})
@@ -89,7 +89,7 @@ def replace_class(rule: Rule, original: Any, build: Any, instances: tuple[type, 
 
 
 def generator(rule: Rule, original: Any, session: Session) -> Any:
-    """torch.Generator("cuda"): a generator of the target, of the original C type, so that pickle finds it."""
+    """Make torch.Generator("cuda") return the target's generator, of the original C type, so that pickle finds it."""
 
     def build(*args: Any, **kwargs: Any) -> Any:
         device = args[0] if args else kwargs.get("device", "cpu")
@@ -103,7 +103,7 @@ def generator(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def generic_stream(virtual: Any) -> Any:
-    """torch.Stream and torch.Event with a CUDA device, or none: the target's own, or the virtual one."""
+    """Make torch.Stream and torch.Event with a CUDA device, or none, the target's own or the virtual one."""
 
     def make(rule: Rule, original: Any, session: Session) -> Any:
         is_virtual = session.target.name in HOST_MEMORY

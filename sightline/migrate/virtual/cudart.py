@@ -1,4 +1,4 @@
-"""Small CUDA objects that only have to be there: the runtime's functions, memory pools, the list of processes."""
+"""Small CUDA objects that only have to exist: functions of cudart, memory pools, the list of processes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sightline.migrate.virtual import runtime
 
 
 class _Errors:
-    """cudaError, of which scripts only ever read `success`."""
+    """cudaError; scripts read only `success`."""
 
     success = 0
 
 
 class Cudart:
-    """What scripts call of torch.cuda.cudart(); each says that all went well."""
+    """The functions of torch.cuda.cudart() that scripts call; each returns success."""
 
     cudaError = _Errors
 
@@ -46,12 +46,12 @@ def cudart() -> Cudart:
 
 @contextlib.contextmanager
 def no_op_context(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """A `with` that changes nothing, whatever it is given."""
+    """Do nothing, whatever the arguments."""
     yield
 
 
 class MemPool:
-    """A pool without memory of its own."""
+    """A memory pool without memory."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.id = (0, 0)

@@ -1,6 +1,6 @@
-"""The CUDA runtime that is not there: devices, memory, properties, random numbers, as a script expects them.
+"""The virtual CUDA runtime: devices, memory, properties and random numbers, as a script expects them.
 
-Where the target has a function of its own (torch.xpu.memory_allocated) that one is used; see rules/cuda.py.
+The target's own functions (torch.xpu.memory_allocated) come first if it has them; see rules/cuda.py.
 """
 
 from __future__ import annotations
@@ -11,13 +11,9 @@ import sys
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-
-from sightline.migrate.zones import Site
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
@@ -26,7 +22,7 @@ GPU_STATE_BYTES = 16  # a CUDA generator's state: seed and offset; a host genera
 
 
 class DeviceProperties:
-    """What get_device_properties gives; everything a script may read of torch's own object."""
+    """The result of get_device_properties, with every attribute of torch's own object."""
 
     def __init__(self, name: str, capability: tuple[int, int], memory: int, cores: int, index: int) -> None:
         self.name = name
@@ -70,27 +66,23 @@ class Runtime:
         self._first_seed = torch.initial_seed()
         self._own_seed: int | None = None
         self.sync_debug_mode = 0
-        self.captured_at: Site | None = None
 
     # devices
 
     def device_count(self) -> int:
         return self.target.count(self.session.options.device_count)
 
-    def is_available(self) -> bool:
-        return self.device_count() > 0
-
     def current_device(self) -> int:
         native = self.target.native("current_device")
         return int(native()) if native is not None else getattr(self._local, "index", 0)
 
     def index(self, device: Any) -> int:
-        """Of a device argument; one that is not there is told as CUDA would."""
+        """Return the index of a device argument; raise CUDA's error for a missing device."""
         index = self.session.devices.index_of(device, self.current_device())
         if index >= max(self.device_count(), 1):
             raise RuntimeError(
                 f"CUDA error: invalid device ordinal: {device!r}, but device_count() is {self.device_count()}"
-                + ("; --device-count shows more of them" if self.target.is_cpu else "")
+                + ("; use a larger --device-count" if self.target.is_cpu else "")
             )
         return index
 
@@ -98,7 +90,7 @@ class Runtime:
         if isinstance(device, int) and device < 0:  # CUDA ignores it
             return
         index = self.session.devices.index_of(device, self.current_device())
-        # A launcher numbers its ranks; on the CPU they all run on the same cores, however many devices are shown.
+        # Ranks call set_device(local_rank); on the CPU they share the same cores, whatever device_count() is.
         if not self.target.is_cpu:
             index = self.index(device)
         native = self.target.native("set_device")
@@ -106,17 +98,8 @@ class Runtime:
             native(index)
         self._local.index = index
 
-    @contextmanager
-    def on_device(self, device: Any) -> Iterator[None]:
-        before = self.current_device()
-        self.set_device(device)
-        try:
-            yield
-        finally:
-            self.set_device(before)
-
     def synchronize(self, device: Any = None) -> None:
-        """The CPU has finished when a call returns."""
+        """Wait for the target; on the CPU work is done when a call returns."""
         native = self.target.native("synchronize")
         if native is not None:
             native()
@@ -148,7 +131,7 @@ class Runtime:
     def arch_list(self) -> list[str]:
         return ["sm_{}{}".format(*self.capability())]
 
-    # memory: of the process, which is the device's as well
+    # memory: on the CPU that of the process
 
     def memory_allocated(self, device: Any = None) -> int:
         native = self.target.native("memory_allocated") or self.target.native("current_allocated_memory")
@@ -159,14 +142,14 @@ class Runtime:
         return int(native()) if native is not None else resident_bytes("VmHWM")
 
     def reset_peak(self, device: Any = None) -> None:
-        """Linux forgets the peak of a process when 5 is written there; elsewhere the peak stays that of its life."""
+        """Reset the peak: Linux does so when 5 is written to this file; elsewhere the lifetime peak remains."""
         path = "/proc/self/clear_refs"
         if os.access(path, os.W_OK):
             with open(path, "w") as file:
                 file.write("5")
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """(free, total) bytes."""
+        """Return (free, total) bytes."""
         return available_memory(), total_memory()
 
     def memory_usage(self, device: Any = None) -> int:
@@ -174,7 +157,7 @@ class Runtime:
         return round(100 * (total - free) / total)
 
     def memory_stats(self, device: Any = None) -> OrderedDict[str, Any]:
-        """All of CUDA's keys; bytes are the process's, counts and what has no counterpart are zero."""
+        """Return all of CUDA's keys: bytes of the process; counts and values without a counterpart are zero."""
         stats: OrderedDict[str, Any] = OrderedDict()
         now, peak = self.memory_allocated(), self.max_memory_allocated()
         for kind in ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes", "inactive_split_bytes"):
@@ -199,13 +182,13 @@ class Runtime:
     # random numbers; on the CPU one generator serves host and device
 
     def manual_seed(self, seed: int) -> None:
-        """Seeds the host's generator only where torch.manual_seed has not: the two are one here."""
+        """Seed the host's generator, unless torch.manual_seed already did: it also serves as the device's."""
         if torch.initial_seed() in (self._first_seed, self._own_seed):
             torch.default_generator.manual_seed(int(seed))
             self._own_seed = torch.initial_seed()
 
     def seed(self) -> None:
-        """A new random seed for the device changes nothing for the host."""
+        """Do nothing: a new random seed for the device must not change the host's."""
 
     def get_rng_state(self, device: Any = "cuda") -> torch.Tensor:
         return torch.get_rng_state()
@@ -216,14 +199,14 @@ class Runtime:
         return [torch.get_rng_state() if native is None else native(index) for index in states]
 
     def set_rng_state(self, new_state: torch.Tensor, device: Any = "cuda") -> None:
-        """A state saved on a GPU is another kind of generator's, and cannot be continued."""
+        """Restore a state; ignore one saved on a GPU, which belongs to another kind of generator."""
         if new_state.numel() > GPU_STATE_BYTES:
             torch.set_rng_state(new_state)
 
     def set_rng_state_all(self, new_states: Any) -> None:
         native = self.target.native("set_rng_state")
         if native is None:
-            for state in list(new_states)[:1]:  # on the CPU they are all the same
+            for state in list(new_states)[:1]:  # on the CPU all devices share one generator
                 self.set_rng_state(state)
             return
         for index, state in enumerate(new_states):
@@ -234,7 +217,7 @@ class Runtime:
 
 
 def processor_name() -> str:
-    """The model in words, as the system tells it."""
+    """Return the CPU model's name as the system reports it."""
     try:
         with open("/proc/cpuinfo") as file:
             for line in file:
@@ -255,7 +238,7 @@ def available_memory() -> int:
 
 
 def resident_bytes(field: str) -> int:
-    """VmRSS: memory the process holds now; VmHWM: the most it held."""
+    """Return the process's memory: VmRSS is the current value, VmHWM the peak."""
     found = _proc_bytes("/proc/self/status", field)
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""Streams, events and graphs for a target that has none: work is done when a call returns, so order needs no help."""
+"""Streams, events and graphs for a target without them: work is done when a call returns, so order is given."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 
 class Stream:
-    """A queue in name only."""
+    """A stream without effect."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         self.device = _cuda_device(device)
@@ -34,14 +34,14 @@ class Stream:
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """(least, greatest), as CUDA counts; both are taken and change nothing."""
+        """Return (least, greatest) priority, as CUDA does; priorities have no effect."""
         return LEAST_PRIORITY, GREATEST_PRIORITY
 
     def wait_event(self, event: Any) -> None:
-        """Whatever was recorded has been done."""
+        """Do nothing: recorded work is already done."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Whatever was queued there has been done."""
+        """Do nothing: queued work is already done."""
 
     def record_event(self, event: Any = None) -> Any:
         event = Event() if event is None else event
@@ -76,7 +76,7 @@ class Stream:
 
 
 class Event:
-    """A point in time; elapsed_time is true wall time, since the device waits for nobody."""
+    """A point in time; elapsed_time is wall time, since work is done when a call returns."""
 
     def __init__(
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False,
@@ -91,13 +91,13 @@ class Event:
         self._at = time.perf_counter_ns()
 
     def wait(self, stream: Any = None) -> None:
-        """Whatever was recorded has been done."""
+        """Do nothing: recorded work is already done."""
 
     def query(self) -> bool:
         return True
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds."""
+        """Return milliseconds."""
         if not self.enable_timing or not end_event.enable_timing:
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._at is None or end_event._at is None:
@@ -148,10 +148,10 @@ def stream(stream: Any) -> StreamContext:
 
 
 class CUDAGraph:
-    """May be made and reset; what it is for, recording work and replaying it, is refused."""
+    """Can be created and reset; capture and replay raise."""
 
     rule: Rule
-    """by which a refusal appears in the report; set where the class takes its name's place"""
+    """names the refusal in the report; set by the rule that installs the class"""
 
     def __init__(self, keep_graph: bool = False) -> None:
         self.keep_graph = keep_graph
@@ -166,40 +166,40 @@ class CUDAGraph:
         refuse_capture(self.rule)
 
     def reset(self) -> None:
-        """Nothing was recorded."""
+        """Do nothing: nothing was captured."""
 
     def pool(self) -> tuple[int, int]:
         return (0, 1)
 
     def enable_debug_mode(self) -> None:
-        """Nothing will be recorded."""
+        """Do nothing: nothing can be captured."""
 
 
 class graph:
-    """`with torch.cuda.graph(g):` is where a script would lose its work: refused before it starts."""
+    """`with torch.cuda.graph(g):` raises before any work is lost."""
 
     rule: Rule
-    """by which a refusal appears in the report; set where the class takes its name's place"""
+    """names the refusal in the report; set by the rule that installs the class"""
 
     def __init__(self, cuda_graph: Any, *args: Any, **kwargs: Any) -> None:
         refuse_capture(self.rule)
 
     def __enter__(self) -> None:
-        """Never reached: the constructor refuses."""
+        """Never reached: the constructor raises."""
 
     def __exit__(self, *_: object) -> None:
         """Never reached."""
 
 
 def refuse_capture(rule: Rule) -> None:
-    """Without a graph the captured work would run once and never again: silently wrong, so always an error."""
+    """Raise always: without a graph the captured work would run once and never again, silently wrong."""
     text = "CUDA graphs cannot be captured or replayed on this target; run the step directly, or use torch.compile"
     record.hit(rule, (), {}, text)
     raise MigrateError(f"{zones.user_site(zones.caller())}: {text}")
 
 
 def make_graphed_callables(callables: Any, sample_args: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """The callables as they are: without a graph they compute the same."""
+    """Return the callables unchanged: they compute the same without a graph."""
     return callables
 
 
