@@ -279,6 +279,17 @@ def test_norm_layers(apex: Any, dtype: torch.dtype):
     torch.testing.assert_close(got, torch.nn.functional.rms_norm(x, (8,), None, 1e-5) * 2)
 
 
+def test_batch_norm_converted_to_channels_last_keeps_weights_and_statistics(apex: Any):
+    x = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
+    plain = nn.Sequential(nn.BatchNorm2d(3))
+    weight, want = plain[0].weight, plain(x)
+    expected = plain.eval()(x)
+    converted = apex.parallel.convert_syncbn_model(plain, channel_last=True)
+    assert isinstance(converted[0], apex.parallel.SyncBatchNorm) and converted[0].weight is weight
+    torch.testing.assert_close(converted(x.movedim(1, -1)).movedim(-1, 1), expected)
+    torch.testing.assert_close(converted.train()(x.movedim(1, -1)).movedim(-1, 1), want)
+
+
 # mixed precision
 
 

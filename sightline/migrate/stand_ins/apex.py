@@ -232,26 +232,13 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 def convert_syncbn_model(module: nn.Module, process_group: Any = None, channel_last: bool = False) -> nn.Module:
     """Convert every BatchNorm to SyncBatchNorm, with its weights and statistics."""
     record.hit(_PARALLEL["convert_syncbn_model"], (module,))
-    if not channel_last:
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
-        return converted
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        made = SyncBatchNorm(
-            module.num_features,
-            module.eps,
-            module.momentum,  # type: ignore[arg-type]
-            module.affine,
-            module.track_running_stats,
-            process_group,
-            channel_last,
-        )
-        made.weight, made.bias = module.weight, module.bias
-        made.running_mean, made.running_var = module.running_mean, module.running_var
-        made.num_batches_tracked, made.training = module.num_batches_tracked, module.training
-        return made
-    for name, child in module.named_children():
-        setattr(module, name, convert_syncbn_model(child, process_group, channel_last))
-    return module
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(module, process_group)
+    if channel_last:
+        layers: list[Any] = [each for each in converted.modules() if isinstance(each, nn.SyncBatchNorm)]
+        for layer in layers:
+            layer.__class__ = SyncBatchNorm
+            layer.channel_last, layer.fuse_relu = True, False
+    return converted
 
 
 def create_syncbn_process_group(group_size: int) -> Any:

@@ -21,7 +21,7 @@ RULES |= counted_rules("apex.parallel", {"LARC": "the same update in plain torch
 
 
 class _Fused(Optimizer):
-    """Base of apex's optimizers: one step count per group, zero_grad sets gradients to None."""
+    """Base of apex's optimizers: one step count per group, zero_grad obeys set_grad_none."""
 
     def __init__(self, params: Any, set_grad_none: bool, **defaults: Any) -> None:
         rule = next(RULES[kind.__name__] for kind in type(self).__mro__ if kind.__name__ in RULES)

@@ -56,7 +56,6 @@ def _runtime() -> Any:
 
 
 def _not_supported(rule: Rule) -> NoReturn:
-    record.hit(rule)
     site = zones.user_site(zones.caller())
     raise NVMLError_NotSupported(
         NVML_ERROR_NOT_SUPPORTED, f"{site}: {rule.name} is not available on {_runtime().target.name}; {ADVICE}"
@@ -196,12 +195,7 @@ def _answering(rule: Rule, answer: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _silent(rule: Rule) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> NoReturn:
-        _not_supported(rule)
-
-    call.__name__ = call.__qualname__ = rule.name.rpartition(".")[2]
-    call.__module__ = "pynvml"
-    return call
+    return _answering(rule, lambda *args, **kwargs: _not_supported(rule))
 
 
 MODULES: dict[str, dict[str, Any]] = {
