@@ -1,7 +1,7 @@
-"""Runs an unmodified CUDA script on whatever device is there: `python -m sightline.migrate train.py --device cuda`.
+"""Run an unmodified CUDA script on the available device: `python -m sightline.migrate train.py --device cuda`.
 
-`activate()`, `deactivate()` and `with migrate(target="cpu"):` do it from Python; importing this imports no torch.
-How the parts fit together, and which file holds what: LAYOUT below.
+From Python: `activate()`, `deactivate()`, `with migrate(target="cpu"):`. Importing this package does not import torch.
+LAYOUT below says how the parts fit together and which file holds what.
 """
 
 from __future__ import annotations
@@ -13,48 +13,47 @@ if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
 LAYOUT = """
-A script calls torch as if CUDA were there. Entry points only are replaced (no mode, no tensor subclass, torch.device
-untouched), so every operation that is not replaced costs what it did. A replaced function looks at who calls:
+A script calls torch as if CUDA were available. Only entry points are replaced (no mode, no tensor subclass,
+torch.device untouched), so other operations cost nothing extra. A replaced function checks its caller's zone:
   script     the user's files and libraries        sees a virtual CUDA device
-  torch      torch/nn, torch/optim, torch/amp ...  asks and gets the truth; devices in its requests are mapped
-  machinery  dynamo, inductor, triton, fx ...      asks and gets the truth; its dtypes are never converted
+  torch      torch/nn, torch/optim, torch/amp ...  gets real answers; devices in its requests are mapped
+  machinery  dynamo, inductor, triton, fx ...      gets real answers; its dtypes are never converted
 
-hook.py           what `import torch` calls in child processes; auto.py: activation by import
-autoload/         the entry point `torch.backends` that calls it; on the PYTHONPATH of child processes only
-session.py        activate, deactivate, migrate; the active Session
-options.py        Options and the environment variables that carry them to child processes
-targets.py        Target: which device stands in for CUDA, what it can do; DeviceMap: "cuda:1" -> the target's name
-zones.py          who is calling; the user's own line
-record.py         hit() and truth(): counts per call site; the first hit makes a Record, which listeners receive
-rules.py          Rule, the collection of all rules; makers.py: the few ways in which a name is replaced
-advice.py         one line for errors of calls that no rule can catch
-patching.py       undo stack, dressing of wrappers, import hooks
-rules_*.py        one file per family; each has rules() -> list[Rule] and may have setup(session)
-virtual*.py       the CUDA runtime that is not there: devices, memory, properties; streams, events, graphs
-stand_ins.py      apex and pynvml where they are missing
-cli.py, report.py, scan.py, logfile.py, syncs.py   command line, report, scan before running, log files, sync points
+cli.py, __main__.py  the command line; auto.py: activation by import
+hook.py              called by `import torch` in child processes, through the entry point `torch.backends` in autoload/,
+                     which is on the PYTHONPATH of child processes only
+options.py           the options, and the environment variables that carry them to child processes
+session.py           activate, deactivate, the active Session
+targets.py           Target: the device that replaces CUDA; DeviceMap: "cuda:1" -> the target's name
+zones.py             which zone is calling; the user's own line
+patching.py          undo stack, wrappers that look like the original, import hooks
+rules/               table.py: Rule and the collection of all rules; makers.py: the few ways to replace a name;
+                     one file per family, each with rules() -> list[Rule] and an optional setup(session)
+virtual/             the CUDA runtime that scripts see: devices, memory, properties; streams, events, graphs
+stand_ins/           apex and pynvml where they are not installed
+reporting/           record.py: hit() and truth() count calls per call site; log files, report, scan, sync points
 """
 
 AUTOLOAD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "autoload")
-"""the folder that belongs on PYTHONPATH where SIGHTLINE_MIGRATE=1 alone should migrate `python script.py`"""
+"""with this folder on PYTHONPATH, SIGHTLINE_MIGRATE=1 alone migrates `python script.py`"""
 
 
 def activate(**options: Any) -> Session | None:
-    """Makes CUDA calls run on `target` from here on; None where a real CUDA device is left to do it."""
+    """Run CUDA calls on `target` from now on; return None if a real CUDA device does the work."""
     from sightline.migrate import session
 
-    return session.activate(session.Options.of(**options))
+    return session.activate(session.MigrateOptions.from_keywords(**options))
 
 
 def deactivate() -> None:
-    """Undoes activate(): every attribute, hook and environment variable is as it was before."""
+    """Undo activate(): restore every attribute, hook and environment variable."""
     from sightline.migrate import session
 
     session.deactivate()
 
 
 class migrate:
-    """`with migrate(target="cpu"): ...`; inside another one, or once activated, it changes nothing."""
+    """`with migrate(target="cpu"): ...`; has no effect if migration is already active."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options

@@ -1,7 +1,7 @@
-"""`import sightline.migrate.auto` as a script's first line activates with the options of the environment."""
+"""Activate with the environment's options: `import sightline.migrate.auto` as a script's first line."""
 
 from __future__ import annotations
 
 from sightline.migrate import session
 
-session.activate(session.Options.from_environment())
+session.activate(session.MigrateOptions.from_environment())

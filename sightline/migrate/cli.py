@@ -1,6 +1,6 @@
 """`sightline migrate [options] script.py args`, `... -m module args`, `... torchrun ...`; `report` and `scan`.
 
---help needs no torch. What follows the script is the script's, untouched.
+--help does not import torch. Arguments after the script are passed to it unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import fields
 from typing import Any, NoReturn
 
 from sightline import terminal
-from sightline.migrate.options import PREFIX, MigrateError, Options
+from sightline.migrate.options import PREFIX, MigrateError, MigrateOptions
 
 USAGE = """sightline migrate [options] script.py [args ...]
        sightline migrate [options] -m module [args ...]
@@ -31,15 +31,15 @@ USAGE = """sightline migrate [options] script.py [args ...]
        sightline migrate scan FILE_OR_FOLDER ... [--json] [--strict] [--syncs]"""
 LOG_FLAGS = {"log": "--log-level", "log_dir": "--log"}
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
-AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+AUTOLOAD_SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def parser() -> argparse.ArgumentParser:
-    """One flag per field of Options."""
-    what = "run an unmodified CUDA script on the device that is there"
+    """Build the parser: one flag per field of MigrateOptions."""
+    what = "run an unmodified CUDA script on the available device"
     made = argparse.ArgumentParser("sightline migrate", usage=USAGE, description=what, allow_abbrev=False)
     lines = _help_of_fields()
-    for field in fields(Options):
+    for field in fields(MigrateOptions):
         flag = LOG_FLAGS.get(field.name, "--" + field.name.replace("_", "-"))
         text = lines[field.name]
         if isinstance(field.default, bool):
@@ -52,25 +52,25 @@ def parser() -> argparse.ArgumentParser:
             shown = f"{text} ({default})" if default != "" else text
             metavar = "DIR" if field.name == "log_dir" else "N" if kind is int else "X"
             made.add_argument(flag, dest=field.name, type=kind, default=None, help=shown, metavar=metavar)
-    made.add_argument("-m", metavar="module", help="run a module, as `python -m` does; the rest is the module's")
+    made.add_argument("-m", metavar="module", help="run a module, as `python -m` does; the rest goes to the module")
     return made
 
 
 def _help_of_fields() -> dict[str, str]:
-    """The string under each field."""
+    """Return the string under each field."""
     import ast
     import inspect
 
-    body = ast.parse(inspect.getsource(Options)).body[0].body  # type: ignore[attr-defined]
+    body = ast.parse(inspect.getsource(MigrateOptions)).body[0].body  # type: ignore[attr-defined]
     named = [(at, ast.unparse(node.target)) for at, node in enumerate(body) if isinstance(node, ast.AnnAssign)]
     return {name: ast.literal_eval(body[at + 1].value) for at, name in named}
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], str, str, list[str]]:
-    """(our flags, module, script, its arguments): everything behind the script is its own, whatever it looks like."""
+    """Split into (our flags, module, script, its arguments); everything after the script belongs to the script."""
     takes_value = {
         LOG_FLAGS.get(f.name, "--" + f.name.replace("_", "-"))
-        for f in fields(Options)
+        for f in fields(MigrateOptions)
         if not isinstance(f.default, bool)
     }
     at = 0
@@ -87,15 +87,15 @@ def split(argv: Sequence[str]) -> tuple[list[str], str, str, list[str]]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs a command and returns its exit code; a script's own exit code or signal leaves by itself."""
+    """Run a command and return its exit code; a script's own exit code or signal ends the process directly."""
     try:
         if argv and argv[0] in ("report", "scan"):
             terminal.guard()
             if argv[0] == "report":
-                from sightline.migrate import report
+                from sightline.migrate.reporting import report
 
                 return report.main(argv[1:])
-            from sightline.migrate import scan
+            from sightline.migrate.reporting import scan
 
             return scan.main(argv[1:])
         flags, module, script, args = split(argv)
@@ -114,25 +114,25 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _options(arguments: argparse.Namespace) -> Options:
-    given = {f.name: v for f in fields(Options) if (v := getattr(arguments, f.name)) is not None}
+def _options(arguments: argparse.Namespace) -> MigrateOptions:
+    given = {f.name: v for f in fields(MigrateOptions) if (v := getattr(arguments, f.name)) is not None}
     if "log" not in given and not os.environ.get(PREFIX + "LOG"):
-        given["log"] = 1  # who types the command wants to know what it did
-    return Options.of(**given)
+        given["log"] = 1  # the command logs by default
+    return MigrateOptions.from_keywords(**given)
 
 
-def _activate(options: Options) -> None:
-    # Registered before all else, so it runs after the report and after what the script registers.
+def _activate(options: MigrateOptions) -> None:
+    # Registered first, so that it runs last: after the report and after the script's own exit functions.
     atexit.register(_end_by_signal)
     from sightline.migrate import session
 
     session.activate(options)
 
 
-def _launch(options: Options, module: str, script: str, args: Sequence[str]) -> NoReturn:
-    """Becomes torchrun, or another command that starts Python; its children are migrated through the environment."""
+def _launch(options: MigrateOptions, module: str, script: str, args: Sequence[str]) -> NoReturn:
+    """Become torchrun, or another command that starts Python; the environment migrates its child processes."""
     if module or script == "torchrun":
-        # By this interpreter: the torchrun on PATH may belong to another one.
+        # With this interpreter: the torchrun on PATH may belong to another one.
         command = [sys.executable, "-m", module or TORCHRUN[0], *args]
     else:
         found = shutil.which(script)
@@ -141,11 +141,12 @@ def _launch(options: Options, module: str, script: str, args: Sequence[str]) -> 
                 f"{script!r} is neither a file nor a command on PATH; give a script, -m module or torchrun"
             )
         command = [found, *args]
-    if os.environ.get(AUTOLOAD) == "0":
+    if os.environ.get(AUTOLOAD_SWITCH) == "0":
         raise MigrateError(
-            f"{AUTOLOAD}=0 keeps the processes of {command[-len(args) - 1]} from being migrated; unset it"
+            f"{AUTOLOAD_SWITCH}=0 keeps child processes of {command[-len(args) - 1]} from being migrated; unset it"
         )
-    from sightline.migrate import logfile, session
+    from sightline.migrate import session
+    from sightline.migrate.reporting import logfile
 
     logfile.becomes_launcher = True
     session.activate(options)
@@ -161,33 +162,36 @@ def _check(module: str, script: str) -> None:
         except (ImportError, ValueError) as error:
             raise MigrateError(f"-m {module}: {error}") from error
         if found is None:
-            raise MigrateError(f"-m {module}: no module of that name; a file is given without -m")
+            raise MigrateError(f"-m {module}: no such module; to run a file, omit -m")
 
 
 def run(module: str, script: str, args: Sequence[str]) -> None:
-    """As `python script.py args` or `python -m module args` would; an error ends the process here, told as there."""
+    """Run as `python script.py args` or `python -m module args` would, with the same traceback and exit on errors."""
     sys.argv = [script or module, *args]
     try:
         if module:
             _new_main()
-            # What the interpreter itself calls for -m; runpy.run_module would take `__main__` away at the end.
+            # The interpreter's own function for -m; runpy.run_module would remove `__main__` at the end.
             runpy._run_module_as_main(module)  # type: ignore[attr-defined]
         else:
-            # -P and -I say that the script's folder must not be searched.
+            # With -P and -I the script's folder is not searched.
             if not sys.flags.safe_path:
                 sys.path[0] = os.path.dirname(os.path.realpath(script))
             _run_file(script)
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001
-        _tell(error)
+        _print_traceback(error)
         if isinstance(error, KeyboardInterrupt):
             _pending.append(signal.SIGINT)
         raise SystemExit(1) from None
 
 
 def _run_file(script: str) -> None:
-    """runpy.run_path would change sys.argv[0] or leave __file__ relative, and takes `__main__` away at the end."""
+    """Execute a file as `__main__`.
+
+    runpy.run_path would change sys.argv[0] or leave __file__ relative, and remove `__main__` at the end.
+    """
     path = os.path.abspath(script)
     if os.path.isdir(path) or not _is_source(path):
         runpy.run_path(script, run_name="__main__")  # a folder or an archive with a __main__.py, compiled code
@@ -213,8 +217,8 @@ def _is_source(path: str) -> bool:
     return start[:2] != b"PK" and start != importlib.util.MAGIC_NUMBER
 
 
-def _tell(error: BaseException) -> None:
-    """The traceback as the interpreter prints it, without the frames that ran the script."""
+def _print_traceback(error: BaseException) -> None:
+    """Print the traceback as the interpreter does, without the frames that ran the script."""
     trace = error.__traceback__
     own = (__file__, runpy.__file__, "<frozen runpy>")
     while trace is not None and trace.tb_frame.f_code.co_filename in own:
@@ -229,7 +233,7 @@ _pending: list[signal.Signals] = []
 
 
 def _end_by_signal() -> None:
-    """An interrupted interpreter ends by the signal, so that the shell and the launcher know."""
+    """End by the signal, as an interrupted interpreter does, so that the shell and the launcher see it."""
     for number in _pending:
         sys.stdout.flush()
         sys.stderr.flush()

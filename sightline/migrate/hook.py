@@ -1,4 +1,4 @@
-"""Activate at the end of `import torch`, where autoload/ is on the path and the environment asks for it."""
+"""Activate at the end of `import torch`, if autoload/ is on the path and the environment asks for it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 GROUP = "torch.backends"
-# The second is that of installations before autoload/ held it; `import torch` fails there if it is not found.
+# The second belongs to installations older than autoload/, where `import torch` fails if it is missing.
 OWN = ("sightline_migrate_autoload:autoload", "sightline.migrate.hook:autoload")
 
 
 def autoload() -> None:
-    """Activate if the environment asks for it. An error is printed: raised, it would end `import torch`."""
+    """Activate if the environment asks for it. Print errors instead of raising, which would break `import torch`."""
     try:
         from sightline.migrate.options import is_wanted
 
@@ -22,15 +22,15 @@ def autoload() -> None:
         _load_later_backends()
         from sightline.migrate import session
 
-        session.activate(session.Options.from_environment())
+        session.activate(session.MigrateOptions.from_environment())
     except Exception as error:  # noqa: BLE001
         print(f"sightline migrate: not active, {error!r}", file=sys.stderr)
 
 
 def _load_later_backends() -> None:
-    """torch calls the hooks of all backends in the order of sys.path: the device's own may come after ours.
+    """Call the hooks of backends that torch would load after ours: the device's own may be among them.
 
-    Those are called here, and once more by torch, which then finds that nothing is left to do.
+    torch calls hooks in the order of sys.path. It calls these a second time, which then has no effect.
     """
     from importlib.metadata import entry_points
 
@@ -41,11 +41,11 @@ def _load_later_backends() -> None:
             continue
         function = entry.load()
         function()
-        _call_no_more(entry.module, entry.attr, function)
+        _skip_next_call(entry.module, entry.attr, function)
 
 
-def _call_no_more(module: str, attribute: str, function: Callable[[], None]) -> None:
-    """Until torch has called it: then it is itself again."""
+def _skip_next_call(module: str, attribute: str, function: Callable[[], None]) -> None:
+    """Replace a hook by a no-op that restores it when torch calls it."""
     owner: Any = sys.modules[module]
     *path, last = attribute.split(".")
     for name in path:

@@ -1,4 +1,4 @@
-"""The choices a user has, as flags, as keyword arguments and as environment variables. Imports no torch."""
+"""The options, as flags, keyword arguments and environment variables. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 SWITCH = "SIGHTLINE_MIGRATE"
 PREFIX = "SIGHTLINE_MIGRATE_"
-# The names of the vendor's own toolkit, so that commands written for it work here too.
+# Names of the vendor's own toolkit, so that commands written for it work here too.
 VENDOR_SWITCH = "PT_HPU_GPU_MIGRATION"
 VENDOR_NAMES = {"fp16_to_bf16": "PT_HPU_CONVERT_FP16_TO_BF16_FOR_MIGRATION", "log": "GPU_MIGRATION_LOG_LEVEL"}
 VENDOR_PACKAGE = "habana_frameworks"
@@ -18,56 +18,56 @@ TARGETS = ("auto", "cpu", "hpu", "xpu", "mps", "npu")
 
 
 class MigrateError(RuntimeError):
-    """What a user asked for and cannot have; the text says what came, what was expected and what to do."""
+    """A request that cannot be met; the text says what came, what was expected and what to do."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
-class Options:
-    """Every field is `--name` on the command line and SIGHTLINE_MIGRATE_NAME in the environment."""
+class MigrateOptions:
+    """All options; each field is `--name` on the command line and SIGHTLINE_MIGRATE_NAME in the environment."""
 
     target: str = "auto"
-    """where the work runs: auto, cpu, hpu, xpu, mps, npu, or the name of another PyTorch backend"""
+    """device to run on: auto, cpu, hpu, xpu, mps, npu, or the name of another PyTorch backend"""
     fp16_to_bf16: bool = False
-    """what asks for float16 gets bfloat16; GradScaler is then off"""
+    """use bfloat16 wherever the script asks for float16; disables GradScaler"""
     amp: str = "auto"
-    """autocast: keep; off; auto = off on a CPU that has no 16-bit arithmetic, kept elsewhere"""
+    """autocast: keep, off, or auto = off on a CPU without 16-bit arithmetic, keep elsewhere"""
     strict: bool = False
-    """a call that cannot be honoured is an error instead of a line in the log"""
+    """raise an error for a refused call instead of logging it"""
     claim: bool = False
-    """target cpu: tensors say they are on cuda:0 when the script asks"""
+    """target cpu: tensors report cuda:0 as their device to the script"""
     compile: str = "keep"
-    """torch.compile: keep its mode; default = without a mode; off = run as written"""
+    """torch.compile: keep its mode; default = without a mode; off = do not compile"""
     cuda_version: str = ""
-    """what torch.version.cuda says, e.g. 12.4; empty leaves it alone"""
+    """value of torch.version.cuda, e.g. 12.4; empty leaves it unchanged"""
     capability: str = "8.0"
-    """what get_device_capability says"""
+    """value of get_device_capability"""
     device_count: int = 0
-    """how many devices target cpu shows; 0 = LOCAL_WORLD_SIZE, else 1"""
+    """number of devices that target cpu reports; 0 = LOCAL_WORLD_SIZE, else 1"""
     legacy_load: bool = False
-    """torch.load reads whole pickles again, as before torch 2.6; only for checkpoints you trust"""
+    """let torch.load read whole pickles, as before torch 2.6; only for checkpoints you trust"""
     log: int = 0
-    """0 no log files, 1 one record per call site, 2 also what torch asked itself"""
+    """0 no log files, 1 one record per call site, 2 also questions from torch itself"""
     log_dir: str = "migrate_log"
-    """folder of the log files"""
+    """folder for the log files"""
     syncs: bool = False
-    """also list the lines that wait for the device: .item(), .cpu(), .tolist()"""
+    """also list lines that wait for the device: .item(), .cpu(), .tolist()"""
     quiet: bool = False
-    """no table when the script ends; calls that cannot be honoured are told all the same"""
+    """print no table when the script ends; refused calls are still printed"""
 
     def __post_init__(self) -> None:
         for name, known in (("amp", ("auto", "keep", "off")), ("compile", ("keep", "default", "off"))):
             if getattr(self, name) not in known:
                 raise MigrateError(f"{name}={getattr(self, name)!r} is not known; use one of {', '.join(known)}")
         if not all(part.isdigit() for part in self.capability.split(".")) or self.capability.count(".") != 1:
-            raise MigrateError(f"capability={self.capability!r} is no version; write e.g. 8.0")
+            raise MigrateError(f"capability={self.capability!r} is not a version; use e.g. 8.0")
         if self.device_count < 0:
-            raise MigrateError(f"device_count={self.device_count} must not be negative; 0 lets it be derived")
+            raise MigrateError(f"device_count={self.device_count} must not be negative; 0 means LOCAL_WORLD_SIZE")
 
     @classmethod
-    def of(cls, **given: Any) -> Options:
-        """From keyword arguments, on top of the environment; an unknown name is told with those that are known."""
+    def from_keywords(cls, **given: Any) -> MigrateOptions:
+        """Read keyword arguments on top of the environment; the error for an unknown name lists the known ones."""
         names = [field.name for field in fields(cls)]
         unknown = [name for name in given if name not in names]
         if unknown:
@@ -75,7 +75,7 @@ class Options:
         return cls(**{**vars(cls.from_environment()), **given})
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Options:
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> MigrateOptions:
         environment = os.environ if environment is None else environment
         vendors = not vendor_stack_is_here()
         values: dict[str, Any] = {}
@@ -90,7 +90,7 @@ class Options:
         return cls(**values)
 
     def write_environment(self, environment: MutableMapping[str, str]) -> None:
-        """So that workers, spawned and launched processes start with the same choices."""
+        """Write all options, so that workers, spawned and launched processes start with the same ones."""
         environment[SWITCH] = "1"
         for field in fields(self):
             value = getattr(self, field.name)
@@ -98,7 +98,7 @@ class Options:
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Whether the environment turns migration on."""
+    """Return True if the environment turns migration on."""
     own = environment.get(SWITCH, "")
     if own:
         return _parse(SWITCH, own, bool)
@@ -107,7 +107,7 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
 
 
 def vendor_stack_is_here() -> bool:
-    """Its variables are then its own business."""
+    """Return True if the vendor's own toolkit is installed, which then reads its variables itself."""
     return importlib.util.find_spec(VENDOR_PACKAGE) is not None
 
 
@@ -118,6 +118,6 @@ def _parse(name: str, text: str, kind: type) -> Any:
         return text.lower() in ("1", "true", "on", "yes")
     if kind is int:
         if not text.lstrip("-").isdigit():
-            raise MigrateError(f"{name}={text} is no whole number")
+            raise MigrateError(f"{name}={text} is not an integer; use e.g. 2")
         return int(text)
     return text

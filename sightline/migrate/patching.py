@@ -1,4 +1,4 @@
-"""Replacing attributes so that everything can be undone, dressing wrappers as what they replace, import hooks."""
+"""Replace attributes with a full undo, make wrappers look like their originals, hook into imports."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ ORIGINAL = "__migrate_original__"
 
 
 class UndoStack:
-    """Every change with what was there before; undone in reverse, all or nothing."""
+    """All changes with their previous values; undone in reverse order, all or none."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Callable[[], str], Callable[[], None]]] = []
-        self._placed: dict[tuple[int, str], Any] = {}  # one name may be replaced more than once: the last one counts
+        self._placed: dict[tuple[int, str], Any] = {}  # a name may be replaced more than once: the last one counts
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replaces an attribute of a module or a class; one that was inherited is inherited again after undo."""
+        """Replace an attribute of a module or class; an inherited one is inherited again after undo."""
         old = vars(owner).get(name, ABSENT)
         setattr(owner, name, value)
         key = (id(owner), name)
@@ -43,7 +43,7 @@ class UndoStack:
         self._steps.append((check, undo))
 
     def set_item(self, mapping: MutableMapping[Any, Any], key: Any, value: Any) -> None:
-        """The same for an entry of a dict, e.g. os.environ or sys.modules; a later change by others is not refused."""
+        """Replace an entry of a dict, e.g. os.environ or sys.modules; undo ignores later changes by others."""
         old = mapping.get(key, ABSENT)
         mapping[key] = value
 
@@ -56,11 +56,11 @@ class UndoStack:
         self.on_undo(undo)
 
     def on_undo(self, undo: Callable[[], None]) -> None:
-        """Anything else that has to be taken back."""
+        """Register any other undo function."""
         self._steps.append((lambda: "", undo))
 
     def undo(self) -> None:
-        """Takes everything back, or refuses and changes nothing if someone has replaced an attribute since."""
+        """Undo everything, or raise and change nothing if an attribute was replaced since."""
         changed = [name for check, _ in self._steps if (name := check())]
         if changed:
             raise MigrateError(
@@ -72,16 +72,16 @@ class UndoStack:
 
 
 def dress(wrapper: Any, original: Any, name: str) -> Any:
-    """Gives a wrapper the looks of what it replaces, so that pickle, fx and dynamo find it by its name.
+    """Make a wrapper look like its original, so that pickle, fx and dynamo find it by its name.
 
-    `__wrapped__` stays what the original had: dynamo reads it of context managers to know their generators.
+    `__wrapped__` stays the original's: dynamo reads it to find the generator of a context manager.
     """
     module, _, last = name.rpartition(".")
     wrapper.__name__ = getattr(original, "__name__", last)
     wrapper.__qualname__ = getattr(original, "__qualname__", last)
     owner = getattr(original, "__module__", None)
-    # Functions written in C call their module `torch._C._VariableFunctions` or none at all; by that name pickle
-    # would not find the wrapper, by the public one it does.
+    # Functions written in C name `torch._C._VariableFunctions` or no module; pickle finds the wrapper only by its
+    # public name.
     if not owner or owner.startswith("torch._C") or not _is_found(owner, wrapper.__qualname__):
         owner = module
         wrapper.__qualname__ = last
@@ -100,35 +100,28 @@ def _is_found(module: str, qualname: str) -> bool:
 
 
 def original_of(value: Any) -> Any:
-    """What a wrapper replaced; anything else is returned as it is."""
+    """Return the function that a wrapper replaces; return anything else unchanged."""
     return getattr(value, ORIGINAL, value)
 
 
 class ImportHook(importlib.abc.MetaPathFinder):
-    """Calls back once a module has been imported; offers modules of our own where the real ones are missing."""
+    """Runs callbacks right after a module is imported."""
 
     def __init__(self) -> None:
         self._after: dict[str, list[Callable[[ModuleType], None]]] = {}
-        self._provided: dict[str, Callable[[ModuleType], None]] = {}
         self._searching = False
 
     def when_imported(self, name: str, callback: Callable[[ModuleType], None]) -> None:
-        """Runs `callback(module)` right after `name` is imported, or now if it already is."""
+        """Run `callback(module)` right after `name` is imported, or now if it already is."""
         module = sys.modules.get(name)
         if module is not None:
             callback(module)
         else:
             self._after.setdefault(name, []).append(callback)
 
-    def provide(self, name: str, fill: Callable[[ModuleType], None]) -> None:
-        """`import name` gives a module filled by `fill(module)`; the caller has made sure the real one is missing."""
-        self._provided[name] = fill
-
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name in self._provided:
-            return importlib.machinery.ModuleSpec(name, _Provider(self._provided[name]), is_package=True)
         if name not in self._after or self._searching:
             return None
         self._searching = True
@@ -137,34 +130,18 @@ class ImportHook(importlib.abc.MetaPathFinder):
         finally:
             self._searching = False
         if spec is not None and spec.loader is not None:
-            # A script may only ask whether the module is there: what waits for it stays until it is run.
+            # A script may only check that the module exists: callbacks wait until it is executed.
             spec.loader = _Follower(spec.loader, lambda: self._after.pop(name, []))  # type: ignore[assignment]
         return spec
 
     def install(self, undo: UndoStack) -> None:
-        """In front of the others, for as long as the session lasts; provided modules leave sys.modules with it."""
+        """Put the hook first on sys.meta_path until undo."""
         sys.meta_path.insert(0, self)
-        undo.on_undo(self._remove)
-
-    def _remove(self) -> None:
-        sys.meta_path.remove(self)
-        for name in self._provided:
-            sys.modules.pop(name, None)
-
-
-class _Provider(importlib.abc.Loader):
-    def __init__(self, fill: Callable[[ModuleType], None]) -> None:
-        self._fill = fill
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._fill(module)
+        undo.on_undo(lambda: sys.meta_path.remove(self))
 
 
 class _Follower:
-    """The module's own loader, plus what happens after it; all else is asked of the real loader."""
+    """The module's own loader, followed by the callbacks; other attributes come from the real loader."""
 
     def __init__(self, loader: Any, take: Callable[[], list[Callable[[ModuleType], None]]]) -> None:
         self._loader = loader

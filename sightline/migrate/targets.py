@@ -1,4 +1,4 @@
-"""The device that stands in for CUDA: which one, what it can do, and how CUDA device names map to its own."""
+"""The device that replaces CUDA: which one, its capabilities, and how CUDA device names map to its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_DEVICES = 64  # "cuda:0" to "cuda:63" are looked up in a table; more are pa
 COLLECTIVES = {"cpu": "gloo", "mps": "gloo", "hpu": "hccl", "npu": "hccl", "xpu": "xccl"}
 NO_PROCESS_GROUP = "gloo"
 HOST_MEMORY = ("cpu", "mps")
-"""targets that work in the host's memory: nothing is pinned for them, they have no streams and capture no step"""
+"""targets that use host memory: no pinned memory, no streams, no captured steps"""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Target:
     """One device type."""
 
     name: str
-    """torch's name of the device type: cpu, xpu, ..."""
+    """torch's name for the device type: cpu, xpu, ..."""
     module: ModuleType | None
-    """torch.xpu and the like; None for cpu, whose torch.cpu says nothing about a device of its own"""
+    """torch.xpu and the like; None for cpu, since torch.cpu describes no separate device"""
     collective: str
-    """process group backend that takes the place of nccl"""
+    """process group backend that replaces nccl"""
 
     @property
     def is_cpu(self) -> bool:
@@ -35,15 +35,15 @@ class Target:
 
     @property
     def tells_apart(self) -> bool:
-        """Whether a tensor on the target differs from one on the host, so that it can be shown as cuda."""
+        """True if target and host tensors can be told apart, so that the former can be shown as cuda."""
         return self.name != "cpu"
 
     def native(self, name: str) -> Any:
-        """The target's own function or class of that torch.cuda name, or None."""
+        """Return the target's own function or class for a torch.cuda name, or None."""
         return getattr(self.module, name, None) if self.module is not None else None
 
     def count(self, options_count: int = 0) -> int:
-        """How many devices a script sees."""
+        """Return the number of devices that a script sees."""
         if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
             return 0
         native = self.native("device_count")
@@ -54,14 +54,14 @@ class Target:
 
 
 def real_cuda() -> bool:
-    """Whether a CUDA device is there in truth; asked before anything is replaced."""
+    """Return True if a real CUDA device is available; called before anything is replaced."""
     return torch.cuda.is_available()
 
 
 def choose(wanted: str) -> Target | None:
-    """The target of that name; for `auto` what torch reports, and None where that is a real CUDA device."""
+    """Return the target of that name; for `auto` the device that torch reports, or None for a real CUDA device."""
     if wanted == "cuda":
-        raise MigrateError("target 'cuda' is what scripts ask for anyway; use auto, cpu, hpu, xpu, mps or npu")
+        raise MigrateError("target 'cuda' is the device to be replaced; use auto, cpu, hpu, xpu, mps or npu")
     if wanted == "auto":
         if real_cuda():
             return None
@@ -91,13 +91,13 @@ def _is_available(module: ModuleType) -> bool:
 
 
 def _collective_of(device: str) -> str:
-    """What the backend itself registered for its device type."""
+    """Return the collective backend that is registered for a device type."""
     backends = getattr(getattr(torch.distributed, "Backend", None), "default_device_backend_map", {})
     return backends.get(device, NO_PROCESS_GROUP)
 
 
 class DeviceMap:
-    """CUDA devices, however they are written, to the target's. `table` is for speed, `slow` also for dynamo."""
+    """Maps CUDA devices in any spelling to the target's: `table` is fast, `get` can be traced by dynamo."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -108,10 +108,10 @@ class DeviceMap:
             there = self.name if self.is_cpu else f"{self.name}:{index}"
             self.table |= {f"cuda:{index}": there, torch.device("cuda", index): there, index: there}
         if self.is_cpu:
-            self.table[-1] = self.name  # what get_device() says of a tensor there, given back as a device
+            self.table[-1] = self.name  # get_device() of a host tensor, passed back as a device
 
     def get(self, device: Any) -> Any:
-        """The target's device for a CUDA one; anything else as it came. Plain enough for dynamo to trace."""
+        """Return the target's device for a CUDA one, anything else unchanged. Simple enough for dynamo to trace."""
         if isinstance(device, torch.device):
             if device.type != "cuda":
                 return device
@@ -128,7 +128,7 @@ class DeviceMap:
         return self.name if index is None or self.is_cpu else f"{self.name}:{index}"
 
     def index_of(self, device: Any, current: int) -> int:
-        """The index in a device argument of torch.cuda functions: None, an int, "cuda:1", torch.device."""
+        """Return the index of a torch.cuda device argument: None, an int, "cuda:1", torch.device."""
         if device is None:
             return current
         if isinstance(device, int):

@@ -1,6 +1,6 @@
-"""Who is calling a replaced function: the script, torch on its behalf, or machinery that must know the truth.
+"""Who calls a replaced function: the script, torch on its behalf, or machinery that must see the real device.
 
-A zone is looked up by file name, once per file; a frame costs about 0.1 us after that.
+A zone is decided by file name, once per file; after that a frame costs about 0.1 us.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 
 SCRIPT = 0  # user files and libraries: they see virtual CUDA
-TORCH = 1  # torch's Python layers above the compilers: truth to questions, requests are mapped
-MACHINERY = 2  # compilers, device runtimes, kernels: truth, and no dtype is converted
+TORCH = 1  # torch's Python layers above the compilers: real answers, requests are mapped
+MACHINERY = 2  # compilers, device runtimes, kernels: real answers, no dtype is converted
 THROUGH = 3  # decorators and context managers: their caller decides
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -29,11 +29,11 @@ _MACHINERY_OF_TORCH = (
     "_meta_registrations.py", "_native", "_ops.py", "_prims", "_prims_common", "_refs", "_subclasses", "accelerator",
     "ao", "cpu", "cuda", "export", "fx", "jit", "mps", "mtia", "onnx", "testing", "utils/_triton.py", "xpu",
 )  # fmt: skip
-# The first two evaluate the user's own calls while tracing; torchrun counts devices where a user wants a rank on each.
+# The first two evaluate the user's own calls while tracing; torchrun counts devices to start a rank on each.
 _SCRIPT_OF_TORCH = ("_dynamo/variables", "_dynamo/polyfills", "distributed/run.py")
-# They run the nodes of a user's graph, so what these ask for is the user's wish.
+# These run the nodes of a user's graph, so their requests are the user's.
 _RUNNERS_OF_TORCH = ("_dynamo/utils.py", "_subclasses/functional_tensor.py", "fx/interpreter.py")
-# Libraries that compile or load CUDA kernels of their own; add a name here if a library must not be told stories.
+# Libraries that compile or load their own CUDA kernels; add a library here if it must see the real device.
 MACHINERY_LIBRARIES = ["triton", "bitsandbytes", "flash_attn", "xformers", "deepspeed/ops/op_builder", "apex/contrib"]
 _THROUGH_OF_STDLIB = ("contextlib.py", "functools.py", "importlib", "warnings.py", "typing.py")
 
@@ -42,7 +42,7 @@ _zones: dict[str, int] = {}
 
 
 def zone_of(filename: str) -> int:
-    """The zone of a source file; decided once."""
+    """Return the zone of a source file; decided once."""
     zone = _zones.get(filename)
     if zone is None:
         zone = _zones[filename] = _decide(filename)
@@ -81,9 +81,9 @@ def _decide(filename: str) -> int:
 
 
 def caller(depth: int = 1) -> FrameType:
-    """The frame that called a replaced function: the first one outside this package and outside decorators.
+    """Return the frame that called a replaced function: the first one outside this package and outside decorators.
 
-    `depth` counts the frames of this package that are known to lie between: 1 from a wrapper's own body.
+    `depth` is the number of frames of this package in between: 1 from a wrapper's own body.
     """
     frame = _getframe(depth + 1)
     while True:
@@ -97,13 +97,13 @@ def caller(depth: int = 1) -> FrameType:
 
 
 def zone(depth: int = 1) -> int:
-    """The zone of the code that called the wrapper which asks."""
+    """Return the zone of the code that called the current wrapper."""
     found = _zones.get(_getframe(depth + 1).f_code.co_filename, THROUGH)
     return found if found != THROUGH else _zones[caller(depth + 1).f_code.co_filename]
 
 
 class Site(NamedTuple):
-    """A place in a source file."""
+    """A line in a source file."""
 
     file: str
     line: int
@@ -118,21 +118,21 @@ def site_of(frame: FrameType) -> Site:
 
 
 def is_users(filename: str) -> bool:
-    """Whether a file is the user's own: neither torch, nor installed, nor of the standard library, nor generated."""
+    """Return True for the user's own files: not torch, not installed, not standard library, not generated."""
     if filename.startswith((_TORCH, _OWN, _STDLIB, "<frozen", "<eval_with_key>")):
         return False
     return not any(folder in filename for folder in _INSTALLED)
 
 
 def is_a_library(filename: str) -> bool:
-    """Whether a file belongs to the user or to a library that sees virtual CUDA."""
+    """Return True for files of the user and of libraries that see virtual CUDA."""
     return zone_of(filename) == SCRIPT and not filename.startswith((_TORCH, _STDLIB))
 
 
 def user_site(frame: FrameType | None = None) -> Site:
-    """The user's own line: the nearest one outside torch, installed packages and the standard library.
+    """Return the user's own line: the nearest one outside torch, installed packages and the standard library.
 
-    Where there is none (a library run by itself) the nearest line outside torch; else the caller itself.
+    If there is none (a library run by itself), return the nearest line outside torch, else the caller itself.
     """
     frame = caller() if frame is None else frame
     nearest, outside = frame, None

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from sightline.migrate import activate, deactivate, record
+from sightline.migrate import activate, deactivate
+from sightline.migrate.reporting import record
 from sightline.migrate.session import Session
 
 REPO = Path(__file__).resolve().parents[2]

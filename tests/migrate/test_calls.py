@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.migrate import record, rules_factories
 from sightline.migrate.options import MigrateError
+from sightline.migrate.reporting import record
+from sightline.migrate.rules import factories
 from sightline.migrate.session import Session
 
 Start = Callable[..., Session]
@@ -41,7 +42,7 @@ def factory(name: str) -> Callable[..., Any]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", [n for n in rules_factories.FACTORIES if n not in NOT_CALLED])
+@pytest.mark.parametrize("name", [n for n in factories.FACTORIES if n not in NOT_CALLED])
 def test_factory(name: str, on_cpu: Start):
     on_cpu()
     like = (torch.ones(2),) if name.endswith("_like") else (4,)
@@ -51,7 +52,7 @@ def test_factory(name: str, on_cpu: Start):
     assert found.user.file == __file__ and "'cuda'" in found.arguments
 
 
-@pytest.mark.parametrize("name", [n for n in rules_factories.OF_TENSORS if n != "new"])
+@pytest.mark.parametrize("name", [n for n in factories.OF_TENSORS if n != "new"])
 def test_factory_of_a_tensor(name: str, on_cpu: Start):
     on_cpu()
     assert getattr(torch.ones(2), name)(*ARGUMENTS.get(name, ((2,),)), device="cuda:0").device.type == "cpu"
@@ -371,7 +372,7 @@ def test_refused_classes_stay_classes(on_cpu: Start, capsys: Any):
     assert not isinstance(3, torch.cuda.ExternalStream)
     with pytest.raises((RuntimeError, TypeError)):
         torch.cuda.ExternalStream(0)
-    assert "torch.cuda.ExternalStream cannot run on cpu; it hands out CUDA memory" in capsys.readouterr().err
+    assert "torch.cuda.ExternalStream cannot run on cpu; it returns CUDA memory" in capsys.readouterr().err
 
 
 def test_one_record_per_line_and_counts(on_cpu: Start):

@@ -9,8 +9,8 @@ from typing import Any, Optional
 import pytest
 import torch
 
-from sightline.migrate import record
 from sightline.migrate.options import MigrateError
+from sightline.migrate.reporting import record
 from sightline.migrate.session import Session
 
 Start = Callable[..., Session]
@@ -100,7 +100,7 @@ def test_compile_default(on_cpu: Start):
     compiled = torch.compile(everything, backend=backend, options={"triton.cudagraphs": True})
     assert torch.equal(compiled(torch.ones(4)), everything(torch.ones(4))) and given == [{}]
     (found,) = [each for each in record.records.values() if each.rule.name == "torch.compile"]
-    assert found.what == "without mode and options, as --compile default says"
+    assert found.what == "without mode and options because of --compile default"
 
 
 def test_compile_off(on_cpu: Start):

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.migrate import record
+from sightline.migrate.reporting import record
 
 Start = Callable[..., Any]
 Run = Callable[..., Any]
 LAST = torch.channels_last
-DROPPED = "pixels that its stride leaves out are dropped first: oneDNN issue 6035"
+DROPPED = "pixels skipped by the stride are dropped first: oneDNN issue 6035"
 
 SCRIPT = """
 import copy

@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from sightline.migrate import cli, record, rules_distributed
+from sightline.migrate import cli
+from sightline.migrate.reporting import record
+from sightline.migrate.rules import distributed
 from sightline.migrate.targets import Target
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -46,7 +48,7 @@ def done_for(name: str) -> list[str]:
 )
 def test_backend_of_the_target(wanted: str, target: str, there: str):
     collectives = {"cpu": "gloo", "hpu": "hccl", "xpu": "xccl"}
-    assert rules_distributed.backend_of(wanted, Target(target, None, collectives[target])) == there
+    assert distributed.backend_of(wanted, Target(target, None, collectives[target])) == there
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ def test_barrier_without_the_index(alone: Callable[..., None]):
     alone("nccl")
     dist.barrier(device_ids=[0])
     dist.barrier()
-    assert done_for("torch.distributed.barrier") == ["waits without the index"]
+    assert done_for("torch.distributed.barrier") == ["waits without device_ids"]
 
 
 @pytest.mark.parametrize(

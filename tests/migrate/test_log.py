@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sightline import migrate
-from sightline.migrate import logfile
+from sightline.migrate.reporting import logfile
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 RECORD = re.compile(
@@ -50,7 +50,7 @@ torch.ones(2, device="cuda")
     (tmp_path / "victim").write_text("mine")
     done = run_script(text)
     assert (tmp_path / "victim").read_text() == "mine"
-    assert re.search(r"no log from here on.*gpu_migration_\d+\.log", done.stderr)
+    assert re.search(r"logging stopped.*gpu_migration_\d+\.log", done.stderr)
 
 
 def test_log_of_a_script(run_script: Run, tmp_path: Path):
@@ -81,9 +81,7 @@ print("available", torch.cuda.is_available())
     assert calls([document])["torch.ones"] == 3
     table = done.stderr
     assert (
-        "refused: nothing\n" in table
-        and "       3  torch.ones --> " in table
-        and "script.py:3  x = torch.ones(" in table
+        "refused: none\n" in table and "       3  torch.ones --> " in table and "script.py:3  x = torch.ones(" in table
     )
 
 
@@ -181,7 +179,7 @@ def test_killed_process_leaves_what_it_had_seen(run_script: Run, tmp_path: Path)
 def test_no_log_where_there_can_be_no_folder(run_script: Run, tmp_path: Path):
     (tmp_path / "taken").write_text("a file")
     done = run_script("import torch\nprint(torch.ones(2, device='cuda').sum())\n", "--log", "taken")
-    assert done.stdout == "tensor(2.)\n" and "no log from here on" in done.stderr
+    assert done.stdout == "tensor(2.)\n" and "logging stopped" in done.stderr
 
 
 def test_log_ends_with_the_block(tmp_path: Path):

@@ -13,7 +13,7 @@ import torch.cuda.comm
 from torch import nn
 from torch.nn.functional import batch_norm
 
-from sightline.migrate import record
+from sightline.migrate.reporting import record
 
 Start = Callable[..., Any]
 DEVICES = [0, "cuda:1", torch.device("cuda")]
@@ -105,7 +105,7 @@ def test_wrong_use_of_comm_is_told(on_cpu: Start):
         comm.broadcast(x)
     with pytest.raises(ValueError, match=r"one size, but got \[\(2,\), \(3,\)\]"):
         comm.reduce_add([x, torch.ones(3)])
-    with pytest.raises(RuntimeError, match="with 'out' neither devices="):
+    with pytest.raises(RuntimeError, match="'out' cannot be combined with devices="):
         comm.scatter(x, [0], out=[x])
-    with pytest.raises(RuntimeError, match="no destination may be given, but got 0"):
+    with pytest.raises(RuntimeError, match="'out' cannot be combined with destination=0"):
         comm.gather([x], destination=0, out=x)

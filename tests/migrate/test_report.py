@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sightline.migrate import report
 from sightline.migrate.options import MigrateError
+from sightline.migrate.reporting import report
 
 
 def site(kind: str, api: str, line: int, count: int, file: str = "/x/train.py") -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_table_is_in_the_order_of_importance():
     syncs = [{"what": ".item()", "count": 3, "file": "/x/train.py", "line": 12, "source": "loss.item()"}]
     sites = [site(kind, f"torch.cuda.{kind}", at, at + 1) for at, kind in enumerate(kinds)]
     text = report.as_text(report.merge([document(1, sites=sites, truths={"torch.cuda.is_available": 8}, syncs=syncs)]))
-    order = [text.index(word) for word in ("\nrefused:", "\nadapted:", "\nignored:", "\nexact:", "\ntruth", "\nsync")]
+    order = [text.index(word) for word in ("\nrefused:", "\nadapted:", "\nignored:", "\nexact:", "\nreal", "\nsync")]
     assert order == sorted(order)
     assert "       4  torch.cuda.refused --> done\n            /x/train.py:3  line 3\n" in text
     assert "8 questions (cuda.is_available 8)" in text and "       3  .item()  /x/train.py:12  loss.item()" in text
@@ -72,7 +72,7 @@ def test_table_is_in_the_order_of_importance():
 
 def test_many_lines_of_one_api_are_cut_on_request_only():
     merged = report.merge([document(1, sites=[site("exact", "torch.ones", line, 1) for line in range(9)])])
-    assert "and 6 lines more" in report.as_text(merged, shown_sites=3)
+    assert "and 6 more lines" in report.as_text(merged, shown_sites=3)
     assert "more" not in report.as_text(merged)
     assert "       9  torch.ones" in report.as_text(merged, shown_sites=3)
 
@@ -96,7 +96,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write(tmp_path, document(1, sites=sites, run="old"), document(2, sites=sites), document(3, rank=1, sites=sites))
     assert report.main([str(tmp_path), "--json"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)["sites"][0]["count"] == 10 and "1 files of earlier runs left out" in err
+    assert json.loads(out)["sites"][0]["count"] == 10 and "1 file of earlier runs skipped" in err
     assert report.main([str(tmp_path), "--all"]) == 0
     assert "      15  torch.ones" in capsys.readouterr().out
 
@@ -106,5 +106,5 @@ def test_files_that_are_none_of_ours_are_named(tmp_path: Path):
     with pytest.raises(MigrateError, match="migrate_0_1.json has format 99, this version reads 1"):
         report.read(tmp_path)
     (tmp_path / "migrate_0_1.json").write_text('{"format": ')
-    with pytest.raises(MigrateError, match="migrate_0_1.json is no JSON"):
+    with pytest.raises(MigrateError, match="migrate_0_1.json is not valid JSON"):
         report.read(tmp_path)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sightline.migrate import rules, scan
+from sightline.migrate.reporting import scan
+from sightline.migrate.rules.table import all_rules
 
 HEAD = """import torch
 import torch.cuda as tc
@@ -26,11 +27,11 @@ import apex
 
 
 @pytest.fixture(scope="module")
-def table() -> scan.Table:
-    return scan.Table("cpu")
+def table() -> scan.RuleIndex:
+    return scan.RuleIndex("cpu")
 
 
-def found(line: str, table: scan.Table, tmp_path: Path) -> list[tuple[str, str]]:
+def found(line: str, table: scan.RuleIndex, tmp_path: Path) -> list[tuple[str, str]]:
     """(kind, api) of what stands in `line`, put under HEAD."""
     path = tmp_path / "script.py"
     path.write_text(HEAD + line + "\n")
@@ -99,11 +100,11 @@ def found(line: str, table: scan.Table, tmp_path: Path) -> list[tuple[str, str]]
         ("torch.optim.optimizer.params_t", []),
     ],
 )
-def test_one_line(line: str, expected: list[tuple[str, str]], table: scan.Table, tmp_path: Path):
+def test_one_line(line: str, expected: list[tuple[str, str]], table: scan.RuleIndex, tmp_path: Path):
     assert found(line, table, tmp_path) == expected
 
 
-def test_name_for_a_function_counts_where_it_is_called(table: scan.Table, tmp_path: Path):
+def test_name_for_a_function_counts_where_it_is_called(table: scan.RuleIndex, tmp_path: Path):
     text = "wait = torch.cuda.synchronize\nwait()"
     assert found(text, table, tmp_path) == [
         ("exact", "torch.cuda.synchronize"),
@@ -112,16 +113,16 @@ def test_name_for_a_function_counts_where_it_is_called(table: scan.Table, tmp_pa
     ]
 
 
-def test_every_rule_of_torch_is_found_by_its_own_name(table: scan.Table):
+def test_every_rule_of_torch_is_found_by_its_own_name(table: scan.RuleIndex):
     """The scan and the run share one table: whatever name a rule has, the scan knows it."""
-    looked_for = [rule.name for rule in rules.all_rules() if rule.fits("cpu") and rule.name not in scan.FP16_ONLY]
+    looked_for = [rule.name for rule in all_rules() if rule.fits("cpu") and rule.name not in scan.FP16_ONLY]
     assert "torch.Tensor.cuda" in looked_for
     for rule in looked_for:
         owner, _, last = rule.rpartition(".")
         assert table.find(owner if last in scan.CALLS_OF_CLASSES else rule) is not None, rule
 
 
-def test_device_number_depends_on_the_build(table: scan.Table, tmp_path: Path):
+def test_device_number_depends_on_the_build(table: scan.RuleIndex, tmp_path: Path):
     has_cuda = torch.version.cuda is not None
     assert found("torch.device(0)", table, tmp_path) == ([] if has_cuda else [("refused", "torch.device(0)")])
 
@@ -146,5 +147,5 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 def test_file_of_another_language_is_named(tmp_path: Path):
     path = tmp_path / "old.py"
     path.write_text("print 'two'\n")
-    with pytest.raises(scan.MigrateError, match="old.py:1: .*; this Python cannot read it"):
-        scan.scan_file(path, scan.Table("cpu"))
+    with pytest.raises(scan.MigrateError, match="old.py:1: .*; this Python version cannot parse it"):
+        scan.scan_file(path, scan.RuleIndex("cpu"))

@@ -17,7 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from sightline.migrate import deactivate, record, stand_ins
+from sightline.migrate import deactivate
+from sightline.migrate.reporting import record
+from sightline.migrate.stand_ins import finder
 
 Start = Callable[..., Any]
 
@@ -38,7 +40,7 @@ def kinds(name: str) -> set[str]:
 
 def test_only_while_migrated_and_only_where_missing(on_cpu: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     on_cpu()
-    assert stand_ins.is_missing("apex") and stand_ins.is_missing("pynvml")
+    assert finder.is_missing("apex") and finder.is_missing("pynvml")
     import apex
     from apex.parallel import LARC
 
@@ -51,7 +53,7 @@ def test_only_while_migrated_and_only_where_missing(on_cpu: Start, tmp_path: Pat
     (tmp_path / "apex.py").write_text("mine = True")
     on_cpu()
     monkeypatch.syspath_prepend(tmp_path)  # a module beside the script, found after activation
-    assert not stand_ins.is_missing("apex")
+    assert not finder.is_missing("apex")
     assert importlib.import_module("apex").mine
     del sys.modules["apex"]
 
@@ -277,6 +279,17 @@ def test_norm_layers(apex: Any, dtype: torch.dtype):
     torch.testing.assert_close(got, torch.nn.functional.rms_norm(x, (8,), None, 1e-5) * 2)
 
 
+def test_batch_norm_converted_to_channels_last_keeps_weights_and_statistics(apex: Any):
+    x = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
+    plain = nn.Sequential(nn.BatchNorm2d(3))
+    weight, want = plain[0].weight, plain(x)
+    expected = plain.eval()(x)
+    converted = apex.parallel.convert_syncbn_model(plain, channel_last=True)
+    assert isinstance(converted[0], apex.parallel.SyncBatchNorm) and converted[0].weight is weight
+    torch.testing.assert_close(converted(x.movedim(1, -1)).movedim(-1, 1), expected)
+    torch.testing.assert_close(converted.train()(x.movedim(1, -1)).movedim(-1, 1), want)
+
+
 # mixed precision
 
 
@@ -368,7 +381,7 @@ def test_amp_skips_the_step_of_an_overflow(apex: Any, capsys: pytest.CaptureFixt
 
 
 def test_amp_scale_grows_and_stays_within_bounds(apex: Any):
-    scaler_of = importlib.import_module("sightline.migrate.stand_ins_apex_amp").LossScaler
+    scaler_of = importlib.import_module("sightline.migrate.stand_ins.apex_amp").LossScaler
     scaler = scaler_of("dynamic", lowest=2.0**14, highest=2.0**17)
     for _ in range(5999):
         scaler.update(True)
@@ -445,7 +458,9 @@ def test_pynvml_refuses_in_its_own_words(on_cpu: Start):
 
     with pytest.raises(pynvml.NVMLError_InvalidArgument, match=r"nvmlDeviceGetCount\(\) is 1"):
         pynvml.nvmlDeviceGetHandleByIndex(1)
-    with pytest.raises(pynvml.NVMLError, match=r"test_stand_ins.py:\d+: pynvml.nvmlDeviceGetPowerUsage is not told"):
+    with pytest.raises(
+        pynvml.NVMLError, match=r"test_stand_ins.py:\d+: pynvml.nvmlDeviceGetPowerUsage is not available"
+    ):
         pynvml.nvmlDeviceGetPowerUsage(0)
     with pytest.raises(AttributeError, match=r"test_stand_ins.py:\d+: pynvml.nvmlDeviceGetSomethingNew"):
         pynvml.nvmlDeviceGetSomethingNew(0)

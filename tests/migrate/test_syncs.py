@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sightline import migrate
-from sightline.migrate import syncs
+from sightline.migrate.reporting import syncs
 
 
 @pytest.fixture

@@ -9,20 +9,22 @@ from typing import Any
 import pytest
 import torch
 
-from sightline.migrate import patching, record, rules, rules_cuda
+from sightline.migrate import patching
 from sightline.migrate.options import MigrateError
+from sightline.migrate.reporting import record
+from sightline.migrate.rules import cuda, table
 
 # Submodules of torch.cuda that hold no functions of their own for scripts.
 NO_RULES_NEEDED = {"amp", "comm"}
 
 
 def names_with_a_rule() -> set[str]:
-    return {rule.name for rule in rules.all_rules() if rule.what != rules_cuda.UNKNOWN}
+    return {rule.name for rule in table.all_rules() if rule.what != cuda.UNKNOWN}
 
 
 def test_every_public_name_of_torch_cuda_has_a_rule():
-    missing = [n for n in rules_cuda.public_names() if n not in names_with_a_rule() | rules_cuda.LEFT_ALONE]
-    assert not missing, f"torch {torch.__version__} has {missing}: give each a rule in rules_cuda.py"
+    missing = [n for n in cuda.public_names() if n not in names_with_a_rule() | cuda.LEFT_ALONE]
+    assert not missing, f"torch {torch.__version__} has {missing}: give each a rule in rules/cuda.py"
 
 
 def test_every_submodule_of_torch_cuda_is_looked_at():
@@ -31,14 +33,14 @@ def test_every_submodule_of_torch_cuda_is_looked_at():
         for name, value in vars(torch.cuda).items()
         if inspect.ismodule(value) and value.__name__ == f"torch.cuda.{name}" and not name.startswith("_")
     }
-    assert found <= set(rules_cuda.SUBMODULES) | NO_RULES_NEEDED
+    assert found <= set(cuda.SUBMODULES) | NO_RULES_NEEDED
 
 
 def test_every_rule_names_something_that_exists():
-    here = [rule.name for rule in rules.all_rules() if not rule.module]
+    here = [rule.name for rule in table.all_rules() if not rule.module]
     assert "torch.Tensor.cuda" in here
     for rule in here:
-        owner, name = rules.locate(rule)
+        owner, name = table.locate(rule)
         assert hasattr(owner, name), rule
 
 
@@ -58,8 +60,8 @@ def test_wrappers_accept_what_the_originals_accept(on_cpu: Callable[..., Any]):
     """By parameter name: a script may write torch.cuda.stream(stream=s)."""
     on_cpu()
     compared, differing = 0, []
-    for name in rules_cuda.public_names():
-        owner, last = rules.locate(name)
+    for name in cuda.public_names():
+        owner, last = table.locate(name)
         here = getattr(owner, last)
         original = patching.original_of(here)
         virtual = _answer_of(here)

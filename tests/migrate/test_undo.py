@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch import serialization
 
-from sightline.migrate import activate, deactivate, migrate, patching, record, rules, session
+from sightline.migrate import activate, deactivate, migrate, patching, session
 from sightline.migrate.options import MigrateError
+from sightline.migrate.reporting import record
+from sightline.migrate.rules import table
 
 CLASSES = (
     torch.Tensor, torch.nn.Module, torch.UntypedStorage, torch.TypedStorage, torch.amp.autocast_mode.autocast,
@@ -41,7 +43,7 @@ def snapshot() -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", [{}, {"claim": True, "fp16_to_bf16": True, "cuda_version": "12.4"}], ids=str)
 def test_undo_restores_everything(options: dict[str, Any]):
-    rules.families()  # importing them may import parts of torch
+    table.families()  # importing them may import parts of torch
     with migrate(target="cpu", **options):
         pass
     before = snapshot()
@@ -82,12 +84,12 @@ def test_undo_out_of_order_is_refused(monkeypatch: pytest.MonkeyPatch):
 
 def test_failing_activation_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
     before = snapshot()
-    from sightline.migrate import rules_compile
+    from sightline.migrate.rules import compile
 
     def fail(session: Any) -> None:
         raise OSError("no")
 
-    monkeypatch.setattr(rules_compile, "setup", fail)
+    monkeypatch.setattr(compile, "setup", fail)
     with pytest.raises(OSError, match="no"):
         activate(target="cpu")
     after = snapshot()
@@ -138,5 +140,5 @@ def test_real_cuda_is_left_alone(monkeypatch: pytest.MonkeyPatch, capsys: Any):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Test")
     assert activate(target="auto") is None
-    assert "not needed, NVIDIA Test is there" in capsys.readouterr().err
+    assert "not active: NVIDIA Test is available" in capsys.readouterr().err
     record.reset()

@@ -1,1 +1,1 @@
-"""A folder for PYTHONPATH: processes that find it there are migrated at `import torch` if their environment asks."""
+"""A folder for PYTHONPATH: it migrates processes at `import torch` if their environment asks for it."""

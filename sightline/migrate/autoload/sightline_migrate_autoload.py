@@ -1,7 +1,7 @@
-"""The entry point of the group `torch.backends`: PyTorch calls it at the end of `import torch`.
+"""The entry point of the group `torch.backends`, called by PyTorch at the end of `import torch`.
 
-PyTorch finds it only where PYTHONPATH names this folder. It lies beside its entry point, so neither is found without
-the other, and it raises nothing: an error here would end `import torch`.
+PyTorch finds it only if PYTHONPATH contains this folder. Function and entry point are in one folder, so neither is
+found without the other. It never raises: an error here would break `import torch`.
 """
 
 import os
@@ -12,7 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.a
 
 
 def autoload() -> None:
-    """Hand over to sightline.migrate.hook of the copy of Sightline that holds this file, if a variable asks for it."""
+    """Call sightline.migrate.hook of the Sightline that contains this file, if a variable asks for it."""
     if not any(os.environ.get(name) for name in SWITCHES):
         return
     sys.path.insert(0, ROOT)

@@ -1,0 +1,72 @@
+"""Functions that create tensors: zeros, empty, tensor, *_like, new_*, windows, fft frequencies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from sightline.migrate import zones
+from sightline.migrate.reporting import record
+from sightline.migrate.rules.table import Rule, dressed
+from sightline.migrate.targets import HOST_MEMORY
+
+if TYPE_CHECKING:
+    from sightline.migrate.session import Session
+
+FACTORIES = (
+    "arange as_tensor asarray bartlett_window blackman_window empty empty_permuted empty_quantized empty_strided eye "
+    "from_file full hamming_window hann_window kaiser_window linspace logspace normal ones rand randint randn randperm "
+    "range scalar_tensor sparse_bsc_tensor sparse_bsr_tensor sparse_compressed_tensor sparse_coo_tensor "
+    "sparse_csc_tensor sparse_csr_tensor tensor tril_indices triu_indices zeros "
+    "empty_like full_like ones_like rand_like randint_like randn_like zeros_like "
+    "fft.fftfreq fft.rfftfreq nested.nested_tensor nested.as_nested_tensor from_dlpack"
+).split()
+HOST_IS_FULL = "can't allocate memory"
+OF_TENSORS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros new".split()
+
+
+def rules() -> list[Rule]:
+    names = [f"torch.{name}" for name in FACTORIES] + [f"torch.Tensor.{name}" for name in OF_TENSORS]
+    return [Rule(name, "exact", dressed(make_factory), "created on the target") for name in names]
+
+
+def make_factory(rule: Rule, original: Any, session: Session) -> Any:
+    """Wrap a factory: look up the device in a dict; do more only if an option or the target needs it."""
+    table, slow = session.devices.table, session.devices.get
+    converts = session.options.fp16_to_bf16
+    unpins = session.target.name in HOST_MEMORY
+
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            device = kwargs.get("device")
+            if device is not None:
+                if is_dynamo_compiling():
+                    kwargs["device"] = slow(device)
+                else:
+                    there = table.get(device, device)
+                    if there is not device:
+                        record.hit(rule, args, kwargs)
+                        kwargs["device"] = there
+            if unpins and kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+                if not is_dynamo_compiling():
+                    record.hit(rule, args, {"pin_memory": True}, "not pinned: the target uses host memory")
+            if converts and kwargs.get("dtype") is torch.float16 and converts_here():
+                kwargs["dtype"] = torch.bfloat16
+                if not is_dynamo_compiling():
+                    record.hit(rule, args, {"dtype": torch.float16}, "bfloat16 instead of float16")
+        try:
+            return original(*args, **kwargs)
+        except RuntimeError as error:
+            if not unpins or HOST_IS_FULL not in str(error):
+                raise
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {error}") from error
+
+    return factory
+
+
+def converts_here() -> bool:
+    """Return True if a request for float16 may become bfloat16: not inside compilers and kernels."""
+    return is_dynamo_compiling() or zones.zone() != zones.MACHINERY

@@ -1,0 +1,306 @@
+"""Move tensors, modules and storages, and report their devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from sightline.migrate import patching, zones
+from sightline.migrate.reporting import record
+from sightline.migrate.rules.factories import converts_here
+from sightline.migrate.rules.makers import maps
+from sightline.migrate.rules.table import Maker, Rule, dressed
+from sightline.migrate.targets import HOST_MEMORY
+
+if TYPE_CHECKING:
+    from sightline.migrate.session import Session
+
+
+def rules() -> list[Rule]:
+    moved, shown = "moved to the target", "shown as cuda"
+    return [
+        Rule("torch.Tensor.to", "exact", dressed(_make_to), moved),
+        Rule("torch.Tensor.cuda", "exact", dressed(_make_cuda), moved),
+        Rule("torch.Tensor.cpu", "adapted", dressed(_make_cpu), COPIED, targets=("cpu",)),
+        Rule("torch.Tensor.half", "adapted", dressed(_make_half), "bfloat16 instead of float16"),
+        Rule("torch.Tensor.type", "adapted", dressed(_make_type), "converted and moved to the target"),
+        Rule("torch.Tensor.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
+        Rule("torch.Tensor.pin_memory", "exact", dressed(_make_pin), "pinned for the target"),
+        Rule("torch.Tensor.is_pinned", "adapted", dressed(_make_is_pinned), "called without a device"),
+        Rule("torch.Tensor.record_stream", "ignored", dressed(_make_nothing), NO_STREAMS, targets=HOST_MEMORY),
+        Rule(f"{FUNCTIONAL}.FunctionalTensor.cuda", "exact", dressed(_make_traced_cuda), moved, module=FUNCTIONAL),
+        Rule("torch.nn.Module.to", "exact", maps(position=1), moved),
+        Rule("torch.nn.Module.cuda", "exact", dressed(_make_module_cuda), moved),
+        Rule("torch.nn.Module.to_empty", "exact", maps(), "created on the target"),
+        Rule("torch.UntypedStorage.to", "exact", maps(), moved),
+        Rule("torch.UntypedStorage.__new__", "exact", _make_storage_new, "created on the target"),
+        Rule("torch.UntypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
+        Rule("torch.TypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
+        Rule("torch.set_default_dtype", "adapted", dressed(_make_default_dtype), "bfloat16 instead of float16"),
+        Rule("torch.Tensor.device", "adapted", _shows(_cuda_device, _place_of_tensor), shown),
+        Rule("torch.Tensor.is_cuda", "adapted", _shows(lambda index: True, _place_of_tensor), shown),
+        Rule("torch.Tensor.is_cpu", "adapted", _shows(lambda index: False, _place_of_tensor, True), shown),
+        Rule("torch.Tensor.get_device", "adapted", _shows(lambda index: index, _place_of_tensor), shown),
+        *(
+            Rule(f"torch.{kind}.{name}", "adapted", _shows(what, _place_of_storage), shown)
+            for kind in ("UntypedStorage", "TypedStorage")
+            for name, what in (("device", _cuda_device), ("is_cuda", lambda index: True))
+        ),
+    ]
+
+
+COPIED = "copied, as from a GPU: a saved tensor must not change with the weights"
+NOT_PINNED = "unchanged: the target uses host memory"
+NO_STREAMS = "no effect: the target has no streams that could free it early"
+FUNCTIONAL = "torch._subclasses.functional_tensor"
+PLACES = (str, torch.device, int)
+MOVE = torch._C.TensorBase.to  # the original: ours would count the move twice
+
+
+def _make_to(rule: Rule, original: Any, session: Session) -> Any:
+    table, slow = session.devices.table, session.devices.get
+    converts, is_cpu = session.options.fp16_to_bf16, session.target.is_cpu
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        device = args[0] if args else kwargs.get("device")
+        if type(device) in PLACES:
+            if is_dynamo_compiling():
+                there = slow(device)
+            else:
+                there = table.get(device, device)
+                if there is not device:
+                    record.hit(rule, args, kwargs)
+            if there is not device:
+                if args:
+                    args = (there, *args[1:])
+                else:
+                    kwargs["device"] = there
+            elif is_cpu and device in ("cpu", CPU) and _needs_copy(self):
+                moved = original(self, *args, **kwargs)
+                if moved is self:
+                    record.hit(rule, args, kwargs, COPIED)
+                    return self.clone()
+                return moved
+        if converts and (torch.float16 in args or kwargs.get("dtype") is torch.float16) and converts_here():
+            if not is_dynamo_compiling():
+                record.hit(rule, args, kwargs, "bfloat16 instead of float16")
+            args = tuple(torch.bfloat16 if value is torch.float16 else value for value in args)
+            if "dtype" in kwargs:
+                kwargs["dtype"] = torch.bfloat16
+        return original(self, *args, **kwargs)
+
+    return to
+
+
+CPU = torch.device("cpu")
+
+
+def _needs_copy(tensor: torch.Tensor) -> bool:
+    """Return True if `.cpu()` must copy, as on a GPU: only in the script, and never a tensor that requires grad."""
+    return not is_dynamo_compiling() and not tensor.requires_grad and zones.zone() == zones.SCRIPT
+
+
+def _make_cpu(rule: Rule, original: Any, session: Session) -> Any:
+    def cpu(self: Any, *args: Any, **kwargs: Any) -> Any:
+        moved = original(self, *args, **kwargs)
+        if moved is self and _needs_copy(self):
+            record.hit(rule, (), kwargs)
+            return self.clone()
+        return moved
+
+    return cpu
+
+
+def _make_cuda(rule: Rule, original: Any, session: Session) -> Any:
+    slow, name = session.devices.get, session.devices.name
+
+    def cuda(
+        self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
+    ) -> Any:
+        if not is_dynamo_compiling():
+            record.hit(rule, () if device is None else (device,))
+        there = name if device is None else slow(device)
+        return MOVE(self, there, non_blocking=non_blocking, memory_format=memory_format)
+
+    return cuda
+
+
+def _make_traced_cuda(rule: Rule, original: Any, session: Session) -> Any:
+    """Replace the traced tensor's own method, which asks torch.cuda for the current device."""
+    slow, name = session.devices.get, session.devices.name
+
+    def cuda(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        there = name if device is None else slow(device)
+        return self.to(there, *args, **kwargs) if args else self.to(device=there, **kwargs)
+
+    return cuda
+
+
+def _make_half(rule: Rule, original: Any, session: Session) -> Any:
+    if not session.options.fp16_to_bf16:
+        return original
+
+    def half(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not converts_here():
+            return original(self, *args, **kwargs)
+        if not is_dynamo_compiling():
+            record.hit(rule)
+        return self.bfloat16(*args, **kwargs)
+
+    return half
+
+
+def _make_type(rule: Rule, original: Any, session: Session) -> Any:
+    name, shows, converts = session.devices.name, session.shows_cuda, session.options.fp16_to_bf16
+
+    def type_(self: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        if dtype is None:
+            text = original(self)
+            if shows and not is_dynamo_compiling() and self.is_cuda and zones.zone() == zones.SCRIPT:
+                record.hit(rule)
+                return "torch.cuda." + text.rsplit(".", 1)[-1]
+            return text
+        wanted = dtype
+        is_cuda = False
+        if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
+            wanted, is_cuda = getattr(torch, dtype.rsplit(".", 1)[-1]).dtype, True
+        elif getattr(dtype, "is_cuda_type", False):
+            wanted, is_cuda = dtype.dtype, True
+        if converts and wanted in (torch.float16, torch.HalfTensor, "torch.HalfTensor") and converts_here():
+            wanted = torch.bfloat16
+        if wanted is not dtype and not is_dynamo_compiling():
+            record.hit(rule, (dtype,))
+        if is_cuda:
+            return MOVE(self, name, wanted, non_blocking=non_blocking)
+        return original(self, wanted, non_blocking, **kwargs)
+
+    return type_
+
+
+def _make_itself(rule: Rule, original: Any, session: Session) -> Any:
+    def itself(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_dynamo_compiling():
+            record.hit(rule, args, kwargs)
+        return self
+
+    return itself
+
+
+def _make_pin(rule: Rule, original: Any, session: Session) -> Any:
+    if session.target.name in HOST_MEMORY:
+        return original
+
+    def pin_memory(self: Any, device: Any = None) -> Any:
+        if device is not None:
+            record.hit(rule, (device,))
+        return original(self)
+
+    return pin_memory
+
+
+def _make_nothing(rule: Rule, original: Any, session: Session) -> Any:
+    def nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_dynamo_compiling():
+            record.hit(rule, args, kwargs)
+
+    return nothing
+
+
+def _make_is_pinned(rule: Rule, original: Any, session: Session) -> Any:
+    host = session.target.name in HOST_MEMORY
+
+    def is_pinned(self: Any, device: Any = None) -> bool:
+        if device is not None and not is_dynamo_compiling():
+            record.hit(rule, (device,))
+        return False if host else original(self)
+
+    return is_pinned
+
+
+def _make_module_cuda(rule: Rule, original: Any, session: Session) -> Any:
+    slow, name = session.devices.get, session.devices.name
+
+    def cuda(self: Any, device: Any = None) -> Any:
+        if not is_dynamo_compiling():
+            record.hit(rule, () if device is None else (device,))
+        there = name if device is None else slow(device)
+        return self._apply(lambda tensor: MOVE(tensor, there))
+
+    return cuda
+
+
+def _make_storage_new(rule: Rule, original: Any, session: Session) -> Any:
+    table = session.devices.table
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if type(device) in PLACES and device in table:
+            record.hit(rule, args, kwargs)
+            kwargs["device"] = table[device]
+        return torch._C.StorageBase.__new__(cls, *args, **kwargs)
+
+    return staticmethod(new)
+
+
+def _make_default_dtype(rule: Rule, original: Any, session: Session) -> Any:
+    if not session.options.fp16_to_bf16:
+        return original
+
+    def set_default_dtype(d: Any, /) -> None:
+        if d is torch.float16 and converts_here():
+            record.hit(rule, (d,))
+            d = torch.bfloat16
+        original(d)
+
+    return set_default_dtype
+
+
+def _shown(session: Session, get: Any) -> Any:
+    """Return a function: tensor -> CUDA index as the script sees it, or None to report the real device."""
+    name, claims = session.target.name, session.options.claim
+
+    def index(tensor: Any) -> int | None:
+        real = get(tensor)
+        if real.type != name or is_dynamo_compiling() or zones.zone() != zones.SCRIPT:
+            return None
+        if session.target.is_cpu:
+            return session.runtime.current_device() if claims else None
+        return real.index or 0
+
+    return index
+
+
+def _shows(what: Callable[[int], Any], real: Callable[[Any], torch.device], needs_claim: bool = False) -> Maker:
+    """Replace a property or method that reports a device: the script sees `what(index)`, others the real one."""
+
+    def make(rule: Rule, original: Any, session: Session) -> Any:
+        if not session.shows_cuda or (needs_claim and not session.options.claim):
+            return original
+        index_of = _shown(session, real)
+        is_property = hasattr(type(original), "__set__")
+
+        def shown(self: Any) -> Any:
+            index = index_of(self)
+            if index is None:
+                return original.__get__(self) if is_property else original(self)
+            record.hit(rule)
+            return what(index)
+
+        return property(shown, doc=original.__doc__) if is_property else patching.dress(shown, original, rule.name)
+
+    return make
+
+
+def _cuda_device(index: int) -> torch.device:
+    return torch.device("cuda", index)
+
+
+def _place_of_tensor(tensor: Any) -> torch.device:
+    return torch._C.TensorBase.device.__get__(tensor)
+
+
+def _place_of_storage(storage: Any) -> torch.device:
+    return torch._C.StorageBase.device.__get__(getattr(storage, "_untyped_storage", storage))  # type: ignore[attr-defined]

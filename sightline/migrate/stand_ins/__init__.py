@@ -1,0 +1,1 @@
+"""Small replacements for apex and pynvml, used only where the real packages are not installed."""
