@@ -8,7 +8,8 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 # One thread per test process: stable bits, and two workers do not fight over two cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
+# Bytecode is kept even where the environment (many images of Python) forbids it: tests start hundreds of processes.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
