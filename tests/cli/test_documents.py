@@ -23,7 +23,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline import cli, config, recipes
+from sightline import cli, config, migrate, recipes
 from sightline.models.resnet import ResNetConfig
 from sightline.parts import DataSpec
 
@@ -301,7 +301,8 @@ def carried_out(command: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, 
 
 
 def as_process(words: list[str], *settings: str) -> tuple[int, str]:
-    environ = {**os.environ, "PYTHONPATH": str(REPO), **dict(each.split("=", 1) for each in settings)}
+    path = os.pathsep.join([str(REPO), migrate.AUTOLOAD])  # docs/migration.md exports the second
+    environ = {**os.environ, "PYTHONPATH": path, **dict(each.split("=", 1) for each in settings)}
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout + done.stderr
 
