@@ -16,7 +16,7 @@ from sightline.data.augment.classification import CUT_KEYS, Augment, erase, mix,
 from sightline.data.check.images import Report, check_pictures
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
 from sightline.data.sources import Source, SourceOptions, open_source
-from sightline.data.sources._files import FilesSource
+from sightline.data.sources.named_files import FilesSource
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive

@@ -22,10 +22,10 @@ from sightline.data.classification import ClassificationData
 from sightline.data.loading.static import dump
 from sightline.data.loading.workers import Bad
 from sightline.data.prepare import shapes
-from sightline.data.prepare._pieces import _begin, alone_in, write_text
 from sightline.data.prepare.decathlon.cases import begin
 from sightline.data.prepare.decathlon.raw import unpack
-from sightline.data.sources import _index
+from sightline.data.sources import index_files
+from sightline.data.writing.pieces import _begin, alone_in, write_text
 from sightline.errors import UsageError
 from sightline.log import RunLog
 from sightline.report.predictions import write_whole
@@ -169,7 +169,7 @@ REPLACED: list[tuple[str, Act, str]] = [  # the planted name, what is done, and 
     ),
     (
         ".sightline-index-a.tmp-PID-THREAD",
-        lambda folder: _index.save(folder, "a", "key", {}),
+        lambda folder: index_files.save(folder, "a", "key", {}),
         ".sightline-index-a",
     ),
     ("shapes.json.part", draw, "shapes.json"),

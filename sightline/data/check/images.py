@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sightline.data.decode import decode_rgb, read_header
-from sightline.data.prepare._forms import file_of
 from sightline.data.processes import over_processes
 from sightline.data.sources import Source, SourceOptions, folder, open_source
+from sightline.data.writing.forms import file_of
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 from sightline.terminal.progress import Progress

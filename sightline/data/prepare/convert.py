@@ -6,12 +6,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sightline.data.prepare._forms import Form, Plan
-from sightline.data.prepare._pieces import alone_in, jobs_or_cores
-from sightline.data.prepare._writing import write_all
 from sightline.data.sources import Source, SourceOptions, open_source
-from sightline.data.sources._shards import ShardSource
 from sightline.data.sources.folder import FolderSource
+from sightline.data.sources.shards import ShardSource
+from sightline.data.writing.forms import Form, Plan
+from sightline.data.writing.labelled import write_all
+from sightline.data.writing.pieces import alone_in, jobs_or_cores
 from sightline.errors import BadData, UsageError
 from sightline.parts import Split
 from sightline.terminal.progress import Progress

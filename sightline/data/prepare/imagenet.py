@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.decode import MAX_BYTES
-from sightline.data.prepare._forms import Form, Plan
-from sightline.data.prepare._pieces import alone_in, jobs_or_cores
-from sightline.data.prepare._writing import write_all
 from sightline.data.processes import over_processes
 from sightline.data.sources import Sample, Source
-from sightline.data.sources._index import Names
+from sightline.data.sources.index_files import Names
+from sightline.data.writing.forms import Form, Plan
+from sightline.data.writing.labelled import write_all
+from sightline.data.writing.pieces import alone_in, jobs_or_cores
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.archive import BadArchive, Limits, Member, read_member, tar_members
 from sightline.parts import Split

@@ -70,7 +70,7 @@ class Source(Pictures):
 
 
 class BoxSource(Pictures):
-    """Pictures with boxes. Those for training have a usable box each, and no others; see `_objects.usable`."""
+    """Pictures with boxes. Those for training have a usable box each, and no others; see `annotations.usable`."""
 
     class_ids: tuple[int, ...]  # what the files call the classes
     most_objects: int  # of one picture

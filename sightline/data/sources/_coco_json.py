@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from sightline.data.sources import _index
-from sightline.data.sources._objects import Annotations, assembled
+from sightline.data.sources import index_files
+from sightline.data.sources.annotations import Annotations, assembled
 from sightline.errors import BadData
 from sightline.files.archive import clean_name
 from sightline.files.json_lists import BLOCK, JsonLists
@@ -31,18 +31,18 @@ def read_annotations(file: Path, root: Path) -> Annotations:
         found = file.stat()
     except OSError as error:
         raise BadData(f"{file} cannot be read: {error.strerror}; unpack annotations_trainval2017.zip") from error
-    key = _index.digest("coco annotations", 1, file.name, found.st_size, found.st_mtime_ns)
+    key = index_files.digest("coco annotations", 1, file.name, found.st_size, found.st_mtime_ns)
     name = f"coco-{file.stem}"
-    kept = _index.load(root, name, key)
+    kept = index_files.load(root, name, key)
     if kept is not None:
         try:
             return Annotations.loaded(kept)
         except (ValueError, KeyError, IndexError):
             kept = None
-    is_settled = _index.is_settled([found.st_mtime_ns])
+    is_settled = index_files.is_settled([found.st_mtime_ns])
     annotations = _Reading(file).annotations()
     if is_settled:
-        _index.save(root, name, key, annotations.arrays())
+        index_files.save(root, name, key, annotations.arrays())
     return annotations
 
 
@@ -155,7 +155,7 @@ def _is_finite(value: object) -> bool:
 def _chunks(file: Path) -> Iterator[bytes]:
     try:
         with open(file, "rb") as handle:
-            progress = _index.Progress(str(file), max(1, file.stat().st_size >> 20), "MiB")
+            progress = index_files.Progress(str(file), max(1, file.stat().st_size >> 20), "MiB")
             while chunk := handle.read(BLOCK):
                 yield chunk
                 progress(handle.tell() >> 20)

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.decode import MAX_BYTES
-from sightline.data.sources import BoxSource, Objects, _index
+from sightline.data.sources import BoxSource, Objects, index_files
 from sightline.data.sources._coco_json import read_annotations
-from sightline.data.sources._objects import Annotations
+from sightline.data.sources.annotations import Annotations
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 
@@ -69,7 +69,7 @@ class CocoSource(BoxSource):
         self.class_ids = tuple(annotations.class_ids.tolist())
         self.most_objects = int(annotations.counts.max(initial=0))
         self.room = _sizes(folder, annotations.names, file, annotations.image_ids)
-        self.fingerprint = _index.digest("coco", 1, annotations.content(), self.room.tobytes())
+        self.fingerprint = index_files.digest("coco", 1, annotations.content(), self.room.tobytes())
 
     def __len__(self) -> int:
         return len(self.annotations)
@@ -90,7 +90,7 @@ class CocoSource(BoxSource):
         return self.annotations.objects(index)
 
 
-def _sizes(folder: Path, names: _index.Names, file: Path, image_ids: np.ndarray) -> np.ndarray:
+def _sizes(folder: Path, names: index_files.Names, file: Path, image_ids: np.ndarray) -> np.ndarray:
     """Bytes of every picture; one that is not there is an error, because a data set is not unpacked in part."""
     listed: dict[bytes, dict[bytes, int]] = {}
     sizes = np.full(len(names), -1, np.int64)

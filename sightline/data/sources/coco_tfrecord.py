@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from sightline.data.formats import records
-from sightline.data.sources import BoxSource, Objects, _index
+from sightline.data.sources import BoxSource, Objects, index_files
 from sightline.data.sources._coco_json import read_annotations
-from sightline.data.sources._objects import Annotations, assembled
-from sightline.data.sources._shards import INDEX_FILES, OpenFiles, Shard, list_folder, scan_records
+from sightline.data.sources.annotations import Annotations, assembled
 from sightline.data.sources.coco import chosen
+from sightline.data.sources.shards import INDEX_FILES, OpenFiles, Shard, list_folder, scan_records
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 
@@ -83,7 +83,7 @@ class CocoTFRecordSource(BoxSource):
         self.most_objects = int(annotations.counts.max(initial=0))
         self.room = places["length"]
         files = [(shard.name, shard.size) for shard in shards]
-        self.fingerprint = _index.digest("coco_tfrecord", 1, annotations.content(), files)
+        self.fingerprint = index_files.digest("coco_tfrecord", 1, annotations.content(), files)
         self.files = OpenFiles(self.shards)
 
     def __len__(self) -> int:
@@ -172,9 +172,9 @@ def _find_shards(root: Path, split: Split) -> list[Shard]:
 
 def _scanned(root: Path, split: Split, shards: list[Shard]) -> tuple[Annotations, dict[str, np.ndarray]]:
     """What the records say of themselves and where they lie, from an earlier run while no shard has changed."""
-    key = _index.digest("coco_tfrecord", 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
+    key = index_files.digest("coco_tfrecord", 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
     name = f"coco_tfrecord-{split}"
-    kept = _index.load(root, name, key)
+    kept = index_files.load(root, name, key)
     if kept is not None:
         try:
             places = {column: kept[column] for column in _COLUMNS}
@@ -183,10 +183,10 @@ def _scanned(root: Path, split: Split, shards: list[Shard]) -> tuple[Annotations
                 return annotations, places
         except (ValueError, KeyError, IndexError):
             kept = None
-    is_settled = _index.is_settled(shard.changed_ns for shard in shards)
+    is_settled = index_files.is_settled(shard.changed_ns for shard in shards)
     annotations, places = _Scan(shards).run()
     if is_settled:
-        _index.save(root, name, key, {**annotations.arrays(), **places})
+        index_files.save(root, name, key, {**annotations.arrays(), **places})
     return annotations, places
 
 

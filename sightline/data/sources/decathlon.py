@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.data.sources import VolumeSource, _index
+from sightline.data.sources import VolumeSource, index_files
 from sightline.data.volumes.decathlon import PLAN, Case, Plan, read_plan
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.arrays import map_array
@@ -58,7 +58,7 @@ class DecathlonSource(VolumeSource):
         self.folder, self.cases, self.spec = folder, cases, plan.spec
         sizes = [_size(folder / file) for case in cases for file in (case.image, case.label) if file]
         rows = [(case.name, case.shape, case.original, case.start, case.end, case.spacing) for case in cases]
-        self.fingerprint = _index.digest("decathlon", 1, plan.spec.to_json(), rows, sizes)
+        self.fingerprint = index_files.digest("decathlon", 1, plan.spec.to_json(), rows, sizes)
 
     def __len__(self) -> int:
         return len(self.cases)

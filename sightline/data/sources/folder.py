@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, _index
+from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 
@@ -31,7 +31,7 @@ class FolderSource(Source):
     def __init__(self, root: Path, classes: tuple[str, ...], names: list[bytes], labels: list[int], sizes: list[int]):
         self.root = root
         self.classes = classes
-        self._names = _index.Names.of(names)
+        self._names = index_files.Names.of(names)
         self._labels = np.asarray(labels, dtype=np.int32)
         digest = hashlib.sha256("\0".join(classes).encode("utf-8", "surrogateescape"))
         digest.update(self._names.blob)
@@ -72,29 +72,29 @@ Listing = tuple[list[bytes], list[int], list[int]]  # name, label, size of every
 
 def _listed(path: Path, split: Split, classes: list[str]) -> Listing:
     """The pictures of a split, from an earlier run where every folder below still has the time it had then."""
-    key = _index.digest("folder", 1, classes)
-    kept = _index.load(path, f"folder-{split}", key)
+    key = index_files.digest("folder", 1, classes)
+    kept = index_files.load(path, f"folder-{split}", key)
     if kept is not None:
         listing = _kept_listing(kept, path / split, len(classes))
         if listing is not None:
             return listing
     walk = _Walk(path / split)
     names, labels, sizes = listing = walk.list(classes, is_training=split == "train")
-    if len(names) >= MIN_KEPT and _index.is_settled(walk.changed_ns):
-        arrays: _index.Arrays = {
+    if len(names) >= MIN_KEPT and index_files.is_settled(walk.changed_ns):
+        arrays: index_files.Arrays = {
             "labels": np.asarray(labels, np.int32),
             "sizes": np.asarray(sizes, np.int64),
             "changed_ns": np.asarray(walk.changed_ns, np.int64),
-            **_index.Names.of(names).arrays("names"),
-            **_index.Names.of([os.fsencode(folder) for folder in walk.folders]).arrays("folders"),
+            **index_files.Names.of(names).arrays("names"),
+            **index_files.Names.of([os.fsencode(folder) for folder in walk.folders]).arrays("folders"),
         }
-        _index.save(path, f"folder-{split}", key, arrays)
+        index_files.save(path, f"folder-{split}", key, arrays)
     return listing
 
 
-def _kept_listing(kept: _index.Arrays, root: Path, classes: int) -> Listing | None:
+def _kept_listing(kept: index_files.Arrays, root: Path, classes: int) -> Listing | None:
     try:
-        names, folders = _index.Names.loaded(kept, "names").all(), _index.Names.loaded(kept, "folders").all()
+        names, folders = index_files.Names.loaded(kept, "names").all(), index_files.Names.loaded(kept, "folders").all()
         labels, sizes, changed_ns = (kept[key].tolist() for key in ("labels", "sizes", "changed_ns"))
         if not len(names) == len(labels) == len(sizes) or not set(labels) <= set(range(classes)):
             return None
@@ -123,7 +123,7 @@ class _Walk:
         names: list[bytes] = []
         labels: list[int] = []
         sizes: list[int] = []
-        progress = _index.Progress(str(self.root), len(classes), "class folders")
+        progress = index_files.Progress(str(self.root), len(classes), "class folders")
         for label, name in enumerate(classes):
             progress(label)
             before = len(names)

@@ -21,8 +21,8 @@ import numpy as np
 
 from sightline.data.decode import MAX_BYTES
 from sightline.data.formats.records import read_at
-from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, _index
-from sightline.data.sources._shards import (
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files
+from sightline.data.sources.shards import (
     COLUMNS,
     INDEX_FILES,
     MAX_CLASSES,
@@ -166,7 +166,7 @@ def _in_order(index: Index, labels: np.ndarray) -> tuple[Index, np.ndarray]:
     order = np.argsort(labels, kind="stable")
     columns = {key: getattr(index, key)[order] for key in COLUMNS}
     names = index.names.all()
-    return replace(index, **columns, names=_index.Names.of([names[i] for i in order.tolist()])), labels[order]
+    return replace(index, **columns, names=index_files.Names.of([names[i] for i in order.tolist()])), labels[order]
 
 
 # Building the index
@@ -260,16 +260,16 @@ class _Scan:
             length=columns[:, 2].copy(),
             label=np.asarray(labels, np.int32)[order],
             check=columns[:, 3].astype(np.uint32),
-            names=_index.Names.of([self.members[i] for i in order]),
+            names=index_files.Names.of([self.members[i] for i in order]),
             class_labels=np.asarray(sorted(names), np.int32),
-            class_names=_index.Names.of([os.fsencode(names[label]) for label in sorted(names)]),
+            class_names=index_files.Names.of([os.fsencode(names[label]) for label in sorted(names)]),
             is_numbered=is_numbered,
         )
 
 
 def _build_index(shards: list[Shard]) -> Index:
     scan = _Scan()
-    progress = _index.Progress(str(shards[0].path.parent), len(shards), "files")
+    progress = index_files.Progress(str(shards[0].path.parent), len(shards), "files")
     for number, shard in enumerate(shards):
         try:
             with open(shard.path, "rb") as file:

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.formats import records
-from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, _index
-from sightline.data.sources._shards import (
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files
+from sightline.data.sources.shards import (
     INDEX_FILES,
     MAX_CLASSES,
     Index,
@@ -191,9 +191,9 @@ class _Scan:
             length=columns[:, 2].copy(),
             label=np.frombuffer(self.labels, np.int64)[order].astype(np.int32),
             check=np.zeros(len(order), np.uint32),  # the records have checksums of their own
-            names=_index.Names.of([self.file_names[i] for i in order]),
+            names=index_files.Names.of([self.file_names[i] for i in order]),
             class_labels=np.asarray([label for label, _ in synsets], np.int32),
-            class_names=_index.Names.of([name for _, name in synsets]),
+            class_names=index_files.Names.of([name for _, name in synsets]),
             is_numbered=True,
         )
 

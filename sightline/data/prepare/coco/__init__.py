@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sightline.data.decode import MAX_BYTES
-from sightline.data.prepare._pieces import alone_in, jobs_or_cores, write_pieces
 from sightline.data.prepare.coco.annotations import MAX_JSON_BYTES, Instances, read_instances
 from sightline.data.prepare.coco.files import Files, find_files
 from sightline.data.prepare.coco.writing import FolderPlan, RecordPlan
+from sightline.data.writing.pieces import alone_in, jobs_or_cores, write_pieces
 from sightline.errors import BadData, UsageError
 from sightline.files.archive import Limits
 from sightline.files.download import fetch

@@ -12,9 +12,9 @@ import numpy as np
 
 from sightline.data.decode import MAX_BYTES, read_header
 from sightline.data.formats.records import encode_example, frame
-from sightline.data.prepare._pieces import Written
 from sightline.data.prepare.coco.annotations import Instances, fault_of
 from sightline.data.prepare.coco.files import Files
+from sightline.data.writing.pieces import Written
 from sightline.errors import BadSample
 from sightline.files.whole import folder_below, written_whole
 from sightline.parts import Split

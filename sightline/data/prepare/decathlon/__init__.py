@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sightline.data.loading.cache import available_bytes
-from sightline.data.prepare._pieces import alone_in, jobs_or_cores, write_text
 from sightline.data.prepare.decathlon.cases import MAX_NOTE_BYTES, NOTES, Work, begin, groups, make_cases
 from sightline.data.prepare.decathlon.raw import (
     Raw,
@@ -30,6 +29,7 @@ from sightline.data.prepare.decathlon.statistics import Measured, find_spec, is_
 from sightline.data.processes import over_processes
 from sightline.data.volumes.decathlon import OWN, PLAN, TASKS, Mode, Plan, read_plan, spec_of, write_plan
 from sightline.data.volumes.inputs import expected_voxels
+from sightline.data.writing.pieces import alone_in, jobs_or_cores, write_text
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.download import fetch
 from sightline.files.typed_json import read_json

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from sightline.data.formats.nifti import read_label, read_scan
-from sightline.data.prepare._pieces import write_text
 from sightline.data.prepare.decathlon.raw import RawCase
 from sightline.data.processes import over_processes
 from sightline.data.volumes.decathlon import PLAN, Case, Mode, Triple, read_case
 from sightline.data.volumes.geometry import close_gaps, fit_patch, new_shape, prepare_image, prepare_label
+from sightline.data.writing.pieces import write_text
 from sightline.errors import BadSample, UsageError
 from sightline.files.typed_json import read_json
 from sightline.files.whole import check_room, folder_below, refuse_link, written_whole

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from sightline.data.prepare._nifti import write_nifti
 from sightline.data.prepare.shapes.images import (
     CATEGORY_IDS,
     annotation,
     classification_picture,
     detection_picture,
 )
+from sightline.data.prepare.shapes.nifti import write_nifti
 from sightline.data.prepare.shapes.volumes import CHANNELS, LABELS, volume
 
 # Goes up whenever the same options would give other files.

@@ -14,9 +14,9 @@ from PIL import Image
 
 from sightline import cli
 from sightline.data.formats import records
-from sightline.data.prepare import _writing
-from sightline.data.prepare._repair import repair
 from sightline.data.sources import open_source
+from sightline.data.writing import labelled
+from sightline.data.writing.repair import repair
 
 MADE = runpy.run_path(str(Path(__file__).with_name("archives.py")))
 SYNSETS, jpeg, tar_of = MADE["SYNSETS"], MADE["jpeg"], MADE["tar_of"]
@@ -180,7 +180,7 @@ def test_second_start_changes_nothing_and_another_plan_is_refused(archives, made
 @pytest.mark.parametrize("form", FORMS)
 def test_goes_on_with_what_is_missing(archives, made, tmp_path, form, monkeypatch):
     """Ended by an error in the middle; a file of a piece that was done is lost meanwhile, another was half written."""
-    out, write, done = tmp_path / "out", _writing.write_piece, []
+    out, write, done = tmp_path / "out", labelled.write_piece, []
 
     def fails_later(plan, split, number):
         if split == "val" or len(done) >= 3:
@@ -189,7 +189,7 @@ def test_goes_on_with_what_is_missing(archives, made, tmp_path, form, monkeypatc
         return write(plan, split, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_writing, "write_piece", fails_later)
+        patch.setattr(labelled, "write_piece", fails_later)
         with pytest.raises(OSError, match="Input/output error"):
             run(archives, out, form)
     assert done and (out / ".prepare" / "plan.json").exists() and not (out / "prepared.json").exists()
@@ -226,7 +226,7 @@ def test_full_disk_is_exit_7_and_a_later_start_finishes(archives, made, tmp_path
 
 
 def test_too_little_room_is_told_before_the_first_file(archives, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(_writing, "room_for", lambda form, pictures, data_bytes: 10**15 + data_bytes)
+    monkeypatch.setattr(labelled, "room_for", lambda form, pictures, data_bytes: 10**15 + data_bytes)
     assert run(archives, tmp_path / "out", "folder") == 7
     assert "needs 1000000.0 GB" in capsys.readouterr().err
     assert not (tmp_path / "out" / "train").exists()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from sightline.data.prepare._nifti import write_nifti
 from sightline.data.prepare.shapes import Options, draw_parts, outlines, prepare
 from sightline.data.prepare.shapes.images import CATEGORY_IDS, annotation, classification_picture, detection_picture
+from sightline.data.prepare.shapes.nifti import write_nifti
 from sightline.data.prepare.shapes.volumes import volume
 from sightline.errors import UsageError
 

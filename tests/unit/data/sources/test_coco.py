@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from sightline.data.sources import _coco_json, coco, coco_tfrecord, folder, open_boxes, open_source, tfrecord
-from sightline.data.sources._objects import usable
+from sightline.data.sources.annotations import usable
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files import json_lists
 

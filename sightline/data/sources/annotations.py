@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from sightline.data.sources import Objects, _index
+from sightline.data.sources import Objects, index_files
 from sightline.errors import BadData
 
 _FLOATS = ("boxes", "area")  # kept as their bits: an index holds whole numbers
@@ -35,14 +35,14 @@ class Annotations:
     image_ids: np.ndarray
     heights: np.ndarray
     widths: np.ndarray
-    names: _index.Names  # of the picture files
+    names: index_files.Names  # of the picture files
     ends: np.ndarray  # of each picture's objects
     boxes: np.ndarray  # x, y, width, height of one object after the other
     area: np.ndarray
     crowd: np.ndarray
     categories: np.ndarray  # of each object: the files' own id
     class_ids: np.ndarray  # ascending
-    class_names: _index.Names
+    class_names: index_files.Names
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -97,7 +97,7 @@ class Annotations:
             image_ids=self.image_ids[rows],
             heights=self.heights[rows],
             widths=self.widths[rows],
-            names=_index.Names.of([names[row] for row in rows]),
+            names=index_files.Names.of([names[row] for row in rows]),
             ends=ends,
             boxes=self.boxes.reshape(-1, 4)[chosen].ravel(),
             area=self.area[chosen],
@@ -112,7 +112,7 @@ class Annotations:
     def of_classes(self, classes: Mapping[int, str]) -> Annotations:
         """With these classes, which have all of ours among them."""
         ids = sorted(classes)
-        names = _index.Names.of([classes[number].encode() for number in ids])
+        names = index_files.Names.of([classes[number].encode() for number in ids])
         return replace(self, class_ids=np.asarray(ids, np.int64), class_names=names)
 
     def check_classes(self, other: Annotations, here: str, there: str) -> None:
@@ -133,21 +133,21 @@ class Annotations:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
-    def arrays(self) -> _index.Arrays:
+    def arrays(self) -> index_files.Arrays:
         """As an index keeps them."""
-        plain: _index.Arrays = {}
+        plain: index_files.Arrays = {}
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, _index.Names):
+            if isinstance(value, index_files.Names):
                 plain |= value.arrays(each.name)
             else:
                 plain[each.name] = np.ascontiguousarray(value).view(np.int64) if each.name in _FLOATS else value
         return plain
 
     @classmethod
-    def loaded(cls, arrays: _index.Arrays) -> Annotations:
+    def loaded(cls, arrays: index_files.Arrays) -> Annotations:
         """The inverse of `arrays`; ValueError or KeyError where the parts do not fit each other."""
-        names, class_names = (_index.Names.loaded(arrays, key) for key in ("names", "class_names"))
+        names, class_names = (index_files.Names.loaded(arrays, key) for key in ("names", "class_names"))
         plain = {each.name: arrays[each.name] for each in fields(cls) if each.name not in ("names", "class_names")}
         plain |= {name: plain[name].view(np.float64) for name in _FLOATS}
         found = cls(names=names, class_names=class_names, **plain)
@@ -180,12 +180,12 @@ def assembled(
         image_ids=ids,
         heights=np.asarray([fact[0] for fact in facts], np.int64),
         widths=np.asarray([fact[1] for fact in facts], np.int64),
-        names=_index.Names.of([fact[2] for fact in facts]),
+        names=index_files.Names.of([fact[2] for fact in facts]),
         ends=np.cumsum(np.bincount(rows, minlength=len(ids)), dtype=np.int64),
         boxes=boxes.reshape(-1, 4)[order].ravel(),
         area=area[order],
         crowd=crowd[order].astype(np.uint8),
         categories=categories[order],
         class_ids=np.asarray(class_ids, np.int64),
-        class_names=_index.Names.of([classes[number].encode() for number in class_ids]),
+        class_names=index_files.Names.of([classes[number].encode() for number in class_ids]),
     )

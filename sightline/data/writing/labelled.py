@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sightline.data.prepare._forms import Plan, check_names, room_for, write_piece
-from sightline.data.prepare._pieces import Written, write_pieces, write_text
+from sightline.data.writing.forms import Plan, check_names, room_for, write_piece
+from sightline.data.writing.pieces import Written, write_pieces, write_text
 from sightline.errors import BadData
 from sightline.files.archive import clean_name
 from sightline.parts import Split

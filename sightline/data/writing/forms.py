@@ -19,12 +19,12 @@ import numpy as np
 
 from sightline.data.decode import read_header
 from sightline.data.formats.records import encode_example, frame
-from sightline.data.prepare._pieces import Written
-from sightline.data.prepare._repair import repair
 from sightline.data.sources import Source
-from sightline.data.sources._shards import ShardSource
 from sightline.data.sources.folder import SUFFIXES
+from sightline.data.sources.shards import ShardSource
 from sightline.data.sources.tar import TarSource
+from sightline.data.writing.pieces import Written
+from sightline.data.writing.repair import repair
 from sightline.errors import BadData, BadSample
 from sightline.files.archive import clean_name
 from sightline.files.whole import folder_below, written_whole

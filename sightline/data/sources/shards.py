@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.formats import records
-from sightline.data.sources import Sample, Source, _index
+from sightline.data.sources import Sample, Source, index_files
 from sightline.errors import BadData, BadSample
 
 # ImageNet-21k has 21,841; a label beyond this is damage, and would make as many names.
@@ -64,9 +64,9 @@ class Index:
     length: np.ndarray
     label: np.ndarray  # as stored
     check: np.ndarray  # what the source compares when it reads, e.g. a checksum
-    names: _index.Names
+    names: index_files.Names
     class_labels: np.ndarray  # labels whose class has a name
-    class_names: _index.Names
+    class_names: index_files.Names
     is_numbered: bool  # labels are the files' own numbers, not places in class_names
 
     @property
@@ -74,15 +74,15 @@ class Index:
         """Label -> name of its class, for those that have one."""
         return {int(label): self.class_names[i] for i, label in enumerate(self.class_labels)}
 
-    def arrays(self) -> _index.Arrays:
+    def arrays(self) -> index_files.Arrays:
         plain = {key: getattr(self, key) for key in (*COLUMNS, "class_labels")}
         flag = np.asarray([self.is_numbered], np.uint8)
         return {**plain, **self.names.arrays("names"), **self.class_names.arrays("class_names"), "is_numbered": flag}
 
     @classmethod
-    def loaded(cls, arrays: _index.Arrays, shards: Sequence[Shard]) -> Index:
+    def loaded(cls, arrays: index_files.Arrays, shards: Sequence[Shard]) -> Index:
         """The inverse of `arrays`; ValueError or KeyError where they cannot be an index of these shards."""
-        names, classes = _index.Names.loaded(arrays, "names"), _index.Names.loaded(arrays, "class_names")
+        names, classes = index_files.Names.loaded(arrays, "names"), index_files.Names.loaded(arrays, "class_names")
         shard, offset, length, label, check = (arrays[key] for key in COLUMNS)
         sizes = np.asarray([each.size for each in shards], np.int64)
         if {len(arrays[key]) for key in COLUMNS} != {len(names)} or len(arrays["class_labels"]) != len(classes):
@@ -101,18 +101,18 @@ class Index:
 
 def kept_index(kind: str, root: Path, split: str, shards: Sequence[Shard], build: Callable[[], Index]) -> Index:
     """The index of these shards from an earlier run, or a new one, kept for the next."""
-    key = _index.digest(kind, 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
+    key = index_files.digest(kind, 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
     name = f"{kind}-{split}"
-    arrays = _index.load(root, name, key)
+    arrays = index_files.load(root, name, key)
     if arrays is not None:
         try:
             return Index.loaded(arrays, shards)
         except (ValueError, KeyError, IndexError):
             arrays = None
-    is_settled = _index.is_settled(shard.changed_ns for shard in shards)
+    is_settled = index_files.is_settled(shard.changed_ns for shard in shards)
     index = build()
     if is_settled:
-        _index.save(root, name, key, index.arrays())
+        index_files.save(root, name, key, index.arrays())
     return index
 
 
@@ -169,7 +169,7 @@ class ShardSource(Source):
         self.labels = labels.astype(np.int32)  # counted from 0
         self.classes = classes
         # Names and sizes alone: a copy elsewhere has the same.
-        self.fingerprint = _index.digest(self.kind, 1, classes, [(shard.name, shard.size) for shard in shards])
+        self.fingerprint = index_files.digest(self.kind, 1, classes, [(shard.name, shard.size) for shard in shards])
         self.files = OpenFiles(self.shards)
 
     def __len__(self) -> int:
@@ -226,7 +226,7 @@ class OpenFile:
 
 def scan_records(shards: Sequence[Shard], add: Callable[[int, Shard, mmap.mmap, int, int], None]) -> None:
     """Calls add(number of the shard, shard, its bytes, offset, length) for every record of TFRecord files."""
-    progress = _index.Progress(str(shards[0].path.parent), len(shards), "files")
+    progress = index_files.Progress(str(shards[0].path.parent), len(shards), "files")
     for number, shard in enumerate(shards):
         progress(number)
         if shard.size == 0:  # more shards than samples leaves some empty
