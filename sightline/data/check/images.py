@@ -1,7 +1,7 @@
 """`sightline check`: looks at every sample of both splits and lists all that is wrong, where a run stops at the first.
 
-`Report` is what any task's data answer with; below it, the look at pictures with one label each. Those with boxes are
-looked at in check_boxes.py.
+`Report` is what any task's data answer with; below it, the look at images with one label each. Those with boxes are
+looked at in boxes.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sightline.terminal.progress import Progress
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
 _PER_JOB = 64
-_WORTH_PROCESSES = 2000  # pictures; below this, starting processes takes longer than looking
+_WORTH_PROCESSES = 2000  # images; below this, starting processes takes longer than looking
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Seen(NamedTuple):
     bad: str
 
 
-def check_pictures(
+def check_images(
     path: str, kind: str, options: SourceOptions, classes: int, decode: bool, processes: int, progress: Progress
 ) -> Report:
     """Both splits of a data set for classification; `classes` is what the recipe declares, or 0."""
@@ -149,15 +149,15 @@ def _open_folders(path: Path, declared: int, report: Report) -> dict[Split, Sour
         names: list[bytes] = []
         labels: list[int] = []
         for label, name in enumerate(classes):
-            files = _pictures_below(path / split / name)
+            files = _images_below(path / split / name)
             names += [os.fsencode(f"{name}/{file}") for file in files]
             labels += [label] * len(files)
         sources[split] = folder.FolderSource(path / split, classes, names, labels, [0] * len(names))
     return sources
 
 
-def _pictures_below(root: Path) -> list[str]:
-    """What a folder source takes for pictures; a link back to a folder already seen is not followed."""
+def _images_below(root: Path) -> list[str]:
+    """What a folder source takes for images; a link back to a folder already seen is not followed."""
     found, seen = [], set[str]()
     for where, folders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(where)
@@ -167,8 +167,8 @@ def _pictures_below(root: Path) -> list[str]:
         seen.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = os.path.relpath(where, root)
-        pictures = [name for name in files if name.lower().endswith(folder.SUFFIXES) and not name.startswith(".")]
-        found += [name if below == "." else f"{below}/{name}" for name in pictures]
+        images = [name for name in files if name.lower().endswith(folder.SUFFIXES) and not name.startswith(".")]
+        found += [name if below == "." else f"{below}/{name}" for name in images]
     return sorted(found)
 
 
@@ -201,17 +201,17 @@ def _describe(split: Split, source: Source, seen: Sequence[Seen], report: Report
     whole = [each for each in seen if not each.bad]
     digests = {each.digest for each in seen if each.digest}
     report.facts[split] = {
-        "pictures": len(seen),
+        "images": len(seen),
         "unreadable": len(seen) - len(whole),
         "classes": len(source.classes),
-        "pictures per class": spread(per_class),
+        "images per class": spread(per_class),
         "classes without any": sum(count == 0 for count in per_class),
         "width": spread([each.width for each in whole]),
         "height": spread([each.height for each in whole]),
         "same bytes twice": sum(bool(each.digest) for each in seen) - len(digests),
     }
     if not seen:
-        report.add("no pictures", split, split, "the split is empty")
+        report.add("no images", split, split, "the split is empty")
     for index, each in enumerate(seen):
         if each.bad:
             report.add("unreadable", split, source.name(index), each.bad)
@@ -240,15 +240,17 @@ def _check_both(sources: dict[Split, Source], seen: dict[Split, list[Seen]], rep
     train, val = (_per_class(sources[split], seen[split]) for split in _SPLITS)
     for name, in_train, in_val in zip(classes, train, val, strict=True):
         if not in_train:
-            text = f"no training picture, {in_val} in val" if in_val else "no picture at all; remove the class"
+            text = f"no training image, {in_val} in val" if in_val else "no image at all; remove the class"
             report.add("class without training", "train", name, text)
         elif not in_val:
-            report.add("class without validation", "val", name, f"no validation picture, {in_train} in train")
+            report.add("class without validation", "val", name, f"no validation image, {in_train} in train")
     kept = {each.digest: index for index, each in reversed(list(enumerate(seen["val"]))) if each.digest}
     for index, each in enumerate(seen["train"]):
         if each.digest and each.digest in kept:
-            text = f"has the bytes of {sources['val'].name(kept[each.digest])} in val: what is learnt is then tested"
-            report.add("same picture in train and val", "train", sources["train"].name(index), text)
+            text = (
+                f"identical to {sources['val'].name(kept[each.digest])} in val; the validation score would be inflated"
+            )
+            report.add("same image in train and val", "train", sources["train"].name(index), text)
 
 
 def _per_class(source: Source, seen: Sequence[Seen]) -> list[int]:

@@ -12,8 +12,7 @@ import numpy as np
 
 from sightline.data.decode import MAX_BYTES
 from sightline.data.sources import BoxSource, Objects, index_files
-from sightline.data.sources._coco_json import read_annotations
-from sightline.data.sources.annotations import Annotations
+from sightline.data.sources.annotations import Annotations, read_annotations
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from sightline.data.formats import records
+from sightline.data.formats.coco import MAX_CATEGORY, MAX_ID, MAX_SIDE, MIN_ID
 from sightline.data.sources import BoxSource, Objects, index_files
-from sightline.data.sources._coco_json import read_annotations
-from sightline.data.sources.annotations import Annotations, assembled
+from sightline.data.sources.annotations import Annotations, assembled, read_annotations
 from sightline.data.sources.coco import chosen
 from sightline.data.sources.shards import INDEX_FILES, OpenFiles, Shard, list_folder, scan_records
 from sightline.errors import BadData, BadSample
@@ -47,7 +47,7 @@ def open_boxes(path: str, split: Split) -> CocoTFRecordSource:
     root = Path(path)
     shards = _find_shards(root, split)
     scanned, places = _scanned(root, split, shards)
-    file = _json_of(root, split)
+    file = find_json(root, split)
     if file is not None:
         whole = read_annotations(file, root)
         missing = np.setdiff1d(scanned.image_ids, whole.image_ids)
@@ -62,7 +62,7 @@ def open_boxes(path: str, split: Split) -> CocoTFRecordSource:
                 f"{shards[0].name} and its sisters lack {len(absent)} of the {len(whole)} images of {file}, the first "
                 f"one {absent[0]}; every image is evaluated: make the records again"
             )
-        annotations = whole.of_pictures(np.searchsorted(whole.image_ids, scanned.image_ids))
+        annotations = whole.of_images(np.searchsorted(whole.image_ids, scanned.image_ids))
     else:
         annotations = scanned
     annotations = _with_classes(annotations, root)
@@ -120,14 +120,15 @@ class CocoTFRecordSource(BoxSource):
         return encoded[0]
 
 
-def _json_of(root: Path, split: Split) -> Path | None:
+def find_json(root: Path, split: Split) -> Path | None:
+    """Return the json file of a split, if it lies beside the records."""
     files = [root / folder / f"instances_{split}{year}.json" for folder in _ANNOTATIONS for year in ("2017", "")]
     return next((file for file in files if file.is_file()), None)
 
 
 def _with_classes(annotations: Annotations, root: Path) -> Annotations:
     """With the classes of the training json, of any json, or else of the records of both splits together."""
-    file = _json_of(root, "train") or _json_of(root, "val")
+    file = find_json(root, "train") or find_json(root, "val")
     if file is not None:
         defining = [(str(file), read_annotations(file, root))]
     else:
@@ -203,7 +204,7 @@ class _Scan:
 
     def __init__(self, shards: list[Shard]):
         self.shards = shards
-        self.pictures: dict[int, tuple[int, int, bytes]] = {}
+        self.images: dict[int, tuple[int, int, bytes]] = {}
         self.places: dict[int, tuple[int, int, int]] = {}
         self.classes: dict[int, str] = {}
         self.image_of, self.categories, self.crowd = array("q"), array("q"), array("q")
@@ -211,10 +212,10 @@ class _Scan:
 
     def run(self) -> tuple[Annotations, dict[str, np.ndarray]]:
         scan_records(self.shards, self._add)
-        if not self.pictures:
+        if not self.images:
             raise BadData(f"{self.shards[0].path.parent}: {len(self.shards)} files and no record; make them again")
         annotations = assembled(
-            self.pictures,
+            self.images,
             self.classes,
             np.asarray(self.image_of, np.int64),
             np.asarray(self.boxes, np.float64),
@@ -234,17 +235,17 @@ class _Scan:
             raise BadData(f"{where}: {error}; fetch or make the file again") from error
         identity, names = found.get(_SOURCE_ID) or [b""], found.get(_FILENAME) or [b""]
         text = identity[0] if isinstance(identity[0], bytes) else b""
-        if not re.fullmatch(rb"\d{1,18}", text):
+        if not re.fullmatch(rb"-?\d{1,19}", text) or not MIN_ID <= int(text) <= MAX_ID:
             raise BadData(f"{where}: expected an image id as text in {_SOURCE_ID}, found {identity[0]!r:.80}")
         image_id = int(text)
-        if image_id in self.pictures:
+        if image_id in self.images:
             raise BadData(f"{where}: image {image_id} stands in another record too; make the files again")
         sides = [found.get(key) for key in _SIDES]
-        if not all(side and isinstance(side[0], int) and 0 < side[0] < 2**20 for side in sides):
+        if not all(side and isinstance(side[0], int) and 1 <= side[0] <= MAX_SIDE for side in sides):
             raise BadData(f"{where}: image {image_id} has no size in {' and '.join(_SIDES)}; make the files again")
         height, width = (int(side[0]) for side in sides if side)
         name = names[0] if isinstance(names[0], bytes) else b""
-        self.pictures[image_id] = (height, width, name[:4096])
+        self.images[image_id] = (height, width, name[:4096])
         self.places[image_id] = (number, offset, length)
         self._add_objects(found, image_id, height, width, where)
 
@@ -257,7 +258,7 @@ class _Scan:
         if {len(column) for column in edges} != {count} or len(texts) not in (0, count):
             raise BadData(f"{where}: image {image_id} has {count} labels, but other numbers of edges or names")
         numbers = np.asarray(edges, object).ravel().tolist() + (areas if len(areas) == count else [])
-        if not all(isinstance(label, int) and 0 <= label <= 2**31 for label in labels) or not all(
+        if not all(isinstance(label, int) and 0 <= label <= MAX_CATEGORY for label in labels) or not all(
             isinstance(number, float) and math.isfinite(number) for number in numbers
         ):
             raise BadData(f"{where}: image {image_id} has a box or a label that is no number; make the files again")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sightline.data.decode import MAX_BYTES
-from sightline.data.prepare.coco.annotations import MAX_JSON_BYTES, Instances, read_instances
+from sightline.data.formats.coco import Instances, read_instances
 from sightline.data.prepare.coco.files import Files, find_files
-from sightline.data.prepare.coco.writing import FolderPlan, RecordPlan
+from sightline.data.prepare.coco.writing import CocoFolders, CocoRecords, Found
 from sightline.data.writing.pieces import alone_in, jobs_or_cores, write_pieces
 from sightline.errors import BadData, UsageError
 from sightline.files.archive import Limits
@@ -20,8 +20,10 @@ from sightline.parts import Split
 from sightline.terminal.progress import Progress
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
-_PICTURES = Limits(members=500_000, member_bytes=MAX_BYTES)
-_ANNOTATIONS = Limits(members=1000, member_bytes=MAX_JSON_BYTES)
+# Of one json file: COCO's training annotations have 450 MB, nearly all of it outlines.
+_MAX_JSON_BYTES = 2 * 2**30
+_IMAGES = Limits(members=500_000, member_bytes=MAX_BYTES)
+_ANNOTATIONS = Limits(members=1000, member_bytes=_MAX_JSON_BYTES)
 _COCO_2017 = {"train": 118_287, "train with boxes": 117_266, "val": 5_000}
 
 
@@ -69,9 +71,9 @@ OFFICIAL = (
 class Options:
     """Makes COCO 2017 ready for training, from train2017.zip, val2017.zip and annotations_trainval2017.zip.
 
-    folder: train2017/*.jpg, val2017/*.jpg and annotations/instances_{train,val}2017.json, the pictures as they are.
+    folder: train2017/*.jpg, val2017/*.jpg and annotations/instances_{train,val}2017.json, the images as they are.
     tfrecord: train-00000-of-00256.tfrecord and val-00000-of-00032.tfrecord, as the TensorFlow originals read them, with
-    the two json files in raw-data/annotations; no masks, no captions. Training records are of pictures with a box.
+    the two json files in raw-data/annotations; no masks, no captions. Training records are of images with a box.
     A start after a kill goes on with what is missing; the files are the same for any number of jobs.
     """
 
@@ -80,7 +82,7 @@ class Options:
     out: Path
     """Folder to write into."""
     form: Literal["folder", "tfrecord"] = "folder"
-    """folder: pictures and json; tfrecord: TensorFlow's records."""
+    """folder: images and json; tfrecord: TensorFlow's records."""
     download: bool = False
     """Fetch into --source what is missing there (20.4 GB in all), and check what is there, by size and sha256."""
     shards: int = 256
@@ -104,23 +106,22 @@ def prepare(options: Options, progress: Progress) -> dict[str, int]:
         _download(options.source, progress)
     with alone_in(options.out):
         annotations = find_files(options.source, "annotations", "annotations_trainval2017.zip", _ANNOTATIONS)
-        pictures: dict[Split, Files] = {}
+        images: dict[Split, Files] = {}
         instances: dict[Split, Instances] = {}
-        digests = {}
+        digests: dict[Split, str] = {}
         for split in _SPLITS:
-            pictures[split] = find_files(options.source, f"{split}2017", f"{split}2017.zip", _PICTURES)
+            images[split] = find_files(options.source, f"{split}2017", f"{split}2017.zip", _IMAGES)
             instances[split], digests[split] = _read_annotations(annotations, split)
-            _check_pictures(instances[split], pictures[split], split)
+            _check_images(instances[split], images[split], split)
             progress("reading annotations", _SPLITS.index(split) + 1, len(_SPLITS))
         if instances["train"].categories != instances["val"].categories:
             raise BadData(f"{options.source}: train and val have different categories; both need the same")
-        plan: FolderPlan | RecordPlan
+        found = Found(annotations, images, instances, digests)
+        plan: CocoFolders | CocoRecords
         if options.form == "folder":
-            plan = FolderPlan(options.out, annotations, pictures, instances, digests)
+            plan = CocoFolders(options.out, found)
         else:
-            shards: dict[Split, int] = {"train": options.shards, "val": options.val_shards}
-            plan = RecordPlan(options.out, annotations, pictures, instances, digests, shards)
-        instances.clear()  # a gigabyte, of which the plan has taken what it needs
+            plan = CocoRecords(options.out, found, {"train": options.shards, "val": options.val_shards})
         _check_counts(plan.counts)
         return write_pieces(plan, jobs, progress)
 
@@ -148,8 +149,8 @@ def _read_annotations(files: Files, split: Split) -> tuple[Instances, str]:
     name = f"instances_{split}2017.json"
     if name not in files.sizes:
         raise BadData(f"{files.place(name)} is not there; give COCO's annotations_trainval2017.zip")
-    if files.sizes[name] > MAX_JSON_BYTES:
-        raise BadData(f"{files.place(name)} has {files.sizes[name]} bytes, more than the {MAX_JSON_BYTES} allowed")
+    if files.sizes[name] > _MAX_JSON_BYTES:
+        raise BadData(f"{files.place(name)} has {files.sizes[name]} bytes, more than the {_MAX_JSON_BYTES} allowed")
     digest = hashlib.sha256()
 
     def chunks() -> Iterator[bytes]:
@@ -160,13 +161,11 @@ def _read_annotations(files: Files, split: Split) -> tuple[Instances, str]:
     return read_instances(chunks(), files.place(name)), digest.hexdigest()
 
 
-def _check_pictures(instances: Instances, files: Files, split: Split) -> None:
-    if not instances.images:
-        raise BadData(f"instances_{split}2017.json lists no pictures; fetch it again")
+def _check_images(instances: Instances, files: Files, split: Split) -> None:
     missing = [image.file for image in instances.images if image.file not in files.sizes]
     if missing:
         raise BadData(
-            f"{len(missing)} of {len(instances.images)} pictures of instances_{split}2017.json are missing, "
+            f"{len(missing)} of {len(instances.images)} images of instances_{split}2017.json are missing, "
             f"the first is {files.place(missing[0])}; fetch {split}2017.zip again"
         )
 
@@ -178,5 +177,5 @@ def _check_counts(counts: dict[str, int]) -> None:
     for what, expected in _COCO_2017.items():
         if counts[what] != expected:
             raise BadData(
-                f"{what}: {counts[what]} pictures, COCO 2017 has {expected}; give its own annotations_trainval2017.zip"
+                f"{what}: {counts[what]} images, COCO 2017 has {expected}; give its own annotations_trainval2017.zip"
             )

@@ -85,13 +85,13 @@ def edit_records(path: Path, change_one) -> None:
 
 
 FACTS = {
-    "pictures": 6,
+    "images": 6,
     "unreadable": 0,
     "without boxes": 1,
     "classes": 2,
     "boxes": 10,
     "crowds": 2,
-    "boxes per picture": {"min": 0, "median": 2.0, "max": 2},
+    "boxes per image": {"min": 0, "median": 2.0, "max": 2},
     "classes without any": 0,
     "width": {"min": 40, "median": 40.0, "max": 40},
     "height": {"min": 30, "median": 30.0, "max": 30},
@@ -104,7 +104,7 @@ FACTS = {
 def test_good_data(data, decode):
     report = check(data, classes=2, decode=decode)
     assert report.problems == [] and report.facts["train"] == FACTS
-    assert report.facts["val"]["pictures"] == 3
+    assert report.facts["val"]["images"] == 3
 
 
 def test_good_records(data, tmp_path):
@@ -112,9 +112,9 @@ def test_good_records(data, tmp_path):
     assert report.problems == []
     # The picture without boxes has no record.
     assert report.facts["train"] == FACTS | {
-        "pictures": 5,
+        "images": 5,
         "without boxes": 0,
-        "boxes per picture": {"min": 2, "median": 2.0, "max": 2},
+        "boxes per image": {"min": 2, "median": 2.0, "max": 2},
     }
     assert report.facts["val"]["without boxes"] == 1
 
@@ -142,13 +142,11 @@ def test_real_pictures(shared_data):
 
 
 BOXES = {
-    "outside right": ([1, 2, 39.5, 5], "box outside of the picture"),
-    "outside below": ([1, 2, 5, 28.5], "box outside of the picture"),
-    "outside left": ([-0.5, 2, 5, 5], "box outside of the picture"),
+    "outside right": ([1, 2, 39.5, 5], "box outside of the image"),
+    "outside below": ([1, 2, 5, 28.5], "box outside of the image"),
+    "outside left": ([-0.5, 2, 5, 5], "box outside of the image"),
     "no width": ([1, 2, 0, 5], "box without an area"),
     "negative": ([1, 2, 5, -5], "box without an area"),
-    "nan": ([math.nan, 2, 5, 5], "box not a number"),
-    "infinite": ([1, 2, math.inf, 5], "box not a number"),
 }
 
 
@@ -194,16 +192,16 @@ def test_everything_at_once(data):
         ("duplicate id", "train", f"{name}: images[6]"),
         ("duplicate id", "train", f"{name}: annotations[10]"),
         ("missing file", "train", "train2017/away.jpg"),
-        ("unreadable entry", "train", name),
+        ("unreadable entry", "train", f"{name}: images[8]"),
         ("same file twice", "train", "train2017/000000000011.jpg"),
         ("size differs", "train", "train2017/000000000011.jpg"),
         ("unknown category", "train", f"{name}: annotations[1]"),
-        ("unknown picture", "train", f"{name}: annotations[2]"),
+        ("unknown image", "train", f"{name}: annotations[2]"),
         ("unreadable entry", "train", f"{name}: annotations[4]"),
         ("extra file", "train", "train2017/stranger.jpg"),
         ("unreadable", "train", "train2017/000000000013.jpg"),
         ("unreadable", "train", "train2017/000000000014.jpg"),
-        ("same picture in train and val", "train", "train2017/000000000015.jpg"),
+        ("same image in train and val", "train", "train2017/000000000015.jpg"),
         ("categories differ", "val", str(data)),
     }
 
@@ -259,7 +257,7 @@ def test_declared_classes(data, tmp_path):
 
 
 def test_nothing_there(tmp_path):
-    with pytest.raises(UsageError, match="holds no pictures with boxes"):
+    with pytest.raises(UsageError, match="holds no images with boxes"):
         check(tmp_path)
     assert problems(check(tmp_path, kind="coco_tfrecord")) == {
         ("cannot be opened", "train", str(tmp_path)),
@@ -282,8 +280,8 @@ def set_to(key: str, values: list):
 
 
 RECORDS = {
-    "outside": (set_to("image/object/bbox/xmax", [0.9, 1.01]), "box outside of the picture"),
-    "negative": (set_to("image/object/bbox/ymin", [-0.1, 0.1]), "box outside of the picture"),
+    "outside": (set_to("image/object/bbox/xmax", [0.9, 1.01]), "box outside of the image"),
+    "negative": (set_to("image/object/bbox/ymin", [-0.1, 0.1]), "box outside of the image"),
     "no height": (set_to("image/object/bbox/ymax", [0.9, 0.01]), "box without an area"),
     "nan": (set_to("image/object/bbox/ymax", [0.9, math.nan]), "box not a number"),
     "category": (set_to("image/object/class/label", [1, 2]), "unknown category"),
