@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn
 
 from sightline.errors import BadData
-from sightline.files.whole import check_room, folder_below, written_whole
+from sightline.files.whole import check_room, written_whole
 from sightline.terminal.progress import Progress
 
 BLOCK = 512  # of a tar file
@@ -477,15 +477,14 @@ def _write_all(
     check_room(target, sum(member.size for member in members), f"unpacking {path.name}")
     target.mkdir(parents=True, exist_ok=True)
     for done, (member, chunks) in enumerate(zip(members, contents, strict=True), start=1):
-        with folder_below(target, member.name) as (folder, name):
-            _write_one(folder, name, chunks, member, path)
+        _write_one(target, chunks, member, path)
         progress(f"unpacking {path.name}", done, len(members))
     return len(members)
 
 
-def _write_one(folder: int, name: str, chunks: Iterator[bytes], member: Member, path: Path) -> None:
+def _write_one(target: Path, chunks: Iterator[bytes], member: Member, path: Path) -> None:
     written = 0
-    with written_whole(folder, name, f"{path}: '{member.name}'") as out:
+    with written_whole(target, member.name, f"{path}: '{member.name}'") as out:
         for chunk in chunks:
             written += len(chunk)
             out.write(chunk)

@@ -50,7 +50,7 @@ _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 
 class Seen(NamedTuple):
-    """A image: its size the right way up, a digest of its bytes, and why it cannot be read."""
+    """An image: its size the right way up, a digest of its bytes, and why it cannot be read."""
 
     height: int
     width: int

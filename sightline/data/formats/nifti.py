@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sightline.errors import BadSample
-from sightline.files.whole import folder_below, written_whole
+from sightline.files.whole import written_whole
 
 MAX_BYTES = 2 * 2**30  # of one file's voxels, as stored and as float32: twice the Decathlon's largest CT
 MAX_VOXELS = MAX_BYTES // 4  # of all channels
@@ -105,7 +105,7 @@ def write_volume(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
     content = image.to_bytes()
     if path.name.endswith(".gz"):  # mtime=0: equal volumes make equal files
         content = gzip.compress(content, compresslevel=4, mtime=0)
-    with folder_below(path.parent, path.name) as (folder, last), written_whole(folder, last, str(path)) as file:
+    with written_whole(path.parent, path.name, str(path)) as file:
         file.write(content)
 
 

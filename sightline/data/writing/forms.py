@@ -1,6 +1,7 @@
-"""The three forms that pictures with labels are stored in: class folders, tar shards, TFRecord shards.
+"""Images with labels in the three forms they are stored in: class folders, tar shards, TFRecord shards.
 
-Each writes one piece of a split (some files, or one shard) and says what it wrote; `_pieces.py` hands the pieces out.
+`LabelledImages` writes one piece of a split (some files, or one shard) and says what it wrote; `pieces.py` hands the
+pieces out. `prepare imagenet` and `prepare convert` write through it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
@@ -27,17 +28,20 @@ from sightline.data.writing.pieces import Written
 from sightline.data.writing.repair import repair
 from sightline.errors import BadData, BadSample
 from sightline.files.archive import clean_name
-from sightline.files.whole import folder_below, written_whole
+from sightline.files.whole import write_text, written_whole
 from sightline.parts import Split
 
 Form = Literal["folder", "tar", "tfrecord"]
 
+_Files = list[tuple[str, int]]  # (path, bytes)
 _FILES_PER_PIECE = 250  # of the folder form: a second of work or so, which is all a kill costs
 _SHUFFLE_SEED = 0  # the original's
 _QUOTED = {"%": "%25", ".": "%2E", "/": "%2F"}
+# Bytes on disk beside an image, at most: file systems round up to 4 kB, tar to 512 bytes, and every form has headers.
+_BESIDE = {"folder": 4096, "tar": 3072, "tfrecord": 512}
 
 
-class Picture(NamedTuple):
+class Encoded(NamedTuple):
     """One sample on its way from a source to a form; `file` is its name there, without the class."""
 
     file: str
@@ -46,7 +50,7 @@ class Picture(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class LabelledImages:
     """Everything that decides the files: what is written, from where, in which form. Pickled to every process once."""
 
     out: Path
@@ -54,31 +58,69 @@ class Plan:
     sources: dict[Split, Source]
     shards: dict[Split, int]
     repair: bool
-    _orders: dict[Split, np.ndarray] = field(default_factory=dict, compare=False)
+    data_bytes: int  # what the images take, all together
+    _orders: dict[str, np.ndarray] = field(default_factory=dict, compare=False)
 
-    def pieces(self, split: Split) -> int:
-        """How many pieces a split has: hundreds of files, or shards.
+    def decided(self) -> dict[str, Any]:
+        shards = None if self.form == "folder" else dict(self.shards)
+        inputs = {split: source.fingerprint for split, source in self.sources.items()}
+        return {"form": self.form, "shards": shards, "repair": self.repair, "inputs": inputs}
 
-        TFRecord has all shards that were asked for, the last ones empty where there are few pictures, as the original
-        writes them: readers take the number from the names. Tar shards name no number, so empty ones are left out.
-        """
-        count = len(self.sources[split])
-        return self.shards[split] if self.form == "tfrecord" else -(-count // self._per_piece(split))
+    def check(self) -> None:
+        for source in self.sources.values():
+            for name in source.classes:  # they become folders
+                if clean_name(name, str(self.out)) != name or "/" in name or name.startswith("."):
+                    raise BadData(f"class {name!r} cannot be the name of a folder; rename it")
+        for source in self.sources.values():
+            _check_names(source, self.form)
 
-    def count(self, split: Split, number: int) -> int:
-        """How many pictures a piece has."""
-        per_piece = self._per_piece(split)
-        return max(0, min(per_piece, len(self.sources[split]) - number * per_piece))
+    def pieces(self) -> dict[str, list[int]]:
+        """TFRecord has all shards that were asked for, the last ones empty where there are few images, as the original
+        writes them: readers take the number from the names. Tar shards name no number, so empty ones are left out."""
+        found: dict[str, list[int]] = {}
+        for split, source in self.sources.items():
+            per_piece = self._per_piece(split)
+            count = self.shards[split] if self.form == "tfrecord" else -(-len(source) // per_piece)
+            found[split] = [max(0, min(per_piece, len(source) - number * per_piece)) for number in range(count)]
+        return found
 
-    def pictures(self, split: Split, number: int) -> Iterator[Picture]:
-        """The pictures of one piece, in its order."""
+    def room(self) -> int:
+        return self.data_bytes + _BESIDE[self.form] * sum(map(len, self.sources.values()))
+
+    def write(self, part: str, number: int) -> Written:
+        """Write one piece; count the images that were repaired and those too broken for it."""
+        split: Split = "train" if part == "train" else "val"
+        counts = {"repaired": 0, "unreadable": 0}
+        return Written(_WRITERS[self.form](self, split, number, self._images(split, number, counts)), counts)
+
+    def finish(self, written: list[Written]) -> dict[str, int]:
+        counts: dict[str, int] = {split: len(source) for split, source in self.sources.items()}
+        if self.repair:
+            for what in ("repaired", "unreadable"):
+                counts[what] = sum(piece.notes[what] for piece in written)
+        if self.form != "folder":
+            classes = next(iter(self.sources.values())).classes
+            write_text(self.out, "classes.txt", "".join(f"{name}\n" for name in classes))
+        else:
+            os.sync()  # shards were brought to the disk one by one; a million files are so in one go
+        return counts
+
+    def _images(self, split: Split, number: int, counts: dict[str, int]) -> Iterator[Encoded]:
+        """Yield the images of one piece in its order, repaired where that is asked for and possible."""
         per_piece = self._per_piece(split)
         source = self.sources[split]
-        for index in self._order(split)[number * per_piece : (number + 1) * per_piece]:
-            sample = source.read(int(index))
+        for index in self._order(split)[number * per_piece : (number + 1) * per_piece].tolist():
+            sample = source.read(index)
             if not isinstance(sample.data, bytes):
-                raise BadData(f"{source.name(int(index))} is made from numbers; only pictures on disk are converted")
-            yield Picture(stored_name(self.form, _clean_file(source, int(index))), sample.label, sample.data)
+                raise BadData(f"{source.name(index)} is made from numbers; only images on disk are converted")
+            image = Encoded(stored_name(self.form, _clean_file(source, index)), sample.label, sample.data)
+            if self.repair:
+                try:
+                    image = image._replace(data=repair(image.data, image.file))
+                    counts["repaired"] += image.data is not sample.data
+                except BadSample:  # kept as it is: folders can be fixed, and `check` reports which
+                    counts["unreadable"] += 1
+            yield image
 
     def _per_piece(self, split: Split) -> int:
         if self.form == "folder":
@@ -98,28 +140,8 @@ class Plan:
                 random.Random(_SHUFFLE_SEED).shuffle(order)
             elif self.form != "folder":
                 order.sort(key=lambda index: file_of(source, index))
-            self._orders[split] = np.asarray(order)
+            self._orders[split] = np.asarray(order, np.int64)
         return self._orders[split]
-
-
-def write_piece(plan: Plan, split: Split, number: int) -> Written:
-    """Writes one piece, and counts the pictures that were repaired and those too broken for it."""
-    counts = {"repaired": 0, "unreadable": 0}
-
-    def mended() -> Iterator[Picture]:
-        for picture in plan.pictures(split, number):
-            if plan.repair:
-                try:
-                    data = repair(picture.data, picture.file)
-                except BadSample:  # kept as it is: folders can be mended, and `check` tells which
-                    counts["unreadable"] += 1
-                else:
-                    counts["repaired"] += data is not picture.data
-                    picture = picture._replace(data=data)
-            yield picture
-
-    files = _WRITERS[plan.form](plan, split, number, mended())
-    return Written(files, counts)
 
 
 # Names. A sample's file name has to survive every form, and the samples their order, which follows from the names.
@@ -144,34 +166,31 @@ def _clean_file(source: Source, index: int) -> str:
 def stored_name(form: Form, file: str) -> str:
     """The name of a file in this form.
 
-    A key of WebDataset ends at the first dot, so in tar others are %2E; its pictures are KEY.jpg, be they .JPEG before.
+    A key of WebDataset ends at the first dot, so in tar others are %2E; its images are KEY.jpg, be they .JPEG before.
     """
     stem, dot, suffix = file.rpartition(".")
-    is_picture = dot + suffix.lower() in SUFFIXES
+    is_image = dot + suffix.lower() in SUFFIXES
     if form == "tfrecord":
         return file
     if form == "folder":
-        return file if is_picture else f"{file}.jpg"
-    key = "".join(_QUOTED.get(letter, letter) for letter in (stem if is_picture else file))
-    return f"{key}.{suffix.lower().replace('jpeg', 'jpg') if is_picture else 'jpg'}"
+        return file if is_image else f"{file}.jpg"
+    key = "".join(_QUOTED.get(letter, letter) for letter in (stem if is_image else file))
+    return f"{key}.{suffix.lower().replace('jpeg', 'jpg') if is_image else 'jpg'}"
 
 
-def check_names(plan: Plan, split: Split) -> None:
-    """BadData if two samples of a class would get one name, or change places with each other, in the new form."""
-    source = plan.sources[split]
+def _check_names(source: Source, form: Form) -> None:
+    """Raise BadData if two samples of a class would get one name, or change places with each other, in the new form."""
     before, before_file = "", ""
     for index in range(len(source)):
         file = _clean_file(source, index)
-        name = stored_name(plan.form, file)
-        if plan.form != "tfrecord" and any(part.startswith(".") for part in name.split("/")):
+        name = stored_name(form, file)
+        if form != "tfrecord" and any(part.startswith(".") for part in name.split("/")):
             raise BadData(f"{source.name(index)}: a file whose name starts with a dot is hidden; rename it")
-        is_behind = _place(plan.form, name) > _place(plan.form, before) and _key(plan.form, name) != _key(
-            plan.form, before
-        )
+        is_behind = _place(form, name) > _place(form, before) and _key(form, name) != _key(form, before)
         # A new class begins anew; few places look like one, and there the labels decide.
         if index and not is_behind and source.read(index - 1).label == source.read(index).label:
             raise BadData(
-                f"{source.name(index)}: as {plan.form}, {before_file} and {file} of one class would have one name or "
+                f"{source.name(index)}: as {form}, {before_file} and {file} of one class would have one name or "
                 "change places, and a run would see other batches; rename one of them"
             )
         before, before_file = name, file
@@ -186,59 +205,49 @@ def _key(form: Form, name: str) -> str:
     return name.partition(".")[0] if form == "tar" else name
 
 
-def room_for(form: Form, pictures: int, data_bytes: int) -> int:
-    """Bytes on disk, at most: file systems round up to 4 kB, tar to 512 bytes, and every form has headers."""
-    return data_bytes + pictures * {"folder": 4096, "tar": 3072, "tfrecord": 512}[form]
-
-
-def split_folder(form: Form, split: Split) -> str:
-    """The folder of a split, as each form's readers expect it."""
-    return "validation" if form == "tfrecord" and split == "val" else split
-
-
-def _write_folder(plan: Plan, split: Split, number: int, pictures: Iterator[Picture]) -> list[tuple[str, int]]:
+def _write_folder(plan: LabelledImages, split: Split, number: int, images: Iterator[Encoded]) -> _Files:
     files = []
-    for picture in pictures:
-        path = f"{split}/{plan.sources[split].classes[picture.label]}/{picture.file}"
-        with folder_below(plan.out, path) as (folder, name), written_whole(folder, name, path) as out:
-            out.write(picture.data)
-        files.append((path, len(picture.data)))
+    for image in images:
+        path = f"{split}/{plan.sources[split].classes[image.label]}/{image.file}"
+        with written_whole(plan.out, path) as out:
+            out.write(image.data)
+        files.append((path, len(image.data)))
     return files
 
 
-def _write_tar(plan: Plan, split: Split, number: int, pictures: Iterator[Picture]) -> list[tuple[str, int]]:
+def _write_tar(plan: LabelledImages, split: Split, number: int, images: Iterator[Encoded]) -> _Files:
     path = f"{split}/{split}-{number:06d}.tar"
-    with folder_below(plan.out, path) as (folder, name), written_whole(folder, name, path, durable=True) as out:
+    with written_whole(plan.out, path, durable=True) as out:
         with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for picture in pictures:
-                key, dot, suffix = picture.file.partition(".")
-                for end, data in ((dot + suffix, picture.data), (".cls", b"%d" % picture.label)):
+            for image in images:
+                key, dot, suffix = image.file.partition(".")
+                for end, data in ((dot + suffix, image.data), (".cls", b"%d" % image.label)):
                     # Time, user and group stay 0: equal input, equal bytes.
-                    info = tarfile.TarInfo(f"{plan.sources[split].classes[picture.label]}/{key}{end}")
+                    info = tarfile.TarInfo(f"{plan.sources[split].classes[image.label]}/{key}{end}")
                     info.size = len(data)
                     tar.addfile(info, io.BytesIO(data))
         size = out.tell()
     return [(path, size)]
 
 
-def _write_tfrecord(plan: Plan, split: Split, number: int, pictures: Iterator[Picture]) -> list[tuple[str, int]]:
-    named = split_folder("tfrecord", split)
+def _write_tfrecord(plan: LabelledImages, split: Split, number: int, images: Iterator[Encoded]) -> _Files:
+    named = "validation" if split == "val" else split  # as its readers expect it
     path = f"{named}/{named}-{number:05d}-of-{plan.shards[split]:05d}"
-    with folder_below(plan.out, path) as (folder, name), written_whole(folder, name, path, durable=True) as out:
-        for picture in pictures:
-            out.write(frame(_example(picture, plan.sources[split].classes)))
+    with written_whole(plan.out, path, durable=True) as out:
+        for image in images:
+            out.write(frame(_example(image, plan.sources[split].classes)))
         size = out.tell()
     return [(path, size)]
 
 
-def _example(picture: Picture, classes: tuple[str, ...]) -> bytes:
-    """The original's features, to the letter: grey pictures too count as three channels of RGB, labels start at 1."""
+def _example(image: Encoded, classes: tuple[str, ...]) -> bytes:
+    """The original's features, to the letter: grey images too count as three channels of RGB, labels start at 1."""
     try:
-        header = read_header(picture.data, picture.file)
+        header = read_header(image.data, image.file)
     except BadSample as error:
         raise BadSample(
-            f"{classes[picture.label]}/{picture.file}",
-            f"{error.reason} (a record needs its width and height; write --form folder, mend it there, then convert)",
+            f"{classes[image.label]}/{image.file}",
+            f"{error.reason} (a record needs its width and height; write --form folder, fix it there, then convert)",
         ) from error
     return encode_example(
         {
@@ -246,16 +255,16 @@ def _example(picture: Picture, classes: tuple[str, ...]) -> bytes:
             "image/width": header.width,
             "image/colorspace": b"RGB",
             "image/channels": 3,
-            "image/class/label": picture.label + 1,
-            "image/class/synset": os.fsencode(classes[picture.label]),
+            "image/class/label": image.label + 1,
+            "image/class/synset": os.fsencode(classes[image.label]),
             "image/format": header.format.encode(),
-            "image/filename": os.fsencode(picture.file),
-            "image/encoded": picture.data,
+            "image/filename": os.fsencode(image.file),
+            "image/encoded": image.data,
         }
     )
 
 
-_WRITERS: dict[Form, Callable[[Plan, Split, int, Iterator[Picture]], list[tuple[str, int]]]] = {
+_WRITERS: dict[Form, Callable[[LabelledImages, Split, int, Iterator[Encoded]], _Files]] = {
     "folder": _write_folder,
     "tar": _write_tar,
     "tfrecord": _write_tfrecord,

@@ -1,7 +1,7 @@
-"""Hands the pieces of a plan out to processes, and knows after a kill which of them are whole.
+"""The one way to write a prepared folder: piece by piece, over processes, resumed after a kill.
 
-OUT/.prepare/ holds the plan and, for each piece that is done, what it wrote; when all are, OUT/prepared.json takes its
-place. A piece that is not listed is written anew: equal input gives equal bytes, whoever writes them and when.
+OUT/.prepare/ holds what decides the files and, for each piece that is done, what it wrote; when all are, a record
+takes its place. A piece without a note is written again: equal input gives equal bytes, whoever writes them and when.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,19 +17,19 @@ from typing import Any, NamedTuple, Protocol
 from sightline.data.processes import Map, cores, over_processes
 from sightline.errors import UsageError
 from sightline.files.typed_json import read_json, typed
-from sightline.files.whole import check_room, folder_below, open_text, refuse_link, written_whole
+from sightline.files.whole import check_room, open_text, refuse_link, write_text
 from sightline.terminal.progress import Progress
 
 VERSION = 1  # goes up whenever the same options would give other files
-_RECORD, _JOURNAL = "prepared.json", ".prepare"
+RECORD, NOTES = "prepared.json", ".prepare"
 _MAX_NOTE_BYTES = 64 * 2**20  # a piece of class folders lists its files, 60 bytes each
 
 
 class Written(NamedTuple):
-    """What a piece has become: (path below the output folder, bytes) of each file; and what was met on the way."""
+    """What a piece has become: (path below the output folder, bytes) of each file; and what is worth noting of it."""
 
     files: list[tuple[str, int]]
-    counts: dict[str, int]
+    notes: dict[str, Any]  # as JSON holds it
 
 
 class Pieces(Protocol):
@@ -39,34 +39,34 @@ class Pieces(Protocol):
     def out(self) -> Path: ...
 
     def decided(self) -> dict[str, Any]:
-        """Everything that decides the files, as JSON holds it: what a second start is compared with."""
+        """Return everything that decides the files, as JSON holds it: what a second start is compared with."""
 
     def check(self) -> None:
-        """BadData if the plan cannot be carried out; called before anything is written."""
+        """Raise BadData if it cannot be written; called before the first piece."""
 
     def pieces(self) -> dict[str, list[int]]:
-        """part -> how many samples each of its pieces has."""
+        """Return part -> how many samples each of its pieces has."""
 
     def room(self) -> int:
-        """Bytes on disk, at most."""
+        """Return the bytes on disk, at most."""
 
     def write(self, part: str, number: int) -> Written:
-        """Writes one piece; files appear under their names when they are whole."""
+        """Write one piece; files appear under their names when they are whole."""
 
     def finish(self, written: list[Written]) -> dict[str, int]:
-        """The last small files; returns the counts to show."""
+        """Write the last small files; return the counts to show. `written` is in the order of the pieces."""
 
 
 def jobs_or_cores(jobs: int) -> int:
-    """The processes to use: as asked for, or (0) one for each core, where more than 16 wait for the disk anyway."""
+    """Return the processes to use: as asked for, or (0) one for each core, where more than 16 wait for the disk."""
     if jobs < 0:
-        raise UsageError(f"--jobs {jobs}: use 1 or more, or 0 for one process a core")
+        raise UsageError(f"--jobs {jobs}: use 1 or more, or 0 for one process per core")
     return jobs or min(cores(), 16)
 
 
 @contextmanager
 def alone_in(out: Path) -> Iterator[None]:
-    """Makes the folder; a second process that writes into it waits here, then finds the work done."""
+    """Make the folder; a second process that writes into it waits here, then finds the work done."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file, a folder to write into was expected; choose another --out")
     try:
@@ -75,106 +75,150 @@ def alone_in(out: Path) -> Iterator[None]:
     except OSError as error:
         raise UsageError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # gone with its process
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released with its process
         yield
 
 
-def write_pieces(plan: Pieces, jobs: int, progress: Progress) -> dict[str, int]:
-    """Writes what is missing of a plan; returns counts."""
-    decided = {"version": VERSION, **plan.decided()}
-    found = _read_json(plan.out / _RECORD)
-    if isinstance(found, dict) and "counts" in found:
-        _check_same(found, decided, plan.out)
-        shutil.rmtree(plan.out / _JOURNAL, ignore_errors=True)  # of a start that was killed at its very end
-        return found["counts"]
+def finished(plan: Pieces, record: str = RECORD) -> dict[str, int] | None:
+    """Return the counts of an earlier start that wrote all of it, or None; UsageError if it wrote something else."""
+    found = _read_json(plan.out / record)
+    if not isinstance(found, dict) or "counts" not in found:
+        return None
+    _check_same(found, _decided(plan), plan.out)
+    return found["counts"]
+
+
+def write_pieces(plan: Pieces, jobs: int, progress: Progress, record: str = RECORD) -> dict[str, int]:
+    """Write what is missing of a plan; return counts."""
+    journal = Journal(plan.out)
+    if (counts := finished(plan, record)) is not None:
+        journal.close()  # of a start that was killed at its very end
+        return counts
     plan.check()
-    is_resumed = _begin(plan.out, decided)
+    is_resumed = journal.begin(_decided(plan))
     pieces = plan.pieces()
-    done = {part: _done(plan.out, part, len(samples)) for part, samples in pieces.items()}
-    written = sum(size for some in done.values() for piece in some.values() for _, size in piece.files)
-    check_room(plan.out, plan.room() - written, f"{plan.out}")
+    done = {part: _done(journal, part, len(samples)) for part, samples in pieces.items()}
+    size = sum(size for some in done.values() for piece in some.values() for _, size in piece.files)
+    check_room(plan.out, plan.room() - size, f"{plan.out}")
     with over_processes(jobs, plan) as run:
         for part, samples in pieces.items():
             _write_part(part, samples, done[part], run, progress)
     if is_resumed:
-        for leftover in [path for path in plan.out.rglob(".*.part-*") if path.is_file()]:
-            leftover.unlink()  # what processes were writing when they were killed
-    counts = plan.finish([piece for some in done.values() for piece in some.values()])
-    write_text(plan.out, _RECORD, json.dumps({**decided, "counts": counts}, indent=1) + "\n")
-    shutil.rmtree(plan.out / _JOURNAL)
+        journal.sweep()
+    counts = plan.finish([some[number] for some in done.values() for number in sorted(some)])
+    write_text(plan.out, record, json.dumps({**_decided(plan), "counts": counts}, indent=1) + "\n")
+    journal.close()
     return counts
 
 
-def write_text(out: Path, name: str, text: str) -> None:
-    """A small file below the output folder, whole or not at all."""
-    with folder_below(out, name) as (folder, last), written_whole(folder, last, str(out / name)) as file:
-        file.write(text.encode("utf-8", "surrogateescape"))
+def _decided(plan: Pieces) -> dict[str, Any]:
+    return {"version": VERSION, **plan.decided()}
+
+
+def _done(journal: Journal, part: str, pieces: int) -> dict[int, Written]:
+    found = {number: journal.done(_note(part, number)) for number in range(pieces)}
+    return {number: written for number, written in found.items() if written is not None}
 
 
 def _write_part(part: str, samples: list[int], done: dict[int, Written], run: Map, progress: Progress) -> None:
     missing = [number for number in range(len(samples)) if number not in done]
     total = sum(samples)
-    finished = total - sum(samples[number] for number in missing)
-    progress(f"writing {part}", finished, total)
+    completed = total - sum(samples[number] for number in missing)
+    progress(f"writing {part}", completed, total)
     for number, written in zip(missing, run(_write_and_note, [(part, number) for number in missing]), strict=True):
         done[number] = written
-        finished += samples[number]
-        progress(f"writing {part}", finished, total)
+        completed += samples[number]
+        progress(f"writing {part}", completed, total)
 
 
 def _write_and_note(plan: Pieces, job: tuple[str, int]) -> Written:
     part, number = job
     written = plan.write(part, number)
-    write_text(plan.out, f"{_JOURNAL}/{part}-{number:05d}", json.dumps(written))
+    Journal(plan.out).note(_note(part, number), written)
     return written
 
 
-# What an earlier start has left.
+def _note(part: str, number: int) -> str:
+    return f"{part}-{number:05d}"
 
 
-def _begin(out: Path, decided: dict[str, Any]) -> bool:
-    """Notes the plan; True if an earlier start with the same plan has left something."""
-    found = _read_json(out / _JOURNAL / "plan.json")
-    if isinstance(found, dict):
-        _check_same(found, decided, out)
-        return True
-    strangers = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith("."))
-    if strangers:
-        raise UsageError(
-            f"{out} holds {', '.join(strangers[:3])}, not written by this command; choose another --out, or empty it"
-        )
-    refuse_link(out / _JOURNAL)
-    (out / _JOURNAL).mkdir(exist_ok=True)
-    write_text(out, f"{_JOURNAL}/plan.json", json.dumps(decided))
-    return False
+class Journal:
+    """What earlier starts and this one have done in a folder; survives a kill at any time."""
 
+    def __init__(self, out: Path, begun: str = "plan.json"):
+        """`begun`: the file below .prepare that holds what decides the folder's files."""
+        self.out = out
+        self._begun = f"{NOTES}/{begun}"
 
-def _done(out: Path, part: str, pieces: int) -> dict[int, Written]:
-    """The pieces that are noted as written and whose files are still there in full size."""
-    done = {}
-    for number in range(pieces):
-        note = _read_json(out / _JOURNAL / f"{part}-{number:05d}")
+    def begin(self, decided: dict[str, Any], may_change: Sequence[str] = ()) -> bool:
+        """Note what decides the files, as far as it is known; return whether an earlier start has left something.
+
+        Raises UsageError if it was begun with something else, or if the folder is not ours. Where a value named in
+        `may_change` has changed, nothing that was done holds any more.
+        """
+        found = _read_json(self.out / self._begun)
+        is_resumed = isinstance(found, dict)
+        if not is_resumed:
+            found = {}
+            self._take_folder()
+        if any(key in found and found[key] != decided.get(key) for key in may_change):
+            for note in (self.out / NOTES).glob("*-*"):
+                note.unlink()
+            found = {key: value for key, value in found.items() if key not in may_change}
+        _check_same({**decided, **found}, decided, self.out)
+        if {**found, **decided} != found:
+            write_text(self.out, self._begun, json.dumps({**found, **decided}))
+        return is_resumed
+
+    def note(self, name: str, written: Written) -> None:
+        """Note a piece whose files are whole."""
+        write_text(self.out, f"{NOTES}/{name}", json.dumps({"files": written.files, **written.notes}))
+
+    def done(self, name: str) -> Written | None:
+        """Return what was noted of a piece, if its files are still there in full size."""
         try:
-            files, counts = typed(note, tuple[list[tuple[str, int]], dict[str, int]])
-        except ValueError:  # none, or half of one
-            continue
-        if all(_size(out / path) == size for path, size in files):
-            done[number] = Written(files, counts)
-    return done
+            notes = typed(_read_json(self.out / NOTES / name), dict[str, Any])
+            files = typed(notes.pop("files", None), list[tuple[str, int]])
+        except ValueError:  # none, half of one, or one of an earlier version
+            return None
+        return Written(files, notes) if all(_size(self.out / path) == size for path, size in files) else None
+
+    def sweep(self) -> None:
+        """Remove what killed processes were writing; at the end, when the last of them has left."""
+        for leftover in [path for path in self.out.rglob(".*.part-*") if path.is_file()]:
+            leftover.unlink()
+
+    def close(self) -> None:
+        """Forget all notes: the folder is complete."""
+        shutil.rmtree(self.out / NOTES, ignore_errors=True)
+
+    def _take_folder(self) -> None:
+        self.out.mkdir(exist_ok=True)
+        strangers = sorted(entry.name for entry in self.out.iterdir() if not entry.name.startswith("."))
+        if strangers:
+            raise UsageError(
+                f"{self.out} holds {', '.join(strangers[:3])}, not written by this command; choose another --out, "
+                f"or empty it"
+            )
+        refuse_link(self.out / NOTES)
+        (self.out / NOTES).mkdir(exist_ok=True)
 
 
 def _check_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
-    differing = [key for key, value in wanted.items() if found.get(key) != value]
-    if differing:
-        key = differing[0]
+    for key, now in wanted.items():
+        was = found.get(key)
+        if was == now:
+            continue
+        if isinstance(was, dict) and isinstance(now, dict):
+            inner = next(name for name in (*now, *was) if was.get(name) != now.get(name))
+            key, was, now = f"{key}.{inner}", was.get(inner), now.get(inner)
         raise UsageError(
-            f"{out} was begun with {key}={found.get(key)}, now it is {wanted[key]}; "
-            f"choose another --out, or delete {out} to write it anew"
+            f"{out} was begun with {key}={was}, now it is {now}; choose another --out, or delete {out} to start again"
         )
 
 
 def _read_json(path: Path) -> Any:
-    """None if it is not there, or is not JSON any more after a power cut."""
+    """Return None if it is not there, or is not JSON any more after a power cut."""
     try:
         return read_json(path, _MAX_NOTE_BYTES)
     except (FileNotFoundError, ValueError):

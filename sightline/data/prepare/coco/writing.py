@@ -17,7 +17,7 @@ from sightline.data.formats.records import encode_example, frame
 from sightline.data.prepare.coco.files import Files
 from sightline.data.writing.pieces import Written
 from sightline.errors import BadSample
-from sightline.files.whole import folder_below, written_whole
+from sightline.files.whole import written_whole
 from sightline.parts import Split
 
 _FILES_PER_PIECE = 250  # of the folder form: a second of work or so, which is all a kill costs
@@ -152,7 +152,7 @@ class CocoRecords(_Coco):
             return self.copy_annotations(number)
         split: Split = "train" if part == "train" else "val"
         path = f"{split}-{number:05d}-of-{self.shards[split]:05d}.tfrecord"
-        with folder_below(self.out, path) as (folder, name), written_whole(folder, name, path, durable=True) as out:
+        with written_whole(self.out, path, durable=True) as out:
             for row in range(number, len(self.tables[split].ids), self.shards[split]):
                 out.write(frame(self._example(split, row)))
             size = out.tell()
@@ -215,7 +215,7 @@ def _image(files: Files, name: str) -> bytes:
 
 
 def _copy(files: Files, name: str, out: Path, path: str) -> tuple[str, int]:
-    with folder_below(out, path) as (folder, last), written_whole(folder, last, path) as target:
+    with written_whole(out, path) as target:
         for chunk in _of_size(files, name):
             target.write(chunk)
         return path, target.tell()

@@ -1,6 +1,6 @@
-"""The pictures of `prepare shapes`: one textured, lit, partly hidden shape (classification) or several (detection).
+"""The images of `prepare shapes`: one textured, lit, partly hidden shape (classification) or several (detection).
 
-Each aspect of a picture draws from its own generator, named by (seed, split, picture, aspect).
+Each aspect of an image draws from its own generator, named by (seed, split, image, aspect).
 """
 
 import colorsys
@@ -18,8 +18,8 @@ from sightline.data.prepare.shapes.outlines import Outline, Patch
 CLASSIFICATION_SIZE = 64  # px
 # The gaps are on purpose: like COCO's 1..90 for 80 classes, they catch readers that take an id for an index.
 CATEGORY_IDS = dict(zip(outlines.OUTLINES, (1, 2, 4, 7, 13, 16, 25, 46, 70, 90), strict=True))
-_EMPTY_EVERY = 16  # every 16th detection picture shows no object
-_HIDDEN_AT_MOST = 0.25  # of an object, by a strip across the picture
+_EMPTY_EVERY = 16  # every 16th detection image shows no object
+_HIDDEN_AT_MOST = 0.25  # of an object, by a strip across the image
 _VISIBLE_AT_LEAST = 0.6  # of an object, under the objects drawn after it
 
 Colour = np.ndarray  # (3,) float32, 0..1
@@ -28,14 +28,14 @@ Pattern = tuple[Colour, Colour]
 
 @dataclass(frozen=True)
 class DrawnObject:
-    """What the annotation of one object needs; the outline is cut at the picture's borders."""
+    """What the annotation of one object needs; the outline is cut at the image's borders."""
 
     name: str
     outline: Outline
 
 
-def classification_picture(seed: int, split: str, name: str, index: int) -> np.ndarray:
-    """A picture of one shape, (64, 64, 3) uint8."""
+def classification_image(seed: int, split: str, name: str, index: int) -> np.ndarray:
+    """An image of one shape, (64, 64, 3) uint8."""
 
     def rng(aspect: str) -> np.random.Generator:
         return generator(seed, 0, index, f"shapes classification {split} {name} {aspect}")
@@ -45,7 +45,7 @@ def classification_picture(seed: int, split: str, name: str, index: int) -> np.n
     place = rng("place")
     outline = outlines.pose(place, name, radius=place.uniform(0.28, 0.46) * size)
     left, top, right, bottom = outlines.extent(outline)
-    # Up to a tenth of the box may leave the picture: what shows is enough to name the shape.
+    # Up to a tenth of the box may leave the image: what shows is enough to name the shape.
     spare_x, spare_y = 0.1 * (right - left), 0.1 * (bottom - top)
     x = place.uniform(-left - spare_x, max(size - right + spare_x, -left))
     y = place.uniform(-top - spare_y, max(size - bottom + spare_y, -top))
@@ -57,8 +57,8 @@ def classification_picture(seed: int, split: str, name: str, index: int) -> np.n
     return _photograph(canvas, rng("camera"))
 
 
-def detection_picture(seed: int, split: str, index: int) -> tuple[np.ndarray, list[DrawnObject]]:
-    """A picture of none to six shapes, (height, width, 3) uint8, and the shapes in drawing order."""
+def detection_image(seed: int, split: str, index: int) -> tuple[np.ndarray, list[DrawnObject]]:
+    """An image of none to six shapes, (height, width, 3) uint8, and the shapes in drawing order."""
 
     def rng(aspect: str) -> np.random.Generator:
         return generator(seed, 0, index, f"shapes detection {split} {aspect}")
@@ -86,9 +86,9 @@ def detection_picture(seed: int, split: str, index: int) -> tuple[np.ndarray, li
 
 
 def annotation(drawn: DrawnObject, annotation_id: int, image_id: int) -> dict[str, Any]:
-    """The COCO record of an object: box, area and polygon of its whole outline inside the picture.
+    """The COCO record of an object: box, area and polygon of its whole outline inside the image.
 
-    Parts hidden behind other objects count, parts outside the picture do not, so a box never changes with its
+    Parts hidden behind other objects count, parts outside the image do not, so a box never changes with its
     neighbours. A ring's hole is cut out of polygon and area.
     """
     points = np.round(outlines.polygon(drawn.outline), 2)
@@ -107,7 +107,7 @@ def annotation(drawn: DrawnObject, annotation_id: int, image_id: int) -> dict[st
 def _find_place(
     rng: np.random.Generator, height: int, width: int, earlier: list[Patch]
 ) -> tuple[str, Outline, Patch] | None:
-    """A shape where it stays recognisable and leaves the earlier ones so; None when the picture is too full."""
+    """A shape where it stays recognisable and leaves the earlier ones so; None when the image is too full."""
     name = str(rng.choice(list(outlines.OUTLINES)))
     for _ in range(8):
         radius = math.exp(rng.uniform(math.log(9), math.log(34)))
@@ -244,7 +244,7 @@ def _shifted(distance: np.ndarray, dy: int, dx: int) -> np.ndarray:
 
 
 def _paint_strip(canvas: np.ndarray, objects: list[Patch], rng: np.random.Generator) -> None:
-    """Lays a band over the picture that hides a little of the objects; of four tries the first that does, if any."""
+    """Lays a band over the image that hides a little of the objects; of four tries the first that does, if any."""
     height, width = canvas.shape[:2]
     colours = (_colour(rng), _colour(rng))
     for _ in range(4):

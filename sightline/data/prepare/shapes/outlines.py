@@ -17,7 +17,7 @@ _MARGIN = 6  # px around a shape; its shadow reaches that far
 
 
 class Patch(NamedTuple):
-    """The pixels of a shape in a window of a picture: coverage 0..1 and px to the edge, negative inside."""
+    """The pixels of a shape in a window of an image: coverage 0..1 and px to the edge, negative inside."""
 
     window: tuple[slice, slice]  # rows, columns
     coverage: np.ndarray
@@ -122,7 +122,7 @@ def _turned(x: np.ndarray, y: np.ndarray, angle: float) -> tuple[np.ndarray, np.
 
 
 def strip(rng: np.random.Generator, height: int, width: int, half_width: float) -> np.ndarray:
-    """Coverage, (height, width), of a straight band that crosses the whole picture."""
+    """Coverage, (height, width), of a straight band that crosses the whole image."""
     x, y = rng.uniform(0.1, 0.9) * width, rng.uniform(0.1, 0.9) * height
     angle = rng.uniform(0, math.pi)
     across_x = ((np.arange(width, dtype=np.float32) + np.float32(0.5 - x)) * np.float32(math.cos(angle)))[None, :]
@@ -141,7 +141,7 @@ def extent(outline: Outline) -> tuple[float, float, float, float]:
 
 
 def rasterise(outline: Outline, height: int, width: int) -> Patch:
-    """The pixels of an outline in a picture of this size, in a window with some room around the outline."""
+    """The pixels of an outline in an image of this size, in a window with some room around the outline."""
     left, top, right, bottom = extent(outline)
     x0, x1 = max(0, math.floor(left) - _MARGIN), min(width, math.ceil(right) + _MARGIN)
     y0, y1 = max(0, math.floor(top) - _MARGIN), min(height, math.ceil(bottom) + _MARGIN)
@@ -201,7 +201,7 @@ def _inside(outline: Outline, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
 
 
 def clipped(outline: Outline, height: int, width: int) -> Outline:
-    """The outline cut at the picture's borders (Sutherland-Hodgman, one border after the other)."""
+    """The outline cut at the image's borders (Sutherland-Hodgman, one border after the other)."""
     loops = []
     for points in outline:
         for axis, limit, side in ((0, 0.0, 1), (0, float(width), -1), (1, 0.0, 1), (1, float(height), -1)):
@@ -220,7 +220,7 @@ def _cut(points: np.ndarray, axis: int, limit: float, side: int) -> np.ndarray:
         before, depth_before = points[i - 1], depth[i - 1]
         if (depth[i] >= 0) != (depth_before >= 0):
             crossing = before + (point - before) * (depth_before / (depth_before - depth[i]))
-            crossing[axis] = limit  # exactly, so that no box leaves the picture by a rounding error
+            crossing[axis] = limit  # exactly, so that no box leaves the image by a rounding error
             kept.append(crossing)
         if depth[i] >= 0:
             kept.append(point)

@@ -158,7 +158,7 @@ def test_a_second_start_does_nothing(zips, shards, tmp_path, capsys):
     assert prepare(zips, shards, *more) == 0
     assert {path: path.stat().st_mtime_ns for path in shards.rglob("*.tfrecord")} == before
     assert prepare(zips, shards, "--form", "tfrecord", "--shards", "8", "--val-shards", "3") == 2
-    assert "was begun with shards=" in capsys.readouterr().err
+    assert "was begun with shards.train=7, now it is 8" in capsys.readouterr().err
 
 
 def test_damaged_picture_in_the_zip(zips, tmp_path, capsys):

@@ -420,7 +420,7 @@ def test_own_data_mended_before_it_was_ready(tmp_path):
     write(source / "labelsTr" / "case_001.nii.gz", scan(1, SIZES[1], 1, True)[1])
     assert run(source, tmp_path / "out")["cases of a task of its own"] == 3
     write(source / "imagesTr" / "case_001.nii.gz", scan(9, SIZES[1], 1, True)[0])
-    with pytest.raises(UsageError, match="begun with (mean|std|clip)="):
+    with pytest.raises(UsageError, match="begun with spec.(mean|std|clip)="):
         run(source, tmp_path / "out")
 
 
