@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn
 
 from sightline.errors import BadData
+from sightline.files.positioned import read_at
 from sightline.files.whole import check_room, written_whole
 from sightline.terminal.progress import Progress
 
@@ -27,7 +28,7 @@ _CHUNK = 1 << 20
 _MAX_NAME_BYTES = 1024
 _MAX_PART_BYTES = 255  # of a name between two slashes: what file systems take
 _MAX_EXTENDED_BYTES = 2**20  # of one pax or GNU header; a name and a few times are some hundred
-_MAX_ZIP_DIRECTORY = 64 * 2**20  # COCO's 118,000 pictures take 13 MB; it is read whole
+_MAX_ZIP_DIRECTORY = 64 * 2**20  # COCO's 118,000 images take 13 MB; it is read whole
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
 _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # the surrogates in between are bytes that are no text
 _STORED, _DEFLATED = 0, 8  # methods of a zip
@@ -55,7 +56,7 @@ class Limits:
     member_bytes: int = 16 * 2**30
     """Of one file."""
     zip_ratio: int = 200
-    """Bytes that one byte of a zip may become; deflate reaches 1032, pictures 1 and annotations 10."""
+    """Bytes that one byte of a zip may become; deflate reaches 1032, images 1 and annotations 10."""
 
 
 DEFAULT_LIMITS = Limits()
@@ -107,7 +108,7 @@ def tar_entries(file: BinaryIO, archive: str, start: int = 0, end: int | None = 
     _refuse_compressed(file, archive, start)
     position, extended = start, _Extended()
     while True:
-        header = _read_at(file, position, max(0, min(BLOCK, end - position)))
+        header = read_at(file.fileno(), max(0, min(BLOCK, end - position)), position)
         if header and header.count(0) == len(header):
             _check_end(file, archive, position, end)
             return
@@ -170,7 +171,7 @@ def extract(
 
 def read_member(file: BinaryIO, member: Member, archive: str) -> bytes:
     """The bytes of a file of a tar."""
-    data = _read_at(file, member.offset, member.size)
+    data = read_at(file.fileno(), member.size, member.offset)
     if len(data) < member.size:
         _refuse(archive, f"ends inside '{member.name}'; it has changed since it was listed, fetch it again")
     return data
@@ -186,7 +187,7 @@ def zip_members(path: Path, limits: Limits = DEFAULT_LIMITS) -> list[Packed]:
 
 def packed_chunks(file: BinaryIO, member: Packed, archive: str) -> Iterator[bytes]:
     """The bytes of a file of a zip, about a megabyte at a time; BadArchive if they are not what the zip's list says."""
-    header = _read_at(file, member.offset, 30)
+    header = read_at(file.fileno(), 30, member.offset)
     if len(header) < 30 or not header.startswith(b"PK\x03\x04"):
         _refuse(archive, f"'{member.name}' is not where its list says; it is damaged, fetch it again")
     begin = member.offset + 30 + sum(struct.unpack("<HH", header[26:]))
@@ -263,7 +264,7 @@ class _Extended:
             _refuse(
                 archive, f"a header of {size} bytes at byte {offset}, {_MAX_EXTENDED_BYTES} are allowed; it is damaged"
             )
-        text = _read_at(file, offset, size)
+        text = read_at(file.fileno(), size, offset)
         if kind == b"K":  # the target of a link, which is refused when it comes
             return self
         if kind == b"L":
@@ -308,7 +309,7 @@ def _check_sum(header: bytes, archive: str, position: int) -> None:
 
 def _check_end(file: BinaryIO, archive: str, position: int, end: int) -> None:
     """A true end is zeros up to the end, of which we look at a megabyte."""
-    if _read_at(file, position, min(_CHUNK, end - position)).strip(b"\0"):
+    if read_at(file.fileno(), min(_CHUNK, end - position), position).strip(b"\0"):
         _refuse(archive, f"holds more behind its end at byte {position}: several tars in one file; pack it again")
 
 
@@ -327,14 +328,10 @@ def _ustar_name(header: bytes) -> str:
     return os.fsdecode(prefix + b"/" + name if is_posix and prefix else name)
 
 
-def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
-    return os.pread(file.fileno(), size, offset)
-
-
 def _chunks(file: BinaryIO, offset: int, size: int) -> Iterator[bytes]:
     """The bytes of one file of an archive, about a megabyte at a time; fewer where the archive ends."""
     end = offset + size
-    while offset < end and (chunk := _read_at(file, offset, min(_CHUNK, end - offset))):
+    while offset < end and (chunk := read_at(file.fileno(), min(_CHUNK, end - offset), offset)):
         offset += len(chunk)
         yield chunk
 
@@ -343,13 +340,13 @@ def _chunks(file: BinaryIO, offset: int, size: int) -> Iterator[bytes]:
 
 
 def _is_zip(file: BinaryIO) -> bool:
-    return _read_at(file, 0, 4) in (b"PK\x03\x04", b"PK\x05\x06")
+    return read_at(file.fileno(), 4, 0) in (b"PK\x03\x04", b"PK\x05\x06")
 
 
 def _zip_directory(file: BinaryIO, archive: str) -> bytes:
     """The list of files at the end of a zip. Where two records give its length, zip64's holds, as for any reader."""
     size = os.fstat(file.fileno()).st_size
-    tail = _read_at(file, max(0, size - 66_000), 66_000)
+    tail = read_at(file.fileno(), 66_000, max(0, size - 66_000))
     at = tail.rfind(b"PK\x05\x06")
     if at < 0 or at + 22 > len(tail):
         _refuse(archive, "a zip without its list of files: it was cut off; fetch it again")
@@ -358,13 +355,13 @@ def _zip_directory(file: BinaryIO, archive: str) -> bytes:
     locator = tail[max(0, at - 20) : at]
     if locator.startswith(b"PK\x06\x07"):
         end = int.from_bytes(locator[8:16], "little")
-        wide = _read_at(file, end, 56) if end < size else b""
+        wide = read_at(file.fileno(), 56, end) if end < size else b""
         if len(wide) < 56 or not wide.startswith(b"PK\x06\x06"):
             _refuse(archive, f"a zip whose list of files is not described at byte {end}; it is damaged, fetch it again")
         length, offset = struct.unpack_from("<QQ", wide, 40)
     if length > _MAX_ZIP_DIRECTORY or offset + length > end:
         _refuse(archive, f"a zip whose list of files claims {length} bytes at byte {offset}; check where it is from")
-    return _read_at(file, offset, length)
+    return read_at(file.fileno(), length, offset)
 
 
 class _Listed(NamedTuple):
@@ -465,7 +462,7 @@ def _open_checked(path: Path) -> Iterator[BinaryIO]:
 
 
 def _refuse_compressed(file: BinaryIO, archive: str, start: int) -> None:
-    begin = _read_at(file, start, 6)
+    begin = read_at(file.fileno(), 6, start)
     for magic, tool in ((b"\x1f\x8b", "gunzip"), (b"BZh", "bunzip2"), (b"\xfd7zXZ", "unxz"), (b"(\xb5/\xfd", "unzstd")):
         if begin.startswith(magic):
             _refuse(archive, f"is compressed; run `{tool}` on it first, a plain tar or a zip is read")

@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from sightline.errors import BadData, BadSample
+from sightline.files.positioned import read_at
 from sightline.files.protobuf import FIXED32, LENGTH, VARINT, Buffer, WireReader, masked_crc32c
 
-# decode.py takes pictures up to 256 MiB; the other features of a record are small.
+# decode.py takes images up to 256 MiB; the other features of a record are small.
 MAX_RECORD_BYTES = 257 * 2**20
-# Of one feature: the pixels of a 512x512 picture. An int64 of one byte becomes 36 in Python; this many take 38 MB.
+# Of one feature: the pixels of a 512x512 image. An int64 of one byte becomes 36 in Python; this many take 38 MB.
 MAX_NUMBERS = 2**20
 MAX_NUMBERS_OF_ALL = 2**21  # of all features of a record
 
@@ -91,17 +92,6 @@ def scan_frames(buffer: Buffer, name: str) -> Iterator[tuple[int, int]]:
         offset += HEADER_BYTES + length + FOOTER_BYTES
 
 
-def read_at(descriptor: int, count: int, offset: int) -> bytes:
-    """`count` bytes from `offset`, or fewer where the file ends; callers have compared `count` with the file."""
-    data = os.pread(descriptor, count, offset)
-    while len(data) < count:  # network file systems hand out parts
-        more = os.pread(descriptor, count - len(data), offset + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
 # Reading tf.train.Example
 
 
@@ -113,7 +103,7 @@ def parse_example(payload: bytes | memoryview) -> dict[str, Values]:
 def peek_example(buffer: Buffer, start: int, stop: int, keys: Collection[str] | None = None) -> dict[str, Values]:
     """The features named in `keys` (None: all) of the Example in `buffer[start:stop]`.
 
-    Other features are stepped over by their lengths: in a mapped file the pages of a picture that is not asked for
+    Other features are stepped over by their lengths: in a mapped file the pages of an image that is not asked for
     are never touched, and damage inside it is not seen.
     """
     reader = _Reader(buffer, start)

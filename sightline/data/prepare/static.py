@@ -30,7 +30,7 @@ class Options:
     last_batch: LastBatch = "drop"
     """As --train.last-batch, which decides where an epoch ends; ssd_resnet34 has pad."""
     data: DetectionData = field(default_factory=DetectionData)
-    """The pictures, and what is done to them."""
+    """The images, and what is done to them."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "steps"):

@@ -1,6 +1,6 @@
 """COCO as it is published: PATH/annotations/instances_train2017.json with PATH/train2017/*.jpg, and the same of val.
 
-Also instances_train.json with train/, for data of one's own in that form. Pictures are in the order of their ids.
+Also instances_train.json with train/, for data of one's own in that form. Images are in the order of their ids.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ EXPECTED = "PATH/annotations/instances_{0}2017.json with PATH/{0}2017/*.jpg, or 
 
 
 def detect(path: str) -> bool:
-    """Whether PATH has the annotations and the pictures of a split."""
+    """Whether PATH has the annotations and the images of a split."""
     return any(find(Path(path), split) is not None for split in _SPLITS)
 
 
 def find(root: Path, split: Split) -> tuple[Path, Path] | None:
-    """(annotations, folder of pictures) of a split, if both are there."""
+    """(annotations, folder of images) of a split, if both are there."""
     for year in _YEARS:
         file, folder = root / "annotations" / f"instances_{split}{year}.json", root / f"{split}{year}"
         if file.is_file() and folder.is_dir():
@@ -36,7 +36,7 @@ def find(root: Path, split: Split) -> tuple[Path, Path] | None:
 
 
 def open_boxes(path: str, split: Split) -> CocoSource:
-    """Reads the annotations of a split and lists its pictures."""
+    """Reads the annotations of a split and lists its images."""
     root = Path(path)
     found = find(root, split)
     if found is None:
@@ -49,7 +49,7 @@ def open_boxes(path: str, split: Split) -> CocoSource:
 
 
 def chosen(annotations: Annotations, split: Split, file: str) -> Annotations:
-    """What a split takes of its file: training leaves out boxes by rule and pictures without one."""
+    """What a split takes of its file: training leaves out boxes by rule and images without one."""
     if split != "train":
         return annotations
     kept = annotations.for_training()
@@ -80,7 +80,7 @@ class CocoSource(BoxSource):
         path = self.folder / self.annotations.names[index]
         try:
             if path.stat().st_size > MAX_BYTES:
-                raise BadSample(self.name(index), f"more than the {MAX_BYTES} bytes allowed for one picture; shrink it")
+                raise BadSample(self.name(index), f"more than the {MAX_BYTES} bytes allowed for one image; shrink it")
             return path.read_bytes()
         except OSError as error:
             raise BadSample(self.name(index), f"cannot be read: {error.strerror}") from error
@@ -90,7 +90,7 @@ class CocoSource(BoxSource):
 
 
 def _sizes(folder: Path, names: index_files.Names, file: Path, image_ids: np.ndarray) -> np.ndarray:
-    """Bytes of every picture; one that is not there is an error, because a data set is not unpacked in part."""
+    """Bytes of every image; one that is not there is an error, because a data set is not unpacked in part."""
     listed: dict[bytes, dict[bytes, int]] = {}
     sizes = np.full(len(names), -1, np.int64)
     for row, name in enumerate(names.all()):
@@ -100,7 +100,7 @@ def _sizes(folder: Path, names: index_files.Names, file: Path, image_ids: np.nda
         sizes[row] = listed[below].get(last, -1)
     if missing := np.flatnonzero(sizes < 0).tolist():
         raise BadData(
-            f"{folder} lacks {len(missing)} of the {len(names)} pictures of {file}, the first one "
+            f"{folder} lacks {len(missing)} of the {len(names)} images of {file}, the first one "
             f"{names[missing[0]]} (image {image_ids[missing[0]]}); unpack {folder.name}.zip again"
         )
     return sizes
@@ -115,6 +115,6 @@ def _listing(folder: bytes) -> dict[bytes, int]:
                 found[entry.name] = entry.stat().st_size
             except OSError:
                 found[entry.name] = 0
-    except OSError:  # no such folder: all of its pictures are missing, which is said
+    except OSError:  # no such folder: all of its images are missing, which is said
         return {}
     return found

@@ -72,7 +72,7 @@ def open_boxes(path: str, split: Split) -> CocoTFRecordSource:
 
 
 class CocoTFRecordSource(BoxSource):
-    """Pictures in records; every read checks the record's checksums and its id against the index."""
+    """Images in records; every read checks the record's checksums and its id against the index."""
 
     def __init__(self, shards: list[Shard], annotations: Annotations, places: dict[str, np.ndarray]):
         self.shards = shards
@@ -116,7 +116,7 @@ class CocoTFRecordSource(BoxSource):
                 f"beside the data and start again",
             )
         if not encoded or len(encoded) != 1 or not isinstance(encoded[0], bytes):
-            raise BadSample(name, f"record at byte {offset}: expected one picture in {_ENCODED}; make it again")
+            raise BadSample(name, f"record at byte {offset}: expected one image in {_ENCODED}; make it again")
         return encoded[0]
 
 

@@ -1,4 +1,4 @@
-"""Pictures in class folders: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, as ImageNet is unpacked.
+"""Images in class folders: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, as ImageNet is unpacked.
 
 The list of a large data set is kept between runs and used while no folder has changed. A file rewritten in place leaves
 its folder's time as it was: it is read as it is now, but the kept fingerprint does not see its new size.
@@ -67,11 +67,11 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
     return FolderSource(root, tuple(classes), names, labels, sizes)
 
 
-Listing = tuple[list[bytes], list[int], list[int]]  # name, label, size of every picture
+Listing = tuple[list[bytes], list[int], list[int]]  # name, label, size of every image
 
 
 def _listed(path: Path, split: Split, classes: list[str]) -> Listing:
-    """The pictures of a split, from an earlier run where every folder below still has the time it had then."""
+    """The images of a split, from an earlier run where every folder below still has the time it had then."""
     key = index_files.digest("folder", 1, classes)
     kept = index_files.load(path, f"folder-{split}", key)
     if kept is not None:
@@ -127,20 +127,20 @@ class _Walk:
         for label, name in enumerate(classes):
             progress(label)
             before = len(names)
-            for file_name, size in self._pictures(name, set()):
+            for file_name, size in self._images(name, set()):
                 names.append(os.fsencode(file_name))
                 labels.append(label)
                 sizes.append(size)
             if len(names) == before and is_training:
                 raise BadData(
-                    f"{self.root / name} holds no pictures ({', '.join(SUFFIXES)}); fill the class folder or remove it"
+                    f"{self.root / name} holds no images ({', '.join(SUFFIXES)}); fill the class folder or remove it"
                 )
         if not names:
-            raise BadData(f"{self.root} holds no pictures ({', '.join(SUFFIXES)}) in its class folders")
+            raise BadData(f"{self.root} holds no images ({', '.join(SUFFIXES)}) in its class folders")
         return names, labels, sizes
 
-    def _pictures(self, relative: str, seen: set[str]) -> Iterator[tuple[str, int]]:
-        """(relative path, size) of all pictures below, sorted; a link back to a folder already seen is not followed."""
+    def _images(self, relative: str, seen: set[str]) -> Iterator[tuple[str, int]]:
+        """(relative path, size) of all images below, sorted; a link back to a folder already seen is not followed."""
         folder = self.root / relative
         real = os.path.realpath(folder)
         if real in seen or not folder.is_dir():
@@ -153,7 +153,7 @@ class _Walk:
                 continue
             path = f"{relative}/{entry.name}"
             if _is_folder(entry):
-                yield from self._pictures(path, seen)
+                yield from self._images(path, seen)
             elif entry.name.lower().endswith(SUFFIXES):
                 yield path, _size(entry)
 

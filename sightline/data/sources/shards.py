@@ -182,13 +182,13 @@ class ShardSource(Source):
     def read(self, index: int) -> Sample:
         try:
             file = self.files.open(int(self.index.shard[index]))
-            return Sample(self.read_picture(index, file.descriptor), int(self.labels[index]))
+            return Sample(self.read_image(index, file.descriptor), int(self.labels[index]))
         except OSError as error:
             raise BadSample(self.name(index), f"cannot be read: {error.strerror}") from error
 
     @abstractmethod
-    def read_picture(self, index: int, descriptor: int) -> bytes:
-        """The encoded picture of a sample, out of its open shard. Raises BadSample."""
+    def read_image(self, index: int, descriptor: int) -> bytes:
+        """The encoded image of a sample, out of its open shard. Raises BadSample."""
 
 
 class OpenFiles:
@@ -234,7 +234,7 @@ def scan_records(shards: Sequence[Shard], add: Callable[[int, Shard, mmap.mmap, 
         try:
             with open(shard.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
                 if hasattr(mmap, "MADV_RANDOM"):
-                    buffer.madvise(mmap.MADV_RANDOM)  # else the kernel reads the pictures ahead
+                    buffer.madvise(mmap.MADV_RANDOM)  # else the kernel reads the images ahead
                 for offset, length in records.scan_frames(buffer, shard.name):
                     add(number, shard, buffer, offset, length)
                     progress(number)

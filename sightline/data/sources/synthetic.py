@@ -1,4 +1,4 @@
-"""Pictures made from numbers, for benchmarks and tests: `--data.path synthetic:classes=10,samples=1000,size=64`.
+"""Images made from numbers, for benchmarks and tests: `--data.path synthetic:classes=10,samples=1000,size=64`.
 
 Each class is a smooth colour pattern of its own under noise, so that a network can learn them. Volumes follow the
 recipe's spec: `synthetic:samples=64`.
@@ -32,7 +32,7 @@ def detect(path: str) -> bool:
 
 
 class SyntheticSource(Source):
-    """`samples` pictures for training, an eighth of that for evaluation."""
+    """`samples` images for training, an eighth of that for evaluation."""
 
     def __init__(self, classes: int, samples: int, size: int, split: Split):
         self.classes = tuple(f"class{i:04d}" for i in range(classes))
@@ -149,7 +149,7 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
 
 
 def open_boxes(path: str, split: Split) -> SyntheticBoxes:
-    """The same, for pictures with boxes."""
+    """The same, for images with boxes."""
     return SyntheticBoxes(**_sizes(path), split=split)
 
 

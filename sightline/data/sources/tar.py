@@ -2,7 +2,7 @@
 
 A sample is a run of members with one key: KEY.jpg and KEY.cls (a number from 0) or KEY.json; without a label the class
 is the folder. Names of classes: classes.txt, one a line, else from folders or JSON. What else lies there, pickles above
-all, is never opened; a picture or label that is a link or a device, or leads outside by its name, is refused.
+all, is never opened; an image or label that is a link or a device, or leads outside by its name, is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sightline.data.decode import MAX_BYTES
-from sightline.data.formats.records import read_at
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files
 from sightline.data.sources.shards import (
     COLUMNS,
@@ -37,9 +36,10 @@ from sightline.data.sources.shards import (
 )
 from sightline.errors import BadData, BadSample
 from sightline.files.archive import BLOCK, REGULAR, tar_entries
+from sightline.files.positioned import read_at
 from sightline.parts import Split
 
-PICTURES = ("jpg", "jpeg", "png", "webp", "bmp")
+IMAGES = ("jpg", "jpeg", "png", "webp", "bmp")
 CLASSES_FILE = "classes.txt"
 MAX_LABEL_BYTES = 2**16  # of one KEY.cls or KEY.json
 MAX_CLASSES_BYTES = 2**22  # of classes.txt; 100,000 names of 40 bytes
@@ -78,11 +78,11 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
 
 
 class TarSource(ShardSource):
-    """Pictures in tar files; every read compares the member's header with the one that was indexed."""
+    """Images in tar files; every read compares the member's header with the one that was indexed."""
 
     kind = "tar"
 
-    def read_picture(self, index: int, descriptor: int) -> bytes:
+    def read_image(self, index: int, descriptor: int) -> bytes:
         offset, length = int(self.index.offset[index]), int(self.index.length[index])
         if length > MAX_BYTES:
             raise BadSample(
@@ -190,20 +190,20 @@ class _Group:
     """The members of one key."""
 
     key: str
-    pictures: list[_Member] = field(default_factory=list)
+    images: list[_Member] = field(default_factory=list)
     number: int | None = None
     class_name: str = ""
 
     def samples(self, shard: Shard) -> list[_Member]:
-        """The picture of a labelled group; without a label every picture belongs to its folder."""
+        """The image of a labelled group; without a label every image belongs to its folder."""
         if self.number is None and not self.class_name:
-            return self.pictures
-        # As in WebDataset, KEY.seg.png is another thing than the picture; but KEY.2.jpg alone is one.
-        plain = [member for member in self.pictures if member.extension in PICTURES] or self.pictures
+            return self.images
+        # As in WebDataset, KEY.seg.png is another thing than the image; but KEY.2.jpg alone is one.
+        plain = [member for member in self.images if member.extension in IMAGES] or self.images
         if len(plain) != 1:
             raise BadData(
-                f"{shard.name}: {self.key} has a label and {len(plain)} pictures; expected one of "
-                f"{', '.join(f'{self.key}.{each}' for each in PICTURES)}"
+                f"{shard.name}: {self.key} has a label and {len(plain)} images; expected one of "
+                f"{', '.join(f'{self.key}.{each}' for each in IMAGES)}"
             )
         return plain
 
@@ -280,36 +280,36 @@ def _build_index(shards: list[Shard]) -> Index:
             raise BadData(f"{shard.path} cannot be read: {error.strerror}") from error
     if not scan.labels:
         raise BadData(
-            f"{shards[0].path.parent} holds no pictures ({', '.join(PICTURES)}) in its tar files; "
+            f"{shards[0].path.parent} holds no images ({', '.join(IMAGES)}) in its tar files; "
             f"ImageNet's own archives hold tars: `sightline prepare imagenet` first"
         )
     return scan.index()
 
 
 def _groups(file: BinaryIO, shard: Shard) -> Iterator[_Group]:
-    """The runs of members with one key that hold a picture or a label."""
+    """The runs of members with one key that hold an image or a label."""
     group = _Group("")
     for member in _members(file, shard):
         if member.key != group.key:
-            if group.pictures or group.number is not None:
+            if group.images or group.number is not None:
                 yield group
             group = _Group(member.key)
         if member.extension in ("cls", "json"):
             _read_label(file, shard, member, group)
         else:
-            group.pictures.append(member)
-    if group.pictures or group.number is not None:
+            group.images.append(member)
+    if group.images or group.number is not None:
         yield group
 
 
 def _members(file: BinaryIO, shard: Shard) -> Iterator[_Member]:
-    """Pictures and labels of a tar, in order; every other member is stepped over."""
+    """Images and labels of a tar, in order; every other member is stepped over."""
     for entry in tar_entries(file, shard.name):
         name = entry.name.removeprefix("./")
         folder, _, base = name.rpartition("/")
         stem, _, extension = base.partition(".")
         kind = extension.lower()
-        is_wanted = kind in ("cls", "json") or kind.rpartition(".")[2] in PICTURES
+        is_wanted = kind in ("cls", "json") or kind.rpartition(".")[2] in IMAGES
         if entry.is_folder or not is_wanted or not stem:  # .hidden
             continue
         if name.startswith("/") or ".." in name.split("/"):

@@ -69,11 +69,11 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
 
 
 class TFRecordSource(ShardSource):
-    """Pictures in records; every read checks the record's checksums and its label against the index."""
+    """Images in records; every read checks the record's checksums and its label against the index."""
 
     kind = "tfrecord"
 
-    def read_picture(self, index: int, descriptor: int) -> bytes:
+    def read_image(self, index: int, descriptor: int) -> bytes:
         offset, name = int(self.index.offset[index]), self.name(index)
         payload = records.read_frame(descriptor, offset, records.MAX_RECORD_BYTES, name)
         try:
@@ -89,7 +89,7 @@ class TFRecordSource(ShardSource):
             )
         if not encoded or len(encoded) != 1 or not isinstance(encoded[0], bytes):
             raise BadSample(
-                name, f"record at byte {offset}: {ENCODED} holds {_short(encoded)}, expected one picture; make it again"
+                name, f"record at byte {offset}: {ENCODED} holds {_short(encoded)}, expected one image; make it again"
             )
         return encoded[0]
 

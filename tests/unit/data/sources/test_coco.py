@@ -289,7 +289,7 @@ def test_what_follows_the_end_of_the_object_is_refused(written):
 def test_missing_files_are_named(written):
     root = written()
     os.unlink(root / "train2017" / "000000000030.jpg")
-    with pytest.raises(BadData, match=r"lacks 1 of the 2 pictures .* 000000000030.jpg \(image 30\); unpack train2017"):
+    with pytest.raises(BadData, match=r"lacks 1 of the 2 images .* 000000000030.jpg \(image 30\); unpack train2017"):
         open_boxes("auto", str(root), "train")
     with pytest.raises(BadData, match="has no val split of COCO; expected PATH/annotations/instances_val2017"):
         open_boxes("auto", str(root), "val")

@@ -174,8 +174,8 @@ def test_gaps_between_numbers_need_a_declared_number(write):
     ("members", "message"),
     [
         ([("a.jpg", b"")], "a.jpg has no label; expected a.cls with a number, a.json or a class folder"),
-        ([("a.cls", b"1"), ("a.gif", b"")], "a has a label and 0 pictures; expected one of a.jpg"),
-        ([("a.jpg", b""), ("a.png", b""), ("a.cls", b"1")], "a has a label and 2 pictures"),
+        ([("a.cls", b"1"), ("a.gif", b"")], "a has a label and 0 images; expected one of a.jpg"),
+        ([("a.jpg", b""), ("a.png", b""), ("a.cls", b"1")], "a has a label and 2 images"),
         ([*numbered("a", 0), ("cat/b.jpg", b"")], "cat/b.jpg has label 'cat' where a.jpg has 0; use numbers or names"),
         ([("a.jpg", b""), ("a.cls", b"-1")], "a.cls holds b'-1'; expected a number from 0 to 100000"),
         ([("a.jpg", b""), ("a.cls", b"1_0")], "a.cls holds b'1_0'"),
@@ -185,8 +185,8 @@ def test_gaps_between_numbers_need_a_declared_number(write):
         ([("a.jpg", b""), ("a.json", b"{")], "a.json is no JSON"),
         ([("a.jpg", b""), ("a.json", b"[" * 60000)], "a.json is no JSON"),
         ([("a.jpg", b""), ("a.json", b'{"label": -3}')], "a.json has label -3; expected a number from 0"),
-        ([("a.txt", b"")], "data/train holds no pictures"),
-        ([], "data/train holds no pictures"),
+        ([("a.txt", b"")], "data/train holds no images"),
+        ([], "data/train holds no images"),
         (
             [
                 ("a.jpg", b""),

@@ -315,7 +315,7 @@ def test_a_record_without_one_picture_is_a_bad_sample(write, picture: dict):
     features = {"image/class/label": 1, "image/filename": b"a", **picture}
     source = tfrecord.open_source(write(train=[features, example(1, "b")]), "train")
     with pytest.raises(
-        BadSample, match="train-00000-of-00001:a: record at byte 0: image/encoded holds .*expected one pict"
+        BadSample, match="train-00000-of-00001:a: record at byte 0: image/encoded holds .*expected one image"
     ):
         source.read(0)
     assert source.read(1).data == b"picture"
