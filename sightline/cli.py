@@ -61,11 +61,11 @@ def check(flags: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
     recipe, run = _load_recipe("check", rest)
-    from sightline.data.processes import cores
+    from sightline.hardware.limits import usable_cores
     from sightline.terminal.progress import shown_progress
 
     with shown_progress() as progress:
-        processes = run.workers if run.workers >= 0 else min(cores(), 16)
+        processes = run.workers if run.workers >= 0 else min(usable_cores(), 16)
         report = recipe.data.check(arguments.decode, processes, progress)
     print(report.as_json() if arguments.json else report.as_text())
     if report.problems:

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from sightline.data.processes import Map, cores, over_processes
+from sightline.data.processes import Map, over_processes
 from sightline.errors import UsageError
 from sightline.files.typed_json import read_json, typed
 from sightline.files.whole import check_room, open_text, refuse_link, write_text
+from sightline.hardware.limits import usable_cores
 from sightline.terminal.progress import Progress
 
 VERSION = 1  # goes up whenever the same options would give other files
@@ -61,7 +62,7 @@ def jobs_or_cores(jobs: int) -> int:
     """Return the processes to use: as asked for, or (0) one for each core, where more than 16 wait for the disk."""
     if jobs < 0:
         raise UsageError(f"--jobs {jobs}: use 1 or more, or 0 for one process per core")
-    return jobs or min(cores(), 16)
+    return jobs or min(usable_cores(), 16)
 
 
 @contextmanager
