@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from sightline import __version__, recipes, terminal
 from sightline.errors import BadData, SightlineError, UsageError
@@ -45,7 +45,7 @@ def prepare(flags: Sequence[str]) -> None:
     from sightline.config import parse_options
 
     module = importlib.import_module(f"sightline.data.prepare.{flags[0]}")
-    options = parse_options(module.Options, flags[1:], prog=f"sightline prepare {flags[0]}")
+    options = parse_options(get_type_hints(module.prepare)["options"], flags[1:], prog=f"sightline prepare {flags[0]}")
     from sightline.terminal.progress import shown_progress
 
     with shown_progress() as progress:

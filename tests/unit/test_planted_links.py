@@ -68,7 +68,7 @@ def measure(folder: Path) -> None:
 
 
 def draw(folder: Path) -> None:
-    options = shapes.Options(folder, only=("segmentation",), train_volumes=1, test_volumes=1)
+    options = shapes.ShapesOptions(folder, only=("segmentation",), train_volumes=1, test_volumes=1)
     shapes.prepare(options, lambda what, done, total: None)
 
 

@@ -20,7 +20,7 @@ _SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 @dataclass(frozen=True)
-class Options:
+class ConvertOptions:
     """Writes a data set in another form. Names, labels and the images' bytes stay what they are.
 
     So does the order of the samples, by class and name: a run sees the same batches whichever form it reads.
@@ -52,7 +52,7 @@ class Options:
                 raise UsageError(f"{name}={getattr(self, name)}: use 1 to 99999, or 0")
 
 
-def prepare(options: Options, progress: Progress) -> dict[str, int]:
+def prepare(options: ConvertOptions, progress: Progress) -> dict[str, int]:
     """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
     source, out = options.source.resolve(), options.out.resolve()
     if not source.is_dir():

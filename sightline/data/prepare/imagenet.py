@@ -32,7 +32,7 @@ _MAX_LABELS_BYTES = 4 * 2**20  # 50,000 synsets take 500,000; each becomes 60 in
 
 
 @dataclass(frozen=True)
-class Options:
+class ImagenetOptions:
     """Makes ImageNet ready for training, from the archives as they are downloaded.
 
     folder: train/SYNSET/*.JPEG and val/SYNSET/*.JPEG. tar: train/train-000000.tar, which WebDataset reads too.
@@ -101,7 +101,7 @@ class ArchivedImages(Source):
             raise BadSample(name, f"{self.path} cannot be read: {error.strerror}") from error
 
 
-def prepare(options: Options, progress: Progress) -> dict[str, int]:
+def prepare(options: ImagenetOptions, progress: Progress) -> dict[str, int]:
     """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
     for path in (options.train, options.val, options.labels):
         if not path.is_file():

@@ -12,7 +12,7 @@ from sightline.terminal.progress import Progress
 
 
 @dataclass(frozen=True)
-class Options:
+class StaticOptions:
     """Writes training batches, augmented and normalised in fp32, which `--data.static DIR` replays in their order.
 
     They are the first that a run of this seed and batch size sees. In Python, sightline.data.loading.static.dump
@@ -40,6 +40,6 @@ class Options:
             raise UsageError("--data.static is what is written here; leave it out")
 
 
-def prepare(options: Options, progress: Progress) -> dict[str, int]:
+def prepare(options: StaticOptions, progress: Progress) -> dict[str, int]:
     """Writes the batches and returns counts; progress(what, done, total) is called as work proceeds."""
     return dump(options.data, options.out, options.batch, options.steps, options.seed, progress, options.last_batch)

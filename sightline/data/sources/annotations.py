@@ -222,7 +222,7 @@ def _read_json(file: Path) -> Annotations:
 def _chunks(file: Path) -> Iterator[bytes]:
     try:
         with open(file, "rb") as handle:
-            progress = index_files.Progress(str(file), max(1, file.stat().st_size >> 20), "MiB")
+            progress = index_files.ScanProgress(str(file), max(1, file.stat().st_size >> 20), "MiB")
             while chunk := handle.read(BLOCK):
                 yield chunk
                 progress(handle.tell() >> 20)

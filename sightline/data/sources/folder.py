@@ -123,7 +123,7 @@ class _Walk:
         names: list[bytes] = []
         labels: list[int] = []
         sizes: list[int] = []
-        progress = index_files.Progress(str(self.root), len(classes), "class folders")
+        progress = index_files.ScanProgress(str(self.root), len(classes), "class folders")
         for label, name in enumerate(classes):
             progress(label)
             before = len(names)

@@ -104,7 +104,7 @@ def save(root: Path, name: str, key: str, arrays: Arrays) -> None:
             continue
 
 
-class Progress:
+class ScanProgress:
     """Tells on stderr how far a long scan is; short ones stay silent."""
 
     def __init__(self, what: str, total: int, unit: str):

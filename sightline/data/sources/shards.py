@@ -226,7 +226,7 @@ class OpenFile:
 
 def scan_records(shards: Sequence[Shard], add: Callable[[int, Shard, mmap.mmap, int, int], None]) -> None:
     """Calls add(number of the shard, shard, its bytes, offset, length) for every record of TFRecord files."""
-    progress = index_files.Progress(str(shards[0].path.parent), len(shards), "files")
+    progress = index_files.ScanProgress(str(shards[0].path.parent), len(shards), "files")
     for number, shard in enumerate(shards):
         progress(number)
         if shard.size == 0:  # more shards than samples leaves some empty

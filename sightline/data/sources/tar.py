@@ -269,7 +269,7 @@ class _Scan:
 
 def _build_index(shards: list[Shard]) -> Index:
     scan = _Scan()
-    progress = index_files.Progress(str(shards[0].path.parent), len(shards), "files")
+    progress = index_files.ScanProgress(str(shards[0].path.parent), len(shards), "files")
     for number, shard in enumerate(shards):
         try:
             with open(shard.path, "rb") as file:

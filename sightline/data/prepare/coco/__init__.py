@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from sightline.data.decode import MAX_BYTES
 from sightline.data.formats.coco import Instances, read_instances
 from sightline.data.prepare.coco.files import Files, find_files
-from sightline.data.prepare.coco.writing import CocoFolders, CocoRecords, Found
+from sightline.data.prepare.coco.writing import CocoDownload, CocoFolders, CocoRecords
 from sightline.data.writing.pieces import alone_in, jobs_or_cores, write_pieces
 from sightline.errors import BadData, UsageError
 from sightline.files.archive import Limits
@@ -68,7 +68,7 @@ OFFICIAL = (
 
 
 @dataclass(frozen=True)
-class Options:
+class CocoOptions:
     """Makes COCO 2017 ready for training, from train2017.zip, val2017.zip and annotations_trainval2017.zip.
 
     folder: train2017/*.jpg, val2017/*.jpg and annotations/instances_{train,val}2017.json, the images as they are.
@@ -98,7 +98,7 @@ class Options:
                 raise UsageError(f"{name}={getattr(self, name)}: use 1 to 99999")
 
 
-def prepare(options: Options, progress: Progress) -> dict[str, int]:
+def prepare(options: CocoOptions, progress: Progress) -> dict[str, int]:
     """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
     jobs = jobs_or_cores(options.jobs)
     _check_places(options)
@@ -116,7 +116,7 @@ def prepare(options: Options, progress: Progress) -> dict[str, int]:
             progress("reading annotations", _SPLITS.index(split) + 1, len(_SPLITS))
         if instances["train"].categories != instances["val"].categories:
             raise BadData(f"{options.source}: train and val have different categories; both need the same")
-        found = Found(annotations, images, instances, digests)
+        found = CocoDownload(annotations, images, instances, digests)
         plan: CocoFolders | CocoRecords
         if options.form == "folder":
             plan = CocoFolders(options.out, found)
@@ -126,7 +126,7 @@ def prepare(options: Options, progress: Progress) -> dict[str, int]:
         return write_pieces(plan, jobs, progress)
 
 
-def _check_places(options: Options) -> None:
+def _check_places(options: CocoOptions) -> None:
     source, out = options.source.resolve(), options.out.resolve()
     if source == out or source in out.parents or out in source.parents:
         raise UsageError(f"--out {options.out} lies in --source {options.source} or around it; choose another --out")

@@ -25,7 +25,7 @@ _JSON_FILES = ("instances_train2017.json", "instances_val2017.json")
 
 
 @dataclass(frozen=True)
-class Found:
+class CocoDownload:
     """What lies in --source."""
 
     annotations: Files
@@ -39,7 +39,7 @@ class _Coco:
 
     annotations_folder: str
 
-    def __init__(self, out: Path, found: Found):
+    def __init__(self, out: Path, found: CocoDownload):
         self._out = out
         self.annotations = found.annotations
         self.images = dict(found.images)
@@ -73,7 +73,7 @@ class CocoFolders(_Coco):
 
     annotations_folder = "annotations"
 
-    def __init__(self, out: Path, found: Found):
+    def __init__(self, out: Path, found: CocoDownload):
         super().__init__(out, found)
         # Once each, where two entries share a file.
         self.names = {
@@ -123,7 +123,7 @@ class CocoRecords(_Coco):
 
     annotations_folder = "raw-data/annotations"
 
-    def __init__(self, out: Path, found: Found, shards: Mapping[Split, int]):
+    def __init__(self, out: Path, found: CocoDownload, shards: Mapping[Split, int]):
         super().__init__(out, found)
         self.shards = dict(shards)
         self.categories = {number: name.encode() for number, name in found.instances["train"].categories.items()}

@@ -45,7 +45,7 @@ _TAR, _RAW, _STATISTICS = f"{NOTES}/tar.json", f"{NOTES}/raw", f"{NOTES}/statist
 
 
 @dataclass(frozen=True)
-class Options:
+class DecathlonOptions:
     """Makes a task of the Medical Segmentation Decathlon ready, from its folder or tar.
 
     Writes CASE_x.npy, CASE_y.npy (training) and, when all are there, plan.json. The ten tasks have their patch, spacing
@@ -92,7 +92,7 @@ class Options:
             raise UsageError("--sha256 and --size-bytes are of what --download fetches; add it or leave them out")
 
 
-def prepare(options: Options, progress: Progress) -> dict[str, int]:
+def prepare(options: DecathlonOptions, progress: Progress) -> dict[str, int]:
     """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
     jobs = jobs_or_cores(options.jobs)
     if options.download:
@@ -129,13 +129,13 @@ def prepare(options: Options, progress: Progress) -> dict[str, int]:
         return _counts(plan, count)
 
 
-def _check_places(place: Path, options: Options) -> None:
+def _check_places(place: Path, options: DecathlonOptions) -> None:
     source, out = place.resolve(), options.out.resolve()
     if source == out or source in out.parents or (source.is_dir() and out in source.parents):
         raise UsageError(f"--out {options.out} lies in {place} or around it; choose another --out")
 
 
-def _download(options: Options, progress: Progress) -> None:
+def _download(options: DecathlonOptions, progress: Progress) -> None:
     folder = TASKS[options.task].folder
     is_tar = options.source.suffix == ".tar"
     target = options.source if is_tar else options.source / f"{folder}.tar"
@@ -160,7 +160,7 @@ def _tar_stamp(place: Path) -> list[int]:
     return [info.st_size, info.st_mtime_ns]
 
 
-def _finished(options: Options, place: Path, journal: Journal) -> dict[str, int]:
+def _finished(options: DecathlonOptions, place: Path, journal: Journal) -> dict[str, int]:
     """The counts of an earlier start that made everything of this tar; a tar is not unpacked again to find that out."""
     try:
         if read_json(options.out / _TAR, _MAX_NOTE_BYTES) != _tar_stamp(place):
@@ -203,7 +203,7 @@ def _too_large(cases: Sequence[RawCase], spec: DataSpec) -> list[str]:
     return problems
 
 
-def _own_spec(raw: Raw, options: Options, jobs: int, memory: int, progress: Progress) -> DataSpec:
+def _own_spec(raw: Raw, options: DecathlonOptions, jobs: int, memory: int, progress: Progress) -> DataSpec:
     """From the training set, also for val and test; looked at once."""
     cases = list_cases(raw, "training", len(raw.modalities), progress)
     stamps = hashlib.sha256(repr([case.stamps for case in cases]).encode("utf-8", "surrogateescape")).hexdigest()

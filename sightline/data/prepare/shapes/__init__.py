@@ -30,7 +30,7 @@ Part = Literal["classification", "detection", "segmentation"]
 
 
 @dataclass(frozen=True)
-class Options:
+class ShapesOptions:
     """Draw a small data set for each task: shapes to classify, to detect, and lesions in volumes to segment.
 
     classification/{train,val}/CLASS/*.jpg, detection/ as COCO 2017, segmentation/Task01_Shapes as Medical Decathlon.
@@ -69,13 +69,13 @@ class Options:
                 raise UsageError(f"{field}={getattr(self, field)} draws nothing; use 1 or more")
 
 
-def prepare(options: Options, progress: Progress) -> dict[str, int]:
+def prepare(options: ShapesOptions, progress: Progress) -> dict[str, int]:
     """Draw what is missing and return counts; progress(what, done, total) is called as work proceeds."""
     wanted = sum(job.items for part in _parts(options) for job in part.jobs())
     return draw_parts(options, progress, jobs_or_cores(0) if wanted >= _WORTH_PROCESSES else 1)
 
 
-def draw_parts(options: Options, progress: Progress, processes: int) -> dict[str, int]:
+def draw_parts(options: ShapesOptions, progress: Progress, processes: int) -> dict[str, int]:
     """`prepare` with a chosen number of processes, which changes the time it takes and nothing else."""
     out, parts = Path(options.out), _parts(options)
     counts = [finished(part, _RECORD) if out.is_dir() else None for part in parts]
@@ -88,7 +88,7 @@ def draw_parts(options: Options, progress: Progress, processes: int) -> dict[str
     return {f"{part.name}/{what}": number for part, found in pairs for what, number in (found or {}).items()}
 
 
-def _parts(options: Options) -> list[DrawnPart]:
+def _parts(options: ShapesOptions) -> list[DrawnPart]:
     amounts = {name: {field: getattr(options, field) for field in fields} for name, fields in _AMOUNTS.items()}
     names = [name for name in _AMOUNTS if name in options.only]
     return [DrawnPart(name, Path(options.out, name), options.seed, amounts[name]) for name in names]

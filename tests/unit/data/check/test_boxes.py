@@ -12,7 +12,7 @@ from PIL import Image
 from sightline.data.check import boxes as checking
 from sightline.data.check.boxes import check_boxes
 from sightline.data.formats.records import encode_example, frame, parse_example, scan_frames
-from sightline.data.prepare.coco import Options, prepare
+from sightline.data.prepare.coco import CocoOptions, prepare
 from sightline.errors import UsageError
 
 MADE = runpy.run_path(str(Path(__file__).parents[1] / "prepare" / "coco_zips.py"))
@@ -72,7 +72,7 @@ def change(root: Path, split: str = "train"):
 
 
 def as_records(data: Path, out: Path) -> Path:
-    prepare(Options(data, out, form="tfrecord", shards=2, val_shards=1, jobs=1), silent)
+    prepare(CocoOptions(data, out, form="tfrecord", shards=2, val_shards=1, jobs=1), silent)
     return out
 
 
@@ -130,7 +130,7 @@ def test_one_s_own_names(data):
 def test_drawn_shapes(tmp_path):
     from sightline.data.prepare import shapes
 
-    shapes.prepare(shapes.Options(tmp_path, only=("detection",), train_pictures=6, val_pictures=4), silent)
+    shapes.prepare(shapes.ShapesOptions(tmp_path, only=("detection",), train_pictures=6, val_pictures=4), silent)
     assert check(tmp_path / "detection").problems == []
 
 

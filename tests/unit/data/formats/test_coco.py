@@ -56,7 +56,7 @@ def readers(tmp_path: Path) -> Callable[..., dict[str, str]]:
         said = {"check": " ".join(f"{each.kind}: {each.where}: {each.text}" for each in report.problems)}
         for name, act in {
             "train": lambda: [open_boxes("auto", str(data), split) for split in ("train", "val")],
-            "prepare": lambda: coco.prepare(coco.Options(data, tmp_path / "out", jobs=1), silent),
+            "prepare": lambda: coco.prepare(coco.CocoOptions(data, tmp_path / "out", jobs=1), silent),
         }.items():
             try:
                 act()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sightline.data.formats.nifti import read_label, read_scan
-from sightline.data.prepare.decathlon import Options, prepare
+from sightline.data.prepare.decathlon import DecathlonOptions, prepare
 from sightline.data.prepare.decathlon import cases as _decathlon_cases
 from sightline.data.prepare.decathlon import statistics as _decathlon_statistics
 from sightline.data.prepare.decathlon.raw import list_cases, read_raw
@@ -34,7 +34,7 @@ def quiet(what, done, total):
 
 
 def run(source, out, **options):
-    return prepare(Options(source, out, jobs=1, **options), quiet)
+    return prepare(DecathlonOptions(source, out, jobs=1, **options), quiet)
 
 
 @pytest.fixture
@@ -137,12 +137,12 @@ def test_dilation_closes_gaps(hippocampus, tmp_path):
     plain, closed = (np.load(tmp_path / name / "case_000_y.npy") for name in ("plain", "closed"))
     assert np.count_nonzero(closed) > np.count_nonzero(plain) and not plain[(plain > 0) & (closed == 0)].size
     with pytest.raises(UsageError, match="--dilation changes labels, which --mode val"):
-        Options(hippocampus, tmp_path, mode="val", dilation=True)
+        DecathlonOptions(hippocampus, tmp_path, mode="val", dilation=True)
 
 
 def test_processes_change_nothing(hippocampus, tmp_path):
     run(hippocampus, tmp_path / "one")
-    prepare(Options(hippocampus, tmp_path / "two", jobs=2), quiet)
+    prepare(DecathlonOptions(hippocampus, tmp_path / "two", jobs=2), quiet)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 

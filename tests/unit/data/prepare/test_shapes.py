@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from sightline.data.prepare.shapes import Options, draw_parts, outlines, prepare
+from sightline.data.prepare.shapes import ShapesOptions, draw_parts, outlines, prepare
 from sightline.data.prepare.shapes.images import CATEGORY_IDS, annotation, classification_image, detection_image
 from sightline.data.prepare.shapes.nifti import encode_nifti
 from sightline.data.prepare.shapes.volumes import volume
@@ -42,8 +42,8 @@ def write_times(folder: Path) -> dict[Path, int]:
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory) -> Options:
-    return Options(out=tmp_path_factory.mktemp("shapes") / "set", **TINY)
+def options(tmp_path_factory) -> ShapesOptions:
+    return ShapesOptions(out=tmp_path_factory.mktemp("shapes") / "set", **TINY)
 
 
 @pytest.fixture(scope="module")
@@ -359,4 +359,4 @@ def test_out_must_be_a_folder(options, tmp_path):
 @pytest.mark.parametrize("bad", [{"seed": -1}, {"only": ()}, {"only": ("sound",)}, {"train_volumes": 0}])
 def test_options_that_cannot_work_are_refused_at_once(tmp_path, bad):
     with pytest.raises(UsageError, match=next(iter(bad))):
-        Options(out=tmp_path, **bad)
+        ShapesOptions(out=tmp_path, **bad)
