@@ -52,7 +52,7 @@ def _receive(shared: Any) -> None:
 
 
 def _leave_with_parent() -> None:
-    """A pool's process does not notice that its parent was killed: it would wait, or keep on writing, for ever."""
+    """Exit when the parent was killed, which a pool's process does not notice: it would wait, or write, for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])

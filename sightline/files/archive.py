@@ -49,7 +49,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What an archive may hold at most."""
+    """The most that an archive may hold."""
 
     members: int = 500_000
     """Files and folders; COCO's largest archive has 123,000."""
@@ -87,7 +87,7 @@ class BadArchive(BadData):
 
 
 class Entry(NamedTuple):
-    """What one header of a tar says; of it only the place was checked."""
+    """One header of a tar as it stands there; only the place was checked."""
 
     name: str
     kind: bytes
@@ -97,12 +97,12 @@ class Entry(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Also as tar wrote them before there were kinds."""
+        """Return whether it is a folder, also as tar wrote them before there were kinds."""
         return self.kind == b"5" or (self.kind == b"\0" and self.name.endswith("/"))
 
 
 def tar_entries(file: BinaryIO, archive: str, start: int = 0, end: int | None = None) -> Iterator[Entry]:
-    """All entries of an uncompressed tar in `file` (or in its bytes start..end), in order, links and devices too;
+    """Yield all entries of an uncompressed tar in `file` (or in its bytes start..end), in order, links and devices too;
     `archive` is for messages. Reads headers alone; any bytes end as entries or as BadArchive."""
     end = os.fstat(file.fileno()).st_size if end is None else end
     _refuse_compressed(file, archive, start)
@@ -137,8 +137,8 @@ def tar_entries(file: BinaryIO, archive: str, start: int = 0, end: int | None = 
 def tar_members(
     file: BinaryIO, archive: str, limits: Limits = DEFAULT_LIMITS, start: int = 0, end: int | None = None
 ) -> Iterator[Member]:
-    """The files of an uncompressed tar in `file` (or in its bytes start..end), in order; anything but files and folders
-    with clean names of their own is refused."""
+    """Yield the files of an uncompressed tar in `file` (or in its bytes start..end), in order; anything but files and
+    folders with clean names of their own is refused."""
     names: set[str] = set()
     for count, entry in enumerate(tar_entries(file, archive, start, end), start=1):
         if count > limits.members:
@@ -156,7 +156,7 @@ def tar_members(
 def extract(
     path: Path, target: Path, progress: Progress = lambda what, done, total: None, limits: Limits = DEFAULT_LIMITS
 ) -> int:
-    """Writes the files of a tar or zip below `target`; all headers are checked first. Returns how many there are.
+    """Write the files of a tar or zip below `target`; all headers are checked first. Return how many there are.
 
     Each file gets its name when it is whole, in the place of one that was there.
     """
@@ -170,7 +170,7 @@ def extract(
 
 
 def read_member(file: BinaryIO, member: Member, archive: str) -> bytes:
-    """The bytes of a file of a tar."""
+    """Return the bytes of a file of a tar."""
     data = read_at(file.fileno(), member.size, member.offset)
     if len(data) < member.size:
         _refuse(archive, f"ends inside '{member.name}'; it has changed since it was listed, fetch it again")
@@ -178,15 +178,16 @@ def read_member(file: BinaryIO, member: Member, archive: str) -> bytes:
 
 
 def zip_members(path: Path, limits: Limits = DEFAULT_LIMITS) -> list[Packed]:
-    """The files of a zip, to be read in any order by `packed_chunks`."""
+    """Return the files of a zip, to be read in any order by `packed_chunks`."""
     with _open_checked(path) as file:
         if not _is_zip(file):
-            _refuse(str(path), "is no zip file; fetch it again")
+            _refuse(str(path), "is not a zip file; fetch it again")
         return _zip_members(file, str(path), limits)
 
 
 def packed_chunks(file: BinaryIO, member: Packed, archive: str) -> Iterator[bytes]:
-    """The bytes of a file of a zip, about a megabyte at a time; BadArchive if they are not what the zip's list says."""
+    """Yield the bytes of a file of a zip, about a megabyte at a time; BadArchive if they are not what the zip's list
+    says."""
     header = read_at(file.fileno(), 30, member.offset)
     if len(header) < 30 or not header.startswith(b"PK\x03\x04"):
         _refuse(archive, f"'{member.name}' is not where its list says; it is damaged, fetch it again")
@@ -215,7 +216,8 @@ def _inflated(stored: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def clean_name(name: str, archive: str) -> str:
-    """A member's name as a relative path of plain parts, or BadArchive: nothing may be written outside of a folder."""
+    """Return a member's name as a relative path of plain parts, or BadArchive: nothing may be written outside of a
+    folder."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     reason = ""
     if name.startswith("/") or (len(name) > 1 and name[1] == ":"):
@@ -229,7 +231,7 @@ def clean_name(name: str, archive: str) -> str:
     elif len(os.fsencode(name)) > _MAX_NAME_BYTES or any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in parts):
         reason = f"is longer than {_MAX_PART_BYTES} bytes a part or {_MAX_NAME_BYTES} in all"
     elif not parts and name not in (".", "./"):
-        reason = "is no name"
+        reason = "is not a name"
     if reason:
         _refuse(archive, f"the name {name[:200]!r} {reason}; nothing is written under it, check where it is from")
     return "/".join(parts)
@@ -254,7 +256,7 @@ def _check_new(name: str, names: set[str], size: int, archive: str, limits: Limi
 
 @dataclass(frozen=True)
 class _Extended:
-    """What pax and GNU headers say of the next file."""
+    """The claims of pax and GNU headers about the next file."""
 
     path: str | None = None
     size: int | None = None
@@ -284,7 +286,7 @@ class _Extended:
 
 
 def _pax_records(text: bytes, archive: str, offset: int) -> dict[str, str]:
-    """`LENGTH KEY=VALUE\\n` records."""
+    """Read `LENGTH KEY=VALUE\\n` records."""
     records, at = {}, 0
     while at < len(text):
         digits, _, _ = text[at : at + 20].partition(b" ")
@@ -304,11 +306,11 @@ def _check_sum(header: bytes, archive: str, position: int) -> None:
     if told != sum(header) - sum(header[148:156]) + 8 * 32:
         signed = sum(struct.unpack("512b", header[:148] + b" " * 8 + header[156:]))  # by some writers of the eighties
         if told != signed:
-            _refuse(archive, f"at byte {position} there is no tar header; it is damaged or no tar file, fetch it again")
+            _refuse(archive, f"at byte {position} there is no tar header; it is damaged or not a tar, fetch it again")
 
 
 def _check_end(file: BinaryIO, archive: str, position: int, end: int) -> None:
-    """A true end is zeros up to the end, of which we look at a megabyte."""
+    """Refuse an end that is not zeros up to the end, of which we look at a megabyte."""
     if read_at(file.fileno(), min(_CHUNK, end - position), position).strip(b"\0"):
         _refuse(archive, f"holds more behind its end at byte {position}: several tars in one file; pack it again")
 
@@ -329,7 +331,7 @@ def _ustar_name(header: bytes) -> str:
 
 
 def _chunks(file: BinaryIO, offset: int, size: int) -> Iterator[bytes]:
-    """The bytes of one file of an archive, about a megabyte at a time; fewer where the archive ends."""
+    """Yield the bytes of one file of an archive, about a megabyte at a time; fewer where the archive ends."""
     end = offset + size
     while offset < end and (chunk := read_at(file.fileno(), min(_CHUNK, end - offset), offset)):
         offset += len(chunk)
@@ -344,7 +346,8 @@ def _is_zip(file: BinaryIO) -> bool:
 
 
 def _zip_directory(file: BinaryIO, archive: str) -> bytes:
-    """The list of files at the end of a zip. Where two records give its length, zip64's holds, as for any reader."""
+    """Return the list of files at the end of a zip. Where two records give its length, zip64's holds, as for any
+    reader."""
     size = os.fstat(file.fileno()).st_size
     tail = read_at(file.fileno(), 66_000, max(0, size - 66_000))
     at = tail.rfind(b"PK\x05\x06")
@@ -390,13 +393,13 @@ def _zip_entries(file: BinaryIO, archive: str) -> Iterator[_Listed]:
         try:
             name = raw.decode("utf-8" if flags & 0x800 else "cp437")
         except UnicodeDecodeError:
-            _refuse(archive, f"the name {raw[:200]!r} is no text; it is damaged, fetch it again")
+            _refuse(archive, f"the name {raw[:200]!r} is not text; it is damaged, fetch it again")
         packed = Packed(name, numbers[2], numbers[1], numbers[0], crc, method == _DEFLATED)
         yield _Listed(packed, flags, method, attributes >> 16)
 
 
 def _zip64_numbers(extra: bytes) -> tuple[int, ...]:
-    """Those that 32 bits cannot hold, in the order of an entry's own."""
+    """Return the numbers that 32 bits cannot hold, in the order of an entry's own."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
@@ -435,7 +438,7 @@ def _zip_members(file: BinaryIO, archive: str, limits: Limits) -> list[Packed]:
 
 
 def _check_zip_whole(files: list[Packed], archive: str, size: int, limits: Limits) -> None:
-    """Files that share packed bytes make terabytes of a few; honest ones lie side by side."""
+    """Refuse files that share packed bytes, which make terabytes of a few; honest ones lie side by side."""
     total, end, before = 0, 0, ""
     for packed in sorted(files, key=lambda packed: packed.offset):
         if packed.offset < end:

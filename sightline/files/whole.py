@@ -18,7 +18,7 @@ _KEPT_FREE = 64 * 2**20  # bytes that a disk must have left after writing
 
 
 def check_room(folder: Path, wanted: int, what: str) -> None:
-    """DiskFull unless `wanted` bytes fit on the disk of `folder` (or of its nearest parent that exists)."""
+    """Raise DiskFull unless `wanted` bytes fit on the disk of `folder` (or of its nearest parent that exists)."""
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
@@ -99,7 +99,7 @@ def write_text(target: Path, name: str, text: str, durable: bool = False) -> Non
 
 
 def refuse_link(path: str | Path) -> None:
-    """UsageError if `path` is a symbolic link, whatever it leads to."""
+    """Raise UsageError if `path` is a symbolic link, whatever it leads to."""
     if os.path.islink(path):
         raise UsageError(f"{path} is a symbolic link, which is not followed; delete it, or choose another folder")
 
@@ -120,7 +120,7 @@ def no_link(path: str, flags: int) -> int:
 
 @contextmanager
 def told_if_full(what: str) -> Iterator[None]:
-    """DiskFull in the place of the system's own error."""
+    """Raise DiskFull in the place of the system's own error."""
     try:
         yield
     except OSError as error:

@@ -69,7 +69,7 @@ class SeenRecord(NamedTuple):
 
 @dataclass
 class Found:
-    """What a split holds, whichever form it has."""
+    """One split, whichever form it has."""
 
     categories: dict[int, str] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
@@ -80,8 +80,8 @@ class Found:
 
 
 def check_boxes(path: str, kind: str, classes: int, decode: bool, processes: int, progress: Progress) -> Report:
-    """Both splits below `path`, read as `kind` says: auto, coco, coco_tfrecord; `classes` is what the recipe declares,
-    or 0."""
+    """Check both splits below `path`, read as `kind` says: auto, coco, coco_tfrecord; `classes` is what the recipe
+    declares, or 0."""
     root, report = Path(path), Report()
     if kind == "synthetic" or path.startswith("synthetic:"):
         return report  # nothing lies anywhere
@@ -116,14 +116,14 @@ def _check_opens(path: str, kind: str, split: Split, report: Report) -> None:
 
 @dataclass(frozen=True)
 class _Look:
-    """How samples are looked at: whole or by their headers, in how many processes."""
+    """The way to look at samples: whole or by their headers, in how many processes."""
 
     decode: bool
     processes: int
     progress: Progress
 
     def at(self, function: Callable[[Any, Any], list[Any]], shared: Any, total: int, split: Split) -> list[Any]:
-        """function((shared, decode), (start, stop)) of all samples, together."""
+        """Return function((shared, decode), (start, stop)) of all samples, together."""
         jobs = [(start, min(start + _PER_JOB, total)) for start in range(0, total, _PER_JOB)]
         seen: list[Any] = []
         processes = self.processes if total >= _WORTH_PROCESSES else 1
@@ -287,7 +287,7 @@ def _check_shards(root: Path, split: Split, report: Report, look: _Look) -> Foun
 
 
 def _frames(path: Path, split: Split, report: Report) -> list[tuple[str, int]]:
-    """(file, offset) of the records of a shard, up to where it is damaged."""
+    """Return (file, offset) of the records of a shard, up to where it is damaged."""
     places: list[tuple[str, int]] = []
     try:
         with path.open("rb") as file:

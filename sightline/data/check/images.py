@@ -43,17 +43,17 @@ class Problem:
 
 @dataclass
 class Report:
-    """What was found: facts for a person to read, and problems, of which there should be none."""
+    """Facts for a person to read, and problems, of which there should be none."""
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, kind: str, split: str, where: str, text: str) -> None:
-        """Notes a problem."""
+        """Note a problem."""
         self.problems.append(Problem(kind, split, where, text))
 
     def as_text(self) -> str:
-        """Facts first, then the problems by kind, all of them."""
+        """Return the facts, then the problems by kind, all of them."""
         lines = []
         for split, facts in self.facts.items():
             lines.append(split)
@@ -68,7 +68,7 @@ class Report:
         return "\n".join([*lines, "no problems" if not self.problems else f"problems: {len(self.problems)}"])
 
     def as_json(self) -> str:
-        """The same for programs."""
+        """Return the same for programs."""
         return json.dumps({"splits": self.facts, "problems": [vars(problem) for problem in self.problems]}, indent=1)
 
 
@@ -91,7 +91,7 @@ class Seen(NamedTuple):
 def check_images(
     path: str, kind: str, options: SourceOptions, classes: int, decode: bool, processes: int, progress: Progress
 ) -> Report:
-    """Both splits of a data set for classification; `classes` is what the recipe declares, or 0."""
+    """Check both splits of a data set for classification; `classes` is what the recipe declares, or 0."""
     report = Report()
     sources = _open_both(path, kind, options, classes, report)
     seen: dict[Split, list[Seen]] = {}
@@ -111,7 +111,8 @@ def check_images(
 
 
 def _open_both(path: str, kind: str, options: SourceOptions, declared: int, report: Report) -> dict[Split, Source]:
-    """The splits that can be opened; folders leniently, so that one odd folder does not hide what else there is."""
+    """Open the splits that can be opened; folders leniently, so that one odd folder does not hide what else there
+    is."""
     if kind == "folder" or (kind == "auto" and folder.detect(path)):
         return _open_folders(Path(path), declared, report)
     sources: dict[Split, Source] = {}
@@ -131,7 +132,7 @@ def _check_declared(declared: int, found: int, split: Split, path: str, report: 
 
 
 def _open_folders(path: Path, declared: int, report: Report) -> dict[Split, Source]:
-    """One list of classes for both splits, those of either, so that a class of one split only is found by counting."""
+    """Open both splits with the classes of either, so that a class of one split only is found by counting."""
     found: dict[Split, list[str]] = {}
     for split in _SPLITS:
         root = path / split
@@ -157,7 +158,7 @@ def _open_folders(path: Path, declared: int, report: Report) -> dict[Split, Sour
 
 
 def _images_below(root: Path) -> list[str]:
-    """What a folder source takes for images; a link back to a folder already seen is not followed."""
+    """Return what a folder source takes for images; a link back to a folder already seen is not followed."""
     found, seen = [], set[str]()
     for where, folders, files in os.walk(root, followlinks=True):
         real = os.path.realpath(where)
@@ -221,7 +222,7 @@ def _describe(split: Split, source: Source, seen: Sequence[Seen], report: Report
 
 
 def _check_names(split: Split, source: Source, seen: Sequence[Seen], report: Report) -> None:
-    """Two samples of one class with one name: a folder cannot hold them, records can."""
+    """Report two samples of one class with one name: a folder cannot hold them, records can."""
     first: dict[tuple[int, str], int] = {}
     for index, each in enumerate(seen):
         place = first.setdefault((each.label, file_of(source, index)), index)
@@ -259,7 +260,7 @@ def _per_class(source: Source, seen: Sequence[Seen]) -> list[int]:
 
 
 def spread(values: Sequence[int]) -> dict[str, float]:
-    """Smallest, median and largest."""
+    """Return smallest, median and largest."""
     if not values:
         return {}
     return {"min": min(values), "median": float(np.median(values)), "max": max(values)}

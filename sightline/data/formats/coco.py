@@ -113,7 +113,7 @@ class _WrongEntry(Exception):
 
 
 class _Reading:
-    """What has been read of a file so far."""
+    """The entries of a file that have been read so far."""
 
     def __init__(self, name: str, wrong: Wrong):
         self.name, self.wrong = name, wrong
@@ -203,7 +203,7 @@ def _whole(entry: dict[str, Any], key: str, least: int, most: int) -> int:
 
 
 def _text(entry: dict[str, Any], key: str) -> str:
-    """JSON can spell half characters, which no file and no record can hold."""
+    """Return a text that is not empty; JSON can also spell half characters, which no file and no record can hold."""
     value = entry.get(key)
     if not isinstance(value, str) or not value or any("\ud800" <= letter <= "\udfff" for letter in value):
         raise _WrongEntry(f"{key} is {short(value)}, expected a text")

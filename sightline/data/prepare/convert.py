@@ -21,7 +21,7 @@ _SPLITS: tuple[Split, ...] = ("train", "val")
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """Writes a data set in another form. Names, labels and the images' bytes stay what they are.
+    """Write a data set in another form. Names, labels and the images' bytes stay what they are.
 
     So does the order of the samples, by class and name: a run sees the same batches whichever form it reads.
     A start after a kill resumes with what is missing; the files are the same for any number of jobs.
@@ -53,10 +53,10 @@ class ConvertOptions:
 
 
 def prepare(options: ConvertOptions, progress: Progress) -> dict[str, int]:
-    """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
+    """Write what is missing and return counts; progress(what, done, total) is called as work proceeds."""
     source, out = options.source.resolve(), options.out.resolve()
     if not source.is_dir():
-        raise UsageError(f"{options.source} is no folder; give --source what --data.path would be")
+        raise UsageError(f"{options.source} is not a folder; give --source what --data.path would be")
     if source == out or source in out.parents or out in source.parents:
         raise UsageError(f"--out {options.out} lies in --source {options.source} or around it; choose another --out")
     jobs = jobs_or_cores(options.jobs)
@@ -75,7 +75,7 @@ def prepare(options: ConvertOptions, progress: Progress) -> dict[str, int]:
 
 
 def _bytes_of(source: Source) -> int:
-    """How much the images of a split take."""
+    """Return the bytes that the images of a split take."""
     if isinstance(source, ShardSource):
         return int(source.index.length.sum())
     if not isinstance(source, FolderSource):

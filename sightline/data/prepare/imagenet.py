@@ -33,7 +33,7 @@ _MAX_LABELS_BYTES = 4 * 2**20  # 50,000 synsets take 500,000; each becomes 60 in
 
 @dataclass(frozen=True)
 class ImagenetOptions:
-    """Makes ImageNet ready for training, from the archives as they are downloaded.
+    """Make ImageNet ready for training, from the archives as they are downloaded.
 
     folder: train/SYNSET/*.JPEG and val/SYNSET/*.JPEG. tar: train/train-000000.tar, which WebDataset reads too.
     tfrecord: train/train-00000-of-01024 and validation/validation-00000-of-00128 with labels from 1.
@@ -85,7 +85,7 @@ class ArchivedImages(Source):
 
     @property
     def data_bytes(self) -> int:
-        """Of all images."""
+        """Return the bytes of all images."""
         return int(self._places[:, 1].sum())
 
     def name(self, index: int) -> str:
@@ -102,7 +102,7 @@ class ArchivedImages(Source):
 
 
 def prepare(options: ImagenetOptions, progress: Progress) -> dict[str, int]:
-    """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
+    """Write what is missing and return counts; progress(what, done, total) is called as work proceeds."""
     for path in (options.train, options.val, options.labels):
         if not path.is_file():
             found = "not a file" if path.exists() else "not there"

@@ -13,7 +13,7 @@ from sightline.terminal.progress import Progress
 
 @dataclass(frozen=True)
 class StaticOptions:
-    """Writes training batches, augmented and normalised in fp32, which `--data.static DIR` replays in their order.
+    """Write training batches, augmented and normalised in fp32, which `--data.static DIR` replays in their order.
 
     They are the first that a run of this seed and batch size sees. In Python, sightline.data.loading.static.dump
     writes those of any recipe's data.
@@ -41,5 +41,5 @@ class StaticOptions:
 
 
 def prepare(options: StaticOptions, progress: Progress) -> dict[str, int]:
-    """Writes the batches and returns counts; progress(what, done, total) is called as work proceeds."""
+    """Write the batches and return counts; progress(what, done, total) is called as work proceeds."""
     return dump(options.data, options.out, options.batch, options.steps, options.seed, progress, options.last_batch)

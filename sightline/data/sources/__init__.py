@@ -20,7 +20,7 @@ from sightline.parts import DataSpec, Split
 
 @dataclass(frozen=True)
 class Sample:
-    """What lies on disk for one index: encoded bytes, or pixels (height, width, 3) where nothing needs decoding."""
+    """One index as it lies on disk: encoded bytes, or pixels (height, width, 3) where nothing needs decoding."""
 
     data: bytes | np.ndarray
     label: int
@@ -28,7 +28,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a user knows of the data and the files do not say."""
+    """Facts about the data that a user knows and the files do not say."""
 
     first_label: int = 1  # tfrecord: the smallest label in the files
     classes: int = 0  # tar, tfrecord: how many there are, where some of the numbered labels have no samples
@@ -39,7 +39,7 @@ DEFAULT_OPTIONS = SourceOptions()
 
 @dataclass(frozen=True)
 class Objects:
-    """What is annotated on one image, to the last digit of the files; (n,) and (n, 4) arrays in their order."""
+    """The annotations of one image, to the last digit of the files; (n,) and (n, 4) arrays in their order."""
 
     image_id: int
     height: int

@@ -42,16 +42,16 @@ class Annotations:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes in the order of their ids: the first one is label 1."""
+        """Return the names of the classes in the order of their ids: the first one is label 1."""
         return tuple(name.decode() for name in self.class_names.all())
 
     @property
     def counts(self) -> np.ndarray:
-        """How many objects each image has."""
+        """Return how many objects each image has."""
         return np.diff(self.ends, prepend=0)
 
     def objects(self, row: int) -> Objects:
-        """What is annotated on one image."""
+        """Return the annotations of one image."""
         start, end = int(self.ends[row - 1]) if row else 0, int(self.ends[row])
         return Objects(
             int(self.image_ids[row]),
@@ -64,7 +64,7 @@ class Annotations:
         )
 
     def for_training(self) -> Annotations:
-        """Without boxes that cannot be trained on, then without images that have no box."""
+        """Leave out boxes that cannot be trained on, then images without a box."""
         of_image = np.repeat(np.arange(len(self)), self.counts)
         kept = usable(self.boxes.reshape(-1, 4), self.heights[of_image], self.widths[of_image])
         counts = np.bincount(of_image[kept], minlength=len(self))
@@ -79,7 +79,7 @@ class Annotations:
         return without.of_images(np.flatnonzero(counts))
 
     def of_images(self, rows: np.ndarray) -> Annotations:
-        """Those of some images, in this order."""
+        """Return those of some images, in this order."""
         starts = self.ends[rows] - self.counts[rows]
         counts = self.counts[rows]
         ends = np.cumsum(counts)
@@ -99,17 +99,17 @@ class Annotations:
         )
 
     def named_classes(self) -> list[tuple[int, str]]:
-        """(id, name) of every class."""
+        """Return (id, name) of every class."""
         return list(zip(self.class_ids.tolist(), self.classes, strict=True))
 
     def of_classes(self, classes: Mapping[int, str]) -> Annotations:
-        """With these classes, which have all of ours among them."""
+        """Return them with these classes, which have all of ours among them."""
         ids = sorted(classes)
         names = index_files.Names.of([classes[number].encode() for number in ids])
         return replace(self, class_ids=np.asarray(ids, np.int64), class_names=names)
 
     def check_classes(self, other: Annotations, here: str, there: str) -> None:
-        """Both splits must number their classes alike."""
+        """Raise BadData unless both splits number their classes alike."""
         if self.classes != other.classes or not np.array_equal(self.class_ids, other.class_ids):
             mine, others = set(self.named_classes()), set(other.named_classes())
             differing = sorted(mine ^ others)[:3]
@@ -119,7 +119,7 @@ class Annotations:
             )
 
     def content(self) -> str:
-        """A digest of all of it."""
+        """Return a digest of all of it."""
         digest = hashlib.sha256()
         for name, array in self.arrays().items():
             digest.update(f"{name} {len(array)}".encode())
@@ -127,7 +127,7 @@ class Annotations:
         return digest.hexdigest()
 
     def arrays(self) -> index_files.Arrays:
-        """As an index keeps them."""
+        """Return them as an index keeps them."""
         plain: index_files.Arrays = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -139,7 +139,7 @@ class Annotations:
 
     @classmethod
     def loaded(cls, arrays: index_files.Arrays) -> Annotations:
-        """The inverse of `arrays`; ValueError or KeyError where the parts do not fit each other."""
+        """Invert `arrays`; ValueError or KeyError where the parts do not fit each other."""
         names, class_names = (index_files.Names.loaded(arrays, key) for key in ("names", "class_names"))
         plain = {each.name: arrays[each.name] for each in fields(cls) if each.name not in ("names", "class_names")}
         plain |= {name: plain[name].view(np.float64) for name in _FLOATS}
@@ -163,7 +163,7 @@ def assembled(
     crowd: np.ndarray,
     categories: np.ndarray,
 ) -> Annotations:
-    """From images (id -> height, width, file name) and objects as they came, each with the id of its image."""
+    """Build from images (id -> height, width, file name) and objects as they came, each with the id of its image."""
     ids = np.asarray(sorted(images), np.int64)
     rows = np.searchsorted(ids, image_of)
     order = np.argsort(rows, kind="stable")

@@ -22,12 +22,12 @@ EXPECTED = "PATH/annotations/instances_{0}2017.json with PATH/{0}2017/*.jpg, or 
 
 
 def detect(path: str) -> bool:
-    """Whether PATH has the annotations and the images of a split."""
+    """Return whether PATH has the annotations and the images of a split."""
     return any(find(Path(path), split) is not None for split in _SPLITS)
 
 
 def find(root: Path, split: Split) -> tuple[Path, Path] | None:
-    """(annotations, folder of images) of a split, if both are there."""
+    """Return (annotations, folder of images) of a split, if both are there."""
     for year in _YEARS:
         file, folder = root / "annotations" / f"instances_{split}{year}.json", root / f"{split}{year}"
         if file.is_file() and folder.is_dir():
@@ -36,7 +36,7 @@ def find(root: Path, split: Split) -> tuple[Path, Path] | None:
 
 
 def open_boxes(path: str, split: Split) -> CocoSource:
-    """Reads the annotations of a split and lists its images."""
+    """Read the annotations of a split and list its images."""
     root = Path(path)
     found = find(root, split)
     if found is None:
@@ -49,7 +49,7 @@ def open_boxes(path: str, split: Split) -> CocoSource:
 
 
 def chosen(annotations: Annotations, split: Split, file: str) -> Annotations:
-    """What a split takes of its file: training leaves out boxes by rule and images without one."""
+    """Return what a split takes of its file: training leaves out boxes by rule and images without one."""
     if split != "train":
         return annotations
     kept = annotations.for_training()
@@ -90,7 +90,7 @@ class CocoSource(BoxSource):
 
 
 def _sizes(folder: Path, names: index_files.Names, file: Path, image_ids: np.ndarray) -> np.ndarray:
-    """Bytes of every image; one that is not there is an error, because a data set is not unpacked in part."""
+    """Return the bytes of every image; a missing one is an error, because a data set is not unpacked in part."""
     listed: dict[bytes, dict[bytes, int]] = {}
     sizes = np.full(len(names), -1, np.int64)
     for row, name in enumerate(names.all()):
@@ -107,7 +107,7 @@ def _sizes(folder: Path, names: index_files.Names, file: Path, image_ids: np.nda
 
 
 def _listing(folder: bytes) -> dict[bytes, int]:
-    """Name -> bytes of the files in a folder; 0 for a link that leads nowhere, which reading tells."""
+    """Return name -> bytes of the files in a folder; 0 for a link that leads nowhere, which reading reports."""
     found = {}
     try:
         for entry in os.scandir(folder):

@@ -38,12 +38,12 @@ _COLUMNS = ("shard", "offset", "length")
 
 
 def detect(path: str) -> bool:
-    """Whether PATH has files named like the shards of a split."""
+    """Return whether PATH has files named like the shards of a split."""
     return any(_SHARD.fullmatch(name) for name in list_folder(Path(path)))
 
 
 def open_boxes(path: str, split: Split) -> CocoTFRecordSource:
-    """Indexes the shards of a split."""
+    """Index the shards of a split."""
     root = Path(path)
     shards = _find_shards(root, split)
     scanned, places = _scanned(root, split, shards)
@@ -127,7 +127,7 @@ def find_json(root: Path, split: Split) -> Path | None:
 
 
 def _with_classes(annotations: Annotations, root: Path) -> Annotations:
-    """With the classes of the training json, of any json, or else of the records of both splits together."""
+    """Take the classes of the training json, of any json, or else of the records of both splits together."""
     file = find_json(root, "train") or find_json(root, "val")
     if file is not None:
         defining = [(str(file), read_annotations(file, root))]
@@ -172,7 +172,7 @@ def _find_shards(root: Path, split: Split) -> list[Shard]:
 
 
 def _scanned(root: Path, split: Split, shards: list[Shard]) -> tuple[Annotations, dict[str, np.ndarray]]:
-    """What the records say of themselves and where they lie, from an earlier run while no shard has changed."""
+    """Return what the records say of themselves and where they lie, from an earlier run while no shard has changed."""
     key = index_files.digest("coco_tfrecord", 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
     name = f"coco_tfrecord-{split}"
     kept = index_files.load(root, name, key)
@@ -261,7 +261,7 @@ class _Scan:
         if not all(isinstance(label, int) and 0 <= label <= MAX_CATEGORY for label in labels) or not all(
             isinstance(number, float) and math.isfinite(number) for number in numbers
         ):
-            raise BadData(f"{where}: image {image_id} has a box or a label that is no number; make the files again")
+            raise BadData(f"{where}: image {image_id} has a box or a label that is not a number; make the files again")
         for row, label in enumerate(labels):
             text = texts[row] if texts else b""
             called = text.decode("utf-8", "replace") if isinstance(text, bytes) and text else f"class{label}"

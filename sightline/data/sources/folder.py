@@ -16,12 +16,12 @@ from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-# Below, listing anew takes less than a second and sees every size; a million files on a slow disk take minutes.
+# Below, listing again takes less than a second and sees every size; a million files on a slow disk take minutes.
 MIN_KEPT = 20_000
 
 
 def detect(path: str) -> bool:
-    """Whether PATH has a train or val folder with folders in it."""
+    """Return whether PATH has a train or val folder with folders in it."""
     return any(entry.is_dir() for split in ("train", "val") for entry in Path(path, split).glob("[!.]*"))
 
 
@@ -54,7 +54,7 @@ class FolderSource(Source):
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> FolderSource:
-    """Lists PATH/split. Classes are those of PATH/train, so both splits number them alike."""
+    """List PATH/split. Classes are those of PATH/train, so both splits number them alike."""
     root = Path(path, split)
     if not root.is_dir():
         raise BadData(f"{root} does not exist; expected PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg")
@@ -71,7 +71,7 @@ Listing = tuple[list[bytes], list[int], list[int]]  # name, label, size of every
 
 
 def _listed(path: Path, split: Split, classes: list[str]) -> Listing:
-    """The images of a split, from an earlier run where every folder below still has the time it had then."""
+    """Return the images of a split, from an earlier run where every folder below still has the time it had then."""
     key = index_files.digest("folder", 1, classes)
     kept = index_files.load(path, f"folder-{split}", key)
     if kept is not None:
@@ -140,7 +140,8 @@ class _Walk:
         return names, labels, sizes
 
     def _images(self, relative: str, seen: set[str]) -> Iterator[tuple[str, int]]:
-        """(relative path, size) of all images below, sorted; a link back to a folder already seen is not followed."""
+        """Yield (relative path, size) of all images below, sorted; a link back to a folder already seen is not
+        followed."""
         folder = self.root / relative
         real = os.path.realpath(folder)
         if real in seen or not folder.is_dir():
@@ -166,7 +167,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _size(entry: os.DirEntry[str]) -> int:
-    """0 for a link that leads nowhere: it is listed, and the bad-sample policy decides about it."""
+    """Return 0 for a link that leads nowhere: it is listed, and the bad-sample policy decides about it."""
     try:
         return entry.stat().st_size
     except OSError:

@@ -46,7 +46,8 @@ class BoxFilesSource(BoxSource):
         return self._files.name(index)
 
     def picture(self, index: int) -> np.ndarray:
-        """Pixels, upright as a person sees them: nothing is annotated that could be meant for the image as stored."""
+        """Return pixels, upright as a person sees them: nothing is annotated that could be meant for the image as
+        stored."""
         return decode_rgb(self._bytes(index), self.name(index))
 
     def objects(self, index: int) -> Objects:

@@ -46,7 +46,7 @@ class Shard:
 
 
 def list_folder(folder: Path) -> list[str]:
-    """Names of what lies in a folder, in order; none where there is no such folder."""
+    """Return the names in a folder, in order; none if there is no such folder."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -57,7 +57,7 @@ def list_folder(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Index:
-    """Where each sample of a split lies, in the order of the samples; one row per sample."""
+    """The place of each sample of a split, in the order of the samples; one row per sample."""
 
     shard: np.ndarray  # number of the shard
     offset: np.ndarray
@@ -71,7 +71,7 @@ class Index:
 
     @property
     def name_of(self) -> dict[int, str]:
-        """Label -> name of its class, for those that have one."""
+        """Return label -> name of its class, for those that have one."""
         return {int(label): self.class_names[i] for i, label in enumerate(self.class_labels)}
 
     def arrays(self) -> index_files.Arrays:
@@ -81,7 +81,7 @@ class Index:
 
     @classmethod
     def loaded(cls, arrays: index_files.Arrays, shards: Sequence[Shard]) -> Index:
-        """The inverse of `arrays`; ValueError or KeyError where they cannot be an index of these shards."""
+        """Invert `arrays`; ValueError or KeyError where they cannot be an index of these shards."""
         names, classes = index_files.Names.loaded(arrays, "names"), index_files.Names.loaded(arrays, "class_names")
         shard, offset, length, label, check = (arrays[key] for key in COLUMNS)
         sizes = np.asarray([each.size for each in shards], np.int64)
@@ -100,7 +100,7 @@ class Index:
 
 
 def kept_index(kind: str, root: Path, split: str, shards: Sequence[Shard], build: Callable[[], Index]) -> Index:
-    """The index of these shards from an earlier run, or a new one, kept for the next."""
+    """Return the index of these shards from an earlier run, or a new one, kept for the next."""
     key = index_files.digest(kind, 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
     name = f"{kind}-{split}"
     arrays = index_files.load(root, name, key)
@@ -117,7 +117,8 @@ def kept_index(kind: str, root: Path, split: str, shards: Sequence[Shard], build
 
 
 def numbered_classes(index: Index, shards: Sequence[Shard], first: int, declared: int, hint: str) -> tuple[str, ...]:
-    """Names of the classes of the split that defines them, by label from `first` on; nameless ones are classNNNN.
+    """Return the names of the classes of the split that defines them, by label from `first` on; nameless ones are
+    classNNNN.
 
     A part of a data set may lack the samples of some classes: then their number must be declared.
     """
@@ -135,7 +136,7 @@ def numbered_classes(index: Index, shards: Sequence[Shard], first: int, declared
 
 
 def check_range(index: Index, shards: Sequence[Shard], first: int, count: int, hint: str) -> None:
-    """The labels of a split must be those of the classes."""
+    """Raise BadData unless the labels of a split are those of the classes."""
     known = index.label <= MAX_CLASSES  # others belong to damaged records, which reading tells
     outside = np.flatnonzero(known & ((index.label < first) | (index.label >= first + count)))
     if len(outside):
@@ -147,7 +148,7 @@ def check_range(index: Index, shards: Sequence[Shard], first: int, count: int, h
 
 
 def check_names(index: Index, shards: Sequence[Shard], first: int, classes: tuple[str, ...]) -> None:
-    """Labels must mean the same in both splits, where both say what they mean."""
+    """Raise BadData unless labels mean the same in both splits, where both say what they mean."""
     for label, name in index.name_of.items():
         expected = classes[label - first]
         if name != expected and expected != f"class{label - first:04d}":
@@ -188,7 +189,7 @@ class ShardSource(Source):
 
     @abstractmethod
     def read_image(self, index: int, descriptor: int) -> bytes:
-        """The encoded image of a sample, out of its open shard. Raises BadSample."""
+        """Return the encoded image of a sample, out of its open shard. Raises BadSample."""
 
 
 class OpenFiles:
@@ -203,7 +204,7 @@ class OpenFiles:
         return OpenFiles, (self._shards,)
 
     def open(self, shard: int) -> OpenFile:
-        """The shard with this number, from its first use on."""
+        """Return the shard with this number, from its first use on."""
         with self._lock:
             file = self._files.pop(shard, None)
             if file is None:
@@ -225,7 +226,7 @@ class OpenFile:
 
 
 def scan_records(shards: Sequence[Shard], add: Callable[[int, Shard, mmap.mmap, int, int], None]) -> None:
-    """Calls add(number of the shard, shard, its bytes, offset, length) for every record of TFRecord files."""
+    """Call add(number of the shard, shard, its bytes, offset, length) for every record of TFRecord files."""
     progress = index_files.ScanProgress(str(shards[0].path.parent), len(shards), "files")
     for number, shard in enumerate(shards):
         progress(number)

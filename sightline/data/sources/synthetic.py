@@ -27,7 +27,7 @@ MOST = {"classes": 100_000, "samples": 10**9, "size": 8192}  # beyond, only memo
 
 
 def detect(path: str) -> bool:
-    """Whether the path is a synthetic one."""
+    """Return whether the path is a synthetic one."""
     return path.startswith(PREFIX)
 
 
@@ -144,17 +144,17 @@ class SyntheticVolumes(VolumeSource):
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> SyntheticSource:
-    """Reads the sizes out of the path."""
+    """Read the sizes out of the path."""
     return SyntheticSource(**_sizes(path), split=split)
 
 
 def open_boxes(path: str, split: Split) -> SyntheticBoxes:
-    """The same, for images with boxes."""
+    """Do the same for images with boxes."""
     return SyntheticBoxes(**_sizes(path), split=split)
 
 
 def open_volumes(path: str, split: Split, spec: DataSpec, fold: int = 0, folds: int = 5) -> SyntheticVolumes:
-    """The same, for volumes; what is held out is drawn anew, so folds mean nothing."""
+    """Do the same for volumes; what is held out is drawn independently, so folds mean nothing."""
     values = _sizes(path)
     sizes = path.removeprefix(PREFIX)
     if "classes=" in sizes or "size=" in sizes:

@@ -49,12 +49,12 @@ _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 
 
 def detect(path: str) -> bool:
-    """Whether PATH has tar files of a split."""
+    """Return whether PATH has tar files of a split."""
     return any(_shard_files(Path(path), split) for split in ("train", "val"))
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> TarSource:
-    """Indexes the shards of a split. Classes are those of the training shards, so both splits number them alike."""
+    """Index the shards of a split. Classes are those of the training shards, so both splits number them alike."""
     root = Path(path)
     shards = _find_shards(root, split)
     index = _index_of(root, split, shards)
@@ -70,7 +70,7 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
         labels = _named_labels(index, classes, f"{shards[0].path.parent}", CLASSES_FILE if listed else "train")
         return TarSource(shards, *_in_order(index, labels), classes)
     classes = listed or numbered_classes(defining, defining_shards, 0, options.classes, "")
-    hint = f"mend the label or {CLASSES_FILE}" if listed else "mend the label or declare more --data.classes"
+    hint = f"fix the label or {CLASSES_FILE}" if listed else "fix the label or declare more --data.classes"
     check_range(index, shards, 0, len(classes), hint)
     if not listed:
         check_names(index, shards, 0, classes)
@@ -106,7 +106,7 @@ class TarSource(ShardSource):
 
 
 def _shard_files(root: Path, split: str) -> list[Path]:
-    """The split's files: those of its folder, or those of PATH that are named after it."""
+    """Return the split's files: those of its folder, or those of PATH that are named after it."""
     names = ("train",) if split == "train" else ("val", "validation")
     for folder in (*(root / name for name in names), root):
         found = [folder / name for name in list_folder(folder) if _is_shard(name, folder != root, names)]
@@ -137,7 +137,7 @@ def _index_of(root: Path, split: Split, shards: list[Shard]) -> Index:
 
 
 def _read_classes(root: Path, shards: list[Shard]) -> tuple[str, ...]:
-    """The lines of classes.txt in PATH or beside the shards; none where there is no such file."""
+    """Return the lines of classes.txt in PATH or beside the shards; none where there is no such file."""
     for path in (root / CLASSES_FILE, shards[0].path.parent / CLASSES_FILE):
         if not path.is_file():
             continue
@@ -162,7 +162,7 @@ def _named_labels(index: Index, classes: tuple[str, ...], where: str, known_to: 
 
 
 def _in_order(index: Index, labels: np.ndarray) -> tuple[Index, np.ndarray]:
-    """By label as it is now; names within a class are in order already."""
+    """Sort by label as it is now; names within a class are in order already."""
     order = np.argsort(labels, kind="stable")
     columns = {key: getattr(index, key)[order] for key in COLUMNS}
     names = index.names.all()
@@ -195,7 +195,7 @@ class _Group:
     class_name: str = ""
 
     def samples(self, shard: Shard) -> list[_Member]:
-        """The image of a labelled group; without a label every image belongs to its folder."""
+        """Return the image of a labelled group; without a label every image belongs to its folder."""
         if self.number is None and not self.class_name:
             return self.images
         # As in WebDataset, KEY.seg.png is another thing than the image; but KEY.2.jpg alone is one.
@@ -287,7 +287,7 @@ def _build_index(shards: list[Shard]) -> Index:
 
 
 def _groups(file: BinaryIO, shard: Shard) -> Iterator[_Group]:
-    """The runs of members with one key that hold an image or a label."""
+    """Yield the runs of members with one key that hold an image or a label."""
     group = _Group("")
     for member in _members(file, shard):
         if member.key != group.key:
@@ -303,7 +303,7 @@ def _groups(file: BinaryIO, shard: Shard) -> Iterator[_Group]:
 
 
 def _members(file: BinaryIO, shard: Shard) -> Iterator[_Member]:
-    """Images and labels of a tar, in order; every other member is stepped over."""
+    """Yield images and labels of a tar, in order; every other member is skipped."""
     for entry in tar_entries(file, shard.name):
         name = entry.name.removeprefix("./")
         folder, _, base = name.rpartition("/")
@@ -335,13 +335,13 @@ def _read_label(file: BinaryIO, shard: Shard, member: _Member, group: _Group) ->
     try:
         described = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadData(f"{where} is no JSON: {error}") from error
+        raise BadData(f"{where} is not JSON: {error}") from error
     if isinstance(described, dict):
         _take_json(described, group, where)
 
 
 def _take_json(described: dict[str, Any], group: _Group, where: str) -> None:
-    """{"label": number or name, "synset" or "class": name}; a KEY.cls goes before the number here."""
+    """Take {"label": number or name, "synset" or "class": name}; a KEY.cls goes before the number here."""
     label = described.get("label")
     names = [described.get(key) for key in ("synset", "class")] + [label]
     group.class_name = next((name for name in names if isinstance(name, str)), "")

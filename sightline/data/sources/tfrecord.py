@@ -48,12 +48,12 @@ _READ = frozenset((LABEL, ENCODED))
 
 
 def detect(path: str) -> bool:
-    """Whether PATH has files named like the shards of a split."""
+    """Return whether PATH has files named like the shards of a split."""
     return any(_shard_files(Path(path), split) for split in SPLITS)
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> TFRecordSource:
-    """Indexes the shards of a split. Classes are those of the training files, so both splits number them alike."""
+    """Index the shards of a split. Classes are those of the training files, so both splits number them alike."""
     root, first = Path(path), options.first_label
     shards = _find_shards(root, split)
     index = _index_of(root, split, shards)
@@ -95,7 +95,7 @@ class TFRecordSource(ShardSource):
 
 
 def _shard_files(root: Path, split: str) -> list[tuple[int, int, Path]]:
-    """(number, count, file) of all shards of a split, under the first of its names that is there."""
+    """Return (number, count, file) of all shards of a split, under the first of its names that is there."""
     for prefix in SPLITS[split]:
         for folder in (root / prefix, root):
             matches = [match for name in list_folder(folder) if (match := _SHARD.fullmatch(name))]
@@ -212,7 +212,7 @@ def _text(found: dict[str, records.Values], key: str) -> bytes:
 
 
 def _short(values: records.Values | None) -> str:
-    """What was found, in a few words however long it is."""
+    """Return what was found, in a few words however long it is."""
     if not values:
         return "nothing"
     if len(values) > 3 or isinstance(values[0], bytes):

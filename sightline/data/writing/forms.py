@@ -75,8 +75,9 @@ class LabelledImages:
             _check_names(source, self.form)
 
     def pieces(self) -> dict[str, list[int]]:
-        """TFRecord has all shards that were asked for, the last ones empty where there are few images, as the original
-        writes them: readers take the number from the names. Tar shards name no number, so empty ones are left out."""
+        """Return all TFRecord shards that were asked for, the last ones empty where there are few images, as the
+        original writes them: readers take the number from the names. Tar shards name no number, so empty ones are left
+        out."""
         found: dict[str, list[int]] = {}
         for split, source in self.sources.items():
             per_piece = self._per_piece(split)
@@ -128,7 +129,8 @@ class LabelledImages:
         return max(1, -(-len(self.sources[split]) // self.shards[split]))
 
     def _order(self, split: Split) -> np.ndarray:
-        """Sources are sorted by class and name; shards, for readers that go from front to back, are not.
+        """Return the order of the samples. Sources are sorted by class and name; shards, for readers that go from front
+        to back, are not.
 
         Training is shuffled. The original shuffled what glob gave, in an order no machine repeats; where that was
         sorted, ours is its order. Validation is sorted by file name alone.
@@ -148,7 +150,7 @@ class LabelledImages:
 
 
 def file_of(source: Source, index: int) -> str:
-    """The file name of a sample, without its class: what it has in a class folder, or would have."""
+    """Return the file name of a sample, without its class: what it has in a class folder, or would have."""
     if isinstance(source, TarSource):
         file = unquote(source.index.names[index].rpartition("/")[2], errors="surrogateescape")
     elif isinstance(source, ShardSource):
@@ -159,12 +161,12 @@ def file_of(source: Source, index: int) -> str:
 
 
 def _clean_file(source: Source, index: int) -> str:
-    """Records and keys come from strangers, and become paths."""
+    """Return a name that is safe: records and keys come from strangers, and become paths."""
     return clean_name(file_of(source, index), source.name(index))
 
 
 def stored_name(form: Form, file: str) -> str:
-    """The name of a file in this form.
+    """Return the name of a file in this form.
 
     A key of WebDataset ends at the first dot, so in tar others are %2E; its images are KEY.jpg, be they .JPEG before.
     """
@@ -187,7 +189,7 @@ def _check_names(source: Source, form: Form) -> None:
         if form != "tfrecord" and any(part.startswith(".") for part in name.split("/")):
             raise BadData(f"{source.name(index)}: a file whose name starts with a dot is hidden; rename it")
         is_behind = _place(form, name) > _place(form, before) and _key(form, name) != _key(form, before)
-        # A new class begins anew; few places look like one, and there the labels decide.
+        # A new class starts the names again; few places look like one, and there the labels decide.
         if index and not is_behind and source.read(index - 1).label == source.read(index).label:
             raise BadData(
                 f"{source.name(index)}: as {form}, {before_file} and {file} of one class would have one name or "
@@ -197,7 +199,7 @@ def _check_names(source: Source, form: Form) -> None:
 
 
 def _place(form: Form, name: str) -> list[bytes]:
-    """What a source sorts by: folders level by level, records and keys by the bytes of their names."""
+    """Return what a source sorts by: folders level by level, records and keys by the bytes of their names."""
     return [os.fsencode(part) for part in (name.split("/") if form == "folder" else [name])]
 
 
@@ -241,7 +243,8 @@ def _write_tfrecord(plan: LabelledImages, split: Split, number: int, images: Ite
 
 
 def _example(image: Encoded, classes: tuple[str, ...]) -> bytes:
-    """The original's features, to the letter: grey images too count as three channels of RGB, labels start at 1."""
+    """Encode the original's features, to the letter: grey images too count as three channels of RGB, labels start at
+    1."""
     try:
         header = read_header(image.data, image.file)
     except BadSample as error:

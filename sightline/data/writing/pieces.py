@@ -27,14 +27,14 @@ _MAX_NOTE_BYTES = 64 * 2**20  # a piece of class folders lists its files, 60 byt
 
 
 class Written(NamedTuple):
-    """What a piece has become: (path below the output folder, bytes) of each file; and what is worth noting of it."""
+    """The result of a piece: (path below the output folder, bytes) of each file; and notes about it."""
 
     files: list[tuple[str, int]]
     notes: dict[str, Any]  # as JSON holds it
 
 
 class Pieces(Protocol):
-    """What is to be written, in parts (a split, say) of numbered pieces. Pickled to every process once."""
+    """The files to write, in parts (a split, say) of numbered pieces. Pickled to every process once."""
 
     @property
     def out(self) -> Path: ...
@@ -144,7 +144,7 @@ def _note(part: str, number: int) -> str:
 
 
 class Journal:
-    """What earlier starts and this one have done in a folder; survives a kill at any time."""
+    """The record of what earlier starts and this one have done in a folder; survives a kill at any time."""
 
     def __init__(self, out: Path, begun: str = "plan.json"):
         """`begun`: the file below .prepare that holds what decides the folder's files."""

@@ -69,12 +69,12 @@ OFFICIAL = (
 
 @dataclass(frozen=True)
 class CocoOptions:
-    """Makes COCO 2017 ready for training, from train2017.zip, val2017.zip and annotations_trainval2017.zip.
+    """Make COCO 2017 ready for training, from train2017.zip, val2017.zip and annotations_trainval2017.zip.
 
     folder: train2017/*.jpg, val2017/*.jpg and annotations/instances_{train,val}2017.json, the images as they are.
     tfrecord: train-00000-of-00256.tfrecord and val-00000-of-00032.tfrecord, as the TensorFlow originals read them, with
     the two json files in raw-data/annotations; no masks, no captions. Training records are of images with a box.
-    A start after a kill goes on with what is missing; the files are the same for any number of jobs.
+    A start after a kill resumes with what is missing; the files are the same for any number of jobs.
     """
 
     source: Path
@@ -90,7 +90,7 @@ class CocoOptions:
     val_shards: int = 32
     """tfrecord: validation shards."""
     jobs: int = 0
-    """Processes; 0 takes one a core, at most 16."""
+    """Processes; 0 takes one per core, at most 16."""
 
     def __post_init__(self) -> None:
         for name in ("shards", "val_shards"):
@@ -99,7 +99,7 @@ class CocoOptions:
 
 
 def prepare(options: CocoOptions, progress: Progress) -> dict[str, int]:
-    """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
+    """Write what is missing and return counts; progress(what, done, total) is called as work proceeds."""
     jobs = jobs_or_cores(options.jobs)
     _check_places(options)
     if options.download:
@@ -131,7 +131,7 @@ def _check_places(options: CocoOptions) -> None:
     if source == out or source in out.parents or out in source.parents:
         raise UsageError(f"--out {options.out} lies in --source {options.source} or around it; choose another --out")
     if not options.download and not source.is_dir():
-        raise UsageError(f"{options.source} is no folder; put COCO's three zips there, or let --download fetch them")
+        raise UsageError(f"{options.source} is not a folder; put COCO's three zips there, or let --download fetch them")
 
 
 def _download(source: Path, progress: Progress) -> None:
@@ -145,7 +145,7 @@ def _download(source: Path, progress: Progress) -> None:
 
 
 def _read_annotations(files: Files, split: Split) -> tuple[Instances, str]:
-    """With a digest of the file."""
+    """Read the json file of a split; return a digest of it too."""
     name = f"instances_{split}2017.json"
     if name not in files.sizes:
         raise BadData(f"{files.place(name)} is not there; give COCO's annotations_trainval2017.zip")
@@ -171,7 +171,7 @@ def _check_images(instances: Instances, files: Files, split: Split) -> None:
 
 
 def _check_counts(counts: dict[str, int]) -> None:
-    """Published results count on COCO 2017's numbers; a set of another size has its own."""
+    """Compare with COCO 2017's numbers, on which published results count; a set of another size has its own."""
     if counts["train"] != _COCO_2017["train"]:
         return
     for what, expected in _COCO_2017.items():

@@ -26,7 +26,7 @@ _JSON_FILES = ("instances_train2017.json", "instances_val2017.json")
 
 @dataclass(frozen=True)
 class CocoDownload:
-    """What lies in --source."""
+    """The files in --source, and the annotations that were read."""
 
     annotations: Files
     images: Mapping[Split, Files]
@@ -35,7 +35,7 @@ class CocoDownload:
 
 
 class _Coco:
-    """What both forms share: the json files are copied as they are, images are counted."""
+    """The part that both forms share: json files are copied as they are, images are counted."""
 
     annotations_folder: str
 
@@ -57,10 +57,10 @@ class _Coco:
         return self._out
 
     def check(self) -> None:
-        """Names and numbers were looked at while they were read."""
+        """Do nothing: names and numbers were checked while they were read."""
 
     def copy_annotations(self, number: int) -> Written:
-        """One of the json files, to where readers of this form look for it."""
+        """Copy one of the json files to where readers of this form look for it."""
         name = _JSON_FILES[number]
         return Written([_copy(self.annotations, name, self.out, f"{self.annotations_folder}/{name}")], {})
 
@@ -140,7 +140,7 @@ class CocoRecords(_Coco):
         return found
 
     def room(self) -> int:
-        """A record has 700 bytes beside its image and 50 for each box with its class name."""
+        """Count 700 bytes of a record beside its image, and 50 for each box with its class name."""
         total = self.annotation_bytes()
         for split, table in self.tables.items():
             sizes = self.images[split].sizes
@@ -162,7 +162,8 @@ class CocoRecords(_Coco):
         return self.counts
 
     def _example(self, split: Split, row: int) -> bytes:
-        """The original's features, to the letter; width and height are the json file's, to which the boxes belong."""
+        """Encode the original's features, to the letter; width and height are the json file's, to which the boxes
+        belong."""
         table, files = self.tables[split], self.images[split]
         file = table.files[row]
         data = _image(files, file)
@@ -222,7 +223,7 @@ def _copy(files: Files, name: str, out: Path, path: str) -> tuple[str, int]:
 
 
 def _of_size(files: Files, name: str) -> Iterator[bytes]:
-    """The parts of a file, which must not have grown or shrunk since it was listed."""
+    """Yield the parts of a file, which must not have grown or shrunk since it was listed."""
     size = 0
     for chunk in files.chunks(name):
         size += len(chunk)

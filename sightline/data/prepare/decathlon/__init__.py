@@ -46,11 +46,11 @@ _TAR, _RAW, _STATISTICS = f"{NOTES}/tar.json", f"{NOTES}/raw", f"{NOTES}/statist
 
 @dataclass(frozen=True)
 class DecathlonOptions:
-    """Makes a task of the Medical Segmentation Decathlon ready, from its folder or tar.
+    """Make a task of the Medical Segmentation Decathlon ready, from its folder or tar.
 
     Writes CASE_x.npy, CASE_y.npy (training) and, when all are there, plan.json. The ten tasks have their patch, spacing
     and CT numbers from a table; data of one's own in the same form gets them from its training set.
-    A start after a kill goes on with what is missing; the files are the same for any number of jobs.
+    A start after a kill resumes with what is missing; the files are the same for any number of jobs.
     """
 
     source: Path
@@ -72,7 +72,7 @@ class DecathlonOptions:
     size_bytes: int = 0
     """--download: of the tar."""
     jobs: int = 0
-    """Processes; 0 takes one a core, at most 16."""
+    """Processes; 0 takes one per core, at most 16."""
     memory_gb: float = 0.0
     """What cases worked on at once may take together; 0 takes three quarters of what is free. One always runs."""
 
@@ -93,7 +93,7 @@ class DecathlonOptions:
 
 
 def prepare(options: DecathlonOptions, progress: Progress) -> dict[str, int]:
-    """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
+    """Write what is missing and return counts; progress(what, done, total) is called as work proceeds."""
     jobs = jobs_or_cores(options.jobs)
     if options.download:
         _download(options, progress)
@@ -161,7 +161,7 @@ def _tar_stamp(place: Path) -> list[int]:
 
 
 def _finished(options: DecathlonOptions, place: Path, journal: Journal) -> dict[str, int]:
-    """The counts of an earlier start that made everything of this tar; a tar is not unpacked again to find that out."""
+    """Return the counts of an earlier start that made everything of this tar, without unpacking it again."""
     try:
         if read_json(options.out / _TAR, _MAX_NOTE_BYTES) != _tar_stamp(place):
             return {}
@@ -178,7 +178,7 @@ def _counts(plan: Plan, made: int) -> dict[str, int]:
 
 
 def _known_spec(raw: Raw, task: str, dim: int) -> DataSpec:
-    """From the table, after a look whether the data is what the table means."""
+    """Return the spec of the table, after a look whether the data is what the table means."""
     spec = spec_of(task, dim)
     for what, found, wanted in (
         ("modalities", raw.modalities, TASKS[task].modalities),
@@ -193,7 +193,7 @@ def _known_spec(raw: Raw, task: str, dim: int) -> DataSpec:
 
 
 def _too_large(cases: Sequence[RawCase], spec: DataSpec) -> list[str]:
-    """What is wrong with cases whose headers claim voxels so large that resampled they would fill any memory."""
+    """Return the problems of cases whose headers claim voxels so large that resampled they would fill any memory."""
     problems = []
     for case in cases:
         try:
@@ -204,7 +204,7 @@ def _too_large(cases: Sequence[RawCase], spec: DataSpec) -> list[str]:
 
 
 def _own_spec(raw: Raw, options: DecathlonOptions, jobs: int, memory: int, progress: Progress) -> DataSpec:
-    """From the training set, also for val and test; looked at once."""
+    """Derive the spec from the training set, also for val and test; measured once."""
     cases = list_cases(raw, "training", len(raw.modalities), progress)
     stamps = hashlib.sha256(repr([case.stamps for case in cases]).encode("utf-8", "surrogateescape")).hexdigest()
     key = {"version": _VERSION, "files": stamps, "dim": options.dim, "modalities": list(raw.modalities)}

@@ -27,7 +27,7 @@ from sightline.terminal.progress import Progress
 
 @dataclass(frozen=True)
 class Work:
-    """What all cases share; pickled to every process once."""
+    """The part that all cases share; pickled to every process once."""
 
     journal: Journal
     spec: DataSpec

@@ -76,7 +76,7 @@ def prepare(options: ShapesOptions, progress: Progress) -> dict[str, int]:
 
 
 def draw_parts(options: ShapesOptions, progress: Progress, processes: int) -> dict[str, int]:
-    """`prepare` with a chosen number of processes, which changes the time it takes and nothing else."""
+    """Do as `prepare` with a chosen number of processes, which changes the time it takes and nothing else."""
     out, parts = Path(options.out), _parts(options)
     counts = [finished(part, _RECORD) if out.is_dir() else None for part in parts]
     if None in counts:

@@ -51,7 +51,7 @@ class Tables(NamedTuple):
 
 
 class Format(NamedTuple):
-    """How a part is drawn: its jobs, then each job, then the tables over all entries in their order."""
+    """The way a part is drawn: its jobs, then each job, then the tables over all entries in their order."""
 
     jobs: Callable[[int, int, int], list[Job]]
     draw: Callable[[Job], Iterator[Drawn]]
@@ -104,7 +104,7 @@ def _detection_jobs(seed: int, train: int, val: int) -> list[Job]:
 
 
 def _draw_detection(job: Job) -> Iterator[Drawn]:
-    """The entry of an image has those of the lists `images` and `annotations`."""
+    """Draw images; the entry of one has those of the lists `images` and `annotations`."""
     for index in range(job.start, job.stop):
         pixels, objects = detection_image(job.seed, job.split, index)
         # Ids with gaps, distinct over both splits, as COCO's are.

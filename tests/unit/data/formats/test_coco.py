@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[Callable[[dict], object], str]] = {
     "no list of annotations": (lambda d: d.pop("annotations"), "has no annotations"),
     "no images": (lambda d: d.update(images=[]), "has no images"),
     "no categories": (lambda d: d.update(categories=[]), "has no categories"),
-    "an object": (lambda d: d.update(annotations={}), "annotations is no list"),
+    "an object": (lambda d: d.update(annotations={}), "annotations is not a list"),
 }
 TAKEN: dict[str, Callable[[dict], object]] = {
     "as it is": lambda described: None,

@@ -194,8 +194,8 @@ def edited(folder: Path, change) -> Path:
 
 
 BAD = {
-    "no json": (lambda d: b"{", "is no whole JSON file"),
-    "deep": (lambda d: b"[" * 200_000, "is no whole JSON file"),
+    "no json": (lambda d: b"{", "is not a whole JSON file"),
+    "deep": (lambda d: b"[" * 200_000, "is not a whole JSON file"),
     "captions": (lambda d: b'{"images": []}', "has no images and no annotations and no categories"),
     "image twice": (lambda d: d["images"].append(d["images"][0]), r"image \d+ is there already"),
     "no number": (lambda d: d["annotations"][0].update(bbox=[1, float("nan"), 2, 3]), "has bbox .*nan"),

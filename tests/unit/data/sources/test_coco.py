@@ -253,7 +253,7 @@ def test_an_entry_without_end_is_refused(written, monkeypatch):
     monkeypatch.setattr(json_lists, "BLOCK", 100)
     monkeypatch.setattr(annotations_file, "BLOCK", 100)
     root = written(annotations=[annotation(1, 7, [1, 1, 2, 2], segmentation=[[1.5] * 5000])])
-    with pytest.raises(BadData, match="is no whole JSON file"):
+    with pytest.raises(BadData, match="is not a whole JSON file"):
         open_boxes("auto", str(root), "train")
 
 
@@ -269,7 +269,7 @@ def test_an_entry_without_end_takes_no_more_memory_than_the_longest(written, mon
     file = root / "annotations" / "instances_train2017.json"
     file.write_bytes(b'{"images": [' + body + repeated * (4_000_000 // len(repeated)))
     tracemalloc.start()
-    with pytest.raises(BadData, match="instances_train2017.json is no whole JSON file"):
+    with pytest.raises(BadData, match="instances_train2017.json is not a whole JSON file"):
         open_boxes("auto", str(root), "train")
     assert tracemalloc.get_traced_memory()[1] < 10e6  # 4 MB of lists took 85
     tracemalloc.stop()
@@ -377,8 +377,8 @@ def test_a_touching_box_stays_inside_in_32_bits():
         ({"image/source_id": 7}, "expected an image id as text"),
         ({"image/height": []}, "has no size in image/height and image/width"),
         ({"image/object/bbox/xmin": [0.5] * 99}, "other numbers of edges"),
-        ({"image/object/bbox/xmin": lambda row: [float("nan")] * len(row)}, "a box or a label that is no number"),
-        ({"image/object/class/label": lambda row: [-1] * len(row)}, "a box or a label that is no number"),
+        ({"image/object/bbox/xmin": lambda row: [float("nan")] * len(row)}, "a box or a label that is not a number"),
+        ({"image/object/class/label": lambda row: [-1] * len(row)}, "a box or a label that is not a number"),
         ({"image/object/class/text": lambda row: [b"a", b"b"] * len(row)}, "other numbers of edges or names"),
     ],
 )
