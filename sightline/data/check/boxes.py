@@ -32,7 +32,7 @@ from sightline.data.formats.coco import (
 )
 from sightline.data.formats.records import MAX_RECORD_BYTES, parse_example, read_frame, scan_frames
 from sightline.data.processes import over_processes
-from sightline.data.sources import coco_tfrecord, open_boxes
+from sightline.data.sources import coco, coco_tfrecord, open_boxes
 from sightline.data.sources.folder import SUFFIXES
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.json_lists import BLOCK
@@ -41,8 +41,6 @@ from sightline.parts import Split
 from sightline.terminal.progress import Progress
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
-_YEARS = ("2017", "")  # instances_train2017.json with train2017/, or one's own instances_train.json with train/
-_SHARD = re.compile(r"(train|val)-(\d{5})-of-(\d{5})\.tfrecord")
 _PER_JOB = 64
 _MOST_WRONG = 100_000  # entries of a file that are listed
 _WORTH_PROCESSES = 2000  # images; below this, starting processes takes longer than looking
@@ -85,7 +83,8 @@ def check_boxes(path: str, kind: str, classes: int, decode: bool, processes: int
     root, report = Path(path), Report()
     if kind == "synthetic" or path.startswith("synthetic:"):
         return report  # nothing lies anywhere
-    is_records = kind == "coco_tfrecord" or (kind == "auto" and any(map(_SHARD.fullmatch, _names_in(root))))
+    is_auto_records = kind == "auto" and not coco.detect(path) and coco_tfrecord.detect(path)
+    is_records = kind == "coco_tfrecord" or is_auto_records
     if kind == "auto" and not is_records and all(_find_json(root, split) is None for split in _SPLITS):
         raise UsageError(
             f"{path} holds no images with boxes; expected annotations/instances_train2017.json with train2017/*.jpg "
@@ -150,18 +149,11 @@ def _look_at(data: bytes, image: Image, decode: bool) -> Seen:
 
 
 def _find_json(root: Path, split: Split) -> tuple[Path, Path] | None:
-    for year in _YEARS:
-        file, folder = root / "annotations" / f"instances_{split}{year}.json", root / f"{split}{year}"
-        if file.is_file() or folder.is_dir():
-            return file, folder
-    return None
+    return next((pair for pair in coco.places(root, split) if pair[0].is_file() or pair[1].is_dir()), None)
 
 
 def _check_folder(root: Path, split: Split, report: Report, look: _Look) -> Found | None:
-    file, folder = _find_json(root, split) or (
-        root / "annotations" / f"instances_{split}2017.json",
-        root / f"{split}2017",
-    )
+    file, folder = _find_json(root, split) or coco.places(root, split)[0]
     instances = _read_json(file, split, report)
     if instances is None:
         return None
@@ -250,11 +242,11 @@ def _look_at_file(folder: Path, image: Image, decode: bool) -> Seen:
 
 
 def _check_shards(root: Path, split: Split, report: Report, look: _Look) -> Found | None:
-    names = sorted(name for name in _names_in(root) if name.startswith(f"{split}-") and _SHARD.fullmatch(name))
-    if not names:
+    shards = coco_tfrecord.shard_names(root, split)
+    if not shards:
         report.add("cannot be opened", split, str(root), f"no {split}-00000-of-00032.tfrecord")
         return None
-    count = int(names[0].split("-")[3].partition(".")[0])
+    names, count = [shard[0] for shard in shards], int(shards[0]["count"])
     for number in range(count):
         name = f"{split}-{number:05d}-of-{count:05d}.tfrecord"
         if name not in names:

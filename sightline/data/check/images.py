@@ -149,28 +149,13 @@ def _open_folders(path: Path, declared: int, report: Report) -> dict[Split, Sour
     for split in found:
         names: list[bytes] = []
         labels: list[int] = []
+        walk = folder.Walk(path / split)
         for label, name in enumerate(classes):
-            files = _images_below(path / split / name)
-            names += [os.fsencode(f"{name}/{file}") for file in files]
+            files = [os.fsencode(file) for file, _ in walk.images(name, set())]
+            names += files
             labels += [label] * len(files)
         sources[split] = folder.FolderSource(path / split, classes, names, labels, [0] * len(names))
     return sources
-
-
-def _images_below(root: Path) -> list[str]:
-    """Return what a folder source takes for images; a link back to a folder already seen is not followed."""
-    found, seen = [], set[str]()
-    for where, folders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(where)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        below = os.path.relpath(where, root)
-        images = [name for name in files if name.lower().endswith(folder.SUFFIXES) and not name.startswith(".")]
-        found += [name if below == "." else f"{below}/{name}" for name in images]
-    return sorted(found)
 
 
 def _look_at(shared: tuple[dict[Split, Source], bool], job: tuple[Split, int, int]) -> list[Seen]:

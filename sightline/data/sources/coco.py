@@ -28,11 +28,12 @@ def detect(path: str) -> bool:
 
 def find(root: Path, split: Split) -> tuple[Path, Path] | None:
     """Return (annotations, folder of images) of a split, if both are there."""
-    for year in _YEARS:
-        file, folder = root / "annotations" / f"instances_{split}{year}.json", root / f"{split}{year}"
-        if file.is_file() and folder.is_dir():
-            return file, folder
-    return None
+    return next((pair for pair in places(root, split) if pair[0].is_file() and pair[1].is_dir()), None)
+
+
+def places(root: Path, split: Split) -> list[tuple[Path, Path]]:
+    """Return where (annotations, folder of images) of a split may lie: with COCO's year, or one's own without."""
+    return [(root / "annotations" / f"instances_{split}{year}.json", root / f"{split}{year}") for year in _YEARS]
 
 
 def open_boxes(path: str, split: Split) -> CocoSource:

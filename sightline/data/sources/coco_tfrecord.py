@@ -132,7 +132,7 @@ def _with_classes(annotations: Annotations, root: Path) -> Annotations:
     if file is not None:
         defining = [(str(file), read_annotations(file, root))]
     else:
-        splits = [split for split in _SPLITS if _shard_names(root, split)]
+        splits = [split for split in _SPLITS if shard_names(root, split)]
         defining = [(split, _scanned(root, split, _find_shards(root, split))[0]) for split in splits]
     known: dict[int, tuple[str, str]] = {}  # id -> name, where it was first seen
     for where, found in defining:
@@ -148,13 +148,14 @@ def _with_classes(annotations: Annotations, root: Path) -> Annotations:
     return annotations.of_classes({number: name for number, (name, _) in known.items()})
 
 
-def _shard_names(root: Path, split: Split) -> list[re.Match[str]]:
+def shard_names(root: Path, split: Split) -> list[re.Match[str]]:
+    """Return the names of the shards of a split, in order; `number` and `count` are groups of each."""
     matches = [match for name in list_folder(root) if (match := _SHARD.fullmatch(name))]
     return [match for match in matches if match["split"] == split]
 
 
 def _find_shards(root: Path, split: Split) -> list[Shard]:
-    found = _shard_names(root, split)
+    found = shard_names(root, split)
     if not found:
         raise BadData(f"{root} has no {split} split; expected PATH/{split}-00000-of-00032.tfrecord and its sisters")
     count = int(found[0]["count"])

@@ -78,7 +78,7 @@ def _listed(path: Path, split: Split, classes: list[str]) -> Listing:
         listing = _kept_listing(kept, path / split, len(classes))
         if listing is not None:
             return listing
-    walk = _Walk(path / split)
+    walk = Walk(path / split)
     names, labels, sizes = listing = walk.list(classes, is_training=split == "train")
     if len(names) >= MIN_KEPT and index_files.is_settled(walk.changed_ns):
         arrays: index_files.Arrays = {
@@ -111,7 +111,7 @@ def _class_folders(root: Path) -> list[str]:
     return found
 
 
-class _Walk:
+class Walk:
     """Lists class folders and remembers each folder it saw with the time of its last change."""
 
     def __init__(self, root: Path):
@@ -127,7 +127,7 @@ class _Walk:
         for label, name in enumerate(classes):
             progress(label)
             before = len(names)
-            for file_name, size in self._images(name, set()):
+            for file_name, size in self.images(name, set()):
                 names.append(os.fsencode(file_name))
                 labels.append(label)
                 sizes.append(size)
@@ -139,7 +139,7 @@ class _Walk:
             raise BadData(f"{self.root} holds no images ({', '.join(SUFFIXES)}) in its class folders")
         return names, labels, sizes
 
-    def _images(self, relative: str, seen: set[str]) -> Iterator[tuple[str, int]]:
+    def images(self, relative: str, seen: set[str]) -> Iterator[tuple[str, int]]:
         """Yield (relative path, size) of all images below, sorted; a link back to a folder already seen is not
         followed."""
         folder = self.root / relative
@@ -154,7 +154,7 @@ class _Walk:
                 continue
             path = f"{relative}/{entry.name}"
             if _is_folder(entry):
-                yield from self._images(path, seen)
+                yield from self.images(path, seen)
             elif entry.name.lower().endswith(SUFFIXES):
                 yield path, _size(entry)
 

@@ -13,7 +13,8 @@ from sightline.data.check import boxes as checking
 from sightline.data.check.boxes import check_boxes
 from sightline.data.formats.records import encode_example, frame, parse_example, scan_frames
 from sightline.data.prepare.coco import CocoOptions, prepare
-from sightline.errors import UsageError
+from sightline.data.sources import open_boxes
+from sightline.errors import BadData, UsageError
 
 MADE = runpy.run_path(str(Path(__file__).parents[1] / "prepare" / "coco_zips.py"))
 jpeg = MADE["jpeg"]
@@ -339,3 +340,24 @@ def test_records_without_json(data, tmp_path):
     assert report.problems == [] and report.facts["train"]["boxes per class"] == {"person": 5, "car": 5}
     edit_records(out / "train-00000-of-00002.tfrecord", set_to("image/object/class/text", [b"person", b"bus"]))
     assert {kind for kind, *_ in problems(check(out))} >= {"unknown category"}
+
+
+def test_an_image_of_the_records_that_their_json_does_not_know_is_reported(data, tmp_path):
+    """No entry is wrong by itself; a run refuses them together."""
+    out = as_records(data, tmp_path / "out")
+    file = out / "raw-data" / "annotations" / "instances_train2017.json"
+    described = json.loads(file.read_text())
+    gone = described["images"].pop()["id"]
+    described["annotations"] = [each for each in described["annotations"] if each["image_id"] != gone]
+    file.write_text(json.dumps(described))
+    with pytest.raises(BadData, match=f"hold image {gone}, which .* does not know"):
+        open_boxes("auto", str(out), "train")
+    assert problems(check(out)) == {("cannot be opened", "train", str(out))}
+
+
+def test_folders_beside_records_are_checked_as_training_reads_them(data, tmp_path):
+    as_records(data, tmp_path / "out")
+    for shard in (tmp_path / "out").glob("*.tfrecord"):
+        shutil.copy(shard, data)
+    (data / "train-00001-of-00002.tfrecord").write_bytes(b"damaged")
+    assert type(open_boxes("auto", str(data), "train")).__name__ == "CocoSource" and check(data).problems == []

@@ -268,13 +268,13 @@ def pictures(tmp_path: Path, settle, monkeypatch) -> Path:
 def listings(monkeypatch) -> list[str]:
     """Which roots were listed, not taken from an index."""
     seen: list[str] = []
-    walk = folder._Walk.list
+    walk = folder.Walk.list
 
-    def recorded(self: folder._Walk, *given, **named):
+    def recorded(self: folder.Walk, *given, **named):
         seen.append(self.root.name)
         return walk(self, *given, **named)
 
-    monkeypatch.setattr(folder._Walk, "list", recorded)
+    monkeypatch.setattr(folder.Walk, "list", recorded)
     return seen
 
 
