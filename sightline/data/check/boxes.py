@@ -10,14 +10,13 @@ import mmap
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sightline.data.check.images import Report, spread
+from sightline.data.check.images import Look, Report, add_twins, spread
 from sightline.data.decode import MAX_BYTES, decode_rgb, read_header
 from sightline.data.formats.coco import (
     FAULTS,
@@ -31,7 +30,6 @@ from sightline.data.formats.coco import (
     read_instances,
 )
 from sightline.data.formats.records import MAX_RECORD_BYTES, parse_example, read_frame, scan_frames
-from sightline.data.processes import over_processes
 from sightline.data.sources import coco, coco_tfrecord, open_boxes
 from sightline.data.sources.folder import SUFFIXES
 from sightline.errors import BadData, BadSample, UsageError
@@ -41,9 +39,12 @@ from sightline.parts import Split
 from sightline.terminal.progress import Progress
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
-_PER_JOB = 64
+# Problems that a run refuses too when it opens the data.
+_REFUSED = (
+    *("cannot be opened", "unreadable entry", "duplicate id", "unknown image", "unknown category", "box not a number"),
+    *("missing file", "categories differ"),
+)
 _MOST_WRONG = 100_000  # entries of a file that are listed
-_WORTH_PROCESSES = 2000  # images; below this, starting processes takes longer than looking
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -90,7 +91,7 @@ def check_boxes(path: str, kind: str, classes: int, decode: bool, processes: int
             f"{path} holds no images with boxes; expected annotations/instances_train2017.json with train2017/*.jpg "
             "and the same of val, or train-00000-of-00256.tfrecord and val-00000-of-00032.tfrecord"
         )
-    look = _Look(decode, processes, progress)
+    look = Look(decode, processes, progress)
     every: dict[Split, Found] = {}
     for split in _SPLITS:
         found = _check_shards(root, split, report, look) if is_records else _check_folder(root, split, report, look)
@@ -105,32 +106,12 @@ def check_boxes(path: str, kind: str, classes: int, decode: bool, processes: int
 
 def _check_opens(path: str, kind: str, split: Split, report: Report) -> None:
     """Report the error that a run would stop with, where nothing above has found its reason."""
-    if any(problem.split == split for problem in report.problems):
+    if any(problem.split == split and problem.kind in _REFUSED for problem in report.problems):
         return
     try:
         open_boxes(kind, path, split)
     except BadData as error:
         report.add("cannot be opened", split, path, str(error))
-
-
-@dataclass(frozen=True)
-class _Look:
-    """The way to look at samples: whole or by their headers, in how many processes."""
-
-    decode: bool
-    processes: int
-    progress: Progress
-
-    def at(self, function: Callable[[Any, Any], list[Any]], shared: Any, total: int, split: Split) -> list[Any]:
-        """Return function((shared, decode), (start, stop)) of all samples, together."""
-        jobs = [(start, min(start + _PER_JOB, total)) for start in range(0, total, _PER_JOB)]
-        seen: list[Any] = []
-        processes = self.processes if total >= _WORTH_PROCESSES else 1
-        with over_processes(processes, (shared, self.decode)) as run:
-            for some in run(function, jobs):
-                seen += some
-                self.progress(f"{'decoding' if self.decode else 'reading'} {split}", len(seen), total)
-        return seen
 
 
 def _look_at(data: bytes, image: Image, decode: bool) -> Seen:
@@ -152,7 +133,7 @@ def _find_json(root: Path, split: Split) -> tuple[Path, Path] | None:
     return next((pair for pair in coco.places(root, split) if pair[0].is_file() or pair[1].is_dir()), None)
 
 
-def _check_folder(root: Path, split: Split, report: Report, look: _Look) -> Found | None:
+def _check_folder(root: Path, split: Split, report: Report, look: Look) -> Found | None:
     file, folder = _find_json(root, split) or coco.places(root, split)[0]
     instances = _read_json(file, split, report)
     if instances is None:
@@ -241,7 +222,7 @@ def _look_at_file(folder: Path, image: Image, decode: bool) -> Seen:
 # TFRecord shards.
 
 
-def _check_shards(root: Path, split: Split, report: Report, look: _Look) -> Found | None:
+def _check_shards(root: Path, split: Split, report: Report, look: Look) -> Found | None:
     shards = coco_tfrecord.shard_names(root, split)
     if not shards:
         report.add("cannot be opened", split, str(root), f"no {split}-00000-of-00032.tfrecord")
@@ -389,12 +370,4 @@ def _check_both(every: dict[Split, Found], classes: int, path: str, report: Repo
     if differing:
         text = f"not those of train: {', '.join(f'{n} {name}' for n, name in sorted(differing)[:5])}"
         report.add("categories differ", "val", path, text)
-    kept = _by_digest(val.seen, val.names)
-    for name, seen in zip(train.names, train.seen, strict=True):
-        if seen.digest and seen.digest in kept:
-            text = f"identical to {kept[seen.digest]} in val; the validation score would be inflated"
-            report.add("same image in train and val", "train", name, text)
-
-
-def _by_digest(seen: Sequence[Seen], names: Sequence[str]) -> dict[bytes, str]:
-    return {each.digest: name for each, name in zip(seen, names, strict=True) if each.digest}
+    add_twins([*zip(train.names, train.seen, strict=True)], [*zip(val.names, val.seen, strict=True)], report)

@@ -11,10 +11,10 @@ import json
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -78,6 +78,42 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
+@dataclass(frozen=True)
+class Look:
+    """The way to look at samples: whole or by their headers, in how many processes."""
+
+    decode: bool
+    processes: int
+    progress: Progress
+
+    def at(self, function: Callable[[Any, Any], list[Any]], shared: Any, total: int, split: Split) -> list[Any]:
+        """Return function((shared, decode), (start, stop)) of all samples, together."""
+        jobs = [(start, min(start + _PER_JOB, total)) for start in range(0, total, _PER_JOB)]
+        seen: list[Any] = []
+        processes = self.processes if total >= _WORTH_PROCESSES else 1
+        with over_processes(processes, (shared, self.decode)) as run:
+            for some in run(function, jobs):
+                seen += some
+                self.progress(f"{'decoding' if self.decode else 'reading'} {split}", len(seen), total)
+        return seen
+
+
+class HasDigest(Protocol):
+    """A sample that was seen; its digest is empty if its bytes could not be read."""
+
+    @property
+    def digest(self) -> bytes: ...
+
+
+def add_twins(train: Sequence[tuple[str, HasDigest]], val: Sequence[tuple[str, HasDigest]], report: Report) -> None:
+    """Report (name, sample) of train that has the bytes of one of val."""
+    kept = {seen.digest: name for name, seen in reversed(val) if seen.digest}
+    for name, seen in train:
+        if seen.digest in kept:
+            text = f"identical to {kept[seen.digest]} in val; the validation score would be inflated"
+            report.add("same image in train and val", "train", name, text)
+
+
 class Seen(NamedTuple):
     """One sample: its label, its size the right way up, a digest of its bytes, and what is wrong with it."""
 
@@ -94,15 +130,8 @@ def check_images(
     """Check both splits of a data set for classification; `classes` is what the recipe declares, or 0."""
     report = Report()
     sources = _open_both(path, kind, options, classes, report)
-    seen: dict[Split, list[Seen]] = {}
-    total = sum(map(len, sources.values()))
-    with over_processes(processes if total >= _WORTH_PROCESSES else 1, (sources, decode)) as run:
-        for split, source in sources.items():
-            jobs = [(split, start, min(start + _PER_JOB, len(source))) for start in range(0, len(source), _PER_JOB)]
-            seen[split] = []
-            for some in run(_look_at, jobs):
-                seen[split] += some
-                progress(f"{'decoding' if decode else 'reading'} {split}", len(seen[split]), len(source))
+    look = Look(decode, processes, progress)
+    seen = {split: look.at(_look_at, source, len(source), split) for split, source in sources.items()}
     for split, source in sources.items():
         _describe(split, source, seen[split], report)
         _check_names(split, source, seen[split], report)
@@ -158,10 +187,9 @@ def _open_folders(path: Path, declared: int, report: Report) -> dict[Split, Sour
     return sources
 
 
-def _look_at(shared: tuple[dict[Split, Source], bool], job: tuple[Split, int, int]) -> list[Seen]:
-    sources, decode = shared
-    split, start, stop = job
-    return [_look_at_one(sources[split], index, decode) for index in range(start, stop)]
+def _look_at(shared: tuple[Source, bool], job: tuple[int, int]) -> list[Seen]:
+    source, decode = shared
+    return [_look_at_one(source, index, decode) for index in range(*job)]
 
 
 def _look_at_one(source: Source, index: int, decode: bool) -> Seen:
@@ -230,13 +258,8 @@ def _check_both(sources: dict[Split, Source], seen: dict[Split, list[Seen]], rep
             report.add("class without training", "train", name, text)
         elif not in_val:
             report.add("class without validation", "val", name, f"no validation image, {in_train} in train")
-    kept = {each.digest: index for index, each in reversed(list(enumerate(seen["val"]))) if each.digest}
-    for index, each in enumerate(seen["train"]):
-        if each.digest and each.digest in kept:
-            text = (
-                f"identical to {sources['val'].name(kept[each.digest])} in val; the validation score would be inflated"
-            )
-            report.add("same image in train and val", "train", sources["train"].name(index), text)
+    named = {split: [(sources[split].name(i), each) for i, each in enumerate(seen[split])] for split in _SPLITS}
+    add_twins(named["train"], named["val"], report)
 
 
 def _per_class(source: Source, seen: Sequence[Seen]) -> list[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from sightline.data.check import boxes as checking
+from sightline.data.check import images
 from sightline.data.check.boxes import check_boxes
 from sightline.data.formats.records import encode_example, frame, parse_example, scan_frames
 from sightline.data.prepare.coco import CocoOptions, prepare
@@ -270,7 +270,7 @@ def test_nothing_there(tmp_path):
 def test_processes_change_nothing(data, monkeypatch, tmp_path):
     records = as_records(data, tmp_path / "out")
     (data / "train2017" / "000000000013.jpg").write_bytes(b"<html>")
-    monkeypatch.setattr(checking, "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr(images, "_WORTH_PROCESSES", 0)
     for path in (data, records):
         several = check_boxes(str(path), "auto", 0, True, 2, silent)
         assert several == check(path)
@@ -304,7 +304,8 @@ def test_records(data, tmp_path, name):
     split = "val" if name == "other id" else "train"
     shard = out / ("val-00000-of-00001.tfrecord" if split == "val" else "train-00001-of-00002.tfrecord")
     edit_records(shard, change_one)
-    found = problems(check(out))
+    # What a run refuses because of it is reported too.
+    found = {problem for problem in problems(check(out)) if problem != ("cannot be opened", split, str(out))}
     assert {(k, s) for k, s, _ in found} == {(kind, split)}
     assert all(where.startswith(f"{shard.name} at byte ") for *_, where in found)
 
@@ -352,7 +353,10 @@ def test_an_image_of_the_records_that_their_json_does_not_know_is_reported(data,
     file.write_text(json.dumps(described))
     with pytest.raises(BadData, match=f"hold image {gone}, which .* does not know"):
         open_boxes("auto", str(out), "train")
-    assert problems(check(out)) == {("cannot be opened", "train", str(out))}
+    edit_records(out / "train-00000-of-00002.tfrecord", set_to("image/key/sha256", [b"0" * 64]))  # which a run takes
+    report = check(out)
+    assert [each.kind for each in report.problems] == ["wrong checksum", "cannot be opened"]
+    assert f"hold image {gone}" in report.problems[1].text
 
 
 def test_folders_beside_records_are_checked_as_training_reads_them(data, tmp_path):
