@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from sightline import __version__, recipes, terminal
 from sightline.errors import BadData, SightlineError, UsageError
@@ -45,7 +45,7 @@ def prepare(flags: Sequence[str]) -> None:
     from sightline.config import parse_options
 
     module = importlib.import_module(f"sightline.data.prepare.{flags[0]}")
-    options = parse_options(module.Options, flags[1:], prog=f"sightline prepare {flags[0]}")
+    options = parse_options(get_type_hints(module.prepare)["options"], flags[1:], prog=f"sightline prepare {flags[0]}")
     from sightline.terminal.progress import shown_progress
 
     with shown_progress() as progress:
@@ -61,11 +61,11 @@ def check(flags: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
     recipe, run = _load_recipe("check", rest)
-    from sightline.data.processes import cores
+    from sightline.hardware.limits import usable_cores
     from sightline.terminal.progress import shown_progress
 
     with shown_progress() as progress:
-        processes = run.workers if run.workers >= 0 else min(cores(), 16)
+        processes = run.workers if run.workers >= 0 else min(usable_cores(), 16)
         report = recipe.data.check(arguments.decode, processes, progress)
     print(report.as_json() if arguments.json else report.as_text())
     if report.problems:

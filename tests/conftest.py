@@ -54,12 +54,14 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A class-folder data set of ten drawn classes, 8 + 4 pictures each; for reading only, copy it to change it."""
-    from sightline.data.prepare.shapes import Options, prepare
+    from sightline.data.prepare.shapes import ShapesOptions, prepare
 
     base = tmp_path_factory.getbasetemp()
     # Test processes share one folder: prepare() lets one of them draw while the others wait.
     out = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shapes"
-    prepare(Options(out, only=("classification",), train_per_class=8, val_per_class=4), lambda what, done, total: None)
+    prepare(
+        ShapesOptions(out, only=("classification",), train_per_class=8, val_per_class=4), lambda what, done, total: None
+    )
     return out / "classification"
 
 

@@ -13,10 +13,10 @@ import torch
 
 from sightline.data.augment import batched
 from sightline.data.augment.classification import CUT_KEYS, Augment, erase, mix, partner_of
-from sightline.data.check.images import Report, check_pictures
+from sightline.data.check.images import Report, check_images
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
 from sightline.data.sources import Source, SourceOptions, open_source
-from sightline.data.sources._files import FilesSource
+from sightline.data.sources.named_files import FilesSource
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
@@ -90,7 +90,7 @@ class ClassificationData(Augment, DataConfig):
         if not self.path:
             raise UsageError("no data: give --data.path DIR")
         options = SourceOptions(self.first_label, self.classes)
-        return check_pictures(self.path, self.source, options, self.classes, decode, processes, progress)
+        return check_images(self.path, self.source, options, self.classes, decode, processes, progress)
 
     def spec_of(self, classes: tuple[str, ...]) -> DataSpec:
         """What the network is built from."""

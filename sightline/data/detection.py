@@ -14,11 +14,11 @@ from sightline.data.augment.detection import Augment, Params, move_boxes
 from sightline.data.check.boxes import check_boxes
 from sightline.data.check.images import Report
 from sightline.data.decode import decode_rgb, read_header
+from sightline.data.formats.coco import usable
 from sightline.data.loading.cache import PictureCache, decide
 from sightline.data.loading.static import StaticDataset
 from sightline.data.sources import BoxSource, Objects, open_boxes
-from sightline.data.sources._files import BoxFilesSource
-from sightline.data.sources._objects import usable
+from sightline.data.sources.named_files import BoxFilesSource
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive

@@ -1,4 +1,4 @@
-"""The same function over many jobs, in this process or in several, with what all jobs share sent to each only once."""
+"""One function over many jobs, in this process or in several, with what all jobs share sent to each only once."""
 
 from __future__ import annotations
 
@@ -23,14 +23,9 @@ Map = Callable[[Callable[[Any, Any], Any], Iterable[Any]], Iterator[Any]]
 _shared: Any = None
 
 
-def cores() -> int:
-    """How many processes can work at once here."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @contextmanager
 def over_processes(count: int, shared: Any) -> Iterator[Map]:
-    """Yields a map over `count` processes; `shared` is pickled to each of them once."""
+    """Yield a map over `count` processes; `shared` is pickled to each of them once."""
     if count <= 1:
         yield lambda function, jobs: map(functools.partial(function, shared), jobs)
         return
@@ -57,7 +52,7 @@ def _receive(shared: Any) -> None:
 
 
 def _leave_with_parent() -> None:
-    """A pool's process does not notice that its parent was killed: it would wait, or go on writing, for ever."""
+    """Exit when the parent was killed, which a pool's process does not notice: it would wait, or write, for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])

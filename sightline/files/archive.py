@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, NoReturn
 
 from sightline.errors import BadData
-from sightline.files.whole import check_room, folder_below, written_whole
+from sightline.files.positioned import read_at
+from sightline.files.whole import check_room, written_whole
 from sightline.terminal.progress import Progress
 
 BLOCK = 512  # of a tar file
@@ -27,7 +28,7 @@ _CHUNK = 1 << 20
 _MAX_NAME_BYTES = 1024
 _MAX_PART_BYTES = 255  # of a name between two slashes: what file systems take
 _MAX_EXTENDED_BYTES = 2**20  # of one pax or GNU header; a name and a few times are some hundred
-_MAX_ZIP_DIRECTORY = 64 * 2**20  # COCO's 118,000 pictures take 13 MB; it is read whole
+_MAX_ZIP_DIRECTORY = 64 * 2**20  # COCO's 118,000 images take 13 MB; it is read whole
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
 _HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # the surrogates in between are bytes that are no text
 _STORED, _DEFLATED = 0, 8  # methods of a zip
@@ -48,14 +49,14 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What an archive may hold at most."""
+    """The most that an archive may hold."""
 
     members: int = 500_000
     """Files and folders; COCO's largest archive has 123,000."""
     member_bytes: int = 16 * 2**30
     """Of one file."""
     zip_ratio: int = 200
-    """Bytes that one byte of a zip may become; deflate reaches 1032, pictures 1 and annotations 10."""
+    """Bytes that one byte of a zip may become; deflate reaches 1032, images 1 and annotations 10."""
 
 
 DEFAULT_LIMITS = Limits()
@@ -86,7 +87,7 @@ class BadArchive(BadData):
 
 
 class Entry(NamedTuple):
-    """What one header of a tar says; of it only the place was checked."""
+    """One header of a tar as it stands there; only the place was checked."""
 
     name: str
     kind: bytes
@@ -96,18 +97,18 @@ class Entry(NamedTuple):
 
     @property
     def is_folder(self) -> bool:
-        """Also as tar wrote them before there were kinds."""
+        """Return whether it is a folder, also as tar wrote them before there were kinds."""
         return self.kind == b"5" or (self.kind == b"\0" and self.name.endswith("/"))
 
 
 def tar_entries(file: BinaryIO, archive: str, start: int = 0, end: int | None = None) -> Iterator[Entry]:
-    """All entries of an uncompressed tar in `file` (or in its bytes start..end), in order, links and devices too;
+    """Yield all entries of an uncompressed tar in `file` (or in its bytes start..end), in order, links and devices too;
     `archive` is for messages. Reads headers alone; any bytes end as entries or as BadArchive."""
     end = os.fstat(file.fileno()).st_size if end is None else end
     _refuse_compressed(file, archive, start)
     position, extended = start, _Extended()
     while True:
-        header = _read_at(file, position, max(0, min(BLOCK, end - position)))
+        header = read_at(file.fileno(), max(0, min(BLOCK, end - position)), position)
         if header and header.count(0) == len(header):
             _check_end(file, archive, position, end)
             return
@@ -136,8 +137,8 @@ def tar_entries(file: BinaryIO, archive: str, start: int = 0, end: int | None = 
 def tar_members(
     file: BinaryIO, archive: str, limits: Limits = DEFAULT_LIMITS, start: int = 0, end: int | None = None
 ) -> Iterator[Member]:
-    """The files of an uncompressed tar in `file` (or in its bytes start..end), in order; anything but files and folders
-    with clean names of their own is refused."""
+    """Yield the files of an uncompressed tar in `file` (or in its bytes start..end), in order; anything but files and
+    folders with clean names of their own is refused."""
     names: set[str] = set()
     for count, entry in enumerate(tar_entries(file, archive, start, end), start=1):
         if count > limits.members:
@@ -155,7 +156,7 @@ def tar_members(
 def extract(
     path: Path, target: Path, progress: Progress = lambda what, done, total: None, limits: Limits = DEFAULT_LIMITS
 ) -> int:
-    """Writes the files of a tar or zip below `target`; all headers are checked first. Returns how many there are.
+    """Write the files of a tar or zip below `target`; all headers are checked first. Return how many there are.
 
     Each file gets its name when it is whole, in the place of one that was there.
     """
@@ -169,24 +170,25 @@ def extract(
 
 
 def read_member(file: BinaryIO, member: Member, archive: str) -> bytes:
-    """The bytes of a file of a tar."""
-    data = _read_at(file, member.offset, member.size)
+    """Return the bytes of a file of a tar."""
+    data = read_at(file.fileno(), member.size, member.offset)
     if len(data) < member.size:
         _refuse(archive, f"ends inside '{member.name}'; it has changed since it was listed, fetch it again")
     return data
 
 
 def zip_members(path: Path, limits: Limits = DEFAULT_LIMITS) -> list[Packed]:
-    """The files of a zip, to be read in any order by `packed_chunks`."""
+    """Return the files of a zip, to be read in any order by `packed_chunks`."""
     with _open_checked(path) as file:
         if not _is_zip(file):
-            _refuse(str(path), "is no zip file; fetch it again")
+            _refuse(str(path), "is not a zip file; fetch it again")
         return _zip_members(file, str(path), limits)
 
 
 def packed_chunks(file: BinaryIO, member: Packed, archive: str) -> Iterator[bytes]:
-    """The bytes of a file of a zip, about a megabyte at a time; BadArchive if they are not what the zip's list says."""
-    header = _read_at(file, member.offset, 30)
+    """Yield the bytes of a file of a zip, about a megabyte at a time; BadArchive if they are not what the zip's list
+    says."""
+    header = read_at(file.fileno(), 30, member.offset)
     if len(header) < 30 or not header.startswith(b"PK\x03\x04"):
         _refuse(archive, f"'{member.name}' is not where its list says; it is damaged, fetch it again")
     begin = member.offset + 30 + sum(struct.unpack("<HH", header[26:]))
@@ -214,7 +216,8 @@ def _inflated(stored: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def clean_name(name: str, archive: str) -> str:
-    """A member's name as a relative path of plain parts, or BadArchive: nothing may be written outside of a folder."""
+    """Return a member's name as a relative path of plain parts, or BadArchive: nothing may be written outside of a
+    folder."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     reason = ""
     if name.startswith("/") or (len(name) > 1 and name[1] == ":"):
@@ -228,7 +231,7 @@ def clean_name(name: str, archive: str) -> str:
     elif len(os.fsencode(name)) > _MAX_NAME_BYTES or any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in parts):
         reason = f"is longer than {_MAX_PART_BYTES} bytes a part or {_MAX_NAME_BYTES} in all"
     elif not parts and name not in (".", "./"):
-        reason = "is no name"
+        reason = "is not a name"
     if reason:
         _refuse(archive, f"the name {name[:200]!r} {reason}; nothing is written under it, check where it is from")
     return "/".join(parts)
@@ -253,7 +256,7 @@ def _check_new(name: str, names: set[str], size: int, archive: str, limits: Limi
 
 @dataclass(frozen=True)
 class _Extended:
-    """What pax and GNU headers say of the next file."""
+    """The claims of pax and GNU headers about the next file."""
 
     path: str | None = None
     size: int | None = None
@@ -263,7 +266,7 @@ class _Extended:
             _refuse(
                 archive, f"a header of {size} bytes at byte {offset}, {_MAX_EXTENDED_BYTES} are allowed; it is damaged"
             )
-        text = _read_at(file, offset, size)
+        text = read_at(file.fileno(), size, offset)
         if kind == b"K":  # the target of a link, which is refused when it comes
             return self
         if kind == b"L":
@@ -283,7 +286,7 @@ class _Extended:
 
 
 def _pax_records(text: bytes, archive: str, offset: int) -> dict[str, str]:
-    """`LENGTH KEY=VALUE\\n` records."""
+    """Read `LENGTH KEY=VALUE\\n` records."""
     records, at = {}, 0
     while at < len(text):
         digits, _, _ = text[at : at + 20].partition(b" ")
@@ -303,12 +306,12 @@ def _check_sum(header: bytes, archive: str, position: int) -> None:
     if told != sum(header) - sum(header[148:156]) + 8 * 32:
         signed = sum(struct.unpack("512b", header[:148] + b" " * 8 + header[156:]))  # by some writers of the eighties
         if told != signed:
-            _refuse(archive, f"at byte {position} there is no tar header; it is damaged or no tar file, fetch it again")
+            _refuse(archive, f"at byte {position} there is no tar header; it is damaged or not a tar, fetch it again")
 
 
 def _check_end(file: BinaryIO, archive: str, position: int, end: int) -> None:
-    """A true end is zeros up to the end, of which we look at a megabyte."""
-    if _read_at(file, position, min(_CHUNK, end - position)).strip(b"\0"):
+    """Refuse an end that is not zeros up to the end, of which we look at a megabyte."""
+    if read_at(file.fileno(), min(_CHUNK, end - position), position).strip(b"\0"):
         _refuse(archive, f"holds more behind its end at byte {position}: several tars in one file; pack it again")
 
 
@@ -327,14 +330,10 @@ def _ustar_name(header: bytes) -> str:
     return os.fsdecode(prefix + b"/" + name if is_posix and prefix else name)
 
 
-def _read_at(file: BinaryIO, offset: int, size: int) -> bytes:
-    return os.pread(file.fileno(), size, offset)
-
-
 def _chunks(file: BinaryIO, offset: int, size: int) -> Iterator[bytes]:
-    """The bytes of one file of an archive, about a megabyte at a time; fewer where the archive ends."""
+    """Yield the bytes of one file of an archive, about a megabyte at a time; fewer where the archive ends."""
     end = offset + size
-    while offset < end and (chunk := _read_at(file, offset, min(_CHUNK, end - offset))):
+    while offset < end and (chunk := read_at(file.fileno(), min(_CHUNK, end - offset), offset)):
         offset += len(chunk)
         yield chunk
 
@@ -343,13 +342,14 @@ def _chunks(file: BinaryIO, offset: int, size: int) -> Iterator[bytes]:
 
 
 def _is_zip(file: BinaryIO) -> bool:
-    return _read_at(file, 0, 4) in (b"PK\x03\x04", b"PK\x05\x06")
+    return read_at(file.fileno(), 4, 0) in (b"PK\x03\x04", b"PK\x05\x06")
 
 
 def _zip_directory(file: BinaryIO, archive: str) -> bytes:
-    """The list of files at the end of a zip. Where two records give its length, zip64's holds, as for any reader."""
+    """Return the list of files at the end of a zip. Where two records give its length, zip64's holds, as for any
+    reader."""
     size = os.fstat(file.fileno()).st_size
-    tail = _read_at(file, max(0, size - 66_000), 66_000)
+    tail = read_at(file.fileno(), 66_000, max(0, size - 66_000))
     at = tail.rfind(b"PK\x05\x06")
     if at < 0 or at + 22 > len(tail):
         _refuse(archive, "a zip without its list of files: it was cut off; fetch it again")
@@ -358,13 +358,13 @@ def _zip_directory(file: BinaryIO, archive: str) -> bytes:
     locator = tail[max(0, at - 20) : at]
     if locator.startswith(b"PK\x06\x07"):
         end = int.from_bytes(locator[8:16], "little")
-        wide = _read_at(file, end, 56) if end < size else b""
+        wide = read_at(file.fileno(), 56, end) if end < size else b""
         if len(wide) < 56 or not wide.startswith(b"PK\x06\x06"):
             _refuse(archive, f"a zip whose list of files is not described at byte {end}; it is damaged, fetch it again")
         length, offset = struct.unpack_from("<QQ", wide, 40)
     if length > _MAX_ZIP_DIRECTORY or offset + length > end:
         _refuse(archive, f"a zip whose list of files claims {length} bytes at byte {offset}; check where it is from")
-    return _read_at(file, offset, length)
+    return read_at(file.fileno(), length, offset)
 
 
 class _Listed(NamedTuple):
@@ -393,13 +393,13 @@ def _zip_entries(file: BinaryIO, archive: str) -> Iterator[_Listed]:
         try:
             name = raw.decode("utf-8" if flags & 0x800 else "cp437")
         except UnicodeDecodeError:
-            _refuse(archive, f"the name {raw[:200]!r} is no text; it is damaged, fetch it again")
+            _refuse(archive, f"the name {raw[:200]!r} is not text; it is damaged, fetch it again")
         packed = Packed(name, numbers[2], numbers[1], numbers[0], crc, method == _DEFLATED)
         yield _Listed(packed, flags, method, attributes >> 16)
 
 
 def _zip64_numbers(extra: bytes) -> tuple[int, ...]:
-    """Those that 32 bits cannot hold, in the order of an entry's own."""
+    """Return the numbers that 32 bits cannot hold, in the order of an entry's own."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
@@ -438,7 +438,7 @@ def _zip_members(file: BinaryIO, archive: str, limits: Limits) -> list[Packed]:
 
 
 def _check_zip_whole(files: list[Packed], archive: str, size: int, limits: Limits) -> None:
-    """Files that share packed bytes make terabytes of a few; honest ones lie side by side."""
+    """Refuse files that share packed bytes, which make terabytes of a few; honest ones lie side by side."""
     total, end, before = 0, 0, ""
     for packed in sorted(files, key=lambda packed: packed.offset):
         if packed.offset < end:
@@ -465,7 +465,7 @@ def _open_checked(path: Path) -> Iterator[BinaryIO]:
 
 
 def _refuse_compressed(file: BinaryIO, archive: str, start: int) -> None:
-    begin = _read_at(file, start, 6)
+    begin = read_at(file.fileno(), 6, start)
     for magic, tool in ((b"\x1f\x8b", "gunzip"), (b"BZh", "bunzip2"), (b"\xfd7zXZ", "unxz"), (b"(\xb5/\xfd", "unzstd")):
         if begin.startswith(magic):
             _refuse(archive, f"is compressed; run `{tool}` on it first, a plain tar or a zip is read")
@@ -477,15 +477,14 @@ def _write_all(
     check_room(target, sum(member.size for member in members), f"unpacking {path.name}")
     target.mkdir(parents=True, exist_ok=True)
     for done, (member, chunks) in enumerate(zip(members, contents, strict=True), start=1):
-        with folder_below(target, member.name) as (folder, name):
-            _write_one(folder, name, chunks, member, path)
+        _write_one(target, chunks, member, path)
         progress(f"unpacking {path.name}", done, len(members))
     return len(members)
 
 
-def _write_one(folder: int, name: str, chunks: Iterator[bytes], member: Member, path: Path) -> None:
+def _write_one(target: Path, chunks: Iterator[bytes], member: Member, path: Path) -> None:
     written = 0
-    with written_whole(folder, name, f"{path}: '{member.name}'") as out:
+    with written_whole(target, member.name, f"{path}: '{member.name}'") as out:
         for chunk in chunks:
             written += len(chunk)
             out.write(chunk)

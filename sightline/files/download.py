@@ -33,14 +33,14 @@ from sightline.terminal.progress import Progress
 _CHUNK = 1 << 18
 _REDIRECTS = 5
 _MOVED = {301, 302, 303, 307, 308}
-_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # what a later try may mend
-_WORTH_A_TRY = 1 << 20  # bytes: so much got through, so the count of tries begins anew
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # what a later try may not meet
+_WORTH_A_TRY = 1 << 20  # bytes: so much got through, so the count of tries starts again
 _SLOWEST = 1000  # bytes a second, over the time that a silent server has
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long and how often a server is asked."""
+    """The limits on how long and how often a server is asked."""
 
     timeout_s: float = 60
     """Until a connection stands, an answer begins, or more of it comes."""
@@ -62,7 +62,7 @@ class _Cut(Exception):
 
 
 class _NoSuchRange(_Cut):
-    """What is wanted of the file is not there: it must have changed."""
+    """The wanted part of the file is not there: it must have changed."""
 
 
 def fetch(
@@ -73,7 +73,7 @@ def fetch(
     progress: Progress = lambda what, done, total: None,
     patience: Patience = DEFAULT_PATIENCE,
 ) -> None:
-    """Makes `target` the file of this size and checksum; done at once where it is that already, resumed where begun."""
+    """Make `target` the file of this size and checksum; done at once if it is that already, resumed if begun."""
     _check_url(url, url)
     if target.exists():
         _check_present(target, size, sha256, progress)
@@ -106,13 +106,13 @@ class _Transfer:
             return
         found = _read_record(self._record)
         if (found.get("size"), found.get("sha256")) != (self.size, self.sha256):
-            raise UsageError(f"{self.path} is there and is no part of {_shown(self.url)}; move it away")
+            raise UsageError(f"{self.path} exists but is not a partial download of {_shown(self.url)}; delete it")
         if found.get("url") == self.url and isinstance(found.get("validator"), str):
             self.validator = found["validator"]
         self._take_up()
 
     def _take_up(self) -> None:
-        """What an earlier start has left counts, up to the size that is wanted."""
+        """Count what an earlier start has left, up to the size that is wanted."""
         self.part.truncate(min(self.size, os.fstat(self.part.fileno()).st_size))
         self.part.seek(0)
         while chunk := self.part.read(_CHUNK):
@@ -132,7 +132,7 @@ class _Transfer:
             self.progress(f"{what} {self.target.name}, MB", now[1], self.size // 10**6)
 
     def run(self) -> None:
-        """Until all bytes are there, or the patience is at its end."""
+        """Ask until all bytes are there, or the patience is at its end."""
         tries, wait_s = 0, self.patience.wait_s
         while self.done < self.size:
             before = self.done
@@ -143,14 +143,14 @@ class _Transfer:
                     tries, wait_s = 0, self.patience.wait_s
                 tries += 1
                 if tries >= self.patience.tries:
-                    left = f"{self.done} of {self.size} bytes are in {self.path}, the same command goes on from there"
+                    left = f"{self.done} of {self.size} bytes are in {self.path}, the same command resumes from there"
                     advice = left if self.done else "try again later, or fetch the file by hand"
                     raise NotFetched(f"{_shown(self.url)}: {cut}; tried {tries} times; {advice}") from cut
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, 30)
 
     def _receive(self) -> None:
-        """One request, for what is missing; _Cut if it brought less."""
+        """Send one request, for what is missing; _Cut if it brought less."""
         try:
             with _opened(self._request(), self.patience.timeout_s) as answer:
                 self._prepare_for(answer)
@@ -170,7 +170,7 @@ class _Transfer:
         return urllib.request.Request(self.url, headers=headers)
 
     def _prepare_for(self, answer: http.client.HTTPResponse) -> None:
-        """Checks what the server announces, before a byte of it is taken."""
+        """Check what the server announces, before a byte of it is taken."""
         if answer.headers.get("Content-Encoding", "identity") != "identity":
             self._refuse(f"the server packs it by {answer.headers['Content-Encoding']}")
         begin = self.done if answer.status == 206 else 0
@@ -210,7 +210,7 @@ class _Transfer:
                 window, began = 0, time.monotonic()
 
     def put_in_place(self) -> None:
-        """Under its name, if the checksum is the expected one."""
+        """Give the file its name, if the checksum is the expected one."""
         with told_if_full(str(self.path)):
             self.part.flush()
             os.fsync(self.part.fileno())
@@ -251,7 +251,7 @@ def _check_present(target: Path, size: int, sha256: str, progress: Progress) -> 
 
 @contextmanager
 def _locked(target: Path) -> Iterator[BinaryIO]:
-    """TARGET.part, open and ours alone."""
+    """Return TARGET.part, open and ours alone."""
     path = _beside(target, ".part")
     try:
         descriptor = no_link(str(path), os.O_RDWR | os.O_CREAT)
@@ -265,7 +265,7 @@ def _locked(target: Path) -> Iterator[BinaryIO]:
         try:
             yield part
         except BaseException:
-            if path.exists() and os.fstat(part.fileno()).st_size == 0:  # nothing to go on from
+            if path.exists() and os.fstat(part.fileno()).st_size == 0:  # nothing to resume from
                 path.unlink()
                 _beside(target, ".part.json").unlink(missing_ok=True)
             raise
@@ -287,12 +287,12 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _check_url(url: str, first: str) -> None:
-    """https only; http to this machine itself, as the tests do, and never by a redirect from elsewhere."""
+    """Refuse all but https; http to this machine itself, as the tests do, and never by a redirect from elsewhere."""
     try:
         parts = urllib.parse.urlsplit(url)
         local = _is_loopback(parts.hostname or "") and _is_loopback(urllib.parse.urlsplit(first).hostname or "")
     except ValueError as error:
-        raise UsageError(f"{url[:200]!r} is no address: {error}") from error
+        raise UsageError(f"{url[:200]!r} is not an address: {error}") from error
     if parts.username is not None or parts.password is not None:
         raise UsageError(f"{_shown(url)}: an address with a user name or a password is not fetched; leave them out")
     if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
@@ -307,7 +307,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _shown(url: str) -> str:
-    """Without what may be secret in it."""
+    """Return an address without what may be secret in it."""
     parts = urllib.parse.urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"[:300]
@@ -315,7 +315,7 @@ def _shown(url: str) -> str:
 
 @contextmanager
 def _opened(request: urllib.request.Request, timeout_s: float) -> Iterator[http.client.HTTPResponse]:
-    """The answer to a request; _Cut for what may pass, NotFetched for what will not."""
+    """Return the answer to a request; _Cut for what may pass, NotFetched for what will not."""
     for _ in range(_REDIRECTS + 1):
         with _network_errors(request.full_url):
             try:
@@ -334,7 +334,7 @@ def _opened(request: urllib.request.Request, timeout_s: float) -> Iterator[http.
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """Speaks http and https and nothing else."""
+    """Return one that speaks http and https and nothing else."""
     opener = urllib.request.OpenerDirector()
     # Proxies as the environment says, but never between this machine and itself.
     is_local = _is_loopback(urllib.parse.urlsplit(url).hostname or "")

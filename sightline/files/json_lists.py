@@ -33,7 +33,8 @@ class JsonLists:
         self._scan = json.JSONDecoder().raw_decode
 
     def entries(self, wanted: Collection[str]) -> Iterator[tuple[str, int, Any]]:
-        """(key, number, entry) of all entries of the wanted lists, in the order of the file; all else is left out."""
+        """Yield (key, number, entry) of all entries of the wanted lists, in the order of the file; all else is left
+        out."""
         self._expect("{", "an object {...} of lists")
         while True:
             key = self._value()
@@ -42,7 +43,7 @@ class JsonLists:
             self._expect(":", "a colon")
             if self._peek() != "[":
                 if key in wanted:
-                    raise BadData(f"{self.name}: {key} is no list; fetch it again")
+                    raise BadData(f"{self.name}: {key} is not a list; fetch it again")
                 self._value()
             else:
                 self.lists.add(key[:100])
@@ -68,13 +69,11 @@ class JsonLists:
         self._expect("]", "the end of the list")
 
     def _damaged(self, what: str) -> BadData:
-        return BadData(
-            f"{self.name} is no whole JSON file: {what} before byte {self._bytes_read - len(self._buffer) + self._at}; "
-            f"unpack or fetch it again"
-        )
+        at = self._bytes_read - len(self._buffer) + self._at
+        return BadData(f"{self.name} is not a whole JSON file: {what} before byte {at}; unpack or fetch it again")
 
     def _peek(self) -> str:
-        """The next letter that is not white space."""
+        """Return the next letter that is not white space."""
         while (found := _VISIBLE.search(self._buffer, self._at)) is None:
             self._at = len(self._buffer)
             if not self._more(1):
@@ -83,19 +82,19 @@ class JsonLists:
         return found.group()
 
     def _expect(self, letter: str, what: str) -> None:
-        """Steps over one letter."""
+        """Step over one letter."""
         if (found := self._peek()) != letter:
             raise self._damaged(f"{found!r} where {what} should be")
         self._at += 1
 
     def _value(self) -> Any:
-        """The next value, whatever it is."""
+        """Return the next value, whatever it is."""
         self._peek()
         while True:
             problem = ""
             try:
                 value, end = self._scan(self._buffer, self._at)
-                # A number at the end of what was read may go on behind it.
+                # A number at the end of what was read may continue behind it.
                 if end < len(self._buffer) or self._is_over:
                     self._at = end
                     return value
@@ -111,7 +110,7 @@ class JsonLists:
                 raise self._damaged(problem)
 
     def _more(self, letters: int) -> bool:
-        """Reads on, at least so many letters where they are there; what is behind us is forgotten."""
+        """Read more, at least so many letters if they are there; what is behind us is forgotten."""
         if self._is_over:
             return False
         found = [self._buffer[self._at :]]
@@ -123,7 +122,7 @@ class JsonLists:
             try:
                 found.append(self._decode(chunk, self._is_over))
             except UnicodeDecodeError:
-                raise self._damaged("bytes that are no UTF-8") from None
+                raise self._damaged("bytes that are not UTF-8") from None
             count += len(found[-1])
         self._buffer, self._at = "".join(found), 0
         return True

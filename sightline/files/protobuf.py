@@ -22,7 +22,7 @@ Buffer = bytes | memoryview | mmap.mmap
 
 
 def masked_crc32c(data: bytes) -> int:
-    """CRC32C as TensorFlow stores it: turned by 15 bits and moved, since a checksum of checksums is weak."""
+    """Return CRC32C as TensorFlow stores it: turned by 15 bits and moved, since a checksum of checksums is weak."""
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -36,10 +36,10 @@ class WireReader(ABC):
 
     @abstractmethod
     def damaged(self, what: str, at: int) -> Exception:
-        """The error for `what` at this byte of the buffer."""
+        """Return the error for `what` at this byte of the buffer."""
 
     def varint(self, at: int, stop: int) -> tuple[int, int]:
-        """(value, where it ends)."""
+        """Return (value, where it ends)."""
         if at < stop and self.buffer[at] < 0x80:  # nearly always
             return self.buffer[at], at + 1
         value = shift = 0
@@ -54,7 +54,7 @@ class WireReader(ABC):
         raise self.damaged("a number without an end or of more than 64 bits", at)
 
     def fields(self, at: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """(field number, wire type, start, end) of the fields of one message; the values are not looked at."""
+        """Yield (field number, wire type, start, end) of the fields of one message; the values are not looked at."""
         buffer = self.buffer
         while at < stop:
             self.fields_left -= 1

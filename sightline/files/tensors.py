@@ -43,7 +43,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _check_entry(name: str, entry: Any, end: int) -> None:
-    """What the library allocates by, or lets torch stumble over."""
+    """Check what the library allocates by, or lets torch stumble over."""
     found: dict[str, Any] = entry if isinstance(entry, dict) else {}
     facts: list[Any] = [found.get(key) for key in ("dtype", "shape", "data_offsets")]
     dtype, shape, place = facts

@@ -118,7 +118,7 @@ def _first_that_fits(value: Any, hints: tuple[Any, ...], from_text: bool) -> Any
 
 def _scalar(value: Any, kind: Any, from_text: bool) -> Any:
     if from_text and isinstance(value, str) and kind in (int, float):
-        with contextlib.suppress(ValueError):  # told below
+        with contextlib.suppress(ValueError):  # refused below
             value = kind(value)
     if from_text and kind is str and type(value) in (int, float):
         return str(value)

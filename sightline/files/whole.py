@@ -18,7 +18,7 @@ _KEPT_FREE = 64 * 2**20  # bytes that a disk must have left after writing
 
 
 def check_room(folder: Path, wanted: int, what: str) -> None:
-    """DiskFull unless `wanted` bytes fit on the disk of `folder` (or of its nearest parent that exists)."""
+    """Raise DiskFull unless `wanted` bytes fit on the disk of `folder` (or of its nearest parent that exists)."""
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
@@ -30,9 +30,8 @@ def check_room(folder: Path, wanted: int, what: str) -> None:
 
 
 @contextmanager
-def folder_below(target: Path, name: str) -> Iterator[tuple[int, str]]:
-    """Opens the folder that `name` lies in below `target`, making what is missing; yields its descriptor and the last
-    part. No link on the way is followed, whoever put it there."""
+def _folder_below(target: Path, name: str) -> Iterator[tuple[int, str]]:
+    """Yield the open folder that `name` lies in below `target`, and the last part of the name."""
     *folders, last = name.split("/")
     flags = os.O_RDONLY | os.O_DIRECTORY
     at = os.open(target, flags)
@@ -82,14 +81,25 @@ def replace_text(path: Path, text: str, durable: bool = False) -> None:
 
 
 @contextmanager
-def written_whole(folder: int, name: str, what: str, durable: bool = False) -> Iterator[BinaryIO]:
-    """Yield such a file below an open folder; a full disk raises DiskFull, naming `what`."""
-    with told_if_full(what), replaced(name, folder, durable) as out:
+def written_whole(target: Path, name: str, what: str = "", durable: bool = False) -> Iterator[BinaryIO]:
+    """Yield such a file for `name` below `target`, making the folders it lies in; a full disk raises DiskFull, naming
+    `what`. No link on the way is followed, whoever put it there."""
+    with (
+        _folder_below(target, name) as (folder, last),
+        told_if_full(what or name),
+        replaced(last, folder, durable) as out,
+    ):
         yield out
 
 
+def write_text(target: Path, name: str, text: str, durable: bool = False) -> None:
+    """Write a small file below `target` in the same way."""
+    with written_whole(target, name, str(target / name), durable) as out:
+        out.write(text.encode("utf-8", "surrogateescape"))
+
+
 def refuse_link(path: str | Path) -> None:
-    """UsageError if `path` is a symbolic link, whatever it leads to."""
+    """Raise UsageError if `path` is a symbolic link, whatever it leads to."""
     if os.path.islink(path):
         raise UsageError(f"{path} is a symbolic link, which is not followed; delete it, or choose another folder")
 
@@ -110,7 +120,7 @@ def no_link(path: str, flags: int) -> int:
 
 @contextmanager
 def told_if_full(what: str) -> Iterator[None]:
-    """DiskFull in the place of the system's own error."""
+    """Raise DiskFull in the place of the system's own error."""
     try:
         yield
     except OSError as error:

@@ -18,6 +18,7 @@ import torch
 
 from sightline.errors import UsageError
 from sightline.hardware.devices import Device
+from sightline.hardware.limits import bound_cores
 
 SYSTEM = Path("/sys")
 
@@ -111,7 +112,7 @@ def _given() -> frozenset[int]:
 def cpu_share(local_size: int) -> int:
     """How many CPUs this process may count on: those it is bound to, but no more than its even part of what the host
     gave to its ranks."""
-    now = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    now = bound_cores()
     given = len(_given()) if _given.cache_info().currsize else now
     return max(1, min(now, given // local_size))
 

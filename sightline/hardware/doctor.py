@@ -15,10 +15,9 @@ import platform
 import re
 import resource
 import shutil
-import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +29,7 @@ from PIL import Image
 
 from sightline.data.loading.workers import START_METHOD
 from sightline.errors import SightlineError
-from sightline.hardware import devices, onednn
+from sightline.hardware import devices, limits, onednn
 
 PYTHON = (3, 11)
 PACKAGES = {  # module -> its name for pip, least version
@@ -52,8 +51,6 @@ LEAST_SHARED_MEMORY = GIB  # 3 batches ahead of 256 pictures of 224x224 are 0.1 
 LEAST_DISK = 5 * GIB  # three ResNet-50 checkpoints with SGD state are 0.6 GiB, with room for logs and reports
 LEAST_OPEN_FILES = 1024
 WORKER_TIMEOUT_S = 60
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
@@ -137,22 +134,17 @@ def check_onednn(probe: Callable[[], object] = onednn.probe) -> Check:
     return Check("oneDNN", "ok", f"the workaround for {onednn.ISSUE} is active: a probe without it {ending}")
 
 
-def usable_cores() -> int:
-    """Cores this process may keep busy: those it is bound to, or fewer where the cgroup's quota says so."""
-    return max(1, math.ceil(min(_bound_cores(), _quota_cores())))
-
-
 def check_cores() -> Check:
-    cores, quota, threads = usable_cores(), _quota_cores(), torch.get_num_threads()
+    cores, quota, threads = limits.usable_cores(), limits.quota_cores(), torch.get_num_threads()
     limit = f", cgroup quota of {quota:g}" if math.isfinite(quota) else ""
-    value = f"{cores} usable of {os.cpu_count()} ({_bound_cores()} by affinity{limit})"
+    value = f"{cores} usable of {os.cpu_count()} ({limits.bound_cores()} by affinity{limit})"
     if threads > cores:
         return Check("cores", "warn", f"{value}; torch uses {threads} threads", f"add --run.threads {cores}")
     return Check("cores", "ok", value)
 
 
 def check_memory() -> Check:
-    memory, limit = psutil.virtual_memory(), _memory_limit()
+    memory, limit = psutil.virtual_memory(), limits.memory_limit()
     value = f"{_gib(memory.available)} available of {_gib(memory.total)}"
     if limit < memory.total:
         value += f", cgroup limit {_gib(limit)}"
@@ -282,52 +274,6 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 def _gib(size: float) -> str:
     return f"{size / GIB:.1f} GiB"
-
-
-def _bound_cores() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _quota_cores() -> float:
-    """The smallest CPU quota of our cgroup and its parents; infinite where there is none."""
-    quotas = [math.inf]
-    for folder in _cgroup_folders("cpu"):
-        limit, _, period = _text(folder / "cpu.max").partition(" ")  # cgroup 2
-        if not limit:
-            limit, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-        if limit.isdecimal() and period.isdecimal():  # otherwise "max", "-1" or no such file
-            quotas.append(int(limit) / int(period))
-    return min(quotas)
-
-
-def _memory_limit() -> float:
-    """The smallest memory limit of our cgroup and its parents, in bytes; infinite where there is none."""
-    folders = list(_cgroup_folders("memory"))
-    texts = [_text(folder / name) for folder in folders for name in ("memory.max", "memory.limit_in_bytes")]
-    return min([math.inf, *(float(text) for text in texts if text.isdecimal())])
-
-
-def _cgroup_folders(controller: str) -> Iterator[Path]:
-    """Our cgroup and its parents, of version 1 and 2; in a container not all of them need to exist."""
-    for line in _text(OWN_CGROUP).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        top = CGROUPS / controller if controllers else CGROUPS
-        folder = top / path.lstrip("/")
-        yield folder
-        while folder != top and top in folder.parents:
-            folder = folder.parent
-            yield folder
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
 
 
 def _nearest_folder(folder: Path) -> Path:

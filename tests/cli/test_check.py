@@ -36,7 +36,7 @@ def problems(out: str) -> set[tuple[str, str, str]]:
 def test_good_data(check, shapes):
     code, out, err = check(shapes)
     assert (code, err) == (0, "")
-    assert "pictures per class     min 8, median 8.0, max 8" in out and out.endswith("no problems\n")
+    assert "images per class       min 8, median 8.0, max 8" in out and out.endswith("no problems\n")
 
 
 def test_facts_as_json(check, shapes):
@@ -45,16 +45,16 @@ def test_facts_as_json(check, shapes):
     found = json.loads(out)
     assert found["problems"] == []
     assert found["splits"]["train"] == {
-        "pictures": 80,
+        "images": 80,
         "unreadable": 0,
         "classes": 10,
-        "pictures per class": {"min": 8, "median": 8.0, "max": 8},
+        "images per class": {"min": 8, "median": 8.0, "max": 8},
         "classes without any": 0,
         "width": {"min": 64, "median": 64.0, "max": 64},
         "height": {"min": 64, "median": 64.0, "max": 64},
         "same bytes twice": 0,
     }
-    assert found["splits"]["val"]["pictures"] == 40
+    assert found["splits"]["val"]["images"] == 40
 
 
 def test_everything_that_is_wrong_is_listed_at_once(check, data):
@@ -77,7 +77,7 @@ def test_everything_that_is_wrong_is_listed_at_once(check, data):
         ("class without training", "train", names[1]),
         ("class without validation", "val", names[2]),
         ("class without training", "train", "stranger"),
-        ("same picture in train and val", "train", f"{names[3]}/00000.jpg"),
+        ("same image in train and val", "train", f"{names[3]}/00000.jpg"),
     }
     assert json.loads(out)["splits"]["train"]["same bytes twice"] == 1
     code, text, _ = check(data)
@@ -131,7 +131,7 @@ def test_other_forms(check, data, tmp_path, form):
     code = cli.main(["prepare", "convert", "--source", str(data), "--out", str(tmp_path / form), "--form", form])
     assert code == 0
     code, out, _ = check(tmp_path / form, "--json")
-    assert code == 0 and json.loads(out)["splits"]["train"]["pictures"] == 80
+    assert code == 0 and json.loads(out)["splits"]["train"]["images"] == 80
     [shard] = [path for path in (tmp_path / form / "train").iterdir() if path.name.startswith("train")]
     whole = shard.read_bytes()
     assert whole.count(stored) == 1
@@ -173,4 +173,4 @@ def test_usage(check, tmp_path, capsys):
 
 def test_synthetic_pictures_have_no_files(check):
     code, out, _ = check("synthetic:classes=10,samples=80,size=8")
-    assert code == 0 and "pictures               80" in out
+    assert code == 0 and "images                 80" in out

@@ -171,10 +171,10 @@ def test_link_to_itself_is_passed_over_or_named(few):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("empty class", "train/nothing holds no pictures"),
+        ("empty class", "train/nothing holds no images"),
         ("class of val only", "val has class folders that .*train has not: nothing"),
         ("no val", "val does not exist"),
-        ("no pictures", "train/.* holds no pictures"),
+        ("no pictures", "train/.* holds no images"),
     ],
 )
 def test_folders_that_cannot_work_are_refused_by_name(sightline, few, tmp_path, damage, message):

@@ -26,7 +26,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def kill_in_the_middle(arguments: list[str], out: Path) -> bool:
+def kill_in_the_middle(arguments: list[str], out: Path, record: str = "prepared.json") -> bool:
     """SIGKILL as soon as some pieces are written; False if the process was done before it could be killed."""
     before = len(list((out / ".prepare").glob("*-*")))
     process = warm.start("sightline", *arguments)
@@ -35,7 +35,7 @@ def kill_in_the_middle(arguments: list[str], out: Path) -> bool:
         assert time.monotonic() < deadline
     if not process.poll():
         os.kill(process.pid, signal.SIGKILL)
-    return process.wait().code == -signal.SIGKILL and not (out / "prepared.json").exists()
+    return process.wait().code == -signal.SIGKILL and not (out / record).exists()
 
 
 def finish(arguments: list[str]) -> None:
@@ -79,6 +79,22 @@ def test_coco_killed_twice_then_finished_gives_the_same_bytes(tmp_path, form, jo
     finish(arguments(out, jobs))
     assert contents(out) == contents(whole)
     assert not list(out.rglob("*.part-*")) and not (out / ".prepare").exists()
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_shapes_killed_twice_then_finished_give_the_same_bytes(tmp_path, jobs):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    counts = ["--train-pictures", "60" if jobs == 1 else "310", "--val-pictures", "5"]  # from 300 on in two processes
+
+    def arguments(out: Path) -> list[str]:
+        return ["prepare", "shapes", "--out", str(out), "--only", "detection", *counts]
+
+    assert cli.main(arguments(whole)) == 0
+    killed = [kill_in_the_middle(arguments(out), out / "detection", "shapes.json") for _ in range(2)]
+    assert killed[0], "the process was faster than the test; draw more"
+    finish(arguments(out))
+    assert contents(out) == contents(whole)
+    assert not list(out.rglob("*.part-*")) and not (out / "detection" / ".prepare").exists()
 
 
 def test_processes_leave_when_their_parent_is_killed(tmp_path):

@@ -36,7 +36,7 @@ from sightline.data.formats import records
 from sightline.data.loading.static import StaticDataset
 from sightline.data.prepare import imagenet
 from sightline.data.prepare.decathlon import raw as _decathlon_raw
-from sightline.data.sources import _index, open_boxes, tar, tfrecord
+from sightline.data.sources import index_files, open_boxes, tar, tfrecord
 from sightline.data.volumes import decathlon
 from sightline.errors import BadCheckpoint, BadData
 from sightline.evaluate import checkpoints
@@ -348,7 +348,7 @@ def index_seeds() -> list[bytes]:
     shutil.rmtree(place, ignore_errors=True)
     (place / "train").mkdir(parents=True)
     _indexed(place)
-    return [(place / ".sightline-index-tar-train").read_bytes()[len(_index._MAGIC) + 32 :]]
+    return [(place / ".sightline-index-tar-train").read_bytes()[len(index_files._MAGIC) + 32 :]]
 
 
 def _indexed(place: Path) -> None:
@@ -362,7 +362,7 @@ def read_index(place: Path, data: bytes) -> None:
         (place / "train").mkdir()
         _indexed(place)
     index = place / ".sightline-index-tar-train"
-    index.write_bytes(_index._MAGIC + hashlib.sha256(data).digest() + data)
+    index.write_bytes(index_files._MAGIC + hashlib.sha256(data).digest() + data)
     source = tar.open_source(str(place), "train")
     for number in range(len(source)):
         with contextlib.suppress(BadData):

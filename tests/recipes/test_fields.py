@@ -765,7 +765,7 @@ def named(shapes: Path, volumes: Path, blobs, tmp_path_factory: pytest.TempPathF
     root = tmp_path_factory.mktemp("named")
     pictures = Path(shutil.copytree(shapes, root / "pictures"))
     damage(min(path for path in (pictures / "train").rglob("*") if path.is_file()))
-    options = drawings.Options(root, only=("detection",), train_pictures=8, val_pictures=3)
+    options = drawings.ShapesOptions(root, only=("detection",), train_pictures=8, val_pictures=3)
     drawings.prepare(options, lambda what, done, total: None)
     boxes = Path(shutil.copytree(root / "detection", root / "damaged boxes"))
     damage(min((boxes / "train2017").iterdir()))

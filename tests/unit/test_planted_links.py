@@ -22,11 +22,11 @@ from sightline.data.classification import ClassificationData
 from sightline.data.loading.static import dump
 from sightline.data.loading.workers import Bad
 from sightline.data.prepare import shapes
-from sightline.data.prepare._pieces import _begin, alone_in, write_text
-from sightline.data.prepare.decathlon.cases import begin
 from sightline.data.prepare.decathlon.raw import unpack
-from sightline.data.sources import _index
+from sightline.data.sources import index_files
+from sightline.data.writing.pieces import Journal, alone_in
 from sightline.errors import UsageError
+from sightline.files.whole import write_text
 from sightline.log import RunLog
 from sightline.report.predictions import write_whole
 from sightline.train.checkpoint import Checkpoints
@@ -68,7 +68,7 @@ def measure(folder: Path) -> None:
 
 
 def draw(folder: Path) -> None:
-    options = shapes.Options(folder, only=("segmentation",), train_volumes=1, test_volumes=1)
+    options = shapes.ShapesOptions(folder, only=("segmentation",), train_volumes=1, test_volumes=1)
     shapes.prepare(options, lambda what, done, total: None)
 
 
@@ -95,12 +95,10 @@ REFUSED: list[tuple[str, Act]] = [
     ("bad_samples.jsonl", skip_sample),
     ("metric.log", measure),
     (".prepare.lock", prepare),
-    (".shapes.lock", draw),
 ]
 REFUSED_FOLDERS: list[tuple[str, Act]] = [
-    (".segmentation.drawing", draw),
-    (".prepare", lambda folder: _begin(folder, {})),
-    (".prepare", lambda folder: begin(folder, {})),
+    ("segmentation", draw),
+    (".prepare", lambda folder: Journal(folder).begin({})),
     ("raw", extract),
 ]
 
@@ -169,10 +167,10 @@ REPLACED: list[tuple[str, Act, str]] = [  # the planted name, what is done, and 
     ),
     (
         ".sightline-index-a.tmp-PID-THREAD",
-        lambda folder: _index.save(folder, "a", "key", {}),
+        lambda folder: index_files.save(folder, "a", "key", {}),
         ".sightline-index-a",
     ),
-    ("shapes.json.part", draw, "shapes.json"),
+    ("segmentation/.shapes.json.part", draw, "segmentation/shapes.json"),
     (f".{hashlib.sha256(b'a').hexdigest()[:16]}.part-PID", lambda folder: write_text(folder, "a", ""), "a"),
     ("raw/.unpacked", extract, "raw/.unpacked"),
 ]

@@ -1,45 +1,55 @@
-"""`sightline check` for pictures with boxes: COCO's folders with json files, or its TFRecord shards.
+"""`sightline check` for images with boxes: COCO's folders with json files, or its TFRecord shards.
 
-Lists what a run leaves out by rule (boxes without an area or outside of their picture) and what it refuses.
+Lists what a run leaves out by rule (boxes without an area or outside of their image) and what it refuses.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import mmap
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sightline.data.check.images import Report, spread
+import numpy as np
+
+from sightline.data.check.images import Look, Report, add_twins, spread
 from sightline.data.decode import MAX_BYTES, decode_rgb, read_header
+from sightline.data.formats.coco import (
+    FAULTS,
+    MAX_CATEGORY,
+    MAX_ID,
+    MAX_SIDE,
+    MIN_ID,
+    Image,
+    Instances,
+    faults,
+    read_instances,
+)
 from sightline.data.formats.records import MAX_RECORD_BYTES, parse_example, read_frame, scan_frames
-from sightline.data.prepare.coco.annotations import Box, Image, Instances, fault_of, read_instances
-from sightline.data.processes import over_processes
+from sightline.data.sources import coco, coco_tfrecord, open_boxes
 from sightline.data.sources.folder import SUFFIXES
 from sightline.errors import BadData, BadSample, UsageError
-from sightline.files.archive import clean_name
 from sightline.files.json_lists import BLOCK
+from sightline.files.typed_json import short
 from sightline.parts import Split
 from sightline.terminal.progress import Progress
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
-_YEARS = ("2017", "")  # instances_train2017.json with train2017/, or one's own instances_train.json with train/
-_SHARD = re.compile(r"(train|val)-(\d{5})-of-(\d{5})\.tfrecord")
-_JSON_PLACES = ("annotations/instances_{}2017.json", "raw-data/annotations/instances_{}2017.json")
-_PER_JOB = 64
+# Problems that a run refuses too when it opens the data.
+_REFUSED = (
+    *("cannot be opened", "unreadable entry", "duplicate id", "unknown image", "unknown category", "box not a number"),
+    *("missing file", "categories differ"),
+)
 _MOST_WRONG = 100_000  # entries of a file that are listed
-_WORTH_PROCESSES = 2000  # pictures; below this, starting processes takes longer than looking
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 
 class Seen(NamedTuple):
-    """A picture: its size the right way up, a digest of its bytes, and why it cannot be read."""
+    """An image: its size the right way up, a digest of its bytes, and why it cannot be read."""
 
     height: int
     width: int
@@ -48,39 +58,40 @@ class Seen(NamedTuple):
 
 
 class SeenRecord(NamedTuple):
-    """A record: what it says of its picture, (category, class name, crowd) of each box, and (kind, text) of faults."""
+    """A record: what it says of its image, (category, class name, crowd) of each box, and (kind, text) of problems."""
 
     image: Image
     boxes: list[tuple[int, str, bool]]
-    faults: list[tuple[str, str]]
+    problems: list[tuple[str, str]]
     seen: Seen
 
 
 @dataclass
 class Found:
-    """What a split holds, whichever form it has."""
+    """One split, whichever form it has."""
 
     categories: dict[int, str] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
-    boxes: list[list[tuple[int, bool]]] = field(default_factory=list)  # (category, crowd) of each picture's boxes
+    boxes: list[list[tuple[int, bool]]] = field(default_factory=list)  # (category, crowd) of each image's boxes
     has_all_categories: bool = True  # records alone show those that have boxes
 
 
 def check_boxes(path: str, kind: str, classes: int, decode: bool, processes: int, progress: Progress) -> Report:
-    """Both splits below `path`, read as `kind` says: auto, coco, coco_tfrecord; `classes` is what the recipe declares,
-    or 0."""
+    """Check both splits below `path`, read as `kind` says: auto, coco, coco_tfrecord; `classes` is what the recipe
+    declares, or 0."""
     root, report = Path(path), Report()
     if kind == "synthetic" or path.startswith("synthetic:"):
         return report  # nothing lies anywhere
-    is_records = kind == "coco_tfrecord" or (kind == "auto" and any(map(_SHARD.fullmatch, _names_in(root))))
+    is_auto_records = kind == "auto" and not coco.detect(path) and coco_tfrecord.detect(path)
+    is_records = kind == "coco_tfrecord" or is_auto_records
     if kind == "auto" and not is_records and all(_find_json(root, split) is None for split in _SPLITS):
         raise UsageError(
-            f"{path} holds no pictures with boxes; expected annotations/instances_train2017.json with train2017/*.jpg "
+            f"{path} holds no images with boxes; expected annotations/instances_train2017.json with train2017/*.jpg "
             "and the same of val, or train-00000-of-00256.tfrecord and val-00000-of-00032.tfrecord"
         )
-    look = _Look(decode, processes, progress)
+    look = Look(decode, processes, progress)
     every: dict[Split, Found] = {}
     for split in _SPLITS:
         found = _check_shards(root, split, report, look) if is_records else _check_folder(root, split, report, look)
@@ -88,27 +99,19 @@ def check_boxes(path: str, kind: str, classes: int, decode: bool, processes: int
             every[split] = found
             _describe(split, found, report)
     _check_both(every, classes, path, report)
+    for split in every:
+        _check_opens(path, "coco_tfrecord" if is_records else "coco", split, report)
     return report
 
 
-@dataclass(frozen=True)
-class _Look:
-    """How samples are looked at: whole or by their headers, in how many processes."""
-
-    decode: bool
-    processes: int
-    progress: Progress
-
-    def at(self, function: Callable[[Any, Any], list[Any]], shared: Any, total: int, split: Split) -> list[Any]:
-        """function((shared, decode), (start, stop)) of all samples, together."""
-        jobs = [(start, min(start + _PER_JOB, total)) for start in range(0, total, _PER_JOB)]
-        seen: list[Any] = []
-        processes = self.processes if total >= _WORTH_PROCESSES else 1
-        with over_processes(processes, (shared, self.decode)) as run:
-            for some in run(function, jobs):
-                seen += some
-                self.progress(f"{'decoding' if self.decode else 'reading'} {split}", len(seen), total)
-        return seen
+def _check_opens(path: str, kind: str, split: Split, report: Report) -> None:
+    """Report the error that a run would stop with, where nothing above has found its reason."""
+    if any(problem.split == split and problem.kind in _REFUSED for problem in report.problems):
+        return
+    try:
+        open_boxes(kind, path, split)
+    except BadData as error:
+        report.add("cannot be opened", split, path, str(error))
 
 
 def _look_at(data: bytes, image: Image, decode: bool) -> Seen:
@@ -127,40 +130,35 @@ def _look_at(data: bytes, image: Image, decode: bool) -> Seen:
 
 
 def _find_json(root: Path, split: Split) -> tuple[Path, Path] | None:
-    for year in _YEARS:
-        file, folder = root / "annotations" / f"instances_{split}{year}.json", root / f"{split}{year}"
-        if file.is_file() or folder.is_dir():
-            return file, folder
-    return None
+    return next((pair for pair in coco.places(root, split) if pair[0].is_file() or pair[1].is_dir()), None)
 
 
-def _check_folder(root: Path, split: Split, report: Report, look: _Look) -> Found | None:
-    file, folder = _find_json(root, split) or (
-        root / "annotations" / f"instances_{split}2017.json",
-        root / f"{split}2017",
-    )
+def _check_folder(root: Path, split: Split, report: Report, look: Look) -> Found | None:
+    file, folder = _find_json(root, split) or coco.places(root, split)[0]
     instances = _read_json(file, split, report)
     if instances is None:
         return None
     if not folder.is_dir():
-        report.add("cannot be opened", split, str(folder), "there is no such folder; expected the pictures in it")
+        report.add("cannot be opened", split, str(folder), "there is no such folder; expected the images in it")
         return None
-    images = [image for image in instances.images if _is_clean(image, file, split, report)]
-    _check_files(images, folder, split, report)
-    there = [image for image in images if (folder / image.file).is_file()]
+    _check_files(instances.images, folder, split, report)
+    rows = [row for row, image in enumerate(instances.images) if (folder / image.file).is_file()]
+    there = [instances.images[row] for row in rows]
     found = Found(instances.categories, [f"{folder.name}/{image.file}" for image in there], there)
     found.seen = look.at(_look_at_files, (folder, there), len(there), split)
-    for image in instances.images:
-        for box in instances.boxes[image.id]:
-            if fault := fault_of(box, image):
-                sides = f"{box.x:g}, {box.y:g}, {box.width:g}, {box.height:g} in {image.width}x{image.height}"
-                report.add(f"box {fault}", split, f"{folder.name}/{image.file}", f"annotation {box.id}: {sides}")
-    found.boxes = [[_named(box) for box in instances.boxes[image.id]] for image in there]
+    per_box = instances.faults()
+    for box in np.flatnonzero(per_box).tolist():
+        image = instances.images[instances.rows[box]]
+        sides = ", ".join(f"{number:g}" for number in instances.boxes[box])
+        text = f"annotation {instances.ids[box]}: {sides} in {image.width}x{image.height}"
+        report.add(f"box {FAULTS[per_box[box]]}", split, f"{folder.name}/{image.file}", text)
+    boxes: list[list[tuple[int, bool]]] = [[] for _ in instances.images]
+    for row, label, crowd in zip(
+        *(each.tolist() for each in (instances.rows, instances.labels, instances.crowd)), strict=True
+    ):
+        boxes[row].append((label, crowd))
+    found.boxes = [boxes[row] for row in rows]
     return found
-
-
-def _named(box: Box) -> tuple[int, bool]:
-    return box.category, box.is_crowd
 
 
 def _read_json(file: Path, split: Split, report: Report) -> Instances | None:
@@ -173,7 +171,13 @@ def _read_json(file: Path, split: Split, report: Report) -> Instances | None:
 
     try:
         with file.open("rb") as handle:
-            return read_instances(iter(lambda: handle.read(BLOCK), b""), file.name, wrong)
+            found = read_instances(iter(lambda: handle.read(BLOCK), b""), file.name, wrong)
+        first: dict[str, int] = {}
+        for number, title in found.categories.items():
+            if first.setdefault(title, number) != number:
+                text = f"categories {first[title]} and {number} are both called {short(title)}"
+                report.add("same name twice", split, file.name, text)
+        return found
     except OSError as error:
         report.add("cannot be opened", split, str(file), error.strerror or type(error).__name__)
     except BadData as error:
@@ -181,25 +185,14 @@ def _read_json(file: Path, split: Split, report: Report) -> Instances | None:
     return None
 
 
-def _is_clean(image: Image, file: Path, split: Split, report: Report) -> bool:
-    try:
-        is_clean = clean_name(image.file, file.name) == image.file
-        text = "" if is_clean else f"picture {image.id} is called {image.file!r}"
-    except BadData as error:
-        is_clean, text = False, str(error)
-    if not is_clean:
-        report.add("unreadable entry", split, file.name, text)
-    return is_clean
-
-
 def _check_files(images: list[Image], folder: Path, split: Split, report: Report) -> None:
     first: dict[str, int] = {}
     for image in images:
         if image.file in first:
-            text = f"is picture {first[image.file]} and picture {image.id}"
+            text = f"is image {first[image.file]} and image {image.id}"
             report.add("same file twice", split, f"{folder.name}/{image.file}", text)
         elif not (folder / image.file).is_file():
-            report.add("missing file", split, f"{folder.name}/{image.file}", f"picture {image.id} is not there")
+            report.add("missing file", split, f"{folder.name}/{image.file}", f"image {image.id} is not there")
         first.setdefault(image.file, image.id)
     for name in sorted(_names_in(folder)):
         if name.lower().endswith(SUFFIXES) and not name.startswith(".") and name not in first:
@@ -219,7 +212,7 @@ def _look_at_file(folder: Path, image: Image, decode: bool) -> Seen:
     path = folder / image.file
     try:
         if path.stat().st_size > MAX_BYTES:
-            return Seen(0, 0, b"", f"{path.stat().st_size} bytes, more than the {MAX_BYTES} allowed for one picture")
+            return Seen(0, 0, b"", f"{path.stat().st_size} bytes, more than the {MAX_BYTES} allowed for one image")
         data = path.read_bytes()
     except OSError as error:
         return Seen(0, 0, b"", error.strerror or type(error).__name__)
@@ -229,19 +222,19 @@ def _look_at_file(folder: Path, image: Image, decode: bool) -> Seen:
 # TFRecord shards.
 
 
-def _check_shards(root: Path, split: Split, report: Report, look: _Look) -> Found | None:
-    names = sorted(name for name in _names_in(root) if name.startswith(f"{split}-") and _SHARD.fullmatch(name))
-    if not names:
+def _check_shards(root: Path, split: Split, report: Report, look: Look) -> Found | None:
+    shards = coco_tfrecord.shard_names(root, split)
+    if not shards:
         report.add("cannot be opened", split, str(root), f"no {split}-00000-of-00032.tfrecord")
         return None
-    count = int(names[0].split("-")[3].partition(".")[0])
+    names, count = [shard[0] for shard in shards], int(shards[0]["count"])
     for number in range(count):
         name = f"{split}-{number:05d}-of-{count:05d}.tfrecord"
         if name not in names:
             report.add("missing file", split, name, f"one of {count} shards is not there")
     places = [place for name in names for place in _frames(root / name, split, report)]
     records: list[SeenRecord] = look.at(_look_at_records, (root, places), len(places), split)
-    file = next((file for place in _JSON_PLACES if (file := root / place.format(split)).is_file()), None)
+    file = coco_tfrecord.find_json(root, split)
     instances = _read_json(file, split, report) if file is not None else None
     known = None if instances is None else instances.categories
     found = Found(dict(known or {}), has_all_categories=known is not None)
@@ -249,9 +242,9 @@ def _check_shards(root: Path, split: Split, report: Report, look: _Look) -> Foun
     for (name, offset), record in zip(places, records, strict=True):
         where = f"{name} at byte {offset}"
         if not record.seen.bad and record.image.id in first:
-            report.add("duplicate id", split, where, f"picture {record.image.id} is at {first[record.image.id]} too")
+            report.add("duplicate id", split, where, f"image {record.image.id} is at {first[record.image.id]} too")
         first.setdefault(record.image.id, where)
-        for kind, text in record.faults:
+        for kind, text in record.problems:
             report.add(kind, split, where, text)
         for category, title, _ in record.boxes:
             if known is not None and category not in known:
@@ -267,7 +260,7 @@ def _check_shards(root: Path, split: Split, report: Report, look: _Look) -> Foun
 
 
 def _frames(path: Path, split: Split, report: Report) -> list[tuple[str, int]]:
-    """(file, offset) of the records of a shard, up to where it is damaged."""
+    """Return (file, offset) of the records of a shard, up to where it is damaged."""
     places: list[tuple[str, int]] = []
     try:
         with path.open("rb") as file:
@@ -303,9 +296,12 @@ def _look_at_record(record: dict[str, Any], name: str, decode: bool) -> SeenReco
         return values[0]
 
     number = one("source_id", bytes)
-    if not re.fullmatch(rb"-?\d{1,19}", number):
-        raise BadData(f"image/source_id is {number[:40]!r}, expected the number of the picture")
-    image = Image(int(number), str(one("filename", bytes), "utf-8", "replace"), one("height", int), one("width", int))
+    if not re.fullmatch(rb"-?\d{1,19}", number) or not MIN_ID <= int(number) <= MAX_ID:
+        raise BadData(f"image/source_id is {number[:40]!r}, expected the number of the image")
+    height, width = sides = [one(side, int) for side in ("height", "width")]
+    if not all(1 <= side <= MAX_SIDE for side in sides):
+        raise BadData(f"image/height and image/width are {height} and {width}, expected 1 to {MAX_SIDE}")
+    image = Image(int(number), str(one("filename", bytes), "utf-8", "replace"), height, width)
     edges = [record.get(f"image/object/bbox/{edge}", []) for edge in _EDGES]
     labels, texts, crowd, area = (
         record.get(f"image/object/{key}", []) for key in ("class/label", "class/text", "is_crowd", "area")
@@ -313,26 +309,20 @@ def _look_at_record(record: dict[str, Any], name: str, decode: bool) -> SeenReco
     lengths = {len(each) for each in (*edges, labels, texts, crowd, area)}
     if len(lengths) != 1 or not all(isinstance(value, float) for values in edges for value in values):
         raise BadData(f"lists of {sorted(lengths)} values for its boxes, expected as many of each")
-    faults = []
-    for box, (xmin, ymin, xmax, ymax) in enumerate(zip(*edges, strict=True)):
-        if fault := _fault_of_edges(xmin, ymin, xmax, ymax):
-            faults.append((f"box {fault}", f"box {box}: {xmin:g}, {ymin:g} to {xmax:g}, {ymax:g}"))
+    if not all(isinstance(label, int) and 0 <= label <= MAX_CATEGORY for label in labels):
+        raise BadData(f"labels {short(labels)}, expected whole numbers from 0 to {MAX_CATEGORY}")
+    xmin, ymin, xmax, ymax = shares = np.asarray(edges, np.float64)
+    problems = []
+    for box, fault in enumerate(faults(np.stack([xmin, ymin, xmax - xmin, ymax - ymin], 1), 1, 1).tolist()):
+        if fault:
+            left, top, right, bottom = shares[:, box]
+            problems.append((f"box {FAULTS[fault]}", f"box {box}: {left:g}, {top:g} to {right:g}, {bottom:g}"))
     data = one("encoded", bytes)
     if record.get("image/key/sha256", [b""])[0] not in (b"", hashlib.sha256(data).hexdigest().encode()):
-        faults.append(("wrong checksum", "the picture has not the sha256 that the record says"))
+        problems.append(("wrong checksum", "the image has not the sha256 that the record says"))
     titles = [str(text, "utf-8", "replace") if isinstance(text, bytes) else "" for text in texts]
     boxes = [(int(label), title, bool(c)) for label, title, c in zip(labels, titles, crowd, strict=True)]
-    return SeenRecord(image, boxes, faults, _look_at(data, image, decode))
-
-
-def _fault_of_edges(xmin: float, ymin: float, xmax: float, ymax: float) -> str:
-    """As `fault_of`, for edges that are shares of the picture."""
-    edges = (xmin, ymin, xmax, ymax)
-    if not all(map(math.isfinite, edges)):
-        return "not a number"
-    if xmax <= xmin or ymax <= ymin:
-        return "without an area"
-    return "outside of the picture" if min(edges) < 0 or max(edges) > 1 else ""
+    return SeenRecord(image, boxes, problems, _look_at(data, image, decode))
 
 
 # Both forms.
@@ -344,13 +334,13 @@ def _describe(split: Split, found: Found, report: Report) -> None:
     boxes = Counter(category for each in found.boxes for category, _ in each)
     per_class = {name: boxes[number] for number, name in sorted(found.categories.items())}
     report.facts[split] = {
-        "pictures": len(found.seen),
+        "images": len(found.seen),
         "unreadable": len(found.seen) - len(whole),
         "without boxes": sum(not each for each in found.boxes),
         "classes": len(found.categories),
         "boxes": sum(boxes.values()),
         "crowds": sum(crowd for each in found.boxes for _, crowd in each),
-        "boxes per picture": spread([len(each) for each in found.boxes]),
+        "boxes per image": spread([len(each) for each in found.boxes]),
         "classes without any": sum(count == 0 for count in per_class.values()),
         "width": spread([each.width for each in whole]),
         "height": spread([each.height for each in whole]),
@@ -358,7 +348,7 @@ def _describe(split: Split, found: Found, report: Report) -> None:
         "boxes per class": per_class,
     }
     if not found.seen:
-        report.add("no pictures", split, split, "the split is empty")
+        report.add("no images", split, split, "the split is empty")
     for name, image, seen in zip(found.names, found.images, found.seen, strict=True):
         if seen.bad:
             report.add("unreadable", split, name, seen.bad)
@@ -380,12 +370,4 @@ def _check_both(every: dict[Split, Found], classes: int, path: str, report: Repo
     if differing:
         text = f"not those of train: {', '.join(f'{n} {name}' for n, name in sorted(differing)[:5])}"
         report.add("categories differ", "val", path, text)
-    kept = _by_digest(val.seen, val.names)
-    for name, seen in zip(train.names, train.seen, strict=True):
-        if seen.digest and seen.digest in kept:
-            text = f"has the bytes of {kept[seen.digest]} in val: what is learnt is then tested"
-            report.add("same picture in train and val", "train", name, text)
-
-
-def _by_digest(seen: Sequence[Seen], names: Sequence[str]) -> dict[bytes, str]:
-    return {each.digest: name for each, name in zip(seen, names, strict=True) if each.digest}
+    add_twins([*zip(train.names, train.seen, strict=True)], [*zip(val.names, val.seen, strict=True)], report)

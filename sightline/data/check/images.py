@@ -1,7 +1,7 @@
 """`sightline check`: looks at every sample of both splits and lists all that is wrong, where a run stops at the first.
 
-`Report` is what any task's data answer with; below it, the look at pictures with one label each. Those with boxes are
-looked at in check_boxes.py.
+`Report` is what any task's data answer with; below it, the look at images with one label each. Those with boxes are
+looked at in boxes.py.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import json
 import os
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from sightline.data.decode import decode_rgb, read_header
-from sightline.data.prepare._forms import file_of
 from sightline.data.processes import over_processes
 from sightline.data.sources import Source, SourceOptions, folder, open_source
+from sightline.data.writing.forms import file_of
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 from sightline.terminal.progress import Progress
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
 _PER_JOB = 64
-_WORTH_PROCESSES = 2000  # pictures; below this, starting processes takes longer than looking
+_WORTH_PROCESSES = 2000  # images; below this, starting processes takes longer than looking
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Problem:
 
 @dataclass
 class Report:
-    """What was found: facts for a person to read, and problems, of which there should be none."""
+    """Facts for a person to read, and problems, of which there should be none."""
 
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, kind: str, split: str, where: str, text: str) -> None:
-        """Notes a problem."""
+        """Note a problem."""
         self.problems.append(Problem(kind, split, where, text))
 
     def as_text(self) -> str:
-        """Facts first, then the problems by kind, all of them."""
+        """Return the facts, then the problems by kind, all of them."""
         lines = []
         for split, facts in self.facts.items():
             lines.append(split)
@@ -68,7 +68,7 @@ class Report:
         return "\n".join([*lines, "no problems" if not self.problems else f"problems: {len(self.problems)}"])
 
     def as_json(self) -> str:
-        """The same for programs."""
+        """Return the same for programs."""
         return json.dumps({"splits": self.facts, "problems": [vars(problem) for problem in self.problems]}, indent=1)
 
 
@@ -76,6 +76,42 @@ def _plain(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {each}" for name, each in value.items())
     return str(value)
+
+
+@dataclass(frozen=True)
+class Look:
+    """The way to look at samples: whole or by their headers, in how many processes."""
+
+    decode: bool
+    processes: int
+    progress: Progress
+
+    def at(self, function: Callable[[Any, Any], list[Any]], shared: Any, total: int, split: Split) -> list[Any]:
+        """Return function((shared, decode), (start, stop)) of all samples, together."""
+        jobs = [(start, min(start + _PER_JOB, total)) for start in range(0, total, _PER_JOB)]
+        seen: list[Any] = []
+        processes = self.processes if total >= _WORTH_PROCESSES else 1
+        with over_processes(processes, (shared, self.decode)) as run:
+            for some in run(function, jobs):
+                seen += some
+                self.progress(f"{'decoding' if self.decode else 'reading'} {split}", len(seen), total)
+        return seen
+
+
+class HasDigest(Protocol):
+    """A sample that was seen; its digest is empty if its bytes could not be read."""
+
+    @property
+    def digest(self) -> bytes: ...
+
+
+def add_twins(train: Sequence[tuple[str, HasDigest]], val: Sequence[tuple[str, HasDigest]], report: Report) -> None:
+    """Report (name, sample) of train that has the bytes of one of val."""
+    kept = {seen.digest: name for name, seen in reversed(val) if seen.digest}
+    for name, seen in train:
+        if seen.digest in kept:
+            text = f"identical to {kept[seen.digest]} in val; the validation score would be inflated"
+            report.add("same image in train and val", "train", name, text)
 
 
 class Seen(NamedTuple):
@@ -88,21 +124,14 @@ class Seen(NamedTuple):
     bad: str
 
 
-def check_pictures(
+def check_images(
     path: str, kind: str, options: SourceOptions, classes: int, decode: bool, processes: int, progress: Progress
 ) -> Report:
-    """Both splits of a data set for classification; `classes` is what the recipe declares, or 0."""
+    """Check both splits of a data set for classification; `classes` is what the recipe declares, or 0."""
     report = Report()
     sources = _open_both(path, kind, options, classes, report)
-    seen: dict[Split, list[Seen]] = {}
-    total = sum(map(len, sources.values()))
-    with over_processes(processes if total >= _WORTH_PROCESSES else 1, (sources, decode)) as run:
-        for split, source in sources.items():
-            jobs = [(split, start, min(start + _PER_JOB, len(source))) for start in range(0, len(source), _PER_JOB)]
-            seen[split] = []
-            for some in run(_look_at, jobs):
-                seen[split] += some
-                progress(f"{'decoding' if decode else 'reading'} {split}", len(seen[split]), len(source))
+    look = Look(decode, processes, progress)
+    seen = {split: look.at(_look_at, source, len(source), split) for split, source in sources.items()}
     for split, source in sources.items():
         _describe(split, source, seen[split], report)
         _check_names(split, source, seen[split], report)
@@ -111,7 +140,8 @@ def check_pictures(
 
 
 def _open_both(path: str, kind: str, options: SourceOptions, declared: int, report: Report) -> dict[Split, Source]:
-    """The splits that can be opened; folders leniently, so that one odd folder does not hide what else there is."""
+    """Open the splits that can be opened; folders leniently, so that one odd folder does not hide what else there
+    is."""
     if kind == "folder" or (kind == "auto" and folder.detect(path)):
         return _open_folders(Path(path), declared, report)
     sources: dict[Split, Source] = {}
@@ -131,7 +161,7 @@ def _check_declared(declared: int, found: int, split: Split, path: str, report: 
 
 
 def _open_folders(path: Path, declared: int, report: Report) -> dict[Split, Source]:
-    """One list of classes for both splits, those of either, so that a class of one split only is found by counting."""
+    """Open both splits with the classes of either, so that a class of one split only is found by counting."""
     found: dict[Split, list[str]] = {}
     for split in _SPLITS:
         root = path / split
@@ -148,34 +178,18 @@ def _open_folders(path: Path, declared: int, report: Report) -> dict[Split, Sour
     for split in found:
         names: list[bytes] = []
         labels: list[int] = []
+        walk = folder.Walk(path / split)
         for label, name in enumerate(classes):
-            files = _pictures_below(path / split / name)
-            names += [os.fsencode(f"{name}/{file}") for file in files]
+            files = [os.fsencode(file) for file, _ in walk.images(name, set())]
+            names += files
             labels += [label] * len(files)
         sources[split] = folder.FolderSource(path / split, classes, names, labels, [0] * len(names))
     return sources
 
 
-def _pictures_below(root: Path) -> list[str]:
-    """What a folder source takes for pictures; a link back to a folder already seen is not followed."""
-    found, seen = [], set[str]()
-    for where, folders, files in os.walk(root, followlinks=True):
-        real = os.path.realpath(where)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        below = os.path.relpath(where, root)
-        pictures = [name for name in files if name.lower().endswith(folder.SUFFIXES) and not name.startswith(".")]
-        found += [name if below == "." else f"{below}/{name}" for name in pictures]
-    return sorted(found)
-
-
-def _look_at(shared: tuple[dict[Split, Source], bool], job: tuple[Split, int, int]) -> list[Seen]:
-    sources, decode = shared
-    split, start, stop = job
-    return [_look_at_one(sources[split], index, decode) for index in range(start, stop)]
+def _look_at(shared: tuple[Source, bool], job: tuple[int, int]) -> list[Seen]:
+    source, decode = shared
+    return [_look_at_one(source, index, decode) for index in range(*job)]
 
 
 def _look_at_one(source: Source, index: int, decode: bool) -> Seen:
@@ -201,17 +215,17 @@ def _describe(split: Split, source: Source, seen: Sequence[Seen], report: Report
     whole = [each for each in seen if not each.bad]
     digests = {each.digest for each in seen if each.digest}
     report.facts[split] = {
-        "pictures": len(seen),
+        "images": len(seen),
         "unreadable": len(seen) - len(whole),
         "classes": len(source.classes),
-        "pictures per class": spread(per_class),
+        "images per class": spread(per_class),
         "classes without any": sum(count == 0 for count in per_class),
         "width": spread([each.width for each in whole]),
         "height": spread([each.height for each in whole]),
         "same bytes twice": sum(bool(each.digest) for each in seen) - len(digests),
     }
     if not seen:
-        report.add("no pictures", split, split, "the split is empty")
+        report.add("no images", split, split, "the split is empty")
     for index, each in enumerate(seen):
         if each.bad:
             report.add("unreadable", split, source.name(index), each.bad)
@@ -221,7 +235,7 @@ def _describe(split: Split, source: Source, seen: Sequence[Seen], report: Report
 
 
 def _check_names(split: Split, source: Source, seen: Sequence[Seen], report: Report) -> None:
-    """Two samples of one class with one name: a folder cannot hold them, records can."""
+    """Report two samples of one class with one name: a folder cannot hold them, records can."""
     first: dict[tuple[int, str], int] = {}
     for index, each in enumerate(seen):
         place = first.setdefault((each.label, file_of(source, index)), index)
@@ -240,15 +254,12 @@ def _check_both(sources: dict[Split, Source], seen: dict[Split, list[Seen]], rep
     train, val = (_per_class(sources[split], seen[split]) for split in _SPLITS)
     for name, in_train, in_val in zip(classes, train, val, strict=True):
         if not in_train:
-            text = f"no training picture, {in_val} in val" if in_val else "no picture at all; remove the class"
+            text = f"no training image, {in_val} in val" if in_val else "no image at all; remove the class"
             report.add("class without training", "train", name, text)
         elif not in_val:
-            report.add("class without validation", "val", name, f"no validation picture, {in_train} in train")
-    kept = {each.digest: index for index, each in reversed(list(enumerate(seen["val"]))) if each.digest}
-    for index, each in enumerate(seen["train"]):
-        if each.digest and each.digest in kept:
-            text = f"has the bytes of {sources['val'].name(kept[each.digest])} in val: what is learnt is then tested"
-            report.add("same picture in train and val", "train", sources["train"].name(index), text)
+            report.add("class without validation", "val", name, f"no validation image, {in_train} in train")
+    named = {split: [(sources[split].name(i), each) for i, each in enumerate(seen[split])] for split in _SPLITS}
+    add_twins(named["train"], named["val"], report)
 
 
 def _per_class(source: Source, seen: Sequence[Seen]) -> list[int]:
@@ -257,7 +268,7 @@ def _per_class(source: Source, seen: Sequence[Seen]) -> list[int]:
 
 
 def spread(values: Sequence[int]) -> dict[str, float]:
-    """Smallest, median and largest."""
+    """Return smallest, median and largest."""
     if not values:
         return {}
     return {"min": min(values), "median": float(np.median(values)), "max": max(values)}

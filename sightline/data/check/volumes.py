@@ -19,7 +19,7 @@ _WORTH_PROCESSES = 16  # volumes; below this, starting processes takes longer th
 
 
 class Seen(NamedTuple):
-    """What one volume is like."""
+    """One volume as it was seen."""
 
     shape: tuple[int, int, int]
     voxels: tuple[int, ...]  # of each class; empty where nobody looked
@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 def check_volumes(
     open_split: Callable[[Split], VolumeSource], decode: bool, processes: int, progress: Progress
 ) -> Report:
-    """What is in both splits, and all that is wrong there."""
+    """Check both splits and report all that is wrong there."""
     report = Report()
     for split in _SPLITS:
         try:

@@ -54,7 +54,7 @@ _IN_WEBP = 16  # two canvases of libwebp, the frame it hands over, and Pillow's
 
 @dataclass(frozen=True)
 class Header:
-    """What the first bytes say of an image, size as stored: the right way up it may be `width` high."""
+    """The size of an image as its first bytes give it, as stored: the right way up it may be `width` high."""
 
     format: Literal["JPEG", "PNG", "BMP", "WEBP"]
     width: int
@@ -67,18 +67,19 @@ class Header:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of the decoded array, the image turned the right way up."""
+        """Return the shape of the decoded array, the image turned the right way up."""
         sides = (self.height, self.width) if self.orientation < 5 else (self.width, self.height)
         return (*sides, 3)
 
     @property
     def decoding_bytes(self) -> int:
-        """Memory that decoding takes, the result included; turning the image makes a copy."""
+        """Return the memory that decoding takes, the result included; turning the image makes a copy."""
         return int(self.width * self.height * (self.bytes_per_pixel + (_RGB if self.orientation != 1 else 0)))
 
 
 class Damaged(Exception):
-    """What must not reach a decoder, and what to do about it; the public functions add the file's name."""
+    """The reason why bytes must not reach a decoder, and what to do about it; the public functions add the file's
+    name."""
 
     def __init__(self, what: str, remedy: str = "fetch the file again or remove it"):
         super().__init__(f"{what}; {remedy}")
@@ -139,11 +140,11 @@ def _describe_unknown(data: bytes) -> str:
     for magic, kind in _KNOWN_BUT_REFUSED.items():
         if data.startswith(magic):
             return f"a {kind} file; JPEG, PNG, BMP and WebP are read; convert or remove it"
-    return f"starts with {data[:8]!r}, which is no JPEG, PNG, BMP or WebP image; convert or remove it"
+    return f"starts with {data[:8]!r}, which is not a JPEG, PNG, BMP or WebP image; convert or remove it"
 
 
 def number(data: bytes, start: int, size: int, order: Literal["big", "little"], signed: bool = False) -> int:
-    """An integer field of a header; a field that lies beyond the end is damage, not a smaller number."""
+    """Return an integer field of a header; a field that lies beyond the end is damage, not a smaller number."""
     field = data[start : start + size]
     if len(field) < size:
         raise Damaged(f"cut off after {len(data)} bytes, inside its header")
@@ -206,7 +207,7 @@ def _read_jpeg_header(data: bytes) -> Header:
 def _jpeg_header(
     data: bytes, frame: tuple[int, int, int], orientation: int, scans: int, scanned: int, coded: int
 ) -> Header:
-    """From the one frame (marker, start, end) and what its scans are like: `coded` bytes, the last of `scanned`."""
+    """Build a header from the one frame (marker, start, end) and its scans: `coded` bytes, the last of `scanned`."""
     marker, start, end = frame
     components = data[start + 5] if end - start > 5 else 0
     if end - start != 6 + 3 * components or components not in (1, 3, 4):
@@ -238,7 +239,7 @@ def _jpeg_header(
 
 
 def _coefficient_bytes(factors: list[int]) -> float:
-    """Two bytes for every sample that a pixel has on average: libjpeg keeps all until the last scan was read."""
+    """Return two bytes for every sample that a pixel has on average: libjpeg keeps all until the last scan was read."""
     across, down = max(factor >> 4 for factor in factors), max(factor & 15 for factor in factors)
     return 2 * sum((factor >> 4) * (factor & 15) for factor in factors) / max(1, across * down)
 
@@ -325,7 +326,7 @@ def _webp_orientation(data: bytes) -> int:
 
 
 def _exif_orientation(tiff: bytes) -> int:
-    """The orientation tag of the first directory, or 1: broken metadata does not make an image bad."""
+    """Return the orientation tag of the first directory, or 1: broken metadata does not make an image bad."""
     order: Literal["big", "little"] = "little" if tiff.startswith(b"II") else "big"
     directory = int.from_bytes(tiff[4:8], order)
     for entry in range(int.from_bytes(tiff[directory : directory + 2], order)):

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sightline.errors import BadSample
-from sightline.files.whole import folder_below, written_whole
+from sightline.files.whole import written_whole
 
 MAX_BYTES = 2 * 2**30  # of one file's voxels, as stored and as float32: twice the Decathlon's largest CT
 MAX_VOXELS = MAX_BYTES // 4  # of all channels
@@ -39,7 +39,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself, in the order of the arrays here."""
+    """The claims of a file about itself, in the order of the arrays here."""
 
     shape: tuple[int, int, int, int]  # (channel, depth, height, width)
     spacing: tuple[float, float, float]
@@ -50,33 +50,34 @@ class Header:
 
     @property
     def voxels(self) -> int:
-        """Of all channels."""
+        """Return the voxels of all channels."""
         return math.prod(self.shape)
 
 
 def read_header(path: Path, name: str) -> Header:
-    """The header alone, checked; raises BadSample."""
+    """Read the header alone, checked; raises BadSample."""
     with _opened(path, name) as file:
         return _header(file, path, name)
 
 
 def read_scan(path: Path, name: str) -> Scan:
-    """An image of one or several channels; raises BadSample for what is damaged, not finite or no NIfTI."""
+    """Read an image of one or several channels; raises BadSample for a file that is damaged, not finite or not
+    NIfTI."""
     with _opened(path, name) as file:
         header = _header(file, path, name)
         voxels, broken = np.empty(header.shape, np.float32), 0
         for values, out in _blocks(file, header, voxels, path, name):
-            with np.errstate(over="ignore", invalid="ignore"):  # infinite or NaN, which is told
+            with np.errstate(over="ignore", invalid="ignore"):  # infinite or NaN, which is reported below
                 out[...] = values
             broken += len(out) - int(np.count_nonzero(np.isfinite(out)))
     if broken:
-        raise BadSample(name, f"{broken} of its {voxels.size} voxels are NaN or infinite; mend or remove the volume")
+        raise BadSample(name, f"{broken} of its {voxels.size} voxels are NaN or infinite; fix or remove the volume")
     return Scan(voxels, header.spacing, header.affine)
 
 
 def read_label(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """((depth, height, width) uint8, affine) of a file of class numbers; raises BadSample."""
-    wrong: np.ndarray | None = None  # told once the whole file has proved to be undamaged
+    """Read a file of class numbers as ((depth, height, width) uint8, affine); raises BadSample."""
+    wrong: np.ndarray | None = None  # reported once the whole file has proved to be undamaged
     with _opened(path, name) as file:
         header = _header(file, path, name)
         if header.shape[0] != 1:
@@ -94,7 +95,8 @@ def read_label(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_volume(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
-    """(depth, height, width), or (classes, depth, height, width), as PATH.nii or PATH.nii.gz; whole or not at all."""
+    """Write (depth, height, width), or (classes, depth, height, width), as PATH.nii or PATH.nii.gz; whole or not at
+    all."""
     import nibabel
 
     if voxels.dtype not in (np.uint8, np.int16, np.float32) or voxels.ndim not in (3, 4):
@@ -105,7 +107,7 @@ def write_volume(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
     content = image.to_bytes()
     if path.name.endswith(".gz"):  # mtime=0: equal volumes make equal files
         content = gzip.compress(content, compresslevel=4, mtime=0)
-    with folder_below(path.parent, path.name) as (folder, last), written_whole(folder, last, str(path)) as file:
+    with written_whole(path.parent, path.name, str(path)) as file:
         file.write(content)
 
 
@@ -154,7 +156,7 @@ def _blocks(
 
 
 def _fill(file: BinaryIO, view: memoryview) -> int:
-    """Bytes that were read: less than the view holds only at the end, where gzip's checksum is looked at."""
+    """Return the bytes that were read: less than the view holds only at the end, where gzip's checksum is looked at."""
     filled = 0
     while filled < len(view) and (count := file.readinto(view[filled:])):  # type: ignore[attr-defined]
         filled += count
@@ -175,14 +177,14 @@ def _header(file: BinaryIO, path: Path, name: str) -> Header:
     kinds: dict[int, Any] = {348: nibabel.Nifti1Header, 540: nibabel.Nifti2Header}
     lengths = {int.from_bytes(begin[:4], "little"), int.from_bytes(begin[:4], "big")} & kinds.keys()
     if not lengths or len(begin) < max(lengths):
-        raise refuse("is no NIfTI file; give .nii or .nii.gz")
+        raise refuse("is not a NIfTI file; give .nii or .nii.gz")
     length = lengths.pop()
     try:
-        # Unchecked by nibabel, which mends silently what is told here.
+        # Unchecked by nibabel, which fixes silently what is refused here.
         found = kinds[length].from_fileobj(io.BytesIO(begin[:length]), check=False)
         dtype = found.get_data_dtype()
         slope, intercept = found.get_slope_inter()
-        with np.errstate(all="ignore"):  # what is not finite is told below
+        with np.errstate(all="ignore"):  # what is not finite is refused below
             affine = np.asarray(found.get_best_affine(), np.float64)
     except (HeaderDataError, KeyError, ValueError, ArithmeticError) as error:
         raise refuse(f"its header is damaged ({error}); fetch it again") from error
@@ -193,7 +195,7 @@ def _header(file: BinaryIO, path: Path, name: str) -> Header:
     shape = _shape(found["dim"].tolist(), refuse)
     spacing = tuple(abs(float(mm)) for mm in found["pixdim"][3:0:-1])
     if not all(_SPACING_MM[0] <= mm <= _SPACING_MM[1] for mm in spacing) or not np.isfinite(affine).all():
-        raise refuse(f"voxels of {spacing} mm, or an affine that is not finite; mend its header")
+        raise refuse(f"voxels of {spacing} mm, or an affine that is not finite; fix its header")
     offset = float(found["vox_offset"])
     if not length <= offset <= _MAX_OFFSET:
         raise refuse(f"its voxels begin at byte {offset}; {length} to {_MAX_OFFSET} were expected, it is damaged")
@@ -223,7 +225,7 @@ def _shape(dim: list[int], refuse: Any) -> tuple[int, int, int, int]:
 
 
 def _check_size(header: Header, is_packed: bool, stored: int, refuse: Any) -> None:
-    """Nothing is allocated because a header says so: the file must be able to hold it."""
+    """Refuse a size that the file cannot hold: nothing is allocated because a header says so."""
     size = header.voxels * header.dtype.itemsize
     if size > MAX_BYTES:
         raise refuse(

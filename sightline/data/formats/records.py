@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from sightline.errors import BadData, BadSample
+from sightline.files.positioned import read_at
 from sightline.files.protobuf import FIXED32, LENGTH, VARINT, Buffer, WireReader, masked_crc32c
 
-# decode.py takes pictures up to 256 MiB; the other features of a record are small.
+# decode.py takes images up to 256 MiB; the other features of a record are small.
 MAX_RECORD_BYTES = 257 * 2**20
-# Of one feature: the pixels of a 512x512 picture. An int64 of one byte becomes 36 in Python; this many take 38 MB.
+# Of one feature: the pixels of a 512x512 image. An int64 of one byte becomes 36 in Python; this many take 38 MB.
 MAX_NUMBERS = 2**20
 MAX_NUMBERS_OF_ALL = 2**21  # of all features of a record
 
@@ -36,14 +37,14 @@ class HasDescriptor(Protocol):
 
 
 def frame(payload: bytes) -> bytes:
-    """One record as it stands in a file."""
+    """Return one record as it stands in a file."""
     length = struct.pack("<Q", len(payload))
     checksums = struct.pack("<I", masked_crc32c(length)), struct.pack("<I", masked_crc32c(payload))
     return b"".join((length, checksums[0], payload, checksums[1]))
 
 
 def read_frame(file: HasDescriptor | int, offset: int, limit: int, name: str) -> bytes:
-    """The payload of the record at `offset`, both checksums checked, at most `limit` bytes of it.
+    """Return the payload of the record at `offset`, both checksums checked, at most `limit` bytes of it.
 
     The next record starts at `offset + 16 + len(payload)`. The file's position is neither used nor moved. Raises
     BadData; as BadSample of `name`, so that a loader may skip the record.
@@ -62,7 +63,7 @@ def read_frame(file: HasDescriptor | int, offset: int, limit: int, name: str) ->
 
 
 def frame_length(header: bytes, offset: int, file_bytes: int, name: str) -> int:
-    """The length in a record's 12-byte header, checked; the record fits into the file."""
+    """Return the length in a record's 12-byte header, checked; the record fits into the file."""
     if len(header) < HEADER_BYTES:
         raise BadSample(
             name, f"record at byte {offset}: only {len(header)} of its 16 or more bytes are there; fetch the file again"
@@ -72,7 +73,7 @@ def frame_length(header: bytes, offset: int, file_bytes: int, name: str) -> int:
         raise BadSample(
             name,
             f"record at byte {offset}: its length fails its checksum; fetch the file again "
-            f"(or it is no TFRecord file, or a compressed one: unpack it)",
+            f"(or it is not a TFRecord file, or a compressed one: unpack it)",
         )
     if offset + HEADER_BYTES + length + FOOTER_BYTES > file_bytes:
         raise BadSample(
@@ -83,7 +84,7 @@ def frame_length(header: bytes, offset: int, file_bytes: int, name: str) -> int:
 
 
 def scan_frames(buffer: Buffer, name: str) -> Iterator[tuple[int, int]]:
-    """(offset, payload length) of every record of a file, looking at the headers alone."""
+    """Yield (offset, payload length) of every record of a file, looking at the headers alone."""
     offset = 0
     while offset < len(buffer):
         length = frame_length(bytes(buffer[offset : offset + HEADER_BYTES]), offset, len(buffer), name)
@@ -91,29 +92,19 @@ def scan_frames(buffer: Buffer, name: str) -> Iterator[tuple[int, int]]:
         offset += HEADER_BYTES + length + FOOTER_BYTES
 
 
-def read_at(descriptor: int, count: int, offset: int) -> bytes:
-    """`count` bytes from `offset`, or fewer where the file ends; callers have compared `count` with the file."""
-    data = os.pread(descriptor, count, offset)
-    while len(data) < count:  # network file systems hand out parts
-        more = os.pread(descriptor, count - len(data), offset + len(data))
-        if not more:
-            break
-        data += more
-    return data
-
-
 # Reading tf.train.Example
 
 
 def parse_example(payload: bytes | memoryview) -> dict[str, Values]:
-    """All features of a serialised tf.train.Example, as protobuf reads it: of two with one name the later counts."""
+    """Return all features of a serialised tf.train.Example, as protobuf reads it: of two with one name the later
+    counts."""
     return peek_example(payload, 0, len(payload))
 
 
 def peek_example(buffer: Buffer, start: int, stop: int, keys: Collection[str] | None = None) -> dict[str, Values]:
-    """The features named in `keys` (None: all) of the Example in `buffer[start:stop]`.
+    """Return the features named in `keys` (None: all) of the Example in `buffer[start:stop]`.
 
-    Other features are stepped over by their lengths: in a mapped file the pages of a picture that is not asked for
+    Other features are stepped over by their lengths: in a mapped file the pages of an image that is not asked for
     are never touched, and damage inside it is not seen.
     """
     reader = _Reader(buffer, start)
@@ -140,7 +131,7 @@ class _Reader(WireReader):
         return BadData(f"not a tf.train.Example: {what} at byte {at - self.start} of the record")
 
     def entry(self, start: int, stop: int) -> tuple[str, Spans]:
-        """The key of a map entry, and where its value lies: in several parts, where it was written twice."""
+        """Return the key of a map entry, and where its value lies: in several parts, where it was written twice."""
         key, spans = "", []
         for number, wire, at, end in self.fields(start, stop):
             if wire == LENGTH and number == 1:
@@ -153,10 +144,10 @@ class _Reader(WireReader):
         try:
             return str(self.buffer[start:stop], "utf-8")
         except UnicodeDecodeError:
-            raise self.damaged("a feature's name that is no UTF-8", start) from None
+            raise self.damaged("a feature's name that is not UTF-8", start) from None
 
     def feature(self, spans: Spans) -> Values:
-        """The values of a feature; one of no kind has none."""
+        """Return the values of a feature; one of no kind has none."""
         kind = 0
         lists: Spans = []
         for start, stop in spans:
@@ -212,7 +203,8 @@ class _Reader(WireReader):
 
 
 def encode_example(features: Mapping[str, bytes | int | Sequence[bytes] | Sequence[int] | Sequence[float]]) -> bytes:
-    """A serialised tf.train.Example, names in order: equal features give equal bytes, those TensorFlow itself writes.
+    """Return a serialised tf.train.Example, names in order: equal features give equal bytes, those TensorFlow itself
+    writes.
 
     A list of no values has no kind, and is read back as empty.
     """

@@ -1,4 +1,4 @@
-"""`sightline prepare convert`: pictures with labels from one form into another: folders, tar or TFRecord shards."""
+"""`sightline prepare convert`: images with labels from one form into another: folders, tar or TFRecord shards."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sightline.data.prepare._forms import Form, Plan
-from sightline.data.prepare._pieces import alone_in, jobs_or_cores
-from sightline.data.prepare._writing import write_all
 from sightline.data.sources import Source, SourceOptions, open_source
-from sightline.data.sources._shards import ShardSource
 from sightline.data.sources.folder import FolderSource
+from sightline.data.sources.shards import ShardSource
+from sightline.data.writing.forms import Form, LabelledImages
+from sightline.data.writing.pieces import alone_in, jobs_or_cores, write_pieces
 from sightline.errors import BadData, UsageError
 from sightline.parts import Split
 from sightline.terminal.progress import Progress
 
-_PICTURES_PER_SHARD = 1252  # makes 1024 training shards of ImageNet, as its TFRecords have
+_IMAGES_PER_SHARD = 1252  # makes 1024 training shards of ImageNet, as its TFRecords have
 _SPLITS: tuple[Split, ...] = ("train", "val")
 
 
 @dataclass(frozen=True)
-class Options:
-    """Writes a data set in another form. Names, labels and the pictures' bytes stay what they are.
+class ConvertOptions:
+    """Write a data set in another form. Names, labels and the images' bytes stay what they are.
 
     So does the order of the samples, by class and name: a run sees the same batches whichever form it reads.
-    A start after a kill goes on with what is missing; the files are the same for any number of jobs.
+    A start after a kill resumes with what is missing; the files are the same for any number of jobs.
     """
 
     source: Path
@@ -39,13 +38,13 @@ class Options:
     first_label: int = 1
     """The smallest label in a source of TFRecords, as --data.first-label."""
     shards: int = 0
-    """tar, tfrecord: training shards; 0 takes one per 1252 pictures."""
+    """tar, tfrecord: training shards; 0 takes one per 1252 images."""
     val_shards: int = 0
     """tar, tfrecord: validation shards, as above."""
     repair: bool = False
-    """Encode anew, at quality 100, what is no 8-bit grey or colour JPEG: PNG, CMYK and others."""
+    """Encode again, at quality 100, what is not an 8-bit grey or colour JPEG: PNG, CMYK and others."""
     jobs: int = 0
-    """Processes; 0 takes one a core, at most 16."""
+    """Processes; 0 takes one per core, at most 16."""
 
     def __post_init__(self) -> None:
         for name in ("shards", "val_shards"):
@@ -53,11 +52,11 @@ class Options:
                 raise UsageError(f"{name}={getattr(self, name)}: use 1 to 99999, or 0")
 
 
-def prepare(options: Options, progress: Progress) -> dict[str, int]:
-    """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
+def prepare(options: ConvertOptions, progress: Progress) -> dict[str, int]:
+    """Write what is missing and return counts; progress(what, done, total) is called as work proceeds."""
     source, out = options.source.resolve(), options.out.resolve()
     if not source.is_dir():
-        raise UsageError(f"{options.source} is no folder; give --source what --data.path would be")
+        raise UsageError(f"{options.source} is not a folder; give --source what --data.path would be")
     if source == out or source in out.parents or out in source.parents:
         raise UsageError(f"--out {options.out} lies in --source {options.source} or around it; choose another --out")
     jobs = jobs_or_cores(options.jobs)
@@ -69,13 +68,14 @@ def prepare(options: Options, progress: Progress) -> dict[str, int]:
         if sources["train"].classes != sources["val"].classes:
             raise BadData(f"{options.source}: its two splits number their classes differently; run `sightline check`")
         asked: dict[Split, int] = {"train": options.shards, "val": options.val_shards}
-        shards = {split: asked[split] or -(-len(sources[split]) // _PICTURES_PER_SHARD) for split in _SPLITS}
-        plan = Plan(options.out, options.form, sources, shards, options.repair)
-        return write_all(plan, sum(map(_bytes_of, sources.values())), jobs, progress)
+        shards = {split: asked[split] or -(-len(sources[split]) // _IMAGES_PER_SHARD) for split in _SPLITS}
+        size = sum(map(_bytes_of, sources.values()))
+        plan = LabelledImages(options.out, options.form, sources, shards, options.repair, size)
+        return write_pieces(plan, jobs, progress)
 
 
 def _bytes_of(source: Source) -> int:
-    """How much the pictures of a split take."""
+    """Return the bytes that the images of a split take."""
     if isinstance(source, ShardSource):
         return int(source.index.length.sum())
     if not isinstance(source, FolderSource):

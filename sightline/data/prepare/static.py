@@ -12,8 +12,8 @@ from sightline.terminal.progress import Progress
 
 
 @dataclass(frozen=True)
-class Options:
-    """Writes training batches, augmented and normalised in fp32, which `--data.static DIR` replays in their order.
+class StaticOptions:
+    """Write training batches, augmented and normalised in fp32, which `--data.static DIR` replays in their order.
 
     They are the first that a run of this seed and batch size sees. In Python, sightline.data.loading.static.dump
     writes those of any recipe's data.
@@ -30,7 +30,7 @@ class Options:
     last_batch: LastBatch = "drop"
     """As --train.last-batch, which decides where an epoch ends; ssd_resnet34 has pad."""
     data: DetectionData = field(default_factory=DetectionData)
-    """The pictures, and what is done to them."""
+    """The images, and what is done to them."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "steps"):
@@ -40,6 +40,6 @@ class Options:
             raise UsageError("--data.static is what is written here; leave it out")
 
 
-def prepare(options: Options, progress: Progress) -> dict[str, int]:
-    """Writes the batches and returns counts; progress(what, done, total) is called as work proceeds."""
+def prepare(options: StaticOptions, progress: Progress) -> dict[str, int]:
+    """Write the batches and return counts; progress(what, done, total) is called as work proceeds."""
     return dump(options.data, options.out, options.batch, options.steps, options.seed, progress, options.last_batch)

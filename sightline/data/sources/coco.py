@@ -1,6 +1,6 @@
 """COCO as it is published: PATH/annotations/instances_train2017.json with PATH/train2017/*.jpg, and the same of val.
 
-Also instances_train.json with train/, for data of one's own in that form. Pictures are in the order of their ids.
+Also instances_train.json with train/, for data of one's own in that form. Images are in the order of their ids.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.decode import MAX_BYTES
-from sightline.data.sources import BoxSource, Objects, _index
-from sightline.data.sources._coco_json import read_annotations
-from sightline.data.sources._objects import Annotations
+from sightline.data.sources import BoxSource, Objects, index_files
+from sightline.data.sources.annotations import Annotations, read_annotations
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 
@@ -23,21 +22,22 @@ EXPECTED = "PATH/annotations/instances_{0}2017.json with PATH/{0}2017/*.jpg, or 
 
 
 def detect(path: str) -> bool:
-    """Whether PATH has the annotations and the pictures of a split."""
+    """Return whether PATH has the annotations and the images of a split."""
     return any(find(Path(path), split) is not None for split in _SPLITS)
 
 
 def find(root: Path, split: Split) -> tuple[Path, Path] | None:
-    """(annotations, folder of pictures) of a split, if both are there."""
-    for year in _YEARS:
-        file, folder = root / "annotations" / f"instances_{split}{year}.json", root / f"{split}{year}"
-        if file.is_file() and folder.is_dir():
-            return file, folder
-    return None
+    """Return (annotations, folder of images) of a split, if both are there."""
+    return next((pair for pair in places(root, split) if pair[0].is_file() and pair[1].is_dir()), None)
+
+
+def places(root: Path, split: Split) -> list[tuple[Path, Path]]:
+    """Return where (annotations, folder of images) of a split may lie: with COCO's year, or one's own without."""
+    return [(root / "annotations" / f"instances_{split}{year}.json", root / f"{split}{year}") for year in _YEARS]
 
 
 def open_boxes(path: str, split: Split) -> CocoSource:
-    """Reads the annotations of a split and lists its pictures."""
+    """Read the annotations of a split and list its images."""
     root = Path(path)
     found = find(root, split)
     if found is None:
@@ -50,7 +50,7 @@ def open_boxes(path: str, split: Split) -> CocoSource:
 
 
 def chosen(annotations: Annotations, split: Split, file: str) -> Annotations:
-    """What a split takes of its file: training leaves out boxes by rule and pictures without one."""
+    """Return what a split takes of its file: training leaves out boxes by rule and images without one."""
     if split != "train":
         return annotations
     kept = annotations.for_training()
@@ -69,7 +69,7 @@ class CocoSource(BoxSource):
         self.class_ids = tuple(annotations.class_ids.tolist())
         self.most_objects = int(annotations.counts.max(initial=0))
         self.room = _sizes(folder, annotations.names, file, annotations.image_ids)
-        self.fingerprint = _index.digest("coco", 1, annotations.content(), self.room.tobytes())
+        self.fingerprint = index_files.digest("coco", 1, annotations.content(), self.room.tobytes())
 
     def __len__(self) -> int:
         return len(self.annotations)
@@ -81,7 +81,7 @@ class CocoSource(BoxSource):
         path = self.folder / self.annotations.names[index]
         try:
             if path.stat().st_size > MAX_BYTES:
-                raise BadSample(self.name(index), f"more than the {MAX_BYTES} bytes allowed for one picture; shrink it")
+                raise BadSample(self.name(index), f"more than the {MAX_BYTES} bytes allowed for one image; shrink it")
             return path.read_bytes()
         except OSError as error:
             raise BadSample(self.name(index), f"cannot be read: {error.strerror}") from error
@@ -90,8 +90,8 @@ class CocoSource(BoxSource):
         return self.annotations.objects(index)
 
 
-def _sizes(folder: Path, names: _index.Names, file: Path, image_ids: np.ndarray) -> np.ndarray:
-    """Bytes of every picture; one that is not there is an error, because a data set is not unpacked in part."""
+def _sizes(folder: Path, names: index_files.Names, file: Path, image_ids: np.ndarray) -> np.ndarray:
+    """Return the bytes of every image; a missing one is an error, because a data set is not unpacked in part."""
     listed: dict[bytes, dict[bytes, int]] = {}
     sizes = np.full(len(names), -1, np.int64)
     for row, name in enumerate(names.all()):
@@ -101,14 +101,14 @@ def _sizes(folder: Path, names: _index.Names, file: Path, image_ids: np.ndarray)
         sizes[row] = listed[below].get(last, -1)
     if missing := np.flatnonzero(sizes < 0).tolist():
         raise BadData(
-            f"{folder} lacks {len(missing)} of the {len(names)} pictures of {file}, the first one "
+            f"{folder} lacks {len(missing)} of the {len(names)} images of {file}, the first one "
             f"{names[missing[0]]} (image {image_ids[missing[0]]}); unpack {folder.name}.zip again"
         )
     return sizes
 
 
 def _listing(folder: bytes) -> dict[bytes, int]:
-    """Name -> bytes of the files in a folder; 0 for a link that leads nowhere, which reading tells."""
+    """Return name -> bytes of the files in a folder; 0 for a link that leads nowhere, which reading reports."""
     found = {}
     try:
         for entry in os.scandir(folder):
@@ -116,6 +116,6 @@ def _listing(folder: bytes) -> dict[bytes, int]:
                 found[entry.name] = entry.stat().st_size
             except OSError:
                 found[entry.name] = 0
-    except OSError:  # no such folder: all of its pictures are missing, which is said
+    except OSError:  # no such folder: all of its images are missing, which is said
         return {}
     return found

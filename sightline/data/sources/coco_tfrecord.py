@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from sightline.data.formats import records
-from sightline.data.sources import BoxSource, Objects, _index
-from sightline.data.sources._coco_json import read_annotations
-from sightline.data.sources._objects import Annotations, assembled
-from sightline.data.sources._shards import INDEX_FILES, OpenFiles, Shard, list_folder, scan_records
+from sightline.data.formats.coco import MAX_CATEGORY, MAX_ID, MAX_SIDE, MIN_ID
+from sightline.data.sources import BoxSource, Objects, index_files
+from sightline.data.sources.annotations import Annotations, assembled, read_annotations
 from sightline.data.sources.coco import chosen
+from sightline.data.sources.shards import INDEX_FILES, OpenFiles, Shard, list_folder, scan_records
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 
@@ -38,16 +38,16 @@ _COLUMNS = ("shard", "offset", "length")
 
 
 def detect(path: str) -> bool:
-    """Whether PATH has files named like the shards of a split."""
+    """Return whether PATH has files named like the shards of a split."""
     return any(_SHARD.fullmatch(name) for name in list_folder(Path(path)))
 
 
 def open_boxes(path: str, split: Split) -> CocoTFRecordSource:
-    """Indexes the shards of a split."""
+    """Index the shards of a split."""
     root = Path(path)
     shards = _find_shards(root, split)
     scanned, places = _scanned(root, split, shards)
-    file = _json_of(root, split)
+    file = find_json(root, split)
     if file is not None:
         whole = read_annotations(file, root)
         missing = np.setdiff1d(scanned.image_ids, whole.image_ids)
@@ -62,7 +62,7 @@ def open_boxes(path: str, split: Split) -> CocoTFRecordSource:
                 f"{shards[0].name} and its sisters lack {len(absent)} of the {len(whole)} images of {file}, the first "
                 f"one {absent[0]}; every image is evaluated: make the records again"
             )
-        annotations = whole.of_pictures(np.searchsorted(whole.image_ids, scanned.image_ids))
+        annotations = whole.of_images(np.searchsorted(whole.image_ids, scanned.image_ids))
     else:
         annotations = scanned
     annotations = _with_classes(annotations, root)
@@ -72,7 +72,7 @@ def open_boxes(path: str, split: Split) -> CocoTFRecordSource:
 
 
 class CocoTFRecordSource(BoxSource):
-    """Pictures in records; every read checks the record's checksums and its id against the index."""
+    """Images in records; every read checks the record's checksums and its id against the index."""
 
     def __init__(self, shards: list[Shard], annotations: Annotations, places: dict[str, np.ndarray]):
         self.shards = shards
@@ -83,7 +83,7 @@ class CocoTFRecordSource(BoxSource):
         self.most_objects = int(annotations.counts.max(initial=0))
         self.room = places["length"]
         files = [(shard.name, shard.size) for shard in shards]
-        self.fingerprint = _index.digest("coco_tfrecord", 1, annotations.content(), files)
+        self.fingerprint = index_files.digest("coco_tfrecord", 1, annotations.content(), files)
         self.files = OpenFiles(self.shards)
 
     def __len__(self) -> int:
@@ -116,22 +116,23 @@ class CocoTFRecordSource(BoxSource):
                 f"beside the data and start again",
             )
         if not encoded or len(encoded) != 1 or not isinstance(encoded[0], bytes):
-            raise BadSample(name, f"record at byte {offset}: expected one picture in {_ENCODED}; make it again")
+            raise BadSample(name, f"record at byte {offset}: expected one image in {_ENCODED}; make it again")
         return encoded[0]
 
 
-def _json_of(root: Path, split: Split) -> Path | None:
+def find_json(root: Path, split: Split) -> Path | None:
+    """Return the json file of a split, if it lies beside the records."""
     files = [root / folder / f"instances_{split}{year}.json" for folder in _ANNOTATIONS for year in ("2017", "")]
     return next((file for file in files if file.is_file()), None)
 
 
 def _with_classes(annotations: Annotations, root: Path) -> Annotations:
-    """With the classes of the training json, of any json, or else of the records of both splits together."""
-    file = _json_of(root, "train") or _json_of(root, "val")
+    """Take the classes of the training json, of any json, or else of the records of both splits together."""
+    file = find_json(root, "train") or find_json(root, "val")
     if file is not None:
         defining = [(str(file), read_annotations(file, root))]
     else:
-        splits = [split for split in _SPLITS if _shard_names(root, split)]
+        splits = [split for split in _SPLITS if shard_names(root, split)]
         defining = [(split, _scanned(root, split, _find_shards(root, split))[0]) for split in splits]
     known: dict[int, tuple[str, str]] = {}  # id -> name, where it was first seen
     for where, found in defining:
@@ -147,13 +148,14 @@ def _with_classes(annotations: Annotations, root: Path) -> Annotations:
     return annotations.of_classes({number: name for number, (name, _) in known.items()})
 
 
-def _shard_names(root: Path, split: Split) -> list[re.Match[str]]:
+def shard_names(root: Path, split: Split) -> list[re.Match[str]]:
+    """Return the names of the shards of a split, in order; `number` and `count` are groups of each."""
     matches = [match for name in list_folder(root) if (match := _SHARD.fullmatch(name))]
     return [match for match in matches if match["split"] == split]
 
 
 def _find_shards(root: Path, split: Split) -> list[Shard]:
-    found = _shard_names(root, split)
+    found = shard_names(root, split)
     if not found:
         raise BadData(f"{root} has no {split} split; expected PATH/{split}-00000-of-00032.tfrecord and its sisters")
     count = int(found[0]["count"])
@@ -171,10 +173,10 @@ def _find_shards(root: Path, split: Split) -> list[Shard]:
 
 
 def _scanned(root: Path, split: Split, shards: list[Shard]) -> tuple[Annotations, dict[str, np.ndarray]]:
-    """What the records say of themselves and where they lie, from an earlier run while no shard has changed."""
-    key = _index.digest("coco_tfrecord", 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
+    """Return what the records say of themselves and where they lie, from an earlier run while no shard has changed."""
+    key = index_files.digest("coco_tfrecord", 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
     name = f"coco_tfrecord-{split}"
-    kept = _index.load(root, name, key)
+    kept = index_files.load(root, name, key)
     if kept is not None:
         try:
             places = {column: kept[column] for column in _COLUMNS}
@@ -183,10 +185,10 @@ def _scanned(root: Path, split: Split, shards: list[Shard]) -> tuple[Annotations
                 return annotations, places
         except (ValueError, KeyError, IndexError):
             kept = None
-    is_settled = _index.is_settled(shard.changed_ns for shard in shards)
+    is_settled = index_files.is_settled(shard.changed_ns for shard in shards)
     annotations, places = _Scan(shards).run()
     if is_settled:
-        _index.save(root, name, key, {**annotations.arrays(), **places})
+        index_files.save(root, name, key, {**annotations.arrays(), **places})
     return annotations, places
 
 
@@ -203,7 +205,7 @@ class _Scan:
 
     def __init__(self, shards: list[Shard]):
         self.shards = shards
-        self.pictures: dict[int, tuple[int, int, bytes]] = {}
+        self.images: dict[int, tuple[int, int, bytes]] = {}
         self.places: dict[int, tuple[int, int, int]] = {}
         self.classes: dict[int, str] = {}
         self.image_of, self.categories, self.crowd = array("q"), array("q"), array("q")
@@ -211,10 +213,10 @@ class _Scan:
 
     def run(self) -> tuple[Annotations, dict[str, np.ndarray]]:
         scan_records(self.shards, self._add)
-        if not self.pictures:
+        if not self.images:
             raise BadData(f"{self.shards[0].path.parent}: {len(self.shards)} files and no record; make them again")
         annotations = assembled(
-            self.pictures,
+            self.images,
             self.classes,
             np.asarray(self.image_of, np.int64),
             np.asarray(self.boxes, np.float64),
@@ -234,17 +236,17 @@ class _Scan:
             raise BadData(f"{where}: {error}; fetch or make the file again") from error
         identity, names = found.get(_SOURCE_ID) or [b""], found.get(_FILENAME) or [b""]
         text = identity[0] if isinstance(identity[0], bytes) else b""
-        if not re.fullmatch(rb"\d{1,18}", text):
+        if not re.fullmatch(rb"-?\d{1,19}", text) or not MIN_ID <= int(text) <= MAX_ID:
             raise BadData(f"{where}: expected an image id as text in {_SOURCE_ID}, found {identity[0]!r:.80}")
         image_id = int(text)
-        if image_id in self.pictures:
+        if image_id in self.images:
             raise BadData(f"{where}: image {image_id} stands in another record too; make the files again")
         sides = [found.get(key) for key in _SIDES]
-        if not all(side and isinstance(side[0], int) and 0 < side[0] < 2**20 for side in sides):
+        if not all(side and isinstance(side[0], int) and 1 <= side[0] <= MAX_SIDE for side in sides):
             raise BadData(f"{where}: image {image_id} has no size in {' and '.join(_SIDES)}; make the files again")
         height, width = (int(side[0]) for side in sides if side)
         name = names[0] if isinstance(names[0], bytes) else b""
-        self.pictures[image_id] = (height, width, name[:4096])
+        self.images[image_id] = (height, width, name[:4096])
         self.places[image_id] = (number, offset, length)
         self._add_objects(found, image_id, height, width, where)
 
@@ -257,10 +259,10 @@ class _Scan:
         if {len(column) for column in edges} != {count} or len(texts) not in (0, count):
             raise BadData(f"{where}: image {image_id} has {count} labels, but other numbers of edges or names")
         numbers = np.asarray(edges, object).ravel().tolist() + (areas if len(areas) == count else [])
-        if not all(isinstance(label, int) and 0 <= label <= 2**31 for label in labels) or not all(
+        if not all(isinstance(label, int) and 0 <= label <= MAX_CATEGORY for label in labels) or not all(
             isinstance(number, float) and math.isfinite(number) for number in numbers
         ):
-            raise BadData(f"{where}: image {image_id} has a box or a label that is no number; make the files again")
+            raise BadData(f"{where}: image {image_id} has a box or a label that is not a number; make the files again")
         for row, label in enumerate(labels):
             text = texts[row] if texts else b""
             called = text.decode("utf-8", "replace") if isinstance(text, bytes) and text else f"class{label}"

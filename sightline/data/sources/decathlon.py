@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.data.sources import VolumeSource, _index
+from sightline.data.sources import VolumeSource, index_files
 from sightline.data.volumes.decathlon import PLAN, Case, Plan, read_plan
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.arrays import map_array
@@ -18,12 +18,13 @@ _FOLD_SEED = 12345  # the folds that published numbers are of
 
 
 def detect(path: str) -> bool:
-    """Whether PATH is a prepared folder."""
+    """Return whether PATH is a prepared folder."""
     return (Path(path) / PLAN).is_file()
 
 
 def folds(count: int, parts: int) -> list[np.ndarray]:
-    """The held-out indices of each part, sorted: scikit-learn's KFold(parts, shuffle=True, random_state=12345)."""
+    """Return the held-out indices of each part, sorted: scikit-learn's KFold(parts, shuffle=True,
+    random_state=12345)."""
     if not 2 <= parts <= count:
         raise UsageError(f"{count} volumes cannot be split into {parts} folds; use 2 to {count}")
     order = np.arange(count)
@@ -32,7 +33,7 @@ def folds(count: int, parts: int) -> list[np.ndarray]:
 
 
 def open_volumes(path: str, split: Split, spec: DataSpec, fold: int, folds: int) -> DecathlonSource:
-    """The volumes of a split; the spec is that of the plan, whoever opens it compares it with what he declared."""
+    """Open the volumes of a split; the spec is that of the plan, to be compared with what the recipe declares."""
     plan = read_plan(Path(path))
     if plan.mode != "training":
         raise UsageError(
@@ -43,7 +44,7 @@ def open_volumes(path: str, split: Split, spec: DataSpec, fold: int, folds: int)
 
 
 def _chosen(plan: Plan, split: Split, fold: int, parts: int) -> list[Case]:
-    """In the order of the files, as published folds count them: liver_10_x.npy comes before liver_1_x.npy."""
+    """Choose in the order of the files, as published folds count them: liver_10_x.npy comes before liver_1_x.npy."""
     cases = sorted(plan.cases, key=lambda case: case.image)
     if not 0 <= fold < parts:
         raise UsageError(f"--data.fold {fold}: with {parts} folds use 0 to {parts - 1}")
@@ -58,7 +59,7 @@ class DecathlonSource(VolumeSource):
         self.folder, self.cases, self.spec = folder, cases, plan.spec
         sizes = [_size(folder / file) for case in cases for file in (case.image, case.label) if file]
         rows = [(case.name, case.shape, case.original, case.start, case.end, case.spacing) for case in cases]
-        self.fingerprint = _index.digest("decathlon", 1, plan.spec.to_json(), rows, sizes)
+        self.fingerprint = index_files.digest("decathlon", 1, plan.spec.to_json(), rows, sizes)
 
     def __len__(self) -> int:
         return len(self.cases)
@@ -96,5 +97,5 @@ def _size(path: Path) -> int:
     except OSError as error:
         raise BadData(f"{path} cannot be read: {error.strerror}; prepare the data again") from error
     if not stat.S_ISREG(info.st_mode):  # reading a pipe would wait for ever
-        raise BadData(f"{path} is no regular file; prepare the data again")
+        raise BadData(f"{path} is not a regular file; prepare the data again")
     return info.st_size

@@ -1,4 +1,4 @@
-"""Pictures in class folders: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, as ImageNet is unpacked.
+"""Images in class folders: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, as ImageNet is unpacked.
 
 The list of a large data set is kept between runs and used while no folder has changed. A file rewritten in place leaves
 its folder's time as it was: it is read as it is now, but the kept fingerprint does not see its new size.
@@ -11,17 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, _index
+from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-# Below, listing anew takes less than a second and sees every size; a million files on a slow disk take minutes.
+# Below, listing again takes less than a second and sees every size; a million files on a slow disk take minutes.
 MIN_KEPT = 20_000
 
 
 def detect(path: str) -> bool:
-    """Whether PATH has a train or val folder with folders in it."""
+    """Return whether PATH has a train or val folder with folders in it."""
     return any(entry.is_dir() for split in ("train", "val") for entry in Path(path, split).glob("[!.]*"))
 
 
@@ -31,7 +31,7 @@ class FolderSource(Source):
     def __init__(self, root: Path, classes: tuple[str, ...], names: list[bytes], labels: list[int], sizes: list[int]):
         self.root = root
         self.classes = classes
-        self._names = _index.Names.of(names)
+        self._names = index_files.Names.of(names)
         self._labels = np.asarray(labels, dtype=np.int32)
         digest = hashlib.sha256("\0".join(classes).encode("utf-8", "surrogateescape"))
         digest.update(self._names.blob)
@@ -54,7 +54,7 @@ class FolderSource(Source):
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> FolderSource:
-    """Lists PATH/split. Classes are those of PATH/train, so both splits number them alike."""
+    """List PATH/split. Classes are those of PATH/train, so both splits number them alike."""
     root = Path(path, split)
     if not root.is_dir():
         raise BadData(f"{root} does not exist; expected PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg")
@@ -67,34 +67,34 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
     return FolderSource(root, tuple(classes), names, labels, sizes)
 
 
-Listing = tuple[list[bytes], list[int], list[int]]  # name, label, size of every picture
+Listing = tuple[list[bytes], list[int], list[int]]  # name, label, size of every image
 
 
 def _listed(path: Path, split: Split, classes: list[str]) -> Listing:
-    """The pictures of a split, from an earlier run where every folder below still has the time it had then."""
-    key = _index.digest("folder", 1, classes)
-    kept = _index.load(path, f"folder-{split}", key)
+    """Return the images of a split, from an earlier run where every folder below still has the time it had then."""
+    key = index_files.digest("folder", 1, classes)
+    kept = index_files.load(path, f"folder-{split}", key)
     if kept is not None:
         listing = _kept_listing(kept, path / split, len(classes))
         if listing is not None:
             return listing
-    walk = _Walk(path / split)
+    walk = Walk(path / split)
     names, labels, sizes = listing = walk.list(classes, is_training=split == "train")
-    if len(names) >= MIN_KEPT and _index.is_settled(walk.changed_ns):
-        arrays: _index.Arrays = {
+    if len(names) >= MIN_KEPT and index_files.is_settled(walk.changed_ns):
+        arrays: index_files.Arrays = {
             "labels": np.asarray(labels, np.int32),
             "sizes": np.asarray(sizes, np.int64),
             "changed_ns": np.asarray(walk.changed_ns, np.int64),
-            **_index.Names.of(names).arrays("names"),
-            **_index.Names.of([os.fsencode(folder) for folder in walk.folders]).arrays("folders"),
+            **index_files.Names.of(names).arrays("names"),
+            **index_files.Names.of([os.fsencode(folder) for folder in walk.folders]).arrays("folders"),
         }
-        _index.save(path, f"folder-{split}", key, arrays)
+        index_files.save(path, f"folder-{split}", key, arrays)
     return listing
 
 
-def _kept_listing(kept: _index.Arrays, root: Path, classes: int) -> Listing | None:
+def _kept_listing(kept: index_files.Arrays, root: Path, classes: int) -> Listing | None:
     try:
-        names, folders = _index.Names.loaded(kept, "names").all(), _index.Names.loaded(kept, "folders").all()
+        names, folders = index_files.Names.loaded(kept, "names").all(), index_files.Names.loaded(kept, "folders").all()
         labels, sizes, changed_ns = (kept[key].tolist() for key in ("labels", "sizes", "changed_ns"))
         if not len(names) == len(labels) == len(sizes) or not set(labels) <= set(range(classes)):
             return None
@@ -111,7 +111,7 @@ def _class_folders(root: Path) -> list[str]:
     return found
 
 
-class _Walk:
+class Walk:
     """Lists class folders and remembers each folder it saw with the time of its last change."""
 
     def __init__(self, root: Path):
@@ -123,24 +123,25 @@ class _Walk:
         names: list[bytes] = []
         labels: list[int] = []
         sizes: list[int] = []
-        progress = _index.Progress(str(self.root), len(classes), "class folders")
+        progress = index_files.ScanProgress(str(self.root), len(classes), "class folders")
         for label, name in enumerate(classes):
             progress(label)
             before = len(names)
-            for file_name, size in self._pictures(name, set()):
+            for file_name, size in self.images(name, set()):
                 names.append(os.fsencode(file_name))
                 labels.append(label)
                 sizes.append(size)
             if len(names) == before and is_training:
                 raise BadData(
-                    f"{self.root / name} holds no pictures ({', '.join(SUFFIXES)}); fill the class folder or remove it"
+                    f"{self.root / name} holds no images ({', '.join(SUFFIXES)}); fill the class folder or remove it"
                 )
         if not names:
-            raise BadData(f"{self.root} holds no pictures ({', '.join(SUFFIXES)}) in its class folders")
+            raise BadData(f"{self.root} holds no images ({', '.join(SUFFIXES)}) in its class folders")
         return names, labels, sizes
 
-    def _pictures(self, relative: str, seen: set[str]) -> Iterator[tuple[str, int]]:
-        """(relative path, size) of all pictures below, sorted; a link back to a folder already seen is not followed."""
+    def images(self, relative: str, seen: set[str]) -> Iterator[tuple[str, int]]:
+        """Yield (relative path, size) of all images below, sorted; a link back to a folder already seen is not
+        followed."""
         folder = self.root / relative
         real = os.path.realpath(folder)
         if real in seen or not folder.is_dir():
@@ -153,7 +154,7 @@ class _Walk:
                 continue
             path = f"{relative}/{entry.name}"
             if _is_folder(entry):
-                yield from self._pictures(path, seen)
+                yield from self.images(path, seen)
             elif entry.name.lower().endswith(SUFFIXES):
                 yield path, _size(entry)
 
@@ -166,7 +167,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _size(entry: os.DirEntry[str]) -> int:
-    """0 for a link that leads nowhere: it is listed, and the bad-sample policy decides about it."""
+    """Return 0 for a link that leads nowhere: it is listed, and the bad-sample policy decides about it."""
     try:
         return entry.stat().st_size
     except OSError:

@@ -1,4 +1,4 @@
-"""Pictures made from numbers, for benchmarks and tests: `--data.path synthetic:classes=10,samples=1000,size=64`.
+"""Images made from numbers, for benchmarks and tests: `--data.path synthetic:classes=10,samples=1000,size=64`.
 
 Each class is a smooth colour pattern of its own under noise, so that a network can learn them. Volumes follow the
 recipe's spec: `synthetic:samples=64`.
@@ -27,12 +27,12 @@ MOST = {"classes": 100_000, "samples": 10**9, "size": 8192}  # beyond, only memo
 
 
 def detect(path: str) -> bool:
-    """Whether the path is a synthetic one."""
+    """Return whether the path is a synthetic one."""
     return path.startswith(PREFIX)
 
 
 class SyntheticSource(Source):
-    """`samples` pictures for training, an eighth of that for evaluation."""
+    """`samples` images for training, an eighth of that for evaluation."""
 
     def __init__(self, classes: int, samples: int, size: int, split: Split):
         self.classes = tuple(f"class{i:04d}" for i in range(classes))
@@ -144,17 +144,17 @@ class SyntheticVolumes(VolumeSource):
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> SyntheticSource:
-    """Reads the sizes out of the path."""
+    """Read the sizes out of the path."""
     return SyntheticSource(**_sizes(path), split=split)
 
 
 def open_boxes(path: str, split: Split) -> SyntheticBoxes:
-    """The same, for pictures with boxes."""
+    """Do the same for images with boxes."""
     return SyntheticBoxes(**_sizes(path), split=split)
 
 
 def open_volumes(path: str, split: Split, spec: DataSpec, fold: int = 0, folds: int = 5) -> SyntheticVolumes:
-    """The same, for volumes; what is held out is drawn anew, so folds mean nothing."""
+    """Do the same for volumes; what is held out is drawn independently, so folds mean nothing."""
     values = _sizes(path)
     sizes = path.removeprefix(PREFIX)
     if "classes=" in sizes or "size=" in sizes:

@@ -2,7 +2,7 @@
 
 A sample is a run of members with one key: KEY.jpg and KEY.cls (a number from 0) or KEY.json; without a label the class
 is the folder. Names of classes: classes.txt, one a line, else from folders or JSON. What else lies there, pickles above
-all, is never opened; a picture or label that is a link or a device, or leads outside by its name, is refused.
+all, is never opened; an image or label that is a link or a device, or leads outside by its name, is refused.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sightline.data.decode import MAX_BYTES
-from sightline.data.formats.records import read_at
-from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, _index
-from sightline.data.sources._shards import (
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files
+from sightline.data.sources.shards import (
     COLUMNS,
     INDEX_FILES,
     MAX_CLASSES,
@@ -37,9 +36,10 @@ from sightline.data.sources._shards import (
 )
 from sightline.errors import BadData, BadSample
 from sightline.files.archive import BLOCK, REGULAR, tar_entries
+from sightline.files.positioned import read_at
 from sightline.parts import Split
 
-PICTURES = ("jpg", "jpeg", "png", "webp", "bmp")
+IMAGES = ("jpg", "jpeg", "png", "webp", "bmp")
 CLASSES_FILE = "classes.txt"
 MAX_LABEL_BYTES = 2**16  # of one KEY.cls or KEY.json
 MAX_CLASSES_BYTES = 2**22  # of classes.txt; 100,000 names of 40 bytes
@@ -49,12 +49,12 @@ _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 
 
 def detect(path: str) -> bool:
-    """Whether PATH has tar files of a split."""
+    """Return whether PATH has tar files of a split."""
     return any(_shard_files(Path(path), split) for split in ("train", "val"))
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> TarSource:
-    """Indexes the shards of a split. Classes are those of the training shards, so both splits number them alike."""
+    """Index the shards of a split. Classes are those of the training shards, so both splits number them alike."""
     root = Path(path)
     shards = _find_shards(root, split)
     index = _index_of(root, split, shards)
@@ -70,7 +70,7 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
         labels = _named_labels(index, classes, f"{shards[0].path.parent}", CLASSES_FILE if listed else "train")
         return TarSource(shards, *_in_order(index, labels), classes)
     classes = listed or numbered_classes(defining, defining_shards, 0, options.classes, "")
-    hint = f"mend the label or {CLASSES_FILE}" if listed else "mend the label or declare more --data.classes"
+    hint = f"fix the label or {CLASSES_FILE}" if listed else "fix the label or declare more --data.classes"
     check_range(index, shards, 0, len(classes), hint)
     if not listed:
         check_names(index, shards, 0, classes)
@@ -78,11 +78,11 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
 
 
 class TarSource(ShardSource):
-    """Pictures in tar files; every read compares the member's header with the one that was indexed."""
+    """Images in tar files; every read compares the member's header with the one that was indexed."""
 
     kind = "tar"
 
-    def read_picture(self, index: int, descriptor: int) -> bytes:
+    def read_image(self, index: int, descriptor: int) -> bytes:
         offset, length = int(self.index.offset[index]), int(self.index.length[index])
         if length > MAX_BYTES:
             raise BadSample(
@@ -106,7 +106,7 @@ class TarSource(ShardSource):
 
 
 def _shard_files(root: Path, split: str) -> list[Path]:
-    """The split's files: those of its folder, or those of PATH that are named after it."""
+    """Return the split's files: those of its folder, or those of PATH that are named after it."""
     names = ("train",) if split == "train" else ("val", "validation")
     for folder in (*(root / name for name in names), root):
         found = [folder / name for name in list_folder(folder) if _is_shard(name, folder != root, names)]
@@ -137,7 +137,7 @@ def _index_of(root: Path, split: Split, shards: list[Shard]) -> Index:
 
 
 def _read_classes(root: Path, shards: list[Shard]) -> tuple[str, ...]:
-    """The lines of classes.txt in PATH or beside the shards; none where there is no such file."""
+    """Return the lines of classes.txt in PATH or beside the shards; none where there is no such file."""
     for path in (root / CLASSES_FILE, shards[0].path.parent / CLASSES_FILE):
         if not path.is_file():
             continue
@@ -162,11 +162,11 @@ def _named_labels(index: Index, classes: tuple[str, ...], where: str, known_to: 
 
 
 def _in_order(index: Index, labels: np.ndarray) -> tuple[Index, np.ndarray]:
-    """By label as it is now; names within a class are in order already."""
+    """Sort by label as it is now; names within a class are in order already."""
     order = np.argsort(labels, kind="stable")
     columns = {key: getattr(index, key)[order] for key in COLUMNS}
     names = index.names.all()
-    return replace(index, **columns, names=_index.Names.of([names[i] for i in order.tolist()])), labels[order]
+    return replace(index, **columns, names=index_files.Names.of([names[i] for i in order.tolist()])), labels[order]
 
 
 # Building the index
@@ -190,20 +190,20 @@ class _Group:
     """The members of one key."""
 
     key: str
-    pictures: list[_Member] = field(default_factory=list)
+    images: list[_Member] = field(default_factory=list)
     number: int | None = None
     class_name: str = ""
 
     def samples(self, shard: Shard) -> list[_Member]:
-        """The picture of a labelled group; without a label every picture belongs to its folder."""
+        """Return the image of a labelled group; without a label every image belongs to its folder."""
         if self.number is None and not self.class_name:
-            return self.pictures
-        # As in WebDataset, KEY.seg.png is another thing than the picture; but KEY.2.jpg alone is one.
-        plain = [member for member in self.pictures if member.extension in PICTURES] or self.pictures
+            return self.images
+        # As in WebDataset, KEY.seg.png is another thing than the image; but KEY.2.jpg alone is one.
+        plain = [member for member in self.images if member.extension in IMAGES] or self.images
         if len(plain) != 1:
             raise BadData(
-                f"{shard.name}: {self.key} has a label and {len(plain)} pictures; expected one of "
-                f"{', '.join(f'{self.key}.{each}' for each in PICTURES)}"
+                f"{shard.name}: {self.key} has a label and {len(plain)} images; expected one of "
+                f"{', '.join(f'{self.key}.{each}' for each in IMAGES)}"
             )
         return plain
 
@@ -260,16 +260,16 @@ class _Scan:
             length=columns[:, 2].copy(),
             label=np.asarray(labels, np.int32)[order],
             check=columns[:, 3].astype(np.uint32),
-            names=_index.Names.of([self.members[i] for i in order]),
+            names=index_files.Names.of([self.members[i] for i in order]),
             class_labels=np.asarray(sorted(names), np.int32),
-            class_names=_index.Names.of([os.fsencode(names[label]) for label in sorted(names)]),
+            class_names=index_files.Names.of([os.fsencode(names[label]) for label in sorted(names)]),
             is_numbered=is_numbered,
         )
 
 
 def _build_index(shards: list[Shard]) -> Index:
     scan = _Scan()
-    progress = _index.Progress(str(shards[0].path.parent), len(shards), "files")
+    progress = index_files.ScanProgress(str(shards[0].path.parent), len(shards), "files")
     for number, shard in enumerate(shards):
         try:
             with open(shard.path, "rb") as file:
@@ -280,36 +280,36 @@ def _build_index(shards: list[Shard]) -> Index:
             raise BadData(f"{shard.path} cannot be read: {error.strerror}") from error
     if not scan.labels:
         raise BadData(
-            f"{shards[0].path.parent} holds no pictures ({', '.join(PICTURES)}) in its tar files; "
+            f"{shards[0].path.parent} holds no images ({', '.join(IMAGES)}) in its tar files; "
             f"ImageNet's own archives hold tars: `sightline prepare imagenet` first"
         )
     return scan.index()
 
 
 def _groups(file: BinaryIO, shard: Shard) -> Iterator[_Group]:
-    """The runs of members with one key that hold a picture or a label."""
+    """Yield the runs of members with one key that hold an image or a label."""
     group = _Group("")
     for member in _members(file, shard):
         if member.key != group.key:
-            if group.pictures or group.number is not None:
+            if group.images or group.number is not None:
                 yield group
             group = _Group(member.key)
         if member.extension in ("cls", "json"):
             _read_label(file, shard, member, group)
         else:
-            group.pictures.append(member)
-    if group.pictures or group.number is not None:
+            group.images.append(member)
+    if group.images or group.number is not None:
         yield group
 
 
 def _members(file: BinaryIO, shard: Shard) -> Iterator[_Member]:
-    """Pictures and labels of a tar, in order; every other member is stepped over."""
+    """Yield images and labels of a tar, in order; every other member is skipped."""
     for entry in tar_entries(file, shard.name):
         name = entry.name.removeprefix("./")
         folder, _, base = name.rpartition("/")
         stem, _, extension = base.partition(".")
         kind = extension.lower()
-        is_wanted = kind in ("cls", "json") or kind.rpartition(".")[2] in PICTURES
+        is_wanted = kind in ("cls", "json") or kind.rpartition(".")[2] in IMAGES
         if entry.is_folder or not is_wanted or not stem:  # .hidden
             continue
         if name.startswith("/") or ".." in name.split("/"):
@@ -335,13 +335,13 @@ def _read_label(file: BinaryIO, shard: Shard, member: _Member, group: _Group) ->
     try:
         described = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadData(f"{where} is no JSON: {error}") from error
+        raise BadData(f"{where} is not JSON: {error}") from error
     if isinstance(described, dict):
         _take_json(described, group, where)
 
 
 def _take_json(described: dict[str, Any], group: _Group, where: str) -> None:
-    """{"label": number or name, "synset" or "class": name}; a KEY.cls goes before the number here."""
+    """Take {"label": number or name, "synset" or "class": name}; a KEY.cls goes before the number here."""
     label = described.get("label")
     names = [described.get(key) for key in ("synset", "class")] + [label]
     group.class_name = next((name for name in names if isinstance(name, str)), "")

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.formats import records
-from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, _index
-from sightline.data.sources._shards import (
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files
+from sightline.data.sources.shards import (
     INDEX_FILES,
     MAX_CLASSES,
     Index,
@@ -48,12 +48,12 @@ _READ = frozenset((LABEL, ENCODED))
 
 
 def detect(path: str) -> bool:
-    """Whether PATH has files named like the shards of a split."""
+    """Return whether PATH has files named like the shards of a split."""
     return any(_shard_files(Path(path), split) for split in SPLITS)
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> TFRecordSource:
-    """Indexes the shards of a split. Classes are those of the training files, so both splits number them alike."""
+    """Index the shards of a split. Classes are those of the training files, so both splits number them alike."""
     root, first = Path(path), options.first_label
     shards = _find_shards(root, split)
     index = _index_of(root, split, shards)
@@ -69,11 +69,11 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
 
 
 class TFRecordSource(ShardSource):
-    """Pictures in records; every read checks the record's checksums and its label against the index."""
+    """Images in records; every read checks the record's checksums and its label against the index."""
 
     kind = "tfrecord"
 
-    def read_picture(self, index: int, descriptor: int) -> bytes:
+    def read_image(self, index: int, descriptor: int) -> bytes:
         offset, name = int(self.index.offset[index]), self.name(index)
         payload = records.read_frame(descriptor, offset, records.MAX_RECORD_BYTES, name)
         try:
@@ -89,13 +89,13 @@ class TFRecordSource(ShardSource):
             )
         if not encoded or len(encoded) != 1 or not isinstance(encoded[0], bytes):
             raise BadSample(
-                name, f"record at byte {offset}: {ENCODED} holds {_short(encoded)}, expected one picture; make it again"
+                name, f"record at byte {offset}: {ENCODED} holds {_short(encoded)}, expected one image; make it again"
             )
         return encoded[0]
 
 
 def _shard_files(root: Path, split: str) -> list[tuple[int, int, Path]]:
-    """(number, count, file) of all shards of a split, under the first of its names that is there."""
+    """Return (number, count, file) of all shards of a split, under the first of its names that is there."""
     for prefix in SPLITS[split]:
         for folder in (root / prefix, root):
             matches = [match for name in list_folder(folder) if (match := _SHARD.fullmatch(name))]
@@ -191,9 +191,9 @@ class _Scan:
             length=columns[:, 2].copy(),
             label=np.frombuffer(self.labels, np.int64)[order].astype(np.int32),
             check=np.zeros(len(order), np.uint32),  # the records have checksums of their own
-            names=_index.Names.of([self.file_names[i] for i in order]),
+            names=index_files.Names.of([self.file_names[i] for i in order]),
             class_labels=np.asarray([label for label, _ in synsets], np.int32),
-            class_names=_index.Names.of([name for _, name in synsets]),
+            class_names=index_files.Names.of([name for _, name in synsets]),
             is_numbered=True,
         )
 
@@ -212,7 +212,7 @@ def _text(found: dict[str, records.Values], key: str) -> bytes:
 
 
 def _short(values: records.Values | None) -> str:
-    """What was found, in a few words however long it is."""
+    """Return what was found, in a few words however long it is."""
     if not values:
         return "nothing"
     if len(values) > 3 or isinstance(values[0], bytes):

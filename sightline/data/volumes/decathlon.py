@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from sightline.errors import BadData, UsageError
 from sightline.files.typed_json import read_json, short
-from sightline.files.whole import folder_below, written_whole
+from sightline.files.whole import write_text
 from sightline.parts import DataSpec
 
 Mode = Literal["training", "val", "test"]
@@ -199,8 +199,7 @@ class Plan:
 def write_plan(folder: Path, plan: Plan) -> None:
     """Whole or not at all; the folder is not ready before."""
     text = json.dumps(plan.to_json(), indent=1) + "\n"
-    with folder_below(folder, PLAN) as (at, last), written_whole(at, last, str(folder / PLAN), durable=True) as file:
-        file.write(text.encode("utf-8", "surrogateescape"))
+    write_text(folder, PLAN, text, durable=True)
 
 
 def read_plan(folder: Path) -> Plan:

@@ -411,10 +411,10 @@ def test_prepare_static_takes_the_data_of_the_command_line(tmp_path: Path, batch
 
     flags = ["--out", str(tmp_path / "again"), "--batch", "4", "--steps", "3", "--seed", "3"]
     flags += ["--data.path", SYNTHETIC.path, "--data.size", "48", "--data.max-boxes", "12"]
-    options = parse_options(prepare_static.Options, flags, prog="sightline prepare static")
+    options = parse_options(prepare_static.StaticOptions, flags, prog="sightline prepare static")
     assert prepare_static.prepare(options, nothing) == {"batches": 3, "samples": 12}
     for file in sorted(batches.iterdir()):
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
     for wrong in (["--batch", "0"], ["--data.static", "x"]):
         with pytest.raises(UsageError):
-            parse_options(prepare_static.Options, [*flags, *wrong], prog="sightline prepare static")
+            parse_options(prepare_static.StaticOptions, [*flags, *wrong], prog="sightline prepare static")

@@ -160,7 +160,7 @@ HOSTILE_NAMES = {
     "new\nline": "control character or a backslash",
     "x" * 256: "longer than 255",
     "/".join("x" * 9 for _ in range(200)): "or 1024 in all",
-    "": "is no name",
+    "": "is not a name",
 }
 
 
@@ -609,5 +609,5 @@ def test_hostile_zips_are_not_listed(tmp_path):
         with pytest.raises(BadArchive):
             zip_members(zipped(tmp_path / "a.zip", {name: b""}, zipfile.ZIP_STORED))
     (tmp_path / "b.zip").write_bytes(b"no zip")
-    with pytest.raises(BadArchive, match="is no zip file"):
+    with pytest.raises(BadArchive, match="is not a zip file"):
         zip_members(tmp_path / "b.zip")

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sightline.hardware import devices, doctor, onednn
+from sightline.hardware import devices, doctor, limits, onednn
 from sightline.hardware.doctor import Check, examine
 
 
@@ -29,8 +29,8 @@ def write(path: Path, text: str) -> None:
 def cgroup(tmp_path, monkeypatch) -> Path:
     """An empty tree of cgroups in which we are /job/step."""
     write(tmp_path / "self", "0::/job/step\n")
-    monkeypatch.setattr(doctor, "OWN_CGROUP", tmp_path / "self")
-    monkeypatch.setattr(doctor, "CGROUPS", tmp_path / "fs")
+    monkeypatch.setattr(limits, "OWN_CGROUP", tmp_path / "self")
+    monkeypatch.setattr(limits, "CGROUPS", tmp_path / "fs")
     return tmp_path / "fs"
 
 
@@ -124,35 +124,35 @@ def test_a_device_that_cannot_add_fails(monkeypatch):
 
 @pytest.mark.parametrize(("quota", "cores"), [("150000 100000", 2), ("50000 100000", 1), ("max 100000", 16)])
 def test_cores_respect_the_quota_of_cgroup_2(monkeypatch, cgroup, quota, cores):
-    monkeypatch.setattr(doctor, "_bound_cores", lambda: 16)
+    monkeypatch.setattr(limits, "bound_cores", lambda: 16)
     write(cgroup / "job/cpu.max", quota)
     write(cgroup / "job/step/cpu.max", "max 100000")
 
-    assert doctor.usable_cores() == cores
+    assert limits.usable_cores() == cores
 
 
 def test_limits_of_cgroup_1(monkeypatch, tmp_path, cgroup):
-    monkeypatch.setattr(doctor, "_bound_cores", lambda: 16)
+    monkeypatch.setattr(limits, "bound_cores", lambda: 16)
     write(tmp_path / "self", "4:memory:/docker/abc\n2:cpu,cpuacct:/docker/abc\n0::/\n")
     write(cgroup / "cpu/cpu.cfs_quota_us", "400000")  # in a container the files lie at the top
     write(cgroup / "cpu/cpu.cfs_period_us", "100000")
     write(cgroup / "memory/memory.limit_in_bytes", str(3 << 30))
 
-    assert doctor.usable_cores() == 4
+    assert limits.usable_cores() == 4
     check = doctor.check_memory()
     assert check.status == "warn"
     assert "cgroup limit 3.0 GiB" in check.value
 
 
 def test_without_cgroups_there_is_no_limit(cgroup):
-    assert doctor._quota_cores() == math.inf
-    assert doctor._memory_limit() == math.inf
-    assert doctor.usable_cores() == doctor._bound_cores()
+    assert limits.quota_cores() == math.inf
+    assert limits.memory_limit() == math.inf
+    assert limits.usable_cores() == limits.bound_cores()
 
 
 def test_more_threads_than_cores_is_a_warning(monkeypatch, cgroup):
     write(cgroup / "job/cpu.max", "200000 100000")
-    monkeypatch.setattr(doctor, "_bound_cores", lambda: 16)
+    monkeypatch.setattr(limits, "bound_cores", lambda: 16)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
 
     assert doctor.check_cores().remedy == "add --run.threads 2"

@@ -147,7 +147,7 @@ def test_a_file_that_has_changed_is_told(tmp_path: Path):
     path.write_text("gone")
     reporter.add(["case"], predictions, batch)
     reasons = [each["reason"] for each in reporter.write({})["unreadable"]]
-    assert "has changed since it was predicted" in reasons[0] and "is no NIfTI file" in reasons[1]
+    assert "has changed since it was predicted" in reasons[0] and "is not a NIfTI file" in reasons[1]
     assert not (tmp_path / "out" / "case.nii.gz").exists() and lines[0].startswith("warning: case cannot be read: ")
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sightline.data.decode import MAX_BYTES
-from sightline.data.prepare._pieces import alone_in, jobs_or_cores, write_pieces
-from sightline.data.prepare.coco.annotations import MAX_JSON_BYTES, Instances, read_instances
+from sightline.data.formats.coco import Instances, read_instances
 from sightline.data.prepare.coco.files import Files, find_files
-from sightline.data.prepare.coco.writing import FolderPlan, RecordPlan
+from sightline.data.prepare.coco.writing import CocoDownload, CocoFolders, CocoRecords
+from sightline.data.writing.pieces import alone_in, jobs_or_cores, write_pieces
 from sightline.errors import BadData, UsageError
 from sightline.files.archive import Limits
 from sightline.files.download import fetch
@@ -20,8 +20,10 @@ from sightline.parts import Split
 from sightline.terminal.progress import Progress
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
-_PICTURES = Limits(members=500_000, member_bytes=MAX_BYTES)
-_ANNOTATIONS = Limits(members=1000, member_bytes=MAX_JSON_BYTES)
+# Of one json file: COCO's training annotations have 450 MB, nearly all of it outlines.
+_MAX_JSON_BYTES = 2 * 2**30
+_IMAGES = Limits(members=500_000, member_bytes=MAX_BYTES)
+_ANNOTATIONS = Limits(members=1000, member_bytes=_MAX_JSON_BYTES)
 _COCO_2017 = {"train": 118_287, "train with boxes": 117_266, "val": 5_000}
 
 
@@ -66,13 +68,13 @@ OFFICIAL = (
 
 
 @dataclass(frozen=True)
-class Options:
-    """Makes COCO 2017 ready for training, from train2017.zip, val2017.zip and annotations_trainval2017.zip.
+class CocoOptions:
+    """Make COCO 2017 ready for training, from train2017.zip, val2017.zip and annotations_trainval2017.zip.
 
-    folder: train2017/*.jpg, val2017/*.jpg and annotations/instances_{train,val}2017.json, the pictures as they are.
+    folder: train2017/*.jpg, val2017/*.jpg and annotations/instances_{train,val}2017.json, the images as they are.
     tfrecord: train-00000-of-00256.tfrecord and val-00000-of-00032.tfrecord, as the TensorFlow originals read them, with
-    the two json files in raw-data/annotations; no masks, no captions. Training records are of pictures with a box.
-    A start after a kill goes on with what is missing; the files are the same for any number of jobs.
+    the two json files in raw-data/annotations; no masks, no captions. Training records are of images with a box.
+    A start after a kill resumes with what is missing; the files are the same for any number of jobs.
     """
 
     source: Path
@@ -80,7 +82,7 @@ class Options:
     out: Path
     """Folder to write into."""
     form: Literal["folder", "tfrecord"] = "folder"
-    """folder: pictures and json; tfrecord: TensorFlow's records."""
+    """folder: images and json; tfrecord: TensorFlow's records."""
     download: bool = False
     """Fetch into --source what is missing there (20.4 GB in all), and check what is there, by size and sha256."""
     shards: int = 256
@@ -88,7 +90,7 @@ class Options:
     val_shards: int = 32
     """tfrecord: validation shards."""
     jobs: int = 0
-    """Processes; 0 takes one a core, at most 16."""
+    """Processes; 0 takes one per core, at most 16."""
 
     def __post_init__(self) -> None:
         for name in ("shards", "val_shards"):
@@ -96,41 +98,40 @@ class Options:
                 raise UsageError(f"{name}={getattr(self, name)}: use 1 to 99999")
 
 
-def prepare(options: Options, progress: Progress) -> dict[str, int]:
-    """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
+def prepare(options: CocoOptions, progress: Progress) -> dict[str, int]:
+    """Write what is missing and return counts; progress(what, done, total) is called as work proceeds."""
     jobs = jobs_or_cores(options.jobs)
     _check_places(options)
     if options.download:
         _download(options.source, progress)
     with alone_in(options.out):
         annotations = find_files(options.source, "annotations", "annotations_trainval2017.zip", _ANNOTATIONS)
-        pictures: dict[Split, Files] = {}
+        images: dict[Split, Files] = {}
         instances: dict[Split, Instances] = {}
-        digests = {}
+        digests: dict[Split, str] = {}
         for split in _SPLITS:
-            pictures[split] = find_files(options.source, f"{split}2017", f"{split}2017.zip", _PICTURES)
+            images[split] = find_files(options.source, f"{split}2017", f"{split}2017.zip", _IMAGES)
             instances[split], digests[split] = _read_annotations(annotations, split)
-            _check_pictures(instances[split], pictures[split], split)
+            _check_images(instances[split], images[split], split)
             progress("reading annotations", _SPLITS.index(split) + 1, len(_SPLITS))
         if instances["train"].categories != instances["val"].categories:
             raise BadData(f"{options.source}: train and val have different categories; both need the same")
-        plan: FolderPlan | RecordPlan
+        found = CocoDownload(annotations, images, instances, digests)
+        plan: CocoFolders | CocoRecords
         if options.form == "folder":
-            plan = FolderPlan(options.out, annotations, pictures, instances, digests)
+            plan = CocoFolders(options.out, found)
         else:
-            shards: dict[Split, int] = {"train": options.shards, "val": options.val_shards}
-            plan = RecordPlan(options.out, annotations, pictures, instances, digests, shards)
-        instances.clear()  # a gigabyte, of which the plan has taken what it needs
+            plan = CocoRecords(options.out, found, {"train": options.shards, "val": options.val_shards})
         _check_counts(plan.counts)
         return write_pieces(plan, jobs, progress)
 
 
-def _check_places(options: Options) -> None:
+def _check_places(options: CocoOptions) -> None:
     source, out = options.source.resolve(), options.out.resolve()
     if source == out or source in out.parents or out in source.parents:
         raise UsageError(f"--out {options.out} lies in --source {options.source} or around it; choose another --out")
     if not options.download and not source.is_dir():
-        raise UsageError(f"{options.source} is no folder; put COCO's three zips there, or let --download fetch them")
+        raise UsageError(f"{options.source} is not a folder; put COCO's three zips there, or let --download fetch them")
 
 
 def _download(source: Path, progress: Progress) -> None:
@@ -144,12 +145,12 @@ def _download(source: Path, progress: Progress) -> None:
 
 
 def _read_annotations(files: Files, split: Split) -> tuple[Instances, str]:
-    """With a digest of the file."""
+    """Read the json file of a split; return a digest of it too."""
     name = f"instances_{split}2017.json"
     if name not in files.sizes:
         raise BadData(f"{files.place(name)} is not there; give COCO's annotations_trainval2017.zip")
-    if files.sizes[name] > MAX_JSON_BYTES:
-        raise BadData(f"{files.place(name)} has {files.sizes[name]} bytes, more than the {MAX_JSON_BYTES} allowed")
+    if files.sizes[name] > _MAX_JSON_BYTES:
+        raise BadData(f"{files.place(name)} has {files.sizes[name]} bytes, more than the {_MAX_JSON_BYTES} allowed")
     digest = hashlib.sha256()
 
     def chunks() -> Iterator[bytes]:
@@ -160,23 +161,21 @@ def _read_annotations(files: Files, split: Split) -> tuple[Instances, str]:
     return read_instances(chunks(), files.place(name)), digest.hexdigest()
 
 
-def _check_pictures(instances: Instances, files: Files, split: Split) -> None:
-    if not instances.images:
-        raise BadData(f"instances_{split}2017.json lists no pictures; fetch it again")
+def _check_images(instances: Instances, files: Files, split: Split) -> None:
     missing = [image.file for image in instances.images if image.file not in files.sizes]
     if missing:
         raise BadData(
-            f"{len(missing)} of {len(instances.images)} pictures of instances_{split}2017.json are missing, "
+            f"{len(missing)} of {len(instances.images)} images of instances_{split}2017.json are missing, "
             f"the first is {files.place(missing[0])}; fetch {split}2017.zip again"
         )
 
 
 def _check_counts(counts: dict[str, int]) -> None:
-    """Published results count on COCO 2017's numbers; a set of another size has its own."""
+    """Compare with COCO 2017's numbers, on which published results count; a set of another size has its own."""
     if counts["train"] != _COCO_2017["train"]:
         return
     for what, expected in _COCO_2017.items():
         if counts[what] != expected:
             raise BadData(
-                f"{what}: {counts[what]} pictures, COCO 2017 has {expected}; give its own annotations_trainval2017.zip"
+                f"{what}: {counts[what]} images, COCO 2017 has {expected}; give its own annotations_trainval2017.zip"
             )

@@ -21,14 +21,14 @@ class Files(Protocol):
     fingerprint: str
 
     def chunks(self, name: str) -> Iterator[bytes]:
-        """The bytes of a file, in parts."""
+        """Yield the bytes of a file, in parts."""
 
     def place(self, name: str) -> str:
-        """What to call a file in messages."""
+        """Return what to call a file in messages."""
 
 
 class ZipFiles:
-    """Those of one folder in a zip, read where they lie."""
+    """The files of one folder in a zip, read where they lie."""
 
     def __init__(self, path: Path, folder: str, limits: Limits):
         self.path, self.folder = path, folder
@@ -48,7 +48,7 @@ class ZipFiles:
 
 
 class FolderFiles:
-    """Those directly in a folder on disk."""
+    """The files directly in a folder on disk."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -73,7 +73,7 @@ class FolderFiles:
 
 
 def find_files(source: Path, folder: str, archive: str, limits: Limits) -> Files:
-    """The files of a folder: from the archive where it is there, else from the folder itself."""
+    """Return the files of a folder: from the archive if it is there, else from the folder itself."""
     if (source / archive).is_file():
         return ZipFiles(source / archive, folder, limits)
     if (source / folder).is_dir():

@@ -5,59 +5,62 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sightline.data.decode import MAX_BYTES, read_header
+from sightline.data.formats.coco import Instances
 from sightline.data.formats.records import encode_example, frame
-from sightline.data.prepare._pieces import Written
-from sightline.data.prepare.coco.annotations import Instances, fault_of
 from sightline.data.prepare.coco.files import Files
+from sightline.data.writing.pieces import Written
 from sightline.errors import BadSample
-from sightline.files.whole import folder_below, written_whole
+from sightline.files.whole import written_whole
 from sightline.parts import Split
 
 _FILES_PER_PIECE = 250  # of the folder form: a second of work or so, which is all a kill costs
 _JSON_FILES = ("instances_train2017.json", "instances_val2017.json")
 
 
-class _CocoPlan:
-    """What both forms share: the json files are copied as they are, pictures are counted."""
+@dataclass(frozen=True)
+class CocoDownload:
+    """The files in --source, and the annotations that were read."""
+
+    annotations: Files
+    images: Mapping[Split, Files]
+    instances: Mapping[Split, Instances]
+    digests: Mapping[Split, str]  # of the json files
+
+
+class _Coco:
+    """The part that both forms share: json files are copied as they are, images are counted."""
 
     annotations_folder: str
 
-    def __init__(
-        self,
-        out: Path,
-        annotations: Files,
-        pictures: Mapping[Split, Files],
-        instances: Mapping[Split, Instances],
-        digests: Mapping[Split, str],
-    ):
+    def __init__(self, out: Path, found: CocoDownload):
         self._out = out
-        self.annotations = annotations
-        self.pictures = dict(pictures)
-        self.inputs = {split: [digests[split], files.fingerprint] for split, files in pictures.items()}
+        self.annotations = found.annotations
+        self.images = dict(found.images)
+        self.inputs = {split: [found.digests[split], files.fingerprint] for split, files in found.images.items()}
         self.counts = {"train": 0, "train with boxes": 0, "val": 0, "boxes left out": 0}
-        for split, found in instances.items():
-            self.counts[split] = len(found.images)
-            for image in found.images:
-                boxes = found.boxes[image.id]
-                usable = sum(not fault_of(box, image) for box in boxes)
-                self.counts["boxes left out"] += len(boxes) - usable
-                self.counts["train with boxes"] += split == "train" and usable > 0
+        for split, instances in found.instances.items():
+            is_usable = instances.faults() == 0
+            self.counts[split] = len(instances.images)
+            self.counts["boxes left out"] += int((~is_usable).sum())
+            if split == "train":
+                self.counts["train with boxes"] = len(np.unique(instances.rows[is_usable]))
 
     @property
     def out(self) -> Path:
         return self._out
 
     def check(self) -> None:
-        """Names and numbers were looked at while they were read."""
+        """Do nothing: names and numbers were checked while they were read."""
 
     def copy_annotations(self, number: int) -> Written:
-        """One of the json files, to where readers of this form look for it."""
+        """Copy one of the json files to where readers of this form look for it."""
         name = _JSON_FILES[number]
         return Written([_copy(self.annotations, name, self.out, f"{self.annotations_folder}/{name}")], {})
 
@@ -65,22 +68,17 @@ class _CocoPlan:
         return sum(self.annotations.sizes[name] for name in _JSON_FILES)
 
 
-class FolderPlan(_CocoPlan):
-    """train2017/, val2017/ and annotations/: the pictures that the json files list, byte by byte."""
+class CocoFolders(_Coco):
+    """train2017/, val2017/ and annotations/: the images that the json files list, byte by byte."""
 
     annotations_folder = "annotations"
 
-    def __init__(
-        self,
-        out: Path,
-        annotations: Files,
-        pictures: Mapping[Split, Files],
-        instances: Mapping[Split, Instances],
-        digests: Mapping[Split, str],
-    ):
-        super().__init__(out, annotations, pictures, instances, digests)
+    def __init__(self, out: Path, found: CocoDownload):
+        super().__init__(out, found)
         # Once each, where two entries share a file.
-        self.names = {split: list(dict.fromkeys(i.file for i in found.images)) for split, found in instances.items()}
+        self.names = {
+            split: list(dict.fromkeys(i.file for i in each.images)) for split, each in found.instances.items()
+        }
 
     def decided(self) -> dict[str, Any]:
         return {"form": "folder", "shards": None, "inputs": self.inputs}
@@ -92,15 +90,15 @@ class FolderPlan(_CocoPlan):
         return found
 
     def room(self) -> int:
-        pictures = sum(self.pictures[split].sizes[name] + 4096 for split, names in self.names.items() for name in names)
-        return pictures + self.annotation_bytes()
+        images = sum(self.images[split].sizes[name] + 4096 for split, names in self.names.items() for name in names)
+        return images + self.annotation_bytes()
 
     def write(self, part: str, number: int) -> Written:
         if part == "annotations":
             return self.copy_annotations(number)
         split: Split = "train" if part == "train" else "val"
         some = self.names[split][number * _FILES_PER_PIECE : (number + 1) * _FILES_PER_PIECE]
-        return Written([_copy(self.pictures[split], name, self.out, f"{split}2017/{name}") for name in some], {})
+        return Written([_copy(self.images[split], name, self.out, f"{split}2017/{name}") for name in some], {})
 
     def finish(self, written: list[Written]) -> dict[str, int]:
         os.sync()  # 123,000 files in one go
@@ -108,36 +106,28 @@ class FolderPlan(_CocoPlan):
 
 
 class _Table(NamedTuple):
-    """The pictures of a split that get a record, and their boxes one after the other: small, to go to every process."""
+    """The images of a split that get a record, and their boxes one after the other: small, to go to every process."""
 
     ids: np.ndarray
-    sides: np.ndarray  # (pictures, 2): height, width
+    sides: np.ndarray  # (images, 2): height, width
     files: list[str]
-    ends: np.ndarray  # of each picture's boxes
+    ends: np.ndarray  # of each image's boxes
     boxes: np.ndarray  # (boxes, 5): x, y, width, height, area
     categories: np.ndarray
     crowd: np.ndarray
 
 
-class RecordPlan(_CocoPlan):
-    """TFRecord shards. Pictures go round the shards in the order of the json file, counting those that get a record:
-    of training only pictures with a box."""
+class CocoRecords(_Coco):
+    """TFRecord shards. Images go round the shards in the order of the json file, counting those that get a record:
+    of training only images with a box."""
 
     annotations_folder = "raw-data/annotations"
 
-    def __init__(
-        self,
-        out: Path,
-        annotations: Files,
-        pictures: Mapping[Split, Files],
-        instances: Mapping[Split, Instances],
-        digests: Mapping[Split, str],
-        shards: Mapping[Split, int],
-    ):
-        super().__init__(out, annotations, pictures, instances, digests)
+    def __init__(self, out: Path, found: CocoDownload, shards: Mapping[Split, int]):
+        super().__init__(out, found)
         self.shards = dict(shards)
-        self.categories = {number: name.encode() for number, name in instances["train"].categories.items()}
-        self.tables = {split: _table(found, split == "train") for split, found in instances.items()}
+        self.categories = {number: name.encode() for number, name in found.instances["train"].categories.items()}
+        self.tables = {split: _table(each, split == "train") for split, each in found.instances.items()}
 
     def decided(self) -> dict[str, Any]:
         return {"form": "tfrecord", "shards": self.shards, "inputs": self.inputs}
@@ -150,10 +140,10 @@ class RecordPlan(_CocoPlan):
         return found
 
     def room(self) -> int:
-        """A record has 700 bytes beside its picture and 50 for each box with its class name."""
+        """Count 700 bytes of a record beside its image, and 50 for each box with its class name."""
         total = self.annotation_bytes()
         for split, table in self.tables.items():
-            sizes = self.pictures[split].sizes
+            sizes = self.images[split].sizes
             total += sum(sizes[name] + 1024 for name in table.files) + 100 * len(table.boxes)
         return total
 
@@ -162,7 +152,7 @@ class RecordPlan(_CocoPlan):
             return self.copy_annotations(number)
         split: Split = "train" if part == "train" else "val"
         path = f"{split}-{number:05d}-of-{self.shards[split]:05d}.tfrecord"
-        with folder_below(self.out, path) as (folder, name), written_whole(folder, name, path, durable=True) as out:
+        with written_whole(self.out, path, durable=True) as out:
             for row in range(number, len(self.tables[split].ids), self.shards[split]):
                 out.write(frame(self._example(split, row)))
             size = out.tell()
@@ -172,10 +162,11 @@ class RecordPlan(_CocoPlan):
         return self.counts
 
     def _example(self, split: Split, row: int) -> bytes:
-        """The original's features, to the letter; width and height are the json file's, to which the boxes belong."""
-        table, files = self.tables[split], self.pictures[split]
+        """Encode the original's features, to the letter; width and height are the json file's, to which the boxes
+        belong."""
+        table, files = self.tables[split], self.images[split]
         file = table.files[row]
-        data = _picture(files, file)
+        data = _image(files, file)
         height, width = map(int, table.sides[row])
         some = slice(int(table.ends[row - 1]) if row else 0, int(table.ends[row]))
         x, y, wide, tall, area = table.boxes[some].T
@@ -202,39 +193,37 @@ class RecordPlan(_CocoPlan):
 
 
 def _table(found: Instances, only_with_boxes: bool) -> _Table:
-    kept = []
-    for image in found.images:
-        boxes = [box for box in found.boxes[image.id] if not fault_of(box, image)]
-        if boxes or not only_with_boxes:
-            kept.append((image, boxes))
-    every = [box for _, boxes in kept for box in boxes]
-    numbers = [(box.x, box.y, box.width, box.height, box.area) for box in every]
+    kept = np.flatnonzero(found.faults() == 0)
+    counts = np.bincount(found.rows[kept], minlength=len(found.images))
+    chosen = np.flatnonzero(counts) if only_with_boxes else np.arange(len(found.images))
+    images = [found.images[row] for row in chosen.tolist()]
+    order = kept[np.argsort(found.rows[kept], kind="stable")]
     return _Table(
-        np.asarray([image.id for image, _ in kept], np.int64),
-        np.asarray([(image.height, image.width) for image, _ in kept], np.int64).reshape(-1, 2),
-        [image.file for image, _ in kept],
-        np.cumsum([len(boxes) for _, boxes in kept], dtype=np.int64),
-        np.asarray(numbers, np.float64).reshape(-1, 5),
-        np.asarray([box.category for box in every], np.int64),
-        np.asarray([box.is_crowd for box in every], np.int64),
+        np.asarray([image.id for image in images], np.int64),
+        np.asarray([(image.height, image.width) for image in images], np.int64).reshape(-1, 2),
+        [image.file for image in images],
+        np.cumsum(counts[chosen], dtype=np.int64),
+        np.column_stack([found.boxes, found.area])[order],
+        found.labels[order],
+        found.crowd[order].astype(np.int64),
     )
 
 
-def _picture(files: Files, name: str) -> bytes:
+def _image(files: Files, name: str) -> bytes:
     if files.sizes[name] > MAX_BYTES:
         raise BadSample(files.place(name), f"{files.sizes[name]} bytes, more than the {MAX_BYTES} allowed; shrink it")
     return b"".join(files.chunks(name))
 
 
 def _copy(files: Files, name: str, out: Path, path: str) -> tuple[str, int]:
-    with folder_below(out, path) as (folder, last), written_whole(folder, last, path) as target:
+    with written_whole(out, path) as target:
         for chunk in _of_size(files, name):
             target.write(chunk)
         return path, target.tell()
 
 
 def _of_size(files: Files, name: str) -> Iterator[bytes]:
-    """The parts of a file, which must not have grown or shrunk since it was listed."""
+    """Yield the parts of a file, which must not have grown or shrunk since it was listed."""
     size = 0
     for chunk in files.chunks(name):
         size += len(chunk)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sightline.data.loading.cache import available_bytes
-from sightline.data.prepare._pieces import alone_in, jobs_or_cores, write_text
-from sightline.data.prepare.decathlon.cases import MAX_NOTE_BYTES, NOTES, Work, begin, groups, make_cases
+from sightline.data.prepare.decathlon.cases import Work, groups, make_cases, note_of
 from sightline.data.prepare.decathlon.raw import (
     Raw,
     RawCase,
@@ -30,25 +29,28 @@ from sightline.data.prepare.decathlon.statistics import Measured, find_spec, is_
 from sightline.data.processes import over_processes
 from sightline.data.volumes.decathlon import OWN, PLAN, TASKS, Mode, Plan, read_plan, spec_of, write_plan
 from sightline.data.volumes.inputs import expected_voxels
+from sightline.data.writing.pieces import NOTES, Journal, alone_in, jobs_or_cores
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.download import fetch
 from sightline.files.typed_json import read_json
+from sightline.files.whole import write_text
 from sightline.parts import DataSpec
 from sightline.terminal.progress import Progress
 
 BUCKET = "https://msd-for-monai-eu.s3.amazonaws.com"
 _AUTO_MEMORY_SHARE = 0.75  # of what is available; the rest is for others on the machine
 _VERSION = 1  # goes up whenever the same options would give other arrays
+_MAX_NOTE_BYTES = 2**20  # of the tar or of the statistics
 _TAR, _RAW, _STATISTICS = f"{NOTES}/tar.json", f"{NOTES}/raw", f"{NOTES}/statistics.json"
 
 
 @dataclass(frozen=True)
-class Options:
-    """Makes a task of the Medical Segmentation Decathlon ready, from its folder or tar.
+class DecathlonOptions:
+    """Make a task of the Medical Segmentation Decathlon ready, from its folder or tar.
 
     Writes CASE_x.npy, CASE_y.npy (training) and, when all are there, plan.json. The ten tasks have their patch, spacing
     and CT numbers from a table; data of one's own in the same form gets them from its training set.
-    A start after a kill goes on with what is missing; the files are the same for any number of jobs.
+    A start after a kill resumes with what is missing; the files are the same for any number of jobs.
     """
 
     source: Path
@@ -70,7 +72,7 @@ class Options:
     size_bytes: int = 0
     """--download: of the tar."""
     jobs: int = 0
-    """Processes; 0 takes one a core, at most 16."""
+    """Processes; 0 takes one per core, at most 16."""
     memory_gb: float = 0.0
     """What cases worked on at once may take together; 0 takes three quarters of what is free. One always runs."""
 
@@ -90,8 +92,8 @@ class Options:
             raise UsageError("--sha256 and --size-bytes are of what --download fetches; add it or leave them out")
 
 
-def prepare(options: Options, progress: Progress) -> dict[str, int]:
-    """Writes what is missing and returns counts; progress(what, done, total) is called as work proceeds."""
+def prepare(options: DecathlonOptions, progress: Progress) -> dict[str, int]:
+    """Write what is missing and return counts; progress(what, done, total) is called as work proceeds."""
     jobs = jobs_or_cores(options.jobs)
     if options.download:
         _download(options, progress)
@@ -100,8 +102,9 @@ def prepare(options: Options, progress: Progress) -> dict[str, int]:
     memory = int(options.memory_gb * 2**30) or int(_AUTO_MEMORY_SHARE * available_bytes())
     with alone_in(options.out):
         asked = {"version": _VERSION, "dim": options.dim, "mode": options.mode, "dilation": options.dilation}
-        begin(options.out, {**asked, "task": options.task} if options.task in TASKS else asked)
-        if place.is_file() and (counts := _finished(options, place)):
+        journal = Journal(options.out, "options.json")
+        journal.begin({**asked, "task": options.task} if options.task in TASKS else asked)
+        if place.is_file() and (counts := _finished(options, place, journal)):
             return counts
         raw = _open(place, options.out, progress)
         task = resolve_task(options.task, raw)
@@ -109,10 +112,12 @@ def prepare(options: Options, progress: Progress) -> dict[str, int]:
             spec = _own_spec(raw, options, jobs, memory, progress)
         else:
             spec = _known_spec(raw, task, options.dim)
-        begin(options.out, {**asked, "task": task or OWN, "spec": spec.to_json()})
+        # Data of one's own may be fixed until it is ready, which changes its statistics.
+        may_change = () if (options.out / PLAN).is_file() else ("spec",)
+        journal.begin({**asked, "task": task or OWN, "spec": spec.to_json()}, may_change)
         cases = list_cases(raw, options.mode, spec.channels, progress)
         refuse(_too_large(cases, spec), len(cases), raw.root)
-        work = Work(options.out, spec, options.mode, options.dilation)
+        work = Work(journal, spec, options.mode, options.dilation)
         made, problems, count = make_cases(work, cases, jobs, memory, progress)
         refuse(problems, len(cases), raw.root)
         plan = Plan(task or OWN, raw.name, options.dim, options.mode, spec, tuple(made), raw.root.name)
@@ -124,13 +129,13 @@ def prepare(options: Options, progress: Progress) -> dict[str, int]:
         return _counts(plan, count)
 
 
-def _check_places(place: Path, options: Options) -> None:
+def _check_places(place: Path, options: DecathlonOptions) -> None:
     source, out = place.resolve(), options.out.resolve()
     if source == out or source in out.parents or (source.is_dir() and out in source.parents):
         raise UsageError(f"--out {options.out} lies in {place} or around it; choose another --out")
 
 
-def _download(options: Options, progress: Progress) -> None:
+def _download(options: DecathlonOptions, progress: Progress) -> None:
     folder = TASKS[options.task].folder
     is_tar = options.source.suffix == ".tar"
     target = options.source if is_tar else options.source / f"{folder}.tar"
@@ -155,18 +160,16 @@ def _tar_stamp(place: Path) -> list[int]:
     return [info.st_size, info.st_mtime_ns]
 
 
-def _finished(options: Options, place: Path) -> dict[str, int]:
-    """The counts of an earlier start that made everything of this tar; a tar is not unpacked again to find that out."""
+def _finished(options: DecathlonOptions, place: Path, journal: Journal) -> dict[str, int]:
+    """Return the counts of an earlier start that made everything of this tar, without unpacking it again."""
     try:
-        if read_json(options.out / _TAR, MAX_NOTE_BYTES) != _tar_stamp(place):
+        if read_json(options.out / _TAR, _MAX_NOTE_BYTES) != _tar_stamp(place):
             return {}
         plan = read_plan(options.out)
-        notes = [read_json(options.out / NOTES / f"case-{case.name}.json", MAX_NOTE_BYTES) for case in plan.cases]
-        sizes = [(options.out / name).lstat().st_size == size for note in notes for name, size in note["files"]]
-    except (OSError, ValueError, KeyError, TypeError, BadData):
+    except (OSError, ValueError, BadData):
         return {}
-    same_task = options.task in ("auto", plan.task)
-    return _counts(plan, 0) if all(sizes) and same_task else {}
+    is_whole = all(journal.done(note_of(case.name)) is not None for case in plan.cases)
+    return _counts(plan, 0) if is_whole and options.task in ("auto", plan.task) else {}
 
 
 def _counts(plan: Plan, made: int) -> dict[str, int]:
@@ -175,7 +178,7 @@ def _counts(plan: Plan, made: int) -> dict[str, int]:
 
 
 def _known_spec(raw: Raw, task: str, dim: int) -> DataSpec:
-    """From the table, after a look whether the data is what the table means."""
+    """Return the spec of the table, after a look whether the data is what the table means."""
     spec = spec_of(task, dim)
     for what, found, wanted in (
         ("modalities", raw.modalities, TASKS[task].modalities),
@@ -190,7 +193,7 @@ def _known_spec(raw: Raw, task: str, dim: int) -> DataSpec:
 
 
 def _too_large(cases: Sequence[RawCase], spec: DataSpec) -> list[str]:
-    """What is wrong with cases whose headers claim voxels so large that resampled they would fill any memory."""
+    """Return the problems of cases whose headers claim voxels so large that resampled they would fill any memory."""
     problems = []
     for case in cases:
         try:
@@ -200,8 +203,8 @@ def _too_large(cases: Sequence[RawCase], spec: DataSpec) -> list[str]:
     return problems
 
 
-def _own_spec(raw: Raw, options: Options, jobs: int, memory: int, progress: Progress) -> DataSpec:
-    """From the training set, also for val and test; looked at once."""
+def _own_spec(raw: Raw, options: DecathlonOptions, jobs: int, memory: int, progress: Progress) -> DataSpec:
+    """Derive the spec from the training set, also for val and test; measured once."""
     cases = list_cases(raw, "training", len(raw.modalities), progress)
     stamps = hashlib.sha256(repr([case.stamps for case in cases]).encode("utf-8", "surrogateescape")).hexdigest()
     key = {"version": _VERSION, "files": stamps, "dim": options.dim, "modalities": list(raw.modalities)}
@@ -235,7 +238,7 @@ def _measured(
 
 def _read_statistics(out: Path, key: dict[str, Any]) -> DataSpec | None:
     try:
-        content = read_json(out / _STATISTICS, MAX_NOTE_BYTES)
+        content = read_json(out / _STATISTICS, _MAX_NOTE_BYTES)
         return DataSpec.from_json(content["spec"]) if all(content[name] == key[name] for name in key) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

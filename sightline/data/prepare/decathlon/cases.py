@@ -1,89 +1,54 @@
 """Cases made ready, several at once within a memory budget, and what an earlier start has left of them.
 
-OUT/.prepare/options.json says what the folder is made with, OUT/.prepare/CASE.json what a case was made from and what
-it became. A case whose files are whole and whose sources are as they were is not made again.
+The notes in OUT/.prepare stay, one for each case: what it was made from and what it became. A case whose files are
+whole and whose sources are as they were is not made again.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from sightline.data.formats.nifti import read_label, read_scan
-from sightline.data.prepare._pieces import write_text
 from sightline.data.prepare.decathlon.raw import RawCase
 from sightline.data.processes import over_processes
 from sightline.data.volumes.decathlon import PLAN, Case, Mode, Triple, read_case
 from sightline.data.volumes.geometry import close_gaps, fit_patch, new_shape, prepare_image, prepare_label
-from sightline.errors import BadSample, UsageError
-from sightline.files.typed_json import read_json
-from sightline.files.whole import check_room, folder_below, refuse_link, written_whole
+from sightline.data.writing.pieces import Journal, Written
+from sightline.errors import BadSample
+from sightline.files.whole import check_room, written_whole
 from sightline.parts import DataSpec
 from sightline.terminal.progress import Progress
-
-NOTES = ".prepare"
-MAX_NOTE_BYTES = 2**20  # of one case, of the options or of the statistics
-_OPTIONS = f"{NOTES}/options.json"
 
 
 @dataclass(frozen=True)
 class Work:
-    """What all cases share; pickled to every process once."""
+    """The part that all cases share; pickled to every process once."""
 
-    out: Path
+    journal: Journal
     spec: DataSpec
     mode: Mode
     dilation: bool
 
-
-def begin(out: Path, options: dict[str, Any]) -> None:
-    """Compares with what the folder was begun with, or notes it; called again as more of the options become known."""
-    found = _read_json(out / _OPTIONS)
-    if not isinstance(found, dict):
-        strangers = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith("."))
-        if strangers:
-            raise UsageError(
-                f"{out} holds {', '.join(strangers[:3])}, not written by this command; choose another --out, "
-                "or empty it"
-            )
-        refuse_link(out / NOTES)
-        (out / NOTES).mkdir(exist_ok=True)
-        found = {}
-    for key, value in options.items():
-        if key not in found or found[key] == value:
-            continue
-        if key == "spec" and not (out / PLAN).is_file():  # data of one's own, mended before it was ever ready
-            for note in (out / NOTES).glob("case-*.json"):
-                note.unlink()
-            continue
-        was, now = found[key], value
-        if isinstance(value, dict) and isinstance(was, dict):
-            key = next((name for name in value if was.get(name) != value[name]), next(iter(was)))
-            was, now = was.get(key), value.get(key)
-        raise UsageError(
-            f"{out} was begun with {key}={was}, now it is {now}; choose another --out, or delete {out} to write it anew"
-        )
-    write_text(out, _OPTIONS, json.dumps({**found, **options}))
+    @property
+    def out(self) -> Path:
+        return self.journal.out
 
 
 def make_cases(
     work: Work, cases: Sequence[RawCase], jobs: int, memory: int, progress: Progress
 ) -> tuple[list[Case], list[str], int]:
-    """(the cases in their order, the problems of those that cannot be made, how many were made now)."""
-    done = {case.name: kept for case in cases if (kept := _kept(work.out, case)) is not None}
+    """Return the cases in their order, the problems of those that cannot be made, and how many were made now."""
+    done = {case.name: kept for case in cases if (kept := _kept(work.journal, case)) is not None}
     missing = [case for case in cases if case.name not in done]
     problems = []
     if missing:
-        # What the plan says of a case holds until the case is made anew.
+        # What the plan says of a case holds until the case is made again.
         (work.out / PLAN).unlink(missing_ok=True)
-        for leftover in work.out.glob(".*.part-*"):
-            leftover.unlink()  # what was being written when an earlier start was killed
         check_room(work.out, sum(stored_bytes(case, work) for case in missing), f"{work.out}")
     finished = len(done)
     progress("preparing cases", finished, len(cases))
@@ -96,11 +61,13 @@ def make_cases(
                     problems.append(outcome)
                 else:
                     done[raw.name] = outcome
+    if missing:
+        work.journal.sweep()
     return [done[case.name] for case in cases if case.name in done], problems, len(missing) - len(problems)
 
 
 def groups(cases: Iterable[RawCase], spec: DataSpec, jobs: int, memory: int) -> Iterator[tuple[int, list[RawCase]]]:
-    """(processes, cases): the largest cases first, in as many processes as `memory` bytes allow for them."""
+    """Yield (processes, cases): the largest cases first, in as many processes as `memory` bytes allow for them."""
     shared: dict[int, list[RawCase]] = {}
     for case in cases:
         fitting = max(1, min(jobs, memory // working_bytes(case, spec)))
@@ -112,7 +79,7 @@ def groups(cases: Iterable[RawCase], spec: DataSpec, jobs: int, memory: int) -> 
 
 
 def working_bytes(case: RawCase, spec: DataSpec) -> int:
-    """What a process holds at once for a case, at most: the file, the floats of it, what it becomes, and masks."""
+    """Return the bytes held at once for a case, at most: the file, its floats, what it becomes, and masks."""
     channels, depth, height, width = case.header.shape
     voxels = depth * height * width
     held = channels * voxels * (case.header.dtype.itemsize + 2 * 4) + 4 * voxels
@@ -125,7 +92,7 @@ def working_bytes(case: RawCase, spec: DataSpec) -> int:
 
 
 def stored_bytes(case: RawCase, work: Work) -> int:
-    """Of the files of a case, at most."""
+    """Return the bytes that the files of a case take, at most."""
     channels, depth, height, width = case.header.shape
     size, patch = (depth, height, width), work.spec.size
     if len(patch) == 3:
@@ -142,17 +109,17 @@ def _resampled(case: RawCase, spec: DataSpec) -> Triple:
 
 
 def _make(work: Work, raw: RawCase) -> Case | str:
-    """Writes a case and notes it; the reason if its voxels cannot be used."""
+    """Write a case and note it; return the reason if its voxels cannot be used."""
     try:
         case, arrays = _prepared(work, raw)
     except BadSample as error:
         return str(error)
     files = []
     for name, array in arrays.items():
-        with folder_below(work.out, name) as (folder, last), written_whole(folder, last, name, durable=True) as file:
+        with written_whole(work.out, name, durable=True) as file:
             np.save(file, array, allow_pickle=False)
         files.append((name, (work.out / name).stat().st_size))
-    write_text(work.out, _note(raw.name), json.dumps({"sources": raw.stamps, "files": files, "case": asdict(case)}))
+    work.journal.note(note_of(raw.name), Written(files, {"sources": raw.stamps, "case": asdict(case)}))
     return case
 
 
@@ -185,26 +152,17 @@ def _prepared(work: Work, raw: RawCase) -> tuple[Case, dict[str, np.ndarray]]:
     return case, arrays
 
 
-def _kept(out: Path, raw: RawCase) -> Case | None:
-    """The case as an earlier start has made it, if that still holds."""
-    note = _read_json(out / _note(raw.name))
+def _kept(journal: Journal, raw: RawCase) -> Case | None:
+    """Return the case as an earlier start has made it, if that still holds."""
+    done = journal.done(note_of(raw.name))
     try:
-        if [tuple(stamp) for stamp in note["sources"]] != list(raw.stamps):
+        if done is None or [tuple(stamp) for stamp in done.notes["sources"]] != list(raw.stamps):
             return None
-        if any((out / name).lstat().st_size != size for name, size in note["files"]):
-            return None
-        return read_case(note["case"], "val" if raw.label is None else "training")
-    except (OSError, TypeError, KeyError, ValueError):  # no note, half a note, or no file
+        return read_case(done.notes["case"], "val" if raw.label is None else "training")
+    except (TypeError, KeyError, ValueError):  # half a note
         return None
 
 
-def _note(name: str) -> str:
-    return f"{NOTES}/case-{name}.json"
-
-
-def _read_json(path: Path) -> Any:
-    """None if it is not there, or is not JSON any more after a power cut."""
-    try:
-        return read_json(path, MAX_NOTE_BYTES)
-    except (FileNotFoundError, ValueError):
-        return None
+def note_of(name: str) -> str:
+    """Return the name of a case's note."""
+    return f"case-{name}.json"

@@ -40,7 +40,7 @@ class Raw:
     changed_ns: int | None = None  # of the archive that it was unpacked from: the files are as old as that
 
     def stamp(self, relative: str) -> tuple[str, int, int]:
-        """(file, bytes, time of change): as long as these stay, what was made of it holds."""
+        """Return (file, bytes, time of change): as long as these stay, what was made of it holds."""
         info = (self.root / relative).stat()
         return relative, info.st_size, info.st_mtime_ns if self.changed_ns is None else self.changed_ns
 
@@ -57,7 +57,7 @@ class RawCase:
 
 
 def find_place(source: Path, task: str) -> Path:
-    """The folder with dataset.json, or the tar, that a user means by --source."""
+    """Return the folder with dataset.json, or the tar, that a user means by --source."""
     if source.is_file() or (source / "dataset.json").is_file():
         return source
     if not source.is_dir():
@@ -82,7 +82,7 @@ def _is_place(path: Path) -> bool:
 
 
 def unpack(archive: Path, work: Path, progress: Progress) -> tuple[Path, int]:
-    """(the folder with dataset.json below `work`, the archive's time of change); unpacked once."""
+    """Unpack an archive once; return the folder with dataset.json below `work`, and the archive's time of change."""
     info = archive.stat()
     stamp = json.dumps([info.st_size, info.st_mtime_ns])
     done = work / ".unpacked"
@@ -97,7 +97,7 @@ def unpack(archive: Path, work: Path, progress: Progress) -> tuple[Path, int]:
 
 
 def read_raw(root: Path, changed_ns: int | None = None) -> Raw:
-    """What dataset.json says, checked; BadData for anything that is not as the Decathlon writes it."""
+    """Read dataset.json and check it; BadData for anything that is not as the Decathlon writes it."""
     path = root / "dataset.json"
     try:
         content = read_json(path, _MAX_JSON_BYTES)
@@ -112,7 +112,7 @@ def read_raw(root: Path, changed_ns: int | None = None) -> Raw:
     pairs = []
     for entry in training:
         if not isinstance(entry, dict) or not {"image", "label"} <= entry.keys():
-            raise BadData(f"{path}: {short(entry)} in training is no pair of image and label; fetch it again")
+            raise BadData(f"{path}: {short(entry)} in training is not a pair of image and label; fetch it again")
         pairs.append((_file(entry["image"], path), _file(entry["label"], path)))
     images = [_file(entry.get("image") if isinstance(entry, dict) else entry, path) for entry in test]
     return Raw(
@@ -127,7 +127,7 @@ def read_raw(root: Path, changed_ns: int | None = None) -> Raw:
 
 
 def _numbered(found: Any, what: str, path: Path) -> tuple[str, ...]:
-    """The values of {"0": name, "1": name, ...}."""
+    """Return the values of {"0": name, "1": name, ...}."""
     keys = [str(number) for number in range(len(found))] if isinstance(found, dict) else []
     if not keys or set(found) != set(keys) or not all(isinstance(name, str) and name for name in found.values()):
         raise BadData(f'{path}: {what} is {short(found)}; {{"0": name, "1": name, ...}} was expected')
@@ -137,14 +137,14 @@ def _numbered(found: Any, what: str, path: Path) -> tuple[str, ...]:
 
 
 def _file(entry: Any, path: Path) -> str:
-    """A relative file, whoever wrote it: dataset.json comes from strangers, too."""
+    """Return a relative file, whoever wrote it: dataset.json comes from strangers, too."""
     if not isinstance(entry, str):
-        raise BadData(f"{path}: {short(entry)} is no file name; fetch it again")
+        raise BadData(f"{path}: {short(entry)} is not a file name; fetch it again")
     return clean_name(entry, str(path))
 
 
 def resolve_task(asked: str, raw: Raw) -> str | None:
-    """Which of the ten this is; None for a task of one's own."""
+    """Return which of the ten this is; None for a task of one's own."""
     if asked in TASKS:
         return asked
     if asked == "auto":
@@ -156,7 +156,7 @@ def resolve_task(asked: str, raw: Raw) -> str | None:
 
 
 def list_cases(raw: Raw, mode: Mode, channels: int, progress: Progress) -> list[RawCase]:
-    """The cases of a mode with their headers; BadData names all whose files or headers do not fit."""
+    """Return the cases of a mode with their headers; BadData names all whose files or headers do not fit."""
     pairs: Sequence[tuple[str, str | None]] = raw.training if mode != "test" else [(image, None) for image in raw.test]
     if not pairs:
         raise BadData(f"{raw.root / 'dataset.json'} lists no {'test' if mode == 'test' else 'training'} cases")
@@ -179,18 +179,18 @@ def list_cases(raw: Raw, mode: Mode, channels: int, progress: Progress) -> list[
 
 
 def refuse(problems: Sequence[str], total: int, where: Path) -> None:
-    """BadData with the cases that cannot be used, if there are any."""
+    """Raise BadData with the cases that cannot be used, if there are any."""
     if problems:
         more = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
         shown = "".join(f"\n  {problem}" for problem in problems[:_SHOWN])
         raise BadData(
-            f"{where}: {len(problems)} of {total} cases cannot be prepared; mend them, or take them out of "
+            f"{where}: {len(problems)} of {total} cases cannot be prepared; fix them, or take them out of "
             f"dataset.json:{shown}{more}"
         )
 
 
 def case_name(file: str) -> str:
-    """hippocampus_001 of imagesTr/hippocampus_001.nii.gz."""
+    """Return hippocampus_001 of imagesTr/hippocampus_001.nii.gz."""
     return os.path.basename(file).removesuffix(".gz").removesuffix(".nii")
 
 
@@ -211,7 +211,7 @@ def _case(raw: Raw, name: str, image: str, label: str | None, channels: int) -> 
 
 
 def _apart(one: Header, other: Header) -> float:
-    """The largest distance between the same corner of two volumes of one shape, in voxels."""
+    """Return the largest distance between the same corner of two volumes of one shape, in voxels."""
     depth, height, width = one.shape[1:]
     corners = np.array([(x, y, z, 1) for x in (0, width - 1) for y in (0, height - 1) for z in (0, depth - 1)])
     between = corners @ (one.affine - other.affine).T  # (8, 4) mm

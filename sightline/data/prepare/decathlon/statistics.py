@@ -23,7 +23,7 @@ _SMALLEST_HALVED, _MOST_HALVINGS = 8, 5  # as the network halves a side
 
 
 class Measured(NamedTuple):
-    """Of one case."""
+    """Numbers of one case."""
 
     box: tuple[int, ...]  # sides of the foreground
     spacing: tuple[float, ...]
@@ -33,12 +33,12 @@ class Measured(NamedTuple):
 
 
 def is_ct(modalities: Sequence[str]) -> bool:
-    """Whether every channel is CT, whose numbers mean the same in every scan."""
+    """Return whether every channel is CT, whose numbers mean the same in every scan."""
     return all(modality.strip().upper() == "CT" for modality in modalities)
 
 
 def measure(wants_values: bool, case: RawCase) -> Measured | str:
-    """Reads a case of the training set; the reason if it cannot be used."""
+    """Read a case of the training set; return the reason if it cannot be used."""
     try:
         scan = read_scan(case.image, case.name)
         start, end = foreground_box(scan.voxels, case.name)
@@ -58,7 +58,7 @@ def measure(wants_values: bool, case: RawCase) -> Measured | str:
 def find_spec(
     found: Sequence[Measured], dim: int, classes: tuple[str, ...], modalities: Sequence[str], where: str
 ) -> DataSpec:
-    """The spec of data with these cases."""
+    """Return the spec of data with these cases."""
     spacings = np.array([each.spacing for each in found])  # (cases, 3)
     boxes = np.array([each.box for each in found])
     ct = _ct(found, where) if is_ct(modalities) else None
@@ -75,7 +75,7 @@ def find_spec(
 
 
 def _target_spacing(spacings: np.ndarray) -> np.ndarray:
-    """The median; where slices lie far apart, their distance becomes that of the closest tenth of the cases."""
+    """Return the median; where slices lie far apart, their distance becomes that of the closest tenth of the cases."""
     target = np.median(spacings, axis=0)
     if is_anisotropic(target):
         axis = int(np.argmax(target))
@@ -84,7 +84,7 @@ def _target_spacing(spacings: np.ndarray) -> np.ndarray:
 
 
 def halvings(side: int) -> int:
-    """How often the network halves a side."""
+    """Return how often the network halves a side."""
     count = 0
     while count < _MOST_HALVINGS and side / 2**count >= _SMALLEST_HALVED:
         count += 1
@@ -96,7 +96,7 @@ def _fits(side: int) -> bool:
 
 
 def flat_side(wanted: float) -> int:
-    """The shortest side from the wanted one on that can be halved as often as the network does, at most 512."""
+    """Return the shortest side from the wanted one on that can be halved as often as the network does, at most 512."""
     side = max(1, math.ceil(wanted))
     while not _fits(side):
         side += 1
@@ -104,7 +104,7 @@ def flat_side(wanted: float) -> int:
 
 
 def deep_sides(medians: Sequence[float]) -> tuple[int, ...]:
-    """As `flat_side`; the longest side is then shortened until there are at most 128^3 voxels."""
+    """Return sides as `flat_side` does, the longest then shortened until there are at most 128^3 voxels."""
     sides = [flat_side(median) for median in medians]
     while math.prod(sides) > _MOST_VOXELS_3D:
         longest = sides.index(max(sides))
@@ -115,7 +115,7 @@ def deep_sides(medians: Sequence[float]) -> tuple[int, ...]:
 
 
 def _ct(found: Sequence[Measured], where: str) -> Ct:
-    """Over the labelled voxels of all cases; percentiles of values rounded to whole Hounsfield units."""
+    """Measure the labelled voxels of all cases; percentiles are of values rounded to whole Hounsfield units."""
     count = sum(each.sums[0] for each in found)
     if not count:
         raise BadData(f"{where}: no voxel of the training set is labelled, so CT cannot be scaled; label some")
@@ -130,7 +130,8 @@ def _ct(found: Sequence[Measured], where: str) -> Ct:
 
 
 def _percentile(values: np.ndarray, ends: np.ndarray, share: float) -> float:
-    """Of sorted values, of which `ends` says how many there are up to each; linear in between, as NumPy does."""
+    """Return a percentile of sorted values, of which `ends` says how many there are up to each; linear in between, as
+    NumPy does."""
     place = (ends[-1] - 1) * share / 100
     below, above = values[np.searchsorted(ends, [math.floor(place), math.ceil(place)], side="right")]
     return below + (above - below) * (place - math.floor(place))

@@ -1,6 +1,6 @@
-"""The pictures of `prepare shapes`: one textured, lit, partly hidden shape (classification) or several (detection).
+"""The images of `prepare shapes`: one textured, lit, partly hidden shape (classification) or several (detection).
 
-Each aspect of a picture draws from its own generator, named by (seed, split, picture, aspect).
+Each aspect of an image draws from its own generator, named by (seed, split, image, aspect).
 """
 
 import colorsys
@@ -18,8 +18,8 @@ from sightline.data.prepare.shapes.outlines import Outline, Patch
 CLASSIFICATION_SIZE = 64  # px
 # The gaps are on purpose: like COCO's 1..90 for 80 classes, they catch readers that take an id for an index.
 CATEGORY_IDS = dict(zip(outlines.OUTLINES, (1, 2, 4, 7, 13, 16, 25, 46, 70, 90), strict=True))
-_EMPTY_EVERY = 16  # every 16th detection picture shows no object
-_HIDDEN_AT_MOST = 0.25  # of an object, by a strip across the picture
+_EMPTY_EVERY = 16  # every 16th detection image shows no object
+_HIDDEN_AT_MOST = 0.25  # of an object, by a strip across the image
 _VISIBLE_AT_LEAST = 0.6  # of an object, under the objects drawn after it
 
 Colour = np.ndarray  # (3,) float32, 0..1
@@ -28,14 +28,14 @@ Pattern = tuple[Colour, Colour]
 
 @dataclass(frozen=True)
 class DrawnObject:
-    """What the annotation of one object needs; the outline is cut at the picture's borders."""
+    """One object as its annotation needs it; the outline is cut at the image's borders."""
 
     name: str
     outline: Outline
 
 
-def classification_picture(seed: int, split: str, name: str, index: int) -> np.ndarray:
-    """A picture of one shape, (64, 64, 3) uint8."""
+def classification_image(seed: int, split: str, name: str, index: int) -> np.ndarray:
+    """Return an image of one shape, (64, 64, 3) uint8."""
 
     def rng(aspect: str) -> np.random.Generator:
         return generator(seed, 0, index, f"shapes classification {split} {name} {aspect}")
@@ -45,7 +45,7 @@ def classification_picture(seed: int, split: str, name: str, index: int) -> np.n
     place = rng("place")
     outline = outlines.pose(place, name, radius=place.uniform(0.28, 0.46) * size)
     left, top, right, bottom = outlines.extent(outline)
-    # Up to a tenth of the box may leave the picture: what shows is enough to name the shape.
+    # Up to a tenth of the box may leave the image: what shows is enough to name the shape.
     spare_x, spare_y = 0.1 * (right - left), 0.1 * (bottom - top)
     x = place.uniform(-left - spare_x, max(size - right + spare_x, -left))
     y = place.uniform(-top - spare_y, max(size - bottom + spare_y, -top))
@@ -57,8 +57,8 @@ def classification_picture(seed: int, split: str, name: str, index: int) -> np.n
     return _photograph(canvas, rng("camera"))
 
 
-def detection_picture(seed: int, split: str, index: int) -> tuple[np.ndarray, list[DrawnObject]]:
-    """A picture of none to six shapes, (height, width, 3) uint8, and the shapes in drawing order."""
+def detection_image(seed: int, split: str, index: int) -> tuple[np.ndarray, list[DrawnObject]]:
+    """Return an image of none to six shapes, (height, width, 3) uint8, and the shapes in drawing order."""
 
     def rng(aspect: str) -> np.random.Generator:
         return generator(seed, 0, index, f"shapes detection {split} {aspect}")
@@ -86,9 +86,9 @@ def detection_picture(seed: int, split: str, index: int) -> tuple[np.ndarray, li
 
 
 def annotation(drawn: DrawnObject, annotation_id: int, image_id: int) -> dict[str, Any]:
-    """The COCO record of an object: box, area and polygon of its whole outline inside the picture.
+    """Return the COCO record of an object: box, area and polygon of its whole outline inside the image.
 
-    Parts hidden behind other objects count, parts outside the picture do not, so a box never changes with its
+    Parts hidden behind other objects count, parts outside the image do not, so a box never changes with its
     neighbours. A ring's hole is cut out of polygon and area.
     """
     points = np.round(outlines.polygon(drawn.outline), 2)
@@ -107,7 +107,7 @@ def annotation(drawn: DrawnObject, annotation_id: int, image_id: int) -> dict[st
 def _find_place(
     rng: np.random.Generator, height: int, width: int, earlier: list[Patch]
 ) -> tuple[str, Outline, Patch] | None:
-    """A shape where it stays recognisable and leaves the earlier ones so; None when the picture is too full."""
+    """Return a shape where it stays recognisable and leaves the earlier ones so; None when the image is too full."""
     name = str(rng.choice(list(outlines.OUTLINES)))
     for _ in range(8):
         radius = math.exp(rng.uniform(math.log(9), math.log(34)))
@@ -123,7 +123,7 @@ def _find_place(
 
 
 def _all_stay_visible(patches: list[Patch], height: int, width: int) -> bool:
-    """Enough of every object shows when they are painted in this order."""
+    """Return whether enough of every object shows when they are painted in this order."""
     clear = np.ones((height, width), np.float32)  # 1 where nothing painted later covers a pixel
     for patch in reversed(patches):
         seen = float((patch.coverage * clear[patch.window]).sum())
@@ -134,7 +134,7 @@ def _all_stay_visible(patches: list[Patch], height: int, width: int) -> bool:
 
 
 def smooth_noise(rng: np.random.Generator, shape: tuple[int, ...], cells: tuple[float, ...]) -> np.ndarray:
-    """Random values in -1..1 on a coarse grid of `cells` per axis, blended smoothly to `shape` (2D or 3D)."""
+    """Return random values in -1..1 on a coarse grid of `cells` per axis, blended smoothly to `shape` (2D or 3D)."""
     field = rng.uniform(-1, 1, [math.ceil(c) + 1 for c in cells]).astype(np.float32)
     for axis, (length, count) in enumerate(zip(shape, cells, strict=True)):
         position = np.arange(length, dtype=np.float32) * np.float32(count / length)
@@ -147,7 +147,7 @@ def smooth_noise(rng: np.random.Generator, shape: tuple[int, ...], cells: tuple[
 
 
 def _texture(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """A pattern in 0..1, (height, width), that blends the two colours of a surface."""
+    """Return a pattern in 0..1, (height, width), that blends the two colours of a surface."""
     kind = rng.choice(["plain", "gradient", "stripes", "checks", "dots", "clouds"])
     if kind == "plain":
         return np.zeros((height, width), np.float32)
@@ -176,7 +176,7 @@ def _colour(rng: np.random.Generator) -> Colour:
 
 
 def _standing_out(candidates: list[Colour], others: Pattern, enough: float) -> Colour:
-    """The first candidate that contrasts enough with all the others, or else the one that contrasts most.
+    """Return the first candidate that contrasts enough with all the others, or else the one that contrasts most.
 
     Contrast is mostly a difference in brightness, because JPEG blurs what differs in colour alone.
     """
@@ -200,7 +200,7 @@ def _blend(canvas: np.ndarray, colours: np.ndarray, alpha: np.ndarray) -> None:
 
 
 def _background(rng: np.random.Generator, height: int, width: int) -> tuple[np.ndarray, Pattern]:
-    """A textured ground with scratches on it, (height, width, 3) float32, and its two colours."""
+    """Return a textured ground with scratches on it, (height, width, 3) float32, and its two colours."""
     base = _colour(rng)
     pattern = (base, _neighbour(rng, base, 0.18))
     canvas = _mixed(pattern, _texture(rng, height, width))
@@ -211,7 +211,7 @@ def _background(rng: np.random.Generator, height: int, width: int) -> tuple[np.n
 
 
 def _paint(canvas: np.ndarray, patch: Patch, ground: Pattern, rng: np.random.Generator) -> None:
-    """Paints a shape in colours that stand out from the ground: shadow, textured fill, rim, light from one side."""
+    """Paint a shape in colours that stand out from the ground: shadow, textured fill, rim, light from one side."""
     target, coverage, distance = canvas[patch.window], patch.coverage, patch.distance
     fill = _standing_out([_colour(rng) for _ in range(12)], ground, enough=0.42)
     second = _standing_out([_neighbour(rng, fill, 0.3) for _ in range(4)], ground, enough=0.42)
@@ -234,7 +234,7 @@ def _paint(canvas: np.ndarray, patch: Patch, ground: Pattern, rng: np.random.Gen
 
 
 def _shifted(distance: np.ndarray, dy: int, dx: int) -> np.ndarray:
-    """The field moved by whole pixels; what comes in from outside is far from the shape."""
+    """Return the field moved by whole pixels; what comes in from outside is far from the shape."""
     height, width = distance.shape
     moved = np.full_like(distance, 1e3)
     moved[max(dy, 0) : height + min(dy, 0), max(dx, 0) : width + min(dx, 0)] = distance[
@@ -244,7 +244,7 @@ def _shifted(distance: np.ndarray, dy: int, dx: int) -> np.ndarray:
 
 
 def _paint_strip(canvas: np.ndarray, objects: list[Patch], rng: np.random.Generator) -> None:
-    """Lays a band over the picture that hides a little of the objects; of four tries the first that does, if any."""
+    """Lay a band over the image that hides a little of the objects; of four tries the first that does, if any."""
     height, width = canvas.shape[:2]
     colours = (_colour(rng), _colour(rng))
     for _ in range(4):
@@ -256,7 +256,7 @@ def _paint_strip(canvas: np.ndarray, objects: list[Patch], rng: np.random.Genera
 
 
 def _photograph(canvas: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Uneven light, a little blur and sensor noise: (height, width, 3) uint8."""
+    """Add uneven light, a little blur and sensor noise: (height, width, 3) uint8."""
     height, width = canvas.shape[:2]
     light = 1 + np.float32(rng.uniform(0, 0.25)) * smooth_noise(rng, (height, width), (1.5, 1.5))
     exposed = canvas * light[:, :, None] * np.float32(rng.uniform(0.85, 1.1))

@@ -17,7 +17,7 @@ _MARGIN = 6  # px around a shape; its shadow reaches that far
 
 
 class Patch(NamedTuple):
-    """The pixels of a shape in a window of a picture: coverage 0..1 and px to the edge, negative inside."""
+    """The pixels of a shape in a window of an image: coverage 0..1 and px to the edge, negative inside."""
 
     window: tuple[slice, slice]  # rows, columns
     coverage: np.ndarray
@@ -63,7 +63,7 @@ def _cross(rng: np.random.Generator) -> Outline:
 
 
 def _crescent(rng: np.random.Generator) -> Outline:
-    """A disc less a smaller one: the two arcs meet in the horns."""
+    """Return a disc less a smaller one: the two arcs meet in the horns."""
     horn = rng.uniform(0.7, 0.85)  # half the opening, rad
     inner_radius = rng.uniform(0.76, 0.84)
     outer = _arc(horn, 2 * math.pi - horn, _CURVE_POINTS * 2 // 3)
@@ -105,7 +105,7 @@ OUTLINES: dict[str, Callable[[np.random.Generator], Outline]] = {
 
 
 def pose(rng: np.random.Generator, name: str, radius: float) -> Outline:
-    """One shape of about this radius in pixels, around the origin: mirrored, stretched and turned at random."""
+    """Return one shape of about this radius in pixels, around the origin: mirrored, stretched and turned at random."""
     outline = OUTLINES[name](rng)
     stretch, axis, turn = rng.uniform(0.86, 1.16), rng.uniform(0, math.pi), rng.uniform(0, 2 * math.pi)
     mirror = 1 if rng.random() < 0.5 else -1
@@ -122,7 +122,7 @@ def _turned(x: np.ndarray, y: np.ndarray, angle: float) -> tuple[np.ndarray, np.
 
 
 def strip(rng: np.random.Generator, height: int, width: int, half_width: float) -> np.ndarray:
-    """Coverage, (height, width), of a straight band that crosses the whole picture."""
+    """Return the coverage, (height, width), of a straight band that crosses the whole image."""
     x, y = rng.uniform(0.1, 0.9) * width, rng.uniform(0.1, 0.9) * height
     angle = rng.uniform(0, math.pi)
     across_x = ((np.arange(width, dtype=np.float32) + np.float32(0.5 - x)) * np.float32(math.cos(angle)))[None, :]
@@ -135,13 +135,13 @@ def moved(outline: Outline, x: float, y: float) -> Outline:
 
 
 def extent(outline: Outline) -> tuple[float, float, float, float]:
-    """(left, top, right, bottom) of the outline."""
+    """Return (left, top, right, bottom) of the outline."""
     (left, top), (right, bottom) = outline[0].min(axis=0), outline[0].max(axis=0)
     return float(left), float(top), float(right), float(bottom)
 
 
 def rasterise(outline: Outline, height: int, width: int) -> Patch:
-    """The pixels of an outline in a picture of this size, in a window with some room around the outline."""
+    """Return the pixels of an outline in an image of this size, in a window with some room around the outline."""
     left, top, right, bottom = extent(outline)
     x0, x1 = max(0, math.floor(left) - _MARGIN), min(width, math.ceil(right) + _MARGIN)
     y0, y1 = max(0, math.floor(top) - _MARGIN), min(height, math.ceil(bottom) + _MARGIN)
@@ -165,7 +165,7 @@ def _edges(outline: Outline) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _distance(outline: Outline, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
-    """Distance of every sample to the nearest edge: (len(ys), len(xs))."""
+    """Return the distance of every sample to the nearest edge: (len(ys), len(xs))."""
     starts, ends = _edges(outline)
     dx, dy = xs - starts[:, :1], ys - starts[:, 1:]  # (edges, columns), (edges, rows)
     lengths = np.maximum(np.hypot(*(ends - starts).T), np.float32(1e-6))
@@ -188,7 +188,7 @@ def _distance(outline: Outline, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
 
 
 def _inside(outline: Outline, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
-    """Even-odd rule: a sample is inside when an odd number of edges lies to its left."""
+    """Return which samples are inside by the even-odd rule: an odd number of edges lies to their left."""
     starts, ends = _edges(outline)
     crosses = (starts[:, 1:] > ys) != (ends[:, 1:] > ys)  # (edges, rows)
     edge, row = np.nonzero(crosses)
@@ -201,7 +201,7 @@ def _inside(outline: Outline, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
 
 
 def clipped(outline: Outline, height: int, width: int) -> Outline:
-    """The outline cut at the picture's borders (Sutherland-Hodgman, one border after the other)."""
+    """Return the outline cut at the image's borders (Sutherland-Hodgman, one border after the other)."""
     loops = []
     for points in outline:
         for axis, limit, side in ((0, 0.0, 1), (0, float(width), -1), (1, 0.0, 1), (1, float(height), -1)):
@@ -220,7 +220,7 @@ def _cut(points: np.ndarray, axis: int, limit: float, side: int) -> np.ndarray:
         before, depth_before = points[i - 1], depth[i - 1]
         if (depth[i] >= 0) != (depth_before >= 0):
             crossing = before + (point - before) * (depth_before / (depth_before - depth[i]))
-            crossing[axis] = limit  # exactly, so that no box leaves the picture by a rounding error
+            crossing[axis] = limit  # exactly, so that no box leaves the image by a rounding error
             kept.append(crossing)
         if depth[i] >= 0:
             kept.append(point)
@@ -228,7 +228,7 @@ def _cut(points: np.ndarray, axis: int, limit: float, side: int) -> np.ndarray:
 
 
 def polygon(outline: Outline) -> np.ndarray:
-    """All loops as the one closed loop COCO can hold: a hole is reached and left along the same cut."""
+    """Return all loops as the one closed loop COCO can hold: a hole is reached and left along the same cut."""
     first, *holes = outline
     for hole in holes:
         first = np.concatenate([first, first[:1], hole, hole[:1]])
@@ -236,6 +236,6 @@ def polygon(outline: Outline) -> np.ndarray:
 
 
 def area(points: np.ndarray) -> float:
-    """Area of one closed loop, by the shoelace formula; holes cut in by `polygon` count as holes."""
+    """Return the area of one closed loop, by the shoelace formula; holes cut in by `polygon` count as holes."""
     x, y = points[:, 0], points[:, 1]
     return abs(float((x * np.roll(y, -1) - y * np.roll(x, -1)).sum())) / 2

@@ -29,7 +29,8 @@ _EDEMA_END, _CORE_END, _ENHANCING_END, _WOBBLE = 1.0, 0.68, 0.42, 0.08
 
 
 def volume(seed: int, split: str, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(image (x, y, z, 4) int16, label (x, y, z) uint8, affine (4, 4)); the image is 0 outside the brain only."""
+    """Return (image (x, y, z, 4) int16, label (x, y, z) uint8, affine (4, 4)); the image is 0 outside the brain
+    only."""
 
     def rng(aspect: str) -> np.random.Generator:
         return generator(seed, 0, index, f"shapes segmentation {split} {aspect}")
@@ -64,7 +65,7 @@ def volume(seed: int, split: str, index: int) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _grid(rng: np.random.Generator) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-    """Voxel counts near 64 x 64 x 24, their size in mm, and the affine; x and y run backwards as in BraTS files."""
+    """Return voxel counts near 64 x 64 x 24, their size in mm, and the affine; x and y run backwards as in BraTS."""
     shape = tuple(int(n) for n in rng.integers([60, 60, 22], [69, 69, 27]))
     in_plane = round(float(rng.uniform(1.1, 1.3)), 3)
     spacing = np.array([in_plane, in_plane, round(float(rng.uniform(2.3, 2.8)), 3)])
@@ -74,7 +75,7 @@ def _grid(rng: np.random.Generator) -> tuple[tuple[int, ...], np.ndarray, np.nda
 
 
 def _ellipsoid(millimetres: list[np.ndarray], centre: np.ndarray, radii: np.ndarray) -> np.ndarray:
-    """Distance from the centre in units of the radii: 1 on the surface."""
+    """Return the distance from the centre in units of the radii: 1 on the surface."""
     x, y, z = ((m - np.float32(c)) / np.float32(r) for m, c, r in zip(millimetres, centre, radii, strict=True))
     return np.sqrt(x * x + y * y + z * z)
 
@@ -88,7 +89,7 @@ def _ventricles(rng: np.random.Generator, millimetres: list[np.ndarray], radii: 
 def _lesion_fields(
     rng: np.random.Generator, millimetres: list[np.ndarray], radii: np.ndarray, shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distance fields of a whole lesion, its core and its enhancing part; a quarter of the brains has two lesions."""
+    """Return distance fields of a whole lesion, its core and its enhancing part; a quarter of the brains has two."""
     lesions = []
     for _ in range(2 if rng.random() < 0.25 else 1):
         direction = rng.normal(size=3)
@@ -101,12 +102,12 @@ def _lesion_fields(
 
 
 def _soft(depth: np.ndarray, width: float) -> np.ndarray:
-    """0 outside, 1 inside, a ramp of this width at the border."""
+    """Return 0 outside, 1 inside, a ramp of this width at the border."""
     return np.clip(depth / np.float32(2 * width) + np.float32(0.5), 0, 1)
 
 
 def _scan(rng: np.random.Generator, brain: np.ndarray, covers: dict[str, np.ndarray]) -> np.ndarray:
-    """The four channels, each with its own gain, slow shading and noise: (x, y, z, 4) int16."""
+    """Return the four channels, each with its own gain, slow shading and noise: (x, y, z, 4) int16."""
     channels = []
     for channel in range(len(CHANNELS)):
         signal = np.full(brain.shape, _BRIGHTNESS["grey"][channel], np.float32)

@@ -120,7 +120,7 @@ def change(path, offset, form, value):
 @pytest.mark.parametrize(
     ("offset", "form", "value", "said"),
     [
-        (0, "<i", 17, "is no NIfTI file"),
+        (0, "<i", 17, "is not a NIfTI file"),
         (40, "<h", 2, "a volume of 2 axes"),
         (40, "<h", 5, "a volume of 5 axes"),
         (42, "<h", -3, "-3 x 7 x 4 voxels"),

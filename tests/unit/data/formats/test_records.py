@@ -15,6 +15,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from sightline.data.formats import records
 from sightline.errors import BadData, BadSample
 from sightline.files import protobuf
+from sightline.files.positioned import read_at
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "tfrecord"
 SMALL = 1000
@@ -321,5 +322,5 @@ def test_a_record_beyond_the_limit_is_refused_though_the_file_is_long_enough(tmp
 def test_parts_of_a_read_are_put_together(monkeypatch):
     data = io.BytesIO(b"0123456789")
     monkeypatch.setattr(records.os, "pread", lambda _, count, at: data.getbuffer()[at : at + min(count, 3)].tobytes())
-    assert records.read_at(0, 8, 1) == b"12345678"
-    assert records.read_at(0, 8, 5) == b"56789"
+    assert read_at(0, 8, 1) == b"12345678"
+    assert read_at(0, 8, 5) == b"56789"

@@ -9,12 +9,13 @@ import tracemalloc
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sightline import cli
+from sightline.data.formats.coco import read_instances
 from sightline.data.formats.records import parse_example, scan_frames
 from sightline.data.prepare import coco
-from sightline.data.prepare.coco import annotations as _coco_annotations
 
 MADE = runpy.run_path(str(Path(__file__).with_name("coco_zips.py")))
 content, make_zips, write_zip = MADE["content"], MADE["make_zips"], MADE["write_zip"]
@@ -157,7 +158,7 @@ def test_a_second_start_does_nothing(zips, shards, tmp_path, capsys):
     assert prepare(zips, shards, *more) == 0
     assert {path: path.stat().st_mtime_ns for path in shards.rglob("*.tfrecord")} == before
     assert prepare(zips, shards, "--form", "tfrecord", "--shards", "8", "--val-shards", "3") == 2
-    assert "was begun with shards=" in capsys.readouterr().err
+    assert "was begun with shards.train=7, now it is 8" in capsys.readouterr().err
 
 
 def test_damaged_picture_in_the_zip(zips, tmp_path, capsys):
@@ -193,26 +194,13 @@ def edited(folder: Path, change) -> Path:
 
 
 BAD = {
-    "no json": (lambda d: b"{", "is no whole JSON file"),
-    "deep": (lambda d: b"[" * 200_000, "is no whole JSON file"),
-    "captions": (lambda d: b'{"images": []}', "no list of categories"),
-    "no pictures": (lambda d: d.update(images=[], annotations=[]), "lists no pictures"),
-    "picture twice": (lambda d: d["images"].append(d["images"][0]), r"picture \d+ is there already"),
-    "annotation twice": (lambda d: d["annotations"].append(d["annotations"][0]), r"annotation \d+ is there already"),
-    "category twice": (lambda d: d["categories"].append(d["categories"][0]), "is 'person' already"),
-    "two of one name": (lambda d: d["categories"].append({"id": 7, "name": "car"}), "two categories are called 'car'"),
-    "unknown category": (lambda d: d["annotations"][0].update(category_id=2), "has category 2"),
-    "unknown picture": (lambda d: d["annotations"][0].update(image_id=1), "belongs to picture 1"),
-    "id as text": (lambda d: d["images"][0].update(id="1"), "expected a whole number"),
-    "id beyond": (lambda d: d["images"][0].update(id=2**63), "expected a whole number"),
-    "no height": (lambda d: d["images"][0].pop("height"), "height and width"),
-    "half a letter": (lambda d: d["images"][0].update(file_name="\ud800.jpg"), "expected a whole number and a name"),
-    "three numbers": (lambda d: d["annotations"][0].update(bbox=[1, 2, 3]), "expected x, y, width, height"),
-    "huge area": (lambda d: d["annotations"][0].update(area=1e300), "area 1e"),
-    "no object": (lambda d: d["annotations"].append(3), "expected an object"),
-    "no list": (lambda d: d.update(annotations={}), "annotations is no list"),
-    "picture missing": (lambda d: d["images"][0].update(file_name="x.jpg"), "1 of 40 pictures .*x.jpg"),
-    "way out": (lambda d: d["images"][0].update(file_name="../val2017/x.jpg"), "pictures .* are missing"),
+    "no json": (lambda d: b"{", "is not a whole JSON file"),
+    "deep": (lambda d: b"[" * 200_000, "is not a whole JSON file"),
+    "captions": (lambda d: b'{"images": []}', "has no images and no annotations and no categories"),
+    "image twice": (lambda d: d["images"].append(d["images"][0]), r"image \d+ is there already"),
+    "no number": (lambda d: d["annotations"][0].update(bbox=[1, float("nan"), 2, 3]), "has bbox .*nan"),
+    "image missing": (lambda d: d["images"][0].update(file_name="x.jpg"), "1 of 40 images .*x.jpg"),
+    "way out": (lambda d: d["images"][0].update(file_name="../val2017/x.jpg"), "leads out of its folder"),
     "other categories": (lambda d: d["categories"][0].update(name="man"), "different categories"),
 }
 
@@ -226,11 +214,10 @@ def test_bad_annotations(tmp_path, capsys, name):
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".prepare.lock"]
 
 
-@pytest.mark.parametrize("box", ["[NaN, 1, 2, 3]", "[1, 1, Infinity, 3]", "[-1, 1, 5, 5]", "[1, -0.5, 5, 5]"])
-def test_boxes_that_no_number_is_are_left_out(tmp_path, capsys, box):
-    def change(described) -> bytes:
-        described["annotations"][-1]["bbox"] = "HERE"
-        return json.dumps(described).replace('"HERE"', box).encode()
+@pytest.mark.parametrize("box", [[-1, 1, 5, 5], [1, -0.5, 5, 5]])
+def test_boxes_beyond_the_upper_left_edges_are_left_out(tmp_path, capsys, box):
+    def change(described) -> None:
+        described["annotations"][-1]["bbox"] = box
 
     source = edited(tmp_path / "in", change)
     assert prepare(source, tmp_path / "out", "--form", "tfrecord", "--shards", "1", "--val-shards", "1") == 0
@@ -272,7 +259,7 @@ def test_counts_of_the_whole_set_are_checked(zips, tmp_path, monkeypatch, capsys
     assert prepare(zips, tmp_path / "good") == 0
     monkeypatch.setattr(coco, "_COCO_2017", {"train": 40, "train with boxes": 29, "val": 20})
     assert prepare(zips, tmp_path / "bad") == 3
-    assert "train with boxes: 28 pictures, COCO 2017 has 29" in capsys.readouterr().err
+    assert "train with boxes: 28 images, COCO 2017 has 29" in capsys.readouterr().err
 
 
 def test_outlines_do_not_fill_the_memory(tmp_path):
@@ -281,7 +268,7 @@ def test_outlines_do_not_fill_the_memory(tmp_path):
         each["segmentation"] = [[0.5] * 5000]
     data = json.dumps(described).encode()
     tracemalloc.start()
-    _coco_annotations.read_instances([data], "x")
+    read_instances([data], "x")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 3 * len(data), f"{len(data)} bytes of JSON took {peak}"
@@ -291,7 +278,8 @@ def test_annotations_may_stand_before_what_they_belong_to():
     described = content("train", 40)[0]
     data, turned = (json.dumps(dict(pairs)).encode() for pairs in (described.items(), reversed(described.items())))
     assert data != turned
-    assert _coco_annotations.read_instances([data], "x") == _coco_annotations.read_instances([turned], "x")
+    one, other = (vars(read_instances([each], "x")) for each in (data, turned))
+    assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def test_places_that_cannot_be(zips, tmp_path, capsys):

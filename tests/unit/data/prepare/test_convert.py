@@ -12,8 +12,8 @@ from PIL import Image
 
 from sightline import cli
 from sightline.data.formats.records import encode_example, frame
-from sightline.data.prepare._forms import file_of, stored_name
 from sightline.data.sources import open_source
+from sightline.data.writing.forms import file_of, stored_name
 
 MADE = runpy.run_path(str(Path(__file__).with_name("archives.py")))
 jpeg, tar_of = MADE["jpeg"], MADE["tar_of"]

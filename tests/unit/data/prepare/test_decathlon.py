@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sightline.data.formats.nifti import read_label, read_scan
-from sightline.data.prepare.decathlon import Options, prepare
+from sightline.data.prepare.decathlon import DecathlonOptions, prepare
 from sightline.data.prepare.decathlon import cases as _decathlon_cases
 from sightline.data.prepare.decathlon import statistics as _decathlon_statistics
 from sightline.data.prepare.decathlon.raw import list_cases, read_raw
@@ -34,7 +34,7 @@ def quiet(what, done, total):
 
 
 def run(source, out, **options):
-    return prepare(Options(source, out, jobs=1, **options), quiet)
+    return prepare(DecathlonOptions(source, out, jobs=1, **options), quiet)
 
 
 @pytest.fixture
@@ -137,12 +137,12 @@ def test_dilation_closes_gaps(hippocampus, tmp_path):
     plain, closed = (np.load(tmp_path / name / "case_000_y.npy") for name in ("plain", "closed"))
     assert np.count_nonzero(closed) > np.count_nonzero(plain) and not plain[(plain > 0) & (closed == 0)].size
     with pytest.raises(UsageError, match="--dilation changes labels, which --mode val"):
-        Options(hippocampus, tmp_path, mode="val", dilation=True)
+        DecathlonOptions(hippocampus, tmp_path, mode="val", dilation=True)
 
 
 def test_processes_change_nothing(hippocampus, tmp_path):
     run(hippocampus, tmp_path / "one")
-    prepare(Options(hippocampus, tmp_path / "two", jobs=2), quiet)
+    prepare(DecathlonOptions(hippocampus, tmp_path / "two", jobs=2), quiet)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
@@ -281,7 +281,7 @@ BROKEN = {
     "empty": (lambda root: break_image(root, np.zeros(SIZES[1], np.float32)), "has no voxel above 0"),
     "missing": (lambda root: (root / "imagesTr" / "case_001.nii.gz").unlink(), "is not there"),
     "no label": (lambda root: (root / "labelsTr" / "case_001.nii.gz").unlink(), "is not there"),
-    "no nifti": (lambda root: (root / "imagesTr" / "case_001.nii.gz").write_bytes(b"x" * 999), "is no NIfTI"),
+    "no nifti": (lambda root: (root / "imagesTr" / "case_001.nii.gz").write_bytes(b"x" * 999), "is not a NIfTI"),
     "cut off": (
         lambda root: os.truncate(root / "imagesTr" / "case_001.nii.gz", 900),
         "is damaged",
@@ -331,9 +331,9 @@ def test_all_problems_are_told_and_the_rest_is_kept(hippocampus, tmp_path):
         ({"modality": {}}, "modality is {}"),
         ({"training": {}}, "must be lists"),
         ({"training": []}, "lists no training cases"),
-        ({"training": ["a.nii.gz"]}, "no pair of image and label"),
-        ({"training": [{"image": 1, "label": 2}]}, "is no file name"),
-        ({"test": [{"label": "x.nii.gz"}]}, "None is no file name"),
+        ({"training": ["a.nii.gz"]}, "not a pair of image and label"),
+        ({"training": [{"image": 1, "label": 2}]}, "is not a file name"),
+        ({"test": [{"label": "x.nii.gz"}]}, "None is not a file name"),
         ({"training": [{"image": "../../a.nii.gz", "label": "b.nii.gz"}]}, "leads out of its folder"),
         ({"training": [{"image": "/a.nii.gz", "label": "b.nii.gz"}]}, "is an absolute path"),
         ({"training": [{"image": "a.nii.gz", "label": "b.nii.gz"}] * 2}, "cannot be prepared"),
@@ -420,7 +420,7 @@ def test_own_data_mended_before_it_was_ready(tmp_path):
     write(source / "labelsTr" / "case_001.nii.gz", scan(1, SIZES[1], 1, True)[1])
     assert run(source, tmp_path / "out")["cases of a task of its own"] == 3
     write(source / "imagesTr" / "case_001.nii.gz", scan(9, SIZES[1], 1, True)[0])
-    with pytest.raises(UsageError, match="begun with (mean|std|clip)="):
+    with pytest.raises(UsageError, match="begun with spec.(mean|std|clip)="):
         run(source, tmp_path / "out")
 
 

@@ -14,9 +14,9 @@ from PIL import Image
 
 from sightline import cli
 from sightline.data.formats import records
-from sightline.data.prepare import _writing
-from sightline.data.prepare._repair import repair
 from sightline.data.sources import open_source
+from sightline.data.writing.forms import LabelledImages
+from sightline.data.writing.repair import repair
 
 MADE = runpy.run_path(str(Path(__file__).with_name("archives.py")))
 SYNSETS, jpeg, tar_of = MADE["SYNSETS"], MADE["jpeg"], MADE["tar_of"]
@@ -173,14 +173,13 @@ def test_second_start_changes_nothing_and_another_plan_is_refused(archives, made
     assert capsys.readouterr().out.endswith(f"train 38, val 7, repaired 2, unreadable 0 in {out}\n")
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.name != ".prepare.lock"}
     assert run(archives, out, "tar", "--shards", "6") == 2
-    assert "was begun with shards=" in capsys.readouterr().err
+    assert "was begun with shards.train=5, now it is 6" in capsys.readouterr().err
     assert run(archives, out, "folder") == 2
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_goes_on_with_what_is_missing(archives, made, tmp_path, form, monkeypatch):
-    """Ended by an error in the middle; a file of a piece that was done is lost meanwhile, another was half written."""
-    out, write, done = tmp_path / "out", _writing.write_piece, []
+def interrupt(archives, out: Path, form: str, monkeypatch) -> None:
+    """End a start by an error when three pieces are done."""
+    write, done = LabelledImages.write, []
 
     def fails_later(plan, split, number):
         if split == "val" or len(done) >= 3:
@@ -189,16 +188,33 @@ def test_goes_on_with_what_is_missing(archives, made, tmp_path, form, monkeypatc
         return write(plan, split, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_writing, "write_piece", fails_later)
+        patch.setattr(LabelledImages, "write", fails_later)
         with pytest.raises(OSError, match="Input/output error"):
             run(archives, out, form)
     assert done and (out / ".prepare" / "plan.json").exists() and not (out / "prepared.json").exists()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_resumes_with_what_is_missing(archives, made, tmp_path, form, monkeypatch):
+    """A file of a piece that was done is lost meanwhile, another was half written."""
+    out = tmp_path / "out"
+    interrupt(archives, out, form, monkeypatch)
     written = sorted(path for path in (out / "train").rglob("*") if path.is_file())
     written[0].unlink()
     for folder in (written[1].parent, out):
         (folder / ".0123456789abcdef.part-12345").write_bytes(b"half")
     assert run(archives, out, form) == 0
     assert contents(out) == contents(made(form))
+
+
+@pytest.mark.parametrize("note", [lambda note: [note.pop("files"), note], lambda note: None, lambda note: {"files": 3}])
+def test_pieces_with_notes_of_another_version_are_written_again(archives, made, tmp_path, monkeypatch, note):
+    out = tmp_path / "out"
+    interrupt(archives, out, "tar", monkeypatch)
+    for path in (out / ".prepare").glob("train-*"):
+        path.write_text(json.dumps(note(json.loads(path.read_text()))))
+    assert run(archives, out, "tar") == 0
+    assert contents(out) == contents(made("tar"))
 
 
 def test_killed_between_the_record_and_the_end(archives, made, tmp_path):
@@ -226,7 +242,7 @@ def test_full_disk_is_exit_7_and_a_later_start_finishes(archives, made, tmp_path
 
 
 def test_too_little_room_is_told_before_the_first_file(archives, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(_writing, "room_for", lambda form, pictures, data_bytes: 10**15 + data_bytes)
+    monkeypatch.setattr(LabelledImages, "room", lambda self: 10**15)
     assert run(archives, tmp_path / "out", "folder") == 7
     assert "needs 1000000.0 GB" in capsys.readouterr().err
     assert not (tmp_path / "out" / "train").exists()
@@ -274,7 +290,7 @@ def test_broken_pictures_are_kept_and_counted_in_folders_and_named_for_records(a
     assert (tmp_path / "folder/train/n01440764/n01440764_0.JPEG").read_bytes() == b"<html>gone</html>"
     assert run(flags, tmp_path / "tfrecord", "tfrecord") == 3
     said = capsys.readouterr().err
-    assert "n01440764/n01440764_0.JPEG: an HTML or XML page" in said and "write --form folder, mend it there" in said
+    assert "n01440764/n01440764_0.JPEG: an HTML or XML page" in said and "write --form folder, fix it there" in said
 
 
 # What is not as it should be
@@ -295,7 +311,7 @@ def test_a_synset_list_out_of_all_proportion_is_not_read(archives, tmp_path, cap
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("n01440764\n" * 6, "has 6 lines, .* has 7 pictures; expected one synset per picture"),
+        ("n01440764\n" * 6, "has 6 lines, .* has 7 images; expected one synset per image"),
         ("n01440764\n" * 8, "has 8 lines"),
         ("n01440764\n" * 6 + "n09999999\n", r":7: 'n09999999' is none of the 3 training classes \(n01440764, "),
         ("", "has 0 lines"),
@@ -325,17 +341,17 @@ def hostile_inner(member: str, kind: bytes = tarfile.REGTYPE) -> bytes:
         (hostile_inner("/n01440764_1.JPEG"), "is an absolute path"),
         (hostile_inner("x.JPEG", tarfile.SYMTYPE), "'x.JPEG' is a symbolic link"),
         (hostile_inner("x.JPEG", tarfile.CHRTYPE), "'x.JPEG' is a character device"),
-        (hostile_inner("deep/x.JPEG"), "'deep/x.JPEG' is no picture"),
-        (hostile_inner("x.sh"), "'x.sh' is no picture"),
-        (hostile_inner(".x.JPEG"), "'.x.JPEG' is no picture"),
-        (tar_of({"n01440764.tar": tar_of({})}), "n01440764.tar: holds no pictures"),
+        (hostile_inner("deep/x.JPEG"), "'deep/x.JPEG' is not an image"),
+        (hostile_inner("x.sh"), "'x.sh' is not an image"),
+        (hostile_inner(".x.JPEG"), "'.x.JPEG' is not an image"),
+        (tar_of({"n01440764.tar": tar_of({})}), "n01440764.tar: holds no images"),
         (tar_of({"n01440764.tar": b"nonsense" * 100}), "n01440764.tar: at byte 512 there is no tar header"),
         (
             tar_of({"n01440764.tar": tar_of({"x.JPEG": b"1" * 2000})[:1024]}),
             "n01440764.tar: a file of 2000 bytes begins",
         ),
-        (tar_of({"some.JPEG": jpeg(1)}), "'some.JPEG' is no SYNSET.tar"),
-        (tar_of({"a/n01440764.tar": tar_of({"x.JPEG": jpeg(1)})}), "'a/n01440764.tar' is no SYNSET.tar"),
+        (tar_of({"some.JPEG": jpeg(1)}), "'some.JPEG' is not a SYNSET.tar"),
+        (tar_of({"a/n01440764.tar": tar_of({"x.JPEG": jpeg(1)})}), "'a/n01440764.tar' is not a SYNSET.tar"),
         (tar_of({}), "holds nothing"),
         (tar_of({"n01440764.tar": tar_of({"x.JPEG": jpeg(1)})})[:-2000], "cut off"),
         (b"\x1f\x8b\x08" + b"z" * 2000, "is compressed; run `gunzip` on it first"),
@@ -355,7 +371,7 @@ def test_archives_that_are_not_there_and_folders_of_others(archives, tmp_path, c
     assert run(replaced(archives, "--val", tmp_path / "no.tar"), tmp_path / "out", "folder") == 2
     assert "no.tar is not there" in capsys.readouterr().err
     assert run(replaced(archives, "--val", tmp_path), tmp_path / "out", "folder") == 2
-    assert f"{tmp_path} is no file; give --train and --val the two archives" in capsys.readouterr().err
+    assert f"{tmp_path} is not a file; give --train and --val the two archives" in capsys.readouterr().err
     (tmp_path / "out").mkdir(exist_ok=True)
     (tmp_path / "out" / "mine.txt").write_text("precious")
     assert run(archives, tmp_path / "out", "folder") == 2
@@ -370,7 +386,7 @@ def test_other_archives_are_not_mixed_into_a_begun_folder(archives, made, tmp_pa
     MADE["make_archives"](tmp_path, per_class=13)
     flags = ["--train", f"{tmp_path}/train.tar", *archives[2:]]
     assert run(flags, made("folder"), "folder") == 2
-    assert "was begun with inputs=" in capsys.readouterr().err
+    assert "was begun with inputs.train=" in capsys.readouterr().err
 
 
 def test_what_is_recorded_names_no_place(made, tmp_path):

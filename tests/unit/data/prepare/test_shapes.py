@@ -1,6 +1,7 @@
 """`sightline prepare shapes`: equal bits, real formats, safe re-runs, and pictures that have to be learnt."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from sightline.data.prepare._nifti import write_nifti
-from sightline.data.prepare.shapes import Options, draw_parts, outlines, prepare
-from sightline.data.prepare.shapes.images import CATEGORY_IDS, annotation, classification_picture, detection_picture
+from sightline.data.prepare.shapes import ShapesOptions, draw_parts, outlines, prepare
+from sightline.data.prepare.shapes.images import CATEGORY_IDS, annotation, classification_image, detection_image
+from sightline.data.prepare.shapes.nifti import encode_nifti
 from sightline.data.prepare.shapes.volumes import volume
 from sightline.errors import UsageError
 
@@ -41,8 +42,8 @@ def write_times(folder: Path) -> dict[Path, int]:
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory) -> Options:
-    return Options(out=tmp_path_factory.mktemp("shapes") / "set", **TINY)
+def options(tmp_path_factory) -> ShapesOptions:
+    return ShapesOptions(out=tmp_path_factory.mktemp("shapes") / "set", **TINY)
 
 
 @pytest.fixture(scope="module")
@@ -176,18 +177,18 @@ def test_nibabel_reads_the_volumes_as_drawn(drawn):
 def test_nifti_writer_against_nibabel(tmp_path, dtype, shape):
     voxels = np.random.default_rng(0).uniform(0, 200, shape).astype(dtype)
     turn = np.array([[0.8, -0.6, 0, 5], [0.6, 0.8, 0, -7], [0, 0, 2.5, 9], [0, 0, 0, 1]])
-    write_nifti(tmp_path / "v.nii.gz", voxels, turn)
+    (tmp_path / "v.nii.gz").write_bytes(encode_nifti(voxels, turn, "v.nii.gz"))
     read = nibabel.load(tmp_path / "v.nii.gz")
     assert np.array_equal(np.asanyarray(read.dataobj), voxels) and read.get_data_dtype() == dtype
     np.testing.assert_allclose(read.affine, turn, atol=1e-6)
     np.testing.assert_allclose(read.header.get_zooms()[:3], (1, 1, 2.5), atol=1e-6)
 
 
-def test_nifti_writer_refuses_what_it_cannot_store(tmp_path):
+def test_nifti_writer_refuses_what_it_cannot_store():
     with pytest.raises(TypeError, match="float64"):
-        write_nifti(tmp_path / "v.nii.gz", np.zeros((2, 2, 2)), np.eye(4))
+        encode_nifti(np.zeros((2, 2, 2)), np.eye(4), "v.nii.gz")
     with pytest.raises(ValueError, match="3D or 4D"):
-        write_nifti(tmp_path / "v.nii.gz", np.zeros((2, 2), np.uint8), np.eye(4))
+        encode_nifti(np.zeros((2, 2), np.uint8), np.eye(4), "v.nii.gz")
 
 
 # What is drawn
@@ -239,7 +240,7 @@ def test_boxes_follow_the_whole_outline_and_end_at_the_borders():
     """The extent of the outline alone decides, whatever is drawn over the object."""
     checked = 0
     for index in range(12):
-        pixels, objects = detection_picture(5, "train", index)
+        pixels, objects = detection_image(5, "train", index)
         height, width = pixels.shape[:2]
         for shown in objects:
             left, top, right, bottom = outlines.extent(shown.outline)
@@ -256,7 +257,7 @@ def test_a_linear_classifier_on_pixels_fails():
     names, per_class = list(CATEGORY_IDS), {"train": 40, "val": 12}
     pixels, classes = {}, {}
     for split, count in per_class.items():
-        drawn = [classification_picture(0, split, name, i)[::2, ::2] for name in names for i in range(count)]
+        drawn = [classification_image(0, split, name, i)[::2, ::2] for name in names for i in range(count)]
         pixels[split] = np.stack(drawn).reshape(len(drawn), -1) / 255
         classes[split] = np.repeat(np.arange(len(names)), count)
     mean = pixels["train"].mean(axis=0)
@@ -280,9 +281,9 @@ def test_progress_and_counts(options, tmp_path):
     assert counts["segmentation/train"] == 2 and counts["segmentation/test"] == 1
     assert counts["detection/train objects"] > 12
     for part, total in (("classification", 30), ("detection", 16), ("segmentation", 3)):
-        done = [call[1] for call in calls if call[0] == part]
+        done = [call[1] for call in calls if call[0] == f"writing {part}"]
         assert done == sorted(done) and (done[0], done[-1]) == (0, total)
-        assert {call[2] for call in calls if call[0] == part} == {total}
+        assert {call[2] for call in calls if call[0] == f"writing {part}"} == {total}
 
 
 def test_second_call_does_nothing(drawn, options):
@@ -290,16 +291,15 @@ def test_second_call_does_nothing(drawn, options):
     first = draw_parts(options, silent, processes=1)
     assert prepare(options, lambda *call: pytest.fail(f"drew again: {call}")) == first
     assert write_times(drawn) == before
-    assert not list(drawn.glob(".*.drawing"))
+    assert not list(drawn.rglob(".prepare"))
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"train_per_class": 3}, {"val_pictures": 5}, {"test_volumes": 2}])
 def test_other_options_are_refused(drawn, options, change):
     before = write_times(drawn)
-    with pytest.raises(UsageError, match=r"shapes\.json .*choose another --out") as caught:
-        prepare(replace(options, **change), silent)
     (field, value), *_ = change.items()
-    assert f"{field}={getattr(options, field)} (now {value})" in str(caught.value)
+    with pytest.raises(UsageError, match=f"{field}={getattr(options, field)}, now it is {value}; choose another --out"):
+        prepare(replace(options, **change), silent)
     assert write_times(drawn) == before
 
 
@@ -310,29 +310,44 @@ def test_parts_can_be_added_later(drawn, options, tmp_path):
     assert files(tmp_path) == files(drawn)
 
 
-def test_an_interrupted_draw_leaves_no_half_part_and_is_finished_by_the_next_call(drawn, options, tmp_path):
+def test_an_interrupted_draw_is_resumed_and_gives_the_same_bytes(drawn, options, tmp_path):
     def interrupt(what, done, total):
-        if what == "detection" and done > 0:
+        if what == "writing detection" and done > 0:
             raise KeyboardInterrupt
 
     again = replace(options, out=tmp_path)
     with pytest.raises(KeyboardInterrupt):
         draw_parts(again, interrupt, processes=1)
-    assert (tmp_path / "classification").exists() and (tmp_path / ".detection.drawing").exists()
-    assert not (tmp_path / "detection").exists() and not (tmp_path / "shapes.json").exists()
+    assert (tmp_path / "classification/shapes.json").exists() and not (tmp_path / "detection/shapes.json").exists()
     with pytest.raises(UsageError, match="seed=0"):
         prepare(replace(again, seed=1), silent)
-    prepare(again, lambda what, *_: pytest.fail("drew it again") if what == "classification" else None)
-    assert files(tmp_path) == files(drawn)
-    assert not (tmp_path / ".detection.drawing").exists()
+    [first, *_] = sorted((tmp_path / "detection/train2017").iterdir())
+    before = first.stat().st_ino  # drawing it again would make another file
+    steps = []
+    prepare(again, lambda what, done, total: steps.append((what, done)))
+    assert {what for what, _ in steps} == {"writing detection", "writing segmentation"} and steps[0][1] == 10
+    assert files(tmp_path) == files(drawn) and first.stat().st_ino == before
+
+
+def test_what_an_earlier_version_left_is_kept_or_drawn_again(drawn, options, tmp_path):
+    """It drew each part under a hidden name, with a summary and another lock beside the parts."""
+    again = replace(options, out=tmp_path)
+    shutil.copytree(drawn / "classification", tmp_path / "classification")
+    (tmp_path / ".detection.drawing" / "train2017").mkdir(parents=True)
+    (tmp_path / ".detection.drawing" / "train2017" / "000000000001.jpg").write_bytes(b"half")
+    (tmp_path / ".shapes.lock").touch()
+    before = write_times(tmp_path / "classification")
+    prepare(again, silent)
+    (tmp_path / ".shapes.lock").unlink()
+    assert files(tmp_path) == files(drawn) and write_times(tmp_path / "classification") == before
 
 
 def test_a_folder_of_other_origin_is_left_alone(options, tmp_path):
     (tmp_path / "detection").mkdir()
     (tmp_path / "detection/mine.txt").write_text("mine")
-    with pytest.raises(UsageError, match="detection is there without"):
-        prepare(replace(options, out=tmp_path), silent)
-    assert files(tmp_path) == {"detection/mine.txt": b"mine"}
+    with pytest.raises(UsageError, match="detection holds mine.txt, not written by this command"):
+        prepare(replace(options, out=tmp_path, only=("detection",)), silent)
+    assert files(tmp_path) == {"detection/mine.txt": b"mine", ".prepare.lock": b""}
 
 
 def test_out_must_be_a_folder(options, tmp_path):
@@ -344,4 +359,4 @@ def test_out_must_be_a_folder(options, tmp_path):
 @pytest.mark.parametrize("bad", [{"seed": -1}, {"only": ()}, {"only": ("sound",)}, {"train_volumes": 0}])
 def test_options_that_cannot_work_are_refused_at_once(tmp_path, bad):
     with pytest.raises(UsageError, match=next(iter(bad))):
-        Options(out=tmp_path, **bad)
+        ShapesOptions(out=tmp_path, **bad)

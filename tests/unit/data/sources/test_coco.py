@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.data.sources import _coco_json, coco, coco_tfrecord, folder, open_boxes, open_source, tfrecord
-from sightline.data.sources._objects import usable
+from sightline.data.sources import annotations as annotations_file
+from sightline.data.sources import coco, coco_tfrecord, folder, open_boxes, open_source, tfrecord
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files import json_lists
 
@@ -134,10 +134,10 @@ def test_real_annotations_are_what_json_says(shared_data: Path):
 
 def test_reading_in_small_pieces_gives_the_same(shared_data: Path, monkeypatch):
     file = shared_data / "coco-tiny" / "annotations" / "instances_val2017.json"
-    whole = _coco_json._Reading(file).annotations()
-    monkeypatch.setattr(_coco_json, "BLOCK", 997)
+    whole = annotations_file._read_json(file)
+    monkeypatch.setattr(annotations_file, "BLOCK", 997)
     monkeypatch.setattr(json_lists, "BLOCK", 997)
-    assert _coco_json._Reading(file).annotations().content() == whole.content()
+    assert annotations_file._read_json(file).content() == whole.content()
 
 
 # What is told apart
@@ -175,8 +175,8 @@ def test_the_fingerprint_follows_annotations_and_pictures(written, settle):
 
 def test_annotations_are_read_once_and_again_when_they_change(written, settle, monkeypatch):
     read = []
-    reading = _coco_json._Reading
-    monkeypatch.setattr(_coco_json, "_Reading", lambda file: read.append(file.name) or reading(file))
+    reading = annotations_file._read_json
+    monkeypatch.setattr(annotations_file, "_read_json", lambda file: read.append(file.name) or reading(file))
     root = written()
     settle(root)
     first, second = (open_boxes("auto", str(root), "train") for _ in range(2))
@@ -220,34 +220,9 @@ def test_synthetic_boxes_are_where_they_are_said_to_be():
 # What is refused
 
 
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"annotations": [annotation(1, 99, [1, 1, 2, 2])]}, "annotation 1 is on image 99"),
-        ({"annotations": [annotation(1, 7, [1, 1, 2, 2], category_id=12)]}, "annotation 1 is of category 12"),
-        ({"annotations": [annotation(4, 7, [1, 1, 2, 2])] * 2}, "annotation id 4 stands there twice"),
-        ({"annotations": [annotation(4, 7, [1, float("nan"), 2, 2])]}, "annotation 4 has bbox .*nan"),
-        ({"annotations": [annotation(4, 7, [1, 1, 2])]}, "annotation 4 has bbox"),
-        ({"annotations": [annotation(4, 7, [1, 1, 10**400, 2])]}, "annotation 4 has bbox"),
-        ({"annotations": [annotation(4, 7, [1, 1, 2, 2], area="big")]}, "annotation 4 has area 'big'"),
-        ({"annotations": [annotation(4, 7, [1, 1, 2, 2], iscrowd=2)]}, "annotation 4: iscrowd is 2"),
-        ({"annotations": [annotation(2**64, 7, [1, 1, 2, 2])]}, "id is 18446744073709551616"),
-        ({"annotations": [7]}, "annotations: id is 7"),
-        ({"images": [{"id": 1, "file_name": "x.jpg", "height": 0, "width": 5}]}, "image 1: height is 0"),
-        ({"images": [{"id": 1, "height": 5, "width": 5}]}, "image 1 has file_name None"),
-        ({"images": [{"id": 1, "file_name": "../x.jpg", "height": 5, "width": 5}]}, "leads out of its folder"),
-        ({"images": [{"id": 1, "file_name": "x.jpg", "height": 5, "width": 5}] * 2}, "image id 1 stands there twice"),
-        ({"images": []}, "has no images"),
-        ({"annotations": []}, "has no annotations"),
-        ({"categories": FULL[:1] * 2}, "category id 1 stands there twice"),
-        ({"categories": [{"id": 1}]}, "category 1 has name None"),
-        ({"annotations": [annotation(4, 7, [1, 1, 0, 2])]}, "none of its 4 images has a box"),
-    ],
-)
-def test_annotations_that_contradict_themselves_are_refused(written, changes, told):
-    with pytest.raises(BadData, match=told) as raised:
-        open_boxes("auto", str(written(**changes)), "train")
-    assert "instances_train2017.json" in str(raised.value)
+def test_annotations_without_a_box_to_train_on_are_refused(written):
+    with pytest.raises(BadData, match="instances_train2017.json: none of its 4 images has a box"):
+        open_boxes("auto", str(written(annotations=[annotation(4, 7, [1, 1, 0, 2])])), "train")
 
 
 @pytest.mark.parametrize(
@@ -276,9 +251,9 @@ def test_what_is_no_json_is_refused(written, damage):
 def test_an_entry_without_end_is_refused(written, monkeypatch):
     monkeypatch.setattr(json_lists, "MAX_ENTRY", 2000)
     monkeypatch.setattr(json_lists, "BLOCK", 100)
-    monkeypatch.setattr(_coco_json, "BLOCK", 100)
+    monkeypatch.setattr(annotations_file, "BLOCK", 100)
     root = written(annotations=[annotation(1, 7, [1, 1, 2, 2], segmentation=[[1.5] * 5000])])
-    with pytest.raises(BadData, match="is no whole JSON file"):
+    with pytest.raises(BadData, match="is not a whole JSON file"):
         open_boxes("auto", str(root), "train")
 
 
@@ -288,13 +263,13 @@ def test_an_entry_without_end_is_refused(written, monkeypatch):
 def test_an_entry_without_end_takes_no_more_memory_than_the_longest(written, monkeypatch, body: bytes):
     monkeypatch.setattr(json_lists, "MAX_ENTRY", 2**17)
     monkeypatch.setattr(json_lists, "BLOCK", 2**14)
-    monkeypatch.setattr(_coco_json, "BLOCK", 2**14)
+    monkeypatch.setattr(annotations_file, "BLOCK", 2**14)
     root = written()
     repeated = body[1:] if body[:1] == b"[" else body if body == b" " else b"aaaa"
     file = root / "annotations" / "instances_train2017.json"
     file.write_bytes(b'{"images": [' + body + repeated * (4_000_000 // len(repeated)))
     tracemalloc.start()
-    with pytest.raises(BadData, match="instances_train2017.json is no whole JSON file"):
+    with pytest.raises(BadData, match="instances_train2017.json is not a whole JSON file"):
         open_boxes("auto", str(root), "train")
     assert tracemalloc.get_traced_memory()[1] < 10e6  # 4 MB of lists took 85
     tracemalloc.stop()
@@ -314,7 +289,7 @@ def test_what_follows_the_end_of_the_object_is_refused(written):
 def test_missing_files_are_named(written):
     root = written()
     os.unlink(root / "train2017" / "000000000030.jpg")
-    with pytest.raises(BadData, match=r"lacks 1 of the 2 pictures .* 000000000030.jpg \(image 30\); unpack train2017"):
+    with pytest.raises(BadData, match=r"lacks 1 of the 2 images .* 000000000030.jpg \(image 30\); unpack train2017"):
         open_boxes("auto", str(root), "train")
     with pytest.raises(BadData, match="has no val split of COCO; expected PATH/annotations/instances_val2017"):
         open_boxes("auto", str(root), "val")
@@ -386,12 +361,6 @@ def test_records_are_indexed_once(drawn_boxes: Path, as_records, tmp_path: Path,
     assert second.fingerprint == first.fingerprint and second.picture(3) == first.picture(3)
 
 
-@pytest.mark.filterwarnings("error")
-def test_boxes_of_any_size_are_compared_in_silence():
-    boxes = np.array([[1e308, 1e308, 1e308, 1e308], [-1e308, 0, 1e308, 5], [1, 1, 2, 2]])
-    assert usable(boxes, 10, 20).tolist() == [False, False, True]
-
-
 def test_a_touching_box_stays_inside_in_32_bits():
     """Shares as records store them, of boxes that end on the edge: none may be pushed out of the picture."""
     random = np.random.default_rng(0)
@@ -408,8 +377,8 @@ def test_a_touching_box_stays_inside_in_32_bits():
         ({"image/source_id": 7}, "expected an image id as text"),
         ({"image/height": []}, "has no size in image/height and image/width"),
         ({"image/object/bbox/xmin": [0.5] * 99}, "other numbers of edges"),
-        ({"image/object/bbox/xmin": lambda row: [float("nan")] * len(row)}, "a box or a label that is no number"),
-        ({"image/object/class/label": lambda row: [-1] * len(row)}, "a box or a label that is no number"),
+        ({"image/object/bbox/xmin": lambda row: [float("nan")] * len(row)}, "a box or a label that is not a number"),
+        ({"image/object/class/label": lambda row: [-1] * len(row)}, "a box or a label that is not a number"),
         ({"image/object/class/text": lambda row: [b"a", b"b"] * len(row)}, "other numbers of edges or names"),
     ],
 )

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from sightline.data.formats import records
-from sightline.data.sources import _index, _shards, folder, tar, tfrecord
+from sightline.data.sources import folder, index_files, tar, tfrecord
+from sightline.data.sources.shards import Shard
 
 ARRAYS = {"a": np.arange(5, dtype=np.int64), "b": np.zeros(0, np.uint8), "c": np.asarray([7], np.int32)}
 
@@ -48,7 +49,7 @@ def opened(data: Path) -> list[list[tuple]]:
     return found
 
 
-def index_files(folder: Path) -> list[str]:
+def kept_files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if "index-" in path.name)
 
 
@@ -58,7 +59,7 @@ def index_files(folder: Path) -> list[str]:
 def test_a_scan_is_made_once_and_gives_the_same(data: Path, scans: list[str]):
     first = opened(data)
     assert scans == ["tar", "tfrecord"]
-    assert index_files(data) == [".sightline-index-tar-train", ".sightline-index-tfrecord-train"]
+    assert kept_files(data) == [".sightline-index-tar-train", ".sightline-index-tfrecord-train"]
     assert opened(data) == first
     assert scans == ["tar", "tfrecord"]
 
@@ -106,7 +107,7 @@ def test_what_changed_a_moment_ago_is_not_kept(data: Path, scans: list[str]):
     os.utime(data / "train" / "train-00000-of-00002")
     assert opened(data) == opened(data)
     assert scans == ["tar", "tfrecord"] * 2
-    assert index_files(data) == []
+    assert kept_files(data) == []
 
 
 # Places
@@ -126,8 +127,8 @@ def without_room(folder: Path, error: OSError) -> Callable[..., int]:
 def test_read_only_data_are_indexed_in_the_cache_folder(data: Path, scans: list[str], cache_home: Path, monkeypatch):
     monkeypatch.setattr(os, "open", without_room(data, PermissionError(13, "Permission denied")))
     first = opened(data)
-    assert index_files(data) == []
-    assert [name.rpartition("-")[0] for name in index_files(cache_home)] == ["index-tar-train", "index-tfrecord-train"]
+    assert kept_files(data) == []
+    assert [name.rpartition("-")[0] for name in kept_files(cache_home)] == ["index-tar-train", "index-tfrecord-train"]
     assert opened(data) == first
     assert len(scans) == 2
     other = shutil.copytree(data, data.parent / "other")  # other data do not share it by chance
@@ -146,7 +147,7 @@ def test_nowhere_to_keep_an_index_is_no_error(data: Path, scans: list[str], monk
 
 
 def test_an_interrupted_write_leaves_the_old_index_and_no_rest(tmp_path: Path, monkeypatch):
-    _index.save(tmp_path, "x", "key", ARRAYS)
+    index_files.save(tmp_path, "x", "key", ARRAYS)
 
     def stop(*_: object, **__: object) -> None:
         assert len(os.listdir(tmp_path)) == 2, "the new one is not there yet"
@@ -155,37 +156,37 @@ def test_an_interrupted_write_leaves_the_old_index_and_no_rest(tmp_path: Path, m
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", stop)
         with pytest.raises(KeyboardInterrupt):
-            _index.save(tmp_path, "x", "another", ARRAYS)
+            index_files.save(tmp_path, "x", "another", ARRAYS)
     assert os.listdir(tmp_path) == [".sightline-index-x"]
-    assert _index.load(tmp_path, "x", "key") is not None
+    assert index_files.load(tmp_path, "x", "key") is not None
 
 
 # Belief
 
 
 def test_arrays_are_kept_as_they_are(tmp_path: Path):
-    _index.save(tmp_path, "x", "key", ARRAYS)
-    found = _index.load(tmp_path, "x", "key")
+    index_files.save(tmp_path, "x", "key", ARRAYS)
+    found = index_files.load(tmp_path, "x", "key")
     assert found is not None and found.keys() == ARRAYS.keys()
     for name, array in ARRAYS.items():
         assert found[name].dtype == array.dtype and np.array_equal(found[name], array)
-    assert _index.load(tmp_path, "x", "another key") is None
-    assert _index.load(tmp_path, "y", "key") is None
+    assert index_files.load(tmp_path, "x", "another key") is None
+    assert index_files.load(tmp_path, "y", "key") is None
 
 
 def test_an_index_cut_or_changed_anywhere_counts_as_absent(tmp_path: Path):
-    _index.save(tmp_path, "x", "key", ARRAYS)
+    index_files.save(tmp_path, "x", "key", ARRAYS)
     path = tmp_path / ".sightline-index-x"
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(whole[:at])
-        assert _index.load(tmp_path, "x", "key") is None
+        assert index_files.load(tmp_path, "x", "key") is None
         damaged = bytearray(whole)
         damaged[at] ^= 1
         path.write_bytes(damaged)
-        assert _index.load(tmp_path, "x", "key") is None
+        assert index_files.load(tmp_path, "x", "key") is None
     path.write_bytes(whole + b"\0")
-    assert _index.load(tmp_path, "x", "key") is None
+    assert index_files.load(tmp_path, "x", "key") is None
 
 
 @pytest.mark.parametrize(
@@ -206,16 +207,16 @@ def test_an_index_cut_or_changed_anywhere_counts_as_absent(tmp_path: Path):
 )
 def test_a_well_formed_file_of_nonsense_counts_as_absent(tmp_path: Path, header: bytes):
     body = struct.pack("<I", len(header)) + header + bytes(80)
-    (tmp_path / ".sightline-index-x").write_bytes(_index._MAGIC + hashlib.sha256(body).digest() + body)
-    assert _index.load(tmp_path, "x", "key") is None
+    (tmp_path / ".sightline-index-x").write_bytes(index_files._MAGIC + hashlib.sha256(body).digest() + body)
+    assert index_files.load(tmp_path, "x", "key") is None
 
 
-@pytest.mark.parametrize("begin", [b"", _index._MAGIC, _index._MAGIC + bytes(32) + b"\xff\xff\xff\xff"])
+@pytest.mark.parametrize("begin", [b"", index_files._MAGIC, index_files._MAGIC + bytes(32) + b"\xff\xff\xff\xff"])
 def test_what_is_no_index_is_not_read_whole(tmp_path: Path, begin: bytes):
     path = tmp_path / ".sightline-index-x"
     path.write_bytes(begin)
     os.truncate(path, 2**40)  # takes no room on the disk
-    assert _index.load(tmp_path, "x", "key") is None
+    assert index_files.load(tmp_path, "x", "key") is None
 
 
 @pytest.mark.parametrize(
@@ -235,15 +236,15 @@ def test_what_is_no_index_is_not_read_whole(tmp_path: Path, begin: bytes):
 def test_an_index_that_points_outside_is_made_anew(data: Path, scans: list[str], column: str, value: int):
     """Its checksum and key may be right: whoever wrote the data may have written it."""
     first = opened(data)
-    shards = [_shards.Shard.at(data, data / f"train-{n}.tar") for n in (1, 2)]
-    key = _index.digest("tar", 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
-    arrays = _index.load(data, "tar-train", key)
+    shards = [Shard.at(data, data / f"train-{n}.tar") for n in (1, 2)]
+    key = index_files.digest("tar", 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
+    arrays = index_files.load(data, "tar-train", key)
     assert arrays is not None
     forged = arrays[column].copy()
     forged[-1] = value
     without = {name: array for name, array in arrays.items() if name != column}
     for broken in ({**arrays, column: forged}, without, {**arrays, column: forged[1:]}):
-        _index.save(data, "tar-train", key, broken)
+        index_files.save(data, "tar-train", key, broken)
         scans.clear()
         assert opened(data) == first
         assert scans == ["tar"]
@@ -267,13 +268,13 @@ def pictures(tmp_path: Path, settle, monkeypatch) -> Path:
 def listings(monkeypatch) -> list[str]:
     """Which roots were listed, not taken from an index."""
     seen: list[str] = []
-    walk = folder._Walk.list
+    walk = folder.Walk.list
 
-    def recorded(self: folder._Walk, *given, **named):
+    def recorded(self: folder.Walk, *given, **named):
         seen.append(self.root.name)
         return walk(self, *given, **named)
 
-    monkeypatch.setattr(folder._Walk, "list", recorded)
+    monkeypatch.setattr(folder.Walk, "list", recorded)
     return seen
 
 
@@ -288,7 +289,7 @@ def test_a_large_folder_is_listed_once(pictures: Path, listings: list[str]):
     assert listings == ["train"]
     listed(pictures, "val"), listed(pictures, "val")
     assert listings == ["train", "val", "val"]  # a small one every time
-    assert index_files(pictures) == [".sightline-index-folder-train"]
+    assert kept_files(pictures) == [".sightline-index-folder-train"]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +324,7 @@ def test_a_class_that_val_gains_is_seen(pictures: Path, settle, monkeypatch):
 def test_long_scans_tell_how_far_they_are(data: Path, pictures: Path, capsys, monkeypatch):
     opened(data)
     assert capsys.readouterr().err == ""  # short ones do not
-    monkeypatch.setattr(_index, "PROGRESS_EVERY_S", 0)
+    monkeypatch.setattr(index_files, "PROGRESS_EVERY_S", 0)
     for path in data.glob(".sightline-index-*"):
         path.unlink()
     opened(data), listed(pictures)

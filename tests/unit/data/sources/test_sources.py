@@ -138,7 +138,7 @@ def test_folder_refusals_name_the_place(pictures: Path, tmp_path: Path):
         folder.open_source(str(pictures), "val")
 
     (pictures / "train" / "empty").mkdir()
-    with pytest.raises(BadData, match="train/empty holds no pictures"):
+    with pytest.raises(BadData, match="train/empty holds no images"):
         folder.open_source(str(pictures), "train")
 
     (tmp_path / "bare" / "train").mkdir(parents=True)
@@ -146,7 +146,7 @@ def test_folder_refusals_name_the_place(pictures: Path, tmp_path: Path):
         folder.open_source(str(tmp_path / "bare"), "train")
 
     (tmp_path / "hollow" / "val" / "ant").mkdir(parents=True)
-    with pytest.raises(BadData, match="hollow/val holds no pictures"):
+    with pytest.raises(BadData, match="hollow/val holds no images"):
         folder.open_source(str(tmp_path / "hollow"), "val")
 
 

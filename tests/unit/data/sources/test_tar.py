@@ -137,7 +137,7 @@ def test_classes_txt_names_and_orders(write):
     path = write(train=[*numbered("a", 0), *numbered("b", 2)])
     (Path(path) / "train" / "classes.txt").write_text("cat\nant\ndog\n")
     assert tar.open_source(path, "train").classes == ("cat", "ant", "dog")
-    with pytest.raises(BadData, match=r"\(b.jpg\) has label 9, expected 0 to 2; mend the label or classes.txt"):
+    with pytest.raises(BadData, match=r"\(b.jpg\) has label 9, expected 0 to 2; fix the label or classes.txt"):
         tar.open_source(write(train=[*numbered("a", 0), *numbered("b", 9)]), "train")
     path = write(train=[("ant/1.jpg", b"ant"), ("cat/2.jpg", b"cat")], val=[("cat/1.jpg", b"c"), ("ant/1.jpg", b"a")])
     for split, expected in (("train", [(b"cat", 0), (b"ant", 1)]), ("val", [(b"c", 0), (b"a", 1)])):
@@ -174,19 +174,19 @@ def test_gaps_between_numbers_need_a_declared_number(write):
     ("members", "message"),
     [
         ([("a.jpg", b"")], "a.jpg has no label; expected a.cls with a number, a.json or a class folder"),
-        ([("a.cls", b"1"), ("a.gif", b"")], "a has a label and 0 pictures; expected one of a.jpg"),
-        ([("a.jpg", b""), ("a.png", b""), ("a.cls", b"1")], "a has a label and 2 pictures"),
+        ([("a.cls", b"1"), ("a.gif", b"")], "a has a label and 0 images; expected one of a.jpg"),
+        ([("a.jpg", b""), ("a.png", b""), ("a.cls", b"1")], "a has a label and 2 images"),
         ([*numbered("a", 0), ("cat/b.jpg", b"")], "cat/b.jpg has label 'cat' where a.jpg has 0; use numbers or names"),
         ([("a.jpg", b""), ("a.cls", b"-1")], "a.cls holds b'-1'; expected a number from 0 to 100000"),
         ([("a.jpg", b""), ("a.cls", b"1_0")], "a.cls holds b'1_0'"),
         ([("a.jpg", b""), ("a.cls", b"999999999")], "a.cls holds b'999999999'"),
         ([("a.jpg", b""), ("a.cls", b"")], "a.cls holds b''"),
         ([("a.jpg", b""), ("a.cls", b"1" * 70000)], "a.cls has 70000 bytes, more than the 65536 allowed for a label"),
-        ([("a.jpg", b""), ("a.json", b"{")], "a.json is no JSON"),
-        ([("a.jpg", b""), ("a.json", b"[" * 60000)], "a.json is no JSON"),
+        ([("a.jpg", b""), ("a.json", b"{")], "a.json is not JSON"),
+        ([("a.jpg", b""), ("a.json", b"[" * 60000)], "a.json is not JSON"),
         ([("a.jpg", b""), ("a.json", b'{"label": -3}')], "a.json has label -3; expected a number from 0"),
-        ([("a.txt", b"")], "data/train holds no pictures"),
-        ([], "data/train holds no pictures"),
+        ([("a.txt", b"")], "data/train holds no images"),
+        ([], "data/train holds no images"),
         (
             [
                 ("a.jpg", b""),

@@ -315,7 +315,7 @@ def test_a_record_without_one_picture_is_a_bad_sample(write, picture: dict):
     features = {"image/class/label": 1, "image/filename": b"a", **picture}
     source = tfrecord.open_source(write(train=[features, example(1, "b")]), "train")
     with pytest.raises(
-        BadSample, match="train-00000-of-00001:a: record at byte 0: image/encoded holds .*expected one pict"
+        BadSample, match="train-00000-of-00001:a: record at byte 0: image/encoded holds .*expected one image"
     ):
         source.read(0)
     assert source.read(1).data == b"picture"
@@ -343,7 +343,7 @@ def test_a_source_travels_without_its_files_and_is_read_by_threads(golden: Path)
 
 
 def test_many_shards_do_not_use_up_the_files_a_process_may_open(tmp_path: Path, write_records, monkeypatch):
-    monkeypatch.setattr("sightline.data.sources._shards.MAX_OPEN_FILES", 4)
+    monkeypatch.setattr("sightline.data.sources.shards.MAX_OPEN_FILES", 4)
     for number in range(12):
         write_records(tmp_path / "train" / f"train-{number:05d}-of-00012", [example(1, f"{number:02d}")])
     source = tfrecord.open_source(str(tmp_path), "train")

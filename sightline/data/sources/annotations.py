@@ -1,64 +1,57 @@
-"""Annotated objects of all pictures of a split as arrays: what the COCO sources read into, keep and hand out.
+"""Annotated objects of all images of a split as arrays: what the COCO sources read into, keep and hand out.
 
-A COCO training set has 860,001 objects on 118,287 pictures; as arrays they take 60 MB, as Python objects gigabytes.
+A COCO training set has 860,001 objects on 118,287 images; as arrays they take 60 MB, as Python objects gigabytes. What
+was read of a json file is kept as an index, by size and time of the file.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import numpy as np
 
-from sightline.data.sources import Objects, _index
+from sightline.data.formats.coco import read_instances, usable
+from sightline.data.sources import Objects, index_files
 from sightline.errors import BadData
+from sightline.files.json_lists import BLOCK
 
 _FLOATS = ("boxes", "area")  # kept as their bits: an index holds whole numbers
 
 
-def usable(boxes: np.ndarray, height: int | np.ndarray, width: int | np.ndarray) -> np.ndarray:
-    """Which boxes (n, 4) of x, y, width, height may be trained on: those with an area that lie inside the picture.
-
-    The rule of the original's converter, sums in 64 bits as there; it did not look at the upper left edges, over which
-    no box of COCO reaches.
-    """
-    x, y, wide, tall = boxes.T
-    with np.errstate(over="ignore"):  # 1e308 + 1e308 is infinite, and outside
-        return (wide > 0) & (tall > 0) & (x >= 0) & (y >= 0) & (x + wide <= width) & (y + tall <= height)
-
-
 @dataclass(frozen=True)
 class Annotations:
-    """One row per picture, in the order of their ids; one row per object, in the order of its picture."""
+    """One row per image, in the order of their ids; one row per object, in the order of its image."""
 
     image_ids: np.ndarray
     heights: np.ndarray
     widths: np.ndarray
-    names: _index.Names  # of the picture files
-    ends: np.ndarray  # of each picture's objects
+    names: index_files.Names  # of the image files
+    ends: np.ndarray  # of each image's objects
     boxes: np.ndarray  # x, y, width, height of one object after the other
     area: np.ndarray
     crowd: np.ndarray
     categories: np.ndarray  # of each object: the files' own id
     class_ids: np.ndarray  # ascending
-    class_names: _index.Names
+    class_names: index_files.Names
 
     def __len__(self) -> int:
         return len(self.image_ids)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes in the order of their ids: the first one is label 1."""
+        """Return the names of the classes in the order of their ids: the first one is label 1."""
         return tuple(name.decode() for name in self.class_names.all())
 
     @property
     def counts(self) -> np.ndarray:
-        """How many objects each picture has."""
+        """Return how many objects each image has."""
         return np.diff(self.ends, prepend=0)
 
     def objects(self, row: int) -> Objects:
-        """What is annotated on one picture."""
+        """Return the annotations of one image."""
         start, end = int(self.ends[row - 1]) if row else 0, int(self.ends[row])
         return Objects(
             int(self.image_ids[row]),
@@ -71,10 +64,10 @@ class Annotations:
         )
 
     def for_training(self) -> Annotations:
-        """Without boxes that cannot be trained on, then without pictures that have no box."""
-        of_picture = np.repeat(np.arange(len(self)), self.counts)
-        kept = usable(self.boxes.reshape(-1, 4), self.heights[of_picture], self.widths[of_picture])
-        counts = np.bincount(of_picture[kept], minlength=len(self))
+        """Leave out boxes that cannot be trained on, then images without a box."""
+        of_image = np.repeat(np.arange(len(self)), self.counts)
+        kept = usable(self.boxes.reshape(-1, 4), self.heights[of_image], self.widths[of_image])
+        counts = np.bincount(of_image[kept], minlength=len(self))
         without = replace(
             self,
             boxes=self.boxes.reshape(-1, 4)[kept].ravel(),
@@ -83,10 +76,10 @@ class Annotations:
             categories=self.categories[kept],
             ends=np.cumsum(counts),
         )
-        return without.of_pictures(np.flatnonzero(counts))
+        return without.of_images(np.flatnonzero(counts))
 
-    def of_pictures(self, rows: np.ndarray) -> Annotations:
-        """Those of some pictures, in this order."""
+    def of_images(self, rows: np.ndarray) -> Annotations:
+        """Return those of some images, in this order."""
         starts = self.ends[rows] - self.counts[rows]
         counts = self.counts[rows]
         ends = np.cumsum(counts)
@@ -97,7 +90,7 @@ class Annotations:
             image_ids=self.image_ids[rows],
             heights=self.heights[rows],
             widths=self.widths[rows],
-            names=_index.Names.of([names[row] for row in rows]),
+            names=index_files.Names.of([names[row] for row in rows]),
             ends=ends,
             boxes=self.boxes.reshape(-1, 4)[chosen].ravel(),
             area=self.area[chosen],
@@ -106,17 +99,17 @@ class Annotations:
         )
 
     def named_classes(self) -> list[tuple[int, str]]:
-        """(id, name) of every class."""
+        """Return (id, name) of every class."""
         return list(zip(self.class_ids.tolist(), self.classes, strict=True))
 
     def of_classes(self, classes: Mapping[int, str]) -> Annotations:
-        """With these classes, which have all of ours among them."""
+        """Return them with these classes, which have all of ours among them."""
         ids = sorted(classes)
-        names = _index.Names.of([classes[number].encode() for number in ids])
+        names = index_files.Names.of([classes[number].encode() for number in ids])
         return replace(self, class_ids=np.asarray(ids, np.int64), class_names=names)
 
     def check_classes(self, other: Annotations, here: str, there: str) -> None:
-        """Both splits must number their classes alike."""
+        """Raise BadData unless both splits number their classes alike."""
         if self.classes != other.classes or not np.array_equal(self.class_ids, other.class_ids):
             mine, others = set(self.named_classes()), set(other.named_classes())
             differing = sorted(mine ^ others)[:3]
@@ -126,28 +119,28 @@ class Annotations:
             )
 
     def content(self) -> str:
-        """A digest of all of it."""
+        """Return a digest of all of it."""
         digest = hashlib.sha256()
         for name, array in self.arrays().items():
             digest.update(f"{name} {len(array)}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
-    def arrays(self) -> _index.Arrays:
-        """As an index keeps them."""
-        plain: _index.Arrays = {}
+    def arrays(self) -> index_files.Arrays:
+        """Return them as an index keeps them."""
+        plain: index_files.Arrays = {}
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, _index.Names):
+            if isinstance(value, index_files.Names):
                 plain |= value.arrays(each.name)
             else:
                 plain[each.name] = np.ascontiguousarray(value).view(np.int64) if each.name in _FLOATS else value
         return plain
 
     @classmethod
-    def loaded(cls, arrays: _index.Arrays) -> Annotations:
-        """The inverse of `arrays`; ValueError or KeyError where the parts do not fit each other."""
-        names, class_names = (_index.Names.loaded(arrays, key) for key in ("names", "class_names"))
+    def loaded(cls, arrays: index_files.Arrays) -> Annotations:
+        """Invert `arrays`; ValueError or KeyError where the parts do not fit each other."""
+        names, class_names = (index_files.Names.loaded(arrays, key) for key in ("names", "class_names"))
         plain = {each.name: arrays[each.name] for each in fields(cls) if each.name not in ("names", "class_names")}
         plain |= {name: plain[name].view(np.float64) for name in _FLOATS}
         found = cls(names=names, class_names=class_names, **plain)
@@ -157,12 +150,12 @@ class Annotations:
         if rows != {len(found)} or per_object != {objects} or len(found.class_ids) != len(class_names):
             raise ValueError("columns of different lengths")
         if np.any(found.counts < 0) or not np.isin(found.categories, found.class_ids).all():
-            raise ValueError("an object without a picture or a class")
+            raise ValueError("an object without an image or a class")
         return found
 
 
 def assembled(
-    pictures: Mapping[int, tuple[int, int, bytes]],
+    images: Mapping[int, tuple[int, int, bytes]],
     classes: Mapping[int, str],
     image_of: np.ndarray,
     boxes: np.ndarray,
@@ -170,22 +163,68 @@ def assembled(
     crowd: np.ndarray,
     categories: np.ndarray,
 ) -> Annotations:
-    """From pictures (id -> height, width, file name) and objects as they came, each with the id of its picture."""
-    ids = np.asarray(sorted(pictures), np.int64)
+    """Build from images (id -> height, width, file name) and objects as they came, each with the id of its image."""
+    ids = np.asarray(sorted(images), np.int64)
     rows = np.searchsorted(ids, image_of)
     order = np.argsort(rows, kind="stable")
-    facts = [pictures[number] for number in ids.tolist()]
+    facts = [images[number] for number in ids.tolist()]
     class_ids = sorted(classes)
     return Annotations(
         image_ids=ids,
         heights=np.asarray([fact[0] for fact in facts], np.int64),
         widths=np.asarray([fact[1] for fact in facts], np.int64),
-        names=_index.Names.of([fact[2] for fact in facts]),
+        names=index_files.Names.of([fact[2] for fact in facts]),
         ends=np.cumsum(np.bincount(rows, minlength=len(ids)), dtype=np.int64),
         boxes=boxes.reshape(-1, 4)[order].ravel(),
         area=area[order],
         crowd=crowd[order].astype(np.uint8),
         categories=categories[order],
         class_ids=np.asarray(class_ids, np.int64),
-        class_names=_index.Names.of([classes[number].encode() for number in class_ids]),
+        class_names=index_files.Names.of([classes[number].encode() for number in class_ids]),
     )
+
+
+def read_annotations(file: Path, root: Path) -> Annotations:
+    """Read all of a json file, or what an earlier run kept if size and time are the same. `root` is the data path."""
+    try:
+        found = file.stat()
+    except OSError as error:
+        raise BadData(f"{file} cannot be read: {error.strerror}; unpack annotations_trainval2017.zip") from error
+    key = index_files.digest("coco annotations", 1, file.name, found.st_size, found.st_mtime_ns)
+    name = f"coco-{file.stem}"
+    kept = index_files.load(root, name, key)
+    if kept is not None:
+        try:
+            return Annotations.loaded(kept)
+        except (ValueError, KeyError, IndexError):
+            kept = None
+    is_settled = index_files.is_settled([found.st_mtime_ns])
+    annotations = _read_json(file)
+    if is_settled:
+        index_files.save(root, name, key, annotations.arrays())
+    return annotations
+
+
+def _read_json(file: Path) -> Annotations:
+    found = read_instances(_chunks(file), str(file))
+    ids = np.asarray([image.id for image in found.images], np.int64)
+    return assembled(
+        {image.id: (image.height, image.width, image.file.encode()) for image in found.images},
+        found.categories,
+        ids[found.rows],
+        found.boxes,
+        found.area,
+        found.crowd,
+        found.labels,
+    )
+
+
+def _chunks(file: Path) -> Iterator[bytes]:
+    try:
+        with open(file, "rb") as handle:
+            progress = index_files.ScanProgress(str(file), max(1, file.stat().st_size >> 20), "MiB")
+            while chunk := handle.read(BLOCK):
+                yield chunk
+                progress(handle.tell() >> 20)
+    except OSError as error:
+        raise BadData(f"{file} cannot be read: {error.strerror}") from error

@@ -1,11 +1,10 @@
-"""A NIfTI-1 writer for .nii.gz files, so that drawing volumes needs no reader library.
+"""The bytes of .nii.gz files in NIfTI-1, so that drawing volumes needs no library.
 
 Field order and offsets are those of nifti1.h: a 348-byte header, four bytes saying "no extension", then the voxels.
 """
 
 import gzip
 import struct
-from pathlib import Path
 
 import numpy as np
 
@@ -18,8 +17,9 @@ _ALIGNED_TO_SCANNER = 1
 assert _HEADER.size == 348, "the header table does not add up to NIfTI-1's 348 bytes"
 
 
-def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
-    """Writes a 3D or 4D array and its voxel-to-mm affine; equal input gives equal bytes."""
+def encode_nifti(voxels: np.ndarray, affine: np.ndarray, path: str) -> bytes:
+    """Return a 3D or 4D array and its voxel-to-mm affine as a file; equal input gives equal bytes. `path` names it in
+    errors."""
     if voxels.dtype not in _DATATYPE:
         known = ", ".join(str(dtype) for dtype in _DATATYPE)
         raise TypeError(f"{path}: voxels are {voxels.dtype}, this writer knows {known}; convert them first")
@@ -31,7 +31,7 @@ def write_nifti(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
     # NIfTI counts x fastest, which is NumPy's Fortran order; files are little-endian whatever the machine.
     content = voxels.astype(voxels.dtype.newbyteorder("<"), copy=False).tobytes(order="F")
     # mtime=0: the clock would otherwise be the one thing that differs between two draws.
-    path.write_bytes(gzip.compress(_header(voxels, affine) + bytes(4) + content, compresslevel=4, mtime=0))
+    return gzip.compress(_header(voxels, affine) + bytes(4) + content, compresslevel=4, mtime=0)
 
 
 def _header(voxels: np.ndarray, affine: np.ndarray) -> bytes:

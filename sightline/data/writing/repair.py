@@ -1,4 +1,4 @@
-"""ImageNet holds one PNG and 22 CMYK pictures under names that end in .JPEG; here they become what the name says."""
+"""ImageNet holds one PNG and 22 CMYK images under names that end in .JPEG; here they become what the name says."""
 
 import io
 
@@ -11,7 +11,7 @@ _QUALITY = 100
 
 
 def repair(data: bytes, name: str) -> bytes:
-    """The same bytes if they are an 8-bit grey or colour JPEG, which every decoder takes; else the picture as one.
+    """Return the same bytes if they are an 8-bit grey or colour JPEG, which every decoder takes; else the image as one.
 
     Found out by content: the original's list of 23 names helps with no other data set.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.formats import records
-from sightline.data.sources import Sample, Source, _index
+from sightline.data.sources import Sample, Source, index_files
 from sightline.errors import BadData, BadSample
 
 # ImageNet-21k has 21,841; a label beyond this is damage, and would make as many names.
@@ -46,7 +46,7 @@ class Shard:
 
 
 def list_folder(folder: Path) -> list[str]:
-    """Names of what lies in a folder, in order; none where there is no such folder."""
+    """Return the names in a folder, in order; none if there is no such folder."""
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
@@ -57,32 +57,32 @@ def list_folder(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Index:
-    """Where each sample of a split lies, in the order of the samples; one row per sample."""
+    """The place of each sample of a split, in the order of the samples; one row per sample."""
 
     shard: np.ndarray  # number of the shard
     offset: np.ndarray
     length: np.ndarray
     label: np.ndarray  # as stored
     check: np.ndarray  # what the source compares when it reads, e.g. a checksum
-    names: _index.Names
+    names: index_files.Names
     class_labels: np.ndarray  # labels whose class has a name
-    class_names: _index.Names
+    class_names: index_files.Names
     is_numbered: bool  # labels are the files' own numbers, not places in class_names
 
     @property
     def name_of(self) -> dict[int, str]:
-        """Label -> name of its class, for those that have one."""
+        """Return label -> name of its class, for those that have one."""
         return {int(label): self.class_names[i] for i, label in enumerate(self.class_labels)}
 
-    def arrays(self) -> _index.Arrays:
+    def arrays(self) -> index_files.Arrays:
         plain = {key: getattr(self, key) for key in (*COLUMNS, "class_labels")}
         flag = np.asarray([self.is_numbered], np.uint8)
         return {**plain, **self.names.arrays("names"), **self.class_names.arrays("class_names"), "is_numbered": flag}
 
     @classmethod
-    def loaded(cls, arrays: _index.Arrays, shards: Sequence[Shard]) -> Index:
-        """The inverse of `arrays`; ValueError or KeyError where they cannot be an index of these shards."""
-        names, classes = _index.Names.loaded(arrays, "names"), _index.Names.loaded(arrays, "class_names")
+    def loaded(cls, arrays: index_files.Arrays, shards: Sequence[Shard]) -> Index:
+        """Invert `arrays`; ValueError or KeyError where they cannot be an index of these shards."""
+        names, classes = index_files.Names.loaded(arrays, "names"), index_files.Names.loaded(arrays, "class_names")
         shard, offset, length, label, check = (arrays[key] for key in COLUMNS)
         sizes = np.asarray([each.size for each in shards], np.int64)
         if {len(arrays[key]) for key in COLUMNS} != {len(names)} or len(arrays["class_labels"]) != len(classes):
@@ -100,24 +100,25 @@ class Index:
 
 
 def kept_index(kind: str, root: Path, split: str, shards: Sequence[Shard], build: Callable[[], Index]) -> Index:
-    """The index of these shards from an earlier run, or a new one, kept for the next."""
-    key = _index.digest(kind, 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
+    """Return the index of these shards from an earlier run, or a new one, kept for the next."""
+    key = index_files.digest(kind, 1, [(shard.name, shard.size, shard.changed_ns) for shard in shards])
     name = f"{kind}-{split}"
-    arrays = _index.load(root, name, key)
+    arrays = index_files.load(root, name, key)
     if arrays is not None:
         try:
             return Index.loaded(arrays, shards)
         except (ValueError, KeyError, IndexError):
             arrays = None
-    is_settled = _index.is_settled(shard.changed_ns for shard in shards)
+    is_settled = index_files.is_settled(shard.changed_ns for shard in shards)
     index = build()
     if is_settled:
-        _index.save(root, name, key, index.arrays())
+        index_files.save(root, name, key, index.arrays())
     return index
 
 
 def numbered_classes(index: Index, shards: Sequence[Shard], first: int, declared: int, hint: str) -> tuple[str, ...]:
-    """Names of the classes of the split that defines them, by label from `first` on; nameless ones are classNNNN.
+    """Return the names of the classes of the split that defines them, by label from `first` on; nameless ones are
+    classNNNN.
 
     A part of a data set may lack the samples of some classes: then their number must be declared.
     """
@@ -135,7 +136,7 @@ def numbered_classes(index: Index, shards: Sequence[Shard], first: int, declared
 
 
 def check_range(index: Index, shards: Sequence[Shard], first: int, count: int, hint: str) -> None:
-    """The labels of a split must be those of the classes."""
+    """Raise BadData unless the labels of a split are those of the classes."""
     known = index.label <= MAX_CLASSES  # others belong to damaged records, which reading tells
     outside = np.flatnonzero(known & ((index.label < first) | (index.label >= first + count)))
     if len(outside):
@@ -147,7 +148,7 @@ def check_range(index: Index, shards: Sequence[Shard], first: int, count: int, h
 
 
 def check_names(index: Index, shards: Sequence[Shard], first: int, classes: tuple[str, ...]) -> None:
-    """Labels must mean the same in both splits, where both say what they mean."""
+    """Raise BadData unless labels mean the same in both splits, where both say what they mean."""
     for label, name in index.name_of.items():
         expected = classes[label - first]
         if name != expected and expected != f"class{label - first:04d}":
@@ -169,7 +170,7 @@ class ShardSource(Source):
         self.labels = labels.astype(np.int32)  # counted from 0
         self.classes = classes
         # Names and sizes alone: a copy elsewhere has the same.
-        self.fingerprint = _index.digest(self.kind, 1, classes, [(shard.name, shard.size) for shard in shards])
+        self.fingerprint = index_files.digest(self.kind, 1, classes, [(shard.name, shard.size) for shard in shards])
         self.files = OpenFiles(self.shards)
 
     def __len__(self) -> int:
@@ -182,13 +183,13 @@ class ShardSource(Source):
     def read(self, index: int) -> Sample:
         try:
             file = self.files.open(int(self.index.shard[index]))
-            return Sample(self.read_picture(index, file.descriptor), int(self.labels[index]))
+            return Sample(self.read_image(index, file.descriptor), int(self.labels[index]))
         except OSError as error:
             raise BadSample(self.name(index), f"cannot be read: {error.strerror}") from error
 
     @abstractmethod
-    def read_picture(self, index: int, descriptor: int) -> bytes:
-        """The encoded picture of a sample, out of its open shard. Raises BadSample."""
+    def read_image(self, index: int, descriptor: int) -> bytes:
+        """Return the encoded image of a sample, out of its open shard. Raises BadSample."""
 
 
 class OpenFiles:
@@ -203,7 +204,7 @@ class OpenFiles:
         return OpenFiles, (self._shards,)
 
     def open(self, shard: int) -> OpenFile:
-        """The shard with this number, from its first use on."""
+        """Return the shard with this number, from its first use on."""
         with self._lock:
             file = self._files.pop(shard, None)
             if file is None:
@@ -225,8 +226,8 @@ class OpenFile:
 
 
 def scan_records(shards: Sequence[Shard], add: Callable[[int, Shard, mmap.mmap, int, int], None]) -> None:
-    """Calls add(number of the shard, shard, its bytes, offset, length) for every record of TFRecord files."""
-    progress = _index.Progress(str(shards[0].path.parent), len(shards), "files")
+    """Call add(number of the shard, shard, its bytes, offset, length) for every record of TFRecord files."""
+    progress = index_files.ScanProgress(str(shards[0].path.parent), len(shards), "files")
     for number, shard in enumerate(shards):
         progress(number)
         if shard.size == 0:  # more shards than samples leaves some empty
@@ -234,7 +235,7 @@ def scan_records(shards: Sequence[Shard], add: Callable[[int, Shard, mmap.mmap, 
         try:
             with open(shard.path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
                 if hasattr(mmap, "MADV_RANDOM"):
-                    buffer.madvise(mmap.MADV_RANDOM)  # else the kernel reads the pictures ahead
+                    buffer.madvise(mmap.MADV_RANDOM)  # else the kernel reads the images ahead
                 for offset, length in records.scan_frames(buffer, shard.name):
                     add(number, shard, buffer, offset, length)
                     progress(number)

@@ -31,7 +31,7 @@ class FilesSource(Source):
 
 
 class BoxFilesSource(BoxSource):
-    """The same as pictures of which no box is known."""
+    """The same as images of which no box is known."""
 
     def __init__(self, files: Mapping[str, Path], classes: tuple[str, ...], class_ids: tuple[int, ...]):
         self._files = FilesSource(files, classes)
@@ -46,7 +46,8 @@ class BoxFilesSource(BoxSource):
         return self._files.name(index)
 
     def picture(self, index: int) -> np.ndarray:
-        """Pixels, upright as a person sees them: nothing is annotated that could be meant for the picture as stored."""
+        """Return pixels, upright as a person sees them: nothing is annotated that could be meant for the image as
+        stored."""
         return decode_rgb(self._bytes(index), self.name(index))
 
     def objects(self, index: int) -> Objects:

@@ -45,7 +45,7 @@ class Names:
 
     @classmethod
     def loaded(cls, arrays: Arrays, key: str) -> Names:
-        """The inverse of `arrays`; ValueError where the parts do not fit each other."""
+        """Invert `arrays`; ValueError where the parts do not fit each other."""
         blob, ends = arrays[f"{key}_bytes"].tobytes(), arrays[f"{key}_ends"]
         steps = np.diff(ends, prepend=0)
         if np.any(steps < 0) or steps.sum() != len(blob):
@@ -62,24 +62,24 @@ class Names:
         return os.fsdecode(self.blob[self.ends[index - 1] if index else 0 : self.ends[index]])
 
     def all(self) -> list[bytes]:
-        """Every name, as bytes."""
+        """Return every name, as bytes."""
         ends = self.ends.tolist()
         return [self.blob[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
 
 
 def digest(*parts: object) -> str:
-    """A key of what was scanned: it tells where one part ends and the next begins."""
+    """Return a key of what was scanned: it tells where one part ends and the next begins."""
     return hashlib.sha256("\0".join(repr(part) for part in parts).encode()).hexdigest()
 
 
 def is_settled(changed_ns: Iterable[int]) -> bool:
-    """Whether none of these changes is so young that another one could leave the same time."""
+    """Return whether none of these changes is so young that another one could leave the same time."""
     now = time.time_ns()
     return all(abs(now - changed) > SETTLED_S * 1e9 for changed in changed_ns)
 
 
 def load(root: Path, name: str, key: str) -> Arrays | None:
-    """The arrays kept for the data at `root` under this key, if they are there and whole."""
+    """Return the arrays kept for the data at `root` under this key, if they are there and whole."""
     for place in _places(root, name):
         try:
             arrays = _read(place, key)
@@ -91,7 +91,7 @@ def load(root: Path, name: str, key: str) -> Arrays | None:
 
 
 def save(root: Path, name: str, key: str, arrays: Arrays) -> None:
-    """Keeps the arrays where `load` finds them; a reader sees the old file or the new one, never a part."""
+    """Keep the arrays where `load` finds them; a reader sees the old file or the new one, never a part."""
     data = _encode(key, arrays)
     for place in _places(root, name):
         try:
@@ -104,7 +104,7 @@ def save(root: Path, name: str, key: str, arrays: Arrays) -> None:
             continue
 
 
-class Progress:
+class ScanProgress:
     """Tells on stderr how far a long scan is; short ones stay silent."""
 
     def __init__(self, what: str, total: int, unit: str):
@@ -141,7 +141,7 @@ def _encode(key: str, arrays: Arrays) -> bytes:
 
 
 def _read(place: Path, key: str) -> Arrays | None:
-    """Looks at the header first: what is not ours may be of any size."""
+    """Read the header first: what is not ours may be of any size."""
     with place.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         begin = file.read(_PREFIX)
@@ -166,7 +166,7 @@ def _read(place: Path, key: str) -> Arrays | None:
 
 
 def _described(header: bytes, key: str, length: int) -> list[tuple[str, str, int]] | None:
-    """(name, type, length) of the arrays of an index with this key, if they take so many bytes together."""
+    """Return (name, type, length) of the arrays of an index with this key, if they take so many bytes together."""
     try:
         said = typed(loads(header), dict[str, Any])
         arrays = typed(said.get("arrays"), list[tuple[str, Literal[_TYPES], int]])  # type: ignore[valid-type]
