@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sightline.errors import UsageError
 from sightline.files.typed_json import as_dataclass, short
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from sightline.data.check.images import Report
     from sightline.hardware.devices import Device
     from sightline.hardware.world import World
-    from sightline.terminal.progress import Progress
 
 # Of a spec out of a file: networks are built from it before anything else is looked at.
 MAX_CHANNELS, MAX_SIDE = 1024, 2**16
 
 Batch = dict[str, "Tensor"]  # keys are listed at the top of each tasks/*.py
+Arrays = dict[str, "np.ndarray"]
+Layout = Mapping[str, tuple[tuple[int, ...], str]]  # key -> (shape, NumPy dtype) of one item
 Split = Literal["train", "val"]
 
 
@@ -80,53 +80,66 @@ class DataSpec:
         return found
 
 
+def no_numbers(epoch: int, step: int) -> Arrays:
+    """Draw nothing for a batch as a whole."""
+    return {}
+
+
+def any_batch(items: int) -> None:
+    """Accept batches of any size."""
+
+
 class Dataset(ABC):
-    """From an index to a ready sample. Loader workers run `load`; it is pickled to them once."""
+    """One split of the data as it was found. Nothing in it changes after `DataConfig.open`."""
 
     spec: DataSpec
     fingerprint: str  # of what was found on disk, so that a resumed run notices other data
-    layout: dict[str, tuple[tuple[int, ...], str]]  # key -> (shape, numpy dtype) of one sample; static
-
-    samples_per_item: int = 1  # what one `load` gives, in the samples that train.global_batch counts
-    predict_batch: int = 64  # most items `predict` takes at once: a training batch may be too much where it runs
-
-    def for_batch(self, global_batch: int) -> Dataset:
-        """The data set as it fills batches of this many samples: a volume gives as many slices as that takes."""
-        return self
+    predict_batch: int = 64  # most items `predict` takes at once: a training batch may not fit where it runs
 
     @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Return the number of items."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What a person would call this sample, e.g. its relative path."""
+        """Return the name of an item for people, e.g. its relative path."""
+
+    def samples_per_item(self, global_batch: int) -> int:
+        """Return how many samples one item gives: a volume gives as many slices as its share of the batch needs."""
+        return 1
 
     @abstractmethod
-    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Read, decode, augment: one array per key of `layout`. Raises BadSample."""
+    def bind(self, device: Device, global_batch: int) -> Bound:
+        """Decide how items are loaded for batches of this many samples (over all ranks) on this kind of device."""
 
-    def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
-        """Random numbers that belong to a whole batch (mixup's); `step` counts within the epoch."""
-        return {}
 
-    host_keys: frozenset[str] = frozenset()  # of `layout`: what `decode` reads on the host and nobody on the device
+@dataclass(frozen=True)
+class Bound:
+    """A dataset bound to a device and a batch size: all that the loader needs. Loader workers get a pickled copy."""
 
-    def settle_on(self, device: Device) -> str:
-        """Once, before anything is loaded: the data set may move work to the device. Returns what to tell the user."""
-        return ""
-
-    def decode(self, slot: Batch, batch: Batch) -> Batch | None:
-        """The part of loading that runs on the device, in the loader's stream: from a loaded batch as it lies on the
-        host and as it was copied. None where the device cannot; the batch is then loaded anew on the host."""
-        return batch
-
-    def on_host(self) -> Dataset:
-        """The same data set with every part of `load` on the host, into the same layout."""
-        return self
-
-    @abstractmethod
-    def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
-        """The device half of the data path: uint8 to normalised floats, batched augmentation. Static shapes."""
+    dataset: Dataset
+    layout: Layout
+    load: Callable[[int, int], Arrays]
+    """load(epoch, index): read, decode, augment one item. Returns an array per key of `layout`; raises BadSample."""
+    finish: Callable[[Batch, torch.dtype], Batch]
+    """The device half, inside the step: uint8 to normalised floats, batched augmentation. Static shapes."""
+    draw_batch: Callable[[int, int], Arrays] = no_numbers
+    """draw_batch(epoch, step of the epoch): random numbers that belong to a whole batch, e.g. those of mixup."""
+    samples_per_item: int = 1
+    """How many samples of train.global_batch one `load` gives."""
+    decode: Callable[[Batch, Batch], Batch | None] | None = None
+    """decode(slot, batch): the part of loading that runs on the device, on the loader's stream, given the batch on the
+    host and its copy on the device. Returns None if the device refuses the batch. None: `load` does it all."""
+    on_host: Bound | None = None
+    """Comes with `decode`: the same items loaded on the host alone, for batches that the device refuses."""
+    host_keys: frozenset[str] = frozenset()
+    """Keys of `layout` that are not copied to the device."""
+    check_batch: Callable[[int], None] = any_batch
+    """check_batch(items per device): raises UsageError if the data cannot come in batches of this size."""
+    repeats_first: bool = False
+    """The loader hands out the first batch again and again (--data.fake)."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user: what was decided, and why."""
 
 
 class DataConfig(ABC):
@@ -134,34 +147,56 @@ class DataConfig(ABC):
 
     on_bad_sample: Literal["fail", "skip"]
     max_bad_samples: int
-    file_suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".bmp", ".webp")  # what `predict` takes from a folder
 
     @abstractmethod
-    def open(self, split: Split, seed: int) -> Dataset: ...
+    def open(self, split: Split, seed: int) -> Dataset:
+        """Find the samples of a split."""
+
+    # Files that are not a split: `predict` and `evaluate --labels`
+
+    file_suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".bmp", ".webp")  # what is taken from a folder
 
     def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
-        """Any files by name, as evaluation sees its samples; what their batches say of the truth means nothing."""
+        """Open any files by name, seen as in evaluation. Labels in their batches are placeholders."""
         raise UsageError(f"{type(self).__name__} cannot open single files, so there is no `predict` for it yet")
 
     def labelled_files(self, folder: Path) -> dict[str, tuple[Path, Path]]:
-        """The samples of the val split by name, as raw files and the files of their labels, found in `folder`."""
+        """Find the raw file and the label file of each sample of the val split in `folder`."""
         raise UsageError(f"{type(self).__name__} has no label files to evaluate against; leave out --labels")
+
+    # No data at hand: `inspect`, `launch` and `benchmark`
 
     @abstractmethod
     def declared(self) -> tuple[DataSpec, int] | None:
-        """What the recipe itself says of its data (spec, training items) where none are given to look at."""
-
-    def synthetic_path(self, spec: DataSpec, samples: int) -> str:
-        """The `path` of samples made from numbers that look like those of this spec."""
-        return f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
+        """Return the spec and the number of training items that the recipe declares; None if data are given."""
 
     def declared_per_item(self, global_batch: int) -> int:
-        """`Dataset.samples_per_item` of what is declared, in batches of this many samples."""
+        """Return `Dataset.samples_per_item` of the declared data."""
         return 1
 
-    def check(self, decode: bool, processes: int, progress: Progress) -> Report:
-        """Looks at every sample of both splits, for `sightline check`; `decode` also at its pixels."""
+    def synthetic(self, spec: DataSpec, samples: int) -> DataConfig:
+        """Return this config for synthetic samples that look like those of `spec`."""
+        raise UsageError(f"{type(self).__name__} has no synthetic data; give --data.path DIR and --data real")
+
+    # Every sample before training: `check`
+
+    def check(self, decode: bool, processes: int, progress: Callable[[str, int, int], None]) -> CheckReport:
+        """Look at every sample of both splits, with `decode` also at its pixels; progress(what, done, total)."""
         raise UsageError(f"{type(self).__name__} has no check of its own; train with it, it stops at the first problem")
+
+
+class CheckReport(Protocol):
+    """What `sightline check` prints."""
+
+    @property
+    def problems(self) -> Sequence[object]:
+        """All that is wrong; empty if the data are good."""
+
+    def as_text(self) -> str:
+        """Return the report for people."""
+
+    def as_json(self) -> str:
+        """Return the report for programs."""
 
 
 class ModelConfig(ABC):

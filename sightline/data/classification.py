@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,14 +11,14 @@ import numpy as np
 import torch
 
 from sightline.data.augment import batched
-from sightline.data.augment.classification import CUT_KEYS, Augment, erase, mix, partner_of
+from sightline.data.augment.classification import CUT_KEYS, Augment, Params, erase, mix, partner_of
 from sightline.data.check.images import Report, check_pictures
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
-from sightline.data.sources import Source, SourceOptions, open_source
+from sightline.data.sources import Sample, Source, SourceOptions, open_source
 from sightline.data.sources._files import FilesSource
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
-from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
+from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Layout, Split, undecisive
 from sightline.terminal.progress import Progress
 
 BACKGROUND = "background"
@@ -85,6 +84,11 @@ class ClassificationData(Augment, DataConfig):
             raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
         return self.spec_of(tuple(f"class{i}" for i in range(self.classes))), self.samples
 
+    def synthetic(self, spec: DataSpec, samples: int) -> ClassificationData:
+        """Drawn images; `spec` has counted the background class, if there is one, among its classes already."""
+        path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
+        return replace(self, path=path, source="auto", classes=len(spec.classes), background="none")
+
     def check(self, decode: bool, processes: int, progress: Progress) -> Report:
         """Both splits under `path`, every picture."""
         if not self.path:
@@ -101,15 +105,15 @@ class ClassificationData(Augment, DataConfig):
         return DataSpec(classes, 3, (self.eval_size, self.eval_size), self.mean, self.std)
 
 
-def _fits_device(data: bytes, header: Header | None) -> bool:
-    """Whether the device's decoder may have this picture; a turned one is turned on the CPU."""
-    if header is None or not header.is_plain_jpeg or header.orientation != 1:
+def _fits_device(data: bytes | np.ndarray, header: Header) -> bool:
+    """Whether the device's decoder may have this image; a turned one is turned on the CPU."""
+    if not header.is_plain_jpeg or header.orientation != 1:
         return False
     return len(data) <= ENCODED_ROOM and header.width * header.height <= DEVICE_PIXELS
 
 
 class ClassificationDataset(Dataset):
-    """One split of the pictures."""
+    """One split of the images."""
 
     def __init__(self, config: ClassificationData, source: Source, split: Split, seed: int):
         self.config = config
@@ -125,36 +129,46 @@ class ClassificationDataset(Dataset):
         if self.is_training:
             self.layout |= {key: ((), str(value.dtype)) for key, value in config.draw_mix(seed, 0, 0).items()}
 
-        self.decodes_on_device = False
+    def __len__(self) -> int:
+        return len(self.source)
 
-    def settle_on(self, device: Device) -> str:
+    def name(self, index: int) -> str:
+        return self.source.name(index)
+
+    def bind(self, device: Device, global_batch: int) -> Bound:
+        """Bind to the device's JPEG decoder where `data.decoder` asks for it and the device has one."""
         if self.config.decoder == "cpu":
-            return ""
+            return self._bind_to_host()
         why_not = self._why_cpu(device.torch_device)
         if why_not and self.config.decoder == "gpu":
             raise UsageError(f"--data.decoder gpu: {why_not}; use --data.decoder auto or cpu")
         if why_not:
-            return "" if device.kind == "cpu" else f"pictures are decoded on the CPU: {why_not}"
-        self.decode_on_device()
-        return f"pictures are decoded on {device.name()}"
+            return self._bind_to_host("" if device.kind == "cpu" else f"pictures are decoded on the CPU: {why_not}")
+        return self.bind_to_decoder(f"pictures are decoded on {device.name()}")
 
-    def decode_on_device(self) -> None:
-        """From now on `load` brings JPEGs as they are, with what is to be done to them; `decode` does it."""
-        self.decodes_on_device = True
-        self.host_keys = frozenset({"encoded", "encoded_bytes", "geometry"})
-        self.layout |= {
+    def bind_to_decoder(self, *notes: str) -> Bound:
+        """Load JPEGs as they are, with what is to be done to them; `decode` does it on the device."""
+        encoded: Layout = {
             "encoded": ((ENCODED_ROOM,), "uint8"),
-            "encoded_bytes": ((), "int32"),  # 0: the picture was finished on the CPU
+            "encoded_bytes": ((), "int32"),  # 0: the image was finished on the CPU
             "geometry": ((len(batched.FIELDS),), "int32"),
         }
+        host = self._bind_to_host(*notes)
+        return replace(
+            host,
+            layout={**self.layout, **encoded},
+            load=self.load_encoded,
+            decode=self.decode,
+            on_host=host,
+            host_keys=frozenset(encoded),
+        )
 
-    def on_host(self) -> ClassificationDataset:
-        twin = copy.copy(self)
-        twin.decodes_on_device = False
-        return twin
+    def _bind_to_host(self, *notes: str) -> Bound:
+        said = tuple(filter(None, notes))
+        return Bound(self, self.layout, self.load, self.finish, self.draw_batch, notes=said)
 
     def _why_cpu(self, device: torch.device) -> str:
-        """Which condition of decoding on the device fails, in words."""
+        """Return which condition of decoding on the device fails; "" if none does."""
         if self.config.policy != "none":
             return f"--data.policy {self.config.policy} works on the CPU"
         if self.config.image_type != "uint8":
@@ -162,51 +176,30 @@ class ClassificationDataset(Dataset):
         return why_not_on_device(device) or ("" if self.starts_with_jpeg() else f"{self.config.path} holds no JPEGs")
 
     def starts_with_jpeg(self) -> bool:
-        """Whether the first picture is a JPEG that any decoder takes."""
+        """Whether the first image is a JPEG that any decoder takes."""
         try:
             data = self.source.read(0).data
             return isinstance(data, bytes) and read_header(data, self.source.name(0)).is_plain_jpeg
         except BadSample:
             return False
 
-    def __len__(self) -> int:
-        return len(self.source)
+    def load(self, epoch: int, index: int) -> Arrays:
+        """Read, decode and augment one image."""
+        sample, header = self._read(index)
+        return self._augmented(epoch, index, sample, header)
 
-    def name(self, index: int) -> str:
-        return self.source.name(index)
-
-    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        sample = self.source.read(index)
-        name = self.source.name(index)
-        header = read_header(sample.data, name) if isinstance(sample.data, bytes) else None
-        height, width = (header.shape if header else np.shape(sample.data))[:2]
-        if self.is_training:
-            params = self.config.draw(self.seed, epoch, index, height, width)
-        else:
-            params = self.config.evaluation_params(height, width)
-        loaded = {"label": np.asarray(sample.label + (self.config.background == "first"))}
-        if "encoded" in self.layout:
-            loaded["encoded_bytes"] = np.zeros((), dtype=np.int32)
-        if self.decodes_on_device and isinstance(sample.data, bytes) and _fits_device(sample.data, header):
-            row = np.frombuffer(sample.data, dtype=np.uint8)
-            loaded |= {"encoded": row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
-        else:
-            pixels = sample.data
-            if isinstance(pixels, bytes):
-                pixels = decode_rgb(pixels, name, header, rows=params.top + params.height)
-            loaded["image"] = self.config.pack(self.config.apply(params, pixels))
-        if "erase" in self.layout:
-            loaded["erase"] = np.asarray(params.erase, dtype=np.int32)
-        if self.is_training:
-            loaded |= self.config.draw_mix(self.seed, epoch, index)
-        return loaded
-
-    def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
-        return self.config.draw_batch(self.seed, epoch, step) if self.is_training else {}
+    def load_encoded(self, epoch: int, index: int) -> Arrays:
+        """Read one image and draw its augmentation; decode it only if the device's decoder must not have it."""
+        sample, header = self._read(index)
+        if header is None or not _fits_device(sample.data, header):
+            return {**self._augmented(epoch, index, sample, header), "encoded_bytes": np.zeros((), dtype=np.int32)}
+        params = self._params(epoch, index, header.shape)
+        row = np.frombuffer(sample.data, dtype=np.uint8)
+        encoded = {"encoded": row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
+        return {**self._numbers(epoch, index, sample, params), **encoded}
 
     def decode(self, slot: Batch, batch: Batch) -> Batch | None:
-        if not self.decodes_on_device:
-            return batch
+        """Decode, crop and resize the encoded images of a batch on its device; None if the decoder fails."""
         lengths = slot["encoded_bytes"]
         rows = lengths.nonzero().flatten()
         if len(rows) == 0:
@@ -214,7 +207,7 @@ class ClassificationDataset(Dataset):
         encoded = [slot["encoded"][row, : lengths[row]] for row in rows.tolist()]
         try:
             planes = decode_on_device(encoded, batch["image"].device)
-        except RuntimeError:  # one broken picture fails all; libjpeg may take it, and names it if not
+        except RuntimeError:  # one broken image fails all; libjpeg may take it, and names it if not
             return None
         squares = batched.cut_and_resize(
             planes, slot["geometry"][rows], batch["image"].shape[1], self.config.interpolation
@@ -225,7 +218,12 @@ class ClassificationDataset(Dataset):
         images[rows.to(images.device)] = squares
         return {**batch, "image": images}
 
+    def draw_batch(self, epoch: int, step: int) -> Arrays:
+        """Draw the numbers of mixup and cutmix for a training batch."""
+        return self.config.draw_batch(self.seed, epoch, step) if self.is_training else {}
+
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        """Normalise, erase and mix a batch on its device."""
         image = self.config.unpack(batch["image"], dtype)
         if "erase" in batch:
             image = erase(image, batch["erase"])
@@ -237,3 +235,32 @@ class ClassificationDataset(Dataset):
             if partner is not None:
                 batch = {**batch, "partner": partner}
         return {**batch, "image": image}
+
+    def _read(self, index: int) -> tuple[Sample, Header | None]:
+        """Return a sample and, if it is encoded, its header."""
+        sample = self.source.read(index)
+        return sample, read_header(sample.data, self.name(index)) if isinstance(sample.data, bytes) else None
+
+    def _params(self, epoch: int, index: int, shape: tuple[int, ...]) -> Params:
+        height, width = shape[:2]
+        if self.is_training:
+            return self.config.draw(self.seed, epoch, index, height, width)
+        return self.config.evaluation_params(height, width)
+
+    def _augmented(self, epoch: int, index: int, sample: Sample, header: Header | None) -> Arrays:
+        """Decode and augment a sample that was read."""
+        params = self._params(epoch, index, header.shape if header else np.shape(sample.data))
+        pixels = sample.data
+        if isinstance(pixels, bytes):
+            pixels = decode_rgb(pixels, self.source.name(index), header, rows=params.top + params.height)
+        image = self.config.pack(self.config.apply(params, pixels))
+        return {**self._numbers(epoch, index, sample, params), "image": image}
+
+    def _numbers(self, epoch: int, index: int, sample: Sample, params: Params) -> Arrays:
+        """Return all of an item but its pixels: the label, and random numbers that the device half needs."""
+        numbers: Arrays = {"label": np.asarray(sample.label + (self.config.background == "first"))}
+        if "erase" in self.layout:
+            numbers["erase"] = np.asarray(params.erase, dtype=np.int32)
+        if self.is_training:
+            numbers |= self.config.draw_mix(self.seed, epoch, index)
+        return numbers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ from sightline.data.sources._files import BoxFilesSource
 from sightline.data.sources._objects import usable
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
-from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
+from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Split, undecisive
 from sightline.terminal.progress import Progress
 
 
@@ -121,6 +122,11 @@ class DetectionData(Augment, DataConfig):
         names = tuple(f"class{i}" for i in range(self.classes))
         return self.spec_of(names, tuple(range(1, self.classes + 1))), self.samples
 
+    def synthetic(self, spec: DataSpec, samples: int) -> DetectionData:
+        """Drawn images with boxes."""
+        path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
+        return replace(self, path=path, source="auto", classes=len(spec.classes))
+
     def check(self, decode: bool, processes: int, progress: Progress) -> Report:
         """Both splits under `path`, every picture and every box."""
         if not self.path:
@@ -162,17 +168,6 @@ class DetectionDataset(Dataset):
                 "truth_area": ((most,), "float64"),
                 "truth_crowd": ((most,), "bool"),
             }
-        self.cache: PictureCache | None = None
-        self.repeats_first = config.fake and self.is_training
-        self._first: Batch | None = None
-        # Seen by loader processes: once there is a first batch, nobody needs to load another.
-        self._has_first = torch.zeros(1, dtype=torch.uint8).share_memory_() if self.repeats_first else None
-
-    def settle_on(self, device: Device) -> str:
-        uses_cache, note = decide(self.config.cache, self.source.room, self.split)
-        if uses_cache and self.cache is None:
-            self.cache = PictureCache(self.source.room)
-        return note
 
     def __len__(self) -> int:
         return len(self.source)
@@ -180,16 +175,28 @@ class DetectionDataset(Dataset):
     def name(self, index: int) -> str:
         return self.source.name(index)
 
-    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        if self._has_first is not None and self._has_first.item():
-            return {}
+    def bind(self, device: Device, global_batch: int) -> Bound:
+        """Decide whether encoded images are kept in memory, and whether the first batch is repeated."""
+        uses_cache, note = decide(self.config.cache, self.source.room, self.split)
+        cache = PictureCache(self.source.room) if uses_cache else None
+        return Bound(
+            self,
+            self.layout,
+            partial(self.load, cache=cache),
+            self.finish,
+            repeats_first=self.config.fake and self.is_training,
+            notes=(note,) if note else (),
+        )
+
+    def load(self, epoch: int, index: int, cache: PictureCache | None = None) -> Arrays:
+        """Read, decode and augment one image, and move its boxes along."""
         found = self.source.objects(index)
         boxes, labels = _for_network(found)
         config = self.config
         params = config.draw(self.seed, epoch, index, boxes) if self.is_training else config.evaluation_params()
         moved, kept = move_boxes(params, boxes)
         loaded = {
-            "image": config.apply(params, self._pixels(index, found, params), found.height),
+            "image": config.apply(params, self._pixels(index, found, params, cache), found.height),
             "boxes": _padded(moved, config.max_boxes, "float32"),
             "labels": _padded(labels[kept], config.max_boxes, "int64"),
         }
@@ -206,27 +213,20 @@ class DetectionDataset(Dataset):
             "truth_crowd": _padded(found.crowd, most, "bool"),
         }
 
-    def decode(self, slot: Batch, batch: Batch) -> Batch:
-        if self._has_first is None:
-            return batch
-        if self._first is None:
-            self._first = {key: tensor.clone() for key, tensor in batch.items()}  # on the CPU the batch is the slot
-            self._has_first.fill_(1)
-        return dict(self._first)
-
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        """Jitter the colours and normalise."""
         image = self.config.finish(batch["image"], batch.get("jitter"), batch.get("jitter_order"), dtype)
         return {**batch, "image": image}
 
-    def _pixels(self, index: int, found: Objects, params: Params) -> np.ndarray:
-        data = self.cache.get(index) if self.cache else None
+    def _pixels(self, index: int, found: Objects, params: Params, cache: PictureCache | None) -> np.ndarray:
+        data = cache.get(index) if cache else None
         if data is None:
             picture = self.source.picture(index)
             if isinstance(picture, np.ndarray):
                 return picture
             data = picture
-            if self.cache:
-                self.cache.put(index, data)
+            if cache:
+                cache.put(index, data)
         name, annotated = self.name(index), (found.height, found.width)
         header = read_header(data, name)
         if (header.height, header.width) == annotated:

@@ -20,7 +20,9 @@ from sightline.errors import BadData, UsageError
 from sightline.files.tensors import read_tensors
 from sightline.files.typed_json import read_json, typed
 from sightline.files.whole import replace_text, replaced
-from sightline.parts import Batch, DataConfig, Dataset, DataSpec
+from sightline.hardware import devices
+from sightline.hardware.devices import Device
+from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec
 from sightline.terminal.progress import Progress
 
 LastBatch = Literal["drop", "pad", "wrap"]
@@ -35,22 +37,22 @@ def dump(
     """Writes the first `steps` training batches into a new folder; `image` has its channels last."""
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty; choose another --out")
-    dataset = data.open("train", seed).for_batch(batch)
-    order = TrainOrder(len(dataset), batch, seed, last, samples_per_item=dataset.samples_per_item)
+    bound = data.open("train", seed).bind(devices.select("cpu"), batch)
+    order = TrainOrder(len(bound.dataset), batch, seed, last, samples_per_item=bound.samples_per_item)
     out.mkdir(parents=True, exist_ok=True)
     for step in range(steps):
         epochs, indices = order.batch(step)
-        items = [dataset.load(*key) for key in zip(epochs.tolist(), indices.tolist(), strict=True)]
+        items = [bound.load(*key) for key in zip(epochs.tolist(), indices.tolist(), strict=True)]
         loaded = {key: torch.from_numpy(np.stack([item[key] for item in items])) for key in items[0]}
-        drawn = dataset.draw_batch(*divmod(step, order.steps_per_epoch))
+        drawn = bound.draw_batch(*divmod(step, order.steps_per_epoch))
         loaded |= {key: torch.as_tensor(value) for key, value in drawn.items()}
-        rows = torch.from_numpy(indices.repeat(dataset.samples_per_item))
-        finished = {**dataset.finish(loaded, torch.float32), "index": rows}
+        rows = torch.from_numpy(indices.repeat(bound.samples_per_item))
+        finished = {**bound.finish(loaded, torch.float32), "index": rows}
         finished["image"] = finished["image"].movedim(1, -1)
         with replaced(out / _file(step)) as file:
             file.write(save({key: np.ascontiguousarray(t.numpy()) for key, t in finished.items()}))
         progress("batches", step + 1, steps)
-    facts = {"format": _FORMAT, "spec": dataset.spec.to_json(), "batch": batch, "batches": steps, "seed": seed}
+    facts = {"format": _FORMAT, "spec": bound.dataset.spec.to_json(), "batch": batch, "batches": steps, "seed": seed}
     replace_text(out / _FACTS, json.dumps(facts, indent=1) + "\n")
     return {"batches": steps, "samples": steps * batch}
 
@@ -67,9 +69,11 @@ class StaticDataset(Dataset):
         facts = _read_facts(folder)
         self.spec, self.batch, self.batches = facts["spec"], facts["batch"], facts["batches"]
         first = self._read(0)
-        self.layout = {key: (array.shape[1:], str(array.dtype)) for key, array in first.items() if array.ndim}
-        self.layout.pop("index", None)  # the loader's own
-        self.host_keys = frozenset(self.layout)  # nothing travels from the workers: draw_batch brings it all
+        self.layout = {
+            key: (array.shape[1:], str(array.dtype))
+            for key, array in first.items()
+            if array.ndim and key != "index"  # which is the loader's own
+        }
         digest = hashlib.sha256((folder / _FACTS).read_bytes())
         for step in range(self.batches):
             path = folder / _file(step)
@@ -84,24 +88,39 @@ class StaticDataset(Dataset):
     def name(self, index: int) -> str:
         return f"{_file(index // self.batch)}:{index % self.batch}"
 
-    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        return {}
+    def bind(self, device: Device, global_batch: int) -> Bound:
+        """Bind to the files. Loader workers bring nothing, so no key is copied: `draw_batch` reads whole batches."""
+        return Bound(
+            self,
+            self.layout,
+            self.load,
+            self.finish,
+            self.draw_batch,
+            host_keys=frozenset(self.layout),
+            check_batch=self.check_batch,
+        )
 
-    def decode(self, slot: Batch, batch: Batch) -> Batch:
-        if len(slot["index"]) != self.batch:
+    def check_batch(self, items: int) -> None:
+        """Refuse batches of another size than the files hold."""
+        if items != self.batch:
             raise UsageError(
-                f"{self.folder} has batches of {self.batch} samples, this run takes {len(slot['index'])} on a device; "
+                f"{self.folder} has batches of {self.batch} samples, this run takes {items} on a device; "
                 f"use --train.global-batch {self.batch} on one device, or write others with `sightline prepare static`"
             )
-        return batch
 
-    def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
+    def load(self, epoch: int, index: int) -> Arrays:
+        """Load nothing."""
+        return {}
+
+    def draw_batch(self, epoch: int, step: int) -> Arrays:
+        """Read a whole batch."""
         return self._read(step % self.batches)
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        """Bring the channels to their place."""
         return {**batch, "image": batch["image"].movedim(-1, 1).to(dtype)}
 
-    def _read(self, step: int) -> dict[str, np.ndarray]:
+    def _read(self, step: int) -> Arrays:
         path = self.folder / _file(step)
         try:
             found = {name: tensor.numpy() for name, tensor in read_tensors(path).items()}

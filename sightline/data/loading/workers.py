@@ -14,7 +14,7 @@ import signal
 import tempfile
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from sightline import terminal
 from sightline.data.draws import generator
 from sightline.data.loading.order import PADDING
 from sightline.errors import BadData, BadSample, PeerLost, SightlineError, UsageError
-from sightline.parts import Dataset
+from sightline.parts import Arrays, Bound
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,6 @@ PARTS_PER_WORKER = 2  # a batch is cut into this many parts per worker: small on
 # Most samples of a part. What waits at a worker must fit into its pipe: else the trainer waits for room in it, answers
 # no stop request meanwhile, and waits for ever if the worker has a long list of bad samples to tell.
 MAX_PART = 512
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -64,16 +63,12 @@ class Bad:
 
 @dataclass(frozen=True)
 class Feed:
-    """One data set with the shared batches its samples go into."""
+    """A dataset with the shared batches that its items go into."""
 
-    dataset: Dataset
+    bound: Bound
     slots: list[dict[str, Tensor]]
-    replace_bad: bool  # training replaces what it cannot read; evaluation marks it as not valid
+    replaces_bad: bool  # training replaces what it cannot read; evaluation marks it as not valid
     on_bad_sample: str
-
-    def on_host(self) -> Feed:
-        """The same feed with every part of loading on the host."""
-        return replace(self, dataset=self.dataset.on_host())
 
 
 def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
@@ -88,7 +83,7 @@ def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
         try:
             loaded = _load_or_replace(feed, request.feed, epoch, index, bad)
         except Exception as error:
-            error.add_note(f"while loading sample {index} of {request.feed}: {feed.dataset.name(index)}")
+            error.add_note(f"while loading sample {index} of {request.feed}: {feed.bound.dataset.name(index)}")
             raise
         if loaded is None:
             for array in arrays.values():
@@ -109,15 +104,16 @@ def _load_or_replace(feed: Feed, name: str, epoch: int, index: int, bad: list[Ba
     chosen = index
     for attempt in range(REPLACEMENT_TRIES):
         try:
-            return feed.dataset.load(epoch, chosen)
+            return feed.bound.load(epoch, chosen)
         except BadSample as error:
             if feed.on_bad_sample == "fail":
                 raise
             bad.append(Bad(name, chosen, error.name, error.reason))
-            if not feed.replace_bad:
+            if not feed.replaces_bad:
                 return None
-            chosen = int(generator(0, epoch, index, f"replacement-{attempt}").integers(len(feed.dataset)))
-    raise BadData(f"{REPLACEMENT_TRIES} samples in a row could not be read, the last one {feed.dataset.name(chosen)}")
+            chosen = int(generator(0, epoch, index, f"replacement-{attempt}").integers(len(feed.bound.dataset)))
+    last = feed.bound.dataset.name(chosen)
+    raise BadData(f"{REPLACEMENT_TRIES} samples in a row could not be read, the last one {last}")
 
 
 def _work(connection: multiprocessing.connection.Connection, feeds: dict[str, Feed]) -> None:
@@ -157,7 +153,7 @@ class Workers:
         context: Any = multiprocessing.get_context(START_METHOD)
         if START_METHOD == "forkserver":
             context.set_forkserver_preload(
-                ["sightline.data.loading.workers", type(next(iter(feeds.values())).dataset).__module__]
+                ["sightline.data.loading.workers", type(next(iter(feeds.values())).bound.dataset).__module__]
             )
         self._processes = []
         self._connections: list[multiprocessing.connection.Connection] = []

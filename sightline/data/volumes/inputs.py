@@ -16,10 +16,12 @@ import numpy as np
 from sightline.data.formats.nifti import MAX_VOXELS, Header, read_header, read_scan
 from sightline.data.volumes.geometry import Triple, new_shape, prepare_image
 from sightline.errors import BadData, BadSample, UsageError
-from sightline.parts import Batch, Dataset, DataSpec
+from sightline.parts import Arrays, Batch, Bound, Dataset, DataSpec, Layout
 
 if TYPE_CHECKING:
     import torch
+
+    from sightline.hardware.devices import Device
 
 SUFFIXES = (".nii.gz", ".nii")
 _NAMED = 5  # missing files that an error names
@@ -41,7 +43,7 @@ class VolumeFiles(Dataset):
         joined = "\0".join(map(str, self._paths))
         self.fingerprint = hashlib.sha256(joined.encode("utf-8", "surrogateescape")).hexdigest()
         triple = ((3,), "int64")
-        self.layout = {
+        self.layout: Layout = {
             "image": ((max(map(self._room, range(len(files)))),), "float32"),
             "volume": ((), "int64"),
             **dict.fromkeys(("extent", "original", "start", "end"), triple),
@@ -53,7 +55,10 @@ class VolumeFiles(Dataset):
     def name(self, index: int) -> str:
         return self._names[index]
 
-    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
+    def bind(self, device: Device, global_batch: int) -> Bound:
+        return Bound(self, self.layout, self.load, self.finish)
+
+    def load(self, epoch: int, index: int) -> Arrays:
         """The prepared voxels in one row, and where they lie in their file."""
         name = self._names[index]
         expected_voxels(read_header(self._paths[index], name), self.spec, name)  # before anything that large is made
