@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from sightline.data.augment import batched
-from sightline.data.augment.classification import CUT_KEYS, Augment, Params, erase, mix, partner_of
+from sightline.data.augment import batched, with_fields_of
+from sightline.data.augment.classification import Augmentation, AugmentFields, Params
 from sightline.data.check.images import Report, check_pictures
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
 from sightline.data.sources import Sample, Source, SourceOptions, open_source
@@ -29,7 +29,7 @@ DEVICE_PIXELS = 2**24
 
 
 @dataclass(frozen=True)
-class ClassificationData(Augment, DataConfig):
+class ClassificationData(AugmentFields, DataConfig):
     """Where the pictures are, and how they become what the network sees."""
 
     path: str = undecisive("")
@@ -58,6 +58,11 @@ class ClassificationData(Augment, DataConfig):
         super().__post_init__()
         if self.background not in ("none", "first", "last"):
             raise UsageError(f"background={self.background!r} is unknown; use one of none, first, last")
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """What is done to the samples, as an object."""
+        return with_fields_of(self, Augmentation)
 
     def open(self, split: Split, seed: int) -> Dataset:
         """The train or val pictures under `path`."""
@@ -117,17 +122,18 @@ class ClassificationDataset(Dataset):
 
     def __init__(self, config: ClassificationData, source: Source, split: Split, seed: int):
         self.config = config
+        self.augmentation = augmentation = config.augmentation
         self.source = source
         self.is_training = split == "train"
         self.seed = seed
         self.fingerprint = source.fingerprint
         self.spec = config.spec_of(source.classes)
         side = config.size if self.is_training else config.eval_size
-        self.layout = {"image": ((side, side, 3), config.travels_as), "label": ((), "int64")}
-        if self.is_training and config.erases:
+        self.layout = {"image": ((side, side, 3), augmentation.travels_as), "label": ((), "int64")}
+        if self.is_training and augmentation.erases:
             self.layout["erase"] = ((4,), "int32")
         if self.is_training:
-            self.layout |= {key: ((), str(value.dtype)) for key, value in config.draw_mix(seed, 0, 0).items()}
+            self.layout |= {key: ((), str(value.dtype)) for key, value in augmentation.draw_mix(seed, 0, 0).items()}
 
     def __len__(self) -> int:
         return len(self.source)
@@ -210,7 +216,7 @@ class ClassificationDataset(Dataset):
         except RuntimeError:  # one broken image fails all; libjpeg may take it, and names it if not
             return None
         squares = batched.cut_and_resize(
-            planes, slot["geometry"][rows], batch["image"].shape[1], self.config.interpolation
+            planes, slot["geometry"][rows], batch["image"].shape[1], self.augmentation.interpolation
         )
         if len(rows) == len(lengths):
             return {**batch, "image": squares}
@@ -220,21 +226,11 @@ class ClassificationDataset(Dataset):
 
     def draw_batch(self, epoch: int, step: int) -> Arrays:
         """Draw the numbers of mixup and cutmix for a training batch."""
-        return self.config.draw_batch(self.seed, epoch, step) if self.is_training else {}
+        return self.augmentation.draw_batch(self.seed, epoch, step) if self.is_training else {}
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
         """Normalise, erase and mix a batch on its device."""
-        image = self.config.unpack(batch["image"], dtype)
-        if "erase" in batch:
-            image = erase(image, batch["erase"])
-        if "mix" in batch:
-            box = tuple(batch[key] for key in CUT_KEYS) if CUT_KEYS[0] in batch else None
-            ranks = batch.get("mix_rank")
-            partner = partner_of(self.config.mixup_partner, len(image), ranks, image.device)
-            image = mix(image, batch["mix"], box, partner)
-            if partner is not None:
-                batch = {**batch, "partner": partner}
-        return {**batch, "image": image}
+        return self.augmentation.finish(batch, dtype)
 
     def _read(self, index: int) -> tuple[Sample, Header | None]:
         """Return a sample and, if it is encoded, its header."""
@@ -244,8 +240,8 @@ class ClassificationDataset(Dataset):
     def _params(self, epoch: int, index: int, shape: tuple[int, ...]) -> Params:
         height, width = shape[:2]
         if self.is_training:
-            return self.config.draw(self.seed, epoch, index, height, width)
-        return self.config.evaluation_params(height, width)
+            return self.augmentation.draw(self.seed, epoch, index, height, width)
+        return self.augmentation.evaluation_params(height, width)
 
     def _augmented(self, epoch: int, index: int, sample: Sample, header: Header | None) -> Arrays:
         """Decode and augment a sample that was read."""
@@ -253,7 +249,7 @@ class ClassificationDataset(Dataset):
         pixels = sample.data
         if isinstance(pixels, bytes):
             pixels = decode_rgb(pixels, self.source.name(index), header, rows=params.top + params.height)
-        image = self.config.pack(self.config.apply(params, pixels))
+        image = self.augmentation.pack(self.augmentation.apply(params, pixels))
         return {**self._numbers(epoch, index, sample, params), "image": image}
 
     def _numbers(self, epoch: int, index: int, sample: Sample, params: Params) -> Arrays:
@@ -262,5 +258,5 @@ class ClassificationDataset(Dataset):
         if "erase" in self.layout:
             numbers["erase"] = np.asarray(params.erase, dtype=np.int32)
         if self.is_training:
-            numbers |= self.config.draw_mix(self.seed, epoch, index)
+            numbers |= self.augmentation.draw_mix(self.seed, epoch, index)
         return numbers

@@ -11,7 +11,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from sightline.data.augment.detection import Augment, Params, move_boxes
+from sightline.data.augment import with_fields_of
+from sightline.data.augment.detection import Augmentation, AugmentFields, Params, move_boxes
 from sightline.data.check.boxes import check_boxes
 from sightline.data.check.images import Report
 from sightline.data.decode import decode_rgb, read_header
@@ -27,7 +28,7 @@ from sightline.terminal.progress import Progress
 
 
 @dataclass(frozen=True)
-class DetectionData(Augment, DataConfig):
+class DetectionData(AugmentFields, DataConfig):
     """Where the pictures and their boxes are, and how they become what the network sees."""
 
     path: str = undecisive("")
@@ -61,6 +62,11 @@ class DetectionData(Augment, DataConfig):
             raise UsageError(f"max_boxes={self.max_boxes} must be 1 or more, e.g. 200")
         if self.static and self.fake:
             raise UsageError("static replays batches and fake repeats one; use one of them")
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """What is done to the samples, as an object."""
+        return with_fields_of(self, Augmentation)
 
     def open(self, split: Split, seed: int) -> Dataset:
         """The train or val pictures under `path`, or the written batches."""
@@ -143,6 +149,7 @@ class DetectionDataset(Dataset):
 
     def __init__(self, config: DetectionData, source: BoxSource, split: Split, seed: int):
         self.config = config
+        self.augmentation = config.augmentation
         self.source = source
         self.split = split
         self.is_training = split == "train"
@@ -155,7 +162,7 @@ class DetectionDataset(Dataset):
             "labels": ((config.max_boxes,), "int64"),  # from 1 on; 0 where there is no box
         }
         if self.is_training:
-            self.layout |= config.jitter_keys
+            self.layout |= self.augmentation.jitter_keys
         else:
             most = max(1, source.most_objects)
             # All that a metric needs, as annotated: sizes and boxes (x, y, width, height) in pixels of the file.
@@ -192,16 +199,16 @@ class DetectionDataset(Dataset):
         """Read, decode and augment one image, and move its boxes along."""
         found = self.source.objects(index)
         boxes, labels = _for_network(found)
-        config = self.config
-        params = config.draw(self.seed, epoch, index, boxes) if self.is_training else config.evaluation_params()
+        augmentation, room = self.augmentation, self.config.max_boxes
+        params = augmentation.draw(self.seed, epoch, index, boxes) if self.is_training else Params()
         moved, kept = move_boxes(params, boxes)
         loaded = {
-            "image": config.apply(params, self._pixels(index, found, params, cache), found.height),
-            "boxes": _padded(moved, config.max_boxes, "float32"),
-            "labels": _padded(labels[kept], config.max_boxes, "int64"),
+            "image": augmentation.apply(params, self._pixels(index, found, params, cache), found.height),
+            "boxes": _padded(moved, room, "float32"),
+            "labels": _padded(labels[kept], room, "int64"),
         }
         if self.is_training:
-            return loaded | config.carried(params)
+            return loaded | augmentation.carried(params)
         most = self.layout["truth_labels"][0][0]
         return loaded | {
             "image_id": np.asarray(found.image_id, np.int64),
@@ -215,7 +222,7 @@ class DetectionDataset(Dataset):
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
         """Jitter the colours and normalise."""
-        image = self.config.finish(batch["image"], batch.get("jitter"), batch.get("jitter_order"), dtype)
+        image = self.augmentation.finish(batch["image"], batch.get("jitter"), batch.get("jitter_order"), dtype)
         return {**batch, "image": image}
 
     def _pixels(self, index: int, found: Objects, params: Params, cache: PictureCache | None) -> np.ndarray:

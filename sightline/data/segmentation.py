@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from sightline.data.augment.segmentation import CARRIED, Augment, Params, cut
+from sightline.data.augment import with_fields_of
+from sightline.data.augment.segmentation import CARRIED, Augmentation, AugmentFields, Params, cut
 from sightline.data.check.images import Report
 from sightline.data.check.volumes import check_volumes
 from sightline.data.loading.cache import VolumeCache, decide
@@ -38,7 +39,7 @@ _RAW = ("dataset.json", "*/dataset.json")  # of the folder of a task, or of the 
 
 
 @dataclass(frozen=True)
-class SegmentationData(Augment, DataConfig):
+class SegmentationData(AugmentFields, DataConfig):
     """Where the volumes are, and how they become what the network sees."""
 
     path: str = undecisive("")
@@ -82,6 +83,11 @@ class SegmentationData(Augment, DataConfig):
                 f"nvol={self.nvol} belongs to dim=2; a batch of patches takes each from another volume; "
                 "use --data.nvol 1"
             )
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """What is done to the samples, as an object."""
+        return with_fields_of(self, Augmentation)
 
     def open(self, split: Split, seed: int) -> SegmentationDataset:
         """The volumes of a split of the fold."""
@@ -166,6 +172,7 @@ class SegmentationDataset(Dataset):
 
     def __init__(self, config: SegmentationData, source: VolumeSource, split: Split, seed: int):
         self.config = config
+        self.augmentation = config.augmentation
         self.source = source
         self.split = split
         self.is_training = split == "train"
@@ -218,7 +225,7 @@ class SegmentationDataset(Dataset):
         on_device = wants_device and config.augment == "on"
         layout: Layout = {"image": ((self.spec.channels, *crop), "float32"), "label": (crop, "uint8")}
         if on_device:
-            carried = config.carried(Params(), crop)
+            carried = self.augmentation.carried(Params(), crop)
             layout = {**layout, **{key: (value.shape, str(value.dtype)) for key, value in carried.items()}}
         device_note = f"crops are augmented on {device.name()}" if on_device else ""
         return Bound(
@@ -267,14 +274,13 @@ class SegmentationDataset(Dataset):
         self, volumes: VolumeReader, crop: tuple[int, ...], on_device: bool, epoch: int, index: int
     ) -> Arrays:
         """Cut a random crop out of a volume; augment it, or send along the numbers with which the device does."""
-        config = self.config
         volume, classes = volumes.read(index)
-        params = config.draw(self.seed, epoch, index, classes, crop, config.dim)
+        params = self.augmentation.draw(self.seed, epoch, index, classes, crop, self.config.dim)
         image, label = cut(volume, params.anchor, crop), cut(classes, params.anchor, crop)
         _check_label(self.source, index, label)
         if on_device:
-            return {"image": image, "label": label, **config.carried(params, crop)}
-        image, label = config.apply(params, image, label)
+            return {"image": image, "label": label, **self.augmentation.carried(params, crop)}
+        image, label = self.augmentation.apply(params, image, label)
         return {"image": image, "label": label}
 
     def _load_slice(self, volumes: VolumeReader, epoch: int, index: int) -> Arrays:
@@ -304,7 +310,7 @@ class SegmentationDataset(Dataset):
         if numbers:
             # The step calls this within its own region, in which products would be rounded to half precision.
             with torch.autocast(image.device.type, enabled=False):
-                image, label = self.config.finish(image, label, numbers, self.config.dim)
+                image, label = self.augmentation.finish(image, label, numbers, self.config.dim)
         image, label = image.to(dtype), label.long()
         if self.is_training and self.config.dim == 2:
             image = image.permute(0, 2, 3, 4, 1).flatten(0, 1).contiguous()  # (batch * depth, height, width, channels)

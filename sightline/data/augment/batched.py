@@ -1,4 +1,4 @@
-"""The geometry of many pictures at once, on the device: what `Augment.apply` does to one, from the same Params.
+"""The geometry of many pictures at once, on the device: what `Augmentation.apply` does to one, from the same Params.
 
 Decoded pictures differ in size, so each is cut to its box, padded to the largest of its group, and resized, flipped and
 windowed by two matrix products with the filter's weights in them. Used where the GPU decodes (data/classification.py).
@@ -27,7 +27,7 @@ def as_row(params: Params) -> np.ndarray:
 def cut_and_resize(pictures: Sequence[Tensor], rows: Tensor, size: int, interpolation: str) -> Tensor:
     """(batch, size, size, 3) uint8 from uint8 pictures (3, height, width) on one device and their rows on the host.
 
-    Equal to `Augment.apply` within two grey levels (bilinear, bicubic) or one (legacy), which the tests check: both
+    Equal to `Augmentation.apply` within two grey levels (bilinear, bicubic) or one (legacy), which the tests check: both
     round once between the two passes and once at the end, the CPU's kernel in whole numbers.
     """
     device = pictures[0].device

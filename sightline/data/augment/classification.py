@@ -17,6 +17,7 @@ from torch.nn import functional
 from sightline.data.augment import policies, tensorflow
 from sightline.data.draws import generator
 from sightline.errors import UsageError
+from sightline.parts import Batch
 
 # Pillow has nothing like legacy; a policy's rotations then are plain bilinear.
 _RESAMPLING = {
@@ -71,7 +72,7 @@ class Params:
 
 
 @dataclass(frozen=True)
-class Augment:
+class AugmentFields:
     """How pictures become the squares a classifier trains on and is evaluated on."""
 
     augment: Literal["on", "off"] = "on"
@@ -163,6 +164,11 @@ class Augment:
         if not all(0 < deviation < math.inf for deviation in self.std):
             raise UsageError(f"std={self.std} must be three positive numbers, e.g. 0.229 0.224 0.225")
 
+
+@dataclass(frozen=True)
+class Augmentation(AugmentFields):
+    """Draws and carries out what these fields say; a dataset holds one."""
+
     @property
     def travels_as(self) -> str:
         """The NumPy type of the pictures of a batch on its way to the device."""
@@ -251,6 +257,19 @@ class Augment:
             return normalize(images, self.mean, self.std, dtype)
         values = images.view(torch.bfloat16) if images.dtype == torch.int16 else images
         return values.permute(0, 3, 1, 2).to(dtype)
+
+    def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        """Carry out the device half on a batch: normalise, erase, mix, by the numbers that came in it."""
+        image = self.unpack(batch["image"], dtype)
+        if "erase" in batch:
+            image = erase(image, batch["erase"])
+        if "mix" in batch:
+            box = tuple(batch[key] for key in CUT_KEYS) if CUT_KEYS[0] in batch else None
+            partner = partner_of(self.mixup_partner, len(image), batch.get("mix_rank"), image.device)
+            image = mix(image, batch["mix"], box, partner)
+            if partner is not None:
+                batch = {**batch, "partner": partner}
+        return {**batch, "image": image}
 
     def _draw_box(self, random: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
         """RandomResizedCrop's (top, left, height, width): uniform area, log-uniform ratio, else the middle."""

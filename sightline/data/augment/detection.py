@@ -50,7 +50,7 @@ class Params:
 
 
 @dataclass(frozen=True)
-class Augment:
+class AugmentFields:
     """How pictures with boxes become the squares a detector trains on and is evaluated on."""
 
     augment: Literal["on", "off"] = "on"
@@ -99,6 +99,11 @@ class Augment:
         if not all(0 < deviation < math.inf for deviation in self.std):
             raise UsageError(f"std={self.std} must be three positive numbers, e.g. 0.229 0.224 0.225")
 
+
+@dataclass(frozen=True)
+class Augmentation(AugmentFields):
+    """Draws and carries out what these fields say; a dataset holds one."""
+
     @property
     def jitter_keys(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """What a training sample carries to the device for its colours: key -> (shape, dtype)."""
@@ -116,10 +121,6 @@ class Augment:
             crop = draw_crop(generator(seed, epoch, index, "box crop"), boxes, self.crop, self.crop_tries)
         flip = bool(generator(seed, epoch, index, "flip").random() < self.flip)
         return Params(crop, flip, True, *self._draw_jitter(generator(seed, epoch, index, "jitter")))
-
-    def evaluation_params(self) -> Params:
-        """The whole picture."""
-        return Params()
 
     def carried(self, params: Params) -> dict[str, np.ndarray]:
         """The numbers of `jitter_keys`."""

@@ -51,7 +51,7 @@ class Params:
 
 
 @dataclass(frozen=True)
-class Augment:
+class AugmentFields:
     """What is done to a crop of a volume in training."""
 
     augment: Literal["on", "off"] = "on"
@@ -99,6 +99,11 @@ class Augment:
             low, high = getattr(self, field)
             if not 0 <= low <= high <= most:
                 raise UsageError(f"{field}={low} {high} must be two numbers from 0 to {most:g}, the smaller one first")
+
+
+@dataclass(frozen=True)
+class Augmentation(AugmentFields):
+    """Draws and carries out what these fields say; a dataset holds one."""
 
     # The draw
 
