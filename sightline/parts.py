@@ -300,13 +300,6 @@ class Task(ABC):
     @abstractmethod
     def metric(self, spec: DataSpec, device: torch.device) -> Metric: ...
 
-    def findings(
-        self, predictions: Mapping[str, Tensor], spec: DataSpec, top: int | None, threshold: float | None
-    ) -> list[list[Finding]]:
-        """What predictions say, for each sample the best first: at most `top`, with at least this score; None leaves
-        the choice to the task."""
-        raise UsageError(f"{type(self).__name__} cannot say what it found, so there is no `predict` for it yet")
-
     def reporter(
         self,
         folder: Path,
@@ -315,7 +308,5 @@ class Task(ABC):
         options: PredictOptions,
         say: Callable[[str], None],
     ) -> Reporter:
-        """What `predict` does with predictions: here, `findings` are listed and drawn into their pictures."""
-        from sightline.report.predictions import Predictions
-
-        return Predictions(self, folder, files, spec, options, say)
+        """Return what writes the predictions of `predict` into `folder`."""
+        raise UsageError(f"{type(self).__name__} has no reporter, so there is no `predict` for it yet")

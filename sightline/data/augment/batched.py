@@ -27,8 +27,8 @@ def as_row(params: Params) -> np.ndarray:
 def cut_and_resize(pictures: Sequence[Tensor], rows: Tensor, size: int, interpolation: str) -> Tensor:
     """(batch, size, size, 3) uint8 from uint8 pictures (3, height, width) on one device and their rows on the host.
 
-    Equal to `Augmentation.apply` within two grey levels (bilinear, bicubic) or one (legacy), which the tests check: both
-    round once between the two passes and once at the end, the CPU's kernel in whole numbers.
+    Equal to `Augmentation.apply` within two grey levels (bilinear, bicubic) or one (legacy), which the tests check:
+    both round once between the two passes and once at the end, the CPU's kernel in whole numbers.
     """
     device = pictures[0].device
     # Whole numbers up to 255 are exact in half precision, weights are good to a tenth of a level.
