@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sightline.hardware.devices import Device
     from sightline.hardware.world import World
 
-# Of a spec out of a file: networks are built from it before anything else is looked at.
+# Limits on a spec read from a file: a network is built from it before anything else is checked.
 MAX_CHANNELS, MAX_SIDE = 1024, 2**16
 
 Batch = dict[str, "Tensor"]  # keys are listed at the top of each tasks/*.py
@@ -34,12 +34,12 @@ Split = Literal["train", "val"]
 
 
 def undecisive(default: Any) -> Any:
-    """A config field that says where or how, and so is not compared on resume (a path, a cache size)."""
+    """Declare a config field that does not decide the result (a path, a cache size); it is not compared on resume."""
     return field(default=default, metadata={"decides_result": False})
 
 
 def refuse_foreign_fields(part: str, config: Any, fields_of_kind: Mapping[str, set[str]]) -> None:
-    """A config whose `kind` is one of several must not set a field that only another kind reads."""
+    """Raise UsageError if a config sets a field that only another `kind` reads."""
     for kind, names in fields_of_kind.items():
         for name in sorted(names - fields_of_kind[config.kind]):
             if getattr(config, name) != config.__dataclass_fields__[name].default:
@@ -51,24 +51,24 @@ def refuse_foreign_fields(part: str, config: Any, fields_of_kind: Mapping[str, s
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a source found and how it is fed; models are built from it and checkpoints carry it."""
+    """Facts about the data that models are built from; checkpoints carry them."""
 
     classes: tuple[str, ...]
     channels: int
-    size: tuple[int, ...]  # (depth,) height, width of what the network sees in evaluation
-    mean: tuple[float, ...]  # empty where each volume is scaled by its own mean and deviation
+    size: tuple[int, ...]  # (depth,) height, width of the network's input in evaluation
+    mean: tuple[float, ...]  # empty if each volume is scaled by its own mean and deviation
     std: tuple[float, ...]
-    class_ids: tuple[int, ...] = ()  # what the files call the classes, in the same order, where that is not 0, 1, 2...
+    class_ids: tuple[int, ...] = ()  # numbers of the classes in the files, in the same order; empty: 0, 1, 2...
     spacing: tuple[float, ...] = ()  # volumes: mm from voxel to voxel along each axis of `size`
     clip: tuple[float, ...] = ()  # volumes: lowest and highest value, before mean and std
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists and numbers, as they stand in a checkpoint."""
+        """Return plain lists and numbers, as a checkpoint stores them."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
 
     @classmethod
     def from_json(cls, values: Any) -> DataSpec:
-        """The inverse of `to_json`; ValueError names what cannot be, UnknownField what is of a later version."""
+        """Undo `to_json`. Raises ValueError for impossible values and UnknownField for fields of a later version."""
         found = as_dataclass(cls, values)
         if not 1 <= found.channels <= MAX_CHANNELS:
             raise ValueError(f"{found.channels} channels, expected 1 to {MAX_CHANNELS}")
@@ -143,7 +143,7 @@ class Bound:
 
 
 class DataConfig(ABC):
-    """Where the samples are and how they are prepared for the network."""
+    """Location of the samples, and how they are prepared for the network."""
 
     on_bad_sample: Literal["fail", "skip"]
     max_bad_samples: int
@@ -186,7 +186,7 @@ class DataConfig(ABC):
 
 
 class CheckReport(Protocol):
-    """What `sightline check` prints."""
+    """Result of `sightline check`."""
 
     @property
     def problems(self) -> Sequence[object]:
@@ -204,16 +204,16 @@ class ModelConfig(ABC):
 
     @abstractmethod
     def build(self, spec: DataSpec) -> nn.Module:
-        """The network with random weights, drawn from torch's global generator."""
+        """Build the network with random weights, drawn from torch's global generator."""
 
     def start_from(self, model: nn.Module) -> str:
-        """Replaces random weights by given ones where a fresh run wants that; returns what to tell the user."""
+        """Load pretrained weights at the start of a fresh run, if there are any; return a note for the user."""
         return ""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a step needs (`total`, a mean over the batch) and what it shows (`sums` over the batch)."""
+    """The mean loss of a batch (`total`), and sums over the batch to log (`sums`)."""
 
     total: Tensor
     sums: dict[str, Tensor]
@@ -221,49 +221,49 @@ class Loss:
 
 @dataclass(frozen=True)
 class Scores:
-    """What an evaluation found."""
+    """Results of an evaluation."""
 
     values: dict[str, float]
     tables: dict[str, list[dict[str, Any]]]
-    worst: list[dict[str, Any]]  # samples a person should look at first
+    worst: list[dict[str, Any]]  # samples to look at first
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a network says of a picture, as a person reads it."""
+    """One class or box that a network finds in an image."""
 
     name: str  # of the class
-    class_id: int  # as the data set numbers it
+    class_id: int  # its number in the dataset's files
     score: float
     box: tuple[float, float, float, float] | None = None  # left, top, right, bottom; shares of width and height
 
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What a user wants to have of predictions; None leaves the choice to the task."""
+    """Options of `predict`; None leaves the choice to the task."""
 
     top: int | None = None  # most findings of a file
-    threshold: float | None = None  # least score of what is shown
-    draws: bool = True  # pictures
-    probabilities: bool = False  # of every class at every voxel
+    threshold: float | None = None  # lowest score that is shown
+    draws: bool = True  # write images with the findings drawn into them
+    probabilities: bool = False  # write those of every class at every voxel
 
 
 class Reporter(ABC):
-    """The folder into which `predict` puts what a network says of files."""
+    """Writes predictions into the output folder of `predict`."""
 
     unreadable: list[dict[str, str]]
 
     @abstractmethod
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
-        """Writes and tells what is said of a batch; the name is None of a row without a file that could be read."""
+        """Write one batch's predictions; `names[i]` is None for padding and unreadable files."""
 
     @abstractmethod
     def note_unreadable(self, name: str, reason: str) -> None:
-        """A file that the rest goes on without."""
+        """Record a file that cannot be read; the others are still predicted."""
 
     @abstractmethod
     def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """The list of all files, at the end; returns what it holds: `about`, "files" and "unreadable"."""
+        """Write the list of all files, at the end. Returns its content: `about`, "files" and "unreadable"."""
 
 
 class Metric(ABC):
@@ -271,34 +271,37 @@ class Metric(ABC):
 
     @abstractmethod
     def update(self, predictions: Mapping[str, Tensor], batch: Batch) -> None:
-        """Adds one batch; only samples with batch["valid"] count. Must not synchronise with the host."""
+        """Add one batch; only samples with batch["valid"] count. Must not synchronise with the host."""
 
     @abstractmethod
     def merge(self, world: World) -> None:
-        """Brings the counts of all ranks together."""
+        """Combine the counts of all ranks."""
 
     def names(self) -> tuple[str, ...]:
-        """What `result` will call its values, so that a schedule that watches another is refused before anything is
-        learnt; empty where that is known afterwards only."""
+        """Return the keys of `result()`; a schedule that watches a missing one fails at startup. Empty if unknown."""
         return ()
 
     @abstractmethod
-    def result(self) -> Scores: ...
+    def result(self) -> Scores:
+        """Compute the scores from the counts."""
 
 
 class Task(ABC):
-    """What is learnt: the loss, how outputs are read, which metric. Frozen dataclasses without state."""
+    """The loss, the reading of outputs, the metric. Subclasses are frozen dataclasses without state."""
 
     headline: str  # the score that decides which checkpoint is best; higher is better
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch) -> Loss: ...
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Compute the loss of a finished batch."""
 
     @abstractmethod
-    def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]: ...
+    def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Turn the outputs for a finished batch into predictions, a row per sample."""
 
     @abstractmethod
-    def metric(self, spec: DataSpec, device: torch.device) -> Metric: ...
+    def metric(self, spec: DataSpec, device: torch.device) -> Metric:
+        """Return an empty metric whose counts are on `device`."""
 
     def reporter(
         self,
@@ -308,5 +311,5 @@ class Task(ABC):
         options: PredictOptions,
         say: Callable[[str], None],
     ) -> Reporter:
-        """Return what writes the predictions of `predict` into `folder`."""
+        """Return a reporter that writes predictions of these files into `folder`."""
         raise UsageError(f"{type(self).__name__} has no reporter, so there is no `predict` for it yet")

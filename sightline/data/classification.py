@@ -1,4 +1,4 @@
-"""Classification data: a source of pictures, decoded and augmented into squares with a label."""
+"""Classification data: images from a source, decoded and augmented into squares with a label."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec,
 from sightline.terminal.progress import Progress
 
 BACKGROUND = "background"
-# Room for one encoded picture on its way to the device's decoder: twice ImageNet's mean. Larger ones take the CPU.
+# Room for one encoded image on its way to the device's decoder: twice ImageNet's mean. The CPU decodes larger ones.
 ENCODED_ROOM = 256 * 1024
-# Of one image there, 48 MB: blank ones have 500 pixels a byte, and a batch of them would fill the device's memory.
+# Most pixels of an image that the device decodes, 48 MB: blank images have 500 pixels per byte, and a batch of them
+# would fill the device's memory.
 DEVICE_PIXELS = 2**24
 
 
 @dataclass(frozen=True)
 class ClassificationData(AugmentFields, DataConfig):
-    """Where the pictures are, and how they become what the network sees."""
+    """Location of the images, and how they become the network's input."""
 
     path: str = undecisive("")
     """Class folders, tar shards or TFRecords of a train and a val split, or synthetic:classes=10,samples=1000,size=64;
@@ -40,19 +41,19 @@ class ClassificationData(AugmentFields, DataConfig):
     classes: int = 0
     """How many classes there must be; 0 takes what is found."""
     background: Literal["none", "first", "last"] = "none"
-    """One class more that no picture has, as the TensorFlow originals' 1001 outputs: before the others, whose labels
-    then begin at 1, or after them. `classes` does not count it."""
+    """Add a class that no image has, as in the 1001 outputs of the TensorFlow originals: first (labels then begin at
+    1) or last. `classes` does not count it."""
     first_label: Literal[0, 1] = 1
     """TFRecords: the smallest label in the files."""
     decoder: Literal["auto", "cpu", "gpu"] = undecisive("auto")
-    """Where JPEGs are decoded, cropped and resized. gpu: by the JPEG engines of the device, from the same random
-    numbers, pixels slightly different; auto: there if it can be, and says so."""
+    """Where JPEGs are decoded, cropped and resized. gpu: by the JPEG engines of the device, with the same random
+    numbers and slightly different pixels; auto: on the GPU if possible, and says so."""
     samples: int = undecisive(0)
-    """How many training pictures the recipe is made for; `inspect` counts steps with it where no path is given."""
+    """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
-    """A picture that cannot be read: end the run with exit 3, or leave it out, counted and listed."""
+    """If an image cannot be read: end the run with exit 3, or skip the image, count and list it."""
     max_bad_samples: int = undecisive(100)
-    """skip: more bad pictures than this end the run after all."""
+    """skip: end the run if there are more bad images than this."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,11 +62,11 @@ class ClassificationData(AugmentFields, DataConfig):
 
     @property
     def augmentation(self) -> Augmentation:
-        """What is done to the samples, as an object."""
+        """The operations that these fields choose."""
         return with_fields_of(self, Augmentation)
 
     def open(self, split: Split, seed: int) -> Dataset:
-        """The train or val pictures under `path`."""
+        """Open the train or val images under `path`."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`)")
         source = open_source(self.source, self.path, split, SourceOptions(self.first_label, self.classes))
@@ -77,12 +78,12 @@ class ClassificationData(AugmentFields, DataConfig):
         return ClassificationDataset(self, source, split, seed)
 
     def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
-        """Pictures of any class; their label is 0."""
+        """Open images of unknown class; their label is 0."""
         found = {"none": spec.classes, "first": spec.classes[1:], "last": spec.classes[:-1]}[self.background]
         return ClassificationDataset(self, FilesSource(files, found), "val", seed=0)
 
     def declared(self) -> tuple[DataSpec, int] | None:
-        """`classes` nameless classes and `samples` pictures, where no path is given."""
+        """Declare `classes` nameless classes and `samples` images if no path is given."""
         if self.path:
             return None
         if not self.classes:
@@ -90,19 +91,19 @@ class ClassificationData(AugmentFields, DataConfig):
         return self.spec_of(tuple(f"class{i}" for i in range(self.classes))), self.samples
 
     def synthetic(self, spec: DataSpec, samples: int) -> ClassificationData:
-        """Drawn images; `spec` has counted the background class, if there is one, among its classes already."""
+        """Use synthetic images; `spec` counts the background class, if there is one, among its classes."""
         path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
         return replace(self, path=path, source="auto", classes=len(spec.classes), background="none")
 
     def check(self, decode: bool, processes: int, progress: Progress) -> Report:
-        """Both splits under `path`, every picture."""
+        """Check every image of both splits under `path`."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR")
         options = SourceOptions(self.first_label, self.classes)
         return check_pictures(self.path, self.source, options, self.classes, decode, processes, progress)
 
     def spec_of(self, classes: tuple[str, ...]) -> DataSpec:
-        """What the network is built from."""
+        """Return the spec of data with these classes."""
         if self.background != "none" and BACKGROUND in classes:
             raise BadData(f"the data has a class {BACKGROUND!r} already; use --data.background none")
         extra = (BACKGROUND,)
@@ -111,7 +112,7 @@ class ClassificationData(AugmentFields, DataConfig):
 
 
 def _fits_device(data: bytes | np.ndarray, header: Header) -> bool:
-    """Whether the device's decoder may have this image; a turned one is turned on the CPU."""
+    """Return whether the device's decoder may get this image; the CPU decodes rotated ones."""
     if not header.is_plain_jpeg or header.orientation != 1:
         return False
     return len(data) <= ENCODED_ROOM and header.width * header.height <= DEVICE_PIXELS
@@ -129,7 +130,7 @@ class ClassificationDataset(Dataset):
         self.fingerprint = source.fingerprint
         self.spec = config.spec_of(source.classes)
         side = config.size if self.is_training else config.eval_size
-        self.layout = {"image": ((side, side, 3), augmentation.travels_as), "label": ((), "int64")}
+        self.layout = {"image": ((side, side, 3), augmentation.packed_type), "label": ((), "int64")}
         if self.is_training and augmentation.erases:
             self.layout["erase"] = ((4,), "int32")
         if self.is_training:
@@ -182,7 +183,7 @@ class ClassificationDataset(Dataset):
         return why_not_on_device(device) or ("" if self.starts_with_jpeg() else f"{self.config.path} holds no JPEGs")
 
     def starts_with_jpeg(self) -> bool:
-        """Whether the first image is a JPEG that any decoder takes."""
+        """Return whether the first image is a JPEG that any decoder takes."""
         try:
             data = self.source.read(0).data
             return isinstance(data, bytes) and read_header(data, self.source.name(0)).is_plain_jpeg
@@ -195,7 +196,7 @@ class ClassificationDataset(Dataset):
         return self._augmented(epoch, index, sample, header)
 
     def load_encoded(self, epoch: int, index: int) -> Arrays:
-        """Read one image and draw its augmentation; decode it only if the device's decoder must not have it."""
+        """Read one image and draw its augmentation; decode it only if the device's decoder must not get it."""
         sample, header = self._read(index)
         if header is None or not _fits_device(sample.data, header):
             return {**self._augmented(epoch, index, sample, header), "encoded_bytes": np.zeros((), dtype=np.int32)}

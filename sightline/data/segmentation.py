@@ -1,4 +1,4 @@
-"""Segmentation data: prepared volumes, of which training sees random crops and evaluation every slice or volume.
+"""Segmentation data: prepared volumes. Training sees random crops of them, evaluation every slice or volume.
 
 A 2D network sees slices: a training item is one crop of a volume, as deep as its share of the batch, and gives that
 many samples. A 3D network sees patches: a training item is one of them.
@@ -30,38 +30,38 @@ from sightline.hardware.devices import Device
 from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Layout, Split, undecisive
 from sightline.terminal.progress import Progress
 
-# Labelled volumes of each task, as the Decathlon hands them out.
+# Number of labelled volumes of each task of the Decathlon.
 LABELLED = {
     "01": 484, "02": 20, "03": 131, "04": 260, "05": 32, "06": 63, "07": 281, "08": 303, "09": 41, "10": 126,
 }  # fmt: skip
 _LARGEST_CACHED = 2**32 - 1  # bytes of one volume
-_RAW = ("dataset.json", "*/dataset.json")  # of the folder of a task, or of the one around it, as it is handed out
+_RAW = ("dataset.json", "*/dataset.json")  # in the unprepared folder of a task, or in the folder around it
 
 
 @dataclass(frozen=True)
 class SegmentationData(AugmentFields, DataConfig):
-    """Where the volumes are, and how they become what the network sees."""
+    """Location of the volumes, and how they become the network's input."""
 
     path: str = undecisive("")
     """A folder written by `sightline prepare decathlon`, or synthetic:samples=64; see docs/data_volumes.md."""
     task: Literal["01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "own"] = "01"
-    """Which of the Decathlon's tasks the data must be of; own: any other, prepared in the same way."""
+    """The Decathlon's task that the data belong to; own: any other data, prepared in the same way."""
     dim: int = 2
     """2: the network sees slices; 3: it sees volumes."""
     fold: int = 0
-    """Which of the folds is held out for validation; training takes the others."""
+    """The fold that is held out for validation; training uses the others."""
     folds: int = 5
-    """How many parts the volumes are split into."""
+    """Number of folds that the volumes are split into."""
     nvol: int = 1
-    """dim 2: how many volumes the slices of a batch come from, over all devices, of which it must be a multiple; rises
-    by itself where volumes are too shallow to fill their share of a batch."""
+    """dim 2: number of volumes that the slices of a batch come from, over all devices; a multiple of the number of
+    devices. It rises by itself if volumes are too shallow to fill their share of a batch."""
     cache: Literal["auto", "off", "ram"] = undecisive("auto")
-    """ram: volumes stay in memory once read, shared by the loader processes of a rank; auto: if they take at most half
-    of the memory available, and says so; off: the system's own cache of files keeps what it has room for."""
+    """ram: keep volumes in memory once read, shared by the loader processes of a rank; auto: if they take at most half
+    of the available memory, and says so; off: rely on the system's file cache."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
-    """A volume that cannot be read: end the run with exit 3, or leave it out, counted and listed."""
+    """If a volume cannot be read: end the run with exit 3, or skip the volume, count and list it."""
     max_bad_samples: int = undecisive(1000)
-    """skip: more bad volumes than this end the run after all."""
+    """skip: end the run if there are more bad volumes than this."""
 
     file_suffixes = SUFFIXES
 
@@ -86,27 +86,27 @@ class SegmentationData(AugmentFields, DataConfig):
 
     @property
     def augmentation(self) -> Augmentation:
-        """What is done to the samples, as an object."""
+        """The operations that these fields choose."""
         return with_fields_of(self, Augmentation)
 
     def open(self, split: Split, seed: int) -> SegmentationDataset:
-        """The volumes of a split of the fold."""
+        """Open the volumes of a split of the fold."""
         if not self.path:
             drawn = "" if self.task == decathlon.OWN else " or --data.path synthetic:samples=64"
             raise UsageError(f"no data: give --data.path DIR (written by `sightline prepare decathlon`){drawn}")
         return SegmentationDataset(self, self.source(split), split, seed)
 
     def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
-        """Any NIfTI files, as they lie; the task's windows cover them."""
+        """Open any NIfTI files, whole; the task's windows cover them."""
         return VolumeFiles(files, spec)
 
     def labelled_files(self, folder: Path) -> dict[str, tuple[Path, Path]]:
-        """The volumes of the val split in the folder that they were prepared from."""
+        """Find the volumes of the val split in the folder that they were prepared from."""
         source = self.source("val")
         return labelled_files([source.name(index) for index in range(len(source))], folder)
 
     def source(self, split: Split) -> VolumeSource:
-        """The volumes as they lie on disk, which must be of the declared task."""
+        """Open the volumes on disk; they must belong to the declared task."""
         if prepared.detect(self.path):
             plan = decathlon.read_plan(Path(self.path))
             if (plan.task, plan.dim) != (self.task, self.dim):
@@ -117,13 +117,13 @@ class SegmentationData(AugmentFields, DataConfig):
                 )
         elif raw := next((file.parent for name in _RAW for file in Path(self.path).glob(name)), None):
             raise UsageError(
-                f"{raw} holds a task as it was handed out; prepare it first: `sightline prepare decathlon --source "
+                f"{raw} holds a task that is not prepared; prepare it first: `sightline prepare decathlon --source "
                 f"{raw} --dim {self.dim} --out DIR`, and give --data.path DIR"
             )
         return open_volumes("auto", self.path, split, self.fold, self.folds, self._expected_spec())
 
     def declared(self) -> tuple[DataSpec, int] | None:
-        """The spec of the task and the training volumes of the fold, where no path is given."""
+        """Declare the spec of the task and the training volumes of the fold if no path is given."""
         if self.path:
             return None
         count = LABELLED.get(self.task, 0)
@@ -131,22 +131,22 @@ class SegmentationData(AugmentFields, DataConfig):
         return self._expected_spec(), count - held_out
 
     def declared_per_item(self, global_batch: int) -> int:
-        """As if all volumes were deep enough."""
+        """Return the slices per volume, as if all volumes were deep enough."""
         return 1 if self.dim == 3 else global_batch // self.volumes_of(global_batch, global_batch)
 
     def synthetic(self, spec: DataSpec, samples: int) -> SegmentationData:
-        """Drawn volumes."""
+        """Use synthetic volumes."""
         return replace(self, path=f"synthetic:samples={samples}")
 
     def check(self, decode: bool, processes: int, progress: Progress) -> Report:
-        """Both splits under `path`, every volume; `decode` also looks at every voxel."""
+        """Check every volume of both splits under `path`, with `decode` every voxel."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR")
         return check_volumes(self.source, decode, processes, progress)
 
     def volumes_of(self, global_batch: int, depth: int) -> int:
-        """dim 2: how many volumes a batch is made of where the shallowest is this deep: the least number, from nvol on,
-        that divides the batch into shares of no more slices."""
+        """Return how many volumes share a batch of slices (dim 2) if the shallowest volume has `depth` of them: the
+        smallest number from nvol on that divides the batch into shares of at most `depth`."""
         if self.nvol > global_batch:
             raise UsageError(
                 f"nvol={self.nvol} volumes cannot share a batch of {global_batch} slices; use --data.nvol "
@@ -333,7 +333,7 @@ class VolumeReader:
         self._last: tuple[int, np.ndarray, np.ndarray] | None = None  # slices of one volume follow each other
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_last": None}  # a mapped file would travel with all its voxels
+        return {**vars(self), "_last": None}  # pickling a mapped file would copy all its voxels
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (channels, depth, height, width) and the label (depth, height, width) of a volume."""

@@ -1,6 +1,6 @@
-"""Batches, ahead of time: requests to the workers, the copy to the device, the bad-sample policy, the wait meter.
+"""Batches, prepared ahead: requests to the workers, the copy to the device, bad samples, the wait meter.
 
-A batch stays valid until the next one is asked for. Pictures stay uint8 until they are on the device.
+A batch stays valid until the next one is requested. Images stay uint8 until they are on the device.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from sightline.hardware.world import World, local_size
 from sightline.parts import Batch, Bound, Layout
 
 Decode = Callable[[Batch, Batch], Batch | None]
-POLL_S = 0.1  # how fast a stop request is seen while waiting for data
+POLL_S = 0.1  # longest time until a stop request is seen while waiting for data
 
 
 def worker_count(wanted: int, device: Device, world: World) -> int:
-    """Loader processes of this rank; -1 leaves the choice to us: few where the cores also compute."""
+    """Return the number of loader processes of this rank; -1 chooses: few if the cores also compute."""
     if wanted >= 0:
         return wanted
     share = cpu_share(local_size(world))
@@ -48,7 +48,7 @@ Feeds = Mapping[str, tuple[Bound, Order]]  # "train", "val" or "files"
 
 
 class LoaderFields(Protocol):
-    """What a Run says of loading; a protocol, because data stand below the file of Run."""
+    """The fields of a Run that loading needs; a protocol, because data/ does not import config.py."""
 
     @property
     def workers(self) -> int: ...
@@ -60,15 +60,15 @@ class LoaderFields(Protocol):
 
 @dataclass(frozen=True)
 class BadSamples:
-    """What happens to samples that cannot be read."""
+    """Policy for samples that cannot be read."""
 
     policy: Literal["fail", "skip"]
-    most: int  # skip: more than this end the run after all
+    most: int  # skip: more than this end the run
     report: Callable[[Bad], None]  # called once for each
 
 
 class Loader:
-    """Training and evaluation batches from one set of workers: while one feed is used the other rests."""
+    """Training and evaluation batches from one set of workers; while one feed is used, the other rests."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Loader:
     ):
         self.bad_samples = bad_samples
         self.check_stop = check_stop
-        self.wait_s = 0.0  # how long next() has stood still, for the data-wait meter
+        self.wait_s = 0.0  # total time that next() has waited, for the data-wait meter
         self._bad_seen: set[tuple[str, str]] = set()  # feed and name: all slices of a volume are one bad sample
         # No more workers than there are items to load.
         items = sum(len(bound.dataset) for bound, _ in feeds.values())
@@ -101,11 +101,11 @@ class Loader:
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers."""
+        """Return the process ids of the workers."""
         return self._workers.pids if self._workers else []
 
     def seek(self, name: str, step: int, stop: int) -> None:
-        """The next batch of this feed is number `step`; nothing is prepared from `stop` on."""
+        """Continue this feed with batch `step`; prepare nothing from `stop` on."""
         feed = self.feeds[name]
         for request in self._workers.withdraw(name) if self._workers else []:
             feed.pending[request.slot] -= 1
@@ -115,7 +115,7 @@ class Loader:
         self._request_ahead(name)
 
     def next(self, name: str) -> Batch:
-        """The batch at the feed's position, on the device."""
+        """Return the batch at the feed's position, on the device, and advance."""
         feed, bound = self.feeds[name], self.feeds[name].feed.bound
         assert feed.position < feed.stop, "asked for a batch past the end given to seek()"
         if feed.repeated is not None:
@@ -145,7 +145,7 @@ class Loader:
         return batch
 
     def close(self) -> None:
-        """Ends the workers and releases pinned memory."""
+        """End the workers and release pinned memory."""
         for feed in self.feeds.values():
             feed.copier.close()
         if self._workers:
@@ -155,7 +155,7 @@ class Loader:
         feed = self.feeds[name]
         if self._workers is None or feed.repeated is not None:
             return
-        # One slot less than there are: the batch last handed out is still in use on the CPU.
+        # Leave one slot: the batch that was returned last is still in use on the CPU.
         horizon = min(feed.stop, feed.position + len(feed.feed.slots) - 1)
         for number in range(feed.requested, horizon):
             slot = number % len(feed.feed.slots)
@@ -172,7 +172,7 @@ class Loader:
         feed = self.feeds[name]
         feed.copier.wait(slot)
         epochs, indices = feed.order.batch(feed.position)
-        for at in range(len(indices)):  # sample by sample, so that a stop request is answered within one
+        for at in range(len(indices)):  # one by one, so that a stop request waits for one sample at most
             self.check_stop()
             request = Request(name, slot, at, epochs[at : at + 1], indices[at : at + 1])
             self._note_bad(fill(source, feed.arrays[slot], request))
@@ -195,12 +195,12 @@ class Loader:
             if len(self._bad_seen) > self.bad_samples.most:
                 raise BadData(
                     f"{len(self._bad_seen)} samples cannot be read, the last one {record.name}: {record.reason}; "
-                    f"mend the data (bad_samples.jsonl lists them) or raise --data.max-bad-samples"
+                    f"fix the data (bad_samples.jsonl lists them) or raise --data.max-bad-samples"
                 )
 
 
 class _FeedState:
-    """Where one feed stands."""
+    """Position and pending requests of one feed."""
 
     def __init__(self, feed: Feed, order: Order, copier: _Copier):
         self.feed = feed
@@ -209,7 +209,7 @@ class _FeedState:
         self.arrays = [as_arrays(slot) for slot in feed.slots]
         self.pending = [0] * len(feed.slots)
         self.position = self.requested = self.stop = 0
-        self.repeated: Batch | None = None  # the first batch, once it is there, if there shall be no other
+        self.repeated: Batch | None = None  # the first batch, once loaded, if it is repeated
 
 
 class _Copier:
@@ -224,7 +224,7 @@ class _Copier:
         self._done = [self._module.Event() for _ in feed.slots] if self._module else []
         self._registered: list[torch.Tensor] = []
         if device.kind == "cuda":
-            # Shared memory is pinned where it lies, so that no second copy on the host is needed.
+            # Pin the shared memory in place, so that no second copy on the host is needed.
             for tensor in (t for slot in feed.slots for t in slot.values()):
                 if torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0).value == 0:
                     self._registered.append(tensor)
@@ -255,7 +255,7 @@ class _Copier:
         return decode(host, travelling) if decode else travelling
 
     def wait(self, slot: int) -> None:
-        """Until the last copy out of this slot is over and workers may write into it."""
+        """Wait until the last copy out of this slot is done and workers may write into it."""
         if self._done:
             self._done[slot].synchronize()
 

@@ -1,7 +1,7 @@
-"""Training batches written to files once, and a data set that replays them: the same bits on any device, every time.
+"""Static batches: training batches written to files once, and a dataset that replays them with the same bits anywhere.
 
-For debugging, and for comparing devices or versions of the augmentation. `dump` writes what a run of this seed and
-batch size would see, augmented and normalised in fp32 (`sightline prepare static`); `--data.static DIR` replays it.
+For debugging, and for comparing devices or versions of the augmentation. `dump` writes the batches of a run with this
+seed and batch size, augmented and normalised in fp32 (`sightline prepare static`); `--data.static DIR` replays them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec
 from sightline.terminal.progress import Progress
 
 LastBatch = Literal["drop", "pad", "wrap"]
-_FACTS = "batches.json"  # written last: with it the folder is whole
+_FACTS = "batches.json"  # written last, when the folder is complete
 _FORMAT = 1
 _MAX_FACTS_BYTES = 8 * 2**20  # 100,000 classes take 3 MB
 
@@ -34,7 +34,7 @@ _MAX_FACTS_BYTES = 8 * 2**20  # 100,000 classes take 3 MB
 def dump(
     data: DataConfig, out: Path, batch: int, steps: int, seed: int, progress: Progress, last: LastBatch = "drop"
 ) -> dict[str, int]:
-    """Writes the first `steps` training batches into a new folder; `image` has its channels last."""
+    """Write the first `steps` training batches into a new folder; `image` has its channels last."""
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty; choose another --out")
     bound = data.open("train", seed).bind(devices.select("cpu"), batch)
@@ -62,7 +62,7 @@ def _file(step: int) -> str:
 
 
 class StaticDataset(Dataset):
-    """Batch k of every epoch is file k; on several ranks each replays all of them."""
+    """Static batches: batch k of every epoch is file k. Each of several ranks replays all files."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -72,13 +72,13 @@ class StaticDataset(Dataset):
         self.layout = {
             key: (array.shape[1:], str(array.dtype))
             for key, array in first.items()
-            if array.ndim and key != "index"  # which is the loader's own
+            if array.ndim and key != "index"  # the loader adds that one
         }
         digest = hashlib.sha256((folder / _FACTS).read_bytes())
         for step in range(self.batches):
             path = folder / _file(step)
             if not path.is_file():
-                raise BadData(f"{path} is missing; {_FACTS} tells of {self.batches} batches: write them again")
+                raise BadData(f"{path} is missing; {_FACTS} lists {self.batches} batches: write them again")
             digest.update(f"{path.name} {path.stat().st_size}".encode())
         self.fingerprint = digest.hexdigest()
 
@@ -89,7 +89,7 @@ class StaticDataset(Dataset):
         return f"{_file(index // self.batch)}:{index % self.batch}"
 
     def bind(self, device: Device, global_batch: int) -> Bound:
-        """Bind to the files. Loader workers bring nothing, so no key is copied: `draw_batch` reads whole batches."""
+        """Bind to the files: `draw_batch` reads whole batches, so workers load nothing and no key is copied."""
         return Bound(
             self,
             self.layout,
@@ -101,7 +101,7 @@ class StaticDataset(Dataset):
         )
 
     def check_batch(self, items: int) -> None:
-        """Refuse batches of another size than the files hold."""
+        """Raise UsageError unless a device takes batches of the size that the files hold."""
         if items != self.batch:
             raise UsageError(
                 f"{self.folder} has batches of {self.batch} samples, this run takes {items} on a device; "
@@ -117,14 +117,14 @@ class StaticDataset(Dataset):
         return self._read(step % self.batches)
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
-        """Bring the channels to their place."""
+        """Move the channels to the front."""
         return {**batch, "image": batch["image"].movedim(-1, 1).to(dtype)}
 
     def _read(self, step: int) -> Arrays:
         path = self.folder / _file(step)
         try:
             found = {name: tensor.numpy() for name, tensor in read_tensors(path).items()}
-        except (OSError, ValueError, TypeError) as error:  # TypeError: a type that NumPy has not
+        except (OSError, ValueError, TypeError) as error:  # TypeError: a type that NumPy does not have
             raise BadData(f"{path} cannot be read: {error}; write the batches again") from error
         if "image" not in found or found["image"].shape[:1] != (self.batch,):
             raise BadData(f"{path} does not hold {self.batch} images; write the batches again")

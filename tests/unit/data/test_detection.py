@@ -374,7 +374,7 @@ def test_static_batches_of_another_size_or_damaged_are_refused(batches: Path):
     with pytest.raises(BadData, match="batch-000002.safetensors cannot be read"):
         dataset.draw_batch(0, 2)
     last.unlink()
-    with pytest.raises(BadData, match="batch-000002.safetensors is missing; batches.json tells of 3"):
+    with pytest.raises(BadData, match="batch-000002.safetensors is missing; batches.json lists 3"):
         config.open("train", 0)
     for text in ("[]", "{", '{"format": 2, "batch": 1, "batches": 1, "spec": {}}'):
         (batches / "batches.json").write_text(text)

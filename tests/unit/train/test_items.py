@@ -151,7 +151,7 @@ def test_accumulation_cuts_between_items(tmp_path: Path):
 @pytest.mark.parametrize(
     ("batch", "each", "ranks", "text"),
     [
-        (10, 4, 1, "global_batch=10 is no whole number of items of 4 samples; .*--train.global-batch 8"),
+        (10, 4, 1, "global_batch=10 is not a whole number of items of 4 samples; .*--train.global-batch 8"),
         (64, 64, 8, "1 items of 64 samples, which cannot be split over 8 devices; .*--data.nvol 8$"),
         (64, 32, 6, "global_batch=64 cannot be split over 6 devices; .*--train.global-batch 60 or 66$"),
         (20, 4, 4, "5 items of 4 samples, which cannot be split over 4 devices; .*--data.nvol 20$"),

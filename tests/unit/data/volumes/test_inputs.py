@@ -98,7 +98,7 @@ def test_files_that_cannot_be_read_do_not_keep_the_others_back(tmp_path: Path):
     found, bad = batches(VolumeFiles({name: tmp_path / f"{name}.nii.gz" for name in names}, FLAT))
     assert len(found) == 1 and found[0]["index"].tolist() == [1]
     assert [line.split(":")[0] for line in bad] == ["text", "two", "empty", "cut", "gone"]
-    assert "is no NIfTI file" in bad[0] and "has 2 channels, the network knows 1" in bad[1]
+    assert "is no NIfTI file" in bad[0] and "has 2 channels, the network expects 1" in bad[1]
 
 
 def test_nothing_is_made_as_large_as_a_header_says(tmp_path: Path):
