@@ -44,11 +44,11 @@ def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: Tr
         raise UsageError(f"--run.graph on needs one CUDA device, here are {world.size} {device.kind}; use auto or off")
     if run.compile == "on" and not device.compile_backend:
         raise UsageError(f"--run.compile on: there is no compiler for {device.kind}; use auto or off")
-    dtype = DTYPES[recipe.train.precision]
+    finish, dtype = bound.finish, DTYPES[recipe.train.precision]
 
     def loss_of(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         with autocast(device, recipe.train.precision):
-            loss = recipe.task.loss(network, bound.finish(part, dtype))
+            loss = recipe.task.loss(network, finish(part, dtype))
         return loss.total, loss.sums
 
     step = Step(
