@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sightline.errors import UsageError
 from sightline.files.typed_json import as_dataclass, short
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from sightline.data.check.images import Report
     from sightline.hardware.devices import Device
     from sightline.hardware.world import World
-    from sightline.terminal.progress import Progress
 
-# Of a spec out of a file: networks are built from it before anything else is looked at.
+# Limits on a spec read from a file: a network is built from it before anything else is checked.
 MAX_CHANNELS, MAX_SIDE = 1024, 2**16
 
 Batch = dict[str, "Tensor"]  # keys are listed at the top of each tasks/*.py
+Arrays = dict[str, "np.ndarray"]
+Layout = Mapping[str, tuple[tuple[int, ...], str]]  # key -> (shape, NumPy dtype) of one item
 Split = Literal["train", "val"]
 
 
 def undecisive(default: Any) -> Any:
-    """A config field that says where or how, and so is not compared on resume (a path, a cache size)."""
+    """Declare a config field that does not decide the result (a path, a cache size); it is not compared on resume."""
     return field(default=default, metadata={"decides_result": False})
 
 
 def refuse_foreign_fields(part: str, config: Any, fields_of_kind: Mapping[str, set[str]]) -> None:
-    """A config whose `kind` is one of several must not set a field that only another kind reads."""
+    """Raise UsageError if a config sets a field that only another `kind` reads."""
     for kind, names in fields_of_kind.items():
         for name in sorted(names - fields_of_kind[config.kind]):
             if getattr(config, name) != config.__dataclass_fields__[name].default:
@@ -51,24 +51,24 @@ def refuse_foreign_fields(part: str, config: Any, fields_of_kind: Mapping[str, s
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a source found and how it is fed; models are built from it and checkpoints carry it."""
+    """Facts about the data that models are built from; checkpoints carry them."""
 
     classes: tuple[str, ...]
     channels: int
-    size: tuple[int, ...]  # (depth,) height, width of what the network sees in evaluation
-    mean: tuple[float, ...]  # empty where each volume is scaled by its own mean and deviation
+    size: tuple[int, ...]  # (depth,) height, width of the network's input in evaluation
+    mean: tuple[float, ...]  # empty if each volume is scaled by its own mean and deviation
     std: tuple[float, ...]
-    class_ids: tuple[int, ...] = ()  # what the files call the classes, in the same order, where that is not 0, 1, 2...
+    class_ids: tuple[int, ...] = ()  # numbers of the classes in the files, in the same order; empty: 0, 1, 2...
     spacing: tuple[float, ...] = ()  # volumes: mm from voxel to voxel along each axis of `size`
     clip: tuple[float, ...] = ()  # volumes: lowest and highest value, before mean and std
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists and numbers, as they stand in a checkpoint."""
+        """Return plain lists and numbers, as a checkpoint stores them."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
 
     @classmethod
     def from_json(cls, values: Any) -> DataSpec:
-        """The inverse of `to_json`; ValueError names what cannot be, UnknownField what is of a later version."""
+        """Undo `to_json`. Raises ValueError for impossible values and UnknownField for fields of a later version."""
         found = as_dataclass(cls, values)
         if not 1 <= found.channels <= MAX_CHANNELS:
             raise ValueError(f"{found.channels} channels, expected 1 to {MAX_CHANNELS}")
@@ -80,88 +80,123 @@ class DataSpec:
         return found
 
 
+def no_numbers(epoch: int, step: int) -> Arrays:
+    """Draw nothing for a batch as a whole."""
+    return {}
+
+
+def any_batch(items: int) -> None:
+    """Accept batches of any size."""
+
+
 class Dataset(ABC):
-    """From an index to a ready sample. Loader workers run `load`; it is pickled to them once."""
+    """One split of the data as it was found. Nothing in it changes after `DataConfig.open`."""
 
     spec: DataSpec
     fingerprint: str  # of what was found on disk, so that a resumed run notices other data
-    layout: dict[str, tuple[tuple[int, ...], str]]  # key -> (shape, numpy dtype) of one sample; static
-
-    samples_per_item: int = 1  # what one `load` gives, in the samples that train.global_batch counts
-    predict_batch: int = 64  # most items `predict` takes at once: a training batch may be too much where it runs
-
-    def for_batch(self, global_batch: int) -> Dataset:
-        """The data set as it fills batches of this many samples: a volume gives as many slices as that takes."""
-        return self
+    predict_batch: int = 64  # most items `predict` takes at once: a training batch may not fit where it runs
 
     @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Return the number of items."""
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """What a person would call this sample, e.g. its relative path."""
+        """Return the name of an item for people, e.g. its relative path."""
+
+    def samples_per_item(self, global_batch: int) -> int:
+        """Return how many samples one item gives: a volume gives as many slices as its share of the batch needs."""
+        return 1
 
     @abstractmethod
-    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """Read, decode, augment: one array per key of `layout`. Raises BadSample."""
+    def bind(self, device: Device, global_batch: int) -> Bound:
+        """Decide how items are loaded for batches of this many samples (over all ranks) on this kind of device."""
 
-    def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
-        """Random numbers that belong to a whole batch (mixup's); `step` counts within the epoch."""
-        return {}
 
-    host_keys: frozenset[str] = frozenset()  # of `layout`: what `decode` reads on the host and nobody on the device
+@dataclass(frozen=True)
+class Bound:
+    """A dataset bound to a device and a batch size: all that the loader needs. Loader workers get a pickled copy."""
 
-    def settle_on(self, device: Device) -> str:
-        """Once, before anything is loaded: the data set may move work to the device. Returns what to tell the user."""
-        return ""
-
-    def decode(self, slot: Batch, batch: Batch) -> Batch | None:
-        """The part of loading that runs on the device, in the loader's stream: from a loaded batch as it lies on the
-        host and as it was copied. None where the device cannot; the batch is then loaded anew on the host."""
-        return batch
-
-    def on_host(self) -> Dataset:
-        """The same data set with every part of `load` on the host, into the same layout."""
-        return self
-
-    @abstractmethod
-    def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
-        """The device half of the data path: uint8 to normalised floats, batched augmentation. Static shapes."""
+    dataset: Dataset
+    layout: Layout
+    load: Callable[[int, int], Arrays]
+    """load(epoch, index): read, decode, augment one item. Returns an array per key of `layout`; raises BadSample."""
+    finish: Callable[[Batch, torch.dtype], Batch]
+    """The device half, inside the step: uint8 to normalised floats, batched augmentation. Static shapes."""
+    draw_batch: Callable[[int, int], Arrays] = no_numbers
+    """draw_batch(epoch, step of the epoch): random numbers that belong to a whole batch, e.g. those of mixup."""
+    samples_per_item: int = 1
+    """How many samples of train.global_batch one `load` gives."""
+    decode: Callable[[Batch, Batch], Batch | None] | None = None
+    """decode(slot, batch): the part of loading that runs on the device, on the loader's stream, given the batch on the
+    host and its copy on the device. Returns None if the device refuses the batch. None: `load` does it all."""
+    on_host: Bound | None = None
+    """Comes with `decode`: the same items loaded on the host alone, for batches that the device refuses."""
+    host_keys: frozenset[str] = frozenset()
+    """Keys of `layout` that are not copied to the device."""
+    check_batch: Callable[[int], None] = any_batch
+    """check_batch(items per device): raises UsageError if the data cannot come in batches of this size."""
+    repeats_first: bool = False
+    """The loader hands out the first batch again and again (--data.fake)."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user: what was decided, and why."""
 
 
 class DataConfig(ABC):
-    """Where the samples are and how they are prepared for the network."""
+    """Location of the samples, and how they are prepared for the network."""
 
     on_bad_sample: Literal["fail", "skip"]
     max_bad_samples: int
-    file_suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".bmp", ".webp")  # what `predict` takes from a folder
 
     @abstractmethod
-    def open(self, split: Split, seed: int) -> Dataset: ...
+    def open(self, split: Split, seed: int) -> Dataset:
+        """Find the samples of a split."""
+
+    # Files that are not a split: `predict` and `evaluate --labels`
+
+    file_suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".bmp", ".webp")  # what is taken from a folder
 
     def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
-        """Any files by name, as evaluation sees its samples; what their batches say of the truth means nothing."""
+        """Open any files by name, seen as in evaluation. Labels in their batches are placeholders."""
         raise UsageError(f"{type(self).__name__} cannot open single files, so there is no `predict` for it yet")
 
     def labelled_files(self, folder: Path) -> dict[str, tuple[Path, Path]]:
-        """The samples of the val split by name, as raw files and the files of their labels, found in `folder`."""
+        """Find the raw file and the label file of each sample of the val split in `folder`."""
         raise UsageError(f"{type(self).__name__} has no label files to evaluate against; leave out --labels")
+
+    # No data at hand: `inspect`, `launch` and `benchmark`
 
     @abstractmethod
     def declared(self) -> tuple[DataSpec, int] | None:
-        """What the recipe itself says of its data (spec, training items) where none are given to look at."""
-
-    def synthetic_path(self, spec: DataSpec, samples: int) -> str:
-        """The `path` of samples made from numbers that look like those of this spec."""
-        return f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
+        """Return the spec and the number of training items that the recipe declares; None if data are given."""
 
     def declared_per_item(self, global_batch: int) -> int:
-        """`Dataset.samples_per_item` of what is declared, in batches of this many samples."""
+        """Return `Dataset.samples_per_item` of the declared data."""
         return 1
 
-    def check(self, decode: bool, processes: int, progress: Progress) -> Report:
-        """Looks at every sample of both splits, for `sightline check`; `decode` also at its pixels."""
+    def synthetic(self, spec: DataSpec, samples: int) -> DataConfig:
+        """Return this config for synthetic samples that look like those of `spec`."""
+        raise UsageError(f"{type(self).__name__} has no synthetic data; give --data.path DIR and --data real")
+
+    # Every sample before training: `check`
+
+    def check(self, decode: bool, processes: int, progress: Callable[[str, int, int], None]) -> CheckReport:
+        """Look at every sample of both splits, with `decode` also at its pixels; progress(what, done, total)."""
         raise UsageError(f"{type(self).__name__} has no check of its own; train with it, it stops at the first problem")
+
+
+class CheckReport(Protocol):
+    """Result of `sightline check`."""
+
+    @property
+    def problems(self) -> Sequence[object]:
+        """All that is wrong; empty if the data are good."""
+
+    def as_text(self) -> str:
+        """Return the report for people."""
+
+    def as_json(self) -> str:
+        """Return the report for programs."""
 
 
 class ModelConfig(ABC):
@@ -169,16 +204,16 @@ class ModelConfig(ABC):
 
     @abstractmethod
     def build(self, spec: DataSpec) -> nn.Module:
-        """The network with random weights, drawn from torch's global generator."""
+        """Build the network with random weights, drawn from torch's global generator."""
 
     def start_from(self, model: nn.Module) -> str:
-        """Replaces random weights by given ones where a fresh run wants that; returns what to tell the user."""
+        """Load pretrained weights at the start of a fresh run, if there are any; return a note for the user."""
         return ""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """What a step needs (`total`, a mean over the batch) and what it shows (`sums` over the batch)."""
+    """The mean loss of a batch (`total`), and sums over the batch to log (`sums`)."""
 
     total: Tensor
     sums: dict[str, Tensor]
@@ -186,49 +221,49 @@ class Loss:
 
 @dataclass(frozen=True)
 class Scores:
-    """What an evaluation found."""
+    """Results of an evaluation."""
 
     values: dict[str, float]
     tables: dict[str, list[dict[str, Any]]]
-    worst: list[dict[str, Any]]  # samples a person should look at first
+    worst: list[dict[str, Any]]  # samples to look at first
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a network says of a picture, as a person reads it."""
+    """One class or box that a network finds in an image."""
 
     name: str  # of the class
-    class_id: int  # as the data set numbers it
+    class_id: int  # its number in the dataset's files
     score: float
     box: tuple[float, float, float, float] | None = None  # left, top, right, bottom; shares of width and height
 
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What a user wants to have of predictions; None leaves the choice to the task."""
+    """Options of `predict`; None leaves the choice to the task."""
 
     top: int | None = None  # most findings of a file
-    threshold: float | None = None  # least score of what is shown
-    draws: bool = True  # pictures
-    probabilities: bool = False  # of every class at every voxel
+    threshold: float | None = None  # lowest score that is shown
+    draws: bool = True  # write images with the findings drawn into them
+    probabilities: bool = False  # write those of every class at every voxel
 
 
 class Reporter(ABC):
-    """The folder into which `predict` puts what a network says of files."""
+    """Writes predictions into the output folder of `predict`."""
 
     unreadable: list[dict[str, str]]
 
     @abstractmethod
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
-        """Writes and tells what is said of a batch; the name is None of a row without a file that could be read."""
+        """Write one batch's predictions; `names[i]` is None for padding and unreadable files."""
 
     @abstractmethod
     def note_unreadable(self, name: str, reason: str) -> None:
-        """A file that the rest goes on without."""
+        """Record a file that cannot be read; the others are still predicted."""
 
     @abstractmethod
     def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """The list of all files, at the end; returns what it holds: `about`, "files" and "unreadable"."""
+        """Write the list of all files, at the end. Returns its content: `about`, "files" and "unreadable"."""
 
 
 class Metric(ABC):
@@ -236,41 +271,37 @@ class Metric(ABC):
 
     @abstractmethod
     def update(self, predictions: Mapping[str, Tensor], batch: Batch) -> None:
-        """Adds one batch; only samples with batch["valid"] count. Must not synchronise with the host."""
+        """Add one batch; only samples with batch["valid"] count. Must not synchronise with the host."""
 
     @abstractmethod
     def merge(self, world: World) -> None:
-        """Brings the counts of all ranks together."""
+        """Combine the counts of all ranks."""
 
     def names(self) -> tuple[str, ...]:
-        """What `result` will call its values, so that a schedule that watches another is refused before anything is
-        learnt; empty where that is known afterwards only."""
+        """Return the keys of `result()`; a schedule that watches a missing one fails at startup. Empty if unknown."""
         return ()
 
     @abstractmethod
-    def result(self) -> Scores: ...
+    def result(self) -> Scores:
+        """Compute the scores from the counts."""
 
 
 class Task(ABC):
-    """What is learnt: the loss, how outputs are read, which metric. Frozen dataclasses without state."""
+    """The loss, the reading of outputs, the metric. Subclasses are frozen dataclasses without state."""
 
     headline: str  # the score that decides which checkpoint is best; higher is better
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Batch) -> Loss: ...
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        """Compute the loss of a finished batch."""
 
     @abstractmethod
-    def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]: ...
+    def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Turn the outputs for a finished batch into predictions, a row per sample."""
 
     @abstractmethod
-    def metric(self, spec: DataSpec, device: torch.device) -> Metric: ...
-
-    def findings(
-        self, predictions: Mapping[str, Tensor], spec: DataSpec, top: int | None, threshold: float | None
-    ) -> list[list[Finding]]:
-        """What predictions say, for each sample the best first: at most `top`, with at least this score; None leaves
-        the choice to the task."""
-        raise UsageError(f"{type(self).__name__} cannot say what it found, so there is no `predict` for it yet")
+    def metric(self, spec: DataSpec, device: torch.device) -> Metric:
+        """Return an empty metric whose counts are on `device`."""
 
     def reporter(
         self,
@@ -280,7 +311,5 @@ class Task(ABC):
         options: PredictOptions,
         say: Callable[[str], None],
     ) -> Reporter:
-        """What `predict` does with predictions: here, `findings` are listed and drawn into their pictures."""
-        from sightline.report.predictions import Predictions
-
-        return Predictions(self, folder, files, spec, options, say)
+        """Return a reporter that writes predictions of these files into `folder`."""
+        raise UsageError(f"{type(self).__name__} has no reporter, so there is no `predict` for it yet")

@@ -1,37 +1,37 @@
-"""Classification data: a source of pictures, decoded and augmented into squares with a label."""
+"""Classification data: images from a source, decoded and augmented into squares with a label."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
-from sightline.data.augment import batched
-from sightline.data.augment.classification import CUT_KEYS, Augment, erase, mix, partner_of
+from sightline.data.augment import batched, with_fields_of
+from sightline.data.augment.classification import Augmentation, AugmentFields, Params
 from sightline.data.check.images import Report, check_images
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
-from sightline.data.sources import Source, SourceOptions, open_source
+from sightline.data.sources import Sample, Source, SourceOptions, open_source
 from sightline.data.sources.named_files import FilesSource
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
-from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
+from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Layout, Split, undecisive
 from sightline.terminal.progress import Progress
 
 BACKGROUND = "background"
-# Room for one encoded picture on its way to the device's decoder: twice ImageNet's mean. Larger ones take the CPU.
+# Room for one encoded image on its way to the device's decoder: twice ImageNet's mean. The CPU decodes larger ones.
 ENCODED_ROOM = 256 * 1024
-# Of one image there, 48 MB: blank ones have 500 pixels a byte, and a batch of them would fill the device's memory.
+# Most pixels of an image that the device decodes, 48 MB: blank images have 500 pixels per byte, and a batch of them
+# would fill the device's memory.
 DEVICE_PIXELS = 2**24
 
 
 @dataclass(frozen=True)
-class ClassificationData(Augment, DataConfig):
-    """Where the pictures are, and how they become what the network sees."""
+class ClassificationData(AugmentFields, DataConfig):
+    """Location of the images, and how they become the network's input."""
 
     path: str = undecisive("")
     """Class folders, tar shards or TFRecords of a train and a val split, or synthetic:classes=10,samples=1000,size=64;
@@ -41,27 +41,32 @@ class ClassificationData(Augment, DataConfig):
     classes: int = 0
     """How many classes there must be; 0 takes what is found."""
     background: Literal["none", "first", "last"] = "none"
-    """One class more that no picture has, as the TensorFlow originals' 1001 outputs: before the others, whose labels
-    then begin at 1, or after them. `classes` does not count it."""
+    """Add a class that no image has, as in the 1001 outputs of the TensorFlow originals: first (labels then begin at
+    1) or last. `classes` does not count it."""
     first_label: Literal[0, 1] = 1
     """TFRecords: the smallest label in the files."""
     decoder: Literal["auto", "cpu", "gpu"] = undecisive("auto")
-    """Where JPEGs are decoded, cropped and resized. gpu: by the JPEG engines of the device, from the same random
-    numbers, pixels slightly different; auto: there if it can be, and says so."""
+    """Where JPEGs are decoded, cropped and resized. gpu: by the JPEG engines of the device, with the same random
+    numbers and slightly different pixels; auto: on the GPU if possible, and says so."""
     samples: int = undecisive(0)
-    """How many training pictures the recipe is made for; `inspect` counts steps with it where no path is given."""
+    """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
-    """A picture that cannot be read: end the run with exit 3, or leave it out, counted and listed."""
+    """If an image cannot be read: end the run with exit 3, or skip the image, count and list it."""
     max_bad_samples: int = undecisive(100)
-    """skip: more bad pictures than this end the run after all."""
+    """skip: end the run if there are more bad images than this."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.background not in ("none", "first", "last"):
             raise UsageError(f"background={self.background!r} is unknown; use one of none, first, last")
 
+    @property
+    def augmentation(self) -> Augmentation:
+        """The operations that these fields choose."""
+        return with_fields_of(self, Augmentation)
+
     def open(self, split: Split, seed: int) -> Dataset:
-        """The train or val pictures under `path`."""
+        """Open the train or val images under `path`."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`)")
         source = open_source(self.source, self.path, split, SourceOptions(self.first_label, self.classes))
@@ -73,27 +78,32 @@ class ClassificationData(Augment, DataConfig):
         return ClassificationDataset(self, source, split, seed)
 
     def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
-        """Pictures of any class; their label is 0."""
+        """Open images of unknown class; their label is 0."""
         found = {"none": spec.classes, "first": spec.classes[1:], "last": spec.classes[:-1]}[self.background]
         return ClassificationDataset(self, FilesSource(files, found), "val", seed=0)
 
     def declared(self) -> tuple[DataSpec, int] | None:
-        """`classes` nameless classes and `samples` pictures, where no path is given."""
+        """Declare `classes` nameless classes and `samples` images if no path is given."""
         if self.path:
             return None
         if not self.classes:
             raise UsageError("give --data.path DIR or --data.classes N: the network's head depends on it")
         return self.spec_of(tuple(f"class{i}" for i in range(self.classes))), self.samples
 
+    def synthetic(self, spec: DataSpec, samples: int) -> ClassificationData:
+        """Use synthetic images; `spec` counts the background class, if there is one, among its classes."""
+        path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
+        return replace(self, path=path, source="auto", classes=len(spec.classes), background="none")
+
     def check(self, decode: bool, processes: int, progress: Progress) -> Report:
-        """Both splits under `path`, every picture."""
+        """Check every image of both splits under `path`."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR")
         options = SourceOptions(self.first_label, self.classes)
         return check_images(self.path, self.source, options, self.classes, decode, processes, progress)
 
     def spec_of(self, classes: tuple[str, ...]) -> DataSpec:
-        """What the network is built from."""
+        """Return the spec of data with these classes."""
         if self.background != "none" and BACKGROUND in classes:
             raise BadData(f"the data has a class {BACKGROUND!r} already; use --data.background none")
         extra = (BACKGROUND,)
@@ -101,73 +111,30 @@ class ClassificationData(Augment, DataConfig):
         return DataSpec(classes, 3, (self.eval_size, self.eval_size), self.mean, self.std)
 
 
-def _fits_device(data: bytes, header: Header | None) -> bool:
-    """Whether the device's decoder may have this picture; a turned one is turned on the CPU."""
-    if header is None or not header.is_plain_jpeg or header.orientation != 1:
+def _fits_device(data: bytes | np.ndarray, header: Header) -> bool:
+    """Return whether the device's decoder may get this image; the CPU decodes rotated ones."""
+    if not header.is_plain_jpeg or header.orientation != 1:
         return False
     return len(data) <= ENCODED_ROOM and header.width * header.height <= DEVICE_PIXELS
 
 
 class ClassificationDataset(Dataset):
-    """One split of the pictures."""
+    """One split of the images."""
 
     def __init__(self, config: ClassificationData, source: Source, split: Split, seed: int):
         self.config = config
+        self.augmentation = augmentation = config.augmentation
         self.source = source
         self.is_training = split == "train"
         self.seed = seed
         self.fingerprint = source.fingerprint
         self.spec = config.spec_of(source.classes)
         side = config.size if self.is_training else config.eval_size
-        self.layout = {"image": ((side, side, 3), config.travels_as), "label": ((), "int64")}
-        if self.is_training and config.erases:
+        self.layout = {"image": ((side, side, 3), augmentation.packed_type), "label": ((), "int64")}
+        if self.is_training and augmentation.erases:
             self.layout["erase"] = ((4,), "int32")
         if self.is_training:
-            self.layout |= {key: ((), str(value.dtype)) for key, value in config.draw_mix(seed, 0, 0).items()}
-
-        self.decodes_on_device = False
-
-    def settle_on(self, device: Device) -> str:
-        if self.config.decoder == "cpu":
-            return ""
-        why_not = self._why_cpu(device.torch_device)
-        if why_not and self.config.decoder == "gpu":
-            raise UsageError(f"--data.decoder gpu: {why_not}; use --data.decoder auto or cpu")
-        if why_not:
-            return "" if device.kind == "cpu" else f"pictures are decoded on the CPU: {why_not}"
-        self.decode_on_device()
-        return f"pictures are decoded on {device.name()}"
-
-    def decode_on_device(self) -> None:
-        """From now on `load` brings JPEGs as they are, with what is to be done to them; `decode` does it."""
-        self.decodes_on_device = True
-        self.host_keys = frozenset({"encoded", "encoded_bytes", "geometry"})
-        self.layout |= {
-            "encoded": ((ENCODED_ROOM,), "uint8"),
-            "encoded_bytes": ((), "int32"),  # 0: the picture was finished on the CPU
-            "geometry": ((len(batched.FIELDS),), "int32"),
-        }
-
-    def on_host(self) -> ClassificationDataset:
-        twin = copy.copy(self)
-        twin.decodes_on_device = False
-        return twin
-
-    def _why_cpu(self, device: torch.device) -> str:
-        """Which condition of decoding on the device fails, in words."""
-        if self.config.policy != "none":
-            return f"--data.policy {self.config.policy} works on the CPU"
-        if self.config.image_type != "uint8":
-            return f"--data.image-type {self.config.image_type} is made on the CPU"
-        return why_not_on_device(device) or ("" if self.starts_with_jpeg() else f"{self.config.path} holds no JPEGs")
-
-    def starts_with_jpeg(self) -> bool:
-        """Whether the first picture is a JPEG that any decoder takes."""
-        try:
-            data = self.source.read(0).data
-            return isinstance(data, bytes) and read_header(data, self.source.name(0)).is_plain_jpeg
-        except BadSample:
-            return False
+            self.layout |= {key: ((), str(value.dtype)) for key, value in augmentation.draw_mix(seed, 0, 0).items()}
 
     def __len__(self) -> int:
         return len(self.source)
@@ -175,38 +142,71 @@ class ClassificationDataset(Dataset):
     def name(self, index: int) -> str:
         return self.source.name(index)
 
-    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        sample = self.source.read(index)
-        name = self.source.name(index)
-        header = read_header(sample.data, name) if isinstance(sample.data, bytes) else None
-        height, width = (header.shape if header else np.shape(sample.data))[:2]
-        if self.is_training:
-            params = self.config.draw(self.seed, epoch, index, height, width)
-        else:
-            params = self.config.evaluation_params(height, width)
-        loaded = {"label": np.asarray(sample.label + (self.config.background == "first"))}
-        if "encoded" in self.layout:
-            loaded["encoded_bytes"] = np.zeros((), dtype=np.int32)
-        if self.decodes_on_device and isinstance(sample.data, bytes) and _fits_device(sample.data, header):
-            row = np.frombuffer(sample.data, dtype=np.uint8)
-            loaded |= {"encoded": row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
-        else:
-            pixels = sample.data
-            if isinstance(pixels, bytes):
-                pixels = decode_rgb(pixels, name, header, rows=params.top + params.height)
-            loaded["image"] = self.config.pack(self.config.apply(params, pixels))
-        if "erase" in self.layout:
-            loaded["erase"] = np.asarray(params.erase, dtype=np.int32)
-        if self.is_training:
-            loaded |= self.config.draw_mix(self.seed, epoch, index)
-        return loaded
+    def bind(self, device: Device, global_batch: int) -> Bound:
+        """Bind to the device's JPEG decoder where `data.decoder` asks for it and the device has one."""
+        if self.config.decoder == "cpu":
+            return self._bind_to_host()
+        why_not = self._why_cpu(device.torch_device)
+        if why_not and self.config.decoder == "gpu":
+            raise UsageError(f"--data.decoder gpu: {why_not}; use --data.decoder auto or cpu")
+        if why_not:
+            return self._bind_to_host("" if device.kind == "cpu" else f"pictures are decoded on the CPU: {why_not}")
+        return self.bind_to_decoder(f"pictures are decoded on {device.name()}")
 
-    def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
-        return self.config.draw_batch(self.seed, epoch, step) if self.is_training else {}
+    def bind_to_decoder(self, *notes: str) -> Bound:
+        """Load JPEGs as they are, with what is to be done to them; `decode` does it on the device."""
+        encoded: Layout = {
+            "encoded": ((ENCODED_ROOM,), "uint8"),
+            "encoded_bytes": ((), "int32"),  # 0: the image was finished on the CPU
+            "geometry": ((len(batched.FIELDS),), "int32"),
+        }
+        host = self._bind_to_host(*notes)
+        return replace(
+            host,
+            layout={**self.layout, **encoded},
+            load=self.load_encoded,
+            decode=self.decode,
+            on_host=host,
+            host_keys=frozenset(encoded),
+        )
+
+    def _bind_to_host(self, *notes: str) -> Bound:
+        said = tuple(filter(None, notes))
+        return Bound(self, self.layout, self.load, self.finish, self.draw_batch, notes=said)
+
+    def _why_cpu(self, device: torch.device) -> str:
+        """Return which condition of decoding on the device fails; "" if none does."""
+        if self.config.policy != "none":
+            return f"--data.policy {self.config.policy} works on the CPU"
+        if self.config.image_type != "uint8":
+            return f"--data.image-type {self.config.image_type} is made on the CPU"
+        return why_not_on_device(device) or ("" if self.starts_with_jpeg() else f"{self.config.path} holds no JPEGs")
+
+    def starts_with_jpeg(self) -> bool:
+        """Return whether the first image is a JPEG that any decoder takes."""
+        try:
+            data = self.source.read(0).data
+            return isinstance(data, bytes) and read_header(data, self.source.name(0)).is_plain_jpeg
+        except BadSample:
+            return False
+
+    def load(self, epoch: int, index: int) -> Arrays:
+        """Read, decode and augment one image."""
+        sample, header = self._read(index)
+        return self._augmented(epoch, index, sample, header)
+
+    def load_encoded(self, epoch: int, index: int) -> Arrays:
+        """Read one image and draw its augmentation; decode it only if the device's decoder must not get it."""
+        sample, header = self._read(index)
+        if header is None or not _fits_device(sample.data, header):
+            return {**self._augmented(epoch, index, sample, header), "encoded_bytes": np.zeros((), dtype=np.int32)}
+        params = self._params(epoch, index, header.shape)
+        row = np.frombuffer(sample.data, dtype=np.uint8)
+        encoded = {"encoded": row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
+        return {**self._numbers(epoch, index, sample, params), **encoded}
 
     def decode(self, slot: Batch, batch: Batch) -> Batch | None:
-        if not self.decodes_on_device:
-            return batch
+        """Decode, crop and resize the encoded images of a batch on its device; None if the decoder fails."""
         lengths = slot["encoded_bytes"]
         rows = lengths.nonzero().flatten()
         if len(rows) == 0:
@@ -214,10 +214,10 @@ class ClassificationDataset(Dataset):
         encoded = [slot["encoded"][row, : lengths[row]] for row in rows.tolist()]
         try:
             planes = decode_on_device(encoded, batch["image"].device)
-        except RuntimeError:  # one broken picture fails all; libjpeg may take it, and names it if not
+        except RuntimeError:  # one broken image fails all; libjpeg may take it, and names it if not
             return None
         squares = batched.cut_and_resize(
-            planes, slot["geometry"][rows], batch["image"].shape[1], self.config.interpolation
+            planes, slot["geometry"][rows], batch["image"].shape[1], self.augmentation.interpolation
         )
         if len(rows) == len(lengths):
             return {**batch, "image": squares}
@@ -225,15 +225,39 @@ class ClassificationDataset(Dataset):
         images[rows.to(images.device)] = squares
         return {**batch, "image": images}
 
+    def draw_batch(self, epoch: int, step: int) -> Arrays:
+        """Draw the numbers of mixup and cutmix for a training batch."""
+        return self.augmentation.draw_batch(self.seed, epoch, step) if self.is_training else {}
+
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
-        image = self.config.unpack(batch["image"], dtype)
-        if "erase" in batch:
-            image = erase(image, batch["erase"])
-        if "mix" in batch:
-            box = tuple(batch[key] for key in CUT_KEYS) if CUT_KEYS[0] in batch else None
-            ranks = batch.get("mix_rank")
-            partner = partner_of(self.config.mixup_partner, len(image), ranks, image.device)
-            image = mix(image, batch["mix"], box, partner)
-            if partner is not None:
-                batch = {**batch, "partner": partner}
-        return {**batch, "image": image}
+        """Normalise, erase and mix a batch on its device."""
+        return self.augmentation.finish(batch, dtype)
+
+    def _read(self, index: int) -> tuple[Sample, Header | None]:
+        """Return a sample and, if it is encoded, its header."""
+        sample = self.source.read(index)
+        return sample, read_header(sample.data, self.name(index)) if isinstance(sample.data, bytes) else None
+
+    def _params(self, epoch: int, index: int, shape: tuple[int, ...]) -> Params:
+        height, width = shape[:2]
+        if self.is_training:
+            return self.augmentation.draw(self.seed, epoch, index, height, width)
+        return self.augmentation.evaluation_params(height, width)
+
+    def _augmented(self, epoch: int, index: int, sample: Sample, header: Header | None) -> Arrays:
+        """Decode and augment a sample that was read."""
+        params = self._params(epoch, index, header.shape if header else np.shape(sample.data))
+        pixels = sample.data
+        if isinstance(pixels, bytes):
+            pixels = decode_rgb(pixels, self.source.name(index), header, rows=params.top + params.height)
+        image = self.augmentation.pack(self.augmentation.apply(params, pixels))
+        return {**self._numbers(epoch, index, sample, params), "image": image}
+
+    def _numbers(self, epoch: int, index: int, sample: Sample, params: Params) -> Arrays:
+        """Return all of an item but its pixels: the label, and random numbers that the device half needs."""
+        numbers: Arrays = {"label": np.asarray(sample.label + (self.config.background == "first"))}
+        if "erase" in self.layout:
+            numbers["erase"] = np.asarray(params.erase, dtype=np.int32)
+        if self.is_training:
+            numbers |= self.augmentation.draw_mix(self.seed, epoch, index)
+        return numbers

@@ -1,7 +1,7 @@
 """Encoded bytes -> RGB pixels, behind one header guard that knows the size before anything is allocated.
 
-Sits between a source (bytes) and an augmentation (pixels). Any bytes end as an array or as BadSample, nothing else.
-The GPU's decoder sits behind the same `read_header`: it tells size, rotation and plainness.
+Comes after a source (bytes) and before an augmentation (pixels). Any bytes end as an array or as BadSample. The GPU's
+decoder is behind the same `read_header`, which finds size and rotation, and whether it is a plain JPEG.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ __all__ = ["MAX_BYTES", "MAX_PIXELS", "Header", "decode_on_device", "decode_rgb"
 _JPEG_KEPT_FOR_PILLOW = frozenset({0xE0, 0xEE})  # JFIF and Adobe: they decide the colour space
 _PNG_KEPT_FOR_PILLOW = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 _BAND_PIXELS = 2**22  # converted at once
-_SOURCE_LINE = re.compile(r"^\S+, \S+\.cpp:\d+, ")  # torch operators put their own place before the reason
+_SOURCE_LINE = re.compile(r"^\S+, \S+\.cpp:\d+, ")  # torch operators put their source line before the reason
 JpegDecoder = Callable[..., np.ndarray]
 
 
 def decode_rgb(data: bytes, name: str, header: Header | None = None, rows: int | None = None) -> np.ndarray:
     """Decode to (height, width, 3) uint8 RGB, EXIF rotation applied; raise BadSample for anything damaged.
 
-    With `rows` those below may be missing: whoever cuts a box needs nothing under it, and a JPEG that is decoded from
-    the top costs a seventh less so (random crops of ImageNet photos). The rows that come are the same bits.
+    With `rows`, those below may be missing: a crop needs nothing under it, and stopping there makes JPEGs a seventh
+    cheaper (random crops of ImageNet photos). The rows that are decoded have the same bits.
     Alpha is dropped, not blended, as `convert("RGB")` does in the reference systems; 16-bit samples keep their high
     byte, grey and colour alike; animations give their first frame. Damage inside a JPEG's scan that leaves every
-    marker in place cannot be told from content: libjpeg fills the hole with grey and notes it on stderr.
+    marker in place cannot be distinguished from content: libjpeg fills the hole with grey and says so on stderr.
     """
     header = header or read_header(data, name)
     try:
@@ -63,10 +63,10 @@ def decode_rgb(data: bytes, name: str, header: Header | None = None, rows: int |
             stored = decode_fast(data) if decode_fast else _decode_with_pillow(data, header)
     except Damaged as damage:
         raise BadSample(name, str(damage)) from None
-    except MemoryError as error:  # the image may be a good one
+    except MemoryError as error:  # the image may be good
         needed = f"no memory for the {header.decoding_bytes} bytes that decoding takes"
         raise BadSample(name, f"{needed}; use fewer --run.workers, or shrink the image") from error
-    except Exception as error:  # damaged bytes make decoders raise a dozen types; all mean one thing to the caller
+    except Exception as error:  # damaged bytes make decoders raise a dozen types
         reason = _SOURCE_LINE.sub("", str(error).partition("\n")[0]) or type(error).__name__
         raise BadSample(name, f"broken {header.format}: {reason}; fetch the file again or remove it") from error
     pixels = _turn_upright(stored, header.orientation)
@@ -76,7 +76,7 @@ def decode_rgb(data: bytes, name: str, header: Header | None = None, rows: int |
 
 
 def _without_rows_below(data: bytes, header: Header, rows: int) -> tuple[bytes, Header]:
-    """The same JPEG, said to be only as high as needed: libjpeg reads from the top and stops there."""
+    """Return the JPEG with a smaller height in its header: libjpeg reads from the top and stops there."""
     if not header.height_at or not header.row_block:
         return data, header
     # One block more, because chroma is interpolated between a row and the next.
@@ -103,9 +103,9 @@ def _turn_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _fast_jpeg_decoder() -> JpegDecoder | None:
-    """The fastest JPEG decoder that is installed and works; found out at the first JPEG.
+    """Return the fastest JPEG decoder that is installed and works; found at the first JPEG.
 
-    All are libjpeg-turbo with equal pixels (tests compare them), without Pillow's copies into and out of a picture.
+    All are libjpeg-turbo with equal pixels (tests compare them), without Pillow's copies into and out of an image.
     """
     return _first_that_works(_simplejpeg, _torchvision_decoder)
 
@@ -126,7 +126,7 @@ def _first_that_works(*finders: Callable[[], JpegDecoder | None]) -> JpegDecoder
 
 @functools.cache
 def _simplejpeg() -> JpegDecoder | None:
-    """simplejpeg, the `fast` extra: a sixteenth faster than torchvision's, and the one that may stop early."""
+    """Return simplejpeg, the `fast` extra: a sixteenth faster than torchvision's, and able to stop early."""
     try:
         import simplejpeg
     except ImportError:
@@ -137,14 +137,14 @@ def _simplejpeg() -> JpegDecoder | None:
 def _decode_with_simplejpeg(
     decode: JpegDecoder, data: bytes, header: Header, rows: int | None
 ) -> tuple[np.ndarray, Header]:
-    """Strictly; what it does not take goes to the next decoder, which says whether it is a picture.
+    """Decode strictly; pass what it refuses to the next decoder, which decides whether it is an image.
 
-    TurboJPEG knows no odd sampling, takes a warning in a header for an error, and an error after a warning for a
-    warning: without `strict` such a picture comes back as memory that nobody has written.
+    TurboJPEG does not know odd sampling, treats a warning in a header as an error, and an error after a warning as a
+    warning: without `strict` such an image would come back as uninitialised memory.
     """
     cut, cut_header = (data, header) if rows is None else _without_rows_below(data, header, rows)
     try:
-        # Bytes after the last row are a warning. Up to there every row is written, whatever its bits are.
+        # Bytes after the last row are a warning. Up to there every row is written.
         return decode(cut, strict=cut is data), cut_header
     except ValueError:
         second = _first_that_works(_torchvision_decoder)
@@ -153,7 +153,7 @@ def _decode_with_simplejpeg(
 
 @functools.cache
 def _torchvision_decoder() -> JpegDecoder:
-    """torchvision's operator itself, because its Python wrapper warns of deprecation on every call since 0.29."""
+    """Return torchvision's operator itself: since 0.29 its Python wrapper warns of deprecation on every call."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a build without libjpeg says so on import; Pillow then takes over
         import torch
@@ -161,7 +161,7 @@ def _torchvision_decoder() -> JpegDecoder:
     operator = torch.ops.image.decode_jpeg
 
     def decode(data: bytes) -> np.ndarray:
-        # bytearray: torch warns of the read-only buffer that bytes are. 3 is ImageReadMode.RGB.
+        # bytearray, because torch warns about read-only buffers. 3 is ImageReadMode.RGB.
         encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return operator(encoded, 3, False).permute(1, 2, 0).contiguous().numpy()  # (height, width, 3)
 
@@ -169,11 +169,11 @@ def _torchvision_decoder() -> JpegDecoder:
 
 
 def decode_on_device(encoded: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Plain JPEGs (1-d uint8 on the host) to RGB planes (3, height, width) on the device, all at once.
+    """Decode plain JPEGs (1-d uint8 on the host) to RGB planes (3, height, width) on the device, all at once.
 
-    On CUDA by the GPU's JPEG engines; there chroma is interpolated otherwise than by libjpeg, so pixels differ: for
-    4:2:0 photos, after crop and resize, by less than 3 levels on average and 16 in 99 of 100 values (tests/device). On
-    the CPU one after the other, as `decode_rgb` does.
+    CUDA uses the GPU's JPEG engines. They interpolate chroma differently from libjpeg, so pixels differ: for 4:2:0
+    photos, after crop and resize, by less than 3 levels on average and 16 in 99 of 100 values (tests/device). The CPU
+    decodes one after the other, as `decode_rgb` does.
     """
     import torch
     import torchvision.io  # noqa: F401  (registers the operators)
@@ -184,7 +184,7 @@ def decode_on_device(encoded: Sequence[Tensor], device: torch.device) -> list[Te
 
 
 def why_not_on_device(device: torch.device) -> str:
-    """Why this device cannot decode JPEGs, in words; "" if it can, which a small one proves."""
+    """Return why this device cannot decode JPEGs; "" if it decodes a small one."""
     if device.type != "cuda":
         return f"{device.type} has no JPEG engine that we know to use"
     import torch
@@ -199,7 +199,7 @@ def why_not_on_device(device: torch.device) -> str:
 
 
 def _decode_with_pillow(data: bytes, header: Header) -> np.ndarray:
-    """Any allowed image, as stored. Pillow gets no metadata, whose parsing warns, and no choice of its own format."""
+    """Decode any allowed image, as stored. Pillow may not guess the format, and gets no metadata to warn about."""
     if header.format == "JPEG":
         image: ImageFile.ImageFile = JpegImagePlugin.JpegImageFile(io.BytesIO(_strip_jpeg(data)))
     elif header.format == "PNG":
@@ -219,7 +219,7 @@ def _decode_with_pillow(data: bytes, header: Header) -> np.ndarray:
 
 
 def _to_rgb(image: Image.Image) -> np.ndarray:
-    """(height, width, 3); a large one a band of rows at a time: whole copies on the way would double the memory."""
+    """Convert to (height, width, 3), a large image in bands of rows: whole copies would double the memory."""
     width, height = image.size
     rows = max(1, _BAND_PIXELS // width)
     if rows >= height:
@@ -248,7 +248,7 @@ def _strip_jpeg(data: bytes) -> bytes:
 
 
 def _strip_png(data: bytes) -> bytes:
-    """The chunks that make the pixels, each checked here: Pillow skips the checksum of pixel data."""
+    """Keep the chunks that make the pixels, and verify them: Pillow skips the checksum of pixel data."""
     parts = [PNG_SIGNATURE]
     for kind, start, end in png_chunks(data):
         if kind in _PNG_KEPT_FOR_PILLOW:

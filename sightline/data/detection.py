@@ -1,33 +1,35 @@
-"""Detection data: a source of pictures with boxes, decoded, augmented and padded to static shapes."""
+"""Detection data: images with boxes from a source, decoded, augmented and padded to static shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
-from sightline.data.augment.detection import Augment, Params, move_boxes
+from sightline.data.augment import with_fields_of
+from sightline.data.augment.detection import Augmentation, AugmentFields, Params, move_boxes
 from sightline.data.check.boxes import check_boxes
 from sightline.data.check.images import Report
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.formats.coco import usable
-from sightline.data.loading.cache import PictureCache, decide
+from sightline.data.loading.cache import ImageCache, decide
 from sightline.data.loading.static import StaticDataset
 from sightline.data.sources import BoxSource, Objects, open_boxes
 from sightline.data.sources.named_files import BoxFilesSource
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
-from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
+from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Split, undecisive
 from sightline.terminal.progress import Progress
 
 
 @dataclass(frozen=True)
-class DetectionData(Augment, DataConfig):
-    """Where the pictures and their boxes are, and how they become what the network sees."""
+class DetectionData(AugmentFields, DataConfig):
+    """Location of the images and their boxes, and how they become the network's input."""
 
     path: str = undecisive("")
     """COCO's annotations/instances_{train,val}2017.json with {train,val}2017/*.jpg, or its TFRecords, or
@@ -37,20 +39,20 @@ class DetectionData(Augment, DataConfig):
     classes: int = 0
     """How many classes there must be; 0 takes what is found."""
     max_boxes: int = undecisive(200)
-    """Room for boxes of one picture; a picture with more is an error, none is left out."""
+    """Most boxes of one image. More are an error; no box is dropped."""
     samples: int = undecisive(0)
-    """How many training pictures the recipe is made for; `inspect` counts steps with it where no path is given."""
+    """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
     cache: Literal["auto", "off", "ram"] = undecisive("auto")
-    """ram: encoded pictures stay in memory once read, shared by the loader processes of a rank; auto: if they take at
-    most half of the memory available, and says so."""
+    """ram: keep encoded images in memory once read, shared by the loader processes of a rank; auto: if they take at
+    most half of the available memory, and says so."""
     static: str = ""
     """Folder of training batches written by `sightline prepare static`, replayed in their order instead of `path`'s."""
     fake: bool = False
-    """Train on the first batch again and again: real data, and no waiting for it."""
+    """Train on the first batch again and again: real data, but no loading."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
-    """A picture that cannot be read: end the run with exit 3, or leave it out, counted and listed."""
+    """If an image cannot be read: end the run with exit 3, or skip the image, count and list it."""
     max_bad_samples: int = undecisive(100)
-    """skip: more bad pictures than this end the run after all."""
+    """skip: end the run if there are more bad images than this."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,8 +63,13 @@ class DetectionData(Augment, DataConfig):
         if self.static and self.fake:
             raise UsageError("static replays batches and fake repeats one; use one of them")
 
+    @property
+    def augmentation(self) -> Augmentation:
+        """The operations that these fields choose."""
+        return with_fields_of(self, Augmentation)
+
     def open(self, split: Split, seed: int) -> Dataset:
-        """The train or val pictures under `path`, or the written batches."""
+        """Open the train or val images under `path`, or the static batches."""
         if self.static and split == "train":
             return self._open_static()
         if not self.path:
@@ -77,7 +84,7 @@ class DetectionData(Augment, DataConfig):
             )
         if source.most_objects > self.max_boxes:
             raise BadData(
-                f"a {split} picture of {self.path} has {source.most_objects} boxes, more than max_boxes="
+                f"a {split} image of {self.path} has {source.most_objects} boxes, more than max_boxes="
                 f"{self.max_boxes}; use --data.max-boxes {source.most_objects}"
             )
         if self.static and (written := self._open_static().spec).classes != source.classes:
@@ -88,7 +95,7 @@ class DetectionData(Augment, DataConfig):
         return DetectionDataset(self, source, split, seed)
 
     def _open_static(self) -> StaticDataset:
-        """The written batches, which must be what this recipe would make: evaluation and the network go by its own."""
+        """Open the static batches; they must fit this recipe, by which the network is built and evaluated."""
         found = StaticDataset(Path(self.static))
         expected = self.spec_of(found.spec.classes, found.spec.class_ids)
         differing = [
@@ -106,14 +113,14 @@ class DetectionData(Augment, DataConfig):
         return found
 
     def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
-        """Pictures of which no box is known."""
-        # Each is looked at once, so a cache would only cost memory.
+        """Open images without known boxes."""
+        # Each is read once, so a cache would only cost memory.
         return DetectionDataset(
             replace(self, cache="off"), BoxFilesSource(files, spec.classes, spec.class_ids), "val", seed=0
         )
 
     def declared(self) -> tuple[DataSpec, int] | None:
-        """`classes` nameless classes and `samples` pictures, where no path is given."""
+        """Declare `classes` nameless classes and `samples` images if no path is given."""
         if self.path:
             return None
         if not self.classes:
@@ -121,22 +128,28 @@ class DetectionData(Augment, DataConfig):
         names = tuple(f"class{i}" for i in range(self.classes))
         return self.spec_of(names, tuple(range(1, self.classes + 1))), self.samples
 
+    def synthetic(self, spec: DataSpec, samples: int) -> DetectionData:
+        """Use synthetic images with boxes."""
+        path = f"synthetic:classes={len(spec.classes)},samples={samples},size={max(spec.size)}"
+        return replace(self, path=path, source="auto", classes=len(spec.classes))
+
     def check(self, decode: bool, processes: int, progress: Progress) -> Report:
-        """Both splits under `path`, every picture and every box."""
+        """Check every image and every box of both splits under `path`."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR")
         return check_boxes(self.path, self.source, self.classes, decode, processes, progress)
 
     def spec_of(self, classes: tuple[str, ...], class_ids: tuple[int, ...]) -> DataSpec:
-        """What the network is built from; background is not among the classes."""
+        """Return the spec of data with these classes; background is not one of them."""
         return DataSpec(classes, 3, (self.size, self.size), self.mean, self.std, class_ids)
 
 
 class DetectionDataset(Dataset):
-    """One split of the pictures."""
+    """One split of the images."""
 
     def __init__(self, config: DetectionData, source: BoxSource, split: Split, seed: int):
         self.config = config
+        self.augmentation = config.augmentation
         self.source = source
         self.split = split
         self.is_training = split == "train"
@@ -145,14 +158,14 @@ class DetectionDataset(Dataset):
         self.spec = config.spec_of(source.classes, source.class_ids)
         self.layout = {
             "image": ((config.size, config.size, 3), "uint8"),
-            "boxes": ((config.max_boxes, 4), "float32"),  # ymin, xmin, ymax, xmax in 0..1 of the picture as fed
-            "labels": ((config.max_boxes,), "int64"),  # from 1 on; 0 where there is no box
+            "boxes": ((config.max_boxes, 4), "float32"),  # ymin, xmin, ymax, xmax as shares of the network's input
+            "labels": ((config.max_boxes,), "int64"),  # from 1 on; 0 for padding
         }
         if self.is_training:
-            self.layout |= config.jitter_keys
+            self.layout |= self.augmentation.jitter_keys
         else:
             most = max(1, source.most_objects)
-            # All that a metric needs, as annotated: sizes and boxes (x, y, width, height) in pixels of the file.
+            # What the metric needs, as annotated: sizes and boxes (x, y, width, height) in pixels of the file.
             self.layout |= {
                 "image_id": ((), "int64"),
                 "height": ((), "int32"),
@@ -162,17 +175,6 @@ class DetectionDataset(Dataset):
                 "truth_area": ((most,), "float64"),
                 "truth_crowd": ((most,), "bool"),
             }
-        self.cache: PictureCache | None = None
-        self.repeats_first = config.fake and self.is_training
-        self._first: Batch | None = None
-        # Seen by loader processes: once there is a first batch, nobody needs to load another.
-        self._has_first = torch.zeros(1, dtype=torch.uint8).share_memory_() if self.repeats_first else None
-
-    def settle_on(self, device: Device) -> str:
-        uses_cache, note = decide(self.config.cache, self.source.room, self.split)
-        if uses_cache and self.cache is None:
-            self.cache = PictureCache(self.source.room)
-        return note
 
     def __len__(self) -> int:
         return len(self.source)
@@ -180,21 +182,33 @@ class DetectionDataset(Dataset):
     def name(self, index: int) -> str:
         return self.source.name(index)
 
-    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        if self._has_first is not None and self._has_first.item():
-            return {}
+    def bind(self, device: Device, global_batch: int) -> Bound:
+        """Decide whether encoded images are kept in memory, and whether the first batch is repeated."""
+        uses_cache, note = decide(self.config.cache, self.source.room, self.split)
+        cache = ImageCache(self.source.room) if uses_cache else None
+        return Bound(
+            self,
+            self.layout,
+            partial(self.load, cache=cache),
+            self.finish,
+            repeats_first=self.config.fake and self.is_training,
+            notes=(note,) if note else (),
+        )
+
+    def load(self, epoch: int, index: int, cache: ImageCache | None = None) -> Arrays:
+        """Read, decode and augment one image, and move its boxes along."""
         found = self.source.objects(index)
         boxes, labels = _for_network(found)
-        config = self.config
-        params = config.draw(self.seed, epoch, index, boxes) if self.is_training else config.evaluation_params()
+        augmentation, room = self.augmentation, self.config.max_boxes
+        params = augmentation.draw(self.seed, epoch, index, boxes) if self.is_training else Params()
         moved, kept = move_boxes(params, boxes)
         loaded = {
-            "image": config.apply(params, self._pixels(index, found, params), found.height),
-            "boxes": _padded(moved, config.max_boxes, "float32"),
-            "labels": _padded(labels[kept], config.max_boxes, "int64"),
+            "image": augmentation.apply(params, self._pixels(index, found, params, cache), found.height),
+            "boxes": _padded(moved, room, "float32"),
+            "labels": _padded(labels[kept], room, "int64"),
         }
         if self.is_training:
-            return loaded | config.carried(params)
+            return loaded | augmentation.carried(params)
         most = self.layout["truth_labels"][0][0]
         return loaded | {
             "image_id": np.asarray(found.image_id, np.int64),
@@ -206,43 +220,36 @@ class DetectionDataset(Dataset):
             "truth_crowd": _padded(found.crowd, most, "bool"),
         }
 
-    def decode(self, slot: Batch, batch: Batch) -> Batch:
-        if self._has_first is None:
-            return batch
-        if self._first is None:
-            self._first = {key: tensor.clone() for key, tensor in batch.items()}  # on the CPU the batch is the slot
-            self._has_first.fill_(1)
-        return dict(self._first)
-
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
-        image = self.config.finish(batch["image"], batch.get("jitter"), batch.get("jitter_order"), dtype)
+        """Jitter the colours and normalise."""
+        image = self.augmentation.finish(batch["image"], batch.get("jitter"), batch.get("jitter_order"), dtype)
         return {**batch, "image": image}
 
-    def _pixels(self, index: int, found: Objects, params: Params) -> np.ndarray:
-        data = self.cache.get(index) if self.cache else None
+    def _pixels(self, index: int, found: Objects, params: Params, cache: ImageCache | None) -> np.ndarray:
+        data = cache.get(index) if cache else None
         if data is None:
-            picture = self.source.picture(index)
-            if isinstance(picture, np.ndarray):
-                return picture
-            data = picture
-            if self.cache:
-                self.cache.put(index, data)
+            read = self.source.picture(index)
+            if isinstance(read, np.ndarray):
+                return read
+            data = read
+            if cache:
+                cache.put(index, data)
         name, annotated = self.name(index), (found.height, found.width)
         header = read_header(data, name)
         if (header.height, header.width) == annotated:
-            # Annotated as it is stored, whatever its EXIF says: the originals' decoders do not turn pictures either.
+            # Annotated as stored, whatever its EXIF says: the originals' decoders do not rotate images either.
             header = replace(header, orientation=1)
         if header.shape[:2] != annotated:
             raise BadSample(
                 name,
                 f"{header.shape[1]}x{header.shape[0]} pixels, but annotated as {found.width}x{found.height}; fetch the "
-                f"picture or the annotations again",
+                f"image or the annotations again",
             )
         return decode_rgb(data, name, header, rows=params.rows(found.height))
 
 
 def _for_network(found: Objects) -> tuple[np.ndarray, np.ndarray]:
-    """Boxes as ymin, xmin, ymax, xmax in 0..1, and their labels; without those that cannot be trained on."""
+    """Return the usable boxes as ymin, xmin, ymax, xmax in 0..1, and their labels."""
     kept = usable(found.boxes, found.height, found.width)
     x, y, wide, tall = found.boxes[kept].T
     edges = np.stack([y / found.height, x / found.width, (y + tall) / found.height, (x + wide) / found.width], 1)

@@ -1,4 +1,4 @@
-"""Which files a user means: files and folders from the command line -> names that no two of them share, and bytes."""
+"""Files and folders from the command line -> files with unique names, and their bytes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sightline import terminal
 from sightline.data.decode import MAX_BYTES
 from sightline.errors import BadSample, UsageError
 
-# The folder of a Decathlon task, or of data in its form: a network is asked about the first of its images that there
-# are. Labels end like scans and are never meant.
+# In the folder of a Decathlon task, or of data in its form, the first of these image folders that holds files is used.
+# Label files end like scans and are never used.
 _TASK = "dataset.json"
 _IMAGES = ("imagesTs", "imagesTr")
 _LABELS = ("labelsTs", "labelsTr")
@@ -21,20 +21,19 @@ _LABELS = ("labelsTs", "labelsTr")
 def list_files(
     inputs: Sequence[Path], suffixes: tuple[str, ...], leave_out: Path, say: Callable[[str], None] = terminal.say
 ) -> dict[str, Path]:
-    """Files by name: a file by its own, one below a folder by its path from there. Where two would be called alike,
-    all are called by their path from the folder that they have in common.
+    """Return files by name: the file's own name, or its path from the folder that was given. If two names are equal,
+    all files are named by their path from the folder that they have in common.
 
-    Folders are searched to the bottom, in sorted order, for these suffixes; hidden entries, links that lead in a
-    circle and the folder `leave_out`, into which results go, are not entered. Of the folder of a task (dataset.json)
-    only images are taken, of imagesTs or, where it holds none, of imagesTr; `say` is told. A file named twice counts
-    once.
+    Folders are searched recursively, in sorted order, for these suffixes; hidden entries, circular links and the folder
+    `leave_out`, into which results go, are skipped. In the folder of a task (dataset.json) only images are used, those
+    of imagesTs or, if it holds none, of imagesTr; `say` reports that. A file given twice counts once.
     """
     named: dict[str, str] = {}  # absolute path -> name
     for given in inputs:
         if given.is_dir():
             before = len(named)
             part = _images_of(given, suffixes, say)
-            top = given / part  # cases are called as if this had been given
+            top = given / part  # cases are named as if this folder had been given
             for relative in _below(top, "", suffixes, {os.path.realpath(leave_out)}, say):
                 named.setdefault(os.path.abspath(top / relative), relative)
             if len(named) == before and not any(Path(path).is_relative_to(given.absolute()) for path in named):
@@ -53,20 +52,20 @@ def list_files(
 
 
 def read_bytes(path: Path, name: str) -> bytes:
-    """The bytes of a picture; raises BadSample for what cannot be read or is too large to be one."""
+    """Return the bytes of an image file; raise BadSample if it cannot be read or is too large."""
     try:
         info = path.stat()
-        if not stat.S_ISREG(info.st_mode):  # reading a pipe would wait for ever
-            raise BadSample(name, "is no regular file; remove it")
+        if not stat.S_ISREG(info.st_mode):  # reading a pipe would block
+            raise BadSample(name, "is not a regular file; remove it")
         if info.st_size > MAX_BYTES:
-            raise BadSample(name, f"{info.st_size} bytes, more than the {MAX_BYTES} allowed for one picture; shrink it")
+            raise BadSample(name, f"{info.st_size} bytes, more than the {MAX_BYTES} allowed for one image; shrink it")
         return path.read_bytes()
     except OSError as error:
         raise BadSample(name, f"cannot be read: {error.strerror}") from error
 
 
 def _images_of(folder: Path, suffixes: tuple[str, ...], say: Callable[[str], None]) -> str:
-    """The part of a task's folder that holds what a network is asked about; "" of any other folder."""
+    """Return the image folder to use inside the folder of a task; "" for any other folder."""
     if not (folder / _TASK).is_file():
         return ""
     for part in _IMAGES:
@@ -79,7 +78,7 @@ def _images_of(folder: Path, suffixes: tuple[str, ...], say: Callable[[str], Non
 def _below(
     root: Path, relative: str, suffixes: tuple[str, ...], seen: set[str], say: Callable[[str], None]
 ) -> Iterator[str]:
-    """Paths from `root` on, sorted; a folder already seen is not entered again."""
+    """Yield paths relative to `root`, sorted; a folder already seen is not entered again."""
     folder = root / relative
     real = os.path.realpath(folder)
     if real in seen:
@@ -94,14 +93,14 @@ def _below(
         if _is_folder(entry):
             yield from _below(root, path, suffixes, seen, say)
         elif _is_meant(entry, suffixes):
-            yield path  # also a link that leads nowhere: it is told as unreadable, not passed over
+            yield path  # also a dangling link: it is reported as unreadable, not skipped
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         return sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        raise UsageError(f"{folder} cannot be listed: {error.strerror}; mend that or leave it out") from error
+        raise UsageError(f"{folder} cannot be listed: {error.strerror}; fix that or leave it out") from error
 
 
 def _is_meant(entry: os.DirEntry[str], suffixes: tuple[str, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Segmentation data: prepared volumes, of which training sees random crops and evaluation every slice or volume.
+"""Segmentation data: prepared volumes. Training sees random crops of them, evaluation every slice or volume.
 
 A 2D network sees slices: a training item is one crop of a volume, as deep as its share of the batch, and gives that
 many samples. A 3D network sees patches: a training item is one of them.
@@ -6,16 +6,18 @@ many samples. A 3D network sees patches: a training item is one of them.
 
 from __future__ import annotations
 
-import copy
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from sightline.data.augment.segmentation import CARRIED, Augment, Params, cut
+from sightline.data.augment import with_fields_of
+from sightline.data.augment.segmentation import CARRIED, Augmentation, AugmentFields, Params, cut
 from sightline.data.check.images import Report
 from sightline.data.check.volumes import check_volumes
 from sightline.data.loading.cache import VolumeCache, decide
@@ -25,41 +27,41 @@ from sightline.data.volumes import decathlon
 from sightline.data.volumes.inputs import SUFFIXES, VolumeFiles, labelled_files
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
-from sightline.parts import Batch, DataConfig, Dataset, DataSpec, Split, undecisive
+from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Layout, Split, undecisive
 from sightline.terminal.progress import Progress
 
-# Labelled volumes of each task, as the Decathlon hands them out.
+# Number of labelled volumes of each task of the Decathlon.
 LABELLED = {
     "01": 484, "02": 20, "03": 131, "04": 260, "05": 32, "06": 63, "07": 281, "08": 303, "09": 41, "10": 126,
 }  # fmt: skip
 _LARGEST_CACHED = 2**32 - 1  # bytes of one volume
-_RAW = ("dataset.json", "*/dataset.json")  # of the folder of a task, or of the one around it, as it is handed out
+_RAW = ("dataset.json", "*/dataset.json")  # in the unprepared folder of a task, or in the folder around it
 
 
 @dataclass(frozen=True)
-class SegmentationData(Augment, DataConfig):
-    """Where the volumes are, and how they become what the network sees."""
+class SegmentationData(AugmentFields, DataConfig):
+    """Location of the volumes, and how they become the network's input."""
 
     path: str = undecisive("")
     """A folder written by `sightline prepare decathlon`, or synthetic:samples=64; see docs/data_volumes.md."""
     task: Literal["01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "own"] = "01"
-    """Which of the Decathlon's tasks the data must be of; own: any other, prepared in the same way."""
+    """The Decathlon's task that the data belong to; own: any other data, prepared in the same way."""
     dim: int = 2
     """2: the network sees slices; 3: it sees volumes."""
     fold: int = 0
-    """Which of the folds is held out for validation; training takes the others."""
+    """The fold that is held out for validation; training uses the others."""
     folds: int = 5
-    """How many parts the volumes are split into."""
+    """Number of folds that the volumes are split into."""
     nvol: int = 1
-    """dim 2: how many volumes the slices of a batch come from, over all devices, of which it must be a multiple; rises
-    by itself where volumes are too shallow to fill their share of a batch."""
+    """dim 2: number of volumes that the slices of a batch come from, over all devices; a multiple of the number of
+    devices. It rises by itself if volumes are too shallow to fill their share of a batch."""
     cache: Literal["auto", "off", "ram"] = undecisive("auto")
-    """ram: volumes stay in memory once read, shared by the loader processes of a rank; auto: if they take at most half
-    of the memory available, and says so; off: the system's own cache of files keeps what it has room for."""
+    """ram: keep volumes in memory once read, shared by the loader processes of a rank; auto: if they take at most half
+    of the available memory, and says so; off: rely on the system's file cache."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
-    """A volume that cannot be read: end the run with exit 3, or leave it out, counted and listed."""
+    """If a volume cannot be read: end the run with exit 3, or skip the volume, count and list it."""
     max_bad_samples: int = undecisive(1000)
-    """skip: more bad volumes than this end the run after all."""
+    """skip: end the run if there are more bad volumes than this."""
 
     file_suffixes = SUFFIXES
 
@@ -82,24 +84,29 @@ class SegmentationData(Augment, DataConfig):
                 "use --data.nvol 1"
             )
 
+    @property
+    def augmentation(self) -> Augmentation:
+        """The operations that these fields choose."""
+        return with_fields_of(self, Augmentation)
+
     def open(self, split: Split, seed: int) -> SegmentationDataset:
-        """The volumes of a split of the fold."""
+        """Open the volumes of a split of the fold."""
         if not self.path:
             drawn = "" if self.task == decathlon.OWN else " or --data.path synthetic:samples=64"
             raise UsageError(f"no data: give --data.path DIR (written by `sightline prepare decathlon`){drawn}")
         return SegmentationDataset(self, self.source(split), split, seed)
 
     def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
-        """Any NIfTI files, as they lie; the task's windows cover them."""
+        """Open any NIfTI files, whole; the task's windows cover them."""
         return VolumeFiles(files, spec)
 
     def labelled_files(self, folder: Path) -> dict[str, tuple[Path, Path]]:
-        """The volumes of the val split in the folder that they were prepared from."""
+        """Find the volumes of the val split in the folder that they were prepared from."""
         source = self.source("val")
         return labelled_files([source.name(index) for index in range(len(source))], folder)
 
     def source(self, split: Split) -> VolumeSource:
-        """The volumes as they lie on disk, which must be of the declared task."""
+        """Open the volumes on disk; they must belong to the declared task."""
         if prepared.detect(self.path):
             plan = decathlon.read_plan(Path(self.path))
             if (plan.task, plan.dim) != (self.task, self.dim):
@@ -110,13 +117,13 @@ class SegmentationData(Augment, DataConfig):
                 )
         elif raw := next((file.parent for name in _RAW for file in Path(self.path).glob(name)), None):
             raise UsageError(
-                f"{raw} holds a task as it was handed out; prepare it first: `sightline prepare decathlon --source "
+                f"{raw} holds a task that is not prepared; prepare it first: `sightline prepare decathlon --source "
                 f"{raw} --dim {self.dim} --out DIR`, and give --data.path DIR"
             )
         return open_volumes("auto", self.path, split, self.fold, self.folds, self._expected_spec())
 
     def declared(self) -> tuple[DataSpec, int] | None:
-        """The spec of the task and the training volumes of the fold, where no path is given."""
+        """Declare the spec of the task and the training volumes of the fold if no path is given."""
         if self.path:
             return None
         count = LABELLED.get(self.task, 0)
@@ -124,21 +131,22 @@ class SegmentationData(Augment, DataConfig):
         return self._expected_spec(), count - held_out
 
     def declared_per_item(self, global_batch: int) -> int:
-        """As if all volumes were deep enough."""
+        """Return the slices per volume, as if all volumes were deep enough."""
         return 1 if self.dim == 3 else global_batch // self.volumes_of(global_batch, global_batch)
 
-    def synthetic_path(self, spec: DataSpec, samples: int) -> str:
-        return f"synthetic:samples={samples}"
+    def synthetic(self, spec: DataSpec, samples: int) -> SegmentationData:
+        """Use synthetic volumes."""
+        return replace(self, path=f"synthetic:samples={samples}")
 
     def check(self, decode: bool, processes: int, progress: Progress) -> Report:
-        """Both splits under `path`, every volume; `decode` also looks at every voxel."""
+        """Check every volume of both splits under `path`, with `decode` every voxel."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR")
         return check_volumes(self.source, decode, processes, progress)
 
     def volumes_of(self, global_batch: int, depth: int) -> int:
-        """dim 2: how many volumes a batch is made of where the shallowest is this deep: the least number, from nvol on,
-        that divides the batch into shares of no more slices."""
+        """Return how many volumes share a batch of slices (dim 2) if the shallowest volume has `depth` of them: the
+        smallest number from nvol on that divides the batch into shares of at most `depth`."""
         if self.nvol > global_batch:
             raise UsageError(
                 f"nvol={self.nvol} volumes cannot share a batch of {global_batch} slices; use --data.nvol "
@@ -164,6 +172,7 @@ class SegmentationDataset(Dataset):
 
     def __init__(self, config: SegmentationData, source: VolumeSource, split: Split, seed: int):
         self.config = config
+        self.augmentation = config.augmentation
         self.source = source
         self.split = split
         self.is_training = split == "train"
@@ -176,46 +185,8 @@ class SegmentationDataset(Dataset):
         if len(self.spec.size) != config.dim:
             raise BadData(f"{config.path} has patches of {self.spec.size}, the recipe has dim={config.dim}")
         self.first_slice = np.concatenate([[0], np.cumsum(self.shapes[:, 0])])  # of each volume, over the whole split
-        self.on_device = False  # whether crops are augmented there
-        self.cache: VolumeCache | None = None
-        self._nvol_note = ""
-        self._last: tuple[int, np.ndarray, np.ndarray] | None = None  # slices of one volume follow each other
         if config.dim == 2:
             self._check_patches()
-        if self.is_training:
-            self._set_crop((1, *self.spec.size) if config.dim == 2 else self.spec.size)
-        else:
-            self.layout = self._evaluation_layout()
-
-    def for_batch(self, global_batch: int) -> SegmentationDataset:
-        if not self.is_training or self.config.dim == 3:
-            return self
-        wanted, shallowest = self.config.nvol, int(self.shapes[:, 0].argmin())
-        depth = int(self.shapes[shallowest, 0])
-        nvol = self.config.volumes_of(global_batch, depth)
-        fitted = copy.copy(self)
-        fitted._set_crop((global_batch // nvol, *self.spec.size))
-        if nvol != wanted:
-            fitted._nvol_note = (
-                f"batches of {global_batch} slices come from nvol={nvol} volumes, not {wanted}: "
-                + (f"the shallowest, {self.source.name(shallowest)}, has {depth} slices" if global_batch % wanted == 0
-                   else f"{wanted} does not divide the batch")
-            )  # fmt: skip
-        return fitted
-
-    def _set_crop(self, crop: tuple[int, ...]) -> None:
-        self.crop = crop
-        self.samples_per_item = crop[0] if self.config.dim == 2 else 1
-        self.layout = {"image": ((self.spec.channels, *crop), "float32"), "label": (crop, "uint8")}
-
-    def _evaluation_layout(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        if self.config.dim == 2:
-            sides: tuple[int, ...] = self.spec.size
-            extent: dict[str, tuple[tuple[int, ...], str]] = {}
-        else:
-            sides, extent = tuple(self.shapes.max(0).tolist()), {"extent": ((3,), "int64")}
-        image = ((self.spec.channels, *sides), "float32")
-        return {"image": image, "label": (sides, "uint8"), "volume": ((), "int64"), **extent}
 
     def _check_patches(self) -> None:
         odd = np.flatnonzero((self.shapes[:, 1:] != self.spec.size).any(1))
@@ -224,30 +195,6 @@ class SegmentationDataset(Dataset):
                 f"{self.source.name(int(odd[0]))} of {self.config.path} has slices of "
                 f"{tuple(self.shapes[odd[0], 1:].tolist())}, expected {self.spec.size}; prepare the data again"
             )
-
-    def settle_on(self, device: Device) -> str:
-        config, notes = self.config, [self._nvol_note]
-        wants_device = config.augment_on == "device" or (config.augment_on == "auto" and device.kind != "cpu")
-        if self.is_training and config.augment == "on" and wants_device and not self.on_device:
-            self.on_device = True
-            plain = config.carried(Params(), self.crop)
-            self.layout = self.layout | {key: (value.shape, str(value.dtype)) for key, value in plain.items()}
-            notes.append(f"crops are augmented on {device.name()}")
-        notes.append(self._settle_cache())
-        return "; ".join(filter(None, notes))
-
-    def _settle_cache(self) -> str:
-        mode, voxels = self.config.cache, self.shapes.prod(1)
-        room = -(-voxels * (4 * self.spec.channels + 1) // 64) * 64  # so that each begins at a multiple of a float
-        largest = int(room.max())
-        if mode == "ram" and largest > _LARGEST_CACHED:
-            raise UsageError(f"--data.cache ram: a volume takes {largest} bytes, more than 4 GiB; use --data.cache off")
-        if mode == "auto" and (largest > _LARGEST_CACHED or self.config.path.startswith("synthetic:")):
-            return ""
-        uses_cache, note = decide(mode, room, self.split, "volumes")
-        if uses_cache and self.cache is None:
-            self.cache = VolumeCache(room)
-        return note
 
     def __len__(self) -> int:
         if self.is_training or self.config.dim == 3:
@@ -260,18 +207,110 @@ class SegmentationDataset(Dataset):
         volume, place = self._slice(index)
         return f"{self.source.name(volume)} slice {place}"
 
-    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        if self.is_training:
-            return self._load_crop(epoch, index)
-        return self._load_slice(index) if self.config.dim == 2 else self._load_volume(index)
+    def samples_per_item(self, global_batch: int) -> int:
+        if not self.is_training or self.config.dim == 3:
+            return 1
+        return global_batch // self.config.volumes_of(global_batch, int(self.shapes[:, 0].min()))
+
+    def bind(self, device: Device, global_batch: int) -> Bound:
+        """Decide how deep crops are, where they are augmented, and whether volumes are kept in memory."""
+        config, each = self.config, self.samples_per_item(global_batch)
+        cache, cache_note = self._open_cache()
+        volumes = VolumeReader(self.source, cache, checks_labels=not self.is_training)
+        if not self.is_training:
+            load = partial(self._load_slice if config.dim == 2 else self._load_volume, volumes)
+            return Bound(self, self._evaluation_layout(), load, self.finish, notes=_notes(cache_note))
+        crop = (each, *self.spec.size) if config.dim == 2 else self.spec.size
+        wants_device = config.augment_on == "device" or (config.augment_on == "auto" and device.kind != "cpu")
+        on_device = wants_device and config.augment == "on"
+        layout: Layout = {"image": ((self.spec.channels, *crop), "float32"), "label": (crop, "uint8")}
+        if on_device:
+            carried = self.augmentation.carried(Params(), crop)
+            layout = {**layout, **{key: (value.shape, str(value.dtype)) for key, value in carried.items()}}
+        device_note = f"crops are augmented on {device.name()}" if on_device else ""
+        return Bound(
+            self,
+            layout,
+            partial(self._load_crop, volumes, crop, on_device),
+            self.finish,
+            samples_per_item=each,
+            notes=_notes(self._nvol_note(global_batch), device_note, cache_note),
+        )
+
+    def _nvol_note(self, global_batch: int) -> str:
+        """Say why a batch is made of more volumes than `nvol`; "" if it is not."""
+        wanted, nvol = self.config.nvol, global_batch // self.samples_per_item(global_batch)
+        if self.config.dim == 3 or nvol == wanted:
+            return ""
+        shallowest = int(self.shapes[:, 0].argmin())
+        return f"batches of {global_batch} slices come from nvol={nvol} volumes, not {wanted}: " + (
+            f"the shallowest, {self.source.name(shallowest)}, has {self.shapes[shallowest, 0]} slices"
+            if global_batch % wanted == 0
+            else f"{wanted} does not divide the batch"
+        )
+
+    def _evaluation_layout(self) -> Layout:
+        if self.config.dim == 2:
+            sides: tuple[int, ...] = self.spec.size
+            extent: Layout = {}
+        else:
+            sides, extent = tuple(self.shapes.max(0).tolist()), {"extent": ((3,), "int64")}
+        image = ((self.spec.channels, *sides), "float32")
+        return {"image": image, "label": (sides, "uint8"), "volume": ((), "int64"), **extent}
+
+    def _open_cache(self) -> tuple[VolumeCache | None, str]:
+        """Return memory for all volumes if they are to be kept, and a note for the user."""
+        mode, voxels = self.config.cache, self.shapes.prod(1)
+        room = -(-voxels * (4 * self.spec.channels + 1) // 64) * 64  # so that each begins at a multiple of a float
+        largest = int(room.max())
+        if mode == "ram" and largest > _LARGEST_CACHED:
+            raise UsageError(f"--data.cache ram: a volume takes {largest} bytes, more than 4 GiB; use --data.cache off")
+        if mode == "auto" and (largest > _LARGEST_CACHED or self.config.path.startswith("synthetic:")):
+            return None, ""
+        uses_cache, note = decide(mode, room, self.split, "volumes")
+        return VolumeCache(room) if uses_cache else None, note
+
+    def _load_crop(
+        self, volumes: VolumeReader, crop: tuple[int, ...], on_device: bool, epoch: int, index: int
+    ) -> Arrays:
+        """Cut a random crop out of a volume; augment it, or send along the numbers with which the device does."""
+        volume, classes = volumes.read(index)
+        params = self.augmentation.draw(self.seed, epoch, index, classes, crop, self.config.dim)
+        image, label = cut(volume, params.anchor, crop), cut(classes, params.anchor, crop)
+        _check_label(self.source, index, label)
+        if on_device:
+            return {"image": image, "label": label, **self.augmentation.carried(params, crop)}
+        image, label = self.augmentation.apply(params, image, label)
+        return {"image": image, "label": label}
+
+    def _load_slice(self, volumes: VolumeReader, epoch: int, index: int) -> Arrays:
+        volume, place = self._slice(index)
+        image, label = volumes.read(volume)
+        return {"image": image[:, place], "label": label[place], "volume": np.asarray(volume)}
+
+    def _load_volume(self, volumes: VolumeReader, epoch: int, index: int) -> Arrays:
+        image, label = volumes.read(index)
+        sides = tuple(self.shapes.max(0).tolist())
+        return {
+            "image": cut(image, (0, 0, 0), sides),
+            "label": cut(label, (0, 0, 0), sides),
+            "volume": np.asarray(index),
+            "extent": self.shapes[index],
+        }
+
+    def _slice(self, index: int) -> tuple[int, int]:
+        """Return the volume that a slice of the split belongs to, and its place in it."""
+        volume = int(np.searchsorted(self.first_slice, index, side="right")) - 1
+        return volume, index - int(self.first_slice[volume])
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        """Augment crops that came with their numbers, and turn them into what the network sees."""
         image, label = batch["image"], batch["label"]
         numbers = {key: batch[key] for key in CARRIED if key in batch}
         if numbers:
             # The step calls this within its own region, in which products would be rounded to half precision.
             with torch.autocast(image.device.type, enabled=False):
-                image, label = self.config.finish(image, label, numbers, self.config.dim)
+                image, label = self.augmentation.finish(image, label, numbers, self.config.dim)
         image, label = image.to(dtype), label.long()
         if self.is_training and self.config.dim == 2:
             image = image.permute(0, 2, 3, 4, 1).flatten(0, 1).contiguous()  # (batch * depth, height, width, channels)
@@ -283,46 +322,25 @@ class SegmentationDataset(Dataset):
         rest = {key: value for key, value in batch.items() if key not in numbers}
         return {**rest, "image": image, "label": label}
 
+
+class VolumeReader:
+    """Whole volumes with their labels, from the source or out of memory. Of a mapped file only what is used is read."""
+
+    def __init__(self, source: VolumeSource, cache: VolumeCache | None, checks_labels: bool):
+        self.source = source
+        self.cache = cache
+        self.checks_labels = checks_labels  # of whole volumes, so that none is scored without one of its slices
+        self._last: tuple[int, np.ndarray, np.ndarray] | None = None  # slices of one volume follow each other
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_last": None}  # a mapped file would travel with all its voxels
+        return {**vars(self), "_last": None}  # pickling a mapped file would copy all its voxels
 
-    def _slice(self, index: int) -> tuple[int, int]:
-        """Volume and place in it of one of all slices of the split."""
-        volume = int(np.searchsorted(self.first_slice, index, side="right")) - 1
-        return volume, index - int(self.first_slice[volume])
-
-    def _load_crop(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        config = self.config
-        volume, classes = self._volume(index)
-        params = config.draw(self.seed, epoch, index, classes, self.crop, config.dim)
-        image, label = cut(volume, params.anchor, self.crop), cut(classes, params.anchor, self.crop)
-        self._check_label(index, label)
-        if self.on_device:
-            return {"image": image, "label": label, **config.carried(params, self.crop)}
-        image, label = config.apply(params, image, label)
-        return {"image": image, "label": label}
-
-    def _load_slice(self, index: int) -> dict[str, np.ndarray]:
-        volume, place = self._slice(index)
-        image, label = self._volume(volume)
-        return {"image": image[:, place], "label": label[place], "volume": np.asarray(volume)}
-
-    def _load_volume(self, index: int) -> dict[str, np.ndarray]:
-        image, label = self._volume(index)
-        sides = self.layout["label"][0]
-        return {
-            "image": cut(image, (0, 0, 0), sides),
-            "label": cut(label, (0, 0, 0), sides),
-            "volume": np.asarray(index),
-            "extent": self.shapes[index],
-        }
-
-    def _volume(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The whole volume and its label, of which only what is looked at is read."""
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return (channels, depth, height, width) and the label (depth, height, width) of a volume."""
         if self._last is None or self._last[0] != index:
             image, label = self._open(index)
-            if not self.is_training:  # whole, so that no volume is scored without one of its slices
-                self._check_label(index, label)
+            if self.checks_labels:
+                _check_label(self.source, index, label)
             self._last = index, image, label
         return self._last[1:]
 
@@ -333,14 +351,20 @@ class SegmentationDataset(Dataset):
             found = self.source.image(index), self.source.label(index)
             self.cache.put(index, found[0].tobytes() + found[1].tobytes())
             return found
-        shape = tuple(self.shapes[index].tolist())
-        voxels = int(np.prod(shape))
-        image = kept[:-voxels].view(np.float32).reshape(self.spec.channels, *shape)
+        shape = self.source.shape(index)
+        voxels = math.prod(shape)
+        image = kept[:-voxels].view(np.float32).reshape(self.source.spec.channels, *shape)
         return image, kept[-voxels:].reshape(shape)
 
-    def _check_label(self, volume: int, label: np.ndarray) -> None:
-        most, classes = int(label.max()), len(self.spec.classes)
-        if most >= classes:
-            raise BadSample(
-                self.source.name(volume), f"its label holds class {most}, expected 0 to {classes - 1}; prepare it again"
-            )
+
+def _check_label(source: VolumeSource, volume: int, label: np.ndarray) -> None:
+    most, classes = int(label.max()), len(source.spec.classes)
+    if most >= classes:
+        raise BadSample(
+            source.name(volume), f"its label holds class {most}, expected 0 to {classes - 1}; prepare it again"
+        )
+
+
+def _notes(*said: str) -> tuple[str, ...]:
+    """One line of all that was decided."""
+    return tuple(filter(None, ["; ".join(filter(None, said))]))

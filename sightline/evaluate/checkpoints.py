@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.errors import BadCheckpoint, BadData, UsageError
 from sightline.evaluate.run import evaluate, order_for
 from sightline.files.typed_json import read_json, typed
@@ -26,7 +26,7 @@ from sightline.hardware.precision import keep_fp32
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.log import RunLog
-from sightline.parts import Dataset, DataSpec, Scores
+from sightline.parts import Bound, DataSpec, Scores
 from sightline.train import checkpoint
 from sightline.train.signals import StopSignals
 
@@ -117,7 +117,7 @@ class Evaluation:
         model: nn.Module,
         device: Device,
         here: World,
-        dataset: Dataset,
+        bound: Bound,
         loader: Loader,
         log: RunLog,
     ):
@@ -125,7 +125,7 @@ class Evaluation:
         self.model = model
         self.device = device
         self.world = here
-        self.dataset = dataset
+        self.bound = bound
         self.loader = loader
         self.log = log
 
@@ -134,7 +134,7 @@ class Evaluation:
         scores = evaluate(
             self.model,
             self.recipe.task,
-            self.dataset,
+            self.bound,
             self.loader,
             self.device,
             self.world,
@@ -153,7 +153,7 @@ def opened(
     """What the recipe in a checkpoint says, changed by flags; results go into `folder` unless run.out is given."""
     recipe, run, spec = recipe_of(path, stored, recipe_file, flags)
     here, device, recipe = set_up(recipe, run)
-    dataset = recipe.data.open("val", recipe.train.seed).for_batch(recipe.train.global_batch)
+    dataset = recipe.data.open("val", recipe.train.seed)
     if dataset.spec != spec:
         raise BadData(f"the data do not fit {path}: it was trained on {_differences(spec, dataset.spec)}")
     here = world.connect(here, device)
@@ -164,10 +164,10 @@ def opened(
         stack.callback(log.release)
         stack.callback(here.close)
         signals = stack.enter_context(StopSignals(here))
-        orders = {"val": order_for(recipe.train, len(dataset), here)}
-        loader = Loader.of(
-            run, {"val": dataset}, orders, recipe.data, device, here, on_bad=log.bad_sample, check_stop=signals.check
-        )
+        bound = dataset.bind(device, recipe.train.global_batch)
+        bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
+        feeds = {"val": (bound, order_for(recipe.train, len(dataset), here))}
+        loader = Loader(feeds, run, device, here, bad_samples, signals.check)
         stack.callback(loader.close)
         for note in loader.notes:
             log.say(note)
@@ -175,7 +175,7 @@ def opened(
             # Not refused: scores on other data are what some want. But one fold's training data are another's val.
             log.say("warning: this val split is not the one that the run held out; it may have been trained on these")
         model = build_stored(path, recipe, run, spec, device, tensors)
-        yield Evaluation(recipe, model, device, here, dataset, loader, log)
+        yield Evaluation(recipe, model, device, here, bound, loader, log)
 
 
 def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict[str, Any]]:
@@ -191,7 +191,7 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
     with opened(newest, tensors, stored, flags, recipe_file, run) as evaluation:
         log = evaluation.log
         made_with = {
-            "data": evaluation.dataset.fingerprint,
+            "data": evaluation.bound.dataset.fingerprint,
             "changes": config.diff(stored["recipe"], evaluation.recipe),
         }
         table = {row["checkpoint"]: row for row in _rows(log.folder / TABLE) if _has(row, made_with)}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sightline.config import Recipe, Run
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import PADDING, EvalOrder
 from sightline.errors import BadData, UsageError
 from sightline.evaluate import checkpoints
@@ -20,7 +20,7 @@ from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.log import RunLog
-from sightline.parts import Batch, Dataset, DataSpec, PredictOptions, Reporter
+from sightline.parts import Batch, Bound, DataSpec, PredictOptions, Reporter
 from sightline.report.predictions import DOCUMENT
 from sightline.train import checkpoint
 from sightline.train.signals import StopSignals
@@ -66,9 +66,10 @@ def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, opt
         reporter = recipe.task.reporter(folder, files, spec, options, log.say)
         model = checkpoints.build_stored(trained.path, recipe, run, spec, trained.device, trained.tensors)
         signals = stack.enter_context(StopSignals(trained.world))
-        loader = _open_loader(trained, dataset, reporter, signals)
+        bound = dataset.bind(trained.device, recipe.train.global_batch)
+        loader = _open_loader(trained, bound, reporter, signals)
         stack.callback(loader.close)
-        _predict_all(trained, model.eval(), dataset, list(files), loader, reporter, log, signals)
+        _predict_all(trained, model.eval(), bound, list(files), loader, reporter, log, signals)
         about = {"recipe": recipe.name, "model": type(model).__name__, "checkpoint": str(trained.path)}
         document = reporter.write({**about, "step": trained.stored["progress"]["step"]})
         log.say(f"{len(document['files'])} of {len(files)} files predicted; {folder / DOCUMENT} lists them")
@@ -84,7 +85,7 @@ def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, opt
 def _predict_all(
     trained: Trained,
     model: torch.nn.Module,
-    dataset: Dataset,
+    bound: Bound,
     names: Sequence[str],
     loader: Loader,
     reporter: Reporter,
@@ -101,29 +102,18 @@ def _predict_all(
         names_here = _names(loaded, names)
         if not any(names_here):
             continue
-        batch = dataset.finish(loaded, DTYPES[precision])
+        batch = bound.finish(loaded, DTYPES[precision])
         with autocast(trained.device, precision):
             predictions = recipe.task.predict(model, batch)
         reporter.add(names_here, predictions, batch)
 
 
-def _open_loader(trained: Trained, dataset: Dataset, reporter: Reporter, signals: StopSignals) -> Loader:
-    recipe, count = trained.recipe, len(dataset)
-    # One bad file among many is no reason to keep the others back; what the user wants of it is asked at the end.
-    lenient: Any = dataclasses.replace(  # type: ignore[type-var]
-        recipe.data, on_bad_sample="skip", max_bad_samples=count
-    )
-    return Loader.of(
-        trained.run,
-        {"files": dataset},
-        {"files": EvalOrder(count, min(count, recipe.train.global_batch, dataset.predict_batch))},
-        lenient,
-        trained.device,
-        trained.world,
-        most_workers=count,
-        on_bad=lambda bad: reporter.note_unreadable(bad.name, bad.reason),
-        check_stop=signals.check,
-    )
+def _open_loader(trained: Trained, bound: Bound, reporter: Reporter, signals: StopSignals) -> Loader:
+    count = len(bound.dataset)
+    order = EvalOrder(count, min(count, trained.recipe.train.global_batch, bound.dataset.predict_batch))
+    # One bad file does not keep the others from being predicted; data.on_bad_sample is obeyed at the end.
+    bad_samples = BadSamples("skip", count, lambda bad: reporter.note_unreadable(bad.name, bad.reason))
+    return Loader({"files": (bound, order)}, trained.run, trained.device, trained.world, bad_samples, signals.check)
 
 
 def _names(batch: Batch, names: Sequence[str]) -> list[str | None]:

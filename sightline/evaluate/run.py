@@ -19,7 +19,7 @@ from sightline.errors import BadData
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.world import World
-from sightline.parts import Dataset, Scores, Task
+from sightline.parts import Bound, Scores, Task
 
 
 def order_for(config: TrainConfig, samples: int, world: World) -> EvalOrder:
@@ -33,7 +33,7 @@ def order_for(config: TrainConfig, samples: int, world: World) -> EvalOrder:
 def evaluate(
     model: nn.Module,
     task: Task,
-    dataset: Dataset,
+    bound: Bound,
     loader: Loader,
     device: Device,
     world: World,
@@ -43,6 +43,7 @@ def evaluate(
 ) -> Scores:
     """Scores of `model` on the loader's "val" feed. `on_batch(done, total)` is called between batches."""
     shares = World() if shards == "full" else world  # whose counts belong together
+    dataset = bound.dataset
     model.eval()
     metric = task.metric(dataset.spec, device.torch_device)
     unread = torch.zeros((), dtype=torch.int64, device=device.torch_device)
@@ -50,7 +51,7 @@ def evaluate(
     loader.seek("val", 0, total)
     for number in range(total):
         on_batch(number, total)
-        batch = dataset.finish(loader.next("val"), DTYPES[precision])
+        batch = bound.finish(loader.next("val"), DTYPES[precision])
         with autocast(device, precision):
             predictions = task.predict(model, batch)
         metric.update(predictions, batch)

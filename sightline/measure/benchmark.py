@@ -20,7 +20,7 @@ import torch
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loading.loader import Loader, Order, worker_count
+from sightline.data.loading.loader import BadSamples, Loader, Order, worker_count
 from sightline.data.loading.order import TrainOrder
 from sightline.data.loading.workers import Bad
 from sightline.errors import OutOfMemory, UsageError
@@ -33,7 +33,7 @@ from sightline.hardware.world import World
 from sightline.measure import latency, peers, peers_detection, peers_segmentation, scaling
 from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoader, Say
 from sightline.measure.provenance import provenance, result_file
-from sightline.parts import Batch, Dataset, Split
+from sightline.parts import Batch, Bound, Split
 from sightline.train.schedules import Plan
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
@@ -120,8 +120,8 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
         elif options.peers or not (options.loader or (options.scaling and options.scaling.step_ms)):
             result["step"] = _measure_steps(recipe, run, options, device, say)
         if options.scaling:
-            dataset, row = synthetic_dataset(recipe), _our_row(result)
-            found = scaling.predict_recipe(recipe, run, dataset, _picture(dataset), options.scaling, row)
+            bound, row = synthetic_data(recipe, device), _our_row(result)
+            found = scaling.predict_recipe(recipe, run, bound, _picture(bound), options.scaling, row)
             result["scaling"] = found
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
@@ -195,7 +195,7 @@ class OurStep(Contender):
         self,
         recipe: Recipe,
         run: Run,
-        dataset: Dataset,
+        bound: Bound,
         device: Device,
         is_real: bool,
         say: Say,
@@ -207,11 +207,11 @@ class OurStep(Contender):
         self.recipe = recipe
         self.device = device
         self.base_lr = recipe.optimizer.base_lr(cfg.global_batch, ranks=1)
-        each = dataset.samples_per_item
-        order = TrainOrder(len(dataset), cfg.global_batch, cfg.seed, cfg.last_batch, samples_per_item=each)
+        order = _order(recipe, bound)
         self.plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
         self.number = 0
-        self.loader = open_loader(recipe, run, dataset, order, device, say, most_workers=None if is_real else 0)
+        run_here = run if is_real else dataclasses.replace(run, workers=0)
+        self.loader = open_loader(recipe, run_here, bound, order, device, say)
         self.batches: list[Batch] = []
         try:
             if not is_real:
@@ -221,8 +221,8 @@ class OurStep(Contender):
             started = time.perf_counter()
             if hasattr(device.api, "reset_peak_memory_stats"):
                 device.api.reset_peak_memory_stats()
-            self.state = TrainState(recipe, run, dataset.spec, device, self.plan)
-            self.step = build_step(recipe, run, device, self.world, self.state, dataset)
+            self.state = TrainState(recipe, run, bound.dataset.spec, device, self.plan)
+            self.step = build_step(recipe, run, device, self.world, self.state, bound)
             self.advance()
             device.synchronize()
         except BaseException:
@@ -261,29 +261,19 @@ class OurStep(Contender):
 def open_loader(
     recipe: Recipe,
     run: Run,
-    dataset: Dataset,
+    bound: Bound,
     order: Order,
     device: Device,
     say: Say,
     feed: str = "train",
-    most_workers: int | None = None,
 ) -> Loader:
     """A loader of one feed alone, from the first batch on, without end."""
 
     def on_bad(bad: Bad) -> None:
         say(f"sample skipped: {bad.name}: {bad.reason}")
 
-    loader = Loader.of(
-        run,
-        {feed: dataset},
-        {feed: order},
-        recipe.data,
-        device,
-        World(),
-        most_workers=most_workers,
-        on_bad=on_bad,
-        check_stop=lambda: None,
-    )
+    bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, on_bad)
+    loader = Loader({feed: (bound, order)}, run, device, World(), bad_samples, check_stop=lambda: None)
     for note in loader.notes:
         say(note)
     loader.seek(feed, 0, ENDLESS)
@@ -292,16 +282,16 @@ def open_loader(
 
 def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say) -> dict[str, Any]:
     is_real = options.data == "real"
-    dataset = _opened(recipe) if is_real else synthetic_dataset(recipe)
+    bound = _bound(recipe, device) if is_real else synthetic_data(recipe, device)
     with torch.device("meta"):
-        model = recipe.model.build(dataset.spec)
-    picture = _picture(dataset)
+        model = recipe.model.build(bound.dataset.spec)
+    picture = _picture(bound)
     flop = peers.forward_flop(model, picture)
     timed = (options.warmup, options.steps)
-    makers: list[Maker] = [lambda: OurStep(recipe, run, dataset, device, is_real, say, timed)]
+    makers: list[Maker] = [lambda: OurStep(recipe, run, bound, device, is_real, say, timed)]
     left_out: list[str] = []
     if options.peers:
-        others, left_out = _peers_of(recipe, run, dataset, model, picture, device)
+        others, left_out = _peers_of(recipe, run, bound, model, picture, device)
         makers += others
     peak = matmul_peak(device, recipe.train.precision)
     say(f"matrix product peak: {peak['tflops']:.3g} TFLOP/s ({peak['dtype']}, {peak['side']} cubed)")
@@ -320,61 +310,63 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
 
 
 def _peers_of(
-    recipe: Recipe, run: Run, dataset: Dataset, model: torch.nn.Module, picture: torch.Tensor, device: Device
+    recipe: Recipe, run: Run, bound: Bound, model: torch.nn.Module, picture: torch.Tensor, device: Device
 ) -> tuple[list[Maker], list[str]]:
     """What users of such a network would run instead, and what was left out and why."""
-    keys = dataset.layout
+    keys, spec = bound.layout, bound.dataset.spec
     kind = peers_detection if "boxes" in keys else peers_segmentation if keys["label"][0] else peers
     precision = device.resolve_precision(recipe.train.precision)
     chosen, left_out = peers.choose_peers(run.compile, device, precision, kind.STEP_PEERS)
     images = recipe.train.global_batch
     if kind is peers_detection:
-        return peers_detection.detectors(chosen, recipe.model, dataset.spec, images, device), left_out
+        return peers_detection.detectors(chosen, recipe.model, spec, images, device), left_out
     if kind is peers_segmentation:  # a label for every pixel
-        return peers_segmentation.segmenters(chosen, model, dataset.spec, images, device), left_out
-    return peers.classifiers(chosen, model, picture, len(dataset.spec.classes), images, device), left_out
+        return peers_segmentation.segmenters(chosen, model, spec, images, device), left_out
+    return peers.classifiers(chosen, model, picture, len(spec.classes), images, device), left_out
 
 
 def _measure_predictions(
     recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say
 ) -> dict[str, Any]:
     is_real = options.data == "real"
-    dataset = _opened(recipe, "val") if is_real else synthetic_dataset(recipe, "val")
-    order = latency.Rounds(order_for(recipe.train, len(dataset), World()))
+    bound = _bound(recipe, device, "val") if is_real else synthetic_data(recipe, device, "val")
+    order = latency.Rounds(order_for(recipe.train, len(bound.dataset), World()))
+    run = run if is_real else dataclasses.replace(run, workers=0)
 
     def make() -> Contender:
-        loader = open_loader(recipe, run, dataset, order, device, say, "val", most_workers=None if is_real else 0)
+        loader = open_loader(recipe, run, bound, order, device, say, "val")
         timed = (options.warmup, options.steps)
-        return latency.OurPredictions(recipe, run, dataset, loader, device, is_real, timed)
+        return latency.OurPredictions(recipe, run, bound, loader, device, is_real, timed)
 
     timings, _ = peers.measure_in_turn([make], options.steps, options.warmup, options.repeats, device, say)
     return {"data": options.data, "contenders": peers.rows(timings)}
 
 
-def synthetic_dataset(recipe: Recipe, split: Split = "train") -> Dataset:
-    """The recipe's own data path over pictures made from numbers: as many classes, as large."""
+def synthetic_data(recipe: Recipe, device: Device, split: Split = "train") -> Bound:
+    """Bind the recipe's own data path to synthetic samples: as many classes, as large."""
     declared = recipe.data.declared()
     spec = declared[0] if declared else recipe.data.open("train", recipe.train.seed).spec
     samples = BATCHES * recipe.train.global_batch * (1 if split == "train" else 8)  # of which an eighth is for val
-    path = recipe.data.synthetic_path(spec, samples)
-    # The spec has counted the background class, if there is one, among its classes already.
-    changed: dict[str, Any] = {"path": path, "source": "auto", "classes": len(spec.classes), "background": "none"}
-    known = {f.name for f in dataclasses.fields(recipe.data)}  # type: ignore[arg-type]
-    data = dataclasses.replace(recipe.data, **{k: v for k, v in changed.items() if k in known})  # type: ignore[type-var]
-    return _opened(dataclasses.replace(recipe, data=data), split)
+    return _bound(dataclasses.replace(recipe, data=recipe.data.synthetic(spec, samples)), device, split)
 
 
-def _opened(recipe: Recipe, split: Split = "train") -> Dataset:
-    return recipe.data.open(split, recipe.train.seed).for_batch(recipe.train.global_batch)
+def _bound(recipe: Recipe, device: Device, split: Split = "train") -> Bound:
+    return recipe.data.open(split, recipe.train.seed).bind(device, recipe.train.global_batch)
 
 
-def _picture(dataset: Dataset) -> torch.Tensor:
-    """What the network sees of one training sample, on the meta device: (1, channels, height, width)."""
+def _order(recipe: Recipe, bound: Bound) -> TrainOrder:
+    cfg, each = recipe.train, bound.samples_per_item
+    return TrainOrder(len(bound.dataset), cfg.global_batch, cfg.seed, cfg.last_batch, samples_per_item=each)
+
+
+def _picture(bound: Bound) -> torch.Tensor:
+    """Return the shape in which the network sees one training sample: (1, channels, height, width) on meta."""
     sample = {
         key: torch.empty((1, *shape), dtype=getattr(torch, dtype), device="meta")
-        for key, (shape, dtype) in dataset.layout.items()
+        for key, (shape, dtype) in bound.layout.items()
+        if key in ("image", "label")  # random numbers for the device half change no shape
     }
-    return dataset.finish(sample, torch.float32)["image"][:1]
+    return bound.finish(sample, torch.float32)["image"][:1]
 
 
 def matmul_peak(device: Device, precision: str) -> dict[str, Any]:
@@ -411,10 +403,8 @@ class OurLoader(Contender):
         started = time.perf_counter()
         self.name = f"{OURS} loader" + (", decoded on the CPU" if getattr(recipe.data, "decoder", "") == "cpu" else "")
         self.images = recipe.train.global_batch
-        dataset = _opened(recipe)
-        cfg, each = recipe.train, dataset.samples_per_item
-        order = TrainOrder(len(dataset), cfg.global_batch, cfg.seed, cfg.last_batch, samples_per_item=each)
-        self.loader = open_loader(recipe, run, dataset, order, device, say)
+        bound = _bound(recipe, device)
+        self.loader = open_loader(recipe, run, bound, _order(recipe, bound), device, say)
         self.settle = run.prefetch + 1  # as for the peers: what was prepared ahead goes first
         self.advance()
         device.synchronize()

@@ -98,5 +98,5 @@ def _data(recipe: Recipe) -> tuple[DataSpec, int, int]:
     declared, batch = recipe.data.declared(), recipe.train.global_batch
     if declared is not None:
         return (*declared, recipe.data.declared_per_item(batch))
-    dataset = recipe.data.open("train", recipe.train.seed).for_batch(batch)
-    return dataset.spec, len(dataset), dataset.samples_per_item
+    dataset = recipe.data.open("train", recipe.train.seed)
+    return dataset.spec, len(dataset), dataset.samples_per_item(batch)

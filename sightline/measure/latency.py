@@ -22,7 +22,7 @@ from sightline.evaluate.checkpoints import build
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.measure.peers import BATCHES, Contender
-from sightline.parts import Batch, Dataset
+from sightline.parts import Batch, Bound
 
 PERCENTILES = (90, 95, 99)
 
@@ -93,19 +93,19 @@ class OurPredictions(Contender):
         self,
         recipe: Recipe,
         run: Run,
-        dataset: Dataset,
+        bound: Bound,
         loader: Loader,
         device: Device,
         is_real: bool,
         timed: tuple[int, int],
     ):
         self.recipe = recipe
-        self.dataset = dataset
+        self.bound = bound
         self.loader = loader
         self.device = device
         self.precision = recipe.train.eval_precision
         self.timed = timed  # batches to warm up and to measure, one by one
-        self.images = min(len(dataset), loader.feeds["val"].order.local_batch)
+        self.images = min(len(bound.dataset), loader.feeds["val"].order.local_batch)
         self.number = 0
         self.batches: list[Batch] = []
         try:
@@ -115,7 +115,7 @@ class OurPredictions(Contender):
                 loader.close()
             started = time.perf_counter()
             torch.manual_seed(recipe.train.seed)
-            self.model = build(recipe, run, dataset.spec, device).eval()
+            self.model = build(recipe, run, bound.dataset.spec, device).eval()
             self.advance()
             device.synchronize()
         except BaseException:
@@ -126,7 +126,7 @@ class OurPredictions(Contender):
     @torch.inference_mode()
     def advance(self) -> None:
         raw = self.batches[self.number % BATCHES] if self.batches else self.loader.next("val")
-        batch = self.dataset.finish(raw, DTYPES[self.precision])
+        batch = self.bound.finish(raw, DTYPES[self.precision])
         with autocast(self.device, self.precision):
             self.recipe.task.predict(self.model, batch)
         self.number += 1

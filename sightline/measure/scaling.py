@@ -21,7 +21,7 @@ from sightline.config import Recipe, Run
 from sightline.errors import UsageError
 from sightline.measure import links
 from sightline.measure.links import Cluster, all_reduce_by, all_reduce_s
-from sightline.parts import Dataset
+from sightline.parts import Bound, Dataset
 from sightline.train.state import choose_trainable
 
 MIB = 1 << 20
@@ -264,7 +264,7 @@ def epoch_of(row: dict[str, Any], work: Work, rounds: Rounds) -> dict[str, float
 
 
 def predict_recipe(
-    recipe: Recipe, run: Run, dataset: Dataset, picture: Tensor, options: ScalingOptions, measured: dict[str, Any]
+    recipe: Recipe, run: Run, bound: Bound, picture: Tensor, options: ScalingOptions, measured: dict[str, Any]
 ) -> dict[str, Any]:
     """Predictions for every number of devices; `measured` is our row of the benchmark, or {} with --step-ms."""
     cluster, batch, spread = options.cluster(), recipe.train.global_batch, options.spread
@@ -273,9 +273,9 @@ def predict_recipe(
         step_s = batch / measured["images_per_s"]["median"]
         spread = spread_of(measured["latency_s"]) if spread < 0 else spread
     with torch.device("meta"):
-        model = recipe.model.build(dataset.spec)
+        model = recipe.model.build(bound.dataset.spec)
     choose_trainable(model, recipe.train.trainable)
-    sample_bytes, source = sample_bytes_of(dataset) if not options.sample_kb else (options.sample_kb * 1e3, "given")
+    sample_bytes, source = sample_bytes_of(bound) if not options.sample_kb else (options.sample_kb * 1e3, "given")
     work = Work(
         step_s,
         batch,
@@ -286,7 +286,7 @@ def predict_recipe(
         max(0.0, spread),
         sample_bytes,
     )
-    rounds = rounds_of(recipe, run, dataset, options)
+    rounds = rounds_of(recipe, run, bound, options)
     uneven = replace(work, spread=max(work.spread, PUBLISHED_SPREAD))
     rows = []
     for devices in options.devices:
@@ -314,34 +314,34 @@ def spread_of(seconds: Sequence[float]) -> float:
     return float((high - low) / 2 / statistics.median(seconds))
 
 
-def sample_bytes_of(dataset: Dataset) -> tuple[float, str]:
+def sample_bytes_of(bound: Bound) -> tuple[float, str]:
     """Bytes that are read for one training sample where nobody has said it, and where the number comes from."""
-    if "boxes" in dataset.layout:
+    if "boxes" in bound.layout:
         return 19_336_861_798 / 118_287, "COCO: train2017.zip over its pictures"
-    if not dataset.layout["label"][0]:
+    if not bound.layout["label"][0]:
         return 147_897_477_120 / 1_281_167, "ImageNet: ILSVRC2012_img_train.tar over its pictures"
-    shapes = [(shape, np.dtype(dtype).itemsize) for shape, dtype in dataset.layout.values()]
-    read = sum(math.prod(shape) * size for shape, size in shapes) / dataset.samples_per_item
+    shapes = [(shape, np.dtype(dtype).itemsize) for shape, dtype in (bound.layout["image"], bound.layout["label"])]
+    read = sum(math.prod(shape) * size for shape, size in shapes) / bound.samples_per_item
     return read, "a crop of a prepared volume, not compressed"
 
 
-def rounds_of(recipe: Recipe, run: Run, dataset: Dataset, options: ScalingOptions) -> Rounds:
+def rounds_of(recipe: Recipe, run: Run, bound: Bound, options: ScalingOptions) -> Rounds:
     """Sizes of the epoch as the data say; where none are given, as the recipe declares its training samples."""
     cfg, declared = recipe.train, recipe.data.declared()
     if declared is None:
-        sets = [recipe.data.open(split, cfg.seed).for_batch(cfg.global_batch) for split in ("train", "val")]
-        samples, held_out = len(sets[0]) * sets[0].samples_per_item, len(sets[1])
+        train, val = (recipe.data.open(split, cfg.seed) for split in ("train", "val"))
+        samples, held_out = len(train) * train.samples_per_item(cfg.global_batch), len(val)
     else:
         items = declared[1]
         samples = items * recipe.data.declared_per_item(cfg.global_batch)
-        is_volume = "boxes" not in dataset.layout and bool(dataset.layout["label"][0])
+        is_volume = "boxes" not in bound.layout and bool(bound.layout["label"][0])
         # COCO's val2017, ImageNet's val; one of five folds.
-        held_out = items // 4 * BRATS_DEPTH if is_volume else 5_000 if "boxes" in dataset.layout else 50_000
+        held_out = items // 4 * BRATS_DEPTH if is_volume else 5_000 if "boxes" in bound.layout else 50_000
     return Rounds(
         samples,
         held_out,
         cfg.eval_every_epochs,
-        checkpoint_bytes(recipe, dataset),
+        checkpoint_bytes(recipe, bound.dataset),
         run.checkpoint_every_epochs,
         options.disk_gbs * 1e9,
         run.save_in_background,

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.inputs import read_bytes
 from sightline.errors import DISK_FULL, BadSample, DiskFull, UsageError
-from sightline.parts import Batch, DataSpec, Finding, PredictOptions, Reporter, Task
+from sightline.parts import Batch, DataSpec, Finding, PredictOptions, Reporter
 from sightline.report.draw import draw
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+# findings(predictions, spec, top, threshold): for each image the best first; None leaves the choice to the task.
+Findings = Callable[[Mapping[str, "Tensor"], DataSpec, int | None, float | None], list[list[Finding]]]
 DOCUMENT = "predictions.json"
 FORMAT = 1
 # Full colour at every pixel: halved, thin red lines and small letters blur.
@@ -89,7 +91,7 @@ class Predictions(ResultFolder):
 
     def __init__(
         self,
-        task: Task,
+        findings: Findings,
         folder: Path,
         files: Mapping[str, Path],
         spec: DataSpec,
@@ -98,7 +100,7 @@ class Predictions(ResultFolder):
     ):
         if options.probabilities:
             raise UsageError("--save-probabilities is for volumes; predictions.json holds the scores of pictures")
-        self.task = task
+        self.findings = findings
         self.spec = spec
         self.options = options
         self._pictures = _picture_names(files)
@@ -106,7 +108,7 @@ class Predictions(ResultFolder):
 
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
         """Draws, tells and keeps what was found in each file."""
-        found = self.task.findings(predictions, self.spec, self.options.top, self.options.threshold)
+        found = self.findings(predictions, self.spec, self.options.top, self.options.threshold)
         for name, findings in zip(names, found, strict=True):
             if name is not None:
                 self._add_picture(name, findings)

@@ -15,8 +15,9 @@ Batch keys: image (after finish(): batch, 3, height, width), label (batch,), ind
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,9 @@ from torch.nn import functional as F
 
 from sightline.errors import UsageError
 from sightline.evaluate.topk import TopK
-from sightline.parts import Batch, DataSpec, Finding, Loss, Task
+from sightline.parts import Batch, DataSpec, Finding, Loss, PredictOptions, Reporter, Task
 from sightline.report.findings import classes_found
+from sightline.report.predictions import Predictions
 
 
 @dataclass(frozen=True)
@@ -69,3 +71,14 @@ class Classification(Task):
     ) -> list[list[Finding]]:
         """The five most probable classes, unless told otherwise."""
         return classes_found(predictions["logits"], spec, 5 if top is None else top, threshold or 0.0)
+
+    def reporter(
+        self,
+        folder: Path,
+        files: Mapping[str, Path],
+        spec: DataSpec,
+        options: PredictOptions,
+        say: Callable[[str], None],
+    ) -> Reporter:
+        """List findings, and draw them into their images."""
+        return Predictions(self.findings, folder, files, spec, options, say)

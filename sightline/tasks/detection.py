@@ -7,8 +7,9 @@ The model answers (logits (batch, anchors, classes + 1), offsets (batch, anchors
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -20,8 +21,9 @@ from sightline.boxes import decode
 from sightline.errors import UsageError
 from sightline.evaluate.coco_map import CocoMap
 from sightline.evaluate.nms import best_boxes
-from sightline.parts import Batch, DataSpec, Finding, Loss, Task
+from sightline.parts import Batch, DataSpec, Finding, Loss, PredictOptions, Reporter, Task
 from sightline.report.findings import boxes_found
+from sightline.report.predictions import Predictions
 from sightline.tasks.matching import hard_negatives, match
 
 
@@ -91,6 +93,17 @@ class Detection(Task):
         """At most 20 boxes with scores from 0.3 on, unless told otherwise; the original shows 10 from 0.05 on."""
         boxes, scores, labels = (predictions[key] for key in ("boxes", "scores", "labels"))
         return boxes_found(boxes, scores, labels, spec, top or 20, 0.3 if threshold is None else threshold)
+
+    def reporter(
+        self,
+        folder: Path,
+        files: Mapping[str, Path],
+        spec: DataSpec,
+        options: PredictOptions,
+        say: Callable[[str], None],
+    ) -> Reporter:
+        """List findings, and draw them into their images."""
+        return Predictions(self.findings, folder, files, spec, options, say)
 
 
 def _cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import sys
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loading.loader import Loader, Order
+from sightline.data.loading.loader import BadSamples, Feeds, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.errors import Diverged, Interrupted, UsageError
 from sightline.evaluate.run import evaluate, order_for
@@ -15,7 +15,7 @@ from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.log import RunLog, environment
 from sightline.measure.profile import ProfileWindow, parse_window
-from sightline.parts import Dataset, Scores
+from sightline.parts import Bound, Scores
 from sightline.train.meter import Meter
 from sightline.train.progress import Progress, refuse_unwatchable
 from sightline.train.saver import Saver
@@ -30,8 +30,9 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     cfg = recipe.train
     with StopSignals(world) as signals:
         # What is there: data, and the order in which it comes.
-        sets = {split: recipe.data.open(split, cfg.seed).for_batch(cfg.global_batch) for split in ("train", "val")}
-        order, eval_order = _orders(recipe, sets, world)
+        sets = {split: recipe.data.open(split, cfg.seed) for split in ("train", "val")}
+        bound = {split: dataset.bind(device, cfg.global_batch) for split, dataset in sets.items()}
+        order, eval_order = _orders(recipe, bound, world)
         plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
         steps = min(plan.epochs * plan.steps_per_epoch, cfg.max_steps or sys.maxsize)
         traced = parse_window(run.profile, steps)  # before anything slow starts
@@ -53,11 +54,10 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             log.say(f"{log.folder} is finished, {over}: {progress.scores}; choose another --run.out to train again")
             return scores
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
-        step = build_step(recipe, run, device, world, state, sets["train"])
-        orders: dict[str, Order] = {"train": order, "val": eval_order}
-        loader = Loader.of(
-            run, sets, orders, recipe.data, device, world, on_bad=log.bad_sample, check_stop=signals.check
-        )
+        step = build_step(recipe, run, device, world, state, bound["train"])
+        bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
+        feeds: Feeds = {"train": (bound["train"], order), "val": (bound["val"], eval_order)}
+        loader = Loader(feeds, run, device, world, bad_samples, signals.check)
         facts = {"step": progress.step, "steps": steps, "local_batch": order.local_samples, "base_lr": base_lr}
         log.event("start", **facts, workers=loader.worker_pids)
         log.say(
@@ -116,7 +116,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         log.evaluating(done, total, progress.step, steps)
 
                     model, how = state.evaluated_model, (cfg.eval_precision, between_batches, cfg.eval_shards)
-                    scores = evaluate(model, recipe.task, sets["val"], loader, device, world, *how)
+                    scores = evaluate(model, recipe.task, bound["val"], loader, device, world, *how)
                     times = saver.stopwatch.read()
                     log.evaluation("end", progress.step, **times)
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)
@@ -138,11 +138,11 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     return scores
 
 
-def _orders(recipe: Recipe, sets: dict[str, Dataset], world: World) -> tuple[TrainOrder, EvalOrder]:
+def _orders(recipe: Recipe, bound: dict[str, Bound], world: World) -> tuple[TrainOrder, EvalOrder]:
     """Which samples this rank takes, in training and in evaluation."""
     cfg = recipe.train
     order = TrainOrder(
-        len(sets["train"]),
+        len(bound["train"].dataset),
         cfg.global_batch,
         cfg.seed,
         cfg.last_batch,
@@ -150,7 +150,7 @@ def _orders(recipe: Recipe, sets: dict[str, Dataset], world: World) -> tuple[Tra
         world.size,
         cfg.repeats,
         cfg.steps_per_epoch,
-        sets["train"].samples_per_item,
+        bound["train"].samples_per_item,
     )
     if order.local_batch % cfg.accumulation:
         each = order.samples_per_item
@@ -160,7 +160,7 @@ def _orders(recipe: Recipe, sets: dict[str, Dataset], world: World) -> tuple[Tra
             f"(global_batch={cfg.global_batch} over {world.size})"
             + (f"; use --data.nvol {cfg.accumulation * world.size} or a multiple of it" if each > 1 else "")
         )
-    return order, order_for(cfg, len(sets["val"]), world)
+    return order, order_for(cfg, len(bound["val"].dataset), world)
 
 
 def _find_epoch(progress: Progress, plan: Plan) -> None:

@@ -22,7 +22,7 @@ from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.reduce import reduce_by_host
 from sightline.hardware.world import World
-from sightline.parts import Batch, Dataset
+from sightline.parts import Batch, Bound
 from sightline.train.optimizers import set_rate
 from sightline.train.state import TrainState
 
@@ -34,7 +34,7 @@ BAD_STEPS = FIXED_TOTALS.index("bad_steps")
 LossOf = Callable[[Batch], tuple[Tensor, dict[str, Tensor]]]
 
 
-def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: TrainState, dataset: Dataset) -> Step:
+def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: TrainState, bound: Bound) -> Step:
     """The step of this recipe on this device: compiled and captured where that is asked for or wins."""
     network = _distributed(recipe, run, device, world, state) if world.size > 1 else state.model
     compiled = run.compile == "on" or (run.compile == "auto" and device.compile_auto)
@@ -44,11 +44,11 @@ def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: Tr
         raise UsageError(f"--run.graph on needs one CUDA device, here are {world.size} {device.kind}; use auto or off")
     if run.compile == "on" and not device.compile_backend:
         raise UsageError(f"--run.compile on: there is no compiler for {device.kind}; use auto or off")
-    dtype = DTYPES[recipe.train.precision]
+    finish, dtype = bound.finish, DTYPES[recipe.train.precision]
 
     def loss_of(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         with autocast(device, recipe.train.precision):
-            loss = recipe.task.loss(network, dataset.finish(part, dtype))
+            loss = recipe.task.loss(network, finish(part, dtype))
         return loss.total, loss.sums
 
     step = Step(
@@ -56,7 +56,7 @@ def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: Tr
         _compiled(loss_of, device, recipe.train.deterministic) if compiled else loss_of,
         network,
         parts=recipe.train.accumulation,
-        samples_per_item=dataset.samples_per_item,
+        samples_per_item=bound.samples_per_item,
         clip=recipe.train.clip,
         skips_by_itself=recipe.optimizer.skips_by_itself,
         seed=(recipe.train.seed, world.rank),

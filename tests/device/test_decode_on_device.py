@@ -8,12 +8,14 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
+from sightline.config import Run
 from sightline.data.classification import ClassificationData
 from sightline.data.decode import decode_on_device, read_header
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import TrainOrder
 from sightline.errors import BadSample
 from sightline.hardware import devices
+from sightline.hardware.world import World
 
 pytestmark = pytest.mark.device
 PHOTOS = Path(__file__).resolve().parents[2] / "../shared/data/imagenet-photos"
@@ -46,18 +48,10 @@ def folder(tmp_path: Path) -> Path:
 def load(folder: Path, decoder: str, overlap: bool = True, workers: int = 2) -> tuple[list[dict], list[str]]:
     config = ClassificationData(path=str(folder), decoder=decoder)
     device = devices.select()
-    dataset = config.open("train", 3)
-    loader = Loader(
-        {"train": dataset},
-        {"train": TrainOrder(len(dataset), 16, 3)},
-        config,
-        device,
-        workers=workers,
-        prefetch=2,
-        overlap=overlap,
-        on_bad=lambda bad: None,
-        check_stop=lambda: None,
-    )
+    bound = config.open("train", 3).bind(device, 16)
+    feeds = {"train": (bound, TrainOrder(len(bound.dataset), 16, 3))}
+    run, bad_samples = Run(workers=workers, device_prefetch=overlap), BadSamples("fail", 0, lambda bad: None)
+    loader = Loader(feeds, run, device, World(), bad_samples, lambda: None)
     try:
         loader.seek("train", 0, 8)
         return [{k: v.clone() for k, v in loader.next("train").items()} for _ in range(8)], loader.notes

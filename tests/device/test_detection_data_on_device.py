@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from sightline.config import Run
 from sightline.data.detection import DetectionData
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import TrainOrder
 from sightline.data.loading.static import dump
 from sightline.hardware import devices
+from sightline.hardware.world import World
 
 pytestmark = pytest.mark.device
 
@@ -23,14 +25,12 @@ def nothing(*_: object) -> None:
 
 def batches(config: DetectionData, device: devices.Device, count: int) -> list[dict[str, torch.Tensor]]:
     """Finished, and brought to the host."""
-    dataset = config.open("train", 3)
-    order = TrainOrder(len(dataset), 4, 3)
-    loader = Loader(
-        {"train": dataset}, {"train": order}, config, device, workers=1, prefetch=2, on_bad=nothing, check_stop=nothing
-    )
+    bound = config.open("train", 3).bind(device, 4)
+    feeds = {"train": (bound, TrainOrder(len(bound.dataset), 4, 3))}
+    loader = Loader(feeds, Run(workers=1), device, World(), BadSamples("fail", 0, nothing), nothing)
     try:
         loader.seek("train", 0, count)
-        finished = (dataset.finish(loader.next("train"), torch.float32) for _ in range(count))
+        finished = (bound.finish(loader.next("train"), torch.float32) for _ in range(count))
         return [{key: value.cpu().clone() for key, value in batch.items()} for batch in finished]
     finally:
         loader.close()

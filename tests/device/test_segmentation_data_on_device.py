@@ -5,11 +5,14 @@ import dataclasses
 import pytest
 import torch
 
+from sightline.config import Run
 from sightline.data.augment.segmentation import TOLERANCE
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import TrainOrder
-from sightline.data.segmentation import SegmentationData, SegmentationDataset
+from sightline.data.segmentation import SegmentationData
 from sightline.hardware import devices
+from sightline.hardware.world import World
+from sightline.parts import Bound
 
 pytestmark = pytest.mark.device
 
@@ -23,14 +26,13 @@ def nothing(*_: object) -> None:
 
 def batches(config: SegmentationData, device: devices.Device, count: int) -> list[dict[str, torch.Tensor]]:
     """Finished, and brought to the host."""
-    dataset = config.open("train", 3).for_batch(64)
-    order = TrainOrder(len(dataset), 64, 3, samples_per_item=dataset.samples_per_item)
-    loader = Loader(
-        {"train": dataset}, {"train": order}, config, device, workers=1, prefetch=2, on_bad=nothing, check_stop=nothing
-    )
+    bound = config.open("train", 3).bind(device, 64)
+    order = TrainOrder(len(bound.dataset), 64, 3, samples_per_item=bound.samples_per_item)
+    bad_samples = BadSamples("fail", 0, nothing)
+    loader = Loader({"train": (bound, order)}, Run(workers=1), device, World(), bad_samples, nothing)
     try:
         loader.seek("train", 0, count)
-        finished = (dataset.finish(loader.next("train"), torch.float32) for _ in range(count))
+        finished = (bound.finish(loader.next("train"), torch.float32) for _ in range(count))
         return [{key: value.cpu().clone() for key, value in batch.items()} for batch in finished]
     finally:
         loader.close()
@@ -49,8 +51,8 @@ def test_the_device_makes_what_the_host_makes(dim: int):
         assert (one["image"] - other["image"]).abs().max() <= TOLERANCE * other["image"].abs().max()
 
 
-def on_device(dataset: SegmentationDataset, device: devices.Device, first: int) -> dict[str, torch.Tensor]:
-    rows = [dataset.load(0, index) for index in range(first, first + 4)]
+def on_device(bound: Bound, device: devices.Device, first: int) -> dict[str, torch.Tensor]:
+    rows = [bound.load(0, index) for index in range(first, first + 4)]
     return {key: torch.stack([torch.from_numpy(row[key]) for row in rows]).to(device.torch_device) for key in rows[0]}
 
 
@@ -59,13 +61,12 @@ def test_the_device_half_can_be_captured(compiled: bool):
     device = devices.select()
     if device.kind != "cuda":
         pytest.skip(f"written for cuda, this is {device.kind}")
-    dataset = CONFIG.open("train", 3).for_batch(64)
-    dataset.settle_on(device)
-    first, second = (on_device(dataset, device, at) for at in (0, 4))
+    bound = CONFIG.open("train", 3).bind(device, 64)
+    first, second = (on_device(bound, device, at) for at in (0, 4))
 
     def plain(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-            return dataset.finish(batch, torch.float32)
+            return bound.finish(batch, torch.float32)
 
     finish = torch.compile(plain, fullgraph=True, dynamic=False) if compiled else plain
     static = {key: value.clone() for key, value in first.items()}

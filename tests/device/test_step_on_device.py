@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sightline import api, config
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.hardware import devices
 from sightline.hardware.world import World
@@ -39,35 +39,28 @@ def tiny(*flags):
 
 
 def batches(recipe, device, count, workers=0):
-    dataset = recipe.data.open("train", recipe.train.seed)
-    val = recipe.data.open("val", recipe.train.seed)
-    orders = {
-        "train": TrainOrder(len(dataset), recipe.train.global_batch, recipe.train.seed),
-        "val": EvalOrder(len(val), recipe.train.global_batch),
+    batch, seed = recipe.train.global_batch, recipe.train.seed
+    train, val = (recipe.data.open(split, seed).bind(device, batch) for split in ("train", "val"))
+    feeds = {
+        "train": (train, TrainOrder(len(train.dataset), batch, seed)),
+        "val": (val, EvalOrder(len(val.dataset), batch)),
     }
     loader = Loader(
-        {"train": dataset, "val": val},
-        orders,
-        recipe.data,
-        device,
-        workers=workers,
-        prefetch=2,
-        on_bad=lambda bad: None,
-        check_stop=lambda: None,
+        feeds, config.Run(workers=workers), device, World(), BadSamples("fail", 0, lambda bad: None), lambda: None
     )
     loader.seek("train", 0, count)
     got = [{k: v.clone() for k, v in loader.next("train").items()} for _ in range(count)]
     torch.cuda.synchronize()
     loader.close()
-    return dataset, got
+    return train, got
 
 
 def run_steps(flags, steps=5, warmup=0):
     recipe, run, device = tiny(*flags)
     devices.set_deterministic(recipe.train.deterministic)
-    dataset, feed = batches(recipe, device, steps)
-    state = TrainState(recipe, run, dataset.spec, device, Plan(1, 8))
-    step = build_step(recipe, run, device, World(), state, dataset)
+    bound, feed = batches(recipe, device, steps)
+    state = TrainState(recipe, run, bound.dataset.spec, device, Plan(1, 8))
+    step = build_step(recipe, run, device, World(), state, bound)
     if warmup:
         step.warm_up(feed[-1], warmup)
     for number, batch in enumerate(feed):
@@ -126,9 +119,9 @@ def test_a_compiled_step_stays_close_to_an_eager_one(monkeypatch):
 
 def test_steps_do_not_wait_for_the_device():
     recipe, run, device = tiny()
-    dataset, feed = batches(recipe, device, 6)
-    state = TrainState(recipe, run, dataset.spec, device, Plan(1, 8))
-    step = build_step(recipe, run, device, World(), state, dataset)
+    bound, feed = batches(recipe, device, 6)
+    state = TrainState(recipe, run, bound.dataset.spec, device, Plan(1, 8))
+    step = build_step(recipe, run, device, World(), state, bound)
     for number in range(2):
         step(feed[number], number, 0.05)
     torch.cuda.set_sync_debug_mode("error")
@@ -141,9 +134,9 @@ def test_steps_do_not_wait_for_the_device():
 
 def test_a_bad_step_changes_nothing_and_is_known_one_step_later():
     recipe, run, device = tiny("--run.compile", "off", "--data.mixup", "0.2")
-    dataset, feed = batches(recipe, device, 4)
-    state = TrainState(recipe, run, dataset.spec, device, Plan(1, 8))
-    step = build_step(recipe, run, device, World(), state, dataset)
+    bound, feed = batches(recipe, device, 4)
+    state = TrainState(recipe, run, bound.dataset.spec, device, Plan(1, 8))
+    step = build_step(recipe, run, device, World(), state, bound)
     step(feed[0], 0, 0.05)
     before = {k: v.clone() for k, v in state.model.state_dict().items()}
     step(dict(feed[1], mix=torch.full_like(feed[1]["mix"], float("nan"))), 1, 0.05)

@@ -13,13 +13,13 @@ from torch import nn
 from sightline import api
 from sightline.config import Recipe, Run, TrainConfig
 from sightline.data.classification import ClassificationData
-from sightline.data.loading.loader import Loader, Order
+from sightline.data.loading.loader import BadSamples, Loader, Order
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.evaluate.run import evaluate, order_for
 from sightline.evaluate.topk import TopK
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
-from sightline.parts import Dataset, DataSpec, ModelConfig
+from sightline.parts import Bound, Dataset, DataSpec, ModelConfig
 from sightline.tasks.classification import Classification
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import Plan, ScheduleConfig
@@ -107,10 +107,8 @@ def batch_norm(world: World) -> dict[str, Any]:
     return found
 
 
-def loader_of(feed: str, dataset: Dataset, order: Order, data: ClassificationData) -> Loader:
-    return Loader.of(
-        Run(workers=0), {feed: dataset}, {feed: order}, data, CPU, World(), on_bad=print, check_stop=lambda: None
-    )
+def loader_of(feed: str, bound: Bound, order: Order) -> Loader:
+    return Loader({feed: (bound, order)}, Run(workers=0), CPU, World(), BadSamples("fail", 0, print), lambda: None)
 
 
 def indices(world: World) -> dict[str, Any]:
@@ -119,11 +117,17 @@ def indices(world: World) -> dict[str, Any]:
     for last in ("drop", "pad", "wrap"):
         dataset = DATA.open("train", 0)
         order = TrainOrder(len(dataset), BATCH, 0, last, world.rank, world.size)
-        loader = loader_of("train", dataset, order, DATA)
+        loader = loader_of("train", dataset.bind(CPU, BATCH), order)
         loader.seek("train", 0, 9)
         found[last] = [loader.next("train")["index"].tolist() for _ in range(9)]
         loader.close()
     return found
+
+
+def ready_made(dataset: Dataset) -> Bound:
+    """Whose batches are floats already."""
+    bound = dataset.bind(CPU, BATCH)
+    return dataclasses.replace(bound, finish=lambda batch, dtype: {**batch, "image": batch["image"].to(dtype)})
 
 
 def bad_steps(world: World) -> dict[str, Any]:
@@ -133,8 +137,7 @@ def bad_steps(world: World) -> dict[str, Any]:
         recipe = recipe_with(precision=precision)
         dataset = DATA.open("train", 0)
         state = TrainState(recipe, Run(), dataset.spec, CPU, Plan(1, 1))
-        dataset.finish = lambda batch, dtype: {**batch, "image": batch["image"].to(dtype)}  # ready-made floats
-        step = build_step(recipe, Run(), CPU, world, state, dataset)
+        step = build_step(recipe, Run(), CPU, world, state, ready_made(dataset))
         for number in range(3):
             torch.manual_seed(100 * number + world.rank)
             image = torch.randn(BATCH // world.size, 3, 8, 8)
@@ -159,10 +162,9 @@ def evaluations(world: World) -> dict[str, Any]:
         for buffer in state.batch_norm_statistics():
             buffer.fill_(world.rank + 1)
         order = order_for(recipe.train, len(dataset), world)
-        loader = loader_of("val", dataset, order, data)
-        scores = evaluate(
-            state.model, recipe.task, dataset, loader, CPU, world, "fp32", lambda done, total: None, shards
-        )
+        bound = dataset.bind(CPU, BATCH)
+        loader = loader_of("val", bound, order)
+        scores = evaluate(state.model, recipe.task, bound, loader, CPU, world, "fp32", lambda done, total: None, shards)
         given = [int(i) for step in range(order.steps_per_epoch) for i in order.batch(step)[1] if i >= 0]
         found[shards] = {"values": scores.values, "given": given}
         loader.close()
@@ -175,8 +177,7 @@ def head_only(world: World) -> dict[str, Any]:
     dataset = DATA.open("train", 0)
     state = TrainState(recipe, Run(), dataset.spec, CPU, Plan(1, 1))
     before = {name: t.clone() for name, t in state.model.state_dict().items()}
-    dataset.finish = lambda batch, dtype: {**batch, "image": batch["image"].to(dtype)}  # ready-made floats
-    step = build_step(recipe, Run(), CPU, world, state, dataset)
+    step = build_step(recipe, Run(), CPU, world, state, ready_made(dataset))
     rows = BATCH // world.size
     for number in range(2):
         torch.manual_seed(number)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import TrainOrder
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
@@ -77,14 +77,13 @@ def trained(world: World, task: str, kind: str, states: list[State] | None = Non
     options = {"nesterov": False, **OPTIMIZERS[kind]}
     recipe = replace(recipe, optimizer=replace(recipe.optimizer, kind=kind, **options))
     cfg, steps = recipe.train, STEPS.get(kind, FEW_STEPS)
-    data = recipe.data.open("train", 0).for_batch(cfg.global_batch)
-    items = data.samples_per_item
+    data = recipe.data.open("train", 0)
+    bound = data.bind(CPU, cfg.global_batch)
+    items = bound.samples_per_item
     order = TrainOrder(len(data), cfg.global_batch, 0, rank=world.rank, ranks=world.size, samples_per_item=items)
     state = TrainState(recipe, run, data.spec, CPU, Plan(1, steps, order.samples_per_epoch, cfg.global_batch), world)
-    step = build_step(recipe, run, CPU, world, state, data)
-    loader = Loader.of(
-        run, {"train": data}, {"train": order}, recipe.data, CPU, world, on_bad=print, check_stop=lambda: None
-    )
+    step = build_step(recipe, run, CPU, world, state, bound)
+    loader = Loader({"train": (bound, order)}, run, CPU, world, BadSamples("fail", 0, print), lambda: None)
     loader.seek("train", 0, steps)
     found: dict[str, Any] = {"given": [], "gradients": [], "states": [copied(state)]}
     for number in range(steps):

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from sightline import config, kernels, recipes
 from sightline.config import Recipe, Run
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.prepare import shapes as drawings
 from sightline.data.segmentation import SegmentationData
 from sightline.errors import SightlineError, UsageError
@@ -38,7 +38,7 @@ from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
 from sightline.hardware.world import World
 from sightline.log import RunLog
-from sightline.parts import Batch, Dataset
+from sightline.parts import Batch, Bound
 from sightline.train import loop
 from sightline.train.optimizers import set_rate
 from sightline.train.saver import Saver
@@ -179,24 +179,26 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return found.hexdigest()
 
 
-def opened(recipe: Recipe) -> dict[str, Dataset]:
+def bound_data(recipe: Recipe) -> dict[str, Bound]:
     cfg = recipe.train
-    return {split: recipe.data.open(split, cfg.seed).for_batch(cfg.global_batch) for split in ("train", "val")}
+    return {split: recipe.data.open(split, cfg.seed).bind(CPU, cfg.global_batch) for split in ("train", "val")}
 
 
-def loader_of(recipe: Recipe, run: Run, sets: dict[str, Dataset], on_bad: Callable[..., None] = print) -> Loader:
-    orders = dict(zip(("train", "val"), loop._orders(recipe, sets, World()), strict=True))
-    return Loader.of(run, sets, orders, recipe.data, CPU, World(), on_bad=on_bad, check_stop=lambda: None)
+def loader_of(recipe: Recipe, run: Run, bound: dict[str, Bound], on_bad: Callable[..., None] = print) -> Loader:
+    orders = loop._orders(recipe, bound, World())
+    feeds = {split: (bound[split], order) for split, order in zip(("train", "val"), orders, strict=True)}
+    bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, on_bad)
+    return Loader(feeds, run, CPU, World(), bad_samples, check_stop=lambda: None)
 
 
 def batches(recipe: Recipe, run: Run, split: str, on_bad: Callable[..., None] = print) -> Iterator[Batch]:
     """Those of the first epoch, as a step or an evaluation gets them."""
-    sets = opened(recipe)
-    with contextlib.closing(loader_of(recipe, run, sets, on_bad)) as loader:
+    bound = bound_data(recipe)
+    with contextlib.closing(loader_of(recipe, run, bound, on_bad)) as loader:
         count = loader.feeds[split].order.steps_per_epoch
         loader.seek(split, 0, count)
         for _ in range(count):
-            yield sets[split].finish(loader.next(split), torch.float32)
+            yield bound[split].finish(loader.next(split), torch.float32)
 
 
 def built(recipe: Recipe, run: Run) -> TrainState:
@@ -231,8 +233,7 @@ def unread(recipe: Recipe, run: Run) -> Any:
 @without_run
 def told(recipe: Recipe, run: Run) -> Any:
     """Notes without their numbers, of which the memory that is free is another every time."""
-    sets = opened(recipe)
-    with contextlib.closing(loader_of(recipe, run, sets)) as loader:
+    with contextlib.closing(loader_of(recipe, run, bound_data(recipe))) as loader:
         return [note.partition(":")[0] for note in (*loader.notes, *built(recipe, run).notes)]
 
 
@@ -244,7 +245,7 @@ def declared(recipe: Recipe, run: Run) -> Any:
 @without_run
 def refusal(recipe: Recipe, run: Run) -> Any:
     try:
-        opened(recipe)
+        bound_data(recipe)
         built(recipe, run)
     except SightlineError as error:
         return type(error).__name__, str(error)
@@ -293,7 +294,7 @@ def predictions(recipe: Recipe, run: Run) -> Any:
 
 @without_run
 def score_names(recipe: Recipe, run: Run) -> Any:
-    return recipe.task.metric(opened(recipe)["val"].spec, CPU.torch_device).names()
+    return recipe.task.metric(bound_data(recipe)["val"].dataset.spec, CPU.torch_device).names()
 
 
 @without_run
@@ -814,7 +815,7 @@ def called(monkeypatch) -> None:
     spy(Step, "_update", "update", lambda *_: None)
     spy(Saver, "save", "save", lambda saver, **_: saver._pending is None)
     spy(Watchdog, "__init__", "watch", lambda watchdog, *_: watchdog.timeout_s)
-    spy(Loader, "__init__", "load", lambda *_, **options: options["overlap"])
+    spy(Loader, "__init__", "load", lambda loader, feeds, run, *_, **__: run.device_prefetch)
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ CONCRETE_PARTS = (
     "sightline.data.detection",
     "sightline.data.segmentation",
 )
+USED_BY_PARTS = ("sightline.errors", "sightline.files", "sightline.hardware")
 USED_BY_MIGRATE = ("sightline.hardware.onednn", "sightline.models.norm", "sightline.terminal")
 # The commands run behind the guard of sightline.terminal. What runs inside `import torch` prints what repr() made safe.
 MAY_PRINT = (
@@ -128,6 +129,13 @@ def train_knows_no_concrete_part(module: Module) -> Offences:
             # norm.py is no model but what the engine does to any, and needs torch only.
             if is_in(name, *CONCRETE_PARTS, "sightline.recipes") and not is_in(name, "sightline.models.norm"):
                 yield line, f"train imports {name}; the engine knows only sightline.parts, a recipe brings the rest"
+
+
+def parts_know_nothing_concrete(module: Module) -> Offences:
+    if module.path == "sightline/parts.py":
+        for line, name in imports(module):
+            if is_in(name, "sightline") and not is_in(name, *USED_BY_PARTS):
+                yield line, f"parts imports {name}; of sightline it may import {', '.join(USED_BY_PARTS)} only"
 
 
 def models_and_data_stand_below(module: Module) -> Offences:
@@ -285,6 +293,10 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/train/step.py", "def f():\n    from ..data import sources"),
         ("sightline/train/step.py", "import importlib\nimportlib.import_module('sightline.recipes.resnet50')"),
         ("sightline/train/step.py", "from sightline import tasks"),
+    ],
+    parts_know_nothing_concrete: [
+        ("sightline/parts.py", "from sightline.data.check.images import Report"),
+        ("sightline/parts.py", "def f():\n    from sightline.report.predictions import Predictions"),
     ],
     models_and_data_stand_below: [
         ("sightline/models/unet.py", "import sightline.train.step"),

@@ -1,7 +1,7 @@
 """Random crops, flips, policies, erasing and mixing for classification, and the fixed geometry of evaluation.
 
-`draw` turns a key into numbers, `apply` turns numbers and pixels into the square the network sees (CPU, uint8), `pack`
-into what travels; `unpack` (`normalize`), `erase` and `mix` are the batched half on the device, in this order.
+`draw` turns a key into numbers, `apply` turns numbers and pixels into the square the network sees (CPU, uint8), and
+`pack` converts it for the copy to the device. `finish` is the batched half there: unpack (normalise), erase, mix.
 """
 
 import math
@@ -17,20 +17,21 @@ from torch.nn import functional
 from sightline.data.augment import policies, tensorflow
 from sightline.data.draws import generator
 from sightline.errors import UsageError
+from sightline.parts import Batch
 
-# Pillow has nothing like legacy; a policy's rotations then are plain bilinear.
+# Pillow has no legacy filter; a policy's rotations are plain bilinear then.
 _RESAMPLING = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
     "legacy": Image.Resampling.BILINEAR,
 }
-# How far Pillow's filters reach, in pixels of the coarser of the two grids.
+# Reach of Pillow's filters, in pixels of the coarser grid.
 _FILTER_REACH = {"bilinear": 1, "bicubic": 2}
 # A 30000x1 strip with its short side resized to 256 would be 2 Gpix, of which the window shows 224x224. Above this
-# many pixels (sides of 256:1 at 256) only the visible part is computed; below, all of it, as torchvision does.
+# many pixels (sides of 256:1 at 256) only the visible part is computed; below, all of it, as in torchvision.
 _MAX_RESIZED_PIXELS = 2**24
 _CROP_TRIES = 10
-# RandomErasing's: shares of the area, height over width.
+# RandomErasing's shares of the area, and height over width.
 _ERASE_SCALE = (0.02, 0.33)
 _ERASE_RATIO = (0.3, 3.3)
 _ERASE_TRIES = 10
@@ -47,14 +48,14 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "interpolation": tuple(_RESAMPLING),
     "image_type": ("uint8", "bf16", "fp32"),
 }
-_TRAVELS_AS = {"uint8": "uint8", "bf16": "int16", "fp32": "float32"}  # NumPy has no bf16, so its bits
-# Numbers of a whole batch are scalars: what has a first dimension is split with the samples.
+_PACKED_TYPES = {"uint8": "uint8", "bf16": "int16", "fp32": "float32"}  # NumPy has no bf16: its bits as int16
+# Scalars, because they belong to the whole batch; tensors with a first dimension are split with the samples.
 CUT_KEYS = ("cut_top", "cut_left", "cut_bottom", "cut_right")
 
 
 @dataclass(frozen=True)
 class Params:
-    """The way of one picture: cut a box out of it, resize the box, cut a square window out of that, flip, policy."""
+    """The operations on one image: cut out a box, resize it, cut out a square window, flip, apply the policy."""
 
     top: int
     left: int
@@ -62,26 +63,26 @@ class Params:
     width: int
     resized_height: int
     resized_width: int
-    window_top: int  # negative where the resized box is smaller than the window: black border
+    window_top: int  # negative if the resized box is smaller than the window: black border
     window_left: int
     size: int
     flip: bool
     policy: policies.Policy = ()
-    erase: Box = _NOWHERE  # this one on the device, after normalisation
+    erase: Box = _NOWHERE  # done on the device, after normalisation
 
 
 @dataclass(frozen=True)
-class Augment:
-    """How pictures become the squares a classifier trains on and is evaluated on."""
+class AugmentFields:
+    """Settings: how images become the squares that a classifier trains and is evaluated on."""
 
     augment: Literal["on", "off"] = "on"
-    """off: no randomness in training, every picture is seen as in evaluation but at `size`."""
+    """off: no randomness in training; images are seen as in evaluation, but at `size`."""
     crop: Literal["area", "tf"] = "area"
     """area: uniform area, log-uniform ratio, as torchvision; tf: uniform ratio, uniform height, at least a tenth of
-    the picture, as TensorFlow's sample_distorted_bounding_box. tf also cuts evaluation's sides and offsets down to
-    whole pixels as the TensorFlow originals do."""
+    the image, as TensorFlow's sample_distorted_bounding_box. With tf, sides and offsets in evaluation are rounded down
+    to whole pixels, as in the TensorFlow originals."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
-    """Smallest and largest share of the picture's area that a training crop covers."""
+    """Smallest and largest share of the image's area that a training crop covers."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Narrowest and widest training crop, width over height."""
     flip: float = 0.5
@@ -89,27 +90,28 @@ class Augment:
     policy: policies.PolicyName = "none"
     """Operations on colours and shape after crop and flip."""
     policy_magnitude: int = 9
-    """randaugment: how strong its operations are, 0 to 30."""
+    """randaugment: strength of its operations, 0 to 30."""
     augmix_severity: int = 3
-    """augmix: how strong its operations can get, 1 to 10."""
+    """augmix: greatest strength of its operations, 1 to 10."""
     random_erase: float = 0.0
-    """Probability that a random box of a training picture is set to the mean colour."""
+    """Probability that a random box of a training image is set to the mean colour."""
     mixup: float = 0.0
-    """Alpha of the Beta(alpha, alpha) that mixes each training picture with another; 0 is off."""
+    """Alpha of the Beta(alpha, alpha) that mixes each training image with another; 0 is off."""
     mixup_per: Literal["batch", "sample"] = "batch"
-    """batch: one share for all pictures of a step on a device, as in PyTorch; sample: one for each, as in NVIDIA's
+    """batch: one share for all images of a step on a device, as in PyTorch; sample: one for each, as in NVIDIA's
     TensorFlow recipes."""
     mixup_partner: Literal["previous", "reversed", "random"] = "previous"
-    """mixup and cutmix: which other picture of the batch. previous: the one before it; reversed: the batch read
-    backwards; random: a permutation. Of what a device computes at once: with accumulation, of a part."""
+    """mixup and cutmix: which other image of the batch. previous: the one before it; reversed: the batch read
+    backwards; random: a permutation. The batch is what a device computes at once: with accumulation, a part."""
     cutmix: float = 0.0
-    """Alpha of the Beta(alpha, alpha) for a box pasted from another picture; 0 is off; with mixup a coin per batch."""
+    """Alpha of the Beta(alpha, alpha) for a box pasted from another image; 0 is off. With mixup, a coin per batch
+    chooses between the two."""
     size: int = 224
     """Side in pixels of the square the network sees in training."""
     eval_resize: int = 256
     """Length in pixels the shorter side (stretch: both) is resized to in evaluation."""
     eval_geometry: Literal["short_side", "stretch"] = "short_side"
-    """short_side: the picture keeps its shape; stretch: it is made square first, as hardware decoders do."""
+    """short_side: the image keeps its aspect ratio; stretch: it is made square first, as hardware decoders do."""
     eval_size: int = 224
     """Side in pixels of the square cut from the middle in evaluation."""
     interpolation: Literal["bilinear", "bicubic", "legacy"] = "bilinear"
@@ -120,8 +122,8 @@ class Augment:
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     """Standard deviation of red, green and blue, of values in 0..1; the default is ImageNet's."""
     image_type: Literal["uint8", "bf16", "fp32"] = "uint8"
-    """What pictures travel to the device in. uint8: normalised there; bf16, fp32: by the loader, at two and four times
-    the traffic, bf16 also rounded."""
+    """Type in which images are copied to the device. uint8: normalised there; bf16, fp32: normalised by the loader, at
+    two and four times the traffic; bf16 is also rounded."""
 
     def __post_init__(self) -> None:
         # Every test is written so that NaN fails it.
@@ -133,7 +135,7 @@ class Augment:
             raise UsageError(f"crop_scale={self.crop_scale} must be 0 < smallest <= largest <= 1, e.g. 0.08 1.0")
         if self.crop == "tf" and high * tensorflow.COVERED_ONE_IN < 1:
             raise UsageError(
-                f"crop=tf keeps no crop below a tenth of the picture, so crop_scale={self.crop_scale} never gives one; "
+                f"crop=tf keeps no crop below a tenth of the image, so crop_scale={self.crop_scale} never gives one; "
                 f"raise its second number, e.g. 0.05 1.0"
             )
         low, high = self.crop_ratio
@@ -163,18 +165,23 @@ class Augment:
         if not all(0 < deviation < math.inf for deviation in self.std):
             raise UsageError(f"std={self.std} must be three positive numbers, e.g. 0.229 0.224 0.225")
 
+
+@dataclass(frozen=True)
+class Augmentation(AugmentFields):
+    """Draws and applies the operations that the fields choose; a dataset holds one."""
+
     @property
-    def travels_as(self) -> str:
-        """The NumPy type of the pictures of a batch on its way to the device."""
-        return _TRAVELS_AS[self.image_type]
+    def packed_type(self) -> str:
+        """NumPy type of images after `pack`."""
+        return _PACKED_TYPES[self.image_type]
 
     @property
     def erases(self) -> bool:
-        """Whether a training sample carries a box to erase."""
+        """True if a training sample carries a box to erase."""
         return self.augment == "on" and self.random_erase > 0
 
     def draw(self, seed: int, epoch: int, index: int, height: int, width: int) -> Params:
-        """What is done to one training sample; the same key gives the same numbers on any machine."""
+        """Draw the operations on a training image of this size; the same key gives the same numbers on any machine."""
         if self.augment == "off":
             # The same field of view as in evaluation, whatever the size of the square.
             short_side = max(1, round(self.size * self.eval_resize / self.eval_size))
@@ -189,19 +196,19 @@ class Augment:
         return Params(*box, self.size, self.size, 0, 0, size=self.size, flip=flip, policy=policy, erase=erased)
 
     def draw_mix(self, seed: int, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """The numbers one training sample brings to the mixing of its batch."""
+        """Draw the numbers that one training sample adds to the mixing of its batch."""
         numbers = {}
         if self.augment == "on" and self.mixup > 0 and self.mixup_per == "sample":
             share = generator(seed, epoch, index, "mixup of a sample").beta(self.mixup, self.mixup)
             numbers["mix"] = np.asarray(share, dtype=np.float32)
         if self.augment == "on" and self.mixup + self.cutmix > 0 and self.mixup_partner == "random":
-            # Sorted on the device: a permutation of whatever samples happen to be together there.
+            # Sorted on the device: a permutation of the samples that are together there.
             rank = generator(seed, epoch, index, "mixup partner").random()
             numbers["mix_rank"] = np.asarray(rank, dtype=np.float32)
         return numbers
 
     def draw_batch(self, seed: int, epoch: int, step: int) -> dict[str, np.ndarray]:
-        """The numbers a whole training batch shares; they travel in it, so that a step draws nothing itself."""
+        """Draw the numbers that a training batch shares. They are part of the batch, so that a step draws nothing."""
         if self.augment == "off" or self.mixup == self.cutmix == 0 or self.mixup_per == "sample":
             return {}
         cuts = self.cutmix > 0 and (self.mixup == 0 or generator(seed, epoch, step, "cut or mix").random() < 0.5)
@@ -212,18 +219,18 @@ class Augment:
         else:
             share = label_share = generator(seed, epoch, step, "mixup").beta(self.mixup, self.mixup)
         numbers = {"mix": np.asarray(share, dtype=np.float32)}
-        if self.cutmix:  # in every batch then, so that one captured step fits all
+        if self.cutmix:  # in every batch, so that one captured step fits all
             numbers["label_share"] = np.asarray(label_share, dtype=np.float32)
             numbers |= {key: np.asarray(edge, dtype=np.int32) for key, edge in zip(CUT_KEYS, box, strict=True)}
         return numbers
 
     def evaluation_params(self, height: int, width: int) -> Params:
-        """Resize to `eval_resize`, keep the middle `eval_size` square; rounding as torchvision, or as TensorFlow."""
+        """Resize to `eval_resize`, keep the middle `eval_size` square; rounded as in torchvision or TensorFlow."""
         return self._centre(height, width, self.eval_resize, self.eval_size)
 
     def apply(self, params: Params, pixels: np.ndarray) -> np.ndarray:
-        """Carry out `params` on (height, width, 3) uint8 pixels: (size, size, 3) uint8, equal to torchvision's
-        or, where the interpolation is legacy, to TensorFlow's."""
+        """Apply `params` to (height, width, 3) uint8 pixels. Returns (size, size, 3) uint8, equal to torchvision's or,
+        with legacy interpolation, to TensorFlow's."""
         # Cut before resizing: resize(box=...) would let the filter see beyond the box.
         box = pixels[params.top : params.top + params.height, params.left : params.left + params.width]
         if self.interpolation == "legacy":
@@ -233,12 +240,12 @@ class Augment:
         else:
             square = _resize_and_flip(box, params, self.interpolation)
         if params.policy:
-            picture = Image.fromarray(square)
-            return np.array(policies.apply(params.policy, picture, _RESAMPLING[self.interpolation]))
+            image = Image.fromarray(square)
+            return np.array(policies.apply(params.policy, image, _RESAMPLING[self.interpolation]))
         return square
 
     def pack(self, square: np.ndarray) -> np.ndarray:
-        """(size, size, 3) uint8 as it travels: as it is, or normalised."""
+        """Convert (size, size, 3) uint8 to `image_type`, normalised unless that is uint8."""
         if self.image_type == "uint8":
             return square
         dtype = torch.bfloat16 if self.image_type == "bf16" else torch.float32
@@ -246,14 +253,27 @@ class Augment:
         return (values.view(torch.int16) if self.image_type == "bf16" else values).numpy()
 
     def unpack(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        """Normalised (batch, 3, height, width) in channels_last of (batch, height, width, 3) as they travelled."""
+        """Turn packed images (batch, height, width, 3) into normalised (batch, 3, height, width) in channels_last."""
         if images.dtype == torch.uint8:
             return normalize(images, self.mean, self.std, dtype)
         values = images.view(torch.bfloat16) if images.dtype == torch.int16 else images
         return values.permute(0, 3, 1, 2).to(dtype)
 
+    def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        """Normalise, erase and mix a batch on its device, with the numbers in it."""
+        image = self.unpack(batch["image"], dtype)
+        if "erase" in batch:
+            image = erase(image, batch["erase"])
+        if "mix" in batch:
+            box = tuple(batch[key] for key in CUT_KEYS) if CUT_KEYS[0] in batch else None
+            partner = partner_of(self.mixup_partner, len(image), batch.get("mix_rank"), image.device)
+            image = mix(image, batch["mix"], box, partner)
+            if partner is not None:
+                batch = {**batch, "partner": partner}
+        return {**batch, "image": image}
+
     def _draw_box(self, random: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
-        """RandomResizedCrop's (top, left, height, width): uniform area, log-uniform ratio, else the middle."""
+        """Draw RandomResizedCrop's (top, left, height, width): uniform area, log-uniform ratio, else the middle."""
         if self.crop == "tf":
             return tensorflow.draw_box(random, height, width, self.crop_scale, self.crop_ratio)
         narrowest, widest = self.crop_ratio
@@ -287,7 +307,7 @@ class Augment:
         return Params(0, 0, height, width, *resized, *corner, size=size, flip=False)
 
     def _draw_erased(self, random: np.random.Generator) -> Box:
-        """RandomErasing's box, or none: by chance, or because no try gave one smaller than the picture."""
+        """Draw RandomErasing's box; empty by chance, or if no try gave one smaller than the image."""
         if random.random() >= self.random_erase:
             return _NOWHERE
         flattest, steepest = _ERASE_RATIO
@@ -302,7 +322,7 @@ class Augment:
         return _NOWHERE
 
     def _draw_cut(self, random: np.random.Generator) -> Box:
-        """CutMix's box: sides of sqrt(1 - Beta), its centre anywhere, what lies outside cut off."""
+        """Draw CutMix's box: sides of sqrt(1 - Beta), its centre anywhere, clipped to the image."""
         half = int(0.5 * math.sqrt(1 - random.beta(self.cutmix, self.cutmix)) * self.size)
         x, y = int(random.integers(self.size)), int(random.integers(self.size))
         return max(y - half, 0), max(x - half, 0), min(y + half, self.size), min(x + half, self.size)
@@ -311,7 +331,7 @@ class Augment:
 def normalize(
     images: Tensor, mean: tuple[float, float, float], std: tuple[float, float, float], dtype: torch.dtype
 ) -> Tensor:
-    """(x / 255 - mean) / std of (batch, height, width, 3) uint8, as (batch, 3, height, width) in channels_last.
+    """Compute (x / 255 - mean) / std of (batch, height, width, 3) uint8, as (batch, 3, height, width) in channels_last.
 
     The permuted view already is channels_last, so no pixel moves. The constants are filled on the device: a copy from
     the host would make the host wait, and could not be captured in a graph.
@@ -323,42 +343,42 @@ def normalize(
 
 
 def erase(images: Tensor, boxes: Tensor) -> Tensor:
-    """Zero, which is the mean colour, in each picture's own box: (batch, 4) of top, left, bottom, right."""
-    # masked_fill would fall out of channels_last.
+    """Set each image to 0, the mean colour, inside its own box: (batch, 4) of top, left, bottom, right."""
+    # masked_fill would lose channels_last.
     return torch.where(_inside(boxes.unbind(1), images).unsqueeze(1), 0.0, images)
 
 
 def mix(images: Tensor, share: Tensor, box: tuple[Tensor, ...] | None = None, partner: Tensor | None = None) -> Tensor:
-    """Mixup: `share` (one for all or one each) of each picture, the rest of the one before it (the first meets the
-    last) or of number `partner`. Cutmix: inside `box` (top, left, bottom, right, of the whole batch) nothing but that.
+    """Mixup: blend each image (`share`, one for all or one each) with its partner: the image before it (the last for
+    the first), or number `partner`. Cutmix: take `box` (top, left, bottom, right, one for all) from the partner.
 
     Labels are mixed by the task with the same partner, `labels.roll(1, 0)` or `labels[partner]`.
     """
     if partner is None:
-        # The same as images.roll(1, 0), which on CUDA would fall out of channels_last.
+        # Equal to images.roll(1, 0), which would lose channels_last on CUDA.
         partners = torch.cat((images[-1:], images[:-1]))
     else:
-        # As they lie in memory, for the same reason.
+        # Permuted as they lie in memory, for the same reason.
         partners = images.permute(0, 2, 3, 1).index_select(0, partner).permute(0, 3, 1, 2)
     if share.ndim:
         share = share.view(-1, 1, 1, 1)
-    # A share for each picture would lift the result to its own type.
+    # A share for each image would promote the result to its own type.
     mixed = (images * share + partners * (1 - share)).to(images.dtype)
     return mixed if box is None else torch.where(_inside(box, images), partners, mixed)
 
 
 def partner_of(kind: str, samples: int, ranks: Tensor | None, device: torch.device) -> Tensor | None:
-    """Which picture each one is mixed with, for `mixup_partner`; None where it is the one before."""
+    """Return the index of each image's partner, for `mixup_partner`; None for the previous one."""
     if kind == "previous":
         return None
     if kind == "reversed":
         return torch.arange(samples - 1, -1, -1, device=device)
     assert ranks is not None, "a batch with random partners brings its numbers"
-    return ranks.argsort(stable=True)  # else equal numbers could be sorted in another way on another day
+    return ranks.argsort(stable=True)  # stable, so that equal numbers always sort the same way
 
 
 def _inside(box: tuple[Tensor, ...], images: Tensor) -> Tensor:
-    """Which pixels lie in the box: (height, width) where its edges are numbers, (batch, height, width) for one each."""
+    """Return a mask of the box: (height, width) for scalar edges, (batch, height, width) for one box per image."""
     top, left, bottom, right = (edge.unsqueeze(-1) for edge in box)
     rows = torch.arange(images.shape[2], device=images.device)
     columns = torch.arange(images.shape[3], device=images.device)
@@ -374,12 +394,12 @@ def _per_channel(numbers: list[float], like: Tensor) -> Tensor:
 def _centre_offset(length: int, size: int, rounds_down: bool) -> int:
     if length < size:
         return -((size - length) // 2)
-    # torchvision rounds a cut to the even number.
+    # torchvision rounds half to even.
     return (length - size) // 2 if rounds_down else round((length - size) / 2)
 
 
 def _resize_and_flip(box: np.ndarray, params: Params, interpolation: str) -> np.ndarray:
-    """(size, size, 3): the box resized, its window, mirrored where `params` say so."""
+    """Resize the box, cut out its window, flip it if `params` say so: (size, size, 3)."""
     if params.resized_height * params.resized_width > _MAX_RESIZED_PIXELS:
         resized, top, left = _resize_visible_part(box, params, interpolation)
     else:
@@ -392,15 +412,15 @@ def _resize_and_flip(box: np.ndarray, params: Params, interpolation: str) -> np.
 
 
 def _resize(box: np.ndarray, height: int, width: int, interpolation: str) -> Tensor:
-    """(3, height, width), antialiased, equal to torchvision v2 on uint8 tensors: Pillow's filter, more than three
-    times as fast as Pillow; bilinear is within two grey levels of it."""
-    # A copy, because a decoder's array may not be writable, which torch warns of; it costs a hundredth of the decoding.
+    """Resize to (3, height, width), antialiased, equal to torchvision v2 on uint8 tensors: Pillow's filter at more than
+    three times its speed; bilinear is within two grey levels of Pillow."""
+    # A copy, because torch warns about arrays that are not writable; it costs a hundredth of the decoding.
     planes = torch.from_numpy(np.array(box, order="C")).permute(2, 0, 1)[None]
     return functional.interpolate(planes, (height, width), mode=interpolation, align_corners=False, antialias=True)[0]
 
 
 def _window(planes: Tensor, top: int, left: int, size: int) -> Tensor:
-    """The square of `size` from (top, left) on; black where the picture does not reach."""
+    """Cut out the square of `size` at (top, left); black beyond the image."""
     height, width = planes.shape[1:]
     if (top, left, height, width) == (0, 0, size, size):
         return planes
@@ -412,7 +432,7 @@ def _window(planes: Tensor, top: int, left: int, size: int) -> Tensor:
 
 
 def _resize_visible_part(box: np.ndarray, params: Params, interpolation: str) -> tuple[Tensor, int, int]:
-    """The part of the resized box that its window shows, and where the window starts in that part.
+    """Compute the part of the resized box that its window shows, and where the window starts in it.
 
     Equal to resizing everything up to the rounding of the filter's weights.
     """
@@ -429,7 +449,7 @@ def _resize_visible_part(box: np.ndarray, params: Params, interpolation: str) ->
 
 
 def _visible_range(length: int, resized: int, offset: int, size: int, reach: int) -> tuple[int, int, float, float, int]:
-    """Along one axis: source pixels needed (start, stop), exact edges within them, and how many pixels come out."""
+    """Along one axis, return the source pixels needed (start, stop), exact edges within them, the output length."""
     first, last = max(offset, 0), min(offset + size, resized)
     scale = length / resized
     margin = math.ceil(reach * max(scale, 1)) + 1

@@ -1,7 +1,7 @@
 """IoU-biased crops, flips and colour jitter for detection, and the plain resize of evaluation.
 
-`draw` turns a key into numbers, `move_boxes` and `apply` carry out the geometry on boxes and pixels (CPU, uint8), and
-`finish` is the batched half on the device: colours, then normalisation, in fp32, from numbers that came in the batch.
+`draw` turns a key into numbers, `move_boxes` and `apply` apply the geometry to boxes and pixels (CPU, uint8), and
+`finish` is the batched half on the device: colours, then normalisation, in fp32, with the numbers in the batch.
 """
 
 import math
@@ -18,11 +18,11 @@ from sightline.data.augment.classification import normalize
 from sightline.data.draws import generator
 from sightline.errors import UsageError
 
-# One toss in seven keeps the whole picture, the others ask for these overlaps.
+# One draw in seven keeps the whole image; the others demand one of these overlaps.
 MIN_IOUS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
-_SMALLEST_SIDE = 0.3  # of a crop, as a share of the picture's
+_SMALLEST_SIDE = 0.3  # of a crop, as a share of the image's side
 _LARGEST_ASPECT = 2.0
-_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)  # places in a sample's jitter numbers, and names in its order
+_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)  # positions in a sample's jitter numbers, and codes in its order
 _GREY = (0.2989, 0.587, 0.114)
 _CHOICES: dict[str, tuple[str, ...]] = {
     "augment": ("on", "off"),
@@ -30,36 +30,36 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "jitter": ("tf", "mlperf", "off"),
     "resize": ("tf", "antialias"),
 }
-Crop = tuple[float, float, float, float]  # top, left, bottom, right as shares of the picture
+Crop = tuple[float, float, float, float]  # top, left, bottom, right as shares of the image
 WHOLE: Crop = (0.0, 0.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Params:
-    """The way of one picture: cut a box out of it, resize, flip; then its colours, on the device."""
+    """The operations on one image: cut out a box, resize, flip; then colours, on the device."""
 
     crop: Crop = WHOLE
     flip: bool = False
-    is_training: bool = False  # TensorFlow resizes otherwise in training than in evaluation
+    is_training: bool = False  # TensorFlow resizes differently in training and in evaluation
     jitter: tuple[float, float, float, float] = (0.0, 1.0, 1.0, 0.0)  # brightness, contrast, saturation, hue
     order: tuple[int, int, int, int] = (_BRIGHTNESS, _CONTRAST, _SATURATION, _HUE)
 
     def rows(self, height: int) -> int:
-        """How many rows of the picture, from the top, the crop needs."""
+        """Return how many rows of the image, from the top, the crop needs."""
         return min(height, math.floor(self.crop[2] * height) + 2)
 
 
 @dataclass(frozen=True)
-class Augment:
-    """How pictures with boxes become the squares a detector trains on and is evaluated on."""
+class AugmentFields:
+    """Settings: how images with boxes become the squares that a detector trains and is evaluated on."""
 
     augment: Literal["on", "off"] = "on"
-    """off: no randomness in training, every picture is seen as in evaluation."""
+    """off: no randomness in training; images are seen as in evaluation."""
     size: int = 300
     """Side in pixels of the square the network sees."""
     crop: Literal["tf", "mlperf", "off"] = "tf"
-    """Random crops that keep a drawn overlap with every box. tf: the last that fits of `crop_tries` is taken, and
-    overlap 0 means more than none; mlperf: the first that fits, and 0 means any; off: the whole picture."""
+    """Random crops that keep a drawn overlap with every box. tf: use the last of `crop_tries` that fits; 0 means more
+    than none. mlperf: use the first that fits; 0 means any. off: the whole image."""
     crop_tries: int = 50
     """Crops tried for one drawn overlap before another is drawn; 50 in the TensorFlow original, 1 in MLPerf's."""
     flip: float = 0.5
@@ -68,16 +68,17 @@ class Augment:
     """Colours. tf: brightness is added, contrast is about each channel's mean, fixed order, nothing clipped; mlperf:
     brightness is multiplied, contrast is about the mean grey, random order, 8-bit values after every operation."""
     brightness: float = 0.125
-    """jitter: most that is added (tf, of values in 0..1), or by which the factor leaves 1 (mlperf)."""
+    """jitter: largest number added (tf, to values in 0..1), or largest distance of the factor from 1 (mlperf)."""
     contrast: float = 0.5
-    """jitter: most by which the factor leaves 1."""
+    """jitter: largest distance of the factor from 1."""
     saturation: float = 0.5
-    """jitter: most by which the factor leaves 1."""
+    """jitter: largest distance of the factor from 1."""
     hue: float = 0.05
-    """jitter: most by which colours turn, as a share of the colour circle."""
+    """jitter: largest rotation of colours, as a share of the colour circle."""
     resize: Literal["tf", "antialias"] = "tf"
-    """tf: bilinear without antialiasing, corners on corners in training, TensorFlow 1's own in evaluation; antialias:
-    torch's antialiased bilinear on whole pixels, as MLPerf's PyTorch reference. Both round to whole grey levels."""
+    """tf: bilinear without antialiasing, with aligned corners in training and TensorFlow 1's grid in evaluation;
+    antialias: torch's antialiased bilinear on whole pixels, as MLPerf's PyTorch reference. Both round to whole grey
+    levels."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Mean of red, green and blue, of values in 0..1; the default is ImageNet's."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
@@ -99,16 +100,21 @@ class Augment:
         if not all(0 < deviation < math.inf for deviation in self.std):
             raise UsageError(f"std={self.std} must be three positive numbers, e.g. 0.229 0.224 0.225")
 
+
+@dataclass(frozen=True)
+class Augmentation(AugmentFields):
+    """Draws and applies the operations that the fields choose; a dataset holds one."""
+
     @property
     def jitter_keys(self) -> dict[str, tuple[tuple[int, ...], str]]:
-        """What a training sample carries to the device for its colours: key -> (shape, dtype)."""
+        """Layout of the numbers that a training sample brings to the device for its colours."""
         if self.augment == "off" or self.jitter == "off":
             return {}
         numbers: dict[str, tuple[tuple[int, ...], str]] = {"jitter": ((4,), "float32")}
         return {**numbers, "jitter_order": ((4,), "int32")} if self.jitter == "mlperf" else numbers
 
     def draw(self, seed: int, epoch: int, index: int, boxes: np.ndarray) -> Params:
-        """What is done to one training sample with these boxes (n, 4) of ymin, xmin, ymax, xmax in 0..1."""
+        """Draw the operations on a training image with these boxes (n, 4) of ymin, xmin, ymax, xmax in 0..1."""
         if self.augment == "off":
             return Params()
         crop = WHOLE
@@ -117,33 +123,29 @@ class Augment:
         flip = bool(generator(seed, epoch, index, "flip").random() < self.flip)
         return Params(crop, flip, True, *self._draw_jitter(generator(seed, epoch, index, "jitter")))
 
-    def evaluation_params(self) -> Params:
-        """The whole picture."""
-        return Params()
-
     def carried(self, params: Params) -> dict[str, np.ndarray]:
-        """The numbers of `jitter_keys`."""
+        """Return the numbers of `jitter_keys`."""
         values = {"jitter": params.jitter, "jitter_order": params.order}
         return {key: np.asarray(values[key], dtype) for key, (_, dtype) in self.jitter_keys.items()}
 
     def apply(self, params: Params, pixels: np.ndarray, height: int) -> np.ndarray:
-        """Carry out the geometry on uint8 pixels of a picture of this height, whose lowest rows may be missing.
+        """Apply the geometry to uint8 pixels of an image of this height, whose lowest rows may be missing.
 
-        (size, size, 3) uint8: half a grey level at most from what the original computed in floats.
+        Returns (size, size, 3) uint8, at most half a grey level from what the original computed in floats.
         """
         if self.resize == "tf" and params.is_training:
             return tensorflow.crop_and_resize(pixels, params.crop, height, self.size, params.flip)
         if self.resize == "tf":
             return tensorflow.resize_legacy(pixels, (self.size, self.size), (0, 0), self.size, params.flip)
         top, left, bottom, right = _whole_pixels(params.crop, height, pixels.shape[1])
-        # A copy, because a decoder's array may not be writable, which torch warns of.
+        # A copy, because torch warns about arrays that are not writable.
         planes = torch.from_numpy(np.array(pixels[top:bottom, left:right], order="C")).permute(2, 0, 1)[None]
         sides = (self.size, self.size)
         square = functional.interpolate(planes, sides, mode="bilinear", align_corners=False, antialias=True)[0]
         return (square.flip(2) if params.flip else square).permute(1, 2, 0).contiguous().numpy()
 
     def finish(self, images: Tensor, jitter: Tensor | None, order: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Normalised (batch, 3, size, size) in channels_last, of (batch, size, size, 3) uint8 and its numbers."""
+        """Jitter and normalise (batch, size, size, 3) uint8 to (batch, 3, size, size) in channels_last."""
         if jitter is None:
             return normalize(images, self.mean, self.std, dtype)
         values = images.float()
@@ -168,8 +170,8 @@ class Augment:
 
 
 def draw_crop(random: np.random.Generator, boxes: np.ndarray, kind: str, tries: int) -> Crop:
-    """A crop that overlaps every box by more than a drawn IoU and holds a centre, or by chance the whole picture."""
-    while True:  # one toss in seven ends it
+    """Draw a crop that overlaps every box by more than a drawn IoU and holds a centre, or by chance the whole image."""
+    while True:  # one draw in seven ends it
         toss = int(random.integers(len(MIN_IOUS) + 1))
         if toss == len(MIN_IOUS):
             return WHOLE
@@ -187,7 +189,7 @@ def draw_crop(random: np.random.Generator, boxes: np.ndarray, kind: str, tries: 
 
 
 def iou(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """(crops, boxes): intersection over union of every pair."""
+    """Return (crops, boxes): intersection over union of every pair."""
     low = np.maximum(crops[:, None, :2], boxes[None, :, :2])
     high = np.minimum(crops[:, None, 2:], boxes[None, :, 2:])
     shared = np.prod(np.clip(high - low, 0, None), 2)
@@ -196,15 +198,15 @@ def iou(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def holds_centre(crops: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """(crops, boxes): whether the middle of the box lies strictly inside the crop."""
+    """Return (crops, boxes): whether the centre of the box lies strictly inside the crop."""
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2
     return ((centres > crops[:, None, :2]) & (centres < crops[:, None, 2:])).all(2)
 
 
 def move_boxes(params: Params, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Boxes (n, 4) in 0..1 of the picture as they lie in what `apply` makes of it, and which of them are still there.
+    """Move boxes (n, 4) in 0..1 of the image along with its pixels; return them and which were kept.
 
-    Those whose centre is not inside the crop are gone; the others are cut off at its edges.
+    Boxes whose centre is not inside the crop are dropped; the others are clipped at its edges.
     """
     top, left, bottom, right = params.crop
     if params.crop == WHOLE:
@@ -219,24 +221,24 @@ def move_boxes(params: Params, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _whole_pixels(crop: Crop, height: int, width: int) -> tuple[int, int, int, int]:
-    """Rounded down at every edge, as MLPerf's reference does; at least one pixel."""
+    """Round every edge down, as MLPerf's reference does; keep at least one pixel."""
     top, left, bottom, right = (int(share * side) for share, side in zip(crop, (height, width) * 2, strict=True))
     top, left = min(top, height - 1), min(left, width - 1)
     return top, left, max(bottom, top + 1), max(right, left + 1)
 
 
-# Colours: (batch, height, width, 3) on the device, one row of numbers for each picture
+# Colours: (batch, height, width, 3) on the device, one row of numbers per image
 
 
 def jitter_tf(images: Tensor, numbers: Tensor) -> Tensor:
-    """Brightness added, contrast about each channel's mean, saturation, hue; values in 0..1 and, after it, beyond."""
+    """Add brightness, scale contrast about each channel's mean, saturation, hue; values may leave 0..1."""
     brightness, contrast, saturation, hue = numbers[:, :, None, None, None].unbind(1)
     values = images + brightness
     average = values.mean((1, 2), keepdim=True)
     values = (values - average) * contrast + average
     highest, lowest = values.amax(3, keepdim=True), values.amin(3, keepdim=True)
     spread = highest - lowest
-    # TensorFlow scales the S of HSV and holds it in 0..1, which is this share of each channel's distance from the
+    # TensorFlow scales the S of HSV and clips it to 0..1, which is this share of each channel's distance from the
     # highest; a colour that is nowhere above 0 becomes grey.
     coloured = (highest > 0) & (spread > 0)
     share = torch.minimum(saturation, highest / torch.where(coloured, spread, 1.0))
@@ -245,7 +247,7 @@ def jitter_tf(images: Tensor, numbers: Tensor) -> Tensor:
 
 
 def jitter_mlperf(images: Tensor, numbers: Tensor, order: Tensor) -> Tensor:
-    """torchvision's ColorJitter on 8-bit pictures: each picture in its own order, whole values in 0..255 throughout."""
+    """Apply torchvision's ColorJitter for 8-bit images: each image in its own order, integers in 0..255 throughout."""
     factors = numbers[:, :, None, None, None].unbind(1)
     values = images
     for place in order[:, :, None, None, None].unbind(1):
@@ -257,14 +259,14 @@ def jitter_mlperf(images: Tensor, numbers: Tensor, order: Tensor) -> Tensor:
             is_contrast, factors[_CONTRAST], torch.where(is_saturation, factors[_SATURATION], factors[_BRIGHTNESS])
         )
         blended = (values * factor + other * (1 - factor)).clamp(0, 255)
-        # The last bit of torchvision's way back to 8 bits.
+        # torchvision converts back to 8 bits with this factor.
         turned = _turn_hue(values / 255, factors[_HUE]) * 255.999
         values = torch.where(place == _HUE, turned, blended).floor().clamp(0, 255)
     return values
 
 
 def _turn_hue(values: Tensor, turn: Tensor) -> Tensor:
-    """Turns colours on the circle by a share of it; the highest and the lowest channel keep their values."""
+    """Rotate colours by a share of the circle; the highest and the lowest channel keep their values."""
     red, green, blue = values.unbind(3)
     highest, lowest = values.amax(3), values.amin(3)
     spread = highest - lowest

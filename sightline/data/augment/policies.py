@@ -1,7 +1,7 @@
 """Policies that change colours and shape: AutoAugment, RandAugment, TrivialAugment and AugMix.
 
-`draw` chooses operations and magnitudes, `apply` carries them out on a picture with Pillow. Operations, magnitudes and
-probabilities are those of torchvision.transforms.v2; what falls outside the picture is black.
+`draw` chooses operations and magnitudes, `apply` applies them to an image with Pillow. Operations, magnitudes and
+probabilities are those of torchvision.transforms.v2; pixels from outside the image are black.
 """
 
 import math
@@ -14,7 +14,7 @@ PolicyName = Literal["none", "autoaugment", "randaugment", "trivialaugment", "au
 POLICY_NAMES: tuple[str, ...] = get_args(PolicyName)
 
 Chain = tuple[tuple[str, float], ...]  # (operation, magnitude), one after the other
-Policy = tuple[tuple[float, Chain], ...]  # (weight, chain): the picture is the weighted sum of what the chains make
+Policy = tuple[tuple[float, Chain], ...]  # (weight, chain): the image is the weighted sum of the chains' results
 
 _COLOURS = ("Brightness", "Color", "Contrast", "Sharpness")
 _SIGNED = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", *_COLOURS)
@@ -27,14 +27,14 @@ AUGMIX_LONGEST_CHAIN = 3
 
 
 class _Strength(NamedTuple):
-    """How far a policy goes at the last of its bins; magnitudes grow from bin to bin in equal steps."""
+    """Magnitudes of a policy at its last bin; they grow from bin to bin in equal steps."""
 
     bins: int
     shear: float  # tangent of the angle
     shift_pixels: float
     shift_share: float  # of the side, in place of pixels
     rotate: float  # degrees
-    colour: float  # how far the factor goes from 1
+    colour: float  # distance of the factor from 1
     bits: tuple[int, int]  # Posterize: bits that are kept, at the first bin and at the last
 
 
@@ -47,7 +47,7 @@ _STRENGTHS = {
 RANDAUGMENT_LAST_BIN = _STRENGTHS["randaugment"].bins - 1
 AUGMIX_MAX_SEVERITY = _STRENGTHS["augmix"].bins
 
-# What AutoAugment found for ImageNet: pairs of (operation, probability, bin). Some pairs stand there twice.
+# AutoAugment's policy for ImageNet: pairs of (operation, probability, bin). Some pairs appear twice.
 _AUTOAUGMENT = (
     (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
     (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 0)),
@@ -81,7 +81,7 @@ _AUTOAUGMENT = (
 
 
 def draw(name: str, random: np.random.Generator, side: int, magnitude: int, severity: int) -> Policy:
-    """What `name` does to one square picture; `magnitude` is RandAugment's bin, `severity` AugMix's number of bins."""
+    """Draw a policy for a square image; `magnitude` is RandAugment's bin, `severity` AugMix's number of bins."""
     if name == "augmix":
         return _draw_augmix(random, side, severity)
     chain: list[tuple[str, float]] = []
@@ -101,10 +101,10 @@ def draw(name: str, random: np.random.Generator, side: int, magnitude: int, seve
 
 
 def magnitude_at(name: str, operation: str, at: int, side: int) -> float:
-    """The magnitude of an operation at bin `at`; 0 for those that have none.
+    """Return the magnitude of an operation at bin `at`; 0 for those that have none.
 
-    Counted in 64 bits; torchvision's float32 is a little off, on each kind of CPU in another way, so that where a shift
-    is a whole number of pixels, or a threshold a whole grey level, it can end up one below.
+    Computed in 64 bits. torchvision's float32 is slightly off, differently on each kind of CPU, so a shift of whole
+    pixels, or a threshold at a whole grey level, can end up one below.
     """
     strength = _STRENGTHS[name]
     last = strength.bins - 1
@@ -128,7 +128,7 @@ def _with_sign(random: np.random.Generator, operation: str, magnitude: float) ->
 def _draw_any_bin(
     name: str, random: np.random.Generator, operations: tuple[str, ...], bins: int, side: int
 ) -> tuple[str, float]:
-    """An operation and one of its first `bins` magnitudes, all equally likely."""
+    """Draw an operation and one of its first `bins` magnitudes, all equally likely."""
     operation = operations[int(random.integers(len(operations)))]
     if operation in _WITHOUT_MAGNITUDE:
         return operation, 0.0
@@ -136,7 +136,7 @@ def _draw_any_bin(
 
 
 def _draw_augmix(random: np.random.Generator, side: int, severity: int) -> Policy:
-    """The untouched picture and three chains, with weights from two flat Dirichlet distributions."""
+    """Draw the weights of the untouched image and of three chains, from two flat Dirichlet distributions."""
     kept, changed = random.dirichlet((1.0, 1.0)).tolist()
     shares = random.dirichlet((1.0,) * AUGMIX_CHAINS).tolist()
     policy: list[tuple[float, Chain]] = [(kept, ())]
@@ -150,61 +150,61 @@ def _draw_augmix(random: np.random.Generator, side: int, severity: int) -> Polic
 # Pixels
 
 
-def apply(policy: Policy, picture: Image.Image, resampling: Image.Resampling) -> Image.Image:
-    """Carries out what was drawn on an RGB picture."""
+def apply(policy: Policy, image: Image.Image, resampling: Image.Resampling) -> Image.Image:
+    """Apply a drawn policy to an RGB image."""
     made = []
     for _, chain in policy:
-        changed = picture
+        changed = image
         for operation, magnitude in chain:
-            changed = _carry_out(operation, magnitude, changed, resampling)
+            changed = _operate(operation, magnitude, changed, resampling)
         made.append(changed)
     if len(made) == 1:
         return made[0]
-    total = np.zeros((picture.height, picture.width, 3), np.float32)
+    total = np.zeros((image.height, image.width, 3), np.float32)
     for (weight, _), changed in zip(policy, made, strict=True):
         total += np.float32(weight) * np.asarray(changed, np.float32)
-    return Image.fromarray(total.astype(np.uint8))  # cut off, not rounded, as torchvision does
+    return Image.fromarray(total.astype(np.uint8))  # truncated, not rounded, as in torchvision
 
 
-def _carry_out(operation: str, magnitude: float, picture: Image.Image, resampling: Image.Resampling) -> Image.Image:
+def _operate(operation: str, magnitude: float, image: Image.Image, resampling: Image.Resampling) -> Image.Image:
     affine = Image.Transform.AFFINE
-    width, height = picture.size
+    width, height = image.size
     shift = int(magnitude)
-    # Through degrees and back, as torchvision: the last bit decides on which side of an edge a pixel falls.
+    # Via degrees, as in torchvision: the last bit decides on which side of an edge a pixel falls.
     angle = math.radians(math.degrees(math.atan(magnitude)))
     match operation:
         case "Identity":
-            return picture
+            return image
         case "ShearX":
-            return picture.transform(picture.size, affine, (1, math.tan(angle), 0, 0, 1, 0), resampling)
+            return image.transform(image.size, affine, (1, math.tan(angle), 0, 0, 1, 0), resampling)
         case "ShearY":
             slope = math.sin(angle) / math.cos(angle)
-            return picture.transform(picture.size, affine, (1, 0, 0, slope, 1, 0), resampling)
-        # By whole pixels, so a cut shows what a filter would, sixty times as fast.
+            return image.transform(image.size, affine, (1, 0, 0, slope, 1, 0), resampling)
+        # By whole pixels, so a crop equals what a filter would give, sixty times as fast.
         case "TranslateX":
-            return picture.crop((-shift, 0, width - shift, height))
+            return image.crop((-shift, 0, width - shift, height))
         case "TranslateY":
-            return picture.crop((0, -shift, width, height - shift))
+            return image.crop((0, -shift, width, height - shift))
         case "Rotate":
-            return picture.rotate(magnitude, resampling)
+            return image.rotate(magnitude, resampling)
         case "Brightness":
-            return ImageEnhance.Brightness(picture).enhance(1 + magnitude)
+            return ImageEnhance.Brightness(image).enhance(1 + magnitude)
         case "Color":
-            return ImageEnhance.Color(picture).enhance(1 + magnitude)
+            return ImageEnhance.Color(image).enhance(1 + magnitude)
         case "Contrast":
-            return ImageEnhance.Contrast(picture).enhance(1 + magnitude)
+            return ImageEnhance.Contrast(image).enhance(1 + magnitude)
         case "Sharpness":
-            return ImageEnhance.Sharpness(picture).enhance(1 + magnitude)
+            return ImageEnhance.Sharpness(image).enhance(1 + magnitude)
         case "Posterize":  # ImageOps.posterize refuses to keep 0 bits, AugMix's strongest: all black
             kept = 256 - 2 ** (8 - int(magnitude))
-            return picture.point([value & kept for value in range(256)] * 3)
+            return image.point([value & kept for value in range(256)] * 3)
         case "Solarize":
             threshold = 255 * magnitude
-            return picture.point([value if value < threshold else 255 - value for value in range(256)] * 3)
+            return image.point([value if value < threshold else 255 - value for value in range(256)] * 3)
         case "AutoContrast":
-            return ImageOps.autocontrast(picture)
+            return ImageOps.autocontrast(image)
         case "Equalize":
-            return ImageOps.equalize(picture)
+            return ImageOps.equalize(image)
         case "Invert":
-            return ImageOps.invert(picture)
+            return ImageOps.invert(image)
     raise AssertionError(f"no operation is called {operation}")

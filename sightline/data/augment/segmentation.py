@@ -1,8 +1,8 @@
 """Crops of volumes biased to the foreground, then zoom, flips, noise, blur, brightness and contrast, in this order.
 
-`draw` turns a key into numbers, `cut` takes the crop out of a volume, and the rest is done to it by `apply` (one crop,
-on the CPU) or by `finish` (a batch, on any device, with static shapes, from numbers that came in it). Both agree within
-TOLERANCE. Axes are (channel, depth, height, width); resizing and blurring are one small matrix for each axis.
+`draw` turns a key into numbers, `cut` takes the crop out of a volume, and either `apply` (one crop, on the CPU) or
+`finish` (a batch, on any device, with static shapes and the numbers in it) does the rest. Both agree within TOLERANCE.
+Axes are (channel, depth, height, width); resizing and blurring are one small matrix per axis.
 """
 
 import math
@@ -18,10 +18,10 @@ from sightline.data.draws import generator
 from sightline.errors import UsageError
 from sightline.parts import undecisive
 
-# Most by which a voxel may differ between devices, as a share of the crop's largest value: sums in fp32 in another
-# order. Where nothing but the crop and flips is drawn, and in labels, all bits are equal.
+# Largest difference of a voxel between devices, as a share of the crop's largest value: they sum in fp32 in another
+# order. Labels, and crops with flips alone, are equal to the bit.
 TOLERANCE = 1e-5
-CARRIED: tuple[str, ...] = ("windows", "intensity", "noise_key")  # the numbers that travel with a crop
+CARRIED: tuple[str, ...] = ("windows", "intensity", "noise_key")  # numbers that a crop brings to the device
 Triple = tuple[int, int, int]
 _AXES = ("depth", "height", "width")
 _SHARES = ("oversampling", "zoom", "flip", "noise", "blur", "brightness", "contrast")
@@ -32,9 +32,9 @@ _NOISE_BLOCK = 2**15  # voxels at once on the CPU, so that their numbers stay in
 
 @dataclass(frozen=True)
 class Params:
-    """The way of one crop; the defaults change nothing."""
+    """The operations on one crop; the defaults change nothing."""
 
-    anchor: Triple = (0, 0, 0)  # of the crop in its volume; below 0 where the volume is shorter
+    anchor: Triple = (0, 0, 0)  # of the crop in its volume; negative if the volume is shorter
     zoom: tuple[float, float, float] = (1.0, 1.0, 1.0)  # share of each axis that is resized to the whole
     flips: tuple[bool, bool, bool] = (False, False, False)
     noise: float = 0.0  # standard deviation
@@ -44,48 +44,47 @@ class Params:
     contrast: float = 1.0
 
     def windows(self, crop: Sequence[int]) -> np.ndarray:
-        """(3, 3): for each axis where the part that is kept starts, how long it is, and whether it is flipped."""
+        """Return (3, 3): for each axis the start and the length of the part that is kept, and whether it is flipped."""
         lengths = [max(1, int(n * share)) for n, share in zip(crop, self.zoom, strict=True)]
         starts = [(n - length + 1) // 2 for n, length in zip(crop, lengths, strict=True)]
         return np.array([starts, lengths, self.flips], np.int32).T
 
 
 @dataclass(frozen=True)
-class Augment:
-    """What is done to a crop of a volume in training."""
+class AugmentFields:
+    """Settings: what is done to a crop of a volume in training."""
 
     augment: Literal["on", "off"] = "on"
-    """off: only the place of the crop is random."""
+    """off: only the position of the crop is random."""
     augment_on: Literal["auto", "host", "device"] = undecisive("auto")
-    """Where crops are changed: in the loader's processes, or on the device within the step; auto: on the device, if it
-    is not the CPU. Voxels agree to 1e-5 of the largest."""
+    """Where crops are augmented: in the loader's processes, or on the device within the step; auto: on the device,
+    unless it is the CPU. Voxels agree to 1e-5 of the largest."""
     oversampling: float = 0.33
-    """Probability that a crop is centred on a foreground voxel; else on any voxel."""
+    """Probability that a crop is centred on a foreground voxel instead of any voxel."""
     zoom: float = 0.15
     """Probability of a zoom: the middle of the crop, resized to its size (image cubic, label nearest)."""
     zoom_range: tuple[float, float] = (0.7, 1.0)
-    """Least and most share of each side that a zoom keeps."""
+    """Smallest and largest share of each side that a zoom keeps."""
     zoom_depth: bool = True
-    """A zoom also resizes along the depth, where a 2D network sees slices; the original does, NVIDIA's later release
-    does not."""
+    """2D networks: a zoom also resizes along the depth. The original does; NVIDIA's later release does not."""
     flip: float = 0.33
-    """Probability of a flip, for width and height each, and for depth where the network is 3D."""
+    """Probability of a flip, for width and height each, and for depth if the network is 3D."""
     noise: float = 0.15
     """Probability of Gaussian noise."""
     noise_std: tuple[float, float] = (0.0, 0.33)
-    """Least and most standard deviation of the noise."""
+    """Smallest and largest standard deviation of the noise."""
     blur: float = 0.15
     """Probability of a Gaussian blur along depth, height and width."""
     blur_sigma: tuple[float, float] = (0.5, 1.5)
-    """Least and most sigma of the blur in voxels; its kernel ends at 3 sigma, rounded up."""
+    """Smallest and largest sigma of the blur in voxels; its kernel ends at 3 sigma, rounded up."""
     brightness: float = 0.15
-    """Probability of another brightness: values times a factor."""
+    """Probability of a change of brightness: values times a factor."""
     brightness_range: tuple[float, float] = (0.7, 1.3)
-    """Least and most factor of brightness."""
+    """Smallest and largest factor of brightness."""
     contrast: float = 0.15
-    """Probability of another contrast: values times a factor, held between the least and the most the crop had."""
+    """Probability of a change of contrast: values times a factor, clipped to the range that the crop had."""
     contrast_range: tuple[float, float] = (0.65, 1.5)
-    """Least and most factor of contrast."""
+    """Smallest and largest factor of contrast."""
 
     def __post_init__(self) -> None:
         # Every test is written so that NaN fails it.
@@ -100,12 +99,17 @@ class Augment:
             if not 0 <= low <= high <= most:
                 raise UsageError(f"{field}={low} {high} must be two numbers from 0 to {most:g}, the smaller one first")
 
+
+@dataclass(frozen=True)
+class Augmentation(AugmentFields):
+    """Draws and applies the operations that the fields choose; a dataset holds one."""
+
     # The draw
 
     def draw(self, seed: int, epoch: int, index: int, label: np.ndarray, crop: Sequence[int], dim: int) -> Params:
-        """What is done to one training sample, of a volume with this label (depth, height, width).
+        """Draw a crop of a volume with this label (depth, height, width), and the operations on it.
 
-        Every operation has a stream of its own: with one for all, both flips would agree.
+        Every operation has its own random stream: with one for all, both flips would agree.
         """
         anchor = self._draw_anchor(seed, epoch, index, label, crop)
         if self.augment == "off":
@@ -144,10 +148,10 @@ class Augment:
         )
         return depth, height, width
 
-    # What follows it
+    # The operations
 
     def carried(self, params: Params, crop: Sequence[int]) -> dict[str, np.ndarray]:
-        """The numbers that `finish` needs, as they travel with the sample."""
+        """Return the numbers that `finish` needs, as a sample brings them to the device."""
         intensity = (params.noise, params.blur, params.brightness, params.contrast)
         return {
             "windows": params.windows(crop),
@@ -156,7 +160,7 @@ class Augment:
         }
 
     def apply(self, params: Params, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Carries out all but the crop on an image (channels, depth, height, width) and its label, on the CPU."""
+        """Apply all operations to a crop (channels, depth, height, width) and its label, on the CPU."""
         crop = label.shape
         numbers = {key: torch.from_numpy(value)[None] for key, value in self.carried(params, crop).items()}
         noise, blur, brightness, contrast = numbers["intensity"][0]
@@ -178,10 +182,10 @@ class Augment:
         return values[0].contiguous().numpy(), classes[0].contiguous().numpy()
 
     def finish(self, image: Tensor, label: Tensor, numbers: dict[str, Tensor], dim: int) -> tuple[Tensor, Tensor]:
-        """The same for a batch (batch, channels, depth, height, width) fp32 with its label, wherever it lies.
+        """Apply all operations to a batch (batch, channels, depth, height, width) fp32 with its label, on its device.
 
-        No shape and no branch depends on a value, so it can be compiled and captured; what a sample has not drawn is
-        done to it with numbers that change nothing. Must be called outside autocast.
+        No shape and no branch depends on a value, so it can be compiled and captured; an operation that a sample has
+        not drawn runs with numbers that change nothing. Must be called outside autocast.
         """
         crop, windows = tuple(label.shape[1:]), numbers["windows"]
         noise, blur, brightness, contrast = numbers["intensity"][:, :, None, None, None, None].unbind(1)
@@ -203,12 +207,12 @@ class Augment:
 
     @property
     def _blur_radius(self) -> int:
-        """Of the widest kernel that can be drawn."""
+        """Radius of the widest kernel that can be drawn."""
         return math.ceil(3 * self.blur_sigma[1])
 
 
 def cut(volume: np.ndarray, anchor: Triple, crop: Sequence[int]) -> np.ndarray:
-    """A copy of the crop out of the last three axes; zeros where it reaches beyond the volume. Reads nothing else."""
+    """Copy the crop out of the last three axes, with zeros beyond the volume. Reads nothing else."""
     sides = volume.shape[-3:]
     inside: list[Any] = [...]
     target: list[Any] = [...]
@@ -228,7 +232,7 @@ def cut(volume: np.ndarray, anchor: Triple, crop: Sequence[int]) -> np.ndarray:
 
 
 def zoom_matrix(window: Tensor, n: int) -> Tensor:
-    """Resizes part of an axis to the whole of it: windows (batch, 3) of start, length and flip.
+    """Return matrices that resize part of an axis to the whole: windows (batch, 3) of start, length and flip.
 
     Cubic convolution with a = -0.5 (Catmull-Rom), pixel centres at halves, edges of the part repeated.
     """
@@ -251,9 +255,9 @@ def zoom_matrix(window: Tensor, n: int) -> Tensor:
 
 
 def blur_matrix(sigma: Tensor, n: int, most: int) -> Tensor:
-    """Blurs along an axis: sigmas (batch,), of which 0 does nothing, kernels of at most 2 * most + 1 voxels.
+    """Return matrices that blur along an axis: sigmas (batch,), 0 for none, kernels of at most 2 * most + 1 voxels.
 
-    At its ends the axis is mirrored about the centre of the first and of the last voxel.
+    The axis is mirrored about the centre of its first and of its last voxel.
     """
     offsets = torch.arange(-most, most + 1, device=sigma.device)
     spread = torch.where(sigma > 0, sigma, 1.0)[:, None]
@@ -270,7 +274,7 @@ def blur_matrix(sigma: Tensor, n: int, most: int) -> Tensor:
 
 
 def _along_axes(image: Tensor, matrices: Sequence[Tensor | None]) -> Tensor:
-    """Multiplies along depth, height and width of (batch, channels, depth, height, width)."""
+    """Multiply along depth, height and width of (batch, channels, depth, height, width)."""
     batch, channels, depth, height, width = image.shape
     along_depth, along_height, along_width = matrices
     if along_width is not None:
@@ -283,7 +287,7 @@ def _along_axes(image: Tensor, matrices: Sequence[Tensor | None]) -> Tensor:
 
 
 def _nearest(label: Tensor, windows: Tensor) -> Tensor:
-    """Labels (batch, depth, height, width) resized and flipped as the image is, by whole voxels."""
+    """Resize and flip labels (batch, depth, height, width) like the image, to the nearest voxel."""
     places = []
     for window, n in _each(windows, label.shape[1:]):
         start, length, _ = _columns(window)
@@ -294,7 +298,7 @@ def _nearest(label: Tensor, windows: Tensor) -> Tensor:
 
 
 def _each(windows: Tensor, crop: Sequence[int]) -> list[tuple[Tensor, int]]:
-    """For each axis its windows (batch, 3) and its length."""
+    """Pair the windows (batch, 3) of each axis with its length."""
     return list(zip(windows.unbind(1), crop, strict=True))
 
 
@@ -304,7 +308,7 @@ def _columns(window: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _places(window: Tensor, n: int) -> Tensor:
-    """(batch, n): 0 to n - 1, or backwards where the axis is flipped."""
+    """Return (batch, n): 0 to n - 1, or backwards if the axis is flipped."""
     place = torch.arange(n, device=window.device)
     return torch.where(_columns(window)[2] > 0, n - 1 - place, place)
 
@@ -315,11 +319,11 @@ def _contrast(values: Tensor, factor: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(values * factor, low), high)
 
 
-# Noise as a function of its key and the number of the voxel, so that none travels and every device makes the same
+# Noise as a function of its key and the number of the voxel: none is copied, and every device makes the same
 
 
 def gaussian_noise(keys: Tensor, shape: Sequence[int]) -> Tensor:
-    """Standard normal numbers of this shape, whose first axis is that of the keys (batch, 3)."""
+    """Return standard normal numbers of this shape, whose first axis is that of the keys (batch, 3)."""
     count = math.prod(shape[1:])
     if keys.device.type != "cpu" or torch.compiler.is_compiling():
         return _normal(keys, torch.arange(count, device=keys.device)).reshape(tuple(shape))
@@ -328,7 +332,7 @@ def gaussian_noise(keys: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _normal(keys: Tensor, voxels: Tensor) -> Tensor:
-    """(batch, voxels): Box and Muller's way from two uniform numbers to a normal one."""
+    """Return (batch, voxels) normal numbers, from two uniform ones each (Box-Muller)."""
     first, second, third = keys[:, :, None].unbind(1)
     base = _mixed(voxels ^ first)
     distance = ((_mixed(base ^ second) >> 8) + 1).float() * 2.0**-24  # never 0, whose logarithm is infinite
@@ -337,7 +341,7 @@ def _normal(keys: Tensor, voxels: Tensor) -> Tensor:
 
 
 def _mixed(word: Tensor) -> Tensor:
-    """A bijection of 32-bit words (held in int64) of which every bit depends on all: two rounds of multiply and shift.
+    """Mix the bits of 32-bit words (held in int64) by a bijection: two rounds of multiply and shift.
 
     The second factor is 0x846ca68b less 2**32, so that no product leaves 64 bits.
     """

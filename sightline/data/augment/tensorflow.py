@@ -1,7 +1,7 @@
-"""What the TensorFlow originals do their own way: the training crop, the evaluation size, the resize, the mean colour.
+"""Operations as in the TensorFlow originals: the training crop, the evaluation size, the resize, the mean colour.
 
-Called by classification.py where `crop` is tf or `interpolation` is legacy, and by detection.py where `resize` is tf;
-checked against TensorFlow itself.
+Used by classification.py if `crop` is tf or `interpolation` is legacy, and by detection.py if `resize` is tf; tests
+compare them with TensorFlow itself.
 """
 
 import math
@@ -9,19 +9,19 @@ import math
 import numpy as np
 import torch
 
-# Their networks see the picture in 0..255 less this colour, undivided. `mean` and `std` are of values in 0..1.
+# Their networks see values in 0..255 minus this colour, undivided. `mean` and `std` refer to values in 0..1.
 TF_MEAN = (123.68 / 255, 116.78 / 255, 103.94 / 255)
 TF_STD = (1 / 255, 1 / 255, 1 / 255)
 _TRIES = 100
-COVERED_ONE_IN = 10  # min_object_covered 0.1, where the only object is the whole picture
+COVERED_ONE_IN = 10  # min_object_covered 0.1, with the whole image as the only object
 
 
 def draw_box(
     random: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """sample_distorted_bounding_box's (top, left, height, width): uniform ratio, then uniform height.
+    """Draw sample_distorted_bounding_box's (top, left, height, width): uniform ratio, then uniform height.
 
-    So large crops are rarer than with a uniform area. Its last row and column are never reached by a smaller crop.
+    Large crops are rarer than with a uniform area. A crop smaller than the image never reaches its last row or column.
     """
     for _ in range(_TRIES):
         wanted = random.uniform(*ratio)
@@ -37,7 +37,7 @@ def draw_box(
 def _draw_size(
     random: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: float
 ) -> tuple[int, int] | None:
-    """Height and width of a crop with this ratio, or None where the picture has room for none."""
+    """Draw the height and width of a crop with this ratio; None if none fits."""
     least, most = (share * height * width for share in scale)
     tallest = round(math.sqrt(most / ratio))
     if round(tallest * ratio) > width:
@@ -46,7 +46,7 @@ def _draw_size(
     tallest = min(tallest, height)
     shortest = min(round(math.sqrt(least / ratio)), tallest)
     drawn = int(random.integers(shortest, tallest + 1))
-    # Rounding may put the area just outside its limits; one row more or less may mend that.
+    # Rounding may put the area just outside its limits; one row more or less may fix that.
     if drawn * round(drawn * ratio) < least:
         drawn += 1
     if drawn * round(drawn * ratio) > most:
@@ -57,9 +57,9 @@ def _draw_size(
 
 
 def resized_sides(height: int, width: int, short_side: int) -> tuple[int, int]:
-    """Both sides times one factor, cut to whole pixels.
+    """Scale both sides by one factor and truncate to whole pixels.
 
-    In 32 bits as there: for one short side in eight the product falls below `short_side` and one pixel is lost.
+    In 32 bits, as in TensorFlow: for one short side in eight the product falls below `short_side` and loses a pixel.
     """
     factor = np.float32(short_side) / np.float32(min(height, width))
     return max(1, int(np.float32(height) * factor)), max(1, int(np.float32(width) * factor))
@@ -68,10 +68,10 @@ def resized_sides(height: int, width: int, short_side: int) -> tuple[int, int]:
 def resize_legacy(
     box: np.ndarray, resized: tuple[int, int], corner: tuple[int, int], size: int, flip: bool
 ) -> np.ndarray:
-    """The square of `size` at `corner` of the box resized as TensorFlow 1 did: (size, size, 3) uint8.
+    """Resize a box as TensorFlow 1 did and return its square of `size` at `corner`: (size, size, 3) uint8.
 
-    Bilinear between the two nearest pixels however much smaller the result (no antialiasing), pixel i at
-    i * length / resized (no half-pixel centres). Black where the resized box does not reach.
+    Bilinear between the two nearest pixels, however small the result (no antialiasing); pixel i is at
+    i * length / resized (no half-pixel centres). Black beyond the resized box.
     """
     from_row, to_row = max(corner[0], 0), min(corner[0] + size, resized[0])
     from_column, to_column = max(corner[1], 0), min(corner[1] + size, resized[1])
@@ -90,10 +90,10 @@ def resize_legacy(
 def crop_and_resize(
     pixels: np.ndarray, box: tuple[float, float, float, float], height: int, size: int, flip: bool
 ) -> np.ndarray:
-    """tf.image.crop_and_resize of one box (top, left, bottom, right in 0..1): (size, size, 3) uint8, rounded once.
+    """Apply tf.image.crop_and_resize to a box (top, left, bottom, right in 0..1): (size, size, 3) uint8, rounded once.
 
-    The outermost pixels of the result lie on the edges of the box, those of the picture on 0 and 1. `height` is the
-    picture's, of which rows below the box may be missing in `pixels`.
+    The outermost pixels of the result lie on the edges of the box, those of the image on 0 and 1. `height` is the
+    image's; rows below the box may be missing in `pixels`.
     """
     rows = _corner_aligned(box[0], box[2], height, size)
     columns = _corner_aligned(box[1], box[3], pixels.shape[1], size)
@@ -101,7 +101,7 @@ def crop_and_resize(
 
 
 def _corner_aligned(low: float, high: float, length: int, size: int) -> np.ndarray:
-    """Where the pixels of the result lie along one axis; in 32 bits, as there."""
+    """Return the positions of the result's pixels along one axis; in 32 bits, as in TensorFlow."""
     start, stop, last = np.float32(low), np.float32(high), np.float32(length - 1)
     if size == 1:
         return np.asarray([np.float32(0.5) * (start + stop) * last], np.float32)
@@ -110,10 +110,10 @@ def _corner_aligned(low: float, high: float, length: int, size: int) -> np.ndarr
 
 
 def _between_pixels(pixels: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Bilinear values at these places: (rows, columns, 3) uint8; beyond the last pixel there is that pixel."""
+    """Interpolate at these positions: (rows, columns, 3) uint8; the last pixel is repeated beyond the edge."""
     above, below, down = _neighbours(rows, len(pixels))
     left, right, across = _neighbours(columns, pixels.shape[1])
-    # Rows of whole pixels are gathered first, because that is copying memory; columns then as single numbers.
+    # Gather rows first, because whole rows are plain copies of memory; then columns as single numbers.
     upper, lower = (torch.from_numpy(pixels[chosen].reshape(len(chosen), -1)).float() for chosen in (above, below))
     lines = upper.lerp_(lower, torch.from_numpy(down)[:, None])  # (rows, 3 * width)
     first, second = (
@@ -121,11 +121,11 @@ def _between_pixels(pixels: np.ndarray, rows: np.ndarray, columns: np.ndarray) -
         for chosen in (left, right)
     )
     values = first.lerp_(second, torch.from_numpy(across.repeat(3)))
-    # By way of int16, because from float to uint8 torch is four times as slow.
+    # Via int16, because torch is four times as slow from float to uint8.
     return values.round_().to(torch.int16).to(torch.uint8).numpy().reshape(len(rows), len(columns), 3)
 
 
 def _neighbours(at: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The two pixels around each place along an axis, and the share of the second."""
+    """Return the two pixels around each position along an axis, and the share of the second."""
     first = np.minimum(at.astype(np.int64), length - 1)
     return first, np.minimum(first + 1, length - 1), at - first.astype(np.float32)

@@ -1,7 +1,7 @@
-"""Encoded pictures or whole volumes of a split kept in memory, for slow disks: a block that all loader processes share.
+"""Encoded images or whole volumes of a split, kept in memory for slow disks; all loader processes of a rank share it.
 
-It fills as pictures are read, so the first epoch costs no more than without. The block has no name in any file system,
-so it is gone with the last process, however that ends. Each rank has its own.
+It fills as images are read, so the first epoch takes no longer than without a cache. The memory has no name in any
+file system, so it disappears with the last process, however that ends.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from sightline.errors import UsageError
 Mode = Literal["auto", "off", "ram"]
 MEMINFO = Path("/proc/meminfo")
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-# Of what is available: the rest is for batches, the model's host side and others on the machine.
+# Share of the available memory; the rest is for batches, the model's host side and other users of the machine.
 AUTO_SHARE = 0.5
-_HEAD = 8  # bytes per picture: its length and its checksum
+_HEAD = 8  # bytes per image: its length and its checksum
 
 
 def available_bytes() -> int:
-    """Memory that can be had without swapping, within the limit of our container; 0 where nobody tells."""
+    """Return how much memory is free without swapping, within the limit of the container; 0 if unknown."""
     found = {}
     try:
         for line in MEMINFO.read_text().splitlines():
@@ -47,7 +47,7 @@ def _text(file: Path) -> str:
 
 
 def decide(mode: Mode, room: np.ndarray, what: str, things: str = "pictures") -> tuple[bool, str]:
-    """Whether to keep things of these sizes in memory, and what to tell the user."""
+    """Decide whether to keep things of these sizes in memory; return that and a note for the user."""
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     needed, available = ranks * int(room.sum()), available_bytes()
     per_rank = f" for {ranks} ranks" if ranks > 1 else ""
@@ -69,15 +69,15 @@ def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.1f} MiB"
 
 
-class PictureCache:
-    """Room for every picture; a length of 0 says that nobody has brought it yet."""
+class ImageCache:
+    """Memory for every image; a stored length of 0 means that the image is not there yet."""
 
     def __init__(self, room: np.ndarray):
         ends = np.cumsum(room, dtype=np.int64)
         self.starts = _HEAD * len(room) + np.concatenate([[0], ends[:-1]])
         self.room = room
-        descriptor = os.memfd_create("sightline-pictures", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, _HEAD * len(room) + int(ends[-1]))  # pages come when they are written
+        descriptor = os.memfd_create("sightline-images", os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, _HEAD * len(room) + int(ends[-1]))  # pages are allocated when they are written
         self._attach(descriptor)
 
     def _attach(self, descriptor: int) -> None:
@@ -97,7 +97,7 @@ class PictureCache:
             close(self.descriptor)
 
     def get(self, index: int) -> bytes | None:
-        """The picture, if it is here whole: another process may be writing it."""
+        """Return an image, or None if it is not complete: another process may be writing it."""
         length, checksum = self.heads[index].tolist()
         if not 0 < length <= self.room[index]:
             return None
@@ -106,7 +106,7 @@ class PictureCache:
         return data if google_crc32c.value(data) == checksum else None
 
     def put(self, index: int, data: bytes) -> None:
-        """Keeps the picture, unless it has grown since it was listed."""
+        """Store an image, unless it has grown since it was listed."""
         if len(data) > self.room[index]:
             return
         start = int(self.starts[index])
@@ -114,15 +114,15 @@ class PictureCache:
         self.heads[index] = len(data), google_crc32c.value(data)
 
 
-class VolumeCache(PictureCache):
-    """Volumes instead: too large to be copied out for every crop, they are looked at where they lie."""
+class VolumeCache(ImageCache):
+    """Memory for every volume: too large to copy for every crop, so `view` reads them in place."""
 
     def _attach(self, descriptor: int) -> None:
         super()._attach(descriptor)
-        self._whole: set[int] = set()  # found whole by this process; from then on nobody changes them
+        self._whole: set[int] = set()  # verified by this process; a complete volume never changes
 
     def view(self, index: int) -> np.ndarray | None:
-        """The bytes of the volume, if it is here whole."""
+        """Return the bytes of a volume without copying, or None if it is not complete."""
         if index not in self._whole:
             if self.get(index) is None:
                 return None

@@ -1,6 +1,6 @@
-"""Batches, ahead of time: requests to the workers, the copy to the device, the bad-sample policy, the wait meter.
+"""Batches, prepared ahead: requests to the workers, the copy to the device, bad samples, the wait meter.
 
-A batch stays valid until the next one is asked for. Pictures stay uint8 until they are on the device.
+A batch stays valid until the next one is requested. Images stay uint8 until they are on the device.
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,13 +20,14 @@ from sightline.errors import BadData, UsageError
 from sightline.hardware.affinity import cpu_share
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World, local_size
-from sightline.parts import Batch, DataConfig, Dataset
+from sightline.parts import Batch, Bound, Layout
 
-POLL_S = 0.1  # how fast a stop request is seen while waiting for data
+Decode = Callable[[Batch, Batch], Batch | None]
+POLL_S = 0.1  # longest time until a stop request is seen while waiting for data
 
 
 def worker_count(wanted: int, device: Device, world: World) -> int:
-    """Loader processes of this rank; -1 leaves the choice to us: few where the cores also compute."""
+    """Return the number of loader processes of this rank; -1 chooses: few if the cores also compute."""
     if wanted >= 0:
         return wanted
     share = cpu_share(local_size(world))
@@ -42,8 +44,11 @@ class Order(Protocol):
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]: ...
 
 
+Feeds = Mapping[str, tuple[Bound, Order]]  # "train", "val" or "files"
+
+
 class LoaderFields(Protocol):
-    """What a Run says of loading; a protocol, because data stand below the file of Run."""
+    """The fields of a Run that loading needs; a protocol, because data/ does not import config.py."""
 
     @property
     def workers(self) -> int: ...
@@ -53,79 +58,54 @@ class LoaderFields(Protocol):
     def device_prefetch(self) -> bool: ...
 
 
+@dataclass(frozen=True)
+class BadSamples:
+    """Policy for samples that cannot be read."""
+
+    policy: Literal["fail", "skip"]
+    most: int  # skip: more than this end the run
+    report: Callable[[Bad], None]  # called once for each
+
+
 class Loader:
-    """Training and evaluation batches from one set of workers: while one feed is used the other rests."""
+    """Training and evaluation batches from one set of workers; while one feed is used, the other rests."""
 
     def __init__(
         self,
-        datasets: Mapping[str, Dataset],
-        orders: Mapping[str, Order],
-        config: DataConfig,
-        device: Device,
-        *,
-        workers: int,
-        prefetch: int,
-        overlap: bool = True,
-        on_bad: Callable[[Bad], None],
-        check_stop: Callable[[], None],
-    ):
-        self.config = config
-        self.on_bad = on_bad
-        self.check_stop = check_stop
-        self.wait_s = 0.0  # how long next() has stood still, for the data-wait meter
-        self._bad_seen: set[tuple[str, str]] = set()  # feed and name: all slices of a volume are one bad sample
-        slots = 1 if workers == 0 else prefetch + 1
-        # Before layouts are looked at; what the data sets say, once each.
-        self.notes = list(dict.fromkeys(filter(None, (dataset.settle_on(device) for dataset in datasets.values()))))
-        feeds = {
-            name: Feed(
-                dataset,
-                _allocate(dataset, orders[name].local_batch, slots, name, shared=workers > 0),
-                replace_bad=name == "train",
-                on_bad_sample=config.on_bad_sample,
-            )
-            for name, dataset in datasets.items()
-        }
-        self._workers = Workers(workers, feeds) if workers else None
-        self.feeds = {
-            name: _FeedState(feed, orders[name], _Copier(device, feed, overlap)) for name, feed in feeds.items()
-        }
-
-    @classmethod
-    def of(
-        cls,
+        feeds: Feeds,
         run: LoaderFields,
-        datasets: Mapping[str, Dataset],
-        orders: Mapping[str, Order],
-        config: DataConfig,
         device: Device,
         world: World,
-        *,
-        most_workers: int | None = None,
-        on_bad: Callable[[Bad], None],
+        bad_samples: BadSamples,
         check_stop: Callable[[], None],
-    ) -> Loader:
-        """The loader that a run asks for, with no more workers than there can be work for."""
-        workers = worker_count(run.workers, device, world)
-        return cls(
-            datasets,
-            orders,
-            config,
-            device,
-            workers=workers if most_workers is None else min(workers, most_workers),
-            prefetch=run.prefetch,
-            overlap=run.device_prefetch,
-            on_bad=on_bad,
-            check_stop=check_stop,
-        )
+    ):
+        self.bad_samples = bad_samples
+        self.check_stop = check_stop
+        self.wait_s = 0.0  # total time that next() has waited, for the data-wait meter
+        self._bad_seen: set[tuple[str, str]] = set()  # feed and name: all slices of a volume are one bad sample
+        # No more workers than there are items to load.
+        items = sum(len(bound.dataset) for bound, _ in feeds.values())
+        workers = min(worker_count(run.workers, device, world), items)
+        slots = 1 if workers == 0 else run.prefetch + 1
+        filled = {}
+        for name, (bound, order) in feeds.items():
+            bound.check_batch(order.local_batch)
+            batches = _allocate(bound.layout, order.local_batch, slots, name, shared=workers > 0)
+            filled[name] = Feed(bound, batches, name == "train", bad_samples.policy)
+        self.notes = list(dict.fromkeys(note for bound, _ in feeds.values() for note in bound.notes))  # once each
+        self._workers = Workers(workers, filled) if workers else None
+        self.feeds = {
+            name: _FeedState(feed, feeds[name][1], _Copier(device, feed, run.device_prefetch))
+            for name, feed in filled.items()
+        }
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers."""
+        """Return the process ids of the workers."""
         return self._workers.pids if self._workers else []
 
     def seek(self, name: str, step: int, stop: int) -> None:
-        """The next batch of this feed is number `step`; nothing is prepared from `stop` on."""
+        """Continue this feed with batch `step`; prepare nothing from `stop` on."""
         feed = self.feeds[name]
         for request in self._workers.withdraw(name) if self._workers else []:
             feed.pending[request.slot] -= 1
@@ -135,9 +115,13 @@ class Loader:
         self._request_ahead(name)
 
     def next(self, name: str) -> Batch:
-        """The batch at the feed's position, on the device."""
-        feed = self.feeds[name]
+        """Return the batch at the feed's position, on the device, and advance."""
+        feed, bound = self.feeds[name], self.feeds[name].feed.bound
         assert feed.position < feed.stop, "asked for a batch past the end given to seek()"
+        if feed.repeated is not None:
+            self.check_stop()
+            feed.position += 1
+            return dict(feed.repeated)
         self._request_ahead(name)
         slot = feed.position % len(feed.feed.slots)
         started = time.perf_counter()
@@ -146,29 +130,32 @@ class Loader:
         while feed.pending[slot]:
             self._receive()
         self.wait_s += time.perf_counter() - started
-        batch = feed.copier.copy(slot)
-        if batch is None:
-            self._fill_here(name, slot, feed.feed.on_host())
-            batch = feed.copier.copy(slot)
+        batch = feed.copier.copy(slot, bound.decode)
+        if batch is None:  # the device refuses to decode it
+            assert bound.on_host is not None, "what decodes on the device can also load on the host"
+            self._fill_here(name, slot, replace(feed.feed, bound=bound.on_host))
+            batch = feed.copier.copy(slot, None)
             assert batch is not None, "a batch loaded on the host needs nothing of the device"
         epoch, step = divmod(feed.position, feed.order.steps_per_epoch)
-        for key, value in feed.feed.dataset.draw_batch(epoch, step).items():
+        for key, value in bound.draw_batch(epoch, step).items():
             batch[key] = torch.as_tensor(value).to(feed.copier.device, non_blocking=True)
         feed.position += 1
+        if bound.repeats_first:
+            feed.repeated = {key: tensor.clone() for key, tensor in batch.items()}  # on the CPU the batch is the slot
         return batch
 
     def close(self) -> None:
-        """Ends the workers and releases pinned memory."""
+        """End the workers and release pinned memory."""
         for feed in self.feeds.values():
             feed.copier.close()
         if self._workers:
             self._workers.close()
 
     def _request_ahead(self, name: str) -> None:
-        if self._workers is None:
-            return
         feed = self.feeds[name]
-        # One slot less than there are: the batch last handed out is still in use on the CPU.
+        if self._workers is None or feed.repeated is not None:
+            return
+        # Leave one slot: the batch that was returned last is still in use on the CPU.
         horizon = min(feed.stop, feed.position + len(feed.feed.slots) - 1)
         for number in range(feed.requested, horizon):
             slot = number % len(feed.feed.slots)
@@ -185,7 +172,7 @@ class Loader:
         feed = self.feeds[name]
         feed.copier.wait(slot)
         epochs, indices = feed.order.batch(feed.position)
-        for at in range(len(indices)):  # sample by sample, so that a stop request is answered within one
+        for at in range(len(indices)):  # one by one, so that a stop request waits for one sample at most
             self.check_stop()
             request = Request(name, slot, at, epochs[at : at + 1], indices[at : at + 1])
             self._note_bad(fill(source, feed.arrays[slot], request))
@@ -204,16 +191,16 @@ class Loader:
             if (record.feed, record.name) in self._bad_seen:
                 continue
             self._bad_seen.add((record.feed, record.name))
-            self.on_bad(record)
-            if len(self._bad_seen) > self.config.max_bad_samples:
+            self.bad_samples.report(record)
+            if len(self._bad_seen) > self.bad_samples.most:
                 raise BadData(
                     f"{len(self._bad_seen)} samples cannot be read, the last one {record.name}: {record.reason}; "
-                    f"mend the data (bad_samples.jsonl lists them) or raise --data.max-bad-samples"
+                    f"fix the data (bad_samples.jsonl lists them) or raise --data.max-bad-samples"
                 )
 
 
 class _FeedState:
-    """Where one feed stands."""
+    """Position and pending requests of one feed."""
 
     def __init__(self, feed: Feed, order: Order, copier: _Copier):
         self.feed = feed
@@ -222,52 +209,53 @@ class _FeedState:
         self.arrays = [as_arrays(slot) for slot in feed.slots]
         self.pending = [0] * len(feed.slots)
         self.position = self.requested = self.stop = 0
+        self.repeated: Batch | None = None  # the first batch, once loaded, if it is repeated
 
 
 class _Copier:
-    """Slots to the device and through the data set's `decode`, on a stream of its own where the device has streams."""
+    """Copies slots to the device and decodes them there, on a stream of its own where the device has streams."""
 
     def __init__(self, device: Device, feed: Feed, overlap: bool):
         self.device = device.torch_device
-        self._dataset = feed.dataset
+        self._host_keys = feed.bound.host_keys
         self._slots = feed.slots
         self._module = torch.get_device_module(self.device) if device.has_streams else None
         self._stream = self._module.Stream() if self._module and overlap else None
         self._done = [self._module.Event() for _ in feed.slots] if self._module else []
         self._registered: list[torch.Tensor] = []
         if device.kind == "cuda":
-            # Shared memory is pinned where it lies, so that no second copy on the host is needed.
+            # Pin the shared memory in place, so that no second copy on the host is needed.
             for tensor in (t for slot in feed.slots for t in slot.values()):
                 if torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0).value == 0:
                     self._registered.append(tensor)
 
-    def copy(self, slot: int) -> Batch | None:
-        """The batch on the device; None where the data set cannot decode it there."""
+    def copy(self, slot: int, decode: Decode | None) -> Batch | None:
+        """Return the batch on the device, decoded there if it is to be; None if the device refuses to."""
         if self._module is None:
-            return self._bring(slot)
+            return self._bring(slot, decode)
         current = self._module.current_stream()
         stream = self._stream or current
         with self._module.stream(stream):
-            if self._dataset.host_keys:
+            if self._host_keys:
                 # A decoder works on a stream of its own that does not wait for this one (torchvision's), so it must
                 # not be given memory that work queued here still uses.
                 stream.synchronize()
-            batch = self._bring(slot)
+            batch = self._bring(slot, decode)
             self._done[slot].record(stream)
         current.wait_stream(stream)
         for tensor in (batch or {}).values():
             tensor.record_stream(current)  # the allocator must not reuse it before the step has read it
         return batch
 
-    def _bring(self, slot: int) -> Batch | None:
+    def _bring(self, slot: int, decode: Decode | None) -> Batch | None:
         host = self._slots[slot]
-        travelling = {key: tensor for key, tensor in host.items() if key not in self._dataset.host_keys}
+        travelling = {key: tensor for key, tensor in host.items() if key not in self._host_keys}
         if self.device.type != "cpu":
             travelling = {key: tensor.to(self.device, non_blocking=True) for key, tensor in travelling.items()}
-        return self._dataset.decode(host, travelling)
+        return decode(host, travelling) if decode else travelling
 
     def wait(self, slot: int) -> None:
-        """Until the last copy out of this slot is over and workers may write into it."""
+        """Wait until the last copy out of this slot is done and workers may write into it."""
         if self._done:
             self._done[slot].synchronize()
 
@@ -279,10 +267,10 @@ class _Copier:
         self._registered = []
 
 
-def _allocate(dataset: Dataset, rows: int, slots: int, name: str, shared: bool) -> list[dict[str, torch.Tensor]]:
-    layout = {**dataset.layout, "index": ((), "int64")}
+def _allocate(layout: Layout, rows: int, slots: int, name: str, shared: bool) -> list[dict[str, torch.Tensor]]:
+    layout = {**layout, "index": ((), "int64")}
     if name != "train":
-        layout["valid"] = ((), "bool")
+        layout = {**layout, "valid": ((), "bool")}
     if shared and Path("/dev/shm").is_dir():
         needed = slots * rows * sum(int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
         free = shutil.disk_usage("/dev/shm").free

@@ -1,6 +1,6 @@
-"""Which sample comes when: a pure function of (seed, step), so a position in the run is one integer.
+"""The order of samples: a pure function of (seed, step), so a position in the run is one integer.
 
-Global batch k holds the k-th run of `global_batch` samples of the epoch's permutation; rank r takes its r-th part.
+Global batch k holds the k-th `global_batch` samples of the epoch's permutation; rank r takes its r-th part.
 """
 
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ import numpy as np
 from sightline.data.draws import generator
 from sightline.errors import UsageError
 
-PADDING = -1  # an index that stands for no sample; only evaluation has it
+PADDING = -1  # the index of a row without a sample; in evaluation only
 
 
 @lru_cache(maxsize=4)
 def permutation(seed: int, epoch: int, samples: int) -> np.ndarray:
-    """The order of one epoch."""
+    """Return the order of one epoch."""
     return generator(seed, epoch, 0, "order").permutation(samples)
 
 
 @dataclass(frozen=True)
 class TrainOrder:
-    """Shuffled batches without end; `last` says what happens to samples that fill no batch.
+    """Endless shuffled batches. `last` decides about the last partial batch: drop, pad, or wrap into the next epoch.
 
-    With `repeats` (repeated augmentation) an epoch is as long as without: each index of the permutation stands in it
-    `repeats` times in a row until it is full, so only the first samples / repeats of them are seen (the last one maybe
-    less often). Each copy gets an epoch number of its own, so it is augmented in its own way. Within
-    a batch all first copies come first, then all second ones: copies of a picture meet different ranks, as with
-    torchvision's RASampler, and `mix`, which takes the picture before, does not mix a picture with itself.
+    `repeats` (repeated augmentation) does not change the length of an epoch: each index of the permutation appears
+    `repeats` times in a row until the epoch is full, so only the first samples / repeats of them are seen. Each copy
+    gets its own epoch number, so it is augmented differently. Within a batch all first copies come first, then all
+    second ones: copies of an image go to different ranks, as with torchvision's RASampler, and `mix`, which takes the
+    previous image, does not mix an image with itself.
     """
 
     samples: int
@@ -39,8 +39,8 @@ class TrainOrder:
     rank: int = 0
     ranks: int = 1
     repeats: int = 1
-    cap: int = 0  # most steps of an epoch; 0 is all
-    samples_per_item: int = 1  # `samples` and indices then mean items, of which each fills as much of global_batch
+    cap: int = 0  # most steps of an epoch; 0: no limit
+    samples_per_item: int = 1  # if more, `samples` and indices count items, each of so many samples of global_batch
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -60,12 +60,12 @@ class TrainOrder:
             )
 
     def _check_items(self) -> None:
-        """Items are not cut: a batch is whole ones, and so is each rank's part of it."""
+        """Raise UsageError unless a batch, and each rank's part of it, is a whole number of items."""
         each, devices = self.samples_per_item, self.ranks
         if self.global_batch % each:
             below = max(each, self.global_batch // each * each)
             raise UsageError(
-                f"global_batch={self.global_batch} is no whole number of items of {each} samples; use a multiple of "
+                f"global_batch={self.global_batch} is not a whole number of items of {each} samples; use a multiple of "
                 f"{each}, e.g. --train.global-batch {below}, or another --data.nvol"
             )
         if self.items % devices:
@@ -84,12 +84,12 @@ class TrainOrder:
 
     @property
     def items(self) -> int:
-        """What one step loads on all ranks together."""
+        """Items that one step loads on all ranks together."""
         return self.global_batch // self.samples_per_item
 
     @property
     def local_batch(self) -> int:
-        """Items of one step on this rank: rows of what is loaded."""
+        """Items of one step on this rank: rows of a loaded batch."""
         return self.items // self.ranks
 
     @property
@@ -99,7 +99,7 @@ class TrainOrder:
 
     @property
     def samples_per_epoch(self) -> int:
-        """All there are to train on, also those that fill no batch."""
+        """All training samples, including those of a dropped last batch."""
         return self.samples * self.samples_per_item
 
     @property
@@ -109,7 +109,7 @@ class TrainOrder:
         return min(whole, self.cap or whole)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """(epochs, indices) of this rank's samples in step `step`; copy r of `repeats` has epoch * repeats + r."""
+        """Return (epochs, indices) of this rank's samples in a step; copy r of `repeats` has epoch * repeats + r."""
         if self.last == "wrap":
             stream = step * self.items + np.arange(self.items)
             epochs, places = np.divmod(stream, self.samples)
@@ -143,11 +143,11 @@ class EvalOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches that cover the set."""
+        """Batches that cover the split."""
         return -(-self.samples // (self.local_batch * self.ranks))
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """(epochs, indices) of this rank's samples in batch `step`."""
+        """Return (epochs, indices) of this rank's samples in batch `step`."""
         start = (step * self.ranks + self.rank) * self.local_batch
         indices = start + np.arange(self.local_batch)
         indices[indices >= self.samples] = PADDING

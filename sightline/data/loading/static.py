@@ -1,7 +1,7 @@
-"""Training batches written to files once, and a data set that replays them: the same bits on any device, every time.
+"""Static batches: training batches written to files once, and a dataset that replays them with the same bits anywhere.
 
-For debugging, and for comparing devices or versions of the augmentation. `dump` writes what a run of this seed and
-batch size would see, augmented and normalised in fp32 (`sightline prepare static`); `--data.static DIR` replays it.
+For debugging, and for comparing devices or versions of the augmentation. `dump` writes the batches of a run with this
+seed and batch size, augmented and normalised in fp32 (`sightline prepare static`); `--data.static DIR` replays them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from sightline.errors import BadData, UsageError
 from sightline.files.tensors import read_tensors
 from sightline.files.typed_json import read_json, typed
 from sightline.files.whole import replace_text, replaced
-from sightline.parts import Batch, DataConfig, Dataset, DataSpec
+from sightline.hardware import devices
+from sightline.hardware.devices import Device
+from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec
 from sightline.terminal.progress import Progress
 
 LastBatch = Literal["drop", "pad", "wrap"]
-_FACTS = "batches.json"  # written last: with it the folder is whole
+_FACTS = "batches.json"  # written last, when the folder is complete
 _FORMAT = 1
 _MAX_FACTS_BYTES = 8 * 2**20  # 100,000 classes take 3 MB
 
@@ -32,25 +34,25 @@ _MAX_FACTS_BYTES = 8 * 2**20  # 100,000 classes take 3 MB
 def dump(
     data: DataConfig, out: Path, batch: int, steps: int, seed: int, progress: Progress, last: LastBatch = "drop"
 ) -> dict[str, int]:
-    """Writes the first `steps` training batches into a new folder; `image` has its channels last."""
+    """Write the first `steps` training batches into a new folder; `image` has its channels last."""
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty; choose another --out")
-    dataset = data.open("train", seed).for_batch(batch)
-    order = TrainOrder(len(dataset), batch, seed, last, samples_per_item=dataset.samples_per_item)
+    bound = data.open("train", seed).bind(devices.select("cpu"), batch)
+    order = TrainOrder(len(bound.dataset), batch, seed, last, samples_per_item=bound.samples_per_item)
     out.mkdir(parents=True, exist_ok=True)
     for step in range(steps):
         epochs, indices = order.batch(step)
-        items = [dataset.load(*key) for key in zip(epochs.tolist(), indices.tolist(), strict=True)]
+        items = [bound.load(*key) for key in zip(epochs.tolist(), indices.tolist(), strict=True)]
         loaded = {key: torch.from_numpy(np.stack([item[key] for item in items])) for key in items[0]}
-        drawn = dataset.draw_batch(*divmod(step, order.steps_per_epoch))
+        drawn = bound.draw_batch(*divmod(step, order.steps_per_epoch))
         loaded |= {key: torch.as_tensor(value) for key, value in drawn.items()}
-        rows = torch.from_numpy(indices.repeat(dataset.samples_per_item))
-        finished = {**dataset.finish(loaded, torch.float32), "index": rows}
+        rows = torch.from_numpy(indices.repeat(bound.samples_per_item))
+        finished = {**bound.finish(loaded, torch.float32), "index": rows}
         finished["image"] = finished["image"].movedim(1, -1)
         with replaced(out / _file(step)) as file:
             file.write(save({key: np.ascontiguousarray(t.numpy()) for key, t in finished.items()}))
         progress("batches", step + 1, steps)
-    facts = {"format": _FORMAT, "spec": dataset.spec.to_json(), "batch": batch, "batches": steps, "seed": seed}
+    facts = {"format": _FORMAT, "spec": bound.dataset.spec.to_json(), "batch": batch, "batches": steps, "seed": seed}
     replace_text(out / _FACTS, json.dumps(facts, indent=1) + "\n")
     return {"batches": steps, "samples": steps * batch}
 
@@ -60,21 +62,23 @@ def _file(step: int) -> str:
 
 
 class StaticDataset(Dataset):
-    """Batch k of every epoch is file k; on several ranks each replays all of them."""
+    """Static batches: batch k of every epoch is file k. Each of several ranks replays all files."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         facts = _read_facts(folder)
         self.spec, self.batch, self.batches = facts["spec"], facts["batch"], facts["batches"]
         first = self._read(0)
-        self.layout = {key: (array.shape[1:], str(array.dtype)) for key, array in first.items() if array.ndim}
-        self.layout.pop("index", None)  # the loader's own
-        self.host_keys = frozenset(self.layout)  # nothing travels from the workers: draw_batch brings it all
+        self.layout = {
+            key: (array.shape[1:], str(array.dtype))
+            for key, array in first.items()
+            if array.ndim and key != "index"  # the loader adds that one
+        }
         digest = hashlib.sha256((folder / _FACTS).read_bytes())
         for step in range(self.batches):
             path = folder / _file(step)
             if not path.is_file():
-                raise BadData(f"{path} is missing; {_FACTS} tells of {self.batches} batches: write them again")
+                raise BadData(f"{path} is missing; {_FACTS} lists {self.batches} batches: write them again")
             digest.update(f"{path.name} {path.stat().st_size}".encode())
         self.fingerprint = digest.hexdigest()
 
@@ -84,28 +88,43 @@ class StaticDataset(Dataset):
     def name(self, index: int) -> str:
         return f"{_file(index // self.batch)}:{index % self.batch}"
 
-    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        return {}
+    def bind(self, device: Device, global_batch: int) -> Bound:
+        """Bind to the files: `draw_batch` reads whole batches, so workers load nothing and no key is copied."""
+        return Bound(
+            self,
+            self.layout,
+            self.load,
+            self.finish,
+            self.draw_batch,
+            host_keys=frozenset(self.layout),
+            check_batch=self.check_batch,
+        )
 
-    def decode(self, slot: Batch, batch: Batch) -> Batch:
-        if len(slot["index"]) != self.batch:
+    def check_batch(self, items: int) -> None:
+        """Raise UsageError unless a device takes batches of the size that the files hold."""
+        if items != self.batch:
             raise UsageError(
-                f"{self.folder} has batches of {self.batch} samples, this run takes {len(slot['index'])} on a device; "
+                f"{self.folder} has batches of {self.batch} samples, this run takes {items} on a device; "
                 f"use --train.global-batch {self.batch} on one device, or write others with `sightline prepare static`"
             )
-        return batch
 
-    def draw_batch(self, epoch: int, step: int) -> dict[str, np.ndarray]:
+    def load(self, epoch: int, index: int) -> Arrays:
+        """Load nothing."""
+        return {}
+
+    def draw_batch(self, epoch: int, step: int) -> Arrays:
+        """Read a whole batch."""
         return self._read(step % self.batches)
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
+        """Move the channels to the front."""
         return {**batch, "image": batch["image"].movedim(-1, 1).to(dtype)}
 
-    def _read(self, step: int) -> dict[str, np.ndarray]:
+    def _read(self, step: int) -> Arrays:
         path = self.folder / _file(step)
         try:
             found = {name: tensor.numpy() for name, tensor in read_tensors(path).items()}
-        except (OSError, ValueError, TypeError) as error:  # TypeError: a type that NumPy has not
+        except (OSError, ValueError, TypeError) as error:  # TypeError: a type that NumPy does not have
             raise BadData(f"{path} cannot be read: {error}; write the batches again") from error
         if "image" not in found or found["image"].shape[:1] != (self.batch,):
             raise BadData(f"{path} does not hold {self.batch} images; write the batches again")

@@ -1,4 +1,4 @@
-"""Loader worker processes: one pipe each, no locks, so a killed worker is seen at once and blocks nobody.
+"""Loader worker processes: one pipe each, no locks, so a killed worker is noticed at once and blocks no other.
 
 Start method: forkserver. Fork copies locks and threads of a process that already uses torch; spawn imports torch
 once per worker. Samples are written straight into batches in shared memory; pipes carry only indices.
@@ -14,31 +14,30 @@ import signal
 import tempfile
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch.multiprocessing  # registers how shared tensors travel to a worker
+import torch.multiprocessing  # registers how shared tensors are sent to a worker
 
 from sightline import terminal
 from sightline.data.draws import generator
 from sightline.data.loading.order import PADDING
 from sightline.errors import BadData, BadSample, PeerLost, SightlineError, UsageError
-from sightline.parts import Dataset
+from sightline.parts import Arrays, Bound
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 REPLACEMENT_TRIES = 20
-# Parts of a batch that wait at a worker. Enough to bridge a training step, in which nobody hands out new ones; not
-# more, because what waits at a slow worker cannot go to a fast one.
+# Parts of a batch that wait at a worker. Enough to bridge a training step, during which no new ones are sent; not
+# more, because a part that waits at a slow worker cannot go to a fast one.
 AHEAD = 4
-PARTS_PER_WORKER = 2  # a batch is cut into this many parts per worker: small ones even out slow pictures
-# Most samples of a part. What waits at a worker must fit into its pipe: else the trainer waits for room in it, answers
-# no stop request meanwhile, and waits for ever if the worker has a long list of bad samples to tell.
+PARTS_PER_WORKER = 2  # a batch is cut into this many parts per worker: small parts even out slow images
+# Most samples of a part. The requests that wait at a worker must fit into its pipe. Otherwise the trainer blocks on the
+# pipe, ignores stop requests meanwhile, and deadlocks if the worker has a long list of bad samples to report.
 MAX_PART = 512
-Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -64,20 +63,16 @@ class Bad:
 
 @dataclass(frozen=True)
 class Feed:
-    """One data set with the shared batches its samples go into."""
+    """A dataset with the shared batches that its items go into."""
 
-    dataset: Dataset
+    bound: Bound
     slots: list[dict[str, Tensor]]
-    replace_bad: bool  # training replaces what it cannot read; evaluation marks it as not valid
+    replaces_bad: bool  # training replaces what it cannot read; evaluation marks it as not valid
     on_bad_sample: str
-
-    def on_host(self) -> Feed:
-        """The same feed with every part of loading on the host."""
-        return replace(self, dataset=self.dataset.on_host())
 
 
 def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
-    """Loads the samples of a request into their rows; returns those that were skipped."""
+    """Load the samples of a request into their rows; return those that were skipped."""
     bad: list[Bad] = []
     for row, (epoch, index) in enumerate(zip(request.epochs.tolist(), request.indices.tolist(), strict=True)):
         at = request.offset + row
@@ -88,7 +83,7 @@ def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
         try:
             loaded = _load_or_replace(feed, request.feed, epoch, index, bad)
         except Exception as error:
-            error.add_note(f"while loading sample {index} of {request.feed}: {feed.dataset.name(index)}")
+            error.add_note(f"while loading sample {index} of {request.feed}: {feed.bound.dataset.name(index)}")
             raise
         if loaded is None:
             for array in arrays.values():
@@ -96,7 +91,7 @@ def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
             arrays["index"][at] = index
             continue
         for key, value in loaded.items():
-            # Encoded pictures are shorter than the room for them.
+            # Encoded images are shorter than the room for them.
             arrays[key][(at, slice(len(value))) if value.ndim == 1 else at] = value
         arrays["index"][at] = index
         if "valid" in arrays:
@@ -105,27 +100,27 @@ def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
 
 
 def _load_or_replace(feed: Feed, name: str, epoch: int, index: int, bad: list[Bad]) -> Arrays | None:
-    """The sample, or under `skip` one chosen by (epoch, index) alone, so that a rerun gets the same bits."""
+    """Load a sample. Under `skip` replace a bad one by (epoch, index) alone, so that a rerun gets the same bits."""
     chosen = index
     for attempt in range(REPLACEMENT_TRIES):
         try:
-            return feed.dataset.load(epoch, chosen)
+            return feed.bound.load(epoch, chosen)
         except BadSample as error:
             if feed.on_bad_sample == "fail":
                 raise
             bad.append(Bad(name, chosen, error.name, error.reason))
-            if not feed.replace_bad:
+            if not feed.replaces_bad:
                 return None
-            chosen = int(generator(0, epoch, index, f"replacement-{attempt}").integers(len(feed.dataset)))
-    raise BadData(f"{REPLACEMENT_TRIES} samples in a row could not be read, the last one {feed.dataset.name(chosen)}")
+            chosen = int(generator(0, epoch, index, f"replacement-{attempt}").integers(len(feed.bound.dataset)))
+    last = feed.bound.dataset.name(chosen)
+    raise BadData(f"{REPLACEMENT_TRIES} samples in a row could not be read, the last one {last}")
 
 
 def _work(connection: multiprocessing.connection.Connection, feeds: dict[str, Feed]) -> None:
-    # A Ctrl-C, a SIGTERM or a closed terminal's SIGHUP to the whole group is the trainer's to answer; workers leave
-    # when their pipe closes.
+    # The trainer answers a Ctrl-C, SIGTERM or SIGHUP to the whole process group; workers exit when their pipe closes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    terminal.guard()  # a fresh process; libraries warn there in words of the files they read
+    terminal.guard()  # libraries may quote names from files in their warnings
     torch.set_num_threads(1)
     arrays = {name: [as_arrays(slot) for slot in feed.slots] for name, feed in feeds.items()}
     while True:
@@ -137,7 +132,7 @@ def _work(connection: multiprocessing.connection.Connection, feeds: dict[str, Fe
             reply: Any = fill(feeds[request.feed], arrays[request.feed][request.slot], request)
         except SightlineError as error:
             reply = error
-        except Exception:  # noqa: BLE001  # whatever it was, the trainer shows it
+        except Exception:  # noqa: BLE001  # the trainer shows it
             reply = PeerLost(f"loader worker {os.getpid()} failed; its traceback:\n{traceback.format_exc()}")
         try:
             connection.send((request.feed, request.slot, reply))
@@ -146,7 +141,7 @@ def _work(connection: multiprocessing.connection.Connection, feeds: dict[str, Fe
 
 
 def as_arrays(slot: Mapping[str, Tensor]) -> Arrays:
-    """NumPy views of a slot's tensors."""
+    """Return NumPy views of a slot's tensors."""
     return {key: tensor.numpy() for key, tensor in slot.items()}
 
 
@@ -157,7 +152,7 @@ class Workers:
         context: Any = multiprocessing.get_context(START_METHOD)
         if START_METHOD == "forkserver":
             context.set_forkserver_preload(
-                ["sightline.data.loading.workers", type(next(iter(feeds.values())).dataset).__module__]
+                ["sightline.data.loading.workers", type(next(iter(feeds.values())).bound.dataset).__module__]
             )
         self._processes = []
         self._connections: list[multiprocessing.connection.Connection] = []
@@ -170,7 +165,7 @@ class Workers:
             )
             try:
                 process.start()
-            except OSError as error:  # most often: the socket of the forkserver lies in TMPDIR and its path is too long
+            except OSError as error:  # most often: the path of the forkserver's socket, in TMPDIR, is too long
                 raise UsageError(
                     f"loader workers cannot be started: {error}; give a writable TMPDIR with a short path "
                     f"(now {tempfile.gettempdir()}), or use --run.workers 0"
@@ -188,25 +183,25 @@ class Workers:
         return [process.pid or 0 for process in self._processes]
 
     def submit(self, request: Request) -> None:
-        """Hands the request to the worker with the least to do, once there is one with little."""
+        """Queue a request; the worker with the shortest queue gets it."""
         self._queue.append(request)
         self._hand_out()
 
     def withdraw(self, feed: str) -> list[Request]:
-        """Requests of a feed that no worker has seen yet; they will not be answered."""
+        """Remove and return the requests of a feed that no worker has received yet."""
         withdrawn = [request for request in self._queue if request.feed == feed]
         self._queue = collections.deque(request for request in self._queue if request.feed != feed)
         return withdrawn
 
     def receive(self, timeout_s: float) -> list[tuple[str, int, Any]]:
-        """The answers that are there within `timeout_s`: (feed, slot, what was bad or the error)."""
+        """Return the answers that arrive within `timeout_s`: (feed, slot, bad samples or an error)."""
         answers = []
         for ready in multiprocessing.connection.wait(self._connections, timeout_s):
             assert isinstance(ready, multiprocessing.connection.Connection)
             worker = self._connections.index(ready)
             try:
                 answers.append(ready.recv())
-            except (EOFError, OSError):  # OSError: in the middle of an answer
+            except (EOFError, OSError):  # OSError: the worker died in the middle of an answer
                 self._raise_dead(worker)
             self._waiting[worker] -= 1
         self._hand_out()
@@ -229,13 +224,13 @@ class Workers:
         code = process.exitcode
         if code is not None and code < 0:
             cause = f"killed by {signal.Signals(-code).name}"
-            hint = "the kernel's out-of-memory killer does this; lower --run.workers or --run.prefetch (dmesg tells)"
+            hint = "the kernel's out-of-memory killer does this (see dmesg); lower --run.workers or --run.prefetch"
         else:
-            cause, hint = f"ended with exit code {code}", "its own traceback stands above"
+            cause, hint = f"ended with exit code {code}", "its traceback is above"
         raise PeerLost(f"loader worker {process.pid} was {cause}: {hint}")
 
     def close(self) -> None:
-        """Ends the processes; they leave by themselves when their pipe closes."""
+        """End the processes; they exit by themselves when their pipe closes."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:

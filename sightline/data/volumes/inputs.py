@@ -1,6 +1,6 @@
-"""NIfTI files that a user names: prepared as the network of a run knows its volumes, one whole volume at a time.
+"""NIfTI files given by the user, prepared like the volumes that the network was trained on, one at a time.
 
-What `sightline predict` and `sightline evaluate --labels` look at; `report/volumes.py` takes what comes out of it.
+For `sightline predict` and `sightline evaluate --labels`; `report/volumes.py` writes the results.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ import numpy as np
 from sightline.data.formats.nifti import MAX_VOXELS, Header, read_header, read_scan
 from sightline.data.volumes.geometry import Triple, new_shape, prepare_image
 from sightline.errors import BadData, BadSample, UsageError
-from sightline.parts import Batch, Dataset, DataSpec
+from sightline.parts import Arrays, Batch, Bound, Dataset, DataSpec, Layout
 
 if TYPE_CHECKING:
     import torch
 
+    from sightline.hardware.devices import Device
+
 SUFFIXES = (".nii.gz", ".nii")
-_NAMED = 5  # missing files that an error names
+_NAMED = 5  # most missing files that an error lists
 
 
 class VolumeFiles(Dataset):
-    """Whole volumes of any size. Batches hold one; `finish` gives it the shape that it has.
+    """Whole volumes of any size. A batch holds one; `finish` gives it its shape.
 
     Batch keys after finish(): image (1, channels, depth, height, width), extent (1, 3) the same depth, height and
     width; original, start, end (1, 3): the shape of the file and the box that was cut out of it.
@@ -41,7 +43,7 @@ class VolumeFiles(Dataset):
         joined = "\0".join(map(str, self._paths))
         self.fingerprint = hashlib.sha256(joined.encode("utf-8", "surrogateescape")).hexdigest()
         triple = ((3,), "int64")
-        self.layout = {
+        self.layout: Layout = {
             "image": ((max(map(self._room, range(len(files)))),), "float32"),
             "volume": ((), "int64"),
             **dict.fromkeys(("extent", "original", "start", "end"), triple),
@@ -53,10 +55,13 @@ class VolumeFiles(Dataset):
     def name(self, index: int) -> str:
         return self._names[index]
 
-    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        """The prepared voxels in one row, and where they lie in their file."""
+    def bind(self, device: Device, global_batch: int) -> Bound:
+        return Bound(self, self.layout, self.load, self.finish)
+
+    def load(self, epoch: int, index: int) -> Arrays:
+        """Prepare a volume; return its voxels in one row, and where they lie in the file."""
         name = self._names[index]
-        expected_voxels(read_header(self._paths[index], name), self.spec, name)  # before anything that large is made
+        expected_voxels(read_header(self._paths[index], name), self.spec, name)  # before anything is allocated
         image, geometry = prepare_image(read_scan(self._paths[index], name), self.spec, name)
         if image.size > self.layout["image"][0][0]:
             raise BadSample(name, f"{self._paths[index]} has grown while it was read; predict it again")
@@ -68,7 +73,7 @@ class VolumeFiles(Dataset):
         }
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
-        """From a row of voxels to a volume; waits for its size, which no two files share."""
+        """Turn a row of voxels into a volume. Synchronises with the device, because sizes differ from file to file."""
         shape = (self.spec.channels, *batch["extent"][0].tolist())
         return {**batch, "image": batch["image"][:1, : math.prod(shape)].view(1, *shape).to(dtype)}
 
@@ -76,14 +81,15 @@ class VolumeFiles(Dataset):
         try:
             header = read_header(self._paths[index], self._names[index])
             return self.spec.channels * expected_voxels(header, self.spec, self._names[index])
-        except BadSample:  # told when its turn comes
+        except BadSample:  # `load` reports it
             return 1
 
 
 def expected_voxels(header: Header, spec: DataSpec, name: str) -> int:
-    """The most voxels of a channel, once prepared; BadSample where the file does not fit the network or the memory."""
+    """Return the most voxels of a prepared channel; raise BadSample if the file does not fit network or memory."""
     if header.shape[0] != spec.channels:
-        raise BadSample(name, f"has {header.shape[0]} channels, the network knows {spec.channels}; give a fitting file")
+        found = f"has {header.shape[0]} channels, the network expects {spec.channels}"
+        raise BadSample(name, f"{found}; give a file with as many")
     shape: Triple = header.shape[1:]
     if len(spec.size) == 3:
         shape = new_shape(shape, header.spacing, spec.spacing)
@@ -91,14 +97,14 @@ def expected_voxels(header: Header, spec: DataSpec, name: str) -> int:
         sides = " x ".join(map(str, shape))
         raise BadSample(
             name,
-            f"would have {sides} voxels at the spacing {spec.spacing}; {MAX_VOXELS} are allowed, so mend the voxel "
+            f"would have {sides} voxels at the spacing {spec.spacing}; {MAX_VOXELS} are allowed, so fix the voxel "
             f"size of {header.spacing} mm in its header",
         )
     return math.prod(shape)
 
 
 def case_name(file: str) -> str:
-    """What a volume is called: its file without .nii.gz or .nii."""
+    """Return the name of a volume: its file name without .nii.gz or .nii."""
     for suffix in SUFFIXES:
         if file.lower().endswith(suffix) and len(file) > len(suffix):
             return file[: -len(suffix)]
@@ -106,7 +112,7 @@ def case_name(file: str) -> str:
 
 
 def labelled_files(cases: Sequence[str], folder: Path) -> dict[str, tuple[Path, Path]]:
-    """The image and the label of each case in a folder of the Decathlon, or where its labelsTr is given."""
+    """Find the image and the label of each case in the folder of a Decathlon task, or beside its labelsTr."""
     base = folder.parent if folder.name == "labelsTr" else folder
     if not (base / "labelsTr").is_dir() or not (base / "imagesTr").is_dir():
         raise UsageError(f"{folder} holds no imagesTr and labelsTr; give the folder of a Decathlon task with --labels")

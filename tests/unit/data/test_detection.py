@@ -12,14 +12,16 @@ import torch
 from PIL import Image
 from safetensors.numpy import load_file
 
+from sightline.config import Run
 from sightline.data.detection import DetectionData
 from sightline.data.loading import cache
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.data.loading.static import StaticDataset, dump
 from sightline.data.prepare import static as prepare_static
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware import devices
+from sightline.hardware.world import World
 from sightline.parts import DataSpec
 
 CPU = devices.select("cpu")
@@ -36,10 +38,14 @@ def at(path: Path | str, **changes) -> DetectionData:
 
 
 @contextmanager
-def opened(config: DetectionData, workers: int = 0, batch: int = 4, on_bad=nothing):
-    sets = {split: config.open(split, seed=3) for split in ("train", "val")}
-    orders = {"train": TrainOrder(len(sets["train"]), batch, 3), "val": EvalOrder(len(sets["val"]), batch)}
-    loader = Loader(sets, orders, config, CPU, workers=workers, prefetch=2, on_bad=on_bad, check_stop=nothing)
+def opened(config: DetectionData, workers: int = 0, batch: int = 4, on_bad=nothing, check_stop=nothing):
+    train, val = (config.open(split, seed=3).bind(CPU, batch) for split in ("train", "val"))
+    feeds = {
+        "train": (train, TrainOrder(len(train.dataset), batch, 3)),
+        "val": (val, EvalOrder(len(val.dataset), batch)),
+    }
+    bad_samples = BadSamples(config.on_bad_sample, config.max_bad_samples, on_bad)
+    loader = Loader(feeds, Run(workers=workers), CPU, World(), bad_samples, check_stop)
     try:
         yield loader
     finally:
@@ -49,8 +55,8 @@ def opened(config: DetectionData, workers: int = 0, batch: int = 4, on_bad=nothi
 def take(loader: Loader, feed: str, count: int, start: int = 0) -> list[dict[str, torch.Tensor]]:
     """Finished batches, copied, because a batch is valid until the next one is asked for."""
     loader.seek(feed, start, start + count)
-    dataset = loader.feeds[feed].feed.dataset
-    return [{k: v.clone() for k, v in dataset.finish(loader.next(feed), torch.float32).items()} for _ in range(count)]
+    bound = loader.feeds[feed].feed.bound
+    return [{k: v.clone() for k, v in bound.finish(loader.next(feed), torch.float32).items()} for _ in range(count)]
 
 
 def assert_same(some: list[dict[str, torch.Tensor]], others: list[dict[str, torch.Tensor]]) -> None:
@@ -270,8 +276,8 @@ def test_the_cache_is_filled_once_and_then_read(drawn_boxes: Path, tmp_path: Pat
     root = shutil.copytree(drawn_boxes, tmp_path / "data")
     with opened(at(root, cache="ram"), workers=2) as loader:
         first = take(loader, "train", 4)  # all but the last three pictures
-        dataset = loader.feeds["train"].feed.dataset
-        assert sum(dataset.cache.get(index) is not None for index in range(19)) >= 16
+        kept = loader.feeds["train"].feed.bound.load.keywords["cache"]
+        assert sum(kept.get(index) is not None for index in range(19)) >= 16
         for path in (root / "train2017").iterdir():
             path.write_bytes(b"gone")
         assert_same(take(loader, "train", 4), first)
@@ -283,7 +289,7 @@ def test_auto_says_why_it_is_off(drawn_boxes: Path, tmp_path: Path, monkeypatch)
     monkeypatch.setattr(cache, "MEMINFO", tmp_path / "meminfo")
     with opened(at(drawn_boxes)) as loader:
         assert loader.notes[0].startswith("cache OFF: 19 pictures of train need")
-        assert loader.feeds["train"].feed.dataset.cache is None
+        assert loader.feeds["train"].feed.bound.load.keywords == {"cache": None}
     with pytest.raises(UsageError, match="--data.cache ram"), opened(at(drawn_boxes, cache="ram")):
         pass
 
@@ -305,12 +311,12 @@ def test_fake_repeats_the_first_real_batch(workers: int):
 
 
 def test_fake_stops_loading_once_it_has_its_batch():
-    dataset = dataclasses.replace(SYNTHETIC, fake=True).open("train", seed=3)
-    assert dataset.load(0, 0).keys() == dataset.layout.keys()
-    slot = {"image": torch.zeros(2, 4, 4, 3, dtype=torch.uint8)}
-    kept = dataset.decode(slot, slot)
-    slot["image"].fill_(9)
-    assert dataset.load(0, 1) == {} and not kept["image"].any() and not dataset.decode(slot, slot)["image"].any()
+    asked = []  # whether to stop: before each sample that is loaded, else once per batch
+    with opened(dataclasses.replace(SYNTHETIC, fake=True), check_stop=lambda: asked.append(1)) as loader:
+        take(loader, "train", 1)
+        assert len(asked) == 4
+        take(loader, "train", 3, start=5)
+        assert len(asked) == 4 + 3
 
 
 @pytest.fixture
@@ -356,8 +362,8 @@ def test_static_batches_say_what_they_are(batches: Path):
 def test_static_batches_of_another_size_or_damaged_are_refused(batches: Path):
     config = dataclasses.replace(SYNTHETIC, static=str(batches))
     told = "has batches of 4 samples, this run takes 3 .* --train.global-batch 4"
-    with opened(config, batch=3) as loader, pytest.raises(UsageError, match=told):
-        take(loader, "train", 1)
+    with pytest.raises(UsageError, match=told), opened(config, batch=3):
+        pass
     fingerprint = config.open("train", 0).fingerprint
     with pytest.raises(UsageError, match="is not empty"):
         dump(SYNTHETIC, batches, batch=4, steps=1, seed=3, progress=nothing)
@@ -368,7 +374,7 @@ def test_static_batches_of_another_size_or_damaged_are_refused(batches: Path):
     with pytest.raises(BadData, match="batch-000002.safetensors cannot be read"):
         dataset.draw_batch(0, 2)
     last.unlink()
-    with pytest.raises(BadData, match="batch-000002.safetensors is missing; batches.json tells of 3"):
+    with pytest.raises(BadData, match="batch-000002.safetensors is missing; batches.json lists 3"):
         config.open("train", 0)
     for text in ("[]", "{", '{"format": 2, "batch": 1, "batches": 1, "spec": {}}'):
         (batches / "batches.json").write_text(text)

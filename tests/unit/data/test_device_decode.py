@@ -9,11 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
+from sightline.config import Run
 from sightline.data.classification import DEVICE_PIXELS, ENCODED_ROOM, ClassificationData
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.errors import BadData, UsageError
 from sightline.hardware import devices
+from sightline.hardware.world import World
 
 CPU = devices.select("cpu")
 
@@ -46,19 +48,10 @@ def photos(tmp_path: Path) -> Path:
 def batches(path: Path, split: str, on_device: bool, count: int, workers=0, **fields):
     config = ClassificationData(path=str(path), size=32, eval_resize=40, eval_size=32, decoder="cpu", **fields)
     dataset = config.open(split, seed=3)
-    if on_device:
-        dataset.decode_on_device()
+    bound = dataset.bind_to_decoder() if on_device else dataset.bind(CPU, 5)
     order = TrainOrder(len(dataset), 5, 3, "pad") if split == "train" else EvalOrder(len(dataset), 5)
-    loader = Loader(
-        {split: dataset},
-        {split: order},
-        config,
-        CPU,
-        workers=workers,
-        prefetch=2,
-        on_bad=lambda bad: None,
-        check_stop=lambda: None,
-    )
+    bad_samples = BadSamples(config.on_bad_sample, config.max_bad_samples, lambda bad: None)
+    loader = Loader({split: (bound, order)}, Run(workers=workers), CPU, World(), bad_samples, lambda: None)
     try:
         loader.seek(split, 0, count)
         return [{key: value.clone() for key, value in loader.next(split).items()} for _ in range(count)]
@@ -70,11 +63,10 @@ def test_a_small_file_of_many_pixels_stays_on_the_cpu(tmp_path):
     """Blank, so that its file is small: a batch of such would fill the memory of a device."""
     for number, side in enumerate((4096, 4104)):
         write(tmp_path / "train" / "c0", f"{number}.jpg", np.zeros((4096, side), np.uint8))
-    dataset = ClassificationData(path=str(tmp_path), size=32, decoder="cpu").open("train", seed=3)
-    dataset.decode_on_device()
+    bound = ClassificationData(path=str(tmp_path), size=32).open("train", seed=3).bind_to_decoder()
     assert all(path.stat().st_size < ENCODED_ROOM for path in tmp_path.rglob("*.jpg"))
     assert DEVICE_PIXELS == 4096**2
-    assert [bool(dataset.load(0, index)["encoded_bytes"]) for index in range(2)] == [True, False]
+    assert [bool(bound.load(0, index)["encoded_bytes"]) for index in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -142,9 +134,9 @@ def test_one_that_only_the_device_refuses_is_decoded_on_the_cpu(photos, monkeypa
 def test_gpu_that_cannot_be_had_is_an_error_and_auto_is_not(photos, fields, reason):
     wanted = {"path": str(photos), **fields}
     with pytest.raises(UsageError, match=reason):
-        ClassificationData(decoder="gpu", **wanted).open("train", 0).settle_on(CPU)
-    dataset = ClassificationData(decoder="auto", **wanted).open("train", 0)
-    assert dataset.settle_on(CPU) == "" and not dataset.decodes_on_device
+        ClassificationData(decoder="gpu", **wanted).open("train", 0).bind(CPU, 8)
+    bound = ClassificationData(decoder="auto", **wanted).open("train", 0).bind(CPU, 8)
+    assert bound.notes == () and bound.decode is None
 
 
 @pytest.mark.parametrize(
@@ -172,17 +164,17 @@ def test_a_gpu_decodes_where_nothing_is_in_the_way_and_says_what_is(photos, monk
     gpu = devices.KINDS["cuda"]
     monkeypatch.setattr(decode, "decode_on_device", played)
     monkeypatch.setattr(devices.Device, "name", lambda self: "a GPU")
-    dataset = ClassificationData(**{"path": str(photos), **fields}).open("train", 0)
-    told = dataset.settle_on(gpu)
-    assert dataset.decodes_on_device is (reason is None)
+    bound = ClassificationData(**{"path": str(photos), **fields}).open("train", 0).bind(gpu, 8)
+    assert (bound.decode is not None) == bool(bound.host_keys) == (reason is None)
     if reason is None:
-        assert told == "pictures are decoded on a GPU"
+        assert bound.notes == ("pictures are decoded on a GPU",)
     elif not reason:
-        assert told == ""
+        assert bound.notes == ()
     else:
+        (told,) = bound.notes
         assert told.startswith("pictures are decoded on the CPU: ") and reason in told
         with pytest.raises(UsageError, match="--data.decoder gpu: .*; use --data.decoder auto or cpu"):
-            ClassificationData(**{"path": str(photos), **fields}, decoder="gpu").open("train", 0).settle_on(gpu)
+            ClassificationData(**{"path": str(photos), **fields}, decoder="gpu").open("train", 0).bind(gpu, 8)
 
 
 def test_a_first_picture_that_is_no_jpeg_keeps_the_cpu(tmp_path):

@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 import torch
 
+from sightline.config import Run
 from sightline.data.augment.segmentation import CARRIED, TOLERANCE
 from sightline.data.loading import cache
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.data.segmentation import SegmentationData, SegmentationDataset
 from sightline.data.sources.decathlon import folds
 from sightline.data.volumes.decathlon import Case, Plan, spec_of, write_plan
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware import devices
-from sightline.measure.benchmark import synthetic_dataset
+from sightline.hardware.world import World
+from sightline.measure.benchmark import synthetic_data
 from sightline.parts import DataSpec
 from sightline.recipes import unet2d
 
@@ -72,12 +74,13 @@ def deep(folders: dict[int, Path]) -> SegmentationData:
 
 @contextmanager
 def opened(config: SegmentationData, workers: int = 0, batch: int = 8, on_bad=nothing) -> Iterator[Loader]:
-    sets = {split: config.open(split, seed=3).for_batch(batch) for split in ("train", "val")}
-    orders: Any = {
-        "train": TrainOrder(len(sets["train"]), batch, 3, samples_per_item=sets["train"].samples_per_item),
-        "val": EvalOrder(len(sets["val"]), batch),
+    train, val = (config.open(split, seed=3).bind(CPU, batch) for split in ("train", "val"))
+    feeds: Any = {
+        "train": (train, TrainOrder(len(train.dataset), batch, 3, samples_per_item=train.samples_per_item)),
+        "val": (val, EvalOrder(len(val.dataset), batch)),
     }
-    loader = Loader(dict(sets), orders, config, CPU, workers=workers, prefetch=2, on_bad=on_bad, check_stop=nothing)
+    bad_samples = BadSamples(config.on_bad_sample, config.max_bad_samples, on_bad)
+    loader = Loader(feeds, Run(workers=workers), CPU, World(), bad_samples, nothing)
     try:
         yield loader
     finally:
@@ -87,8 +90,8 @@ def opened(config: SegmentationData, workers: int = 0, batch: int = 8, on_bad=no
 def take(loader: Loader, feed: str, count: int) -> list[dict[str, torch.Tensor]]:
     """Finished batches, copied, because a batch is valid until the next one is asked for."""
     loader.seek(feed, 0, count)
-    dataset = loader.feeds[feed].feed.dataset
-    return [{k: v.clone() for k, v in dataset.finish(loader.next(feed), torch.float32).items()} for _ in range(count)]
+    bound = loader.feeds[feed].feed.bound
+    return [{k: v.clone() for k, v in bound.finish(loader.next(feed), torch.float32).items()} for _ in range(count)]
 
 
 def arrays(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -103,9 +106,11 @@ def test_a_batch_is_shared_by_nvol_volumes(data: SegmentationData, nvol: int, sl
     """The shallowest of these volumes has 5 slices, so that 8 of one are only had where all others are left out."""
     source = data.source("train")
     source.cases = [case for case in source.cases if case.shape[0] >= 8]
-    dataset = SegmentationDataset(replace(data, nvol=nvol), source, "train", 0).for_batch(8)
-    assert dataset.samples_per_item == slices and dataset.layout["image"][0] == (2, slices, 12, 10)
-    order = TrainOrder(len(dataset), 8, 0, samples_per_item=dataset.samples_per_item)
+    dataset = SegmentationDataset(replace(data, nvol=nvol), source, "train", 0)
+    bound = dataset.bind(CPU, 8)
+    assert dataset.samples_per_item(8) == bound.samples_per_item == slices
+    assert bound.layout["image"][0] == (2, slices, 12, 10)
+    order = TrainOrder(len(dataset), 8, 0, samples_per_item=bound.samples_per_item)
     assert order.steps_per_epoch == len(source) // nvol
     assert order.local_batch == nvol
 
@@ -115,19 +120,20 @@ def test_a_batch_is_shared_by_nvol_volumes(data: SegmentationData, nvol: int, sl
 )
 def test_nvol_rises_until_no_slice_is_padding(data: SegmentationData, batch: int, nvol: int, found: int):
     """Fold 0 leaves the volume of 5 slices in training: no volume gives more than these."""
-    dataset = replace(data, nvol=nvol).open("train", 0).for_batch(batch)
+    dataset = replace(data, nvol=nvol).open("train", 0)
+    bound = dataset.bind(CPU, batch)
     assert dataset.shapes[:, 0].min() == 5
-    assert dataset.samples_per_item * found == batch
-    note = dataset.settle_on(CPU)
+    assert bound.samples_per_item * found == batch
+    note = " ".join(bound.notes)
     assert (f"nvol={found} volumes, not {nvol}" in note) == (found != nvol)
     assert ("case1, has 5 slices" in note) == (batch % nvol == 0 and found != nvol)
-    plain = replace(data, nvol=nvol, augment="off").open("train", 0).for_batch(batch)
-    assert all((plain.load(0, index)["image"] > 0).all() for index in range(len(plain)))
+    plain = replace(data, nvol=nvol, augment="off").open("train", 0).bind(CPU, batch)
+    assert all((plain.load(0, index)["image"] > 0).all() for index in range(len(dataset)))
 
 
 def test_more_volumes_than_slices_are_refused(data: SegmentationData):
     with pytest.raises(UsageError, match="nvol=9 volumes cannot share a batch of 8 slices; use --data.nvol 8"):
-        replace(data, nvol=9).open("train", 0).for_batch(8)
+        replace(data, nvol=9).open("train", 0).bind(CPU, 8)
 
 
 @pytest.mark.parametrize("augment_on", ["host", "device"])
@@ -135,22 +141,20 @@ def test_more_volumes_than_slices_are_refused(data: SegmentationData):
 def test_samples_have_the_declared_layout(data, deep, dim: int, augment_on: str):
     config = replace(data if dim == 2 else deep, augment_on=augment_on)
     for split in ("train", "val"):
-        dataset = config.open(split, 0).for_batch(4)
-        dataset.settle_on(CPU)
-        for index in (0, len(dataset) - 1):
-            sample = dataset.load(0, index)
-            assert {key: (value.shape, str(value.dtype)) for key, value in sample.items()} == dataset.layout
+        bound = config.open(split, 0).bind(CPU, 4)
+        for index in (0, len(bound.dataset) - 1):
+            sample = bound.load(0, index)
+            assert {key: (value.shape, str(value.dtype)) for key, value in sample.items()} == bound.layout
         travels = split == "train" and augment_on == "device"
-        assert set(CARRIED).issubset(dataset.layout) == travels
+        assert set(CARRIED).issubset(bound.layout) == travels
 
 
 def test_without_augmentation_a_crop_is_part_of_its_volume(data: SegmentationData, folders):
-    dataset = replace(data, augment="off", augment_on="device").open("train", 0).for_batch(8)
-    dataset.settle_on(CPU)
+    bound = replace(data, augment="off", augment_on="device").open("train", 0).bind(CPU, 8)
     starts = set()
     for epoch in range(12):
-        sample = dataset.load(epoch, 7)
-        image, label = arrays(folders[2], dataset.name(7))
+        sample = bound.load(epoch, 7)
+        image, label = arrays(folders[2], bound.dataset.name(7))
         start = int(np.flatnonzero((image[0] == sample["image"][0, 0]).all((1, 2)))[0])
         starts.add(start)
         assert np.array_equal(sample["image"], image[:, start : start + 4])
@@ -159,10 +163,10 @@ def test_without_augmentation_a_crop_is_part_of_its_volume(data: SegmentationDat
 
 
 def test_finish_makes_slices_of_crops(data: SegmentationData):
-    dataset = replace(data, augment="off").open("train", 0).for_batch(8)
-    samples = [dataset.load(0, index) for index in (3, 5)]
+    bound = replace(data, augment="off").open("train", 0).bind(CPU, 8)
+    samples = [bound.load(0, index) for index in (3, 5)]
     batch = {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
-    found = dataset.finish({**batch, "index": torch.tensor([3, 5])}, torch.bfloat16)
+    found = bound.finish({**batch, "index": torch.tensor([3, 5])}, torch.bfloat16)
     assert found["image"].shape == (8, 2, 12, 10) and found["image"].dtype == torch.bfloat16
     assert found["image"].is_contiguous(memory_format=torch.channels_last)
     assert found["label"].shape == (8, 12, 10) and found["label"].dtype == torch.int64
@@ -173,11 +177,11 @@ def test_finish_makes_slices_of_crops(data: SegmentationData):
 
 
 def test_finish_of_patches(deep: SegmentationData):
-    dataset = deep.open("train", 0).for_batch(2)
-    assert dataset.samples_per_item == 1 and dataset.layout["image"][0] == (2, 4, 8, 6)
-    sample = dataset.load(0, 0)
+    bound = deep.open("train", 0).bind(CPU, 2)
+    assert bound.samples_per_item == 1 and bound.layout["image"][0] == (2, 4, 8, 6)
+    sample = bound.load(0, 0)
     batch = {key: torch.from_numpy(value)[None].repeat_interleave(2, 0) for key, value in sample.items()}
-    found = dataset.finish(batch, torch.float32)
+    found = bound.finish(batch, torch.float32)
     assert found["image"].is_contiguous(memory_format=torch.channels_last_3d)
     assert np.array_equal(found["image"][1], sample["image"]) and np.array_equal(found["label"][1], sample["label"])
 
@@ -188,12 +192,11 @@ def test_the_device_sees_what_the_host_makes(data, deep, dim: int):
     found = {}
     for augment_on in ("host", "device"):
         config = replace(data if dim == 2 else deep, augment_on=augment_on, **BUSY)
-        dataset = config.open("train", 1).for_batch(16)
-        dataset.settle_on(CPU)
-        samples = [dataset.load(epoch, index) for epoch in range(4) for index in range(len(dataset))]
+        bound = config.open("train", 1).bind(CPU, 16)
+        samples = [bound.load(epoch, index) for epoch in range(4) for index in range(len(bound.dataset))]
         batch = {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
         with torch.autocast("cpu", torch.bfloat16):
-            found[augment_on] = dataset.finish(batch, torch.float32)
+            found[augment_on] = bound.finish(batch, torch.float32)
     host, device = found["host"], found["device"]
     assert host.keys() == device.keys() == {"image", "label"}
     assert torch.equal(host["label"], device["label"])
@@ -201,14 +204,13 @@ def test_the_device_sees_what_the_host_makes(data, deep, dim: int):
 
 
 def test_finish_compiles_to_one_graph(data: SegmentationData):
-    dataset = replace(data, augment_on="device", **BUSY).open("train", 1).for_batch(8)
-    dataset.settle_on(CPU)
-    samples = [dataset.load(0, index) for index in (0, 4)]
+    bound = replace(data, augment_on="device", **BUSY).open("train", 1).bind(CPU, 8)
+    samples = [bound.load(0, index) for index in (0, 4)]
     batch = {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
 
     def finish(batch):
         with torch.autocast("cpu", torch.bfloat16):
-            return dataset.finish(batch, torch.float32)
+            return bound.finish(batch, torch.float32)
 
     expected, found = finish(batch), torch.compile(finish, fullgraph=True, dynamic=False, backend="eager")(batch)
     assert torch.equal(found["label"], expected["label"])
@@ -236,12 +238,11 @@ def test_augmentation_moves_to_accelerators_by_itself(data: SegmentationData):
     gpu = Accelerator(kind="cuda")
     for augment_on, expected in (("auto", (False, True)), ("host", (False, False)), ("device", (True, True))):
         for device, on_device in zip((CPU, gpu), expected, strict=True):
-            dataset = replace(data, augment_on=augment_on).open("train", 0).for_batch(8)
-            note = dataset.settle_on(device)
-            assert dataset.on_device == on_device == (f"augmented on {device.name()}" in note)
-    off = replace(data, augment="off").open("train", 0)
-    off.settle_on(gpu)
-    assert not off.on_device and not replace(data).open("val", 0).on_device
+            bound = replace(data, augment_on=augment_on).open("train", 0).bind(device, 8)
+            said = f"augmented on {device.name()}" in " ".join(bound.notes)
+            assert set(CARRIED).issubset(bound.layout) == on_device == said
+    for other in (replace(data, augment="off").open("train", 0), data.open("val", 0)):
+        assert not set(CARRIED) & set(other.bind(gpu, 8).layout)
 
 
 # Evaluation
@@ -250,7 +251,7 @@ def test_augmentation_moves_to_accelerators_by_itself(data: SegmentationData):
 def test_every_slice_once_and_as_it_is(data: SegmentationData, folders):
     expected = [f"case{number}" for number in folds(10, 5)[0]]
     with opened(replace(data, **BUSY), batch=4) as loader:
-        dataset = loader.feeds["val"].feed.dataset
+        dataset = loader.feeds["val"].feed.bound.dataset
         batches = take(loader, "val", loader.feeds["val"].order.steps_per_epoch)
     assert len(dataset) == sum(DEPTHS[int(name[4:])] for name in expected)
     place = dict.fromkeys(expected, 0)
@@ -269,13 +270,13 @@ def test_every_slice_once_and_as_it_is(data: SegmentationData, folders):
 
 
 def test_whole_volumes_with_their_extent(deep: SegmentationData, folders):
-    dataset = deep.open("val", 0).for_batch(2)
+    dataset = deep.open("val", 0)
     names = [dataset.name(index) for index in range(len(dataset))]
     assert names == [f"case{number}" for number in folds(10, 5)[0]]
     sides = np.array([arrays(folders[3], name)[1].shape for name in names]).max(0)
     for index, name in enumerate(names):
         image, label = arrays(folders[3], name)
-        sample = dataset.load(5, index)
+        sample = dataset.bind(CPU, 2).load(5, index)
         assert sample["image"].shape == (2, *sides) and sample["extent"].tolist() == list(label.shape)
         z, y, x = label.shape
         assert np.array_equal(sample["image"][:, :z, :y, :x], image) and sample["image"].sum() == image.sum()
@@ -345,7 +346,7 @@ def test_a_benchmark_of_an_own_task_on_drawn_volumes_names_the_way_out(tmp_path:
     own = replace(data, task="own", path=str(write_folder(tmp_path / "own", 2, "own")))
     recipe = replace(unet2d.recipe(), data=own)
     with pytest.raises(UsageError, match=r"none with --data.path='synthetic:samples=\d+'.*needs --data real"):
-        synthetic_dataset(recipe)
+        synthetic_data(recipe, CPU)
 
 
 def test_slices_that_are_not_patches_are_refused(tmp_path: Path, data: SegmentationData):
@@ -357,12 +358,12 @@ def test_slices_that_are_not_patches_are_refused(tmp_path: Path, data: Segmentat
 
 def test_drawn_volumes_take_the_shape_of_the_task():
     config = SegmentationData(task="04", path="synthetic:samples=16")
-    dataset = config.open("train", 0).for_batch(64)
-    assert dataset.spec == spec_of("04", 2) and dataset.samples_per_item == 64
-    assert dataset.settle_on(CPU) == ""  # drawn, so there is nothing to keep in memory
-    sample = dataset.load(0, 3)
+    bound = config.open("train", 0).bind(CPU, 64)
+    assert bound.dataset.spec == spec_of("04", 2) and bound.samples_per_item == 64
+    assert bound.notes == ()  # drawn, so there is nothing to keep in memory
+    sample = bound.load(0, 3)
     assert sample["image"].shape == (1, 64, 56, 40) and set(np.unique(sample["label"])) <= {0, 1, 2}
-    assert config.synthetic_path(dataset.spec, 8) == "synthetic:samples=8"
+    assert config.synthetic(bound.dataset.spec, 8) == replace(config, path="synthetic:samples=8")
 
 
 @pytest.mark.parametrize(
@@ -406,7 +407,7 @@ def test_a_bad_volume_is_named_or_left_out(tmp_path: Path, data: SegmentationDat
         damaged(folder, name, how)
     for split, index in (("train", 2), ("val", DEPTHS[int(names["val"][0][4:])])):
         with pytest.raises(BadSample, match=bad[split]):
-            config.open(split, 0).for_batch(8).load(0, index)
+            config.open(split, 0).bind(CPU, 8).load(0, index)
     told: list[Any] = []
     with opened(replace(config, on_bad_sample="skip"), on_bad=told.append) as loader:
         batches = take(loader, "train", 4)
@@ -472,7 +473,9 @@ def test_volumes_in_memory_are_the_same_and_need_no_files(tmp_path: Path, data: 
 
 def test_volumes_that_do_not_fit_are_not_kept(data: SegmentationData, monkeypatch):
     monkeypatch.setattr(cache, "available_bytes", lambda: 1000)
-    dataset = replace(data, cache="auto").open("train", 0)
-    assert "cache OFF: 8 volumes of train need" in dataset.settle_on(CPU) and dataset.cache is None
+    bound = replace(data, cache="auto").open("train", 0).bind(CPU, 4)
+    assert bound.notes[0].startswith("cache OFF: 8 volumes of train need")
+    reader = bound.load.args[0]
+    assert reader.cache is None
     with pytest.raises(UsageError, match="--data.cache ram: 8 volumes of train need"):
-        replace(data, cache="ram").open("train", 0).settle_on(CPU)
+        replace(data, cache="ram").open("train", 0).bind(CPU, 4)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from sightline.config import Run
 from sightline.data.classification import ClassificationData
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder
 from sightline.errors import BadData
 from sightline.evaluate.run import evaluate
@@ -33,17 +34,11 @@ def scored(
     dataset = config.open("val", seed=0)
     torch.manual_seed(0)
     model = ResNetConfig(depth=18, width=4).build(dataset.spec)
-    loader = Loader(
-        {"val": dataset},
-        {"val": EvalOrder(len(dataset), batch)},
-        config,
-        CPU,
-        workers=0,
-        prefetch=1,
-        on_bad=lambda bad: None,
-        check_stop=lambda: None,
-    )
-    scores = evaluate(model, Classification(0.1), dataset, loader, CPU, world, precision, on_batch)
+    bound = dataset.bind(CPU, batch)
+    bad_samples = BadSamples(config.on_bad_sample, config.max_bad_samples, lambda bad: None)
+    feeds = {"val": (bound, EvalOrder(len(dataset), batch))}
+    loader = Loader(feeds, Run(workers=0), CPU, World(), bad_samples, lambda: None)
+    scores = evaluate(model, Classification(0.1), bound, loader, CPU, world, precision, on_batch)
     return scores, model, dataset
 
 

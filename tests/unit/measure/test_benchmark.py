@@ -77,7 +77,7 @@ def test_real_data_go_through_the_loader(tmp_path, shapes):
 def test_given_data_only_lend_their_classes_to_synthetic_input(shapes):
     flags = [*TINY, f"--data.path={shapes}", "--data.source=folder"]
     recipe, _ = config.load("demo_classification", flags)
-    dataset = bench.synthetic_dataset(recipe)
+    dataset = bench.synthetic_data(recipe, CPU).dataset
     assert len(dataset.spec.classes) == 10 and len(dataset) == peers.BATCHES * 8
     assert dataset.fingerprint.startswith("synthetic")
 

@@ -327,7 +327,8 @@ def test_the_real_step_and_loader_in_a_window(tmp_path):
     flags = """--data.path=synthetic:classes=10,samples=32,size=36 --data.size=32 --model.depth=18 --model.width=8
     --train.global-batch=8 --train.precision=fp32 --run.device=cpu --run.workers=0"""
     recipe, run = config.load("demo_classification", flags.split())
-    ours = OurStep(recipe, run, recipe.data.open("train", 0), CPU, True, print, (0, 1))  # has made step 0 already
+    bound = recipe.data.open("train", 0).bind(CPU, 8)
+    ours = OurStep(recipe, run, bound, CPU, True, print, (0, 1))  # has made step 0 already
     window = ProfileWindow((2, 3), tmp_path, CPU, ours.waited_s)
     for number in range(1, 5):
         with window.step(number):

@@ -96,8 +96,8 @@ def train_steps(world: World, bn_group: int, rows: slice) -> tuple[dict[str, Ten
     recipe = replace(RECIPE, train=replace(RECIPE.train, bn_group=bn_group))
     dataset = recipe.data.open("train", 0)
     state = TrainState(recipe, Run(), dataset.spec, CPU, Plan(1, 1), world)
-    dataset.finish = lambda batch, dtype: batch  # ready-made floats
-    step = build_step(recipe, Run(), CPU, world, state, dataset)
+    bound = replace(dataset.bind(CPU, BATCH), finish=lambda batch, dtype: batch)  # ready-made floats
+    step = build_step(recipe, Run(), CPU, world, state, bound)
     found: dict[str, Tensor] = {}
     for number in range(STEPS):
         torch.manual_seed(number)

@@ -137,10 +137,10 @@ def test_a_part_of_an_accumulated_batch_mixes_within_itself(per: str, partner: s
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 2.0])
 def test_shares_are_drawn_from_beta(alpha: float):
-    config = dataclasses.replace(BASE, mixup=alpha, mixup_per="sample")
-    each = np.array([config.draw_mix(0, 1, index)["mix"] for index in range(3000)], np.float64)
-    config = dataclasses.replace(BASE, mixup=alpha)
-    shared = np.array([config.draw_batch(0, 1, step)["mix"] for step in range(3000)], np.float64)
+    per_sample = dataclasses.replace(BASE, mixup=alpha, mixup_per="sample").augmentation
+    each = np.array([per_sample.draw_mix(0, 1, index)["mix"] for index in range(3000)], np.float64)
+    per_batch = dataclasses.replace(BASE, mixup=alpha).augmentation
+    shared = np.array([per_batch.draw_batch(0, 1, step)["mix"] for step in range(3000)], np.float64)
     for shares in (each, shared):
         assert stats.kstest(shares, stats.beta(alpha, alpha).cdf).pvalue > 0.01
         assert stats.kstest(shares, stats.beta(alpha * 1.5, alpha * 1.5).cdf).pvalue < 0.01  # the test can fail
@@ -148,15 +148,15 @@ def test_shares_are_drawn_from_beta(alpha: float):
 
 
 def test_random_partners_are_another_permutation_each_epoch():
-    config = dataclasses.replace(BASE, mixup_partner="random")
+    drawn = dataclasses.replace(BASE, mixup_partner="random").augmentation
     orders = []
     for epoch in range(200):
-        ranks = torch.tensor([float(config.draw_mix(3, epoch, index)["mix_rank"]) for index in range(4)])
+        ranks = torch.tensor([float(drawn.draw_mix(3, epoch, index)["mix_rank"]) for index in range(4)])
         partner = partner_of("random", 4, ranks, torch.device("cpu"))
         assert sorted(partner.tolist()) == [0, 1, 2, 3]
         orders.append(tuple(partner.tolist()))
     assert len(set(orders)) == 24, "every order comes up"
-    assert config.draw_mix(3, 1, 2) == config.draw_mix(3, 1, 2) != config.draw_mix(4, 1, 2)
+    assert drawn.draw_mix(3, 1, 2) == drawn.draw_mix(3, 1, 2) != drawn.draw_mix(4, 1, 2)
     assert partner_of("random", 3, torch.tensor([0.5, 0.1, 0.5]), torch.device("cpu")).tolist() == [1, 0, 2]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.measure.benchmark import OurStep
 from sightline.measure.inspect import inspect
-from sightline.parts import Batch, DataConfig, Dataset, DataSpec, ModelConfig, Split
+from sightline.parts import Batch, Bound, DataConfig, Dataset, DataSpec, ModelConfig, Split
 from sightline.tasks.classification import Classification
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
@@ -32,14 +33,16 @@ class Strips(Dataset):
     spec = SPEC
     fingerprint = "strips"
 
-    def __init__(self, split: Split, strips: int, count: int, pictures: int = 1):
+    def __init__(self, split: Split, strips: int, count: int):
         self.split, self.strips, self.count = split, strips, count
-        self.samples_per_item = pictures
-        self.layout = {"image": ((pictures, 2, 3, 3), "float32"), "label": ((pictures,), "int64")}
 
-    def for_batch(self, global_batch: int) -> "Strips":
-        pictures = global_batch // self.strips if self.split == "train" else 1
-        return Strips(self.split, self.strips, self.count, pictures)
+    def samples_per_item(self, global_batch: int) -> int:
+        return global_batch // self.strips if self.split == "train" else 1
+
+    def bind(self, device: devices.Device, global_batch: int) -> Bound:
+        each = self.samples_per_item(global_batch)
+        layout = {"image": ((each, 2, 3, 3), "float32"), "label": ((each,), "int64")}
+        return Bound(self, layout, partial(self.load, each), self.finish, samples_per_item=each)
 
     def __len__(self) -> int:
         return self.count
@@ -47,9 +50,9 @@ class Strips(Dataset):
     def name(self, index: int) -> str:
         return f"{self.split}{index}"
 
-    def load(self, epoch: int, index: int) -> dict[str, np.ndarray]:
-        labels = (np.arange(self.samples_per_item) + index) % 2
-        noise = np.random.default_rng(index).normal(size=(self.samples_per_item, 2, 3, 3))
+    def load(self, each: int, epoch: int, index: int) -> dict[str, np.ndarray]:
+        labels = (np.arange(each) + index) % 2
+        noise = np.random.default_rng(index).normal(size=(each, 2, 3, 3))
         return {"image": (noise + labels[:, None, None, None]).astype(np.float32), "label": labels}
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
@@ -117,8 +120,8 @@ def test_an_item_of_four_samples_counts_four(tmp_path: Path, capsys):
 
 
 def test_the_step_and_the_plan_count_samples():
-    dataset = StripData().open("train", 0).for_batch(8)
-    ours = OurStep(recipe(), Run(channels_last=False), dataset, CPU, True, print, timed=(0, 1))
+    bound = StripData().open("train", 0).bind(CPU, 8)
+    ours = OurStep(recipe(), Run(channels_last=False), bound, CPU, True, print, timed=(0, 1))
     ours.advance()
     facts = ours.facts()  # two more, for the time from one start to the next
     ours.close()
@@ -148,7 +151,7 @@ def test_accumulation_cuts_between_items(tmp_path: Path):
 @pytest.mark.parametrize(
     ("batch", "each", "ranks", "text"),
     [
-        (10, 4, 1, "global_batch=10 is no whole number of items of 4 samples; .*--train.global-batch 8"),
+        (10, 4, 1, "global_batch=10 is not a whole number of items of 4 samples; .*--train.global-batch 8"),
         (64, 64, 8, "1 items of 64 samples, which cannot be split over 8 devices; .*--data.nvol 8$"),
         (64, 32, 6, "global_batch=64 cannot be split over 6 devices; .*--train.global-batch 60 or 66$"),
         (20, 4, 4, "5 items of 4 samples, which cannot be split over 4 devices; .*--data.nvol 20$"),
@@ -176,9 +179,9 @@ def test_an_order_of_items_is_that_of_as_many_samples():
 def test_written_batches_of_items_are_replayed(tmp_path: Path):
     dump(StripData(), tmp_path / "b", batch=8, steps=2, seed=0, progress=lambda *_: None)
     replayed = StaticDataset(tmp_path / "b")
-    assert len(replayed) == 16 and replayed.samples_per_item == 1
+    assert len(replayed) == 16 and replayed.bind(CPU, 8).samples_per_item == 1
     batch = replayed.finish({k: torch.as_tensor(v) for k, v in replayed.draw_batch(0, 1).items()}, torch.float32)
-    strips = StripData().open("train", 0).for_batch(8)
+    strips = StripData().open("train", 0).bind(CPU, 8)
     indices = TrainOrder(5, 8, 0, samples_per_item=4).batch(1)[1]
     expected = np.concatenate([strips.load(0, int(index))["image"] for index in indices])
     assert np.array_equal(batch["image"].numpy(), expected)

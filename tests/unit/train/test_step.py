@@ -15,7 +15,7 @@ from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.hardware.precision import LossScale
 from sightline.hardware.world import World
-from sightline.parts import DataConfig, Dataset, DataSpec, Loss, ModelConfig
+from sightline.parts import Bound, DataConfig, Dataset, DataSpec, Loss, ModelConfig
 from sightline.tasks.classification import Classification
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import Plan, ScheduleConfig
@@ -63,11 +63,17 @@ class Ready(Dataset):
     def name(self, index):
         return str(index)
 
+    def bind(self, device, global_batch):
+        return Bound(self, {}, self.load, self.finish)
+
     def load(self, epoch, index):
         raise NotImplementedError
 
     def finish(self, batch, dtype):
         return {**batch, "image": batch["image"].to(dtype)}
+
+
+READY = Ready().bind(CPU, BATCH)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +104,7 @@ def recipe_with(model=PLAIN.model, task=PLAIN.task, optimizer=PLAIN.optimizer, *
 
 def built(recipe: Recipe) -> tuple[Step, TrainState]:
     state = TrainState(recipe, Run(channels_last=False), SPEC, CPU, PLAN)
-    return build_step(recipe, Run(channels_last=False), CPU, World(), state, Ready()), state
+    return build_step(recipe, Run(channels_last=False), CPU, World(), state, READY), state
 
 
 def batch_of(number: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -500,14 +506,14 @@ def test_compile_on_compiles_and_auto_does_not_on_a_cpu(monkeypatch):
     monkeypatch.setattr(torch, "compile", record)
     for compile, expected in (("auto", []), ("off", []), ("on", [{"dynamic": False, "backend": "inductor"}])):
         run = Run(compile=compile)
-        build_step(PLAIN, run, CPU, World(), TrainState(PLAIN, run, SPEC, CPU, PLAN), Ready())
+        build_step(PLAIN, run, CPU, World(), TrainState(PLAIN, run, SPEC, CPU, PLAN), READY)
         assert compiled == expected
 
 
 def test_a_graph_that_cannot_be_had_is_refused():
     run = Run(graph="on")
     with pytest.raises(UsageError, match="graph"):
-        build_step(PLAIN, run, CPU, World(), TrainState(PLAIN, run, SPEC, CPU, PLAN), Ready())
+        build_step(PLAIN, run, CPU, World(), TrainState(PLAIN, run, SPEC, CPU, PLAN), READY)
 
 
 @pytest.mark.slow
@@ -517,7 +523,7 @@ def test_a_compiled_step_is_the_plain_one():
         run = Run(compile=compile, channels_last=False)
         recipe = recipe_with(model=SmallNet(norm=True))
         state = TrainState(recipe, run, SPEC, CPU, PLAN)
-        step = build_step(recipe, run, CPU, World(), state, Ready())
+        step = build_step(recipe, run, CPU, World(), state, READY)
         for number in range(4):
             step(poisoned(number) if number == 1 else batch_of(number), number, 0.1)
         assert step.take_bad_steps() == 1

@@ -1,11 +1,11 @@
-"""The batched geometry agrees with `Augment.apply`, picture by picture."""
+"""The batched geometry agrees with `Augmentation.apply`, picture by picture."""
 
 import numpy as np
 import pytest
 import torch
 
 from sightline.data.augment import batched
-from sightline.data.augment.classification import Augment
+from sightline.data.augment.classification import Augmentation
 
 
 def pictures(rng, count=24):
@@ -38,7 +38,7 @@ def compare(augment, params, made, levels, device="cpu"):
 @pytest.mark.parametrize(("interpolation", "levels"), [("bilinear", 2), ("bicubic", 2), ("legacy", 1)])
 @pytest.mark.parametrize("geometry", [{"size": 64, "eval_resize": 80, "eval_size": 72}, {"size": 224}])
 def test_training_crops(interpolation, levels, geometry):
-    augment = Augment(interpolation=interpolation, **geometry)
+    augment = Augmentation(interpolation=interpolation, **geometry)
     made = pictures(np.random.default_rng(1))
     params = [augment.draw(5, 0, index, *picture.shape[:2]) for index, picture in enumerate(made)]
     assert {p.flip for p in params} == {True, False}
@@ -50,14 +50,14 @@ def test_training_crops(interpolation, levels, geometry):
 @pytest.mark.parametrize("eval_geometry", ["short_side", "stretch"])
 def test_evaluation_windows(interpolation, levels, resize, eval_geometry):
     """A window smaller than the resized picture, and a larger one, which has a black border."""
-    augment = Augment(eval_resize=resize, eval_size=64, interpolation=interpolation, eval_geometry=eval_geometry)
+    augment = Augmentation(eval_resize=resize, eval_size=64, interpolation=interpolation, eval_geometry=eval_geometry)
     made = pictures(np.random.default_rng(2))
     compare(augment, [augment.evaluation_params(*p.shape[:2]) for p in made], made, levels)
 
 
 def test_groups_are_bounded_and_complete(monkeypatch):
     monkeypatch.setattr(batched, "GROUP_BYTES", 200 * 200 * 3 * 4)
-    augment = Augment(size=32)
+    augment = Augmentation(size=32)
     made = pictures(np.random.default_rng(3))
     params = [augment.draw(5, 0, index, *picture.shape[:2]) for index, picture in enumerate(made)]
     rows = torch.from_numpy(np.stack([batched.as_row(p) for p in params]))
@@ -70,7 +70,7 @@ def test_groups_are_bounded_and_complete(monkeypatch):
 
 
 def test_groups_of_strips_are_bounded_by_their_weights():
-    augment = Augment(size=224)
+    augment = Augmentation(size=224)
     row = batched.as_row(augment.evaluation_params(1, 60_000))
     groups = batched._groups(torch.from_numpy(np.stack([row] * 256)), 224)
     assert sum(map(len, groups)) == 256
@@ -82,7 +82,7 @@ def test_on_the_device_too():
     if not torch.cuda.is_available():
         pytest.skip("needs CUDA")
     for interpolation, levels in (("bilinear", 2), ("bicubic", 2), ("legacy", 1)):
-        augment = Augment(interpolation=interpolation)
+        augment = Augmentation(interpolation=interpolation)
         made = pictures(np.random.default_rng(4))
         params = [augment.draw(5, 0, index, *picture.shape[:2]) for index, picture in enumerate(made)]
         compare(augment, params, made, levels, "cuda")

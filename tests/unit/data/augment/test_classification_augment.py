@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 import sightline.data.augment.classification as classification
-from sightline.data.augment.classification import CUT_KEYS, Augment, Params, erase, mix, normalize
+from sightline.data.augment.classification import CUT_KEYS, Augmentation, Params, erase, mix, normalize
 from sightline.data.draws import generator
 from sightline.errors import UsageError
 
@@ -36,15 +36,15 @@ def box_of(params):
 
 
 def test_draw_is_a_pure_function_of_its_key():
-    augment = Augment()
+    augment = Augmentation()
     first = augment.draw(7, 2, 11, 375, 500)
-    assert first == augment.draw(7, 2, 11, 375, 500) == Augment().draw(7, 2, 11, 375, 500)
+    assert first == augment.draw(7, 2, 11, 375, 500) == Augmentation().draw(7, 2, 11, 375, 500)
     others = [augment.draw(*key, 375, 500) for key in ((8, 2, 11), (7, 3, 11), (7, 2, 12))]
     assert len({box_of(params) for params in (first, *others)}) == 4
 
 
 def test_operations_do_not_shift_each_other():
-    plain, never, mixed = Augment(), Augment(flip=0.0), Augment(mixup=0.2)
+    plain, never, mixed = Augmentation(), Augmentation(flip=0.0), Augmentation(mixup=0.2)
     for index in range(20):
         assert box_of(plain.draw(0, 0, index, 50, 70)) == box_of(never.draw(0, 0, index, 50, 70))
         assert plain.draw(0, 0, index, 50, 70) == mixed.draw(0, 0, index, 50, 70)
@@ -52,9 +52,9 @@ def test_operations_do_not_shift_each_other():
 
 def test_flip_statistics():
     for probability in (0.0, 0.25, 0.5, 1.0):
-        flips = [Augment(flip=probability).draw(3, 0, index, 8, 8).flip for index in range(1500)]
+        flips = [Augmentation(flip=probability).draw(3, 0, index, 8, 8).flip for index in range(1500)]
         assert abs(np.mean(flips) - probability) < 4 * math.sqrt(probability * (1 - probability) / 1500) + 1e-9
-    drawn = [Augment().draw(3, 0, index, 80, 80) for index in range(1500)]
+    drawn = [Augmentation().draw(3, 0, index, 80, 80) for index in range(1500)]
     assert abs(np.corrcoef([each.flip for each in drawn], [each.width for each in drawn])[0, 1]) < 0.1
 
 
@@ -85,7 +85,7 @@ class ReplayedTorch:
     ],
 )
 def test_crop_equals_torchvision_fed_with_the_same_numbers(monkeypatch, options):
-    augment = Augment(**options)
+    augment = Augmentation(**options)
     reference = v2.RandomResizedCrop(224, scale=augment.crop_scale, ratio=augment.crop_ratio)
     # The bounds as 64-bit numbers; torchvision keeps their logarithm in 32 bits.
     reference._log_ratio = torch.log(torch.tensor(augment.crop_ratio, dtype=torch.float64))
@@ -106,7 +106,7 @@ def test_crop_distribution_matches_torchvision(size):
         torch.manual_seed(0)
         theirs = [reference.make_params([picture]) for _ in range(1500)]
     theirs = np.array([[each[key] for key in ("top", "left", "height", "width")] for each in theirs])
-    ours = np.array([box_of(Augment().draw(0, 0, index, height, width)) for index in range(1500)])
+    ours = np.array([box_of(Augmentation().draw(0, 0, index, height, width)) for index in range(1500)])
     scale = np.array([height, width, height, width])
     shares = np.linspace(0.05, 0.95, 10)
     gaps = np.abs(np.quantile(ours / scale, shares, axis=0) - np.quantile(theirs / scale, shares, axis=0))
@@ -116,7 +116,7 @@ def test_crop_distribution_matches_torchvision(size):
 
 @pytest.mark.parametrize("size", [(1, 1), (30000, 1), (1, 30000), (2, 3)])
 def test_boxes_stay_inside_extreme_pictures(size):
-    for augment in (Augment(), Augment(crop_ratio=(3.0, 4.0)), Augment(crop_ratio=(0.1, 0.2))):
+    for augment in (Augmentation(), Augmentation(crop_ratio=(3.0, 4.0)), Augmentation(crop_ratio=(0.1, 0.2))):
         for index in range(30):
             top, left, height, width = box_of(augment.draw(0, 0, index, *size))
             assert top >= 0 and left >= 0 and height >= 1 and width >= 1
@@ -124,14 +124,16 @@ def test_boxes_stay_inside_extreme_pictures(size):
 
 
 def test_batch_draws():
-    assert Augment().draw_batch(0, 0, 0) == {}
-    assert Augment(mixup=0.2, augment="off").draw_batch(0, 0, 0) == {}
-    drawn = Augment(mixup=0.2).draw_batch(0, 1, 5)["mix"]
+    assert Augmentation().draw_batch(0, 0, 0) == {}
+    assert Augmentation(mixup=0.2, augment="off").draw_batch(0, 0, 0) == {}
+    drawn = Augmentation(mixup=0.2).draw_batch(0, 1, 5)["mix"]
     assert drawn.dtype == np.float32 and drawn.shape == ()
-    assert drawn == Augment(mixup=0.2).draw_batch(0, 1, 5)["mix"]
-    assert len({float(Augment(mixup=0.2).draw_batch(*key)["mix"]) for key in ((0, 1, 5), (0, 1, 6), (0, 2, 5))}) == 3
+    assert drawn == Augmentation(mixup=0.2).draw_batch(0, 1, 5)["mix"]
+    assert (
+        len({float(Augmentation(mixup=0.2).draw_batch(*key)["mix"]) for key in ((0, 1, 5), (0, 1, 6), (0, 2, 5))}) == 3
+    )
     for alpha in (0.2, 2.0):
-        shares = np.array([Augment(mixup=alpha).draw_batch(0, 0, step)["mix"] for step in range(1500)])
+        shares = np.array([Augmentation(mixup=alpha).draw_batch(0, 0, step)["mix"] for step in range(1500)])
         assert shares.min() >= 0 and shares.max() <= 1
         assert abs(shares.mean() - 0.5) < 0.04
         assert abs(shares.var() - 1 / (4 * (2 * alpha + 1))) < 0.01  # the variance of Beta(alpha, alpha)
@@ -139,7 +141,7 @@ def test_batch_draws():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 224])
 def test_erased_box_equals_torchvision_fed_with_the_same_numbers(monkeypatch, size):
-    augment = Augment(random_erase=1.0, size=size)
+    augment = Augmentation(random_erase=1.0, size=size)
     reference = v2.RandomErasing(p=1.0)
     reference._log_ratio = torch.log(torch.tensor(reference.ratio, dtype=torch.float64))
     for index in range(60):
@@ -154,16 +156,16 @@ def test_erased_box_equals_torchvision_fed_with_the_same_numbers(monkeypatch, si
 
 
 def test_erasing_has_its_probability_and_shifts_nothing_else():
-    plain = Augment()
+    plain = Augmentation()
     assert {plain.draw(0, 0, index, 50, 70).erase for index in range(20)} == {(0, 0, 0, 0)} and not plain.erases
     for probability in (0.1, 0.5):
-        augment = Augment(random_erase=probability)
+        augment = Augmentation(random_erase=probability)
         drawn = [augment.draw(0, 0, index, 50, 70) for index in range(1500)]
         share = np.mean([params.erase != (0, 0, 0, 0) for params in drawn])
         assert abs(share - probability) < 4 * math.sqrt(probability * (1 - probability) / 1500)
         for index in range(20):
             assert dataclasses.replace(drawn[index], erase=(0, 0, 0, 0)) == plain.draw(0, 0, index, 50, 70)
-    off = Augment(random_erase=1.0, augment="off")
+    off = Augmentation(random_erase=1.0, augment="off")
     assert off.draw(0, 0, 0, 50, 70).erase == (0, 0, 0, 0) and not off.erases
     assert augment.evaluation_params(50, 70).erase == (0, 0, 0, 0)
 
@@ -171,7 +173,7 @@ def test_erasing_has_its_probability_and_shifts_nothing_else():
 @pytest.mark.parametrize("size", [1, 2, 33, 224])
 @pytest.mark.parametrize("alpha", [0.2, 1.0])
 def test_cut_box_equals_torchvision_fed_with_the_same_numbers(monkeypatch, size, alpha):
-    augment, reference = Augment(cutmix=alpha, size=size), v2.CutMix(num_classes=3)
+    augment, reference = Augmentation(cutmix=alpha, size=size), v2.CutMix(num_classes=3)
     for step in range(60):
         random = generator(1, 2, step, "cutmix")
         share = random.beta(alpha, alpha)
@@ -186,7 +188,7 @@ def test_cut_box_equals_torchvision_fed_with_the_same_numbers(monkeypatch, size,
 
 def test_cutmix_batches_have_the_same_keys_whatever_was_drawn():
     keys = {"mix", "label_share", *CUT_KEYS}
-    cut, both, mixed = Augment(cutmix=1.0), Augment(mixup=0.2, cutmix=1.0), Augment(mixup=0.2)
+    cut, both, mixed = Augmentation(cutmix=1.0), Augmentation(mixup=0.2, cutmix=1.0), Augmentation(mixup=0.2)
     kinds = []
     for step in range(600):
         drawn, alone, only_mixed = (each.draw_batch(0, 0, step) for each in (both, cut, mixed))
@@ -204,8 +206,8 @@ def test_cutmix_batches_have_the_same_keys_whatever_was_drawn():
         kinds.append(is_mixed)
         assert drawn == both.draw_batch(0, 0, step)
     assert abs(np.mean(kinds) - 0.5) < 4 * 0.5 / math.sqrt(600), "a fair coin"
-    assert Augment(cutmix=1.0, mixup=0.2, augment="off").draw_batch(0, 0, 0) == {}
-    assert cut.draw(0, 0, 3, 50, 70) == Augment().draw(0, 0, 3, 50, 70)
+    assert Augmentation(cutmix=1.0, mixup=0.2, augment="off").draw_batch(0, 0, 0) == {}
+    assert cut.draw(0, 0, 3, 50, 70) == Augmentation().draw(0, 0, 3, 50, 70)
 
 
 # Pixels
@@ -222,7 +224,7 @@ def planes(pixels: np.ndarray) -> torch.Tensor:
 @pytest.mark.parametrize("size", SIZES)
 def test_training_pixels_equal_torchvision(size, interpolation):
     pixels = noise(*size)
-    augment = Augment(interpolation=interpolation, size=96)
+    augment = Augmentation(interpolation=interpolation, size=96)
     mode = InterpolationMode(interpolation)  # torchvision 0.26 takes no plain text
     seen_flips = set()
     for index in range(8):
@@ -246,7 +248,7 @@ def test_training_pixels_equal_torchvision(size, interpolation):
 def test_evaluation_pixels_equal_torchvision(size, geometry):
     resize, side = geometry
     pixels = noise(*size)
-    augment = Augment(eval_resize=resize, eval_size=side)
+    augment = Augmentation(eval_resize=resize, eval_size=side)
     reference = v2.Compose([v2.Resize(resize), v2.CenterCrop(side)])
     actual = augment.apply(augment.evaluation_params(*size), pixels)
     np.testing.assert_array_equal(actual, reference(planes(pixels)).permute(1, 2, 0).numpy())
@@ -256,19 +258,23 @@ def test_evaluation_pixels_equal_torchvision(size, geometry):
 
 def test_augment_off_is_the_evaluation_geometry_at_training_size():
     pixels = noise(150, 200)
-    off = Augment(augment="off", size=112)
+    off = Augmentation(augment="off", size=112)
     params = off.draw(0, 5, 9, 150, 200)
-    assert params == off.draw(1, 0, 0, 150, 200) == Augment(eval_resize=128, eval_size=112).evaluation_params(150, 200)
+    assert (
+        params
+        == off.draw(1, 0, 0, 150, 200)
+        == Augmentation(eval_resize=128, eval_size=112).evaluation_params(150, 200)
+    )
     expected = v2.CenterCrop(112)(v2.Resize(128)(planes(pixels)))
     np.testing.assert_array_equal(off.apply(params, pixels), expected.permute(1, 2, 0).numpy())
-    same_size = Augment(augment="off")
+    same_size = Augmentation(augment="off")
     assert same_size.draw(0, 0, 0, 150, 200) == same_size.evaluation_params(150, 200)
 
 
 @pytest.mark.parametrize("size", [(30000, 1), (1, 30000)])
 def test_strips_survive(size):
     pixels = noise(*size)
-    for augment in (Augment(), Augment(eval_resize=200)):
+    for augment in (Augmentation(), Augmentation(eval_resize=200)):
         assert augment.apply(augment.draw(0, 0, 0, *size), pixels).shape == (224, 224, 3)
         assert augment.apply(augment.evaluation_params(*size), pixels).shape == (224, 224, 3)
 
@@ -278,7 +284,7 @@ def test_strips_survive(size):
 @pytest.mark.parametrize("geometry", [(64, 56), (50, 56)])
 def test_resizing_only_what_is_seen_changes_nothing(monkeypatch, size, interpolation, geometry):
     pixels = np.asarray(Image.fromarray(noise(9, 9)).resize(size[::-1], Image.Resampling.BICUBIC))
-    augment = Augment(eval_resize=geometry[0], eval_size=geometry[1], interpolation=interpolation)
+    augment = Augmentation(eval_resize=geometry[0], eval_size=geometry[1], interpolation=interpolation)
     params = augment.evaluation_params(*size)
     whole = augment.apply(params, pixels)
     monkeypatch.setattr(classification, "_MAX_RESIZED_PIXELS", 0)
@@ -302,11 +308,11 @@ def test_every_field_changes_something():
     changes |= {"cutmix": 1.0, "random_erase": 1.0, "policy": "autoaugment"}
     changes |= {"policy_magnitude": 12, "augmix_severity": 10, "crop": "tf", "eval_geometry": "stretch"}
     changes |= {"mixup_per": "sample", "mixup_partner": "random", "image_type": "bf16"}
-    assert {field.name for field in dataclasses.fields(Augment)} == {*changes, "mean", "std"}
+    assert {field.name for field in dataclasses.fields(Augmentation)} == {*changes, "mean", "std"}
     bases = {"policy_magnitude": {"policy": "randaugment"}, "augmix_severity": {"policy": "augmix"}}
     bases |= {field: {"mixup": 0.3} for field in ("mixup_per", "mixup_partner")}
     for field, value in changes.items():
-        base = Augment(flip=1.0, **bases.get(field, {}))
+        base = Augmentation(flip=1.0, **bases.get(field, {}))
         assert observe(dataclasses.replace(base, **{field: value})) != observe(base), field
 
 
@@ -349,7 +355,7 @@ def test_every_field_changes_something():
 )
 def test_nonsense_is_refused_with_its_value(field, value):
     with pytest.raises(UsageError, match=f"{field}=") as refusal:
-        Augment(**{field: value})
+        Augmentation(**{field: value})
     assert str(value) in str(refusal.value)
 
 
@@ -357,7 +363,7 @@ def test_nonsense_is_refused_with_its_value(field, value):
 
 
 def test_normalize_equals_torchvision():
-    augment = Augment()
+    augment = Augmentation()
     images = torch.from_numpy(np.stack([noise(6, 9, seed) for seed in range(4)]))
     actual = normalize(images, augment.mean, augment.std, torch.float32)
     reference = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(augment.mean, augment.std)])
@@ -445,5 +451,5 @@ def test_device_half_is_one_graph():
 
 
 def test_params_can_be_compared_and_kept():
-    params = Augment().evaluation_params(10, 20)
+    params = Augmentation().evaluation_params(10, 20)
     assert Params(**dataclasses.asdict(params)) == params and hash(params) == hash(dataclasses.replace(params))

@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 from sightline.data.augment.detection import (
     MIN_IOUS,
     WHOLE,
-    Augment,
+    Augmentation,
     Params,
     draw_crop,
     jitter_mlperf,
@@ -157,7 +157,7 @@ def test_flipping_twice_changes_nothing():
     np.testing.assert_allclose(twice, boxes, rtol=0, atol=1e-15)
     assert not np.allclose(once, boxes)
     pixels = picture(20, 30)
-    for augment in (Augment(size=16), Augment(size=16, resize="antialias")):
+    for augment in (Augmentation(size=16), Augmentation(size=16, resize="antialias")):
         for params in (Params(is_training=True), Params()):
             straight = augment.apply(params, pixels, 20)
             mirrored = augment.apply(dataclasses.replace(params, flip=True), pixels, 20)
@@ -170,7 +170,7 @@ def test_boxes_follow_the_pixels():
     pixels[30:90, 40:120] = 255
     boxes = np.array([[30 / 120, 40 / 160, 90 / 120, 120 / 160]])
     for resize in ("tf", "antialias"):
-        augment = Augment(size=100, resize=resize)
+        augment = Augmentation(size=100, resize=resize)
         for number in range(100):
             params = augment.draw(0, 0, number, boxes)
             square = augment.apply(params, pixels, 120)
@@ -194,13 +194,13 @@ def test_crop_and_resize_is_tensorflows(case):
 def test_a_large_crop_is_tensorflows_and_needs_no_rows_below():
     case = GOLDEN["large"]
     pixels = picture(*case["from"])
-    augment = Augment(size=case["size"])
+    augment = Augmentation(size=case["size"])
     params = Params(tuple(case["box"]), is_training=True)
     found = augment.apply(params, pixels, len(pixels))
     for y, x, *expected in case["points"]:
         assert np.abs(found[y, x] - np.array(expected)).max() <= HALF_A_LEVEL
     for resize in ("tf", "antialias"):
-        augment = Augment(size=60, resize=resize)
+        augment = Augmentation(size=60, resize=resize)
         for number in range(200):
             params = augment.draw(0, 0, number, BOXES)
             above = pixels[: params.rows(427)]
@@ -209,7 +209,7 @@ def test_a_large_crop_is_tensorflows_and_needs_no_rows_below():
 
 def test_evaluation_is_the_legacy_resize_and_training_is_corner_aligned():
     pixels = picture(40, 60)
-    augment = Augment(size=32)
+    augment = Augmentation(size=32)
     assert np.array_equal(augment.apply(Params(), pixels, 40), resize_legacy(pixels, (32, 32), (0, 0), 32, False))
     trained = augment.apply(Params(is_training=True), pixels, 40)
     assert np.array_equal(trained[[0, 0, -1, -1], [0, -1, 0, -1]], pixels[[0, 0, -1, -1], [0, -1, 0, -1]])
@@ -218,7 +218,7 @@ def test_evaluation_is_the_legacy_resize_and_training_is_corner_aligned():
 def test_antialiased_resize_is_torchvisions_on_whole_pixels():
     """MLPerf's reference cuts at int(edge * side) and resizes antialiased."""
     pixels = picture(90, 70)
-    augment = Augment(size=32, resize="antialias")
+    augment = Augmentation(size=32, resize="antialias")
     crop = (0.11, 0.23, 0.78, 0.91)
     expected = torch.from_numpy(pixels)[int(0.11 * 90) : int(0.78 * 90), int(0.23 * 70) : int(0.91 * 70)].permute(
         2, 0, 1
@@ -296,7 +296,7 @@ def test_mlperf_colours_are_torchvisions_on_8_bits():
 
 @pytest.mark.parametrize("jitter", ["tf", "mlperf", "off"])
 def test_the_device_half_normalises_in_channels_last(jitter: str):
-    augment = Augment(size=8, jitter=jitter)
+    augment = Augmentation(size=8, jitter=jitter)
     images = torch.from_numpy(np.stack([picture(8, 8), 255 - picture(8, 8)]))
     params = [augment.draw(0, 0, n, BOXES) for n in range(2)]
     carried = [augment.carried(each) for each in params]
@@ -317,7 +317,7 @@ def test_the_device_half_normalises_in_channels_last(jitter: str):
 
 @pytest.mark.parametrize("jitter", ["tf", "mlperf"])
 def test_the_device_half_compiles_into_one_graph(jitter: str):
-    augment = Augment(size=8, jitter=jitter)
+    augment = Augmentation(size=8, jitter=jitter)
     images = torch.from_numpy(picture(8, 8))[None]
     carried = {k: torch.from_numpy(v)[None] for k, v in augment.carried(augment.draw(0, 0, 1, BOXES)).items()}
 
@@ -333,18 +333,18 @@ def test_the_device_half_compiles_into_one_graph(jitter: str):
 
 
 def test_draws_depend_on_their_key_alone():
-    augment = Augment()
+    augment = Augmentation()
     assert augment.draw(1, 2, 3, BOXES) == augment.draw(1, 2, 3, BOXES)
     others = [augment.draw(*key, BOXES) for key in ((0, 2, 3), (1, 0, 3), (1, 2, 0))]
     assert all(other.jitter != augment.draw(1, 2, 3, BOXES).jitter for other in others)
     # One operation more or less does not shift the others.
-    bare = Augment(crop="off", flip=0.0).draw(1, 2, 3, BOXES)
+    bare = Augmentation(crop="off", flip=0.0).draw(1, 2, 3, BOXES)
     assert bare.jitter == augment.draw(1, 2, 3, BOXES).jitter and bare.crop == WHOLE and not bare.flip
 
 
 def test_numbers_stay_in_their_ranges():
     for jitter, middle in (("tf", (0, 1, 1, 0)), ("mlperf", (1, 1, 1, 0))):
-        augment = Augment(jitter=jitter)
+        augment = Augmentation(jitter=jitter)
         drawn = [augment.draw(0, 0, number, BOXES) for number in range(2000)]
         numbers = np.array([params.jitter for params in drawn]) - middle
         strengths = np.array([0.125, 0.5, 0.5, 0.05])
@@ -355,9 +355,9 @@ def test_numbers_stay_in_their_ranges():
 
 
 def test_off_is_off():
-    augment = Augment(augment="off")
-    assert augment.draw(0, 0, 0, BOXES) == augment.evaluation_params() == Params() and augment.jitter_keys == {}
-    assert Augment(jitter="off").jitter_keys == {}
+    augment = Augmentation(augment="off")
+    assert augment.draw(0, 0, 0, BOXES) == Params() and augment.jitter_keys == {}
+    assert Augmentation(jitter="off").jitter_keys == {}
 
 
 @pytest.mark.parametrize(
@@ -380,4 +380,4 @@ def test_off_is_off():
 )
 def test_fields_that_cannot_work_are_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        Augment(**wrong)
+        Augmentation(**wrong)

@@ -12,7 +12,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 from sightline.data.augment import policies
-from sightline.data.augment.classification import Augment, Params
+from sightline.data.augment.classification import Augmentation, Params
 from sightline.data.draws import generator
 
 pytestmark = pytest.mark.usefixtures("torchvision_in_bytes")
@@ -203,7 +203,7 @@ def test_augmix_mixes_as_torchvision(monkeypatch):
 
 @pytest.mark.parametrize("name", ["randaugment", "trivialaugment", "augmix"])
 def test_operations_and_signs_are_equally_likely(name: str):
-    augment = Augment(policy=name)
+    augment = Augmentation(policy=name)
     drawn = [chain for index in range(1500) for _, chain in augment.draw(3, 0, index, 8, 8).policy if chain]
     steps = [step for chain in drawn for step in chain]
     known = policies.AUGMIX_OPERATIONS if name == "augmix" else policies.OPERATIONS
@@ -223,7 +223,7 @@ def test_operations_and_signs_are_equally_likely(name: str):
 
 def test_augmix_weights_are_flat():
     """Half for the picture itself on average, and a third of the rest for each chain, with Dirichlet's variances."""
-    policy = [Augment(policy="augmix").draw(3, 0, index, 8, 8).policy for index in range(1500)]
+    policy = [Augmentation(policy="augmix").draw(3, 0, index, 8, 8).policy for index in range(1500)]
     weights = np.array([[weight for weight, _ in each] for each in policy])
     assert np.allclose(weights.sum(1), 1)
     assert np.abs(weights.mean(0) - [1 / 2, 1 / 6, 1 / 6, 1 / 6]).max() < 0.03
@@ -232,7 +232,7 @@ def test_augmix_weights_are_flat():
 
 
 def test_autoaugment_follows_its_probabilities():
-    chains = [Augment(policy="autoaugment").draw(3, 0, index, 8, 8).policy[0][1] for index in range(4000)]
+    chains = [Augmentation(policy="autoaugment").draw(3, 0, index, 8, 8).policy[0][1] for index in range(4000)]
     expected: Counter[str] = Counter()
     for pair in v2.AutoAugment()._policies:
         for operation, probability, _ in pair:
@@ -247,9 +247,9 @@ def test_autoaugment_follows_its_probabilities():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_policy_is_drawn_from_its_key_and_shifts_nothing_else(name: str):
-    augment, plain = Augment(policy=name, size=SIDE), Augment(size=SIDE)
+    augment, plain = Augmentation(policy=name, size=SIDE), Augmentation(size=SIDE)
     drawn = [augment.draw(0, 1, index, 50, 70) for index in range(30)]
-    assert drawn == [Augment(policy=name, size=SIDE).draw(0, 1, index, 50, 70) for index in range(30)]
+    assert drawn == [Augmentation(policy=name, size=SIDE).draw(0, 1, index, 50, 70) for index in range(30)]
     assert [dataclasses.replace(p, policy=()) for p in drawn] == [
         plain.draw(0, 1, index, 50, 70) for index in range(30)
     ]
@@ -266,7 +266,7 @@ def test_a_policy_is_drawn_from_its_key_and_shifts_nothing_else(name: str):
 def test_policies_act_on_the_cropped_and_flipped_square(name: str, interpolation: str):
     """The order of torchvision's presets, with the filter of the resize."""
     pixels = np.asarray(pictures(90)["smooth"])
-    augment = Augment(policy=name, size=SIDE, interpolation=interpolation, policy_magnitude=20)
+    augment = Augmentation(policy=name, size=SIDE, interpolation=interpolation, policy_magnitude=20)
     reference = references(interpolation)[name]
     for index in range(25):
         params = augment.draw(0, 0, index, 90, 90)
@@ -282,13 +282,13 @@ def test_policies_act_on_the_cropped_and_flipped_square(name: str, interpolation
 
 
 def test_strength_fields_reach_the_operations():
-    weak, strong = (Augment(policy="randaugment", policy_magnitude=m) for m in (0, 30))
+    weak, strong = (Augmentation(policy="randaugment", policy_magnitude=m) for m in (0, 30))
     angles = [
         {abs(m) for index in range(200) for o, m in each.draw(0, 0, index, 9, 9).policy[0][1] if o == "Rotate"}
         for each in (weak, strong)
     ]
     assert angles == [{0.0}, {30.0}]
     for severity, degrees in ((1, {0.0}), (2, {0.0, 30 / 9})):
-        augment = Augment(policy="augmix", augmix_severity=severity)
+        augment = Augmentation(policy="augmix", augmix_severity=severity)
         steps = [s for index in range(100) for _, c in augment.draw(0, 0, index, 9, 9).policy for s in c]
         assert {abs(magnitude) for operation, magnitude in steps if operation == "Rotate"} == degrees

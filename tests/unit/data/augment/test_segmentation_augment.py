@@ -12,7 +12,7 @@ from scipy.stats import kstest
 
 from sightline.data.augment.segmentation import (
     TOLERANCE,
-    Augment,
+    Augmentation,
     Params,
     blur_matrix,
     cut,
@@ -99,7 +99,7 @@ def test_what_is_not_drawn_changes_no_bit():
     assert torch.equal(zoom_matrix(nothing, 13)[0], torch.eye(13))
     assert torch.equal(blur_matrix(torch.zeros(1), 13, most=5)[0], torch.eye(13))
     image, label = crop_of(0)
-    found = Augment().apply(Params(), image, label)
+    found = Augmentation().apply(Params(), image, label)
     assert np.array_equal(found[0], image) and np.array_equal(found[1], label)
     batch = finished([Params(), ALL], [(image, label), crop_of(1)])
     assert np.array_equal(batch[0][0], image) and np.array_equal(batch[1][0], label)
@@ -107,7 +107,7 @@ def test_what_is_not_drawn_changes_no_bit():
 
 def test_the_whole_of_zoom():
     image, label = crop_of(1)
-    found, classes = Augment().apply(OPERATIONS["zoom"], image, label)
+    found, classes = Augmentation().apply(OPERATIONS["zoom"], image, label)
     inner = (slice(2, 8), slice(2, 11), slice(2, 9))  # 6 of 9, 9 of 12, 7 of 10: the middle, half a voxel is rounded up
     expected = image[(slice(None), *inner)].astype(np.float64)
     for axis, n in zip((1, 2, 3), CROP, strict=True):
@@ -122,7 +122,7 @@ def test_flips_are_numpys():
     image, label = crop_of(2)
     for flips in itertools.product((False, True), repeat=3):
         axes = [axis for axis in range(3) if flips[axis]]
-        found, classes = Augment().apply(Params(flips=flips), image, label)
+        found, classes = Augmentation().apply(Params(flips=flips), image, label)
         assert np.array_equal(found, np.flip(image, [axis + 1 for axis in axes]))
         assert np.array_equal(classes, np.flip(label, axes))
 
@@ -132,7 +132,7 @@ def test_brightness_contrast_and_blur_are_numpys():
     low, high = image.min(), image.max()  # of all channels together
 
     def change(params: Params) -> np.ndarray:
-        found, classes = Augment().apply(params, image, label)
+        found, classes = Augmentation().apply(params, image, label)
         assert np.array_equal(classes, label)  # only what moves voxels may touch them
         return found
 
@@ -182,9 +182,9 @@ def test_noise_written_again_with_pythons_integers():
 
 
 def finished(
-    params: list[Params], crops: list[tuple[np.ndarray, np.ndarray]], config: Augment | None = None, dim: int = 3
+    params: list[Params], crops: list[tuple[np.ndarray, np.ndarray]], config: Augmentation | None = None, dim: int = 3
 ) -> tuple[np.ndarray, np.ndarray]:
-    config = config or Augment()
+    config = config or Augmentation()
     carried = [config.carried(each, CROP) for each in params]
     numbers = {key: torch.from_numpy(np.stack([each[key] for each in carried])) for key in carried[0]}
     images, labels = (torch.from_numpy(np.stack(arrays)) for arrays in zip(*crops, strict=True))
@@ -195,7 +195,7 @@ def finished(
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_operation_in_a_batch(name: str):
     """Beside a crop with which much is done, which must not leak into it."""
-    config, crops = Augment(), [crop_of(4), crop_of(5)]
+    config, crops = Augmentation(), [crop_of(4), crop_of(5)]
     images, labels = finished([OPERATIONS[name], ALL], crops)
     for number, params in enumerate((OPERATIONS[name], ALL)):
         expected = config.apply(params, *crops[number])
@@ -205,7 +205,10 @@ def test_each_operation_in_a_batch(name: str):
 
 def test_all_together_is_one_after_the_other():
     image, label = crop_of(6)
-    config, steps = Augment(), (Params(zoom=ALL.zoom), Params(flips=ALL.flips), Params(noise=0.3, noise_key=(7, 8, 9)))
+    config, steps = (
+        Augmentation(),
+        (Params(zoom=ALL.zoom), Params(flips=ALL.flips), Params(noise=0.3, noise_key=(7, 8, 9))),
+    )
     expected = image, label
     for params in (*steps, Params(blur=ALL.blur), Params(brightness=0.8), Params(contrast=1.4)):
         expected = config.apply(params, *expected)
@@ -218,19 +221,19 @@ def test_all_together_is_one_after_the_other():
 def test_an_operation_that_is_never_drawn_is_left_out(off: str):
     """A share of 0 takes the operation out of the batched form; the others stay as they are."""
     neutral = {"zoom": (1.0, 1.0, 1.0), "noise": 0.0, "blur": 0.0, "brightness": 1.0, "contrast": 1.0}
-    params, config = replace(ALL, **{off: neutral[off]}), replace(Augment(), **{off: 0.0})
+    params, config = replace(ALL, **{off: neutral[off]}), replace(Augmentation(), **{off: 0.0})
     image, label = crop_of(7)
     images, labels = finished([params], [(image, label)], config)
-    expected = Augment().apply(params, image, label)
+    expected = Augmentation().apply(params, image, label)
     close(images[0], expected[0])
     assert np.array_equal(labels[0], expected[1])
 
 
 def test_slices_are_not_zoomed_in_depth_where_that_is_off():
-    config, (image, label) = replace(Augment(), zoom_depth=False), crop_of(8)
+    config, (image, label) = replace(Augmentation(), zoom_depth=False), crop_of(8)
     params = Params(zoom=(1.0, 0.75, 0.75), flips=(False, True, False))
     images, labels = finished([params], [(image, label)], config, dim=2)
-    expected = Augment().apply(params, image, label)
+    expected = Augmentation().apply(params, image, label)
     close(images[0], expected[0])
     assert np.array_equal(labels[0], expected[1])
 
@@ -243,7 +246,7 @@ DRAWS = 10_000
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Params]:
-    return [Augment().draw(1, index // 100, index % 100, LABEL, (4, 6, 5), dim=3) for index in range(DRAWS)]
+    return [Augmentation().draw(1, index // 100, index % 100, LABEL, (4, 6, 5), dim=3) for index in range(DRAWS)]
 
 
 def test_every_operation_is_drawn_as_often_as_it_should(drawn: list[Params]):
@@ -275,7 +278,7 @@ def test_streams_know_nothing_of_each_other(drawn: list[Params]):
 
 
 def test_draws_depend_on_seed_epoch_and_index_alone():
-    config = Augment()
+    config = Augmentation()
     base = config.draw(1, 2, 3, LABEL, (4, 6, 5), dim=2)
     assert base == config.draw(1, 2, 3, LABEL, (4, 6, 5), dim=2)
     others = [config.draw(*key, LABEL, (4, 6, 5), dim=2) for key in ((0, 2, 3), (1, 3, 3), (1, 2, 4))]
@@ -283,7 +286,7 @@ def test_draws_depend_on_seed_epoch_and_index_alone():
 
 
 def test_networks_of_slices_flip_no_depth_and_may_zoom_none():
-    always = replace(Augment(), zoom=1.0, flip=1.0)
+    always = replace(Augmentation(), zoom=1.0, flip=1.0)
     deep, flat = (always.draw(1, 0, 0, LABEL, (4, 6, 5), dim=dim) for dim in (3, 2))
     assert deep.flips == (True, True, True) and flat.flips == (False, True, True)
     assert flat.zoom == deep.zoom and deep.zoom[0] < 1
@@ -292,11 +295,11 @@ def test_networks_of_slices_flip_no_depth_and_may_zoom_none():
 
 
 def test_without_augmentation_only_the_crop_moves():
-    off = replace(Augment(), augment="off")
+    off = replace(Augmentation(), augment="off")
     found = [off.draw(1, 0, index, LABEL, (4, 6, 5), dim=3) for index in range(50)]
     assert all(replace(params, anchor=(0, 0, 0)) == Params() for params in found)
     assert len({params.anchor for params in found}) > 40
-    assert found[7].anchor == Augment().draw(1, 0, 7, LABEL, (4, 6, 5), dim=3).anchor
+    assert found[7].anchor == Augmentation().draw(1, 0, 7, LABEL, (4, 6, 5), dim=3).anchor
 
 
 # The crop
@@ -305,7 +308,7 @@ def test_without_augmentation_only_the_crop_moves():
 def test_a_third_of_the_crops_is_centred_on_the_foreground():
     label = np.zeros((10, 20, 20), np.uint8)
     label[4:6, 8:12, 9:11] = 2  # 16 of 4000 voxels
-    config = replace(Augment(), augment="off")
+    config = replace(Augmentation(), augment="off")
     anchors = [config.draw(0, 0, index, label, (1, 1, 1), dim=3).anchor for index in range(DRAWS)]  # the centres
     hits = np.array([label[anchor] > 0 for anchor in anchors])
     assert hits.mean() == pytest.approx(0.33 + 0.67 * 16 / 4000, abs=0.015)
@@ -322,12 +325,12 @@ def test_a_third_of_the_crops_is_centred_on_the_foreground():
 def test_crops_are_centred_and_stay_inside():
     label = np.zeros((12, 9, 7), np.uint8)
     label[6, 1, 6] = 1
-    always = replace(Augment(), oversampling=1.0)
+    always = replace(Augmentation(), oversampling=1.0)
     # Half of 5 is 2: 6 - 2 in depth; clamped at the top edge; at the far edge 7 - 4; an axis that is too short.
     assert always.draw(0, 0, 0, label, (5, 4, 4), dim=3).anchor == (4, 0, 3)
     assert always.draw(0, 0, 0, label, (16, 9, 7), dim=3).anchor == (-4, 0, 0)
     for index in range(300):
-        anchor = Augment().draw(0, 0, index, label, (5, 4, 4), dim=3).anchor
+        anchor = Augmentation().draw(0, 0, index, label, (5, 4, 4), dim=3).anchor
         assert all(0 <= a <= side - n for a, side, n in zip(anchor, label.shape, (5, 4, 4), strict=True))
 
 
@@ -374,4 +377,4 @@ def test_a_crop_reads_what_it_needs_and_fills_up_with_zeros(anchor: tuple[int, i
 )
 def test_fields_that_cannot_work_are_refused(field: str, value):
     with pytest.raises(UsageError, match=field):
-        replace(Augment(), **{field: value})
+        replace(Augmentation(), **{field: value})

@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from sightline.data.augment.classification import Augment, normalize
+from sightline.data.augment.classification import Augmentation, normalize
 from sightline.data.augment.tensorflow import TF_MEAN, TF_STD, draw_box, resize_legacy, resized_sides
 from sightline.data.draws import generator
 from sightline.errors import UsageError
@@ -88,7 +88,7 @@ def test_a_window_is_a_part_of_the_whole(corner, flip):
 
 @pytest.mark.parametrize("size", [(30000, 1), (1, 30000), (1, 1), (2, 3)])
 def test_extreme_pictures_survive(size):
-    augment, pixels = Augment(**TF), picture(*size)
+    augment, pixels = Augmentation(**TF), picture(*size)
     pixels.setflags(write=False)
     for index in range(5):
         top, left, height, width = draw_box(generator(0, 0, index, "crop"), *size, (0.05, 1.0), (0.75, 1.33))
@@ -98,7 +98,7 @@ def test_extreme_pictures_survive(size):
 
 
 def test_training_crops_resizes_and_flips():
-    augment, pixels = Augment(**TF, size=20), picture(70, 90)
+    augment, pixels = Augmentation(**TF, size=20), picture(70, 90)
     flips = set()
     for index in range(12):
         params = augment.draw(3, 1, index, 70, 90)
@@ -112,7 +112,7 @@ def test_training_crops_resizes_and_flips():
 
 
 def test_a_policy_goes_with_the_legacy_resize():
-    augment = Augment(**TF, policy="randaugment", size=32)
+    augment = Augmentation(**TF, policy="randaugment", size=32)
     assert augment.apply(augment.draw(0, 0, 1, 50, 60), picture(50, 60)).shape == (32, 32, 3)
 
 
@@ -175,12 +175,15 @@ def test_the_whole_picture_where_no_crop_is_large_enough():
 
 def test_a_crop_that_could_never_be_drawn_is_refused():
     with pytest.raises(UsageError, match=r"crop=tf keeps no crop below a tenth .* crop_scale=\(0.05, 0.09\)"):
-        Augment(crop="tf", crop_scale=(0.05, 0.09))
-    Augment(crop_scale=(0.05, 0.09))
+        Augmentation(crop="tf", crop_scale=(0.05, 0.09))
+    Augmentation(crop_scale=(0.05, 0.09))
 
 
 def test_the_other_crop_and_all_other_draws_stay():
-    plain, tf = Augment(policy="randaugment", random_erase=1.0), Augment(policy="randaugment", random_erase=1.0, **TF)
+    plain, tf = (
+        Augmentation(policy="randaugment", random_erase=1.0),
+        Augmentation(policy="randaugment", random_erase=1.0, **TF),
+    )
     for index in range(20):
         ours, theirs = plain.draw(0, 0, index, 50, 70), tf.draw(0, 0, index, 50, 70)
         assert (ours.flip, ours.policy, ours.erase) == (theirs.flip, theirs.policy, theirs.erase)
@@ -193,19 +196,19 @@ def test_the_other_crop_and_all_other_draws_stay():
 def test_sides_are_tensorflows(case):
     height, width, *expected = case
     assert list(resized_sides(height, width, 256)) == expected
-    params = Augment(crop="tf").evaluation_params(height, width)
+    params = Augmentation(crop="tf").evaluation_params(height, width)
     assert [params.resized_height, params.resized_width] == expected
 
 
 def test_some_short_sides_lose_a_pixel():
     """The table above must hold such a case, and only this flavour has it."""
     assert [41, 60, 255, 374] in GOLDEN["sides"]
-    assert Augment().evaluation_params(41, 60).resized_height == 256
+    assert Augmentation().evaluation_params(41, 60).resized_height == 256
 
 
 def test_evaluation_pixels_are_tensorflows():
     height, width, short, size = GOLDEN["evaluation"]["geometry"]
-    augment = Augment(**TF, eval_resize=short, eval_size=size)
+    augment = Augmentation(**TF, eval_resize=short, eval_size=size)
     square = augment.apply(augment.evaluation_params(height, width), picture(height, width))
     assert np.abs(square[[0, -1]] - np.array(GOLDEN["evaluation"]["first_and_last_row"])).max() <= HALF_A_LEVEL
 
@@ -216,7 +219,7 @@ def test_the_middle_of_a_gradient(crop, first, interpolation):
     """63 - 56 pixels to cut: torchvision begins at 4 (3.5 to the even number), TensorFlow at 3."""
     y, x = np.mgrid[:63, :63]
     pixels = np.stack([y, x, y + x], axis=2).astype(np.uint8)
-    augment = Augment(crop=crop, interpolation=interpolation, eval_resize=63, eval_size=56)
+    augment = Augmentation(crop=crop, interpolation=interpolation, eval_resize=63, eval_size=56)
     square = augment.apply(augment.evaluation_params(63, 63), pixels)
     assert np.array_equal(square, pixels[first : first + 56, first : first + 56])
 
@@ -225,13 +228,13 @@ def test_stretching_does_not_keep_the_shape():
     """Twice as wide as high: every second column, then the middle."""
     y, x = np.mgrid[:64, :128]
     pixels = np.stack([y, x, y], axis=2).astype(np.uint8)
-    augment = Augment(eval_geometry="stretch", interpolation="legacy", eval_resize=64, eval_size=56)
+    augment = Augmentation(eval_geometry="stretch", interpolation="legacy", eval_resize=64, eval_size=56)
     params = augment.evaluation_params(64, 128)
     assert (params.resized_height, params.resized_width, params.window_top, params.window_left) == (64, 64, 4, 4)
     assert np.array_equal(augment.apply(params, pixels), pixels[4:60, 8:120:2])
-    kept = Augment(interpolation="legacy", eval_resize=64, eval_size=56).evaluation_params(64, 128)
+    kept = Augmentation(interpolation="legacy", eval_resize=64, eval_size=56).evaluation_params(64, 128)
     assert (kept.resized_width, kept.window_left) == (128, 36)
-    still = Augment(eval_geometry="stretch", augment="off", size=28, eval_resize=64, eval_size=56)
+    still = Augmentation(eval_geometry="stretch", augment="off", size=28, eval_resize=64, eval_size=56)
     assert still.draw(0, 0, 0, 64, 128).resized_width == 32
 
 

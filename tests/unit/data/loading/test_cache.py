@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sightline.data.loading import cache
-from sightline.data.loading.cache import PictureCache, available_bytes, decide
+from sightline.data.loading.cache import ImageCache, available_bytes, decide
 from sightline.errors import UsageError
 
 FILES, KIB_EACH = 256, 1_000_000  # the original's rule: a million KiB for each of its 256 files
@@ -69,7 +69,7 @@ def test_off_is_silent_and_ram_is_an_order(memory):
 
 
 def test_what_was_put_in_comes_out_and_nothing_else():
-    kept = PictureCache(np.array([5, 0, 3, 8], np.int64))
+    kept = ImageCache(np.array([5, 0, 3, 8], np.int64))
     assert [kept.get(index) for index in range(4)] == [None] * 4
     kept.put(0, b"abcde")
     kept.put(2, b"xy")  # smaller than it was listed
@@ -78,21 +78,21 @@ def test_what_was_put_in_comes_out_and_nothing_else():
 
 
 def test_a_picture_that_is_being_written_is_not_believed():
-    kept = PictureCache(np.array([5, 5], np.int64))
+    kept = ImageCache(np.array([5, 5], np.int64))
     kept.put(0, b"abcde")
     kept.put(1, b"fghij")
     kept.block[int(kept.starts[1]) + 2] = 0
     assert [kept.get(0), kept.get(1)] == [b"abcde", None]
 
 
-def _bring(kept: PictureCache) -> None:
+def _bring(kept: ImageCache) -> None:
     assert kept.get(0) == b"from here"
     kept.put(1, b"from there")
 
 
 def test_processes_share_it_and_it_goes_with_them():
     before = len(os.listdir("/proc/self/fd"))
-    kept = PictureCache(np.array([9, 10], np.int64))
+    kept = ImageCache(np.array([9, 10], np.int64))
     kept.put(0, b"from here")
     process = multiprocessing.get_context("spawn").Process(target=_bring, args=(kept,))
     process.start()

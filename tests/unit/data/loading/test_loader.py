@@ -9,7 +9,6 @@ import signal
 import termios
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,12 +17,12 @@ import torch
 from sightline.config import Run
 from sightline.data.classification import ClassificationData
 from sightline.data.loading import loader as loader_module
-from sightline.data.loading.loader import Loader, worker_count
+from sightline.data.loading.loader import BadSamples, Loader, worker_count
 from sightline.data.loading.order import PADDING, EvalOrder, TrainOrder
 from sightline.errors import BadData, BadSample, Interrupted, PeerLost, UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
-from sightline.parts import Dataset, DataSpec
+from sightline.parts import Bound, Dataset, DataSpec
 
 CPU = devices.select("cpu")
 BATCH = 6
@@ -39,9 +38,13 @@ def nothing(*_: object) -> None:
 @contextmanager
 def opened(config: ClassificationData, workers: int, on_bad=nothing, check_stop=nothing, prefetch: int = 2):
     """A loader over both splits, and what a test needs to know about it."""
-    sets = {split: config.open(split, seed=3) for split in ("train", "val")}
-    orders = {"train": TrainOrder(len(sets["train"]), BATCH, 3), "val": EvalOrder(len(sets["val"]), BATCH)}
-    loader = Loader(sets, orders, config, CPU, workers=workers, prefetch=prefetch, on_bad=on_bad, check_stop=check_stop)
+    train, val = (config.open(split, seed=3).bind(CPU, BATCH) for split in ("train", "val"))
+    feeds = {
+        "train": (train, TrainOrder(len(train.dataset), BATCH, 3)),
+        "val": (val, EvalOrder(len(val.dataset), BATCH)),
+    }
+    bad_samples = BadSamples(config.on_bad_sample, config.max_bad_samples, on_bad)
+    loader = Loader(feeds, Run(workers=workers, prefetch=prefetch), CPU, World(), bad_samples, check_stop)
     try:
         yield loader
     finally:
@@ -67,20 +70,20 @@ def reference() -> dict[str, list[dict[str, torch.Tensor]]]:
     """Two epochs of training and one of evaluation, made without the loader."""
     found = {}
     for split, order, steps in (("train", TrainOrder(88, BATCH, 3), 28), ("val", EvalOrder(11, BATCH), 2)):
-        dataset = SYNTHETIC.open(split, seed=3)
+        bound = SYNTHETIC.open(split, seed=3).bind(CPU, BATCH)
         found[split] = []
         for step in range(steps):
             rows = []
             for epoch, index in zip(*map(np.ndarray.tolist, order.batch(step)), strict=True):
                 padded = index == PADDING
-                row = {key: np.zeros(shape, dtype) for key, (shape, dtype) in dataset.layout.items()}
-                row |= {} if padded else dataset.load(epoch, index)
+                row = {key: np.zeros(shape, dtype) for key, (shape, dtype) in bound.layout.items()}
+                row |= {} if padded else bound.load(epoch, index)
                 row["index"] = np.asarray(index)
                 if split == "val":
                     row["valid"] = np.asarray(not padded)
                 rows.append(row)
             batch = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in rows[0]}
-            for key, value in dataset.draw_batch(*divmod(step, 14)).items():
+            for key, value in bound.draw_batch(*divmod(step, 14)).items():
                 batch[key] = torch.from_numpy(value)
             found[split].append(batch)
     return found
@@ -276,7 +279,6 @@ class Unreadable(Dataset):
 
     spec = DataSpec(("ant",), 3, (1, 1), (0.0,), (1.0,))
     fingerprint = ""
-    layout: ClassVar = {"label": ((), "int64")}
 
     def __init__(self, folder: str = "val/ant"):
         self.folder = folder
@@ -287,6 +289,9 @@ class Unreadable(Dataset):
     def name(self, index):
         return f"{self.folder}/{index:08d}.jpg"
 
+    def bind(self, device, global_batch):
+        return Bound(self, {"label": ((), "int64")}, self.load, self.finish)
+
     def load(self, epoch, index):
         raise BadSample(self.name(index), "empty file (0 bytes); fetch it again or remove it")
 
@@ -295,11 +300,10 @@ class Unreadable(Dataset):
 
 
 def test_long_requests_and_long_answers_do_not_wait_for_each_other():
-    config = dataclasses.replace(CONFIG, on_bad_sample="skip", max_bad_samples=10**6)
-    order, met = EvalOrder(60_000, 20_000), []
-    loader = Loader(
-        {"val": Unreadable()}, {"val": order}, config, CPU, workers=1, prefetch=3, on_bad=met.append, check_stop=nothing
-    )
+    met = []
+    feeds = {"val": (Unreadable().bind(CPU, 20_000), EvalOrder(60_000, 20_000))}
+    bad_samples = BadSamples("skip", 10**6, met.append)
+    loader = Loader(feeds, Run(workers=1, prefetch=3), CPU, World(), bad_samples, nothing)
     try:
         batches = take(loader, "val", 0, 3)
     finally:
@@ -310,9 +314,9 @@ def test_long_requests_and_long_answers_do_not_wait_for_each_other():
 
 
 def test_a_worker_killed_in_the_middle_of_an_answer():
-    config = dataclasses.replace(CONFIG, on_bad_sample="skip", max_bad_samples=10**6)
-    sets, orders = {"val": Unreadable("x" * 2**20)}, {"val": EvalOrder(60_000, 1)}  # answers of a megabyte
-    loader = Loader(sets, orders, config, CPU, workers=1, prefetch=1, on_bad=nothing, check_stop=nothing)
+    feeds = {"val": (Unreadable("x" * 2**20).bind(CPU, 1), EvalOrder(60_000, 1))}  # answers of a megabyte
+    bad_samples = BadSamples("skip", 10**6, nothing)
+    loader = Loader(feeds, Run(workers=1, prefetch=1), CPU, World(), bad_samples, nothing)
     try:
         loader.seek("val", 0, 1)
         [answers] = loader._workers._connections
@@ -338,12 +342,14 @@ def test_more_shared_memory_than_there_is_is_refused_before_it_is_taken():
             pass
 
 
-@pytest.mark.parametrize(("most", "workers", "slots"), [(None, 2, 5), (1, 1, 5), (3, 2, 5), (0, 0, 1)])
-def test_a_run_says_how_it_is_loaded(most: int | None, workers: int, slots: int):
+@pytest.mark.parametrize(("samples", "wanted", "workers", "slots"), [(88, 2, 2, 5), (8, 2, 1, 5), (88, 0, 0, 1)])
+def test_a_run_says_how_it_is_loaded(samples: int, wanted: int, workers: int, slots: int):
     """And no worker is started that nothing could be given to; without one a batch is made when it is asked for."""
-    sets, orders = {"val": SYNTHETIC.open("val", 3)}, {"val": EvalOrder(11, BATCH)}
-    run, hooks = Run(workers=2, prefetch=4), {"on_bad": nothing, "check_stop": nothing}
-    loader = Loader.of(run, sets, orders, SYNTHETIC, CPU, World(), most_workers=most, **hooks)
+    config = dataclasses.replace(CONFIG, path=f"synthetic:classes=4,samples={samples},size=20")
+    bound = config.open("val", 3).bind(CPU, BATCH)
+    assert len(bound.dataset) == samples // 8
+    feeds, run = {"val": (bound, EvalOrder(len(bound.dataset), BATCH))}, Run(workers=wanted, prefetch=4)
+    loader = Loader(feeds, run, CPU, World(), BadSamples("fail", 0, nothing), nothing)
     try:
         assert (len(loader.worker_pids), len(loader.feeds["val"].feed.slots)) == (workers, slots)
     finally:

@@ -304,7 +304,7 @@ def test_a_header_cannot_ask_for_memory_by_its_spacing(hippocampus, tmp_path):
     image, label = scan(1, SIZES[1], 1, False)
     for part, voxels in (("images", image), ("labels", label)):
         write(hippocampus / f"{part}Tr" / "case_001.nii.gz", voxels, spacing=(100.0, 100.0, 100.0))
-    with pytest.raises(BadData, match=r"(?s)1 of 3 cases.*case_001: .*1200 x 2400 x 1800 voxels at .*mend the voxel"):
+    with pytest.raises(BadData, match=r"(?s)1 of 3 cases.*case_001: .*1200 x 2400 x 1800 voxels at .*fix the voxel"):
         run(hippocampus, tmp_path / "out", dim=3)
     assert run(hippocampus, tmp_path / "flat") == {"cases of task 04": 3, "made now": 3}  # nothing is resampled
 

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from sightline.config import Run
 from sightline.data.formats.nifti import read_scan
-from sightline.data.loading.loader import Loader
+from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder
 from sightline.data.volumes.geometry import prepare_image
 from sightline.data.volumes.inputs import VolumeFiles, case_name, labelled_files
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware import devices
-from sightline.parts import DataConfig, DataSpec
+from sightline.hardware.world import World
+from sightline.parts import DataSpec
 
 FLAT = DataSpec(("background", "one", "two"), 1, (16, 16), (), (), spacing=(1.0, 1.0))
 DEEP = DataSpec(("background", "one"), 2, (8, 8, 8), (), (), spacing=(2.0, 1.0, 1.0))
@@ -31,28 +33,14 @@ def write(path: Path, sides: tuple[int, ...], box=((2, 9), (1, 7), (3, 5)), affi
     return voxels
 
 
-class Lenient(DataConfig):
-    on_bad_sample = "skip"
-    max_bad_samples = 99
-
-    def open(self, split, seed): ...
-    def declared(self): ...
-
-
 def batches(dataset: VolumeFiles, workers: int = 0) -> tuple[list[dict], list[str]]:
     """All of a data set as the loader hands it out, finished, and what could not be read."""
     bad: list[str] = []
     order = EvalOrder(len(dataset), dataset.predict_batch)
-    loader = Loader(
-        {"files": dataset},
-        {"files": order},
-        Lenient(),
-        devices.select("cpu", 0),
-        workers=workers,
-        prefetch=1,
-        on_bad=lambda each: bad.append(f"{each.name}: {each.reason}"),
-        check_stop=lambda: None,
-    )
+    device = devices.select("cpu", 0)
+    bad_samples = BadSamples("skip", 99, lambda each: bad.append(f"{each.name}: {each.reason}"))
+    feeds = {"files": (dataset.bind(device, 1), order)}
+    loader = Loader(feeds, Run(workers=workers, prefetch=1), device, World(), bad_samples, lambda: None)
     try:
         loader.seek("files", 0, order.steps_per_epoch)
         found = []
@@ -110,7 +98,7 @@ def test_files_that_cannot_be_read_do_not_keep_the_others_back(tmp_path: Path):
     found, bad = batches(VolumeFiles({name: tmp_path / f"{name}.nii.gz" for name in names}, FLAT))
     assert len(found) == 1 and found[0]["index"].tolist() == [1]
     assert [line.split(":")[0] for line in bad] == ["text", "two", "empty", "cut", "gone"]
-    assert "is not a NIfTI file" in bad[0] and "has 2 channels, the network knows 1" in bad[1]
+    assert "is not a NIfTI file" in bad[0] and "has 2 channels, the network expects 1" in bad[1]
 
 
 def test_nothing_is_made_as_large_as_a_header_says(tmp_path: Path):
