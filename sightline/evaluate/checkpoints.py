@@ -21,13 +21,13 @@ from sightline.errors import BadCheckpoint, BadData, UsageError
 from sightline.evaluate.run import evaluate, order_for
 from sightline.files.typed_json import read_json, typed
 from sightline.hardware import world
-from sightline.hardware.devices import Device, place
-from sightline.hardware.precision import keep_fp32
+from sightline.hardware.devices import Device
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.log import RunLog
 from sightline.parts import Dataset, DataSpec, Scores
 from sightline.train import checkpoint
+from sightline.train.model import build_model
 from sightline.train.signals import StopSignals
 
 TABLE = "evaluation.json"
@@ -59,29 +59,23 @@ class _Budget(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def build(recipe: Recipe, run: Run, spec: DataSpec, device: Device) -> nn.Module:
-    """The network of a recipe on its device; `load_weights` brings what it learnt."""
-    return _placed(recipe.model.build(spec), recipe, run, device)
-
-
-def _placed(model: nn.Module, recipe: Recipe, run: Run, device: Device) -> nn.Module:
-    model = place(model, device, run.channels_last)
-    keep_fp32(model, recipe.train.fp32_ops, device)
+def build_stored(path: Path, recipe: Recipe, run: Run, spec: DataSpec, device: Device, tensors: Tensors) -> nn.Module:
+    """Build the network that a checkpoint describes, not much larger than its weights, and load these."""
+    model = build_model(recipe, run, spec, device, within=_sized_by(path, tensors)).model
+    load_weights(model, tensors)
     return model
 
 
-def build_stored(path: Path, recipe: Recipe, run: Run, spec: DataSpec, device: Device, tensors: Tensors) -> nn.Module:
-    """`build` of what a checkpoint says, not much larger than its weights, and these put in."""
+@contextlib.contextmanager
+def _sized_by(path: Path, tensors: Tensors) -> Iterator[None]:
+    """Raise BadCheckpoint where a network cannot be built, or is much larger than the weights of its checkpoint."""
     bytes_of_weights = sum(tensor.nbytes for tensor in tensors[_stem(tensors)].values())
     try:
         with _Budget(path, 4 * bytes_of_weights + SMALL_BYTES), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # of a spec without classes
-            model = recipe.model.build(spec)
+            yield
     except BUILD_ERRORS as error:
         raise BadCheckpoint(f"{path}: no network can be built as its recipe says ({error}); take another") from error
-    model = _placed(model, recipe, run, device)  # a full device is not the checkpoint's fault
-    load_weights(model, tensors)
-    return model
 
 
 def _stem(tensors: Tensors) -> str:

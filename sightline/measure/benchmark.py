@@ -34,6 +34,7 @@ from sightline.measure import latency, peers, peers_detection, peers_segmentatio
 from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoader, Say
 from sightline.measure.provenance import provenance, result_file
 from sightline.parts import Batch, Dataset, Split
+from sightline.train.model import build_model
 from sightline.train.schedules import Plan
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
@@ -221,7 +222,8 @@ class OurStep(Contender):
             started = time.perf_counter()
             if hasattr(device.api, "reset_peak_memory_stats"):
                 device.api.reset_peak_memory_stats()
-            self.state = TrainState(recipe, run, dataset.spec, device, self.plan)
+            model = build_model(recipe, run, dataset.spec, device, World())
+            self.state = TrainState(recipe, model, device, self.plan)
             self.step = build_step(recipe, run, device, self.world, self.state, dataset)
             self.advance()
             device.synchronize()

@@ -14,8 +14,8 @@ from sightline.config import Recipe, Run
 from sightline.data.loading.order import TrainOrder
 from sightline.errors import UsageError
 from sightline.parts import DataSpec
+from sightline.train.model import choose_trainable
 from sightline.train.schedules import Plan
-from sightline.train.state import choose_trainable
 
 
 def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1) -> dict[str, Any]:

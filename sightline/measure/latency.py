@@ -18,11 +18,11 @@ import torch
 from sightline.config import Recipe, Run
 from sightline.data.loading.loader import Loader
 from sightline.data.loading.order import EvalOrder
-from sightline.evaluate.checkpoints import build
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.measure.peers import BATCHES, Contender
 from sightline.parts import Batch, Dataset
+from sightline.train.model import build_model
 
 PERCENTILES = (90, 95, 99)
 
@@ -114,8 +114,7 @@ class OurPredictions(Contender):
                 self.batches = [{key: value.clone() for key, value in batch.items()} for batch in kept]
                 loader.close()
             started = time.perf_counter()
-            torch.manual_seed(recipe.train.seed)
-            self.model = build(recipe, run, dataset.spec, device).eval()
+            self.model = build_model(recipe, run, dataset.spec, device).model.eval()
             self.advance()
             device.synchronize()
         except BaseException:

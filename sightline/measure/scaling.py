@@ -22,7 +22,7 @@ from sightline.errors import UsageError
 from sightline.measure import links
 from sightline.measure.links import Cluster, all_reduce_by, all_reduce_s
 from sightline.parts import Dataset
-from sightline.train.state import choose_trainable
+from sightline.train.model import choose_trainable
 
 MIB = 1 << 20
 ALL_RANKS = -1  # of train.bn_group

@@ -17,6 +17,7 @@ from sightline.log import RunLog, environment
 from sightline.measure.profile import ProfileWindow, parse_window
 from sightline.parts import Dataset, Scores
 from sightline.train.meter import Meter
+from sightline.train.model import build_model
 from sightline.train.progress import Progress, refuse_unwatchable
 from sightline.train.saver import Saver
 from sightline.train.schedules import Plan
@@ -38,11 +39,14 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         metric = recipe.task.metric(sets["val"].spec, device.torch_device)  # likewise: what cannot be scored
         refuse_unwatchable(recipe.schedule, metric.names())  # or watched is refused now
 
-        # What is learnt, and where an earlier start left it.
-        state = TrainState(recipe, run, sets["train"].spec, device, plan, world)
+        # Build the model, then resume it; a new run begins with pretrained weights where it names some.
+        model = build_model(recipe, run, sets["train"].spec, device, world)
+        state = TrainState(recipe, model, device, plan)
         saver = Saver(recipe, run, state, sets, device, world, log)
         resumed = saver.resume()
-        # Only now: what a refused start would have done must not replace what the run was made with.
+        if not resumed and (note := state.load_pretrained(recipe.model)):
+            log.say(note)
+        # Written after resume, so that a rejected start cannot overwrite the run's config.
         log.write_file("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
         log.write_file("config.yaml", config.dump(recipe, run))
         progress = state.progress

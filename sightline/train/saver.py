@@ -68,11 +68,6 @@ class Saver:
         is_named = run.resume not in ("auto", "never")
         found = self._newest(lambda: find(Path(run.resume), "latest") if is_named and not checkpoints.names() else None)
         if found is None:
-            note = self.recipe.model.start_from(state.model)
-            if note:
-                self.log.say(note)
-                if state.ema:
-                    state.ema.model.load_state_dict(state.model.state_dict())
             return False
         tensors, stored, path = found
         changes = config.diff(stored.get("recipe", {}), self.recipe)

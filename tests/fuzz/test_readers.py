@@ -46,6 +46,7 @@ from sightline.models.tf_checkpoint import TensorBundle
 from sightline.models.weights import copy_weights, read_weights
 from sightline.train import checkpoint
 from sightline.train.checkpoint import Checkpoints
+from sightline.train.model import build_model
 
 TESTS = Path(__file__).resolve().parents[1]
 GOLDEN = TESTS / "golden"
@@ -401,7 +402,7 @@ def read_checkpoint(name: str, place: Path, data: bytes) -> None:
 @functools.cache
 def network() -> nn.Module:
     recipe = config.load(TINY)[0]
-    return checkpoints.build(recipe, Run(), checkpoint_spec(), cpu())
+    return build_model(recipe, Run(), checkpoint_spec(), cpu()).model
 
 
 def checkpoint_spec() -> Any:

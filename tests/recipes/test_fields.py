@@ -40,6 +40,7 @@ from sightline.hardware.world import World
 from sightline.log import RunLog
 from sightline.parts import Batch, Dataset
 from sightline.train import loop
+from sightline.train.model import build_model
 from sightline.train.optimizers import set_rate
 from sightline.train.saver import Saver
 from sightline.train.schedules import Plan
@@ -201,7 +202,7 @@ def batches(recipe: Recipe, run: Run, split: str, on_bad: Callable[..., None] = 
 
 def built(recipe: Recipe, run: Run) -> TrainState:
     spec = recipe.data.open("train", recipe.train.seed).spec
-    state = TrainState(recipe, run, spec, CPU, Plan(recipe.train.epochs, 3))
+    state = TrainState(recipe, build_model(recipe, run, spec, CPU), CPU, Plan(recipe.train.epochs, 3))
     recipe.model.start_from(state.model)
     return state
 

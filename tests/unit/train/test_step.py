@@ -17,6 +17,7 @@ from sightline.hardware.precision import LossScale
 from sightline.hardware.world import World
 from sightline.parts import DataConfig, Dataset, DataSpec, Loss, ModelConfig
 from sightline.tasks.classification import Classification
+from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import Plan, ScheduleConfig
 from sightline.train.state import TrainState
@@ -96,9 +97,9 @@ def recipe_with(model=PLAIN.model, task=PLAIN.task, optimizer=PLAIN.optimizer, *
     return dataclasses.replace(PLAIN, model=model, task=task, optimizer=optimizer, train=changed)
 
 
-def built(recipe: Recipe) -> tuple[Step, TrainState]:
-    state = TrainState(recipe, Run(channels_last=False), SPEC, CPU, PLAN)
-    return build_step(recipe, Run(channels_last=False), CPU, World(), state, Ready()), state
+def built(recipe: Recipe, run: Run = Run(channels_last=False)) -> tuple[Step, TrainState]:  # noqa: B008  # frozen
+    state = TrainState(recipe, build_model(recipe, run, SPEC, CPU), CPU, PLAN)
+    return build_step(recipe, run, CPU, World(), state, Ready()), state
 
 
 def batch_of(number: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -500,14 +501,14 @@ def test_compile_on_compiles_and_auto_does_not_on_a_cpu(monkeypatch):
     monkeypatch.setattr(torch, "compile", record)
     for compile, expected in (("auto", []), ("off", []), ("on", [{"dynamic": False, "backend": "inductor"}])):
         run = Run(compile=compile)
-        build_step(PLAIN, run, CPU, World(), TrainState(PLAIN, run, SPEC, CPU, PLAN), Ready())
+        built(PLAIN, run)
         assert compiled == expected
 
 
 def test_a_graph_that_cannot_be_had_is_refused():
     run = Run(graph="on")
     with pytest.raises(UsageError, match="graph"):
-        build_step(PLAIN, run, CPU, World(), TrainState(PLAIN, run, SPEC, CPU, PLAN), Ready())
+        built(PLAIN, run)
 
 
 @pytest.mark.slow
@@ -516,8 +517,7 @@ def test_a_compiled_step_is_the_plain_one():
     for compile in ("off", "on"):
         run = Run(compile=compile, channels_last=False)
         recipe = recipe_with(model=SmallNet(norm=True))
-        state = TrainState(recipe, run, SPEC, CPU, PLAN)
-        step = build_step(recipe, run, CPU, World(), state, Ready())
+        step, state = built(recipe, run)
         for number in range(4):
             step(poisoned(number) if number == 1 else batch_of(number), number, 0.1)
         assert step.take_bad_steps() == 1
@@ -531,7 +531,7 @@ def test_a_compiled_step_is_the_plain_one():
 def test_channels_last_is_a_layout_and_not_another_model():
     layouts = {}
     for channels_last in (True, False):
-        state = TrainState(PLAIN, Run(channels_last=channels_last), SPEC, CPU, PLAN)
+        state = TrainState(PLAIN, build_model(PLAIN, Run(channels_last=channels_last), SPEC, CPU), CPU, PLAN)
         layouts[channels_last] = state.model[0].weight
         assert state.model[0].weight.is_contiguous(memory_format=torch.channels_last) is channels_last
     assert torch.equal(*layouts.values())
