@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from sightline import attempts, config, terminal
-from sightline.benchmark_log import BenchmarkLog
+from sightline import config, terminal
 from sightline.config import Recipe, Run, load
 from sightline.data.inputs import list_files
 from sightline.errors import OutOfMemory, PeerLost, SightlineError, UsageError
@@ -24,8 +23,11 @@ from sightline.evaluate.predict import open_trained, predict_files
 from sightline.hardware import world
 from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
-from sightline.log import RunLog
 from sightline.parts import PredictOptions, Scores
+from sightline.runs import attempts
+from sightline.runs.benchmark_log import BenchmarkLog
+from sightline.runs.log import RunLog
+from sightline.runs.screen import Screen
 from sightline.train import checkpoint, loop
 from sightline.train.signals import ignore_stops
 
@@ -38,15 +40,9 @@ def train(recipe: Recipe, run: Run) -> Scores:
     attempt = attempts.detect()
     attempt.obey(folder)
     here, device, recipe = set_up(recipe, run)
-    log = RunLog(
-        folder,
-        run.progress,
-        here.is_main,
-        tensorboard=run.tensorboard,
-        rank=here.rank,
-        output=run.rank_output,
-        attempt=attempt,
-    )
+    log = RunLog(folder, Screen(run.progress, here.rank, run.rank_output), here.rank, attempt)
+    if run.tensorboard and here.is_main:
+        log.events.open_board()
     code, reason = 1, "crashed"
     watchdog: Watchdog | None = None
 
@@ -57,15 +53,15 @@ def train(recipe: Recipe, run: Run) -> Scores:
 
     try:
         if run.benchmark_log and here.is_main:  # now that the folder is ours
-            log.feed(BenchmarkLog(Path(run.benchmark_log), recipe.name, config.leaves(recipe, run), run.test_id))
+            log.events.feed(BenchmarkLog(Path(run.benchmark_log), recipe.name, config.leaves(recipe, run), run.test_id))
         here = world.connect(here, device)
         if here.is_main and (place := world.meeting_place(here)):
             log.say(place)
-        watchdog = Watchdog(here, run.timeout_s, log.dump_stacks, on_lost, str(folder / "rank_*.log"))
+        watchdog = Watchdog(here, run.timeout_s, log.events.dump_stacks, on_lost, str(folder / "rank_*.log"))
         here = dataclasses.replace(here, beat=watchdog.beat)
         with watchdog:
             scores = loop.train(recipe, run, device, here, log)
-        log.hyperparameters(config.leaves(recipe, run), scores.values)
+        log.events.hyperparameters(config.leaves(recipe, run), scores.values)
         code, reason = 0, "finished"
         return scores
     except torch.OutOfMemoryError as error:
@@ -103,7 +99,8 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
     if run.resume not in ("auto", "never"):
         raise UsageError(f"--run.resume {run.resume} cannot be where all folds begin; leave it or --data.fold all out")
     folder = Path(run.out or f"runs/{recipe.name}")
-    log = RunLog(folder, run.progress, world.detect().is_main, claims=False)
+    rank = world.detect().rank
+    log = RunLog(folder, Screen(run.progress, rank), rank, attempt=None)
     rows = []
     for fold in range(data.folds):
         name = f"fold-{fold}"
@@ -115,7 +112,7 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
         gc.collect()  # captured graphs and the last network hold memory that the next one needs
         torch.compiler.reset()  # else the next network counts as one recompilation too many of the last
     document = folds.summary(recipe.name, recipe.task.headline, rows)
-    log.write_json(folds.DOCUMENT, document)
+    log.folder.write_json(folds.DOCUMENT, document)
     return document
 
 

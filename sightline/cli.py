@@ -450,7 +450,7 @@ def _values(values: dict[str, float]) -> str:
 
 
 def _number(value: float | str | None) -> str:
-    from sightline.log import as_score
+    from sightline.runs.screen import as_score
 
     return str(value) if isinstance(value, int | str) else f"{as_score(value):>6}"
 

@@ -24,8 +24,9 @@ from sightline.hardware import world
 from sightline.hardware.devices import Device
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
-from sightline.log import RunLog
 from sightline.parts import Dataset, DataSpec, Scores
+from sightline.runs.log import RunLog
+from sightline.runs.screen import Screen
 from sightline.train import checkpoint
 from sightline.train.model import build_model
 from sightline.train.signals import StopSignals
@@ -153,7 +154,7 @@ def opened(
     here = world.connect(here, device)
     folder = Path(run.out) if run.out else folder
     folder.mkdir(parents=True, exist_ok=True)
-    log = RunLog(folder, run.progress, here.is_main, claims=False)
+    log = RunLog(folder, Screen(run.progress, here.rank), here.rank, attempt=None)
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
         stack.callback(here.close)
@@ -188,13 +189,13 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
             "data": evaluation.dataset.fingerprint,
             "changes": config.diff(stored["recipe"], evaluation.recipe),
         }
-        table = {row["checkpoint"]: row for row in _rows(log.folder / TABLE) if _has(row, made_with)}
+        table = {row["checkpoint"]: row for row in _rows(log.folder.path / TABLE) if _has(row, made_with)}
         evaluation.world.barrier()  # no rank may write before all have read
         for path in paths:
             try:
                 key = {**made_with, "manifest": _sha256(path / checkpoint.MANIFEST)}
                 if _has(table.get(path.name, {}), key):
-                    log.say(f"{path.name} stands in {log.folder / TABLE} already")
+                    log.say(f"{path.name} stands in {log.folder.path / TABLE} already")
                     continue
                 tensors, its = checkpoint.read(path)
                 checkpoint.require(its, "progress")
@@ -210,7 +211,7 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
                 **key,
             }
             rows = sorted(table.values(), key=lambda row: row["step"])
-            log.write_json(TABLE, {"checkpoints": rows})
+            log.folder.write_json(TABLE, {"checkpoints": rows})
         return sorted(table.values(), key=lambda row: row["step"])
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from sightline.errors import BadData
 from sightline.files.typed_json import read_json
-from sightline.log import BEST_SCORES, as_score
+from sightline.runs.log import BEST_SCORES
+from sightline.runs.screen import as_score
 
 DOCUMENT = "folds.json"
 SCORES = "scores.json"

@@ -20,10 +20,11 @@ from sightline.errors import BadData, BadSample, UsageError
 from sightline.evaluate.predict import Trained, predict_files
 from sightline.files.arrays import map_array
 from sightline.files.typed_json import read_json
-from sightline.log import RunLog
 from sightline.parts import PredictOptions, Scores
 from sightline.report.predictions import DOCUMENT, write_whole
 from sightline.report.volumes import compared_picture
+from sightline.runs.log import RunLog
+from sightline.runs.screen import Screen
 
 DOCUMENT_OF_SCORES = "scores-labels.json"
 PROBABILITIES = ".npy"
@@ -60,7 +61,7 @@ def evaluate_folder(predicted: Path, labels: Path) -> Scores:
             cases[case] = path
     base = labels / "labelsTr" if (labels / "labelsTr").is_dir() else labels
     pairs = {case: (path, _label_of(base, case)) for case, path in cases.items()}
-    return _tell(pairs, _class_names(predicted, base), predicted, RunLog(predicted, claims=False))
+    return _tell(pairs, _class_names(predicted, base), predicted, RunLog(predicted, attempt=None))
 
 
 def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
@@ -74,7 +75,7 @@ def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
     for old in (*folder.glob("*.nii.gz"), *folder.glob("*.png")):
         if old not in masks:
             old.unlink()
-    log = RunLog(folder, trained.run.progress, claims=False)
+    log = RunLog(folder, Screen(trained.run.progress), attempt=None)
     scores = _tell(pairs, trained.spec.classes, folder, log, checkpoint=str(trained.path))
     for row in scores.worst[:PICTURES]:
         case = row["name"]

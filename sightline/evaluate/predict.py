@@ -19,9 +19,10 @@ from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
-from sightline.log import RunLog
 from sightline.parts import Batch, Dataset, DataSpec, PredictOptions, Reporter
 from sightline.report.predictions import DOCUMENT
+from sightline.runs.log import RunLog
+from sightline.runs.screen import Screen
 from sightline.train import checkpoint
 from sightline.train.signals import StopSignals
 
@@ -60,7 +61,7 @@ def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, opt
     dataset = recipe.data.open_files(files, spec)
     if dataset.spec != spec:
         raise UsageError(f"flags must not change what the network is fed: it knows {spec}, they ask for {dataset.spec}")
-    log = RunLog(folder, run.progress, claims=False)
+    log = RunLog(folder, Screen(run.progress), attempt=None)
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
         reporter = recipe.task.reporter(folder, files, spec, options, log.say)

@@ -13,9 +13,10 @@ from sightline.errors import Diverged, Interrupted, UsageError
 from sightline.evaluate.run import evaluate, order_for
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
-from sightline.log import RunLog, environment
 from sightline.measure.profile import ProfileWindow, parse_window
 from sightline.parts import Dataset, Scores
+from sightline.runs.environment import environment
+from sightline.runs.log import RunLog
 from sightline.train.meter import Meter
 from sightline.train.model import build_model
 from sightline.train.progress import Progress, refuse_unwatchable
@@ -40,21 +41,22 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         refuse_unwatchable(recipe.schedule, metric.names())  # or watched is refused now
 
         # Build the model, then resume it; a new run begins with pretrained weights where it names some.
-        model = build_model(recipe, run, sets["train"].spec, device, world)
-        state = TrainState(recipe, model, device, plan)
+        built = build_model(recipe, run, sets["train"].spec, device, world)
+        state = TrainState(recipe, built, device, plan)
         saver = Saver(recipe, run, state, sets, device, world, log)
         resumed = saver.resume()
         if not resumed and (note := state.load_pretrained(recipe.model)):
             log.say(note)
         # Written after resume, so that a rejected start cannot overwrite the run's config.
-        log.write_file("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
-        log.write_file("config.yaml", config.dump(recipe, run))
+        log.folder.write("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
+        log.folder.write("config.yaml", config.dump(recipe, run))
         progress = state.progress
         _find_epoch(progress, plan)
         _refuse_diverged(recipe, progress)
         scores, times = Scores(progress.scores, {}, []), saver.stopwatch.read()
         if over := _why_over(recipe, progress, progress.epoch):
-            log.say(f"{log.folder} is finished, {over}: {progress.scores}; choose another --run.out to train again")
+            ended = f"{log.folder.path} is finished, {over}: {progress.scores}"
+            log.say(f"{ended}; choose another --run.out to train again")
             return scores
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
         step = build_step(recipe, run, device, world, state, sets["train"])
@@ -72,7 +74,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         )
         for note in (*loader.notes, *state.notes):
             log.say(note)
-        window = ProfileWindow(traced if world.is_main else None, log.folder, device, lambda: loader.wait_s)
+        window = ProfileWindow(traced if world.is_main else None, log.folder.path, device, lambda: loader.wait_s)
         try:
             saver.save_first(resumed)
             loader.seek("train", progress.step, steps)

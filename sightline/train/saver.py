@@ -15,8 +15,9 @@ from sightline.data.loading.order import TrainOrder
 from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
-from sightline.log import RunLog, environment
 from sightline.parts import Dataset
+from sightline.runs.environment import environment
+from sightline.runs.log import RunLog
 from sightline.train.checkpoint import Checkpoints, copies, find, read, require
 from sightline.train.meter import Stopwatch
 from sightline.train.state import Tensors, TrainState
@@ -49,7 +50,7 @@ class Saver:
         self.world = world
         self.log = log
         self.stopwatch = Stopwatch()
-        self.checkpoints = Checkpoints(log.folder / "checkpoints", run.keep, log.warn, log.prove_folder_is_ours)
+        self.checkpoints = Checkpoints(log.folder.path / "checkpoints", run.keep, log.warn, log.folder.prove_ours)
         self._writer = ThreadPoolExecutor(1, "checkpoint")  # a thread starts with the first save
         self._pending: Future[tuple[int, Path, float]] | None = None
         self._copied_s = self._answer_s = 0.0
@@ -62,7 +63,7 @@ class Saver:
         run, checkpoints, state = self.run, self.checkpoints, self.state
         if run.resume == "never" and checkpoints.names():
             raise UsageError(
-                f"{self.log.folder} holds checkpoints and --run.resume never was given; choose another --run.out"
+                f"{self.log.folder.path} holds checkpoints and --run.resume never was given; choose another --run.out"
             )
         # PATH is where a run begins; once its folder has checkpoints of its own, the same command goes on from them.
         is_named = run.resume not in ("auto", "never")
@@ -139,8 +140,8 @@ class Saver:
             work.wait()
         if int(highest[0]) != -int(lowest[0]):
             raise PeerLost(
-                f"ranks do not find the same newest checkpoint in {self.log.folder}; it must be one folder that all "
-                f"hosts share (--run.out), and each host must already see what is in it"
+                f"ranks do not find the same newest checkpoint in {self.log.folder.path}; it must be one folder that "
+                f"all hosts share (--run.out), and each host must already see what is in it"
             )
 
     def save_first(self, resumed: bool) -> None:
@@ -169,7 +170,7 @@ class Saver:
         if not state.weights_are_finite():
             raise NotFinite(f"weights are not finite at step {progress.step}; nothing was saved over good checkpoints")
         if self.world.is_main:
-            self.log.prove_folder_is_ours()
+            self.log.folder.prove_ours()
             stored = {
                 "progress": state.progress_json(),
                 "stopwatch": self.stopwatch.to_json(),
@@ -195,7 +196,7 @@ class Saver:
     def collect(self, *, wait: bool = False, must_succeed: bool = False, answer_s: float = 0.0) -> None:
         """Tells what became of the save on its way, if it is done. An error in it is one of the step that meets it; a
         full disk is a warning while the run can go on without. `answer_s`: see StopSignals."""
-        self.log.give_sign()
+        self.log.folder.beat()
         self._answer_s = max(self._answer_s, answer_s)
         if self._pending is None or not (wait or self._pending.done()):
             return

@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from sightline import attempts, config
+from sightline import config
 from sightline.config import Run
 from sightline.data.check import boxes as check_boxes
 from sightline.data.check.images import Report
@@ -44,6 +44,7 @@ from sightline.files import archive, download
 from sightline.hardware.devices import Device
 from sightline.models.tf_checkpoint import TensorBundle
 from sightline.models.weights import copy_weights, read_weights
+from sightline.runs import attempts
 from sightline.train import checkpoint
 from sightline.train.checkpoint import Checkpoints
 from sightline.train.model import build_model

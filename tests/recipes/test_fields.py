@@ -37,8 +37,8 @@ from sightline.hardware import affinity, devices
 from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
 from sightline.hardware.world import World
-from sightline.log import RunLog
 from sightline.parts import Batch, Dataset
+from sightline.runs.log import RunLog
 from sightline.train import loop
 from sightline.train.model import build_model
 from sightline.train.optimizers import set_rate

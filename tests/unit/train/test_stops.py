@@ -15,8 +15,8 @@ from sightline import api, config
 from sightline.config import Recipe, Run, TrainConfig
 from sightline.errors import Diverged, UsageError
 from sightline.evaluate.topk import TopK
-from sightline.log import BEST_SCORES
 from sightline.parts import DataSpec, Scores
+from sightline.runs.log import BEST_SCORES
 from sightline.tasks.classification import Classification
 from sightline.train import checkpoint
 from sightline.train.schedules import ScheduleConfig
