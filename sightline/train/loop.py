@@ -17,6 +17,7 @@ from sightline.measure.profile import ProfileWindow, parse_window
 from sightline.parts import Dataset, Scores
 from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
+from sightline.train.bad_steps import BadSteps
 from sightline.train.meter import Meter
 from sightline.train.model import build_model
 from sightline.train.progress import Progress, refuse_unwatchable
@@ -25,6 +26,7 @@ from sightline.train.schedules import Plan
 from sightline.train.signals import StopSignals
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
+from sightline.train.stop_time import StopTime
 
 
 def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> Scores:
@@ -43,7 +45,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         # Build the model, then resume it; a new run begins with pretrained weights where it names some.
         built = build_model(recipe, run, sets["train"].spec, device, world)
         state = TrainState(recipe, built, device, plan)
-        saver = Saver(recipe, run, state, sets, device, world, log)
+        saver = Saver(recipe, run, state, sets, world, log, on_saved=StopTime(run, signals, log))
         resumed = saver.resume()
         if not resumed and (note := state.load_pretrained(recipe.model)):
             log.say(note)
@@ -53,13 +55,14 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         progress = state.progress
         _find_epoch(progress, plan)
         _refuse_diverged(recipe, progress)
-        scores, times = Scores(progress.scores, {}, []), saver.stopwatch.read()
+        scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
         if over := _why_over(recipe, progress, progress.epoch):
             ended = f"{log.folder.path} is finished, {over}: {progress.scores}"
             log.say(f"{ended}; choose another --run.out to train again")
             return scores
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
         step = build_step(recipe, run, device, world, state, sets["train"])
+        bad_steps = BadSteps(run, state, saver, order, sets["train"], log)
         orders: dict[str, Order] = {"train": order, "val": eval_order}
         loader = Loader.of(
             run, sets, orders, recipe.data, device, world, on_bad=log.bad_sample, check_stop=signals.check
@@ -82,7 +85,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 step.warm_up(loader.next("train"), run.warmup_steps)
                 loader.seek("train", progress.step, steps)
             meter = Meter(loader, device, world, steps)
-            saver.stopwatch.start()
+            state.stopwatch.start()
             while not over:
                 epoch_end = (progress.epoch + 1) * plan.steps_per_epoch
                 while progress.step < min(epoch_end, steps):
@@ -95,7 +98,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         if table := window.take_summary():
                             log.say(table)
                     progress.step += 1
-                    if step.take_bad_steps() and saver.rewound(step.last_bad_step, order):
+                    if step.take_bad_steps() and bad_steps.rewound(step.last_bad_step):
                         loader.seek("train", progress.step, steps)
                         epoch_end = (progress.epoch + 1) * plan.steps_per_epoch
                     if progress.step % run.log_every_steps == 0 or progress.step == min(epoch_end, steps):
@@ -104,7 +107,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     if run.checkpoint_every_steps and progress.step % run.checkpoint_every_steps == 0:
                         with meter.paused():
                             saver.save()
-                    saver.collect(answer_s=signals.answer_s)
+                    saver.collect()
                     signals.agree()
 
                 if line := meter.read_epoch():
@@ -123,7 +126,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
 
                     model, how = state.evaluated_model, (cfg.eval_precision, between_batches, cfg.eval_shards)
                     scores = evaluate(model, recipe.task, sets["val"], loader, device, world, *how)
-                    times = saver.stopwatch.read()
+                    times = state.stopwatch.read()
                     log.evaluation("end", progress.step, **times)
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)
                     log.scores(scores, "scores.json", times, is_best, epoch=progress.epoch + 1, step=progress.step)

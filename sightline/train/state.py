@@ -18,6 +18,7 @@ from sightline.train.checkpoint import check_fit
 from sightline.train.model import BuiltModel, choose_trainable
 from sightline.train.progress import Progress
 from sightline.train.schedules import Plan
+from sightline.train.stopwatch import Stopwatch
 
 Tensors = dict[str, dict[str, Tensor]]  # file stem -> name -> tensor
 
@@ -27,11 +28,13 @@ class TrainState:
 
     def __init__(self, recipe: Recipe, built: BuiltModel, device: Device, plan: Plan):
         self.model, self.notes = built  # notes are shown when the run starts
+        self.device = device
         choose_trainable(self.model, recipe.train.trainable)
         self.optimizer = recipe.optimizer.build(self.model, device.torch_device)
         self.ema = Ema(self.model, recipe, plan) if recipe.train.ema else None
         self.loss_scale = LossScale(device.torch_device, enabled=recipe.train.precision == "fp16")
         self.progress = Progress()
+        self.stopwatch = Stopwatch()
 
     def load_pretrained(self, config: ModelConfig) -> str:
         """Load the weights of --model.weights, where given, into a run that has no checkpoint yet; return a note."""
