@@ -19,6 +19,7 @@ from sightline.config import Recipe, Run, load
 from sightline.data.inputs import list_files
 from sightline.errors import OutOfMemory, PeerLost, SightlineError, UsageError
 from sightline.evaluate import checkpoints, folds, label_files
+from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.predict import open_trained, predict_files
 from sightline.hardware import world
 from sightline.hardware.setup import set_up
@@ -121,7 +122,7 @@ def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file
     path = checkpoint.find(Path(run_folder), which)
     tensors, stored = checkpoint.read(path)
     folder = path.parent.parent if path.parent.name == "checkpoints" else path
-    with checkpoints.opened(path, tensors, stored, flags, recipe_file, folder) as evaluation:
+    with checkpoints.opened(Trained.set_up(path, tensors, stored, recipe_file, flags), folder) as evaluation:
         return evaluation.score(path, stored)
 
 

@@ -17,7 +17,8 @@ from sightline.data.formats.nifti import read_label
 from sightline.data.inputs import list_files
 from sightline.data.volumes.inputs import SUFFIXES, case_name
 from sightline.errors import BadData, BadSample, UsageError
-from sightline.evaluate.predict import Trained, predict_files
+from sightline.evaluate.checkpoints import Trained
+from sightline.evaluate.predict import predict_files
 from sightline.files.arrays import map_array
 from sightline.files.typed_json import read_json
 from sightline.parts import PredictOptions, Scores

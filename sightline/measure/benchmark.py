@@ -24,7 +24,6 @@ from sightline.data.loading.loader import Loader, Order, worker_count
 from sightline.data.loading.order import TrainOrder
 from sightline.data.loading.workers import Bad
 from sightline.errors import OutOfMemory, UsageError
-from sightline.evaluate.run import order_for
 from sightline.files.whole import replace_text
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES
@@ -35,7 +34,7 @@ from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoad
 from sightline.measure.provenance import provenance, result_file
 from sightline.parts import Batch, Dataset, Split
 from sightline.train.model import build_model
-from sightline.train.schedules import Plan
+from sightline.train.orders import eval_order, length_of
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
@@ -210,7 +209,7 @@ class OurStep(Contender):
         self.base_lr = recipe.optimizer.base_lr(cfg.global_batch, ranks=1)
         each = dataset.samples_per_item
         order = TrainOrder(len(dataset), cfg.global_batch, cfg.seed, cfg.last_batch, samples_per_item=each)
-        self.plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
+        self.plan = length_of(cfg, order)
         self.number = 0
         self.loader = open_loader(recipe, run, dataset, order, device, say, most_workers=None if is_real else 0)
         self.batches: list[Batch] = []
@@ -342,7 +341,7 @@ def _measure_predictions(
 ) -> dict[str, Any]:
     is_real = options.data == "real"
     dataset = _opened(recipe, "val") if is_real else synthetic_dataset(recipe, "val")
-    order = latency.Rounds(order_for(recipe.train, len(dataset), World()))
+    order = latency.Rounds(eval_order(recipe.train, len(dataset), World()))
 
     def make() -> Contender:
         loader = open_loader(recipe, run, dataset, order, device, say, "val", most_workers=None if is_real else 0)

@@ -11,11 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loading.order import TrainOrder
 from sightline.errors import UsageError
 from sightline.parts import DataSpec
 from sightline.train.model import choose_trainable
-from sightline.train.schedules import Plan
+from sightline.train.orders import length_of, train_order
 
 
 def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1) -> dict[str, Any]:
@@ -44,16 +43,7 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1)
     cfg = recipe.train
     found["base_lr"] = {str(n): recipe.optimizer.base_lr(cfg.global_batch, n) for n in sorted({1, 2, ranks})}
     if items:
-        order = TrainOrder(
-            items,
-            cfg.global_batch,
-            cfg.seed,
-            cfg.last_batch,
-            ranks=ranks,
-            cap=cfg.steps_per_epoch,
-            samples_per_item=each,
-        )
-        plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
+        plan = length_of(cfg, train_order(cfg, items, each, ranks=ranks))
         found |= {"samples": plan.samples, "steps_per_epoch": plan.steps_per_epoch}
         found["steps"] = plan.epochs * plan.steps_per_epoch
         found["lr_at"] = {str(step): recipe.schedule.rate(step, found["base_lr"][str(ranks)], plan) for step in lr_at}

@@ -8,18 +8,18 @@ import sys
 from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loading.loader import Loader, Order
-from sightline.data.loading.order import EvalOrder, TrainOrder
-from sightline.errors import Diverged, Interrupted, UsageError
-from sightline.evaluate.run import evaluate, order_for
+from sightline.errors import Diverged, Interrupted
+from sightline.evaluate.run import evaluate
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure.profile import ProfileWindow, parse_window
-from sightline.parts import Dataset, Scores
+from sightline.parts import Scores
 from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
 from sightline.train.bad_steps import BadSteps
 from sightline.train.meter import Meter
 from sightline.train.model import build_model
+from sightline.train.orders import eval_order, length_of, train_order_of
 from sightline.train.progress import Progress, refuse_unwatchable
 from sightline.train.saver import Saver
 from sightline.train.schedules import Plan
@@ -35,8 +35,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     with StopSignals(world) as signals:
         # What is there: data, and the order in which it comes.
         sets = {split: recipe.data.open(split, cfg.seed).for_batch(cfg.global_batch) for split in ("train", "val")}
-        order, eval_order = _orders(recipe, sets, world)
-        plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
+        order = train_order_of(cfg, sets["train"], world)
+        plan = length_of(cfg, order)
         steps = min(plan.epochs * plan.steps_per_epoch, cfg.max_steps or sys.maxsize)
         traced = parse_window(run.profile, steps)  # before anything slow starts
         metric = recipe.task.metric(sets["val"].spec, device.torch_device)  # likewise: what cannot be scored
@@ -63,7 +63,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
         step = build_step(recipe, run, device, world, state, sets["train"])
         bad_steps = BadSteps(run, state, saver, order, sets["train"], log)
-        orders: dict[str, Order] = {"train": order, "val": eval_order}
+        orders: dict[str, Order] = {"train": order, "val": eval_order(cfg, len(sets["val"]), world)}
         loader = Loader.of(
             run, sets, orders, recipe.data, device, world, on_bad=log.bad_sample, check_stop=signals.check
         )
@@ -124,8 +124,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         signals.agree()
                         log.evaluating(done, total, progress.step, steps)
 
-                    model, how = state.evaluated_model, (cfg.eval_precision, between_batches, cfg.eval_shards)
-                    scores = evaluate(model, recipe.task, sets["val"], loader, device, world, *how)
+                    model = state.evaluated_model
+                    scores = evaluate(model, recipe, sets["val"], loader, device, world, between_batches)
                     times = state.stopwatch.read()
                     log.evaluation("end", progress.step, **times)
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)
@@ -145,31 +145,6 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             loader.close()
             saver.close()
     return scores
-
-
-def _orders(recipe: Recipe, sets: dict[str, Dataset], world: World) -> tuple[TrainOrder, EvalOrder]:
-    """Which samples this rank takes, in training and in evaluation."""
-    cfg = recipe.train
-    order = TrainOrder(
-        len(sets["train"]),
-        cfg.global_batch,
-        cfg.seed,
-        cfg.last_batch,
-        world.rank,
-        world.size,
-        cfg.repeats,
-        cfg.steps_per_epoch,
-        sets["train"].samples_per_item,
-    )
-    if order.local_batch % cfg.accumulation:
-        each = order.samples_per_item
-        held = f"{order.local_batch} items of {each} samples" if each > 1 else f"{order.local_batch} samples"
-        raise UsageError(
-            f"train.accumulation={cfg.accumulation} does not divide the {held} per device "
-            f"(global_batch={cfg.global_batch} over {world.size})"
-            + (f"; use --data.nvol {cfg.accumulation * world.size} or a multiple of it" if each > 1 else "")
-        )
-    return order, order_for(cfg, len(sets["val"]), world)
 
 
 def _find_epoch(progress: Progress, plan: Plan) -> None:

@@ -52,16 +52,13 @@ def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: Tr
         return loss.total, loss.sums
 
     step = Step(
+        recipe,
         state,
-        _compiled(loss_of, device, recipe.train.deterministic) if compiled else loss_of,
         network,
-        parts=recipe.train.accumulation,
-        samples_per_item=dataset.samples_per_item,
-        clip=recipe.train.clip,
-        skips_by_itself=recipe.optimizer.skips_by_itself,
-        seed=(recipe.train.seed, world.rank),
-        device=device,
-        world=world,
+        _compiled(loss_of, device, recipe.train.deterministic) if compiled else loss_of,
+        dataset.samples_per_item,
+        device,
+        world,
     )
     if graphed:
         step.capture_on_first_call()
@@ -104,24 +101,20 @@ class Step:
 
     def __init__(
         self,
+        recipe: Recipe,
         state: TrainState,
-        loss_of: LossOf,
         network: nn.Module,
-        *,
-        parts: int,
+        loss_of: LossOf,
         samples_per_item: int,
-        clip: float,
-        skips_by_itself: bool,
-        seed: tuple[int, int],
         device: Device,
         world: World,
     ):
         self.state = state
-        self.parts = parts
+        self.parts = recipe.train.accumulation
         self.samples_per_item = samples_per_item
-        self.clip = clip
-        self._skips_by_itself = skips_by_itself
-        self.seed = seed
+        self.clip = recipe.train.clip
+        self.seed = (recipe.train.seed, world.rank)
+        self._skips_by_itself = recipe.optimizer.skips_by_itself
         self.device = device
         self.world = world
         self._loss_of = loss_of
@@ -141,7 +134,7 @@ class Step:
         # Batch norm writes its statistics in the forward pass, before anyone knows whether the step is finite;
         # optimizers without fused kernels cannot skip a step by themselves.
         guarded = list(state.model.buffers())
-        if not skips_by_itself:
+        if not self._skips_by_itself:
             guarded += [*self._parameters, *(t for t in state.tensors()["optimizer"].values())]
         self._guarded = _by_kind(_apart([_bits(tensor) for tensor in guarded]))
         self._kept = [torch.cat(tensors) for tensors in self._guarded]

@@ -15,7 +15,7 @@ from sightline.config import Recipe, Run, TrainConfig
 from sightline.data.classification import ClassificationData
 from sightline.data.loading.loader import Loader, Order
 from sightline.data.loading.order import EvalOrder, TrainOrder
-from sightline.evaluate.run import evaluate, order_for
+from sightline.evaluate.run import evaluate
 from sightline.evaluate.topk import TopK
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
@@ -23,6 +23,7 @@ from sightline.parts import Dataset, DataSpec, ModelConfig
 from sightline.tasks.classification import Classification
 from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
+from sightline.train.orders import eval_order
 from sightline.train.schedules import Plan, ScheduleConfig
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
@@ -160,11 +161,9 @@ def evaluations(world: World) -> dict[str, Any]:
         state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, CPU), CPU, Plan(1, 1))
         for buffer in state.batch_norm_statistics():
             buffer.fill_(world.rank + 1)
-        order = order_for(recipe.train, len(dataset), world)
+        order = eval_order(recipe.train, len(dataset), world)
         loader = loader_of("val", dataset, order, data)
-        scores = evaluate(
-            state.model, recipe.task, dataset, loader, CPU, world, "fp32", lambda done, total: None, shards
-        )
+        scores = evaluate(state.model, recipe, dataset, loader, CPU, world, lambda done, total: None)
         given = [int(i) for step in range(order.steps_per_epoch) for i in order.batch(step)[1] if i >= 0]
         found[shards] = {"values": scores.values, "given": given}
         loader.close()

@@ -42,6 +42,7 @@ from sightline.errors import BadCheckpoint, BadData
 from sightline.evaluate import checkpoints
 from sightline.files import archive, download
 from sightline.hardware.devices import Device
+from sightline.hardware.world import World
 from sightline.models.tf_checkpoint import TensorBundle
 from sightline.models.weights import copy_weights, read_weights
 from sightline.runs import attempts
@@ -397,7 +398,7 @@ def read_checkpoint(name: str, place: Path, data: bytes) -> None:
     path = written(place, name, data)
     tensors, stored = checkpoint.read(path)
     recipe, run, spec = checkpoints.recipe_of(path, stored, TINY, [])
-    checkpoints.build_stored(path, recipe, run, spec, cpu(), tensors)
+    checkpoints.Trained(path, tensors, stored, recipe, run, spec, World(), cpu()).build()
 
 
 @functools.cache

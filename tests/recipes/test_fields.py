@@ -32,7 +32,6 @@ from sightline.data.loading.loader import Loader
 from sightline.data.prepare import shapes as drawings
 from sightline.data.segmentation import SegmentationData
 from sightline.errors import SightlineError, UsageError
-from sightline.evaluate.run import order_for
 from sightline.hardware import affinity, devices
 from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
@@ -42,6 +41,7 @@ from sightline.runs.log import RunLog
 from sightline.train import loop
 from sightline.train.model import build_model
 from sightline.train.optimizers import set_rate
+from sightline.train.orders import eval_order, train_order_of
 from sightline.train.saver import Saver
 from sightline.train.schedules import Plan
 from sightline.train.state import Progress, TrainState
@@ -186,7 +186,10 @@ def opened(recipe: Recipe) -> dict[str, Dataset]:
 
 
 def loader_of(recipe: Recipe, run: Run, sets: dict[str, Dataset], on_bad: Callable[..., None] = print) -> Loader:
-    orders = dict(zip(("train", "val"), loop._orders(recipe, sets, World()), strict=True))
+    orders = {
+        "train": train_order_of(recipe.train, sets["train"], World()),
+        "val": eval_order(recipe.train, len(sets["val"]), World()),
+    }
     return Loader.of(run, sets, orders, recipe.data, CPU, World(), on_bad=on_bad, check_stop=lambda: None)
 
 
@@ -323,7 +326,7 @@ def rates(recipe: Recipe, run: Run) -> Any:
 
 @without_run
 def evaluated_by_second_rank(recipe: Recipe, run: Run) -> Any:
-    return order_for(recipe.train, 13, World(rank=1, size=2)).batch(0)[1].tolist()
+    return eval_order(recipe.train, 13, World(rank=1, size=2)).batch(0)[1].tolist()
 
 
 @without_run

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sightline.config import TrainConfig
 from sightline.data.classification import ClassificationData
 from sightline.data.loading.loader import Loader
 from sightline.data.loading.order import EvalOrder
@@ -15,6 +16,7 @@ from sightline.evaluate.topk import TopK
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.models.resnet import ResNetConfig
+from sightline.recipes import demo_classification
 from sightline.tasks.classification import Classification
 
 CPU = devices.select("cpu")
@@ -43,7 +45,12 @@ def scored(
         on_bad=lambda bad: None,
         check_stop=lambda: None,
     )
-    scores = evaluate(model, Classification(0.1), dataset, loader, CPU, world, precision, on_batch)
+    recipe = dataclasses.replace(
+        demo_classification.recipe(),
+        task=Classification(0.1),
+        train=TrainConfig(epochs=1, global_batch=batch, precision=precision),
+    )
+    scores = evaluate(model, recipe, dataset, loader, CPU, world, on_batch)
     return scores, model, dataset
 
 
