@@ -255,6 +255,7 @@ class Task(ABC):
     """What is learnt: the loss, how outputs are read, which metric. Frozen dataclasses without state."""
 
     headline: str  # the score that decides which checkpoint is best; higher is better
+    peers: str = ""  # NAME of sightline/measure/peers_NAME.py, which `benchmark --peers` compares with
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Loss: ...

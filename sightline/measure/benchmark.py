@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import json
 import statistics
 import time
@@ -29,7 +30,7 @@ from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
-from sightline.measure import latency, peers, peers_detection, peers_segmentation, scaling
+from sightline.measure import latency, peers, scaling
 from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoader, Say
 from sightline.measure.provenance import provenance, result_file
 from sightline.parts import Batch, Dataset, Split
@@ -302,7 +303,8 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
     makers: list[Maker] = [lambda: OurStep(recipe, run, dataset, device, is_real, say, timed)]
     left_out: list[str] = []
     if options.peers:
-        others, left_out = _peers_of(recipe, run, dataset, model, picture, device)
+        ours = peers.Ours(recipe.model, model, picture, dataset.spec, recipe.train.global_batch, device)
+        others, left_out = _peers_of(recipe, run, ours)
         makers += others
     peak = matmul_peak(device, recipe.train.precision)
     say(f"matrix product peak: {peak['tflops']:.3g} TFLOP/s ({peak['dtype']}, {peak['side']} cubed)")
@@ -320,20 +322,15 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
     }
 
 
-def _peers_of(
-    recipe: Recipe, run: Run, dataset: Dataset, model: torch.nn.Module, picture: torch.Tensor, device: Device
-) -> tuple[list[Maker], list[str]]:
-    """What users of such a network would run instead, and what was left out and why."""
-    keys = dataset.layout
-    kind = peers_detection if "boxes" in keys else peers_segmentation if keys["label"][0] else peers
-    precision = device.resolve_precision(recipe.train.precision)
-    chosen, left_out = peers.choose_peers(run.compile, device, precision, kind.STEP_PEERS)
-    images = recipe.train.global_batch
-    if kind is peers_detection:
-        return peers_detection.detectors(chosen, recipe.model, dataset.spec, images, device), left_out
-    if kind is peers_segmentation:  # a label for every pixel
-        return peers_segmentation.segmenters(chosen, model, dataset.spec, images, device), left_out
-    return peers.classifiers(chosen, model, picture, len(dataset.spec.classes), images, device), left_out
+def _peers_of(recipe: Recipe, run: Run, ours: peers.Ours) -> tuple[list[Maker], list[str]]:
+    """Return the steps that users of such a network would run instead, and what was left out and why."""
+    task = recipe.task
+    if not task.peers:
+        raise UsageError(f"--peers: {type(task).__name__} names nothing to compare with (peers); leave --peers out")
+    named = importlib.import_module(f"sightline.measure.peers_{task.peers}")
+    precision = ours.device.resolve_precision(recipe.train.precision)
+    chosen, left_out = peers.choose_peers(named.STEP_PEERS, run.compile, ours.device, precision)
+    return named.steps(chosen, ours), left_out
 
 
 def _measure_predictions(
