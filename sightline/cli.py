@@ -186,65 +186,12 @@ def average(flags: Sequence[str]) -> None:
 
 def benchmark(flags: Sequence[str]) -> None:
     """how fast a recipe's step or input is: `benchmark RECIPE [--peers] [--loader] [--scaling] [--data real]`"""
-    parser = _parser("benchmark", benchmark)
-    for name, default, text in (
-        ("steps", 50, "steps per repeat"),
-        ("warmup", 10, "steps before the first repeat"),
-        ("repeats", 5, "repeats; the median is reported"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=text)
-    parser.add_argument("--data", choices=("synthetic", "real"), default="synthetic", help="what the step is fed with")
-    parser.add_argument("--loader", action="store_true", help="input only, beside torch's DataLoader")
-    parser.add_argument("--peers", action="store_true", help="also what one would run instead, alternating")
-    what = "the training step, or forward and predictions of evaluation batches, not compiled, as `evaluate` runs them"
-    parser.add_argument("--what", choices=("train", "predict"), default="train", help=what)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the JSON file")
-    parser.add_argument("--logname", default="", help="a second file with throughput and latencies alone, flat")
-    _add_scaling(parser)
-    arguments, rest = parser.parse_known_args(flags)
-    options = vars(arguments)
-    wants_scaling = options.pop("scaling")
-    given = {name: options.pop(name) for name in SCALING_FLAGS}
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if v is not None}
-    if given and not wants_scaling:
-        raise UsageError(f"--{next(iter(given)).replace('_', '-')} belongs to --scaling; add it")
-    recipe, run = _load_recipe("benchmark", rest)
+    from sightline.config import split_options
     from sightline.measure import benchmark as measure
-    from sightline.measure.scaling import ScalingOptions
 
-    scaling = ScalingOptions(**given) if wants_scaling else None
-    result = measure.benchmark(recipe, run, measure.BenchmarkOptions(**options, scaling=scaling), print)
-    print(measure.as_text(result))
-
-
-# Their defaults stand where torch is: in sightline/measure/scaling.py.
-SCALING_FLAGS: dict[str, dict[str, Any]] = {
-    "devices": {"type": int, "nargs": "+", "metavar": "N", "help": "how many; 2 8 64 1024 if left out"},
-    "links": {
-        "nargs": "+",
-        "metavar": "LINK",
-        "help": "inside a host, and between hosts: names of docs/scaling.md or NAME,SPEED; nvlink4 ib400 if left out",
-    },
-    "per_host": {"type": int, "metavar": "N", "help": "devices of a host; 8 if left out"},
-    "step_ms": {"type": float, "metavar": "MS", "help": "one device's step; measured if left out"},
-    "spread": {"type": float, "metavar": "SHARE", "help": "deviation of single steps, e.g. 0.02; measured if left out"},
-    "sample_kb": {"type": float, "metavar": "KB", "help": "read per sample; as of ImageNet or COCO if left out"},
-    "storage_gbs": {
-        "type": float,
-        "metavar": "GB/S",
-        "help": "what the samples' storage gives to all; endless if left out",
-    },
-    "disk_gbs": {"type": float, "metavar": "GB/S", "help": "at which checkpoints are written; 1 if left out"},
-}
-
-
-def _add_scaling(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("prediction for many devices")
-    group.add_argument(
-        "--scaling", action="store_true", help="also predict the step on many devices; see docs/scaling.md"
-    )
-    for name, options in SCALING_FLAGS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", **options)
+    options, rest = split_options(measure.BenchmarkOptions, flags, prog="sightline benchmark", is_flat=True)
+    recipe, run = _load_recipe("benchmark", rest)
+    print(measure.as_text(measure.benchmark(recipe, run, options, print)))
 
 
 def inspect(flags: Sequence[str]) -> None:

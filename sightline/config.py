@@ -28,7 +28,7 @@ from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
 MAX_YAML_BYTES = 1 << 16  # read in two seconds; a config file is a few kB
-Options = TypeVar("Options")
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True)
@@ -352,14 +352,20 @@ def leaves(recipe: Recipe, run: Run) -> dict[str, Any]:
     return dict(_leaves({**to_json(recipe), "run": _plain(run)}))
 
 
-def parse_options(options: type[Options], flags: Sequence[str], prog: str) -> Options:
-    """A command's own options, e.g. those of `prepare shapes`."""
+def parse_options(options: type[Parsed], flags: Sequence[str], prog: str) -> Parsed:
+    """Parse a command's own options, e.g. those of `prepare shapes`."""
     return tyro.cli(options, args=list(flags), prog=prog)
 
 
-def split_options(options: type[Options], flags: Sequence[str], prog: str) -> tuple[Options, list[str]]:
-    """A command's own options, and in their order the words that are none of them."""
-    return tyro.cli(options, args=list(flags), prog=prog, return_unknown_args=True)
+def split_options(
+    options: type[Parsed], flags: Sequence[str], prog: str, is_flat: bool = False
+) -> tuple[Parsed, list[str]]:
+    """Parse a command's own options; return also, in their order, the words that are not among them.
+
+    Flags of a nested dataclass have its name before them (--mpi.networks) unless the command is flat.
+    """
+    markers = (tyro.conf.OmitArgPrefixes,) if is_flat else ()
+    return tyro.cli(options, args=list(flags), prog=prog, return_unknown_args=True, config=markers)
 
 
 def to_yaml(documents: Sequence[Mapping[str, Any]]) -> str:

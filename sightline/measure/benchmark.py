@@ -33,6 +33,7 @@ from sightline.hardware.world import World
 from sightline.measure import latency, peers, scaling
 from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoader, Say
 from sightline.measure.provenance import provenance, result_file
+from sightline.measure.scaling import ScalingOptions
 from sightline.parts import Batch, Dataset, Split
 from sightline.train.model import build_model
 from sightline.train.orders import eval_order, length_of
@@ -45,7 +46,7 @@ OURS = "sightline"
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """What is measured, and how often."""
+    """Measure how fast a recipe's step or input is. What is not listed here is the recipe, or a flag of it."""
 
     steps: int = 50
     """Steps (with --loader: batches) per repeat."""
@@ -65,8 +66,9 @@ class BenchmarkOptions:
     """Folder of the JSON file."""
     logname: str = ""
     """A second file with throughput and latencies alone, flat."""
-    scaling: scaling.ScalingOptions | None = None
-    """Also predict the step on many devices from the one that is measured, or given."""
+    scaling: bool = False
+    """Also predict the step on many devices, from the one that is measured, or given; see docs/scaling.md."""
+    machine: ScalingOptions = dataclasses.field(default_factory=ScalingOptions)
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("repeats", 1)):
@@ -84,12 +86,16 @@ class BenchmarkOptions:
             raise UsageError(f"--logname {self.logname} is a folder; name a file, e.g. {self.logname}/perf.json")
         if self.scaling and (self.what == "predict" or self.loader or self.peers or self.logname):
             raise UsageError("--scaling stands alone; leave --loader, --peers, --what predict and --logname out")
+        if not self.scaling and (given := self.machine.given()):
+            raise UsageError(f"--{given[0].replace('_', '-')} belongs to --scaling; add it")
         if self.peers and self.data == "real":
             raise UsageError("--peers compares steps on input that is on the device; leave --data real out, or --peers")
 
 
 def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> dict[str, Any]:
-    """Measures what `options` ask for on this process's device, and writes it to a file under `options.out`."""
+    """Measure what `options` ask for on this process's device, and write it to a file under `options.out`."""
+    if run.devices > 1:
+        raise UsageError(f"run.devices={run.devices}: benchmark measures one device; leave --run.devices out")
     if options.loader:
         peers.check_comparable(recipe.data)
     for flag, folder in (("--out", options.out), ("--logname", Path(options.logname).parent)):
@@ -109,7 +115,7 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
         "device": device.name(),
         "batch": recipe.train.global_batch,
         "precision": recipe.train.precision,
-        "options": {**asdict(options), "out": str(options.out), "scaling": scaling.given(options.scaling)},
+        "options": _as_json(options),
         **provenance(device),
         "config": {**config.to_json(recipe), "run": asdict(run)},
     }
@@ -118,11 +124,11 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
             result["loader"] = _measure_loaders(recipe, run, options, device, say)
         if options.what == "predict":
             result["predict"] = _measure_predictions(recipe, run, options, device, say)
-        elif options.peers or not (options.loader or (options.scaling and options.scaling.step_ms)):
+        elif options.peers or not (options.loader or (options.scaling and options.machine.step_ms)):
             result["step"] = _measure_steps(recipe, run, options, device, say)
         if options.scaling:
             dataset, row = synthetic_dataset(recipe), _our_row(result)
-            found = scaling.predict_recipe(recipe, run, dataset, _picture(dataset), options.scaling, row)
+            found = scaling.predict_recipe(recipe, run, dataset, _picture(dataset), options.machine, row)
             result["scaling"] = found
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
@@ -139,8 +145,15 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
     return result
 
 
+def _as_json(options: BenchmarkOptions) -> dict[str, Any]:
+    """Return the options as a result holds them."""
+    plain = {**asdict(options), "out": str(options.out)}
+    machine = plain.pop("machine")
+    return {**plain, "scaling": scaling.as_json(machine) if options.scaling else None}
+
+
 def as_text(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """Format the result for people."""
     commit = result["commit"]
     versions = result["environment"]["versions"]
     repeats, steps = result["options"]["repeats"], result["options"]["steps"]
