@@ -15,6 +15,7 @@ from typing import Any
 
 from sightline import __version__, recipes, terminal
 from sightline.errors import BadData, SightlineError, UsageError
+from sightline.hardware.launch.place import is_rank_0
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
 CLASSES_SHOWN = 20
@@ -87,13 +88,13 @@ def train(flags: Sequence[str]) -> None:
 
     if wants_all_folds:
         document = api.train_folds(recipe, run)
-        if _is_main():
+        if is_rank_0():
             from sightline.evaluate import folds
 
             print(f"{folds.as_text(document)}\nfinished: results are in {run.out or f'runs/{recipe.name}'}")
         return
     scores = api.train(recipe, run)
-    if _is_main():
+    if is_rank_0():
         print(f"finished: {_values(scores.values)}; results are in {run.out or f'runs/{recipe.name}'}")
 
 
@@ -116,14 +117,14 @@ def evaluate(flags: Sequence[str]) -> None:
 
     if arguments.all:
         rows_of_all = api.evaluate_all(arguments.run, rest, arguments.recipe)
-        if _is_main():
+        if is_rank_0():
             print(_table(rows_of_all))
         return
     if arguments.labels:
         scores = api.evaluate_labels(arguments.run, arguments.labels, rest, arguments.checkpoint, arguments.recipe)
     else:
         scores = api.evaluate(arguments.run, rest, arguments.checkpoint, arguments.recipe)
-    if not _is_main():
+    if not is_rank_0():
         return
     rows = scores.tables.get("classes", [])
     for row in rows[:CLASSES_SHOWN]:
@@ -380,11 +381,6 @@ def _value_of(field: str, flags: Sequence[str], default: str) -> str:
         elif before == f"--run.{field}":
             default = flag
     return default
-
-
-def _is_main() -> bool:
-    """Of the ranks a launcher starts, one speaks."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def _counts(counts: dict[str, int]) -> str:

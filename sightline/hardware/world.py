@@ -22,7 +22,7 @@ from torch import Tensor
 from sightline.errors import PeerLost
 from sightline.hardware import launch
 from sightline.hardware.devices import Device
-from sightline.hardware.launch.place import LOOPBACK, STORE
+from sightline.hardware.launch.place import LOOPBACK, STORE, ranks_on_host
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # long: before the first step ranks compile and index data at their own pace
 LET_GO_S = 0.1
@@ -113,8 +113,8 @@ def detect() -> World:
 
 
 def local_size(world: World) -> int:
-    """Ranks on this host, as the launcher says; where nobody does, all of them."""
-    return max(world.local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
+    """Return the number of ranks on this host, as the launcher says; without one, all of them."""
+    return max(world.local_rank + 1, ranks_on_host(world.size))
 
 
 def connect(world: World, device: Device) -> World:
@@ -165,8 +165,8 @@ def _is_timeout(error: BaseException) -> bool:
 
 
 def _is_one_host(world: World) -> bool:
-    """Only if the launcher says so: ranks started by hand may say nothing of their host."""
-    return os.environ.get("LOCAL_WORLD_SIZE") == str(world.size)
+    """Return True only if the launcher says so: ranks started by hand may say nothing of their host."""
+    return ranks_on_host(default=0) == world.size
 
 
 @cache

@@ -1,7 +1,8 @@
-"""A process's place among the ranks, as a launcher's variables tell it, and how these are read."""
+"""A process's place among the ranks, as a launcher's variables tell it, and how these are read. Needs no torch."""
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,6 +49,16 @@ class Place:
             "MASTER_ADDR": self.master_address,
             "MASTER_PORT": str(self.master_port),
         }
+
+
+def is_rank_0() -> bool:
+    """Return whether this process is rank 0, by RANK: set by torchrun, and by world.detect for any other launcher."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def ranks_on_host(default: int) -> int:
+    """Return the number of ranks on this host, by LOCAL_WORLD_SIZE, set like RANK; the default without a launcher."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", default))
 
 
 def number(environ: Environ, name: str, launcher: str) -> int:
