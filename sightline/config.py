@@ -257,9 +257,12 @@ def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tu
 
 
 def _parse(name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequence[str]) -> tuple[Recipe, Run]:
-    """Objects out of a recipe, what a file stores ("part.field" -> value), and flags. Only flags are words to parse: no
-    text of a file is ever read as one."""
+    """Build objects from a recipe, values of a file ("part.field" -> value), and flags. Only flags are parsed: no text
+    of a file is ever read as one."""
     recipe, run = _holding(default, {**_resets(default, stored), **stored, **_resets(default, _named(flags))})
+    if not flags:  # as tyro does it, in a hundredth of its time: each part again, so that its values are checked
+        checked = {name: dataclasses.replace(part) for name, part in _parts(recipe).items()}
+        return dataclasses.replace(recipe, **checked), dataclasses.replace(run)
     parsed = tyro.cli(
         _CommandLine,
         default=_CommandLine(recipe, run),
@@ -374,10 +377,10 @@ def to_yaml(documents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _resets(recipe: Recipe, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for fields that what is named makes obsolete.
+    """Return values for fields that the named ones make obsolete.
 
-    Those that the kind of optimizer or schedule named does not read go back to their defaults: switching needs one
-    flag, not one per field of the kind that a recipe or a file had before. An explicit optimizer.lr disables lr_many.
+    Fields that a named kind of optimizer or schedule does not read return to their defaults: switching needs one flag,
+    not one per field of the kind that a recipe or a file had before. RESET_BY of the optimizer names other fields.
     """
     resets: dict[str, Any] = {}
     for part, fields_of_kind in (("optimizer", optimizers.FIELDS_OF_KIND), ("schedule", schedules.FIELDS_OF_KIND)):
@@ -385,8 +388,10 @@ def _resets(recipe: Recipe, named: Mapping[str, Any]) -> dict[str, Any]:
             foreign = set().union(*fields_of_kind.values()) - fields_of_kind.get(named[f"{part}.kind"], set())
             fields = {f.name: f.default for f in dataclasses.fields(getattr(recipe, part))}
             resets |= {f"{part}.{name}": fields[name] for name in foreign}
-    if "optimizer.lr" in named and "optimizer.lr_many" not in named:
-        resets["optimizer.lr_many"] = 0.0
+    for field, others in optimizers.RESET_BY.items():
+        if f"optimizer.{field}" in named:
+            others = {f"optimizer.{name}": value for name, value in others.items()}
+            resets |= {name: value for name, value in others.items() if name not in named}
     return resets
 
 
