@@ -190,7 +190,7 @@ def benchmark(flags: Sequence[str]) -> None:
     from sightline.config import split_options
     from sightline.measure import benchmark as measure
 
-    options, rest = split_options(measure.BenchmarkOptions, flags, prog="sightline benchmark", is_flat=True)
+    options, rest = split_options(measure.BenchmarkOptions, flags, prog="sightline benchmark", flat=True)
     recipe, run = _load_recipe("benchmark", rest)
     print(measure.as_text(measure.benchmark(recipe, run, options, print)))
 
@@ -236,7 +236,7 @@ def launch(flags: Sequence[str]) -> None:
     from sightline.config import split_options
     from sightline.hardware.launch import command
 
-    options, rest = split_options(command.Options, flags, prog="sightline launch")
+    options, rest = split_options(command.LaunchOptions, flags, prog="sightline launch")
     recipe, run = _load_recipe("launch", rest)
     command.launch(options, rest, recipe, run, print)
 

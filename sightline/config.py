@@ -260,7 +260,7 @@ def _parse(name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequenc
     """Build objects from a recipe, values of a file ("part.field" -> value), and flags. Only flags are parsed: no text
     of a file is ever read as one."""
     recipe, run = _holding(default, {**_resets(default, stored), **stored, **_resets(default, _named(flags))})
-    if not flags:  # as tyro does it, in a hundredth of its time: each part again, so that its values are checked
+    if not flags:  # what tyro would return, in a hundredth of its time; each part is built again, which checks it
         checked = {name: dataclasses.replace(part) for name, part in _parts(recipe).items()}
         return dataclasses.replace(recipe, **checked), dataclasses.replace(run)
     parsed = tyro.cli(
@@ -361,13 +361,11 @@ def parse_options(options: type[Parsed], flags: Sequence[str], prog: str) -> Par
 
 
 def split_options(
-    options: type[Parsed], flags: Sequence[str], prog: str, is_flat: bool = False
+    options: type[Parsed], flags: Sequence[str], prog: str, flat: bool = False
 ) -> tuple[Parsed, list[str]]:
-    """Parse a command's own options; return also, in their order, the words that are not among them.
-
-    Flags of a nested dataclass have its name before them (--mpi.networks) unless the command is flat.
-    """
-    markers = (tyro.conf.OmitArgPrefixes,) if is_flat else ()
+    """Parse a command's own options; return also, in their order, the words that are not among them. Flags of a nested
+    dataclass begin with its name (--mpi.networks) unless the command is flat."""
+    markers = (tyro.conf.OmitArgPrefixes,) if flat else ()
     return tyro.cli(options, args=list(flags), prog=prog, return_unknown_args=True, config=markers)
 
 
@@ -388,10 +386,9 @@ def _resets(recipe: Recipe, named: Mapping[str, Any]) -> dict[str, Any]:
             foreign = set().union(*fields_of_kind.values()) - fields_of_kind.get(named[f"{part}.kind"], set())
             fields = {f.name: f.default for f in dataclasses.fields(getattr(recipe, part))}
             resets |= {f"{part}.{name}": fields[name] for name in foreign}
-    for field, others in optimizers.RESET_BY.items():
-        if f"optimizer.{field}" in named:
-            others = {f"optimizer.{name}": value for name, value in others.items()}
-            resets |= {name: value for name, value in others.items() if name not in named}
+    for field, (other, value) in optimizers.RESET_BY.items():
+        if f"optimizer.{field}" in named and f"optimizer.{other}" not in named:
+            resets[f"optimizer.{other}"] = value
     return resets
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from sightline import config
@@ -29,6 +29,7 @@ from sightline.parts import Dataset, DataSpec, Scores
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 from sightline.train import checkpoint
+from sightline.train.checkpoint import Tensors
 from sightline.train.model import build_model
 from sightline.train.orders import eval_order
 from sightline.train.signals import StopSignals
@@ -38,7 +39,6 @@ MAX_TABLE_BYTES = 2**22  # a row takes 500 bytes
 SMALL_BYTES = 2**28  # what any network may take besides its weights: anchors, a first picture
 MAKERS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 BUILD_ERRORS = (RuntimeError, ValueError, ArithmeticError, MemoryError)  # of numbers that cannot be sizes
-Tensors = dict[str, dict[str, Tensor]]
 
 
 class _Budget(TorchFunctionMode):

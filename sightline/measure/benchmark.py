@@ -223,7 +223,7 @@ class OurStep(Contender):
         self.base_lr = recipe.optimizer.base_lr(cfg.global_batch, ranks=1)
         each = dataset.samples_per_item
         order = TrainOrder(len(dataset), cfg.global_batch, cfg.seed, cfg.last_batch, samples_per_item=each)
-        self.plan = length_of(cfg, order)
+        self.length = length_of(cfg, order)
         self.number = 0
         self.loader = open_loader(recipe, run, dataset, order, device, say, most_workers=None if is_real else 0)
         self.batches: list[Batch] = []
@@ -236,7 +236,7 @@ class OurStep(Contender):
             if hasattr(device.api, "reset_peak_memory_stats"):
                 device.api.reset_peak_memory_stats()
             model = build_model(recipe, run, dataset.spec, device, World())
-            self.state = TrainState(recipe, model, device, self.plan)
+            self.state = TrainState(recipe, model, device, self.length)
             self.step = build_step(recipe, run, device, self.world, self.state, dataset)
             self.advance()
             device.synchronize()
@@ -248,7 +248,7 @@ class OurStep(Contender):
 
     def advance(self) -> None:
         batch = self.batches[self.number % BATCHES] if self.batches else self.loader.next("train")
-        rate = self.recipe.schedule.rate(self.number, self.base_lr, self.plan)
+        rate = self.recipe.schedule.rate(self.number, self.base_lr, self.length)
         self.step(batch, self.number, rate)
         self.step.take_bad_steps()
         self.number += 1
@@ -351,7 +351,7 @@ def _measure_predictions(
 ) -> dict[str, Any]:
     is_real = options.data == "real"
     dataset = _opened(recipe, "val") if is_real else synthetic_dataset(recipe, "val")
-    order = latency.Rounds(eval_order(recipe.train, len(dataset), World()))
+    order = latency.EvalRounds(eval_order(recipe.train, len(dataset), World()))
 
     def make() -> Contender:
         loader = open_loader(recipe, run, dataset, order, device, say, "val", most_workers=None if is_real else 0)

@@ -43,10 +43,9 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1)
     cfg = recipe.train
     found["base_lr"] = {str(n): recipe.optimizer.base_lr(cfg.global_batch, n) for n in sorted({1, 2, ranks})}
     if items:
-        plan = length_of(cfg, train_order(cfg, items, each, ranks=ranks))
-        found |= {"samples": plan.samples, "steps_per_epoch": plan.steps_per_epoch}
-        found["steps"] = plan.epochs * plan.steps_per_epoch
-        found["lr_at"] = {str(step): recipe.schedule.rate(step, found["base_lr"][str(ranks)], plan) for step in lr_at}
+        length = length_of(cfg, train_order(cfg, items, each, ranks=ranks))
+        found |= {"samples": length.samples, "steps_per_epoch": length.steps_per_epoch, "steps": length.steps}
+        found["lr_at"] = {str(step): recipe.schedule.rate(step, found["base_lr"][str(ranks)], length) for step in lr_at}
     elif lr_at:
         raise UsageError("--lr-at needs to know the steps per epoch: give --data.path or --data.samples too")
     found["config"] = {**config.to_json(recipe), "run": vars(run)}

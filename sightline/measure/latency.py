@@ -63,7 +63,7 @@ def measure(contender: Contender, warmup: int, batches: int, device: Device) -> 
 
 
 @dataclass(frozen=True)
-class Rounds:
+class EvalRounds:
     """The full batches of an evaluation over and over; where there is not one, the padded one."""
 
     order: EvalOrder

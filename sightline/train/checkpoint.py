@@ -26,7 +26,7 @@ from sightline.files.tensors import read_tensors
 from sightline.files.typed_json import UnknownField, read_json, short, typed
 from sightline.files.whole import replace_text
 from sightline.parts import DataSpec
-from sightline.train.progress import Progress
+from sightline.train.progress import TrainProgress
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -265,7 +265,7 @@ def _damage_is_told(path: Path, name: str) -> Iterator[None]:
 def _check_state(state: dict[str, Any]) -> None:
     """ValueError, or UnknownField, where a part that is there cannot have been written by a run."""
     readers: dict[str, Callable[[Any], object]] = {
-        "progress": Progress.from_json,
+        "progress": TrainProgress.from_json,
         "spec": DataSpec.from_json,
         "recipe": lambda values: typed(values, dict[str, str | dict[str, Any]]),
         "fingerprints": lambda values: typed(values, dict[str, str]),

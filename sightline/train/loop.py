@@ -20,9 +20,9 @@ from sightline.train.bad_steps import BadSteps
 from sightline.train.meter import Meter
 from sightline.train.model import build_model
 from sightline.train.orders import eval_order, length_of, train_order_of
-from sightline.train.progress import Progress, refuse_unwatchable
+from sightline.train.progress import TrainProgress, refuse_unwatchable
 from sightline.train.saver import Saver
-from sightline.train.schedules import Plan
+from sightline.train.schedules import RunLength
 from sightline.train.signals import StopSignals
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
@@ -36,15 +36,15 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         # What is there: data, and the order in which it comes.
         sets = {split: recipe.data.open(split, cfg.seed).for_batch(cfg.global_batch) for split in ("train", "val")}
         order = train_order_of(cfg, sets["train"], world)
-        plan = length_of(cfg, order)
-        steps = min(plan.epochs * plan.steps_per_epoch, cfg.max_steps or sys.maxsize)
+        length = length_of(cfg, order)
+        steps = min(length.steps, cfg.max_steps or sys.maxsize)
         traced = parse_window(run.profile, steps)  # before anything slow starts
         metric = recipe.task.metric(sets["val"].spec, device.torch_device)  # likewise: what cannot be scored
         refuse_unwatchable(recipe.schedule, metric.names())  # or watched is refused now
 
         # Build the model, then resume it; a new run begins with pretrained weights where it names some.
         built = build_model(recipe, run, sets["train"].spec, device, world)
-        state = TrainState(recipe, built, device, plan)
+        state = TrainState(recipe, built, device, length)
         saver = Saver(recipe, run, state, sets, world, log, on_saved=StopTime(run, signals, log))
         resumed = saver.resume()
         if not resumed and (note := state.load_pretrained(recipe.model)):
@@ -53,7 +53,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         log.folder.write("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
         log.folder.write("config.yaml", config.dump(recipe, run))
         progress = state.progress
-        _find_epoch(progress, plan)
+        _find_epoch(progress, length)
         _refuse_diverged(recipe, progress)
         scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
         if over := _why_over(recipe, progress, progress.epoch):
@@ -70,8 +70,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         facts = {"step": progress.step, "steps": steps, "local_batch": order.local_samples, "base_lr": base_lr}
         log.event("start", **facts, workers=loader.worker_pids)
         log.say(
-            f"{recipe.name}: {plan.samples} training and {len(sets['val'])} evaluation samples, {cfg.epochs} "
-            f"epochs of {plan.steps_per_epoch} steps, batch {cfg.global_batch} ({order.local_samples} "
+            f"{recipe.name}: {length.samples} training and {len(sets['val'])} evaluation samples, {cfg.epochs} "
+            f"epochs of {length.steps_per_epoch} steps, batch {cfg.global_batch} ({order.local_samples} "
             f"on each of {world.size}), base rate {base_lr:g}, {cfg.precision} on {device.name()}"
             + (f"; going on from step {progress.step}" if resumed else "")
         )
@@ -87,9 +87,9 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             meter = Meter(loader, device, world, steps)
             state.stopwatch.start()
             while not over:
-                epoch_end = (progress.epoch + 1) * plan.steps_per_epoch
+                epoch_end = (progress.epoch + 1) * length.steps_per_epoch
                 while progress.step < min(epoch_end, steps):
-                    rate = recipe.schedule.rate(progress.step, base_lr, plan, progress.watched(recipe.schedule))
+                    rate = recipe.schedule.rate(progress.step, base_lr, length, progress.watched(recipe.schedule))
                     with window.step(progress.step):
                         batch = loader.next("train")
                         if progress.step not in progress.avoid:
@@ -100,7 +100,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     progress.step += 1
                     if step.take_bad_steps() and bad_steps.rewound(step.last_bad_step):
                         loader.seek("train", progress.step, steps)
-                        epoch_end = (progress.epoch + 1) * plan.steps_per_epoch
+                        epoch_end = (progress.epoch + 1) * length.steps_per_epoch
                     if progress.step % run.log_every_steps == 0 or progress.step == min(epoch_end, steps):
                         line = meter.read(step, progress.step, rate)
                         log.training(progress.epoch, cfg.epochs, progress.step, steps, line)
@@ -147,11 +147,11 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     return scores
 
 
-def _find_epoch(progress: Progress, plan: Plan) -> None:
+def _find_epoch(progress: TrainProgress, length: RunLength) -> None:
     """Where other data (--run.override) have made epochs shorter or longer, the place in the order is that of the step;
     a step at the end of an epoch may still lack its evaluation."""
-    if not progress.epoch <= progress.step / plan.steps_per_epoch <= progress.epoch + 1:
-        progress.epoch = progress.step // plan.steps_per_epoch
+    if not progress.epoch <= progress.step / length.steps_per_epoch <= progress.epoch + 1:
+        progress.epoch = progress.step // length.steps_per_epoch
 
 
 def _base_lr(recipe: Recipe, world: World, resolved: float | None) -> float:
@@ -159,7 +159,7 @@ def _base_lr(recipe: Recipe, world: World, resolved: float | None) -> float:
     return recipe.optimizer.base_lr(recipe.train.global_batch, world.size) if resolved is None else resolved
 
 
-def _why_over(recipe: Recipe, progress: Progress, epochs_done: int) -> str:
+def _why_over(recipe: Recipe, progress: TrainProgress, epochs_done: int) -> str:
     """Return why the run is over, "" while it is not. A function of progress, so that a restart decides alike."""
     cfg, headline = recipe.train, recipe.task.headline
     score = progress.scores.get(headline)
@@ -177,7 +177,7 @@ def _why_over(recipe: Recipe, progress: Progress, epochs_done: int) -> str:
     return f"train.max_steps={cfg.max_steps} steps are done" if cfg.max_steps and is_past else ""
 
 
-def _refuse_diverged(recipe: Recipe, progress: Progress) -> None:
+def _refuse_diverged(recipe: Recipe, progress: TrainProgress) -> None:
     cfg, headline = recipe.train, recipe.task.headline
     score = progress.scores.get(headline)
     if cfg.diverged_score and score is not None and not score > cfg.diverged_score:

@@ -25,7 +25,7 @@ FIELDS_OF_KIND = {
     "radam": {"beta1", "beta2", "eps", *OTHER_DECAYS},
     "lars": {"momentum", "eta", "eps"},
 }
-RESET_BY = {"lr": {"lr_many": 0.0}}  # an explicit lr disables lr_many, unless that is given too
+RESET_BY = {"lr": ("lr_many", 0.0)}  # an explicit lr disables lr_many, unless that is given too
 FUSED = ("sgd", "adam", "adamw")
 OURS = ("sgd_keras", "lars")
 AS_OTHERS = -1.0  # a decay that means: the same as weight_decay

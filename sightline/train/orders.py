@@ -7,7 +7,7 @@ from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.errors import UsageError
 from sightline.hardware.world import World
 from sightline.parts import Dataset
-from sightline.train.schedules import Plan
+from sightline.train.schedules import RunLength
 
 
 def train_order(config: TrainConfig, items: int, samples_per_item: int, rank: int = 0, ranks: int = 1) -> TrainOrder:
@@ -46,6 +46,6 @@ def eval_order(config: TrainConfig, samples: int, world: World) -> EvalOrder:
     return EvalOrder(samples, config.global_batch, world.rank, world.size)
 
 
-def length_of(config: TrainConfig, order: TrainOrder) -> Plan:
+def length_of(config: TrainConfig, order: TrainOrder) -> RunLength:
     """Return how long a run over this order is."""
-    return Plan(config.epochs, order.steps_per_epoch, order.samples_per_epoch, config.global_batch)
+    return RunLength(config.epochs, order.steps_per_epoch, order.samples_per_epoch, config.global_batch)

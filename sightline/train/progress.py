@@ -15,7 +15,7 @@ VAL_LOSSES = ("val_loss", "loss")  # what tasks call the loss of an evaluation
 
 
 @dataclass
-class Progress:
+class TrainProgress:
     """Where the run stands; plain numbers, so that a checkpoint holds them as JSON."""
 
     step: int = 0  # optimizer updates asked for, skipped ones included; samples seen = step * global_batch
@@ -31,7 +31,7 @@ class Progress:
     base_lr: float | None = None  # resolved by the first start; another number of ranks must not change it
 
     @classmethod
-    def from_json(cls, values: Any) -> Progress:
+    def from_json(cls, values: Any) -> TrainProgress:
         """Return what a checkpoint holds; ValueError names what cannot be, UnknownField what is of a later version."""
         found = as_dataclass(cls, values)
         typed(found.scores, dict[str, float | bool | None])

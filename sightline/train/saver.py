@@ -16,8 +16,8 @@ from sightline.hardware.world import World
 from sightline.parts import Dataset
 from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
-from sightline.train.checkpoint import Checkpoints, copies, find, read, require
-from sightline.train.state import Tensors, TrainState
+from sightline.train.checkpoint import Checkpoints, Tensors, copies, find, read, require
+from sightline.train.state import TrainState
 
 # Other weights or optimizer tensors would not fit; the position in the run is counted in steps and epochs of these.
 NEVER_OVERRIDDEN = ("model.", "train.global_batch:", "train.last_batch:", "train.steps_per_epoch:", "train.trainable:")

@@ -14,26 +14,24 @@ from sightline.hardware.precision import LossScale
 from sightline.hardware.world import World
 from sightline.parts import ModelConfig
 from sightline.train.averaging import Ema
-from sightline.train.checkpoint import check_fit
+from sightline.train.checkpoint import Tensors, check_fit
 from sightline.train.model import BuiltModel, choose_trainable
-from sightline.train.progress import Progress
-from sightline.train.schedules import Plan
+from sightline.train.progress import TrainProgress
+from sightline.train.schedules import RunLength
 from sightline.train.stopwatch import Stopwatch
-
-Tensors = dict[str, dict[str, Tensor]]  # file stem -> name -> tensor
 
 
 class TrainState:
     """The state and its two halves in a checkpoint: tensors by name, numbers as JSON."""
 
-    def __init__(self, recipe: Recipe, built: BuiltModel, device: Device, plan: Plan):
+    def __init__(self, recipe: Recipe, built: BuiltModel, device: Device, length: RunLength):
         self.model, self.notes = built  # notes are shown when the run starts
         self.device = device
         choose_trainable(self.model, recipe.train.trainable)
         self.optimizer = recipe.optimizer.build(self.model, device.torch_device)
-        self.ema = Ema(self.model, recipe, plan) if recipe.train.ema else None
+        self.ema = Ema(self.model, recipe, length) if recipe.train.ema else None
         self.loss_scale = LossScale(device.torch_device, enabled=recipe.train.precision == "fp16")
-        self.progress = Progress()
+        self.progress = TrainProgress()
         self.stopwatch = Stopwatch()
 
     def load_pretrained(self, config: ModelConfig) -> str:
@@ -88,7 +86,7 @@ class TrainState:
         for stem, wanted in self.tensors().items():
             for name, tensor in wanted.items():
                 tensor.copy_(tensors[stem][name])
-        vars(self.progress).update(vars(Progress.from_json(progress)))  # the loop keeps a reference to this object
+        vars(self.progress).update(vars(TrainProgress.from_json(progress)))  # the loop keeps a reference to this object
 
     def progress_json(self) -> dict[str, Any]:
         """Return the numbers of the state."""

@@ -24,7 +24,7 @@ from sightline.tasks.classification import Classification
 from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.orders import eval_order
-from sightline.train.schedules import Plan, ScheduleConfig
+from sightline.train.schedules import RunLength, ScheduleConfig
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
@@ -102,7 +102,7 @@ def batch_norm(world: World) -> dict[str, Any]:
     found = {}
     for rule in ("averaged", "rank0", "local"):
         recipe = recipe_with(ema=0.5)
-        state = TrainState(recipe, build_model(recipe, Run(), DATA.open("train", 0).spec, CPU), CPU, Plan(1, 1))
+        state = TrainState(recipe, build_model(recipe, Run(), DATA.open("train", 0).spec, CPU), CPU, RunLength(1, 1))
         for buffer in state.batch_norm_statistics():
             buffer.fill_(world.rank + 1)
         state.share_batch_norm(rule, world)
@@ -135,7 +135,7 @@ def bad_steps(world: World) -> dict[str, Any]:
     for precision in ("fp32", "fp16"):
         recipe = recipe_with(precision=precision)
         dataset = DATA.open("train", 0)
-        state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, CPU), CPU, Plan(1, 1))
+        state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, CPU), CPU, RunLength(1, 1))
         dataset.finish = lambda batch, dtype: {**batch, "image": batch["image"].to(dtype)}  # ready-made floats
         step = build_step(recipe, Run(), CPU, world, state, dataset)
         for number in range(3):
@@ -158,7 +158,7 @@ def evaluations(world: World) -> dict[str, Any]:
         recipe = recipe_with(eval_shards=shards, bn_eval="local")
         data = dataclasses.replace(DATA, path="synthetic:classes=4,samples=104,size=12")
         dataset = data.open("val", 0)
-        state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, CPU), CPU, Plan(1, 1))
+        state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, CPU), CPU, RunLength(1, 1))
         for buffer in state.batch_norm_statistics():
             buffer.fill_(world.rank + 1)
         order = eval_order(recipe.train, len(dataset), world)
@@ -174,7 +174,7 @@ def head_only(world: World) -> dict[str, Any]:
     """Two steps in which only the head learns: what changed, and to what."""
     recipe = recipe_with(trainable="head")
     dataset = DATA.open("train", 0)
-    state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, CPU), CPU, Plan(1, 1))
+    state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, CPU), CPU, RunLength(1, 1))
     before = {name: t.clone() for name, t in state.model.state_dict().items()}
     dataset.finish = lambda batch, dtype: {**batch, "image": batch["image"].to(dtype)}  # ready-made floats
     step = build_step(recipe, Run(), CPU, world, state, dataset)

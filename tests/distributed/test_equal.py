@@ -25,7 +25,7 @@ from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
 from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
-from sightline.train.schedules import Plan
+from sightline.train.schedules import RunLength
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
@@ -81,7 +81,7 @@ def trained(world: World, task: str, kind: str, states: list[State] | None = Non
     data = recipe.data.open("train", 0).for_batch(cfg.global_batch)
     items = data.samples_per_item
     order = TrainOrder(len(data), cfg.global_batch, 0, rank=world.rank, ranks=world.size, samples_per_item=items)
-    plan = Plan(1, steps, order.samples_per_epoch, cfg.global_batch)
+    plan = RunLength(1, steps, order.samples_per_epoch, cfg.global_batch)
     state = TrainState(recipe, build_model(recipe, run, data.spec, CPU, world), CPU, plan)
     step = build_step(recipe, run, CPU, world, state, data)
     loader = Loader.of(

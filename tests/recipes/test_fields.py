@@ -42,9 +42,10 @@ from sightline.train import loop
 from sightline.train.model import build_model
 from sightline.train.optimizers import set_rate
 from sightline.train.orders import eval_order, train_order_of
+from sightline.train.progress import TrainProgress
 from sightline.train.saver import Saver
-from sightline.train.schedules import Plan
-from sightline.train.state import Progress, TrainState
+from sightline.train.schedules import RunLength
+from sightline.train.state import TrainState
 from sightline.train.step import Step
 
 PARTS = ("model", "data", "task", "optimizer", "schedule", "train", "run")
@@ -205,7 +206,7 @@ def batches(recipe: Recipe, run: Run, split: str, on_bad: Callable[..., None] = 
 
 def built(recipe: Recipe, run: Run) -> TrainState:
     spec = recipe.data.open("train", recipe.train.seed).spec
-    state = TrainState(recipe, build_model(recipe, run, spec, CPU), CPU, Plan(recipe.train.epochs, 3))
+    state = TrainState(recipe, build_model(recipe, run, spec, CPU), CPU, RunLength(recipe.train.epochs, 3))
     recipe.model.start_from(state.model)
     return state
 
@@ -318,8 +319,8 @@ def updates(recipe: Recipe, run: Run) -> Any:
 def rates(recipe: Recipe, run: Run) -> Any:
     """Of every step, on one rank and on two, after evaluations whose score stays while their loss falls."""
     cfg, schedule = recipe.train, recipe.schedule
-    plan = Plan(cfg.epochs, 3, 28, 8)
-    history = Progress(history=[0.5] * 3, val_losses=[3.0, 2.0, 1.0], scores={"loss": 1.0}).watched(schedule)
+    plan = RunLength(cfg.epochs, 3, 28, 8)
+    history = TrainProgress(history=[0.5] * 3, val_losses=[3.0, 2.0, 1.0], scores={"loss": 1.0}).watched(schedule)
     bases = [recipe.optimizer.base_lr(cfg.global_batch, ranks) for ranks in (1, 2)]
     return [[schedule.rate(step, base, plan, history) for step in range(cfg.epochs * 3)] for base in bases]
 

@@ -19,12 +19,12 @@ from sightline.parts import DataConfig, Dataset, DataSpec, Loss, ModelConfig
 from sightline.tasks.classification import Classification
 from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
-from sightline.train.schedules import Plan, ScheduleConfig
+from sightline.train.schedules import RunLength, ScheduleConfig
 from sightline.train.state import TrainState
 from sightline.train.step import Step, build_step
 
 CPU = devices.select("cpu")
-PLAN = Plan(epochs=1, steps_per_epoch=1)
+PLAN = RunLength(epochs=1, steps_per_epoch=1)
 SPEC = DataSpec(("ant", "bee", "cat"), 2, (3, 3), (0.0,), (1.0,))
 BATCH = 8
 
@@ -249,7 +249,7 @@ def test_the_average_follows_the_loop_it_is_defined_by():
 )
 def test_the_originals_updates_and_schedules_learn_a_batch_by_heart(optimizer, schedule, lr: float):
     step, _ = built(recipe_with(model=SmallNet(norm=True), optimizer=optimizer))
-    plan = Plan(epochs=2, steps_per_epoch=60)
+    plan = RunLength(epochs=2, steps_per_epoch=60)
     for number in range(120):
         step(batch_of(0), number, schedule.rate(number, lr, plan))
         if number == 118:
