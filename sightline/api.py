@@ -1,4 +1,4 @@
-"""For Python users, and what the command line calls: load a recipe, train it, evaluate a run, predict with it.
+"""The API for Python users and for the command line: load a recipe, train it, evaluate a run, predict with it.
 
 `api.train(*api.load("demo_classification", ["--data.path", DIR]))`, in a script under `if __name__ == "__main__":`,
 because loader workers import the script again.
@@ -36,7 +36,7 @@ __all__ = ["evaluate", "evaluate_all", "evaluate_labels", "load", "predict", "tr
 
 
 def train(recipe: Recipe, run: Run) -> Scores:
-    """Trains on this process's device, together with the other ranks if a launcher started several."""
+    """Train on this process's device, together with the other ranks if a launcher started several."""
     folder = Path(run.out or f"runs/{recipe.name}")
     attempt = attempts.detect()
     attempt.obey(folder)
@@ -53,7 +53,7 @@ def train(recipe: Recipe, run: Run) -> Scores:
         log.tell_exit(PeerLost.exit_code, message, speaks_for_all)  # the process ends now
 
     try:
-        if run.benchmark_log and here.is_main:  # now that the folder is ours
+        if run.benchmark_log and here.is_main:  # after the folder was claimed
             log.events.feed(BenchmarkLog(Path(run.benchmark_log), recipe.name, config.leaves(recipe, run), run.test_id))
         here = world.connect(here, device)
         if here.is_main and (place := world.meeting_place(here)):
@@ -92,13 +92,13 @@ def train(recipe: Recipe, run: Run) -> Scores:
 
 
 def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
-    """Trains every fold of the data into fold-0, fold-1 and so on below the run folder, each an ordinary run that goes
-    on where it stands, and brings their best scores together; returns what folds.json there holds."""
+    """Train every fold of the data into fold-0, fold-1 and so on below the run folder, each an ordinary run that
+    resumes, and combine their best scores; return what folds.json there holds."""
     data: Any = recipe.data
     if not (hasattr(data, "fold") and hasattr(data, "folds")):
         raise UsageError(f"--data.fold all: {type(data).__name__} of {recipe.name} has no folds; leave it out")
     if run.resume not in ("auto", "never"):
-        raise UsageError(f"--run.resume {run.resume} cannot be where all folds begin; leave it or --data.fold all out")
+        raise UsageError(f"--run.resume {run.resume} cannot be combined with --data.fold all; leave one of them out")
     folder = Path(run.out or f"runs/{recipe.name}")
     rank = world.detect().rank
     log = RunLog(folder, Screen(run.progress, rank), rank, attempt=None)
@@ -118,7 +118,7 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
 
 
 def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file: str = "") -> Scores:
-    """Scores of a checkpoint on its recipe's val split; flags may change data.path and run fields."""
+    """Score a checkpoint on its recipe's val split; flags may change data.path and run fields."""
     path = checkpoint.find(Path(run_folder), which)
     tensors, stored = checkpoint.read(path)
     folder = path.parent.parent if path.parent.name == "checkpoints" else path
@@ -127,19 +127,21 @@ def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file
 
 
 def evaluate_all(run_folder: str, flags: list[str], recipe_file: str = "") -> list[dict[str, Any]]:
-    """Scores of every checkpoint of a run, by step; they stand in its evaluation.json."""
+    """Score every checkpoint of a run; return rows by step, as evaluation.json holds them."""
     return checkpoints.evaluate_all(Path(run_folder), flags, recipe_file)
 
 
 def evaluate_labels(
     target: str, labels: str, flags: Sequence[str] = (), which: str = "best", recipe_file: str = ""
 ) -> Scores:
-    """Dice against label files, in their own geometry: of a folder of masks, or of what a run says of the raw files of
-    its val split; those masks stay in predictions-CHECKPOINT of the run, or below run.out."""
+    """Compute Dice against label files, in their own geometry: of a folder of masks, or of a run's predictions for the
+    raw files of its val split; those masks stay in predictions-CHECKPOINT of the run, or below run.out."""
     folder = Path(target)
     if folder.is_dir() and not (folder / "checkpoints").is_dir() and not (folder / checkpoint.MANIFEST).is_file():
         if flags:
-            raise UsageError(f"{target} is no run, so there is no recipe for {' '.join(flags)} to change; leave it out")
+            raise UsageError(
+                f"{target} is not a run, so there is no recipe for {' '.join(flags)} to change; leave it out"
+            )
         return label_files.evaluate_folder(folder, Path(labels))
     trained = open_trained(folder, which, flags, recipe_file, "evaluate --labels")
     beside = trained.path.parent.parent if trained.path.parent.name == "checkpoints" else trained.path
@@ -160,10 +162,9 @@ def predict(
     draws: bool = True,
     probabilities: bool = False,
 ) -> dict[str, Any]:
-    """What a run says of pictures or volumes, or of all in folders: writes predictions.json, masks of volumes and drawn
-    pictures into `out`.
+    """Predict images or volumes, or all in folders: write predictions.json, masks of volumes and drawings into `out`.
 
-    Returns what predictions.json holds. Files that cannot be read are listed in it; they are an error at the end unless
+    Return what predictions.json holds. Unreadable files are listed in it; they are an error at the end unless
     data.on_bad_sample is skip.
     """
     trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")

@@ -36,7 +36,7 @@ def list_recipes(flags: Sequence[str]) -> None:
 
 
 def prepare(flags: Sequence[str]) -> None:
-    """make data ready for training, change its form, or draw some: `prepare shapes --out DIR`"""
+    """prepare data for training, convert them, or draw some: `prepare shapes --out DIR`"""
     known = sorted(m.name for m in pkgutil.iter_modules([str(PREPARE)]) if not m.name.startswith("_"))
     if not flags or flags[0] not in known:
         if flags and flags[0] in ("-h", "--help"):
@@ -55,9 +55,9 @@ def prepare(flags: Sequence[str]) -> None:
 
 
 def check(flags: Sequence[str]) -> None:
-    """look at every sample before training, list all that is wrong: `check RECIPE --data.path DIR [--json]`"""
+    """check every sample before training, list all problems: `check RECIPE --data.path DIR [--json]`"""
     parser = _parser("check", check)
-    what = "decode every picture whole; without, only its header is read"
+    what = "decode every image; without, only its header is read"
     parser.add_argument("--decode", action=argparse.BooleanOptionalAction, default=True, help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
@@ -70,15 +70,15 @@ def check(flags: Sequence[str]) -> None:
         report = recipe.data.check(arguments.decode, processes, progress)
     print(report.as_json() if arguments.json else report.as_text())
     if report.problems:
-        raise BadData(f"{len(report.problems)} problems; mend what is listed above")
+        raise BadData(f"{len(report.problems)} problems; fix what is listed above")
 
 
 def train(flags: Sequence[str]) -> None:
-    """train a recipe, or go on with it: `train RECIPE [--config FILE] [--part.field VALUE ...]`"""
+    """train a recipe, or resume it: `train RECIPE [--config FILE] [--part.field VALUE ...]`"""
     if flags and flags[0] in ("-h", "--help"):
         _parser("train", train, "RECIPE [--config FILE] [--part.field VALUE ...]").print_help()
         print(f"\nrecipes: {', '.join(recipes.names())}; `sightline train RECIPE --help` lists every field of one")
-        print("`--data.fold all`, where the data have folds, trains one run per fold and tells their mean and spread")
+        print("`--data.fold all`, where the data have folds, trains one run per fold and reports their mean and spread")
         return
     rest, wants_all_folds = _without_all_folds(flags)
     recipe, run = _load_recipe("train", rest)
@@ -103,7 +103,9 @@ def evaluate(flags: Sequence[str]) -> None:
     parser = _parser("evaluate", evaluate)
     parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder; with --labels also one of masks")
     _add_checkpoint(parser)
-    parser.add_argument("--all", action="store_true", help="every checkpoint the run keeps, as a table; goes on if cut")
+    parser.add_argument(
+        "--all", action="store_true", help="every checkpoint the run keeps, as a table; resumes if interrupted"
+    )
     what = "label files, or a Decathlon folder: score volumes in the geometry of their files; without, as prepared"
     parser.add_argument("--labels", metavar="DIR", help=what)
     arguments, rest = parser.parse_known_args(flags)
@@ -137,12 +139,12 @@ def evaluate(flags: Sequence[str]) -> None:
 
 
 def predict(flags: Sequence[str]) -> None:
-    """what a run says of pictures or volumes, drawn and as JSON: `predict RUN FILE_OR_FOLDER ... --out DIR`"""
+    """predict images or volumes with a run, drawn and as JSON: `predict RUN FILE_OR_FOLDER ... --out DIR`"""
     parser = _parser("predict", predict)
     parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder")
-    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="pictures, NIfTI volumes, or folders of them")
-    parser.add_argument("--out", required=True, help="folder for predictions.json, masks and drawn pictures")
-    parser.add_argument("--top", type=int, help="most classes or boxes of a picture")
+    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="images, NIfTI volumes, or folders of them")
+    parser.add_argument("--out", required=True, help="folder for predictions.json, masks and drawings")
+    parser.add_argument("--top", type=int, help="most classes or boxes of an image")
     parser.add_argument("--score-threshold", type=float, help="least score of what is shown, 0 to 1")
     what = "draw what was found; without, only predictions.json is written"
     parser.add_argument("--draw", action=argparse.BooleanOptionalAction, default=True, help=what)
@@ -258,7 +260,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code of the process."""
+    """Run one command and return the exit code of the process."""
     flags = list(sys.argv[1:] if argv is None else argv)
     if flags[:1] == ["migrate"]:  # a script's output is its own; the command guards what it says itself
         return _run(flags)
@@ -304,7 +306,7 @@ def _run(flags: list[str]) -> int:
 
 
 def _complain(text: str) -> None:
-    """On a terminal that was closed (SIGHUP) nothing can be said any more; the exit code is then all that is left."""
+    """Print an error. On a terminal that was closed (SIGHUP) only the exit code is left."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -329,14 +331,14 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def _refuse_value_of_flag(flags: Sequence[str], value: str, usage: str) -> None:
-    """Only the recipe inside RUN knows which of its flags take values, so what comes first must be first."""
+    """Refuse a positional argument after a flag of the recipe: only the recipe in RUN knows which flags take values."""
     before = flags[flags.index(value) - 1] if value in flags[1:] else ""
     if before.startswith("--") and "." in before and "=" not in before:
         raise UsageError(f"'{value}' stands after {before}; begin with `sightline {usage}`, then {before} and the like")
 
 
 def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped-def]  # (Recipe, Run), not imported here
-    """The recipe named first, or the one that --config names."""
+    """Load the recipe named first, or the one that --config names."""
     rest = [each for flag in flags for each in (flag.split("=", 1) if flag.startswith("--config=") else [flag])]
     file = None
     if "--config" in rest:
@@ -356,7 +358,7 @@ def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped
 
 
 def _without_all_folds(flags: Sequence[str]) -> tuple[list[str], bool]:
-    """The flags without `--data.fold all`, which is no number but five runs, and whether it stood there."""
+    """Return the flags without `--data.fold all`, which means one run per fold, and whether it was given."""
     rest = [flag for flag in flags if flag != "--data.fold=all"]
     for at in reversed(range(len(rest) - 1)):
         if rest[at : at + 2] == ["--data.fold", "all"]:
@@ -365,7 +367,7 @@ def _without_all_folds(flags: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
-    """Whether the command has been run, to its end, by several ranks that this process started."""
+    """Run the command as several local ranks, to its end, where asked for; return whether that was done."""
     if devices < 2:
         return False
     from sightline.hardware.launch import local
@@ -374,7 +376,7 @@ def _ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
 
 
 def _value_of(field: str, flags: Sequence[str], default: str) -> str:
-    """What the flags of a run say, which only its own recipe can read in full."""
+    """Return the value of a --run flag; only the recipe of the run can read all of its flags."""
     for before, flag in zip(["", *flags], flags, strict=False):
         if flag.startswith(f"--run.{field}="):
             default = flag.partition("=")[2]
@@ -388,7 +390,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _values(values: dict[str, float]) -> str:
-    """The first ones; all of them stand in the line of the evaluation."""
+    """Format the first scores; the line of the evaluation has them all."""
     return ", ".join([f"{name} {_number(value).strip()}" for name, value in values.items() if name != "samples"][:3])
 
 
@@ -399,7 +401,7 @@ def _number(value: float | str | None) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    """Step and scores of each checkpoint under each other."""
+    """Format step and scores of each checkpoint as a table."""
     names = [name for name in rows[0]["values"] if name != "samples"] if rows else []
     lines = ["      step  " + "  ".join(f"{name:>6}" for name in names)]
     for row in rows:

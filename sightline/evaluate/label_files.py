@@ -66,7 +66,7 @@ def evaluate_folder(predicted: Path, labels: Path) -> Scores:
 
 
 def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
-    """What a run says of the raw files of its val split; masks and the worst cases as pictures stay in `folder`."""
+    """Predict the raw files of a run's val split and score them; masks and drawings of the worst stay in `folder`."""
     files = trained.recipe.data.labelled_files(labels)
     images = {case: image for case, (image, _) in files.items()}
     document = predict_files(trained, images, folder, PredictOptions(draws=False))
@@ -87,7 +87,7 @@ def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
 
 
 def compare(case: str, predicted: Path, label: Path, classes: int) -> Counts:
-    """Counts of one case; BadSample where the two are no pair, or hold a number that is no class."""
+    """Count the voxels of one case; raise BadSample where the two are not a pair, or hold a number that is no class."""
     found, affine = _read_predicted(case, predicted)
     truth, wanted = read_label(label, case)
     if found.shape != truth.shape:
@@ -106,7 +106,7 @@ def compare(case: str, predicted: Path, label: Path, classes: int) -> Counts:
 def _tell(
     pairs: Mapping[str, tuple[Path, Path]], classes: Sequence[str], folder: Path, log: RunLog, **about: Any
 ) -> Scores:
-    """Compares, prints the original's line with the names of the classes below, and writes all of it."""
+    """Compare, print the original's line with the names of the classes below, and write all of it."""
     counts = []
     for number, (case, (predicted, label)) in enumerate(pairs.items()):
         log.evaluating(number, len(pairs), number, len(pairs))
@@ -124,7 +124,7 @@ def _tell(
 
 
 def scores_of(counts: Sequence[Counts], classes: Sequence[str]) -> Scores:
-    """Means over cases of each class, their mean and sum, and the cases with the lowest Dice."""
+    """Return means over cases of each class, their mean and sum, and the cases with the lowest Dice."""
     if not counts:
         raise BadData("not one case could be compared; mend the files that are listed above")
     dice = np.array([each.dice(len(classes)) for each in counts])  # (cases, classes - 1)
@@ -171,7 +171,7 @@ def _read_predicted(case: str, path: Path) -> tuple[np.ndarray, np.ndarray | Non
 
 
 def _class_names(predicted: Path, labels: Path) -> list[str]:
-    """As the predictions, or the data set of the labels, name them; none where nobody says."""
+    """Return the class names of the predictions, or of the data set of the labels; [] where there are none."""
     names = _json(predicted / DOCUMENT).get("classes")
     if isinstance(names, list) and 2 <= len(names) <= _VALUES and all(isinstance(name, str) for name in names):
         return names

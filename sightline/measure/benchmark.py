@@ -1,4 +1,4 @@
-"""`sightline benchmark RECIPE`: pictures per second of the training step or of the input, alone or beside peers.
+"""`sightline benchmark RECIPE`: images per second of the training step or of the input, alone or beside peers.
 
 The step is built as the loop builds it. Contenders take turns (A B C A B C ...) in one process, so that heat and
 neighbours hit all alike; every repeat is kept. Numbers go to a JSON file with all that is needed to repeat them.
@@ -190,7 +190,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def _our_row(result: dict[str, Any]) -> dict[str, Any]:
-    """Of the step or of the predictions; {} where only the input was measured."""
+    """Return our row of the step or of the predictions; {} where only the input was measured."""
     measured = [result[part] for part in ("step", "predict") if part in result]
     row: dict[str, Any] = measured[0]["contenders"][0] if measured else {}
     return row
@@ -257,8 +257,8 @@ class OurStep(Contender):
         return self.loader.wait_s if not self.batches else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Before it is closed, the pass of single steps. `images_trained` is counted by the step itself; it leaves out
-        steps that were not finite."""
+        """Time single steps, before it is closed. The step itself counts `images_trained`, without steps that were not
+        finite."""
         seconds = latency.measure(self, *self.timed, self.device)
         totals = self.step.read_totals(World())
         return {
@@ -283,7 +283,7 @@ def open_loader(
     feed: str = "train",
     most_workers: int | None = None,
 ) -> Loader:
-    """A loader of one feed alone, from the first batch on, without end."""
+    """Open a loader of one feed alone, from the first batch on, without end."""
 
     def on_bad(bad: Bad) -> None:
         say(f"sample skipped: {bad.name}: {bad.reason}")
@@ -363,7 +363,7 @@ def _measure_predictions(
 
 
 def synthetic_dataset(recipe: Recipe, split: Split = "train") -> Dataset:
-    """The recipe's own data path over pictures made from numbers: as many classes, as large."""
+    """Open the recipe's own data path over synthetic images: as many classes, as large."""
     declared = recipe.data.declared()
     spec = declared[0] if declared else recipe.data.open("train", recipe.train.seed).spec
     samples = BATCHES * recipe.train.global_batch * (1 if split == "train" else 8)  # of which an eighth is for val
@@ -380,7 +380,7 @@ def _opened(recipe: Recipe, split: Split = "train") -> Dataset:
 
 
 def _picture(dataset: Dataset) -> torch.Tensor:
-    """What the network sees of one training sample, on the meta device: (1, channels, height, width)."""
+    """Return one training sample as the network sees it, on the meta device: (1, channels, height, width)."""
     sample = {
         key: torch.empty((1, *shape), dtype=getattr(torch, dtype), device="meta")
         for key, (shape, dtype) in dataset.layout.items()

@@ -1,4 +1,4 @@
-"""What a recipe is made of, without training it: size, work, groups, steps, learning rates, resolved fields."""
+"""Describe a recipe without training it: size, work, groups, steps, learning rates, resolved fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sightline.train.orders import length_of, train_order
 
 
 def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1) -> dict[str, Any]:
-    """Facts about a recipe on `ranks` devices; those that depend on the data only where --data.path is given."""
+    """Return facts about a recipe on `ranks` devices; those that depend on the data only with --data.path."""
     if ranks < 1:
         raise UsageError(f"--ranks {ranks} must be at least 1")
     if any(step < 0 for step in lr_at):
@@ -53,7 +53,7 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1)
 
 
 def as_text(found: dict[str, Any], as_json: bool) -> str:
-    """For a program, or for a person."""
+    """Format the facts as JSON, or for people."""
     if as_json:
         return json.dumps(found, indent=1)
     lines = [
@@ -83,7 +83,7 @@ def as_text(found: dict[str, Any], as_json: bool) -> str:
 
 
 def _data(recipe: Recipe) -> tuple[DataSpec, int, int]:
-    """Spec, items and samples of an item as the data say; where there are none, as the recipe declares them."""
+    """Return spec, items and samples of an item, of the data or, without any, as the recipe declares them."""
     declared, batch = recipe.data.declared(), recipe.train.global_batch
     if declared is not None:
         return (*declared, recipe.data.declared_per_item(batch))

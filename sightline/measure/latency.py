@@ -41,18 +41,18 @@ def perf(what: str, seconds: Sequence[float], images_per_s: float) -> dict[str, 
 
 
 def perf_of(what: str, row: dict[str, Any]) -> dict[str, float]:
-    """The same of a contender's row. Throughput is that of its repeats, which wait for the device only at their end."""
+    """Return the five numbers of a contender's row. Throughput is that of its repeats, which wait only at their end."""
     return perf(what, row["latency_s"], row["images_per_s"]["median"])
 
 
 def as_text(what: str, found: dict[str, float], batches: int) -> str:
-    """A line for people."""
+    """Format the numbers as a line."""
     levels = ", ".join(f"{level} % {found[f'latency_{what}_{level}']:.3f}" for level in PERCENTILES)
     return f"latency of {what}, ms, waiting for each of {batches}: mean {found[f'latency_{what}_mean']:.3f}, {levels}"
 
 
 def measure(contender: Contender, warmup: int, batches: int, device: Device) -> list[float]:
-    """Seconds of `batches` batches, one by one, after others to warm up."""
+    """Time `batches` batches one by one, after others to warm up."""
     starts = []
     for _ in range(warmup + batches + 1):
         device.synchronize()
@@ -134,7 +134,7 @@ class OurPredictions(Contender):
         return self.loader.wait_s if not self.batches else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Before it is closed, the pass of single batches."""
+        """Time single batches, before it is closed."""
         seconds = measure(self, *self.timed, self.device)
         return {"latency_s": seconds, "calls": self.number, "peak_memory_gb": self.device.peak_memory_bytes() / 1e9}
 

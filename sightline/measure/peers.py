@@ -120,7 +120,7 @@ def choose_peers(
 
 
 def sgd(parameters: Iterable[nn.Parameter], options: dict[str, Any]) -> torch.optim.Optimizer:
-    """As torchvision's script has it: momentum 0.9, weight decay 1e-4."""
+    """Build torchvision's optimizer: momentum 0.9, weight decay 1e-4."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4, **options)
 
 
@@ -281,11 +281,11 @@ class Timing:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def rates(self) -> list[float]:
-        """Pictures per second of each repeat."""
+        """Return images per second of each repeat."""
         return [self.images / seconds for seconds in self.seconds]
 
     def row(self) -> dict[str, Any]:
-        """As it stands in the result."""
+        """Return the row of the result."""
         rates = self.rates()
         return {
             "name": self.name,
@@ -360,7 +360,7 @@ def _free(device: Device) -> None:
 
 
 def rows(timings: list[Timing]) -> list[dict[str, Any]]:
-    """One row per contender; peers with how many times faster ours, the first, is."""
+    """Return one row per contender; peers with how many times faster ours, the first, is."""
     ours, *others = timings
     rows = [ours.row()]
     for timing in others:

@@ -40,7 +40,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int, finite: Tensor) -> None:
-        """What update number `step` brings in, nothing if it was skipped; batch counters are copied."""
+        """Average in update number `step`, nothing if it was skipped; batch counters are copied."""
         if step % self.every_steps:
             return
         if step < self.copies_until_step:
@@ -54,7 +54,7 @@ class Ema:
 
 
 def average_checkpoints(paths: Sequence[Path], out: Path) -> Path:
-    """Writes a checkpoint whose weights are the mean over those given; it can be evaluated, not resumed."""
+    """Write a checkpoint with the mean weights of those given; it can be evaluated, not resumed."""
     if len(paths) < 2:
         raise UsageError(f"{len(paths)} checkpoint given; an average takes two or more (--run.keep N keeps more)")
     if out.exists():

@@ -1,4 +1,4 @@
-"""What happens after a step whose loss or gradient is not finite: `--run.on-nan` stop, skip or rewind."""
+"""Answer a step whose loss or gradient is not finite: `--run.on-nan` stop, skip or rewind."""
 
 from __future__ import annotations
 

@@ -30,17 +30,17 @@ from sightline.train.stop_time import StopTime
 
 
 def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> Scores:
-    """Trains a recipe to its end, or on from where its run folder stands, and returns the last scores."""
+    """Train a recipe to its end, resuming where its run folder stands, and return the last scores."""
     cfg = recipe.train
     with StopSignals(world) as signals:
-        # What is there: data, and the order in which it comes.
+        # Open the data and choose their order. What cannot be traced, scored or watched fails here, before slow work.
         sets = {split: recipe.data.open(split, cfg.seed).for_batch(cfg.global_batch) for split in ("train", "val")}
         order = train_order_of(cfg, sets["train"], world)
         length = length_of(cfg, order)
         steps = min(length.steps, cfg.max_steps or sys.maxsize)
-        traced = parse_window(run.profile, steps)  # before anything slow starts
-        metric = recipe.task.metric(sets["val"].spec, device.torch_device)  # likewise: what cannot be scored
-        refuse_unwatchable(recipe.schedule, metric.names())  # or watched is refused now
+        traced = parse_window(run.profile, steps)
+        metric = recipe.task.metric(sets["val"].spec, device.torch_device)
+        refuse_unwatchable(recipe.schedule, metric.names())
 
         # Build the model, then resume it; a new run begins with pretrained weights where it names some.
         built = build_model(recipe, run, sets["train"].spec, device, world)
@@ -148,14 +148,14 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
 
 
 def _find_epoch(progress: TrainProgress, length: RunLength) -> None:
-    """Where other data (--run.override) have made epochs shorter or longer, the place in the order is that of the step;
-    a step at the end of an epoch may still lack its evaluation."""
+    """If the dataset changed size (--run.override), recompute the epoch from the step. A step at the end of an epoch
+    may still lack its evaluation."""
     if not progress.epoch <= progress.step / length.steps_per_epoch <= progress.epoch + 1:
         progress.epoch = progress.step // length.steps_per_epoch
 
 
 def _base_lr(recipe: Recipe, world: World, resolved: float | None) -> float:
-    """The rate that the schedule starts from: as the first start resolved it, else resolved now."""
+    """Return the base rate of the schedule, as the first start of the run resolved it."""
     return recipe.optimizer.base_lr(recipe.train.global_batch, world.size) if resolved is None else resolved
 
 

@@ -139,7 +139,7 @@ class ScheduleConfig:
             )
 
     def rate(self, step: int, lr: float, length: RunLength, history: Sequence[float] = ()) -> float:
-        """The learning rate of optimizer update `step`, counted from 0 over the whole run.
+        """Return the learning rate of optimizer update `step`, counted from 0 over the whole run.
 
         `history` holds what plateau_on names of every planned evaluation so far; only plateau looks at it.
         """
@@ -174,7 +174,7 @@ class ScheduleConfig:
         return lr
 
     def _epoch_length(self, length: RunLength) -> float:
-        """In steps, as epoch_steps has it."""
+        """Return the steps of an epoch, as epoch_steps says."""
         if self.epoch_steps == "exact":
             if not (length.samples and length.global_batch):
                 raise UsageError("schedule.epoch_steps=exact needs a RunLength with samples and global_batch")
@@ -182,7 +182,7 @@ class ScheduleConfig:
         return max(1, length.steps_per_epoch - (self.epoch_steps == "less_one"))
 
     def _steps(self, epochs: float, length: RunLength) -> int:
-        """The one place where epochs become steps."""
+        """Convert epochs to steps: the one place that does."""
         steps = epochs * self._epoch_length(length)
         return int(steps) if self.epoch_steps == "exact" else round(steps)
 
@@ -191,7 +191,7 @@ class ScheduleConfig:
 
 
 def _plateaus(history: Sequence[float], patience: int) -> int:
-    """How often more than `patience` evaluations in a row brought no better score; counted anew after each."""
+    """Count how often more than `patience` evaluations in a row brought no better score; restart after each."""
     drops, waited, best = 0, 0, -math.inf
     for score in history:
         waited = 0 if score > best else waited + 1
@@ -202,7 +202,7 @@ def _plateaus(history: Sequence[float], patience: int) -> int:
 
 
 def _plateaus_of_loss(history: Sequence[float], patience: int) -> int:
-    """The same for losses, with the threshold of torch's ReduceLROnPlateau."""
+    """Count plateaus of losses, with the threshold of torch's ReduceLROnPlateau."""
     drops, waited, best = 0, 0, math.inf
     for loss in history:
         waited, best = (0, loss) if loss < best * (1 - LOSS_THRESHOLD) else (waited + 1, best)
@@ -212,7 +212,7 @@ def _plateaus_of_loss(history: Sequence[float], patience: int) -> int:
 
 
 def _after_plateaus(lr: float, factor: float, drops: int) -> float:
-    """One product after the other, as torch makes them, down to the bits."""
+    """Multiply once per drop, as torch does, for equal bits."""
     for _ in range(drops):
         lr = lr * factor if lr - lr * factor > LEAST_DROP else lr
     return lr

@@ -1,4 +1,4 @@
-"""How long a run takes to stop: launchers kill it if it needs longer than they wait."""
+"""The time that a run takes to stop: launchers kill it if it needs longer than they wait."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class KerasSGD(torch.optim.Optimizer):
         torch._foreach_sub_(weights, _unless(bad, ahead))
 
     def _factors(self, group: dict[str, Any], weights: TensorRow, gradients: TensorRow) -> Any:
-        """What gradients are multiplied with: one number for all, or one for each."""
+        """Return the factors of gradients: one number for all, or one for each."""
         return -group["lr"]
 
 

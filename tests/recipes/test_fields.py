@@ -206,7 +206,7 @@ def batches(recipe: Recipe, run: Run, split: str, on_bad: Callable[..., None] = 
 
 def built(recipe: Recipe, run: Run) -> TrainState:
     spec = recipe.data.open("train", recipe.train.seed).spec
-    state = TrainState(recipe, build_model(recipe, run, spec, CPU), CPU, RunLength(recipe.train.epochs, 3))
+    state = TrainState(recipe, build_model(recipe, run, spec, CPU, World()), CPU, RunLength(recipe.train.epochs, 3))
     recipe.model.start_from(state.model)
     return state
 

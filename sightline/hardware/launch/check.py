@@ -46,7 +46,7 @@ class HostCheck:
 
 
 def examine(plan: LaunchPlan, uses_ssh: bool) -> list[HostCheck]:
-    """What is found on every host; this machine is asked directly unless the launcher too would come by ssh."""
+    """Examine every host; this machine directly, unless the launcher too would come by ssh."""
     findings: list[HostCheck] = []
     for host in plan.hosts:
         findings += _examine_host(plan, host, uses_ssh or not is_here(host.name))
@@ -109,12 +109,12 @@ def _reach(plan: LaunchPlan) -> HostCheck:
 
 
 def try_scheduler(command: Sequence[str], text: str) -> HostCheck:
-    """Lets the scheduler itself judge the file, without starting anything."""
+    """Let the scheduler itself check the file, without starting anything."""
     if not shutil.which(command[0]):
         return HostCheck("here", command[0], "not installed", "check where it is, or carry the file there with --print")
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
     said = (done.stdout + done.stderr).strip() or "nothing"
-    return HostCheck("here", command[0], said, "" if done.returncode == 0 else "mend what it says")
+    return HostCheck("here", command[0], said, "" if done.returncode == 0 else "fix what it says")
 
 
 def as_text(findings: Sequence[HostCheck]) -> str:

@@ -40,7 +40,7 @@ from sightline.hardware.launch.plan import (
 )
 
 REJOINING = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""else torchrun 2.15 tells the address of its first store to nobody who joins later: a host that comes back waits"""
+"""without this, hosts that rejoin hang under torchrun 2.15"""
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -90,7 +90,7 @@ class LaunchOptions:
 
 
 def launch(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run: Run, show: Callable[[str], None]) -> None:
-    """Shows, tries or runs the start of `train FLAGS`, whose recipe is `recipe`."""
+    """Show, check or run the start of `train FLAGS`, whose recipe is `recipe`."""
     plan = make_plan(options, flags, recipe, run)
     each = _samples_each(recipe, plan)
     text = written(options, plan)
@@ -112,7 +112,7 @@ def launch(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run: Ru
 
 
 def _samples_each(recipe: Recipe, plan: LaunchPlan) -> int:
-    """What a rank gets of a batch; a batch that cannot be split is refused here, before anything is started."""
+    """Return the samples of a rank; a batch that cannot be split is refused here, before anything is started."""
     cfg = recipe.train
     per_item = recipe.data.declared_per_item(cfg.global_batch)
     order = TrainOrder(cfg.global_batch, cfg.global_batch, cfg.seed, ranks=plan.ranks, samples_per_item=per_item)
@@ -120,7 +120,7 @@ def _samples_each(recipe: Recipe, plan: LaunchPlan) -> int:
 
 
 def make_plan(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run: Run) -> LaunchPlan:
-    """Checked: what stands in a plan can be written into any command."""
+    """Make a checked plan: its values can be written into any command."""
     if run.devices:
         raise UsageError(f"--run.devices {run.devices}: --hosts says how many ranks each host gets; leave it out")
     in_cluster = options.launcher in ("slurm", "kubernetes")
@@ -194,7 +194,7 @@ def _hosts(options: LaunchOptions, in_cluster: bool) -> tuple[Host, ...]:
 
 
 def _cores_each(options: LaunchOptions, hosts: Sequence[Host]) -> int:
-    """Of the host with the most ranks; the originals halved the CPUs, which were threads, to the same effect."""
+    """Return the cores of a rank on the host with most ranks; the originals halved CPUs, which were threads."""
     if options.cores < 0 or (options.launcher != "mpirun" and not options.cores):
         return 0
     cores = options.cores or psutil.cpu_count(logical=False) or os.cpu_count() or 0
@@ -202,7 +202,7 @@ def _cores_each(options: LaunchOptions, hosts: Sequence[Host]) -> int:
 
 
 def written(options: LaunchOptions, plan: LaunchPlan) -> str:
-    """The text for people and files: commands quoted for a shell, a batch file, or YAML."""
+    """Return the text for people and files: commands quoted for a shell, a batch file, or YAML."""
     if options.launcher == "slurm":
         return slurm.script(plan, options.slurm)
     if options.launcher == "kubernetes":
@@ -218,7 +218,7 @@ def written(options: LaunchOptions, plan: LaunchPlan) -> str:
 
 
 def in_environment(plan: LaunchPlan, words: Sequence[str]) -> str:
-    """For a shell on the host itself."""
+    """Return the command line for a shell on the host itself."""
     pairs = [f"{name}={value}" for name, value in plan.environ.items()]
     return shlex.join(["env", *pairs, *words] if pairs else words)
 
@@ -263,7 +263,7 @@ def _hand_over(command: Sequence[str], text: str) -> None:
 
 
 def _follow(words: Sequence[str], plan: LaunchPlan, as_signals: dict[int, int]) -> None:
-    """Runs a launcher, passes signals on and takes over its exit code.
+    """Run a launcher, pass signals on and take over its exit code.
 
     mpirun is told SIGUSR1 for any other: it passes that on, and ranks save and leave; at SIGTERM it kills them.
     """

@@ -63,7 +63,7 @@ def _of_torchrun_settings(environ: Environ) -> Place:
 
 @dataclass(frozen=True)
 class KubernetesOptions:
-    """Of Kubernetes."""
+    """Options of Kubernetes."""
 
     image: str = ""
     """Image that holds Sightline."""

@@ -56,7 +56,7 @@ def _job(environ: Environ) -> str:
 
 @dataclass(frozen=True)
 class MpiOptions:
-    """Of mpirun."""
+    """Options of mpirun."""
 
     networks: str = ""
     """Networks that MPI and its daemons use, as 10.0.0.0/24, comma-separated; default: --interfaces."""

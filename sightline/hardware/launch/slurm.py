@@ -84,7 +84,7 @@ def _expanded(name: str, whole: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """Of Slurm."""
+    """Options of Slurm."""
 
     partition: str = ""
     """Partition of the cluster."""
