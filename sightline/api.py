@@ -1,4 +1,4 @@
-"""For Python users, and what the command line calls: load a recipe, train it, evaluate a run, predict with it.
+"""The API for Python users and for the command line: load a recipe, train it, evaluate a run, predict with it.
 
 `api.train(*api.load("demo_classification", ["--data.path", DIR]))`, in a script under `if __name__ == "__main__":`,
 because loader workers import the script again.
@@ -14,18 +14,21 @@ from typing import Any
 
 import torch
 
-from sightline import attempts, config, terminal
-from sightline.benchmark_log import BenchmarkLog
+from sightline import config, terminal
 from sightline.config import Recipe, Run, load
 from sightline.data.inputs import list_files
 from sightline.errors import OutOfMemory, PeerLost, SightlineError, UsageError
 from sightline.evaluate import checkpoints, folds, label_files
+from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.predict import open_trained, predict_files
 from sightline.hardware import world
 from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
-from sightline.log import RunLog
 from sightline.parts import PredictOptions, Scores
+from sightline.runs import attempts
+from sightline.runs.benchmark_log import BenchmarkLog
+from sightline.runs.log import RunLog
+from sightline.runs.screen import Screen
 from sightline.train import checkpoint, loop
 from sightline.train.signals import ignore_stops
 
@@ -33,20 +36,14 @@ __all__ = ["evaluate", "evaluate_all", "evaluate_labels", "load", "predict", "tr
 
 
 def train(recipe: Recipe, run: Run) -> Scores:
-    """Trains on this process's device, together with the other ranks if a launcher started several."""
+    """Train on this process's device, together with the other ranks if a launcher started several."""
     folder = Path(run.out or f"runs/{recipe.name}")
     attempt = attempts.detect()
     attempt.obey(folder)
     here, device, recipe = set_up(recipe, run)
-    log = RunLog(
-        folder,
-        run.progress,
-        here.is_main,
-        tensorboard=run.tensorboard,
-        rank=here.rank,
-        output=run.rank_output,
-        attempt=attempt,
-    )
+    log = RunLog(folder, Screen(run.progress, here.rank, run.rank_output), here.rank, attempt)
+    if run.tensorboard and here.is_main:
+        log.events.open_board()
     code, reason = 1, "crashed"
     watchdog: Watchdog | None = None
 
@@ -56,16 +53,16 @@ def train(recipe: Recipe, run: Run) -> Scores:
         log.tell_exit(PeerLost.exit_code, message, speaks_for_all)  # the process ends now
 
     try:
-        if run.benchmark_log and here.is_main:  # now that the folder is ours
-            log.feed(BenchmarkLog(Path(run.benchmark_log), recipe.name, config.leaves(recipe, run), run.test_id))
+        if run.benchmark_log and here.is_main:  # after the folder was claimed
+            log.events.feed(BenchmarkLog(Path(run.benchmark_log), recipe.name, config.leaves(recipe, run), run.test_id))
         here = world.connect(here, device)
         if here.is_main and (place := world.meeting_place(here)):
             log.say(place)
-        watchdog = Watchdog(here, run.timeout_s, log.dump_stacks, on_lost, str(folder / "rank_*.log"))
+        watchdog = Watchdog(here, run.timeout_s, log.events.dump_stacks, on_lost, str(folder / "rank_*.log"))
         here = dataclasses.replace(here, beat=watchdog.beat)
         with watchdog:
             scores = loop.train(recipe, run, device, here, log)
-        log.hyperparameters(config.leaves(recipe, run), scores.values)
+        log.events.hyperparameters(config.leaves(recipe, run), scores.values)
         code, reason = 0, "finished"
         return scores
     except torch.OutOfMemoryError as error:
@@ -95,15 +92,16 @@ def train(recipe: Recipe, run: Run) -> Scores:
 
 
 def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
-    """Trains every fold of the data into fold-0, fold-1 and so on below the run folder, each an ordinary run that goes
-    on where it stands, and brings their best scores together; returns what folds.json there holds."""
+    """Train every fold of the data into fold-0, fold-1 and so on below the run folder, each an ordinary run that
+    resumes, and combine their best scores; return what folds.json there holds."""
     data: Any = recipe.data
     if not (hasattr(data, "fold") and hasattr(data, "folds")):
         raise UsageError(f"--data.fold all: {type(data).__name__} of {recipe.name} has no folds; leave it out")
     if run.resume not in ("auto", "never"):
-        raise UsageError(f"--run.resume {run.resume} cannot be where all folds begin; leave it or --data.fold all out")
+        raise UsageError(f"--run.resume {run.resume} cannot be combined with --data.fold all; leave one of them out")
     folder = Path(run.out or f"runs/{recipe.name}")
-    log = RunLog(folder, run.progress, world.detect().is_main, claims=False)
+    rank = world.detect().rank
+    log = RunLog(folder, Screen(run.progress, rank), rank, attempt=None)
     rows = []
     for fold in range(data.folds):
         name = f"fold-{fold}"
@@ -115,33 +113,35 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
         gc.collect()  # captured graphs and the last network hold memory that the next one needs
         torch.compiler.reset()  # else the next network counts as one recompilation too many of the last
     document = folds.summary(recipe.name, recipe.task.headline, rows)
-    log.write_json(folds.DOCUMENT, document)
+    log.folder.write_json(folds.DOCUMENT, document)
     return document
 
 
 def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file: str = "") -> Scores:
-    """Scores of a checkpoint on its recipe's val split; flags may change data.path and run fields."""
+    """Score a checkpoint on its recipe's val split; flags may change data.path and run fields."""
     path = checkpoint.find(Path(run_folder), which)
     tensors, stored = checkpoint.read(path)
     folder = path.parent.parent if path.parent.name == "checkpoints" else path
-    with checkpoints.opened(path, tensors, stored, flags, recipe_file, folder) as evaluation:
+    with checkpoints.opened(Trained.set_up(path, tensors, stored, recipe_file, flags), folder) as evaluation:
         return evaluation.score(path, stored)
 
 
 def evaluate_all(run_folder: str, flags: list[str], recipe_file: str = "") -> list[dict[str, Any]]:
-    """Scores of every checkpoint of a run, by step; they stand in its evaluation.json."""
+    """Score every checkpoint of a run; return rows by step, as evaluation.json holds them."""
     return checkpoints.evaluate_all(Path(run_folder), flags, recipe_file)
 
 
 def evaluate_labels(
     target: str, labels: str, flags: Sequence[str] = (), which: str = "best", recipe_file: str = ""
 ) -> Scores:
-    """Dice against label files, in their own geometry: of a folder of masks, or of what a run says of the raw files of
-    its val split; those masks stay in predictions-CHECKPOINT of the run, or below run.out."""
+    """Compute Dice against label files, in their own geometry: of a folder of masks, or of a run's predictions for the
+    raw files of its val split; those masks stay in predictions-CHECKPOINT of the run, or below run.out."""
     folder = Path(target)
     if folder.is_dir() and not (folder / "checkpoints").is_dir() and not (folder / checkpoint.MANIFEST).is_file():
         if flags:
-            raise UsageError(f"{target} is no run, so there is no recipe for {' '.join(flags)} to change; leave it out")
+            raise UsageError(
+                f"{target} is not a run, so there is no recipe for {' '.join(flags)} to change; leave it out"
+            )
         return label_files.evaluate_folder(folder, Path(labels))
     trained = open_trained(folder, which, flags, recipe_file, "evaluate --labels")
     beside = trained.path.parent.parent if trained.path.parent.name == "checkpoints" else trained.path
@@ -162,10 +162,9 @@ def predict(
     draws: bool = True,
     probabilities: bool = False,
 ) -> dict[str, Any]:
-    """What a run says of pictures or volumes, or of all in folders: writes predictions.json, masks of volumes and drawn
-    pictures into `out`.
+    """Predict images or volumes, or all in folders: write predictions.json, masks of volumes and drawings into `out`.
 
-    Returns what predictions.json holds. Files that cannot be read are listed in it; they are an error at the end unless
+    Return what predictions.json holds. Unreadable files are listed in it; they are an error at the end unless
     data.on_bad_sample is skip.
     """
     trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")

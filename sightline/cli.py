@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 from sightline import __version__, recipes, terminal
 from sightline.errors import BadData, SightlineError, UsageError
+from sightline.hardware.launch.place import is_rank_0
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
 CLASSES_SHOWN = 20
@@ -35,7 +36,7 @@ def list_recipes(flags: Sequence[str]) -> None:
 
 
 def prepare(flags: Sequence[str]) -> None:
-    """make data ready for training, change its form, or draw some: `prepare shapes --out DIR`"""
+    """prepare data for training, convert them, or draw some: `prepare shapes --out DIR`"""
     known = sorted(m.name for m in pkgutil.iter_modules([str(PREPARE)]) if not m.name.startswith("_"))
     if not flags or flags[0] not in known:
         if flags and flags[0] in ("-h", "--help"):
@@ -54,9 +55,9 @@ def prepare(flags: Sequence[str]) -> None:
 
 
 def check(flags: Sequence[str]) -> None:
-    """look at every sample before training, list all that is wrong: `check RECIPE --data.path DIR [--json]`"""
+    """check every sample before training, list all problems: `check RECIPE --data.path DIR [--json]`"""
     parser = _parser("check", check)
-    what = "decode every picture whole; without, only its header is read"
+    what = "decode every image; without, only its header is read"
     parser.add_argument("--decode", action=argparse.BooleanOptionalAction, default=True, help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
@@ -69,15 +70,15 @@ def check(flags: Sequence[str]) -> None:
         report = recipe.data.check(arguments.decode, processes, progress)
     print(report.as_json() if arguments.json else report.as_text())
     if report.problems:
-        raise BadData(f"{len(report.problems)} problems; mend what is listed above")
+        raise BadData(f"{len(report.problems)} problems; fix what is listed above")
 
 
 def train(flags: Sequence[str]) -> None:
-    """train a recipe, or go on with it: `train RECIPE [--config FILE] [--part.field VALUE ...]`"""
+    """train a recipe, or resume it: `train RECIPE [--config FILE] [--part.field VALUE ...]`"""
     if flags and flags[0] in ("-h", "--help"):
         _parser("train", train, "RECIPE [--config FILE] [--part.field VALUE ...]").print_help()
         print(f"\nrecipes: {', '.join(recipes.names())}; `sightline train RECIPE --help` lists every field of one")
-        print("`--data.fold all`, where the data have folds, trains one run per fold and tells their mean and spread")
+        print("`--data.fold all`, where the data have folds, trains one run per fold and reports their mean and spread")
         return
     rest, wants_all_folds = _without_all_folds(flags)
     recipe, run = _load_recipe("train", rest)
@@ -87,13 +88,13 @@ def train(flags: Sequence[str]) -> None:
 
     if wants_all_folds:
         document = api.train_folds(recipe, run)
-        if _is_main():
+        if is_rank_0():
             from sightline.evaluate import folds
 
             print(f"{folds.as_text(document)}\nfinished: results are in {run.out or f'runs/{recipe.name}'}")
         return
     scores = api.train(recipe, run)
-    if _is_main():
+    if is_rank_0():
         print(f"finished: {_values(scores.values)}; results are in {run.out or f'runs/{recipe.name}'}")
 
 
@@ -102,7 +103,9 @@ def evaluate(flags: Sequence[str]) -> None:
     parser = _parser("evaluate", evaluate)
     parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder; with --labels also one of masks")
     _add_checkpoint(parser)
-    parser.add_argument("--all", action="store_true", help="every checkpoint the run keeps, as a table; goes on if cut")
+    parser.add_argument(
+        "--all", action="store_true", help="every checkpoint the run keeps, as a table; resumes if interrupted"
+    )
     what = "label files, or a Decathlon folder: score volumes in the geometry of their files; without, as prepared"
     parser.add_argument("--labels", metavar="DIR", help=what)
     arguments, rest = parser.parse_known_args(flags)
@@ -116,14 +119,14 @@ def evaluate(flags: Sequence[str]) -> None:
 
     if arguments.all:
         rows_of_all = api.evaluate_all(arguments.run, rest, arguments.recipe)
-        if _is_main():
+        if is_rank_0():
             print(_table(rows_of_all))
         return
     if arguments.labels:
         scores = api.evaluate_labels(arguments.run, arguments.labels, rest, arguments.checkpoint, arguments.recipe)
     else:
         scores = api.evaluate(arguments.run, rest, arguments.checkpoint, arguments.recipe)
-    if not _is_main():
+    if not is_rank_0():
         return
     rows = scores.tables.get("classes", [])
     for row in rows[:CLASSES_SHOWN]:
@@ -136,12 +139,12 @@ def evaluate(flags: Sequence[str]) -> None:
 
 
 def predict(flags: Sequence[str]) -> None:
-    """what a run says of pictures or volumes, drawn and as JSON: `predict RUN FILE_OR_FOLDER ... --out DIR`"""
+    """predict images or volumes with a run, drawn and as JSON: `predict RUN FILE_OR_FOLDER ... --out DIR`"""
     parser = _parser("predict", predict)
     parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder")
-    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="pictures, NIfTI volumes, or folders of them")
-    parser.add_argument("--out", required=True, help="folder for predictions.json, masks and drawn pictures")
-    parser.add_argument("--top", type=int, help="most classes or boxes of a picture")
+    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="images, NIfTI volumes, or folders of them")
+    parser.add_argument("--out", required=True, help="folder for predictions.json, masks and drawings")
+    parser.add_argument("--top", type=int, help="most classes or boxes of an image")
     parser.add_argument("--score-threshold", type=float, help="least score of what is shown, 0 to 1")
     what = "draw what was found; without, only predictions.json is written"
     parser.add_argument("--draw", action=argparse.BooleanOptionalAction, default=True, help=what)
@@ -186,65 +189,12 @@ def average(flags: Sequence[str]) -> None:
 
 def benchmark(flags: Sequence[str]) -> None:
     """how fast a recipe's step or input is: `benchmark RECIPE [--peers] [--loader] [--scaling] [--data real]`"""
-    parser = _parser("benchmark", benchmark)
-    for name, default, text in (
-        ("steps", 50, "steps per repeat"),
-        ("warmup", 10, "steps before the first repeat"),
-        ("repeats", 5, "repeats; the median is reported"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=text)
-    parser.add_argument("--data", choices=("synthetic", "real"), default="synthetic", help="what the step is fed with")
-    parser.add_argument("--loader", action="store_true", help="input only, beside torch's DataLoader")
-    parser.add_argument("--peers", action="store_true", help="also what one would run instead, alternating")
-    what = "the training step, or forward and predictions of evaluation batches, not compiled, as `evaluate` runs them"
-    parser.add_argument("--what", choices=("train", "predict"), default="train", help=what)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the JSON file")
-    parser.add_argument("--logname", default="", help="a second file with throughput and latencies alone, flat")
-    _add_scaling(parser)
-    arguments, rest = parser.parse_known_args(flags)
-    options = vars(arguments)
-    wants_scaling = options.pop("scaling")
-    given = {name: options.pop(name) for name in SCALING_FLAGS}
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if v is not None}
-    if given and not wants_scaling:
-        raise UsageError(f"--{next(iter(given)).replace('_', '-')} belongs to --scaling; add it")
-    recipe, run = _load_recipe("benchmark", rest)
+    from sightline.config import split_options
     from sightline.measure import benchmark as measure
-    from sightline.measure.scaling import ScalingOptions
 
-    scaling = ScalingOptions(**given) if wants_scaling else None
-    result = measure.benchmark(recipe, run, measure.BenchmarkOptions(**options, scaling=scaling), print)
-    print(measure.as_text(result))
-
-
-# Their defaults stand where torch is: in sightline/measure/scaling.py.
-SCALING_FLAGS: dict[str, dict[str, Any]] = {
-    "devices": {"type": int, "nargs": "+", "metavar": "N", "help": "how many; 2 8 64 1024 if left out"},
-    "links": {
-        "nargs": "+",
-        "metavar": "LINK",
-        "help": "inside a host, and between hosts: names of docs/scaling.md or NAME,SPEED; nvlink4 ib400 if left out",
-    },
-    "per_host": {"type": int, "metavar": "N", "help": "devices of a host; 8 if left out"},
-    "step_ms": {"type": float, "metavar": "MS", "help": "one device's step; measured if left out"},
-    "spread": {"type": float, "metavar": "SHARE", "help": "deviation of single steps, e.g. 0.02; measured if left out"},
-    "sample_kb": {"type": float, "metavar": "KB", "help": "read per sample; as of ImageNet or COCO if left out"},
-    "storage_gbs": {
-        "type": float,
-        "metavar": "GB/S",
-        "help": "what the samples' storage gives to all; endless if left out",
-    },
-    "disk_gbs": {"type": float, "metavar": "GB/S", "help": "at which checkpoints are written; 1 if left out"},
-}
-
-
-def _add_scaling(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("prediction for many devices")
-    group.add_argument(
-        "--scaling", action="store_true", help="also predict the step on many devices; see docs/scaling.md"
-    )
-    for name, options in SCALING_FLAGS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", **options)
+    options, rest = split_options(measure.BenchmarkOptions, flags, prog="sightline benchmark", flat=True)
+    recipe, run = _load_recipe("benchmark", rest)
+    print(measure.as_text(measure.benchmark(recipe, run, options, print)))
 
 
 def inspect(flags: Sequence[str]) -> None:
@@ -288,7 +238,7 @@ def launch(flags: Sequence[str]) -> None:
     from sightline.config import split_options
     from sightline.hardware.launch import command
 
-    options, rest = split_options(command.Options, flags, prog="sightline launch")
+    options, rest = split_options(command.LaunchOptions, flags, prog="sightline launch")
     recipe, run = _load_recipe("launch", rest)
     command.launch(options, rest, recipe, run, print)
 
@@ -310,7 +260,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code of the process."""
+    """Run one command and return the exit code of the process."""
     flags = list(sys.argv[1:] if argv is None else argv)
     if flags[:1] == ["migrate"]:  # a script's output is its own; the command guards what it says itself
         return _run(flags)
@@ -356,7 +306,7 @@ def _run(flags: list[str]) -> int:
 
 
 def _complain(text: str) -> None:
-    """On a terminal that was closed (SIGHUP) nothing can be said any more; the exit code is then all that is left."""
+    """Print an error. On a terminal that was closed (SIGHUP) only the exit code is left."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError:
@@ -381,14 +331,14 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def _refuse_value_of_flag(flags: Sequence[str], value: str, usage: str) -> None:
-    """Only the recipe inside RUN knows which of its flags take values, so what comes first must be first."""
+    """Refuse a positional argument after a flag of the recipe: only the recipe in RUN knows which flags take values."""
     before = flags[flags.index(value) - 1] if value in flags[1:] else ""
     if before.startswith("--") and "." in before and "=" not in before:
         raise UsageError(f"'{value}' stands after {before}; begin with `sightline {usage}`, then {before} and the like")
 
 
 def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped-def]  # (Recipe, Run), not imported here
-    """The recipe named first, or the one that --config names."""
+    """Load the recipe named first, or the one that --config names."""
     rest = [each for flag in flags for each in (flag.split("=", 1) if flag.startswith("--config=") else [flag])]
     file = None
     if "--config" in rest:
@@ -408,7 +358,7 @@ def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped
 
 
 def _without_all_folds(flags: Sequence[str]) -> tuple[list[str], bool]:
-    """The flags without `--data.fold all`, which is no number but five runs, and whether it stood there."""
+    """Return the flags without `--data.fold all`, which means one run per fold, and whether it was given."""
     rest = [flag for flag in flags if flag != "--data.fold=all"]
     for at in reversed(range(len(rest) - 1)):
         if rest[at : at + 2] == ["--data.fold", "all"]:
@@ -417,7 +367,7 @@ def _without_all_folds(flags: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
-    """Whether the command has been run, to its end, by several ranks that this process started."""
+    """Run the command as several local ranks, to its end, where asked for; return whether that was done."""
     if devices < 2:
         return False
     from sightline.hardware.launch import local
@@ -426,7 +376,7 @@ def _ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
 
 
 def _value_of(field: str, flags: Sequence[str], default: str) -> str:
-    """What the flags of a run say, which only its own recipe can read in full."""
+    """Return the value of a --run flag; only the recipe of the run can read all of its flags."""
     for before, flag in zip(["", *flags], flags, strict=False):
         if flag.startswith(f"--run.{field}="):
             default = flag.partition("=")[2]
@@ -435,28 +385,23 @@ def _value_of(field: str, flags: Sequence[str], default: str) -> str:
     return default
 
 
-def _is_main() -> bool:
-    """Of the ranks a launcher starts, one speaks."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def _values(values: dict[str, float]) -> str:
-    """The first ones; all of them stand in the line of the evaluation."""
+    """Format the first scores; the line of the evaluation has them all."""
     return ", ".join([f"{name} {_number(value).strip()}" for name, value in values.items() if name != "samples"][:3])
 
 
 def _number(value: float | str | None) -> str:
-    from sightline.log import as_score
+    from sightline.runs.screen import as_score
 
     return str(value) if isinstance(value, int | str) else f"{as_score(value):>6}"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
-    """Step and scores of each checkpoint under each other."""
+    """Format step and scores of each checkpoint as a table."""
     names = [name for name in rows[0]["values"] if name != "samples"] if rows else []
     lines = ["      step  " + "  ".join(f"{name:>6}" for name in names)]
     for row in rows:

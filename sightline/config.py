@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import difflib
 import itertools
-import math
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,114 +21,14 @@ import yaml
 from sightline import recipes
 from sightline.errors import BadCheckpoint, UsageError
 from sightline.files.typed_json import short, typed
-from sightline.parts import DataConfig, ModelConfig, Task, undecisive
+from sightline.parts import DataConfig, ModelConfig, Task
 from sightline.train import optimizers, schedules
+from sightline.train.config import TrainConfig as TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
 MAX_YAML_BYTES = 1 << 16  # read in two seconds; a config file is a few kB
-Options = TypeVar("Options")
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """How long, how much at once, and with which numbers."""
-
-    epochs: int
-    """How often every training sample is seen."""
-    global_batch: int
-    """Samples per optimizer update, over all devices and accumulation steps."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Autocast type; auto takes what the device does well and says which."""
-    accumulation: int = 1
-    """Parts a device's share of the batch is cut into, to save memory."""
-    ema: float = 0.0
-    """Decay of the moving average of weights; 0 is off. When on, the average is evaluated and is best."""
-    ema_every_steps: int = 1
-    """Steps between updates of the average."""
-    ema_rule: Literal["plain", "torchvision"] = "plain"
-    """plain: the decay is per update; torchvision: scaled by batch * ema_every_steps / epochs, copied in warm-up."""
-    clip: float = 0.0
-    """Largest gradient norm; 0 is off."""
-    eval_every_epochs: int = 1
-    """Epochs between evaluations; the last epoch is always evaluated."""
-    eval_from_epoch: int = 0
-    """First evaluation after this many epochs, then every eval_every_epochs: 3 and 4 evaluate after epochs 3, 7, 11 and
-    so on, and after the last. 0: the first one after eval_every_epochs."""
-    eval_shards: Literal["sharded", "full"] = "sharded"
-    """Several ranks: sharded: each evaluates its part, counts are added up; full: each evaluates everything, those of
-    rank 0 are reported and decide. With bn_eval local, full scores rank 0's own statistics, sharded a mixture."""
-    target_score: float = undecisive(0.0)
-    """The run is finished after an evaluation whose headline score reaches this, e.g. 0.759; 0 is off."""
-    diverged_score: float = undecisive(0.0)
-    """The run ends with exit 5 after an evaluation whose headline score is not above this, e.g. 0.002; 0 is off."""
-    patience: int = undecisive(0)
-    """The run is finished after this many planned evaluations in a row without a better headline score; 0 is off. The
-    same command with a larger number goes on."""
-    min_epochs: int = undecisive(0)
-    """patience: epochs that a run has at least."""
-    steps_per_epoch: int = 0
-    """Most steps of an epoch; the schedule and evaluations count in these shorter epochs. 0: all samples once."""
-    max_steps: int = undecisive(0)
-    """The run is finished, evaluated and saved, at this step; the schedule stays that of all epochs. 0 is off. The
-    same command with a larger number goes on."""
-    last_batch: Literal["drop", "pad", "wrap"] = "drop"
-    """What happens to samples that fill no batch: dropped, filled up from the epoch's start, or carried on into."""
-    eval_autocast: bool = True
-    """Evaluate in the training precision; off: in fp32."""
-    repeats: int = 1
-    """Repeated augmentation: how often a picture comes in an epoch of unchanged length, augmented anew each time."""
-    bn_eval: Literal["averaged", "rank0", "local"] = "averaged"
-    """Whose batch-norm statistics are evaluated and saved when there are several ranks."""
-    bn_group: int = 0
-    """Several ranks: how many share batch-norm statistics in training. 0 or 1: each has its own; N: ranks 0..N-1 and so
-    on, N must divide the number of ranks; -1: all."""
-    trainable: Literal["all", "head"] = "all"
-    """head: only the model's last linear layer learns; batch-norm statistics of the rest still follow the data."""
-    fp32_ops: tuple[str, ...] = ()
-    """Modules kept in fp32 under autocast, by type or path, with wildcards: BatchNorm2d, fc, layer4.*; names of what is
-    no module of the model (relu, mean) are told and left alone."""
-    seed: int = 0
-    """Every random number of the run is a function of this and of its place in the run."""
-    deterministic: bool = False
-    """Equal bits on CUDA too, at some cost in speed; on the CPU bits are always equal."""
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "global_batch", "accumulation", "eval_every_epochs", "ema_every_steps", "repeats"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"train.{name}={getattr(self, name)} must be at least 1")
-        for name in ("eval_from_epoch", "steps_per_epoch", "max_steps", "patience", "min_epochs"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"train.{name}={getattr(self, name)} must not be negative; 0 switches it off")
-        if self.bn_group < -1:
-            raise UsageError(
-                f"train.bn_group={self.bn_group} must be -1 (all ranks), 0 (each its own) or a number of ranks"
-            )
-        for name in ("target_score", "diverged_score"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(
-                    f"train.{name}={getattr(self, name)} must be in [0, 1]: a share, not per cent; 0 switches it off"
-                )
-        if self.target_score and self.diverged_score >= self.target_score:
-            raise UsageError(
-                f"train.diverged_score={self.diverged_score} must lie below train.target_score={self.target_score}"
-            )
-        if not 0 <= self.ema < 1:
-            raise UsageError(f"train.ema={self.ema} must be in [0, 1); 0 switches it off, 0.999 is usual")
-        if not 0 <= self.clip < math.inf:
-            raise UsageError(f"train.clip={self.clip} must not be negative; 0 switches it off")
-        if not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"train.seed={self.seed} must be in 0..2^63-1")
-
-    @property
-    def eval_precision(self) -> str:
-        """What evaluation runs in."""
-        return self.precision if self.eval_autocast else "fp32"
-
-    def evaluates_after(self, epochs: int) -> bool:
-        """Whether an evaluation follows when this many epochs are done."""
-        is_due = epochs >= self.eval_from_epoch and (epochs - self.eval_from_epoch) % self.eval_every_epochs == 0
-        return is_due or epochs == self.epochs
+Parsed = TypeVar("Parsed")
 
 
 @dataclass(frozen=True)
@@ -251,15 +150,18 @@ class _CommandLine:
 
 
 def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tuple[Recipe, Run]:
-    """The recipe `name`, changed by a YAML file and then by flags."""
+    """Load the recipe `name`, changed by a YAML file and then by flags."""
     default = recipes.find(name).recipe()
     return _parse(name, default, _read_yaml(config, default) if config else {}, flags)
 
 
 def _parse(name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequence[str]) -> tuple[Recipe, Run]:
-    """Objects out of a recipe, what a file stores ("part.field" -> value), and flags. Only flags are words to parse: no
-    text of a file is ever read as one."""
+    """Build objects from a recipe, values of a file ("part.field" -> value), and flags. Only flags are parsed: no text
+    of a file is ever read as one."""
     recipe, run = _holding(default, {**_resets(default, stored), **stored, **_resets(default, _named(flags))})
+    if not flags:  # what tyro would return, in a hundredth of its time; each part is built again, which checks it
+        checked = {name: dataclasses.replace(part) for name, part in _parts(recipe).items()}
+        return dataclasses.replace(recipe, **checked), dataclasses.replace(run)
     parsed = tyro.cli(
         _CommandLine,
         default=_CommandLine(recipe, run),
@@ -272,7 +174,7 @@ def _parse(name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequenc
 
 
 def recipe_named_in(config: Path) -> str:
-    """The recipe that a config file says it belongs to."""
+    """Return the recipe that a config file belongs to."""
     values = _safe_load(config)
     if "recipe" not in values:
         raise UsageError(f"{config} names no recipe; give one on the command line or write `recipe: NAME` in it")
@@ -286,7 +188,7 @@ def recipe_named_in(config: Path) -> str:
 
 
 def from_json(values: Mapping[str, Any], name: str = "", flags: Sequence[str] = ()) -> tuple[Recipe, Run]:
-    """The recipe stored in a checkpoint, changed by flags. Only our own names are resolved from a file; a user's
+    """Load the recipe stored in a checkpoint, changed by flags. Only our own names are resolved from a file; a user's
     recipe is named by the user."""
     stored = values.get("recipe")
     if not isinstance(stored, str):
@@ -316,7 +218,7 @@ def _blaming_the_checkpoint() -> Iterator[None]:
 
 
 def to_json(recipe: Recipe) -> dict[str, Any]:
-    """Plain values of every field, under the names users type."""
+    """Return plain values of every field, under the names that users type."""
     values: dict[str, Any] = {"recipe": recipe.name}
     for part in dataclasses.fields(recipe)[1:]:
         values[part.name] = _plain(getattr(recipe, part.name))
@@ -324,12 +226,12 @@ def to_json(recipe: Recipe) -> dict[str, Any]:
 
 
 def dump(recipe: Recipe, run: Run) -> str:
-    """The text of config.yaml; `load` of it gives the same objects."""
+    """Return the text of config.yaml; `load` of it gives the same objects."""
     return yaml.safe_dump({**to_json(recipe), "run": _plain(run)}, sort_keys=False)
 
 
 def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
-    """One line per field that decides the result and has changed since `stored` was written.
+    """Return one line per field that decides the result and has changed since `stored` was written.
 
     A field that `stored` does not know was added by a later version; at its default it changes nothing.
     """
@@ -348,30 +250,34 @@ def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
 
 
 def leaves(recipe: Recipe, run: Run) -> dict[str, Any]:
-    """Every field under its dotted name, e.g. for TensorBoard's hparams."""
+    """Return every field under its dotted name, e.g. for TensorBoard's hparams."""
     return dict(_leaves({**to_json(recipe), "run": _plain(run)}))
 
 
-def parse_options(options: type[Options], flags: Sequence[str], prog: str) -> Options:
-    """A command's own options, e.g. those of `prepare shapes`."""
+def parse_options(options: type[Parsed], flags: Sequence[str], prog: str) -> Parsed:
+    """Parse a command's own options, e.g. those of `prepare shapes`."""
     return tyro.cli(options, args=list(flags), prog=prog)
 
 
-def split_options(options: type[Options], flags: Sequence[str], prog: str) -> tuple[Options, list[str]]:
-    """A command's own options, and in their order the words that are none of them."""
-    return tyro.cli(options, args=list(flags), prog=prog, return_unknown_args=True)
+def split_options(
+    options: type[Parsed], flags: Sequence[str], prog: str, flat: bool = False
+) -> tuple[Parsed, list[str]]:
+    """Parse a command's own options; return also, in their order, the words that are not among them. Flags of a nested
+    dataclass begin with its name (--mpi.networks) unless the command is flat."""
+    markers = (tyro.conf.OmitArgPrefixes,) if flat else ()
+    return tyro.cli(options, args=list(flags), prog=prog, return_unknown_args=True, config=markers)
 
 
 def to_yaml(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Plain values as YAML, one document each."""
+    """Format plain values as YAML, one document each."""
     return yaml.safe_dump_all(documents, sort_keys=False, explicit_start=True)
 
 
 def _resets(recipe: Recipe, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for fields that what is named makes obsolete.
+    """Return values for fields that the named ones make obsolete.
 
-    Those that the kind of optimizer or schedule named does not read go back to their defaults: switching needs one
-    flag, not one per field of the kind that a recipe or a file had before. An explicit optimizer.lr disables lr_many.
+    Fields that a named kind of optimizer or schedule does not read return to their defaults: switching needs one flag,
+    not one per field of the kind that a recipe or a file had before. RESET_BY of the optimizer names other fields.
     """
     resets: dict[str, Any] = {}
     for part, fields_of_kind in (("optimizer", optimizers.FIELDS_OF_KIND), ("schedule", schedules.FIELDS_OF_KIND)):
@@ -379,13 +285,14 @@ def _resets(recipe: Recipe, named: Mapping[str, Any]) -> dict[str, Any]:
             foreign = set().union(*fields_of_kind.values()) - fields_of_kind.get(named[f"{part}.kind"], set())
             fields = {f.name: f.default for f in dataclasses.fields(getattr(recipe, part))}
             resets |= {f"{part}.{name}": fields[name] for name in foreign}
-    if "optimizer.lr" in named and "optimizer.lr_many" not in named:
-        resets["optimizer.lr_many"] = 0.0
+    for field, (other, value) in optimizers.RESET_BY.items():
+        if f"optimizer.{field}" in named and f"optimizer.{other}" not in named:
+            resets[f"optimizer.{other}"] = value
     return resets
 
 
 def _named(flags: Sequence[str]) -> dict[str, str]:
-    """What flags set, as "part.field" -> the text of the last one."""
+    """Return what flags set, as "part.field" -> the text of the last one."""
     named = {}
     for flag, after in itertools.pairwise([*flags, ""]):
         if flag.startswith("--"):
@@ -399,7 +306,7 @@ def _parts(recipe: Recipe) -> dict[str, Any]:
 
 
 def _holding(default: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, Run]:
-    """Copies that hold these values. Unchecked: whether they fit together is decided when flags have had their say."""
+    """Return copies with these values, unchecked: whether they fit together is decided after the flags."""
     parts = {}
     for name, part in {**_parts(default), "run": Run()}.items():
         parts[name] = object.__new__(type(part))
@@ -468,7 +375,7 @@ def _read_yaml(path: Path, recipe: Recipe) -> dict[str, Any]:
 
 
 def _typed_fields(values: Mapping[str, Any], parts: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The fields of these parts as "part.field" -> value, each as the type that its part declares."""
+    """Return the fields of these parts as "part.field" -> value, each as the type that its part declares."""
     known = {f"{name}.{field}": value for name, part in parts.items() for field, value in _plain(part).items()}
     found = {}
     for part, fields in values.items():

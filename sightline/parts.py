@@ -290,6 +290,7 @@ class Task(ABC):
     """The loss, the reading of outputs, the metric. Subclasses are frozen dataclasses without state."""
 
     headline: str  # the score that decides which checkpoint is best; higher is better
+    peers: str = ""  # NAME of sightline/measure/peers_NAME.py, which `benchmark --peers` compares with
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Loss:

@@ -1,4 +1,4 @@
-"""Checkpoints brought back to be looked at: a network on its device, the scores of one, the scores of all of a run."""
+"""Load checkpoints to evaluate them: a network on its device, the scores of one, the scores of all of a run."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ import hashlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.errors import BadCheckpoint, BadData, UsageError
-from sightline.evaluate.run import evaluate, order_for
+from sightline.evaluate.run import evaluate
 from sightline.files.typed_json import read_json, typed
 from sightline.hardware import world
-from sightline.hardware.devices import Device, place
-from sightline.hardware.precision import keep_fp32
+from sightline.hardware.devices import Device
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
-from sightline.log import RunLog
 from sightline.parts import Bound, DataSpec, Scores
+from sightline.runs.log import RunLog
+from sightline.runs.screen import Screen
 from sightline.train import checkpoint
+from sightline.train.checkpoint import Tensors
+from sightline.train.model import build_model
+from sightline.train.orders import eval_order
 from sightline.train.signals import StopSignals
 
 TABLE = "evaluation.json"
@@ -35,11 +39,10 @@ MAX_TABLE_BYTES = 2**22  # a row takes 500 bytes
 SMALL_BYTES = 2**28  # what any network may take besides its weights: anchors, a first picture
 MAKERS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 BUILD_ERRORS = (RuntimeError, ValueError, ArithmeticError, MemoryError)  # of numbers that cannot be sizes
-Tensors = dict[str, dict[str, Tensor]]
 
 
 class _Budget(TorchFunctionMode):
-    """Refuses a new tensor, before it is allocated, where all of them would take more than these bytes."""
+    """Refuse a new tensor, before it is allocated, where all of them would take more than these bytes."""
 
     def __init__(self, path: Path, most_bytes: int):
         super().__init__()
@@ -59,38 +62,55 @@ class _Budget(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def build(recipe: Recipe, run: Run, spec: DataSpec, device: Device) -> nn.Module:
-    """The network of a recipe on its device; `load_weights` brings what it learnt."""
-    return _placed(recipe.model.build(spec), recipe, run, device)
+@dataclass(frozen=True)
+class Trained:
+    """A checkpoint, its recipe as changed by flags, and the device it is to run on."""
+
+    path: Path
+    tensors: Tensors
+    stored: dict[str, Any]
+    recipe: Recipe
+    run: Run
+    spec: DataSpec
+    world: World
+    device: Device
+
+    @classmethod
+    def set_up(
+        cls, path: Path, tensors: Tensors, stored: dict[str, Any], recipe_file: str, flags: Sequence[str]
+    ) -> Trained:
+        """Read the recipe of a checkpoint that was loaded, and find this process's place and device."""
+        recipe, run, spec = recipe_of(path, stored, recipe_file, flags)
+        here, device, recipe = set_up(recipe, run)
+        return cls(path, tensors, stored, recipe, run, spec, here, device)
+
+    def build(self) -> nn.Module:
+        """Build the network that the checkpoint describes, not much larger than its weights, and load these."""
+        sized = _sized_by(self.path, self.tensors)
+        model = build_model(self.recipe, self.run, self.spec, self.device, within=sized).model
+        load_weights(model, self.tensors)
+        return model
 
 
-def _placed(model: nn.Module, recipe: Recipe, run: Run, device: Device) -> nn.Module:
-    model = place(model, device, run.channels_last)
-    keep_fp32(model, recipe.train.fp32_ops, device)
-    return model
-
-
-def build_stored(path: Path, recipe: Recipe, run: Run, spec: DataSpec, device: Device, tensors: Tensors) -> nn.Module:
-    """`build` of what a checkpoint says, not much larger than its weights, and these put in."""
+@contextlib.contextmanager
+def _sized_by(path: Path, tensors: Tensors) -> Iterator[None]:
+    """Raise BadCheckpoint where a network cannot be built, or is much larger than the weights of its checkpoint."""
     bytes_of_weights = sum(tensor.nbytes for tensor in tensors[_stem(tensors)].values())
     try:
         with _Budget(path, 4 * bytes_of_weights + SMALL_BYTES), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # of a spec without classes
-            model = recipe.model.build(spec)
+            yield
     except BUILD_ERRORS as error:
         raise BadCheckpoint(f"{path}: no network can be built as its recipe says ({error}); take another") from error
-    model = _placed(model, recipe, run, device)  # a full device is not the checkpoint's fault
-    load_weights(model, tensors)
-    return model
 
 
 def _stem(tensors: Tensors) -> str:
-    """The average where the checkpoint has one: it is what is evaluated, called best, and shown."""
+    """Name the average where the checkpoint has one: it is evaluated, called best, and shown."""
     return "ema" if "ema" in tensors else "model"
 
 
 def load_weights(model: nn.Module, tensors: Tensors) -> None:
-    """Copies a checkpoint's weights; BadCheckpoint where they do not fit."""
+    """Copy a checkpoint's weights; raise BadCheckpoint where they do not fit."""
     stem = _stem(tensors)
     checkpoint.check_fit(stem, model.state_dict(), tensors[stem])
     model.load_state_dict(tensors[stem])
@@ -99,7 +119,7 @@ def load_weights(model: nn.Module, tensors: Tensors) -> None:
 def recipe_of(
     path: Path, stored: dict[str, Any], recipe_file: str, flags: Sequence[str]
 ) -> tuple[Recipe, Run, DataSpec]:
-    """What a checkpoint was made with, changed by flags; BadCheckpoint where it does not say."""
+    """Return what a checkpoint was made with, changed by flags; raise BadCheckpoint where it does not say."""
     try:
         checkpoint.require(stored, "progress", "recipe", "spec")
         recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
@@ -108,99 +128,85 @@ def recipe_of(
         raise BadCheckpoint(f"{path}: {error}") from error
 
 
+@dataclass(frozen=True)
 class Evaluation:
     """The val split of a recipe with its loader and a network, ready for the weights of any checkpoint of a run."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        model: nn.Module,
-        device: Device,
-        here: World,
-        bound: Bound,
-        loader: Loader,
-        log: RunLog,
-    ):
-        self.recipe = recipe
-        self.model = model
-        self.device = device
-        self.world = here
-        self.bound = bound
-        self.loader = loader
-        self.log = log
+    recipe: Recipe
+    model: nn.Module
+    device: Device
+    world: World
+    bound: Bound
+    loader: Loader
+    log: RunLog
 
     def score(self, path: Path, stored: dict[str, Any]) -> Scores:
-        """Of the weights in the network; told, and written beside the run as scores-CHECKPOINT.json."""
+        """Score the weights in the network; report and write them as scores-CHECKPOINT.json of the run."""
         scores = evaluate(
             self.model,
-            self.recipe.task,
+            self.recipe,
             self.bound,
             self.loader,
             self.device,
             self.world,
-            self.recipe.train.eval_precision,
             lambda done, total: self.log.evaluating(done, total, done, total),
-            self.recipe.train.eval_shards,
         )
         self.log.scores(scores, f"scores-{path.name}.json", checkpoint=path.name, step=stored["progress"]["step"])
         return scores
 
 
 @contextlib.contextmanager
-def opened(
-    path: Path, tensors: Tensors, stored: dict[str, Any], flags: Sequence[str], recipe_file: str, folder: Path
-) -> Iterator[Evaluation]:
-    """What the recipe in a checkpoint says, changed by flags; results go into `folder` unless run.out is given."""
-    recipe, run, spec = recipe_of(path, stored, recipe_file, flags)
-    here, device, recipe = set_up(recipe, run)
+def opened(trained: Trained, folder: Path) -> Iterator[Evaluation]:
+    """Open the val split of a checkpoint's recipe; results go into `folder` unless run.out is given."""
+    recipe, run, device = trained.recipe, trained.run, trained.device
     dataset = recipe.data.open("val", recipe.train.seed)
-    if dataset.spec != spec:
-        raise BadData(f"the data do not fit {path}: it was trained on {_differences(spec, dataset.spec)}")
-    here = world.connect(here, device)
+    if dataset.spec != trained.spec:
+        differences = _differences(trained.spec, dataset.spec)
+        raise BadData(f"the data do not fit {trained.path}: it was trained on {differences}")
+    here = world.connect(trained.world, device)
     folder = Path(run.out) if run.out else folder
     folder.mkdir(parents=True, exist_ok=True)
-    log = RunLog(folder, run.progress, here.is_main, claims=False)
+    log = RunLog(folder, Screen(run.progress, here.rank), here.rank, attempt=None)
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
         stack.callback(here.close)
         signals = stack.enter_context(StopSignals(here))
         bound = dataset.bind(device, recipe.train.global_batch)
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
-        feeds = {"val": (bound, order_for(recipe.train, len(dataset), here))}
+        feeds = {"val": (bound, eval_order(recipe.train, len(dataset), here))}
         loader = Loader(feeds, run, device, here, bad_samples, signals.check)
         stack.callback(loader.close)
         for note in loader.notes:
             log.say(note)
-        if stored.get("fingerprints", {}).get("val", dataset.fingerprint) != dataset.fingerprint:
-            # Not refused: scores on other data are what some want. But one fold's training data are another's val.
+        if trained.stored.get("fingerprints", {}).get("val", dataset.fingerprint) != dataset.fingerprint:
+            # Allowed, with a warning: another fold's validation split was trained on.
             log.say("warning: this val split is not the one that the run held out; it may have been trained on these")
-        model = build_stored(path, recipe, run, spec, device, tensors)
-        yield Evaluation(recipe, model, device, here, bound, loader, log)
+        yield Evaluation(recipe, trained.build(), device, here, bound, loader, log)
 
 
 def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict[str, Any]]:
-    """A row of scores for every checkpoint that has made a step, by step.
+    """Return a row of scores for every checkpoint after a step, sorted by step.
 
-    All are evaluated as the newest one's recipe says, so that the numbers compare. After each one the table is written;
-    rows of the same checkpoint, data and fields are not made again, so an interrupted call goes on where it was.
+    All are evaluated with the recipe of the newest, so that the numbers compare. The table is written after each one,
+    and a row of the same checkpoint, data and fields is reused, so an interrupted call resumes.
     """
     if (run / checkpoint.MANIFEST).is_file():
         raise UsageError(f"{run} is a checkpoint and --all wants a run folder; leave out --all")
     paths = [path for path in checkpoint.all_of(run) if int(path.name.removeprefix("ckpt-")) > 0]
     newest, tensors, stored = _newest(run, paths)
-    with opened(newest, tensors, stored, flags, recipe_file, run) as evaluation:
+    with opened(Trained.set_up(newest, tensors, stored, recipe_file, flags), run) as evaluation:
         log = evaluation.log
         made_with = {
             "data": evaluation.bound.dataset.fingerprint,
             "changes": config.diff(stored["recipe"], evaluation.recipe),
         }
-        table = {row["checkpoint"]: row for row in _rows(log.folder / TABLE) if _has(row, made_with)}
+        table = {row["checkpoint"]: row for row in _rows(log.folder.path / TABLE) if _has(row, made_with)}
         evaluation.world.barrier()  # no rank may write before all have read
         for path in paths:
             try:
                 key = {**made_with, "manifest": _sha256(path / checkpoint.MANIFEST)}
                 if _has(table.get(path.name, {}), key):
-                    log.say(f"{path.name} stands in {log.folder / TABLE} already")
+                    log.say(f"{path.name} stands in {log.folder.path / TABLE} already")
                     continue
                 tensors, its = checkpoint.read(path)
                 checkpoint.require(its, "progress")
@@ -216,20 +222,20 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
                 **key,
             }
             rows = sorted(table.values(), key=lambda row: row["step"])
-            log.write_json(TABLE, {"checkpoints": rows})
+            log.folder.write_json(TABLE, {"checkpoints": rows})
         return sorted(table.values(), key=lambda row: row["step"])
 
 
 def _newest(run: Path, paths: Sequence[Path]) -> tuple[Path, Tensors, dict[str, Any]]:
-    """The newest checkpoint that verifies, its tensors and its state."""
+    """Return the newest checkpoint that verifies, its tensors and its state."""
     for path in reversed(paths):
-        with contextlib.suppress(BadCheckpoint, FileNotFoundError):  # told when its turn comes
+        with contextlib.suppress(BadCheckpoint, FileNotFoundError):  # reported when its turn comes
             return path, *checkpoint.read(path)
     raise BadCheckpoint(f"{run} holds no checkpoint that verifies and has made a step; there is nothing to evaluate")
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """The table of an earlier call; none where it cannot be read, for it can be made again."""
+    """Return the rows of an earlier call; [] where they cannot be read: they can be made again."""
     try:
         rows = typed(read_json(path, MAX_TABLE_BYTES)["checkpoints"], list[dict[str, Any]])
         hints = {"checkpoint": str, "step": int, "values": dict[str, float | None]}

@@ -9,7 +9,8 @@ from typing import Any
 
 from sightline.errors import BadData
 from sightline.files.typed_json import read_json
-from sightline.log import BEST_SCORES, as_score
+from sightline.runs.log import BEST_SCORES
+from sightline.runs.screen import as_score
 
 DOCUMENT = "folds.json"
 SCORES = "scores.json"
@@ -17,7 +18,7 @@ MAX_SCORES_BYTES = 16 * 2**20  # 20,000 classes take 3 MB
 
 
 def read_fold(folder: Path, fold: int, headline: str) -> dict[str, Any]:
-    """What a finished run scored in its best evaluation, which is also what `evaluate` and `predict` go by."""
+    """Return the best scores of a finished run, those of the checkpoint that `evaluate` and `predict` use."""
     path = folder / BEST_SCORES
     if not path.exists() and (folder / SCORES).exists():
         path = folder / SCORES  # no score was a number, so none was the best: the last one says so

@@ -17,13 +17,15 @@ from sightline.data.formats.nifti import read_label
 from sightline.data.inputs import list_files
 from sightline.data.volumes.inputs import SUFFIXES, case_name
 from sightline.errors import BadData, BadSample, UsageError
-from sightline.evaluate.predict import Trained, predict_files
+from sightline.evaluate.checkpoints import Trained
+from sightline.evaluate.predict import predict_files
 from sightline.files.arrays import map_array
 from sightline.files.typed_json import read_json
-from sightline.log import RunLog
 from sightline.parts import PredictOptions, Scores
 from sightline.report.predictions import DOCUMENT, write_whole
 from sightline.report.volumes import compared_picture
+from sightline.runs.log import RunLog
+from sightline.runs.screen import Screen
 
 DOCUMENT_OF_SCORES = "scores-labels.json"
 PROBABILITIES = ".npy"
@@ -60,11 +62,11 @@ def evaluate_folder(predicted: Path, labels: Path) -> Scores:
             cases[case] = path
     base = labels / "labelsTr" if (labels / "labelsTr").is_dir() else labels
     pairs = {case: (path, _label_of(base, case)) for case, path in cases.items()}
-    return _tell(pairs, _class_names(predicted, base), predicted, RunLog(predicted, claims=False))
+    return _tell(pairs, _class_names(predicted, base), predicted, RunLog(predicted, attempt=None))
 
 
 def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
-    """What a run says of the raw files of its val split; masks and the worst cases as pictures stay in `folder`."""
+    """Predict the raw files of a run's val split and score them; masks and drawings of the worst stay in `folder`."""
     files = trained.recipe.data.labelled_files(labels)
     images = {case: image for case, (image, _) in files.items()}
     document = predict_files(trained, images, folder, PredictOptions(draws=False))
@@ -74,7 +76,7 @@ def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
     for old in (*folder.glob("*.nii.gz"), *folder.glob("*.png")):
         if old not in masks:
             old.unlink()
-    log = RunLog(folder, trained.run.progress, claims=False)
+    log = RunLog(folder, Screen(trained.run.progress), attempt=None)
     scores = _tell(pairs, trained.spec.classes, folder, log, checkpoint=str(trained.path))
     for row in scores.worst[:PICTURES]:
         case = row["name"]
@@ -85,7 +87,7 @@ def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
 
 
 def compare(case: str, predicted: Path, label: Path, classes: int) -> Counts:
-    """Counts of one case; BadSample where the two are no pair, or hold a number that is no class."""
+    """Count the voxels of one case; raise BadSample where the two are not a pair, or hold a number that is no class."""
     found, affine = _read_predicted(case, predicted)
     truth, wanted = read_label(label, case)
     if found.shape != truth.shape:
@@ -104,7 +106,7 @@ def compare(case: str, predicted: Path, label: Path, classes: int) -> Counts:
 def _tell(
     pairs: Mapping[str, tuple[Path, Path]], classes: Sequence[str], folder: Path, log: RunLog, **about: Any
 ) -> Scores:
-    """Compares, prints the original's line with the names of the classes below, and writes all of it."""
+    """Compare, print the original's line with the names of the classes below, and write all of it."""
     counts = []
     for number, (case, (predicted, label)) in enumerate(pairs.items()):
         log.evaluating(number, len(pairs), number, len(pairs))
@@ -122,7 +124,7 @@ def _tell(
 
 
 def scores_of(counts: Sequence[Counts], classes: Sequence[str]) -> Scores:
-    """Means over cases of each class, their mean and sum, and the cases with the lowest Dice."""
+    """Return means over cases of each class, their mean and sum, and the cases with the lowest Dice."""
     if not counts:
         raise BadData("not one case could be compared; mend the files that are listed above")
     dice = np.array([each.dice(len(classes)) for each in counts])  # (cases, classes - 1)
@@ -169,7 +171,7 @@ def _read_predicted(case: str, path: Path) -> tuple[np.ndarray, np.ndarray | Non
 
 
 def _class_names(predicted: Path, labels: Path) -> list[str]:
-    """As the predictions, or the data set of the labels, name them; none where nobody says."""
+    """Return the class names of the predictions, or of the data set of the labels; [] where there are none."""
     names = _json(predicted / DOCUMENT).get("classes")
     if isinstance(names, list) and 2 <= len(names) <= _VALUES and all(isinstance(name, str) for name in names):
         return names

@@ -1,82 +1,67 @@
-"""A run's network over files that are no split of its data: the loop of `predict`, and of `evaluate --labels`."""
+"""Run a trained network over files that are not a split of its data, for `predict` and `evaluate --labels`."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import PADDING, EvalOrder
 from sightline.errors import BadData, UsageError
-from sightline.evaluate import checkpoints
-from sightline.hardware.devices import Device
+from sightline.evaluate.checkpoints import Trained
 from sightline.hardware.precision import DTYPES, autocast
-from sightline.hardware.setup import set_up
-from sightline.hardware.world import World
-from sightline.log import RunLog
-from sightline.parts import Batch, Bound, DataSpec, PredictOptions, Reporter
+from sightline.parts import Batch, Bound, PredictOptions, Reporter
 from sightline.report.predictions import DOCUMENT
+from sightline.runs.log import RunLog
+from sightline.runs.screen import Screen
 from sightline.train import checkpoint
 from sightline.train.signals import StopSignals
 
 
-@dataclasses.dataclass(frozen=True)
-class Trained:
-    """A checkpoint, the recipe inside it as flags change it, and where it is to run."""
-
-    path: Path
-    tensors: checkpoints.Tensors
-    stored: dict[str, Any]
-    recipe: Recipe
-    run: Run
-    world: World
-    device: Device
-    spec: DataSpec
-
-
 def open_trained(run_folder: Path, which: str, flags: Sequence[str], recipe_file: str, command: str) -> Trained:
-    """The checkpoint of a run that `which` names."""
+    """Load the checkpoint of a run that `which` names, in one process."""
     path = checkpoint.find(run_folder, which)
-    tensors, stored = checkpoint.read(path)
-    recipe, run, spec = checkpoints.recipe_of(path, stored, recipe_file, flags)
-    here, device, recipe = set_up(recipe, run)
-    if here.size > 1:
-        raise UsageError(f"{command} runs in one process and was started in {here.size}; start it without a launcher")
-    return Trained(path, tensors, stored, recipe, run, here, device, spec)
+    trained = Trained.set_up(path, *checkpoint.read(path), recipe_file, flags)
+    if (ranks := trained.world.size) > 1:
+        raise UsageError(f"{command} runs in one process and was started in {ranks}; start it without a launcher")
+    return trained
 
 
 def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, options: PredictOptions) -> dict[str, Any]:
-    """Everything that the task's reporter writes into `folder`; returns what predictions.json holds.
+    """Write everything that the task's reporter makes of these files; return what predictions.json holds.
 
     Files that cannot be read are listed in it; they are an error at the end unless data.on_bad_sample is skip.
     """
-    recipe, run, spec = trained.recipe, trained.run, trained.spec
+    recipe, spec = trained.recipe, trained.spec
     dataset = recipe.data.open_files(files, spec)
     if dataset.spec != spec:
         raise UsageError(f"flags must not change what the network is fed: it knows {spec}, they ask for {dataset.spec}")
-    log = RunLog(folder, run.progress, claims=False)
+    log = RunLog(folder, Screen(trained.run.progress), attempt=None)
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
         reporter = recipe.task.reporter(folder, files, spec, options, log.say)
-        model = checkpoints.build_stored(trained.path, recipe, run, spec, trained.device, trained.tensors)
+        model = trained.build().eval()
         signals = stack.enter_context(StopSignals(trained.world))
         bound = dataset.bind(trained.device, recipe.train.global_batch)
         loader = _open_loader(trained, bound, reporter, signals)
         stack.callback(loader.close)
-        _predict_all(trained, model.eval(), bound, list(files), loader, reporter, log, signals)
+
+        def between_batches(done: int, total: int) -> None:
+            signals.check()
+            log.evaluating(done, total, done, total)
+
+        _predict_all(trained, model, bound, list(files), loader, reporter, between_batches)
         about = {"recipe": recipe.name, "model": type(model).__name__, "checkpoint": str(trained.path)}
         document = reporter.write({**about, "step": trained.stored["progress"]["step"]})
         log.say(f"{len(document['files'])} of {len(files)} files predicted; {folder / DOCUMENT} lists them")
     if reporter.unreadable and recipe.data.on_bad_sample == "fail":
         raise BadData(
             f"{len(reporter.unreadable)} of {len(files)} files cannot be read (they are listed above and in "
-            f"{folder / DOCUMENT}); mend or remove them, or add --data.on-bad-sample skip"
+            f"{folder / DOCUMENT}); fix or remove them, or add --data.on-bad-sample skip"
         )
     return document
 
@@ -89,15 +74,13 @@ def _predict_all(
     names: Sequence[str],
     loader: Loader,
     reporter: Reporter,
-    log: RunLog,
-    signals: StopSignals,
+    on_batch: Callable[[int, int], None],
 ) -> None:
     recipe, total = trained.recipe, loader.feeds["files"].order.steps_per_epoch
     precision = recipe.train.eval_precision
     loader.seek("files", 0, total)
     for number in range(total):
-        signals.check()
-        log.evaluating(number, total, number, total)
+        on_batch(number, total)
         loaded = loader.next("files")
         names_here = _names(loaded, names)
         if not any(names_here):
@@ -117,6 +100,6 @@ def _open_loader(trained: Trained, bound: Bound, reporter: Reporter, signals: St
 
 
 def _names(batch: Batch, names: Sequence[str]) -> list[str | None]:
-    """The file of each row; none for padding and for what could not be read."""
+    """Return the file of each row; None for padding and unreadable files."""
     rows = zip(batch["index"].tolist(), batch["valid"].tolist(), strict=True)
     return [names[index] if index != PADDING and is_valid else None for index, is_valid in rows]

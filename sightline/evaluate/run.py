@@ -1,4 +1,4 @@
-"""Evaluation: every sample of the split counted once, whatever the batch size and the number of ranks.
+"""Evaluation: every sample of the split is counted once, for any batch size and number of ranks.
 
 Ranks share the samples and add up their counts, or each of them evaluates all (`train.eval_shards`).
 """
@@ -7,42 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import nn
 
-from sightline.config import TrainConfig
+from sightline.config import Recipe
 from sightline.data.loading.loader import Loader
-from sightline.data.loading.order import PADDING, EvalOrder
+from sightline.data.loading.order import PADDING
 from sightline.errors import BadData
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.world import World
-from sightline.parts import Bound, Scores, Task
-
-
-def order_for(config: TrainConfig, samples: int, world: World) -> EvalOrder:
-    """Which samples this rank evaluates."""
-    if config.eval_shards == "full":
-        return EvalOrder(samples, -(-config.global_batch // world.size))
-    return EvalOrder(samples, config.global_batch, world.rank, world.size)
+from sightline.parts import Bound, Scores
 
 
 @torch.inference_mode()
 def evaluate(
     model: nn.Module,
-    task: Task,
+    recipe: Recipe,
     bound: Bound,
     loader: Loader,
     device: Device,
     world: World,
-    precision: str,
     on_batch: Callable[[int, int], None],
-    shards: Literal["sharded", "full"] = "sharded",
 ) -> Scores:
-    """Scores of `model` on the loader's "val" feed. `on_batch(done, total)` is called between batches."""
-    shares = World() if shards == "full" else world  # whose counts belong together
+    """Score `model` on the loader's "val" feed; `on_batch(done, total)` is called between batches."""
+    task, precision = recipe.task, recipe.train.eval_precision
+    shares = World() if recipe.train.eval_shards == "full" else world  # whose counts belong together
     dataset = bound.dataset
     model.eval()
     metric = task.metric(dataset.spec, device.torch_device)
@@ -56,7 +47,7 @@ def evaluate(
             predictions = task.predict(model, batch)
         metric.update(predictions, batch)
         unread += ((batch["index"] != PADDING) & ~batch["valid"]).sum()
-    world.beat(is_long=True)  # all ranks bring together what they counted, and COCO's figures take minutes
+    world.beat(is_long=True)  # ranks merge their counts, and COCO's figures take minutes
     metric.merge(shares)
     scores = metric.result()
     skipped = int(shares.sum(unread))
@@ -68,7 +59,7 @@ def evaluate(
         row["name"] = dataset.name(row["index"])
     values = {**scores.values, "skipped": float(skipped)} if skipped else scores.values
     if shares is not world:
-        # What scores decide (best, the end, a schedule) must be decided alike, also where statistics differ.
+        # Ranks must decide alike (best, the end, a schedule), also where their statistics differ.
         told = torch.tensor(list(values.values()), dtype=torch.float64, device=device.torch_device)
         world.copy_from_main([told])
         values = dict(zip(values, told.tolist(), strict=True))

@@ -16,7 +16,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(device: Device, precision: str) -> contextlib.AbstractContextManager[object]:
-    """The region in which matrix products run in `precision`."""
+    """Return the context in which matrix products run in `precision`."""
     if precision == "fp32":
         return contextlib.nullcontext()
     # The cast cache would hold tensors across captured graphs; a step casts every weight once anyway.
@@ -24,7 +24,7 @@ def autocast(device: Device, precision: str) -> contextlib.AbstractContextManage
 
 
 def keep_fp32(model: nn.Module, patterns: Sequence[str], device: Device) -> list[str]:
-    """Runs the modules whose type or path matches without autocast; returns the patterns that moved nothing.
+    """Run the modules whose type or path matches without autocast; return the patterns that match no module.
 
     A module gets a subclass of its own type: what asks for the type, names of parameters, copies of the model and
     torch.compile see no difference, which an attribute or a hook on the instance would make.
@@ -74,7 +74,7 @@ class LossScale:
         self.good_steps = torch.zeros((), device=device)
 
     def update(self, finite: Tensor) -> None:
-        """After a step; `finite` says whether its gradients were."""
+        """Adapt the scale after a step; `finite` says whether its gradients were."""
         if not self.enabled:
             return
         good = torch.where(finite, self.good_steps + 1, 0.0)

@@ -1,4 +1,4 @@
-"""What a process does first: find its place among the ranks and its device, and give `auto` values their meaning."""
+"""Set a process up: find its place among the ranks and its device, and resolve `auto` values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sightline.hardware.world import World
 
 
 def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
-    """This process's place and device, and the recipe with its precision resolved."""
+    """Return this process's place and device, and the recipe with its precision resolved."""
     if run.max_cpus:
         bind_to_cpus(run.max_cpus)  # before anything starts threads or processes, which inherit it
     here = world.detect()
@@ -43,7 +43,7 @@ def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
 
 
 def bind_to_cpus(count: int) -> None:
-    """Keeps this process to the first `count` of the CPUs it may use."""
+    """Bind this process to the first `count` of the CPUs it may use."""
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError(f"run.max_cpus={count}: {sys.platform} cannot bind a process to CPUs; leave it out")
     allowed = sorted(os.sched_getaffinity(0))

@@ -22,14 +22,14 @@ from torch import Tensor
 from sightline.errors import PeerLost
 from sightline.hardware import launch
 from sightline.hardware.devices import Device
-from sightline.hardware.launch.place import LOOPBACK, STORE
+from sightline.hardware.launch.place import LOOPBACK, STORE, ranks_on_host
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # long: before the first step ranks compile and index data at their own pace
 LET_GO_S = 0.1
 
 
 def _no_one_watches(is_long: bool = False) -> None:
-    """What `beat` does where nobody waits for it."""
+    """Do nothing: no watchdog waits for this rank."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes the run folder."""
+        """True for rank 0, which writes the run folder."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class World:
         return torch.cat(parts)
 
     def average(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces float tensors by their mean over ranks, in one collective."""
+        """Replace float tensors by their mean over ranks, in one collective."""
         if self.size == 1 or not tensors:
             return
         flat = torch.cat([t.detach().reshape(-1).float() for t in tensors])
@@ -73,23 +73,23 @@ class World:
             tensor.copy_(part.view_as(tensor))
 
     def copy_from_main(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces tensors by those of rank 0."""
+        """Replace tensors by those of rank 0."""
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
     def barrier(self) -> None:
-        """Waits for all ranks, on the CPU."""
+        """Wait for all ranks, on the CPU."""
         if self.size > 1:
             dist.barrier(group=self.side_group)
 
     def start_max(self, value: int) -> tuple[Tensor, Any]:
-        """Begins a maximum over ranks on the side group; wait on the handle, then read the tensor."""
+        """Start a maximum over ranks on the side group; wait on the handle, then read the tensor."""
         flag = torch.tensor([value])
         return flag, dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.side_group, async_op=True)
 
     def close(self, is_lost: bool = False) -> None:
-        """Leaves the group; one that has lost a rank without a last word to it."""
+        """Leave the group; abort it where a rank was lost."""
         if self.size > 1 and dist.is_initialized():
             if is_lost and dist.group.WORLD is not None:
                 dist.group.WORLD.abort()  # NCCL would wait for kernels that wait for the lost rank
@@ -100,7 +100,7 @@ class World:
 
 
 def detect() -> World:
-    """Rank and size as the launcher says them; without one, the only rank."""
+    """Return rank and size as the launcher says; without one, the only rank."""
     place = launch.detect(os.environ)
     if place is None or place.size == 1:
         return World()
@@ -113,12 +113,12 @@ def detect() -> World:
 
 
 def local_size(world: World) -> int:
-    """Ranks on this host, as the launcher says; where nobody does, all of them."""
-    return max(world.local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))
+    """Return the number of ranks on this host, as the launcher says; without one, all of them."""
+    return max(world.local_rank + 1, ranks_on_host(world.size))
 
 
 def connect(world: World, device: Device) -> World:
-    """Joins the other ranks over the device's own collective backend."""
+    """Join the other ranks over the device's own collective backend."""
     if world.size == 1:
         return world
     if _is_one_host(world):
@@ -131,7 +131,7 @@ def connect(world: World, device: Device) -> World:
 
 
 def meeting_place(world: World) -> str:
-    """What to tell of a run on several hosts; "" on one, where nobody else can reach it."""
+    """Return a note about a run on several hosts; "" on one, where nobody else can reach it."""
     if world.size == 1 or _is_one_host(world):
         return ""
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -147,31 +147,31 @@ def keep_to_loopback() -> None:
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether torch.distributed says that a rank is gone or has not come in time; gloo has no error type of its own."""
+    """Return whether an error means that a rank is lost or late; gloo has no error type of its own."""
     is_gloo = isinstance(error, RuntimeError) and ("gloo/" in str(error) or "pair closure" in str(error))
     return is_gloo or isinstance(error, dist.DistError) or _is_timeout(error)
 
 
 def set_timeout(timeout: timedelta) -> None:
-    """Of collectives from now on; torch before 2.12 has a name of its own for it."""
+    """Set the timeout of collectives; torch before 2.12 has another name for it."""
     named = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     named(timeout)
 
 
 def _is_timeout(error: BaseException) -> bool:
-    """Of a store; that of a file raises plain errors."""
+    """Return whether a store timed out; that of a file raises plain errors."""
     waited = ("Wait timeout", "Timeout waiting for key")
     return isinstance(error, dist.DistStoreError) or (isinstance(error, RuntimeError) and str(error).startswith(waited))
 
 
 def _is_one_host(world: World) -> bool:
-    """Only if the launcher says so: ranks started by hand may say nothing of their host."""
-    return os.environ.get("LOCAL_WORLD_SIZE") == str(world.size)
+    """Return True only if the launcher says so: ranks started by hand may say nothing of their host."""
+    return ranks_on_host(default=0) == world.size
 
 
 @cache
 def _store(world: World) -> Any:
-    """Where ranks find each other, as the launcher says; one for the life of the process."""
+    """Return the store where ranks find each other, as the launcher says; one per process."""
     if path := os.environ.get(STORE):
         store: Any = dist.FileStore(path)
         store.set_timeout(CONNECT_TIMEOUT)

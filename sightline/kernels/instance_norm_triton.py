@@ -19,7 +19,7 @@ LEAST_TILES = 2  # of a chunk: what is written of it is then small beside what w
 JOINED = 16  # chunks joined at once
 
 
-class Plan(NamedTuple):
+class Cut(NamedTuple):
     """How a shape is cut up: `chunks` of `tiles` tiles of `rows` x `channels` elements; 0 chunks: one tile is all."""
 
     channels: int
@@ -37,32 +37,32 @@ class Plan(NamedTuple):
         return {**sizes, "num_warps": self.warps, "enable_fp_fusion": True}
 
     @property
-    def joining(self) -> "Plan":
+    def joining(self) -> "Cut":
         """How the chunks of a picture, as rows, are joined by one program."""
         return self._replace(rows=JOINED, tiles=triton.cdiv(self.chunks, JOINED), warps=2)
 
 
-def plan(pictures: int, rows: int, channels: int) -> Plan:
+def cut_of(pictures: int, rows: int, channels: int) -> Cut:
     """The cut for (pictures, rows, channels)."""
     # 64 channels in half precision are a cache line; with 32, fewer lanes idle when 64 does not divide the channels.
     block = min(triton.next_power_of_2(channels), 64 if channels % 64 == 0 else 32)
     padded = triton.next_power_of_2(rows)
     if padded * min(block, 32) <= WHOLE:
         block = min(block, max(32, 8192 // padded))
-        return Plan(block, padded, 1, 0, min(max(padded * block // 1024, 1), 16))
+        return Cut(block, padded, 1, 0, min(max(padded * block // 1024, 1), 16))
     tile_rows = TILE // block
     tiles = triton.cdiv(rows, tile_rows)
     wanted = triton.cdiv(PROGRAMS, pictures * triton.cdiv(channels, block))
     tiles_of_chunk = triton.cdiv(tiles, max(min(wanted, tiles // LEAST_TILES), 1))
-    return Plan(block, tile_rows, tiles_of_chunk, triton.cdiv(tiles, tiles_of_chunk), 4)
+    return Cut(block, tile_rows, tiles_of_chunk, triton.cdiv(tiles, tiles_of_chunk), 4)
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, slope: float, cut: Plan | None = None
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, slope: float, cut: Cut | None = None
 ) -> tuple[Tensor, Tensor]:
     """The result, laid out like x, and (2, pictures, channels) in fp32: means and reciprocals of deviations."""
     pictures, channels, rows = len(x), x.shape[1], x[0, 0].numel()
-    cut = cut or plan(pictures, rows, channels)
+    cut = cut or cut_of(pictures, rows, channels)
     y = torch.empty_like(x)
     statistics = torch.empty((2, pictures, channels), dtype=torch.float32, device=x.device)
     programs = pictures * triton.cdiv(channels, cut.channels)
@@ -81,11 +81,11 @@ def forward(
 
 
 def backward(
-    outer: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor, slope: float, cut: Plan | None = None
+    outer: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor, slope: float, cut: Cut | None = None
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x, laid out like x, and of (bias, weight), (2, channels) in fp32, given that of the result."""
     pictures, channels, rows = len(x), x.shape[1], x[0, 0].numel()
-    cut = cut or plan(pictures, rows, channels)
+    cut = cut or cut_of(pictures, rows, channels)
     inner = torch.empty_like(x)
     programs = pictures * triton.cdiv(channels, cut.channels)
     given = (x, outer, weight, bias, *statistics)

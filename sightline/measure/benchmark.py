@@ -1,4 +1,4 @@
-"""`sightline benchmark RECIPE`: pictures per second of the training step or of the input, alone or beside peers.
+"""`sightline benchmark RECIPE`: images per second of the training step or of the input, alone or beside peers.
 
 The step is built as the loop builds it. Contenders take turns (A B C A B C ...) in one process, so that heat and
 neighbours hit all alike; every repeat is kept. Numbers go to a JSON file with all that is needed to repeat them.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import json
 import statistics
 import time
@@ -24,17 +25,18 @@ from sightline.data.loading.loader import BadSamples, Loader, Order, worker_coun
 from sightline.data.loading.order import TrainOrder
 from sightline.data.loading.workers import Bad
 from sightline.errors import OutOfMemory, UsageError
-from sightline.evaluate.run import order_for
 from sightline.files.whole import replace_text
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
-from sightline.measure import latency, peers, peers_detection, peers_segmentation, scaling
+from sightline.measure import latency, peers, scaling
 from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoader, Say
 from sightline.measure.provenance import provenance, result_file
+from sightline.measure.scaling import ScalingOptions
 from sightline.parts import Batch, Bound, Split
-from sightline.train.schedules import Plan
+from sightline.train.model import build_model
+from sightline.train.orders import eval_order, length_of
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
@@ -44,7 +46,7 @@ OURS = "sightline"
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """What is measured, and how often."""
+    """Measure how fast a recipe's step or input is. What is not listed here is the recipe, or a flag of it."""
 
     steps: int = 50
     """Steps (with --loader: batches) per repeat."""
@@ -64,8 +66,9 @@ class BenchmarkOptions:
     """Folder of the JSON file."""
     logname: str = ""
     """A second file with throughput and latencies alone, flat."""
-    scaling: scaling.ScalingOptions | None = None
-    """Also predict the step on many devices from the one that is measured, or given."""
+    scaling: bool = False
+    """Also predict the step on many devices, from the one that is measured, or given; see docs/scaling.md."""
+    machine: ScalingOptions = dataclasses.field(default_factory=ScalingOptions)
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("repeats", 1)):
@@ -83,12 +86,16 @@ class BenchmarkOptions:
             raise UsageError(f"--logname {self.logname} is a folder; name a file, e.g. {self.logname}/perf.json")
         if self.scaling and (self.what == "predict" or self.loader or self.peers or self.logname):
             raise UsageError("--scaling stands alone; leave --loader, --peers, --what predict and --logname out")
+        if not self.scaling and (given := self.machine.given()):
+            raise UsageError(f"--{given[0].replace('_', '-')} belongs to --scaling; add it")
         if self.peers and self.data == "real":
             raise UsageError("--peers compares steps on input that is on the device; leave --data real out, or --peers")
 
 
 def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> dict[str, Any]:
-    """Measures what `options` ask for on this process's device, and writes it to a file under `options.out`."""
+    """Measure what `options` ask for on this process's device, and write it to a file under `options.out`."""
+    if run.devices > 1:
+        raise UsageError(f"run.devices={run.devices}: benchmark measures one device; leave --run.devices out")
     if options.loader:
         peers.check_comparable(recipe.data)
     for flag, folder in (("--out", options.out), ("--logname", Path(options.logname).parent)):
@@ -108,7 +115,7 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
         "device": device.name(),
         "batch": recipe.train.global_batch,
         "precision": recipe.train.precision,
-        "options": {**asdict(options), "out": str(options.out), "scaling": scaling.given(options.scaling)},
+        "options": _as_json(options),
         **provenance(device),
         "config": {**config.to_json(recipe), "run": asdict(run)},
     }
@@ -117,11 +124,11 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
             result["loader"] = _measure_loaders(recipe, run, options, device, say)
         if options.what == "predict":
             result["predict"] = _measure_predictions(recipe, run, options, device, say)
-        elif options.peers or not (options.loader or (options.scaling and options.scaling.step_ms)):
+        elif options.peers or not (options.loader or (options.scaling and options.machine.step_ms)):
             result["step"] = _measure_steps(recipe, run, options, device, say)
         if options.scaling:
             bound, row = synthetic_data(recipe, device), _our_row(result)
-            found = scaling.predict_recipe(recipe, run, bound, _picture(bound), options.scaling, row)
+            found = scaling.predict_recipe(recipe, run, bound, _image(bound), options.machine, row)
             result["scaling"] = found
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
@@ -138,8 +145,15 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
     return result
 
 
+def _as_json(options: BenchmarkOptions) -> dict[str, Any]:
+    """Return the options as a result holds them."""
+    plain = {**asdict(options), "out": str(options.out)}
+    machine = plain.pop("machine")
+    return {**plain, "scaling": scaling.as_json(machine) if options.scaling else None}
+
+
 def as_text(result: dict[str, Any]) -> str:
-    """The result for people."""
+    """Format the result for people."""
     commit = result["commit"]
     versions = result["environment"]["versions"]
     repeats, steps = result["options"]["repeats"], result["options"]["steps"]
@@ -176,7 +190,7 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def _our_row(result: dict[str, Any]) -> dict[str, Any]:
-    """Of the step or of the predictions; {} where only the input was measured."""
+    """Return our row of the step or of the predictions; {} where only the input was measured."""
     measured = [result[part] for part in ("step", "predict") if part in result]
     row: dict[str, Any] = measured[0]["contenders"][0] if measured else {}
     return row
@@ -208,7 +222,7 @@ class OurStep(Contender):
         self.device = device
         self.base_lr = recipe.optimizer.base_lr(cfg.global_batch, ranks=1)
         order = _order(recipe, bound)
-        self.plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
+        self.length = length_of(cfg, order)
         self.number = 0
         run_here = run if is_real else dataclasses.replace(run, workers=0)
         self.loader = open_loader(recipe, run_here, bound, order, device, say)
@@ -221,7 +235,8 @@ class OurStep(Contender):
             started = time.perf_counter()
             if hasattr(device.api, "reset_peak_memory_stats"):
                 device.api.reset_peak_memory_stats()
-            self.state = TrainState(recipe, run, bound.dataset.spec, device, self.plan)
+            model = build_model(recipe, run, bound.dataset.spec, device, World())
+            self.state = TrainState(recipe, model, device, self.length)
             self.step = build_step(recipe, run, device, self.world, self.state, bound)
             self.advance()
             device.synchronize()
@@ -233,7 +248,7 @@ class OurStep(Contender):
 
     def advance(self) -> None:
         batch = self.batches[self.number % BATCHES] if self.batches else self.loader.next("train")
-        rate = self.recipe.schedule.rate(self.number, self.base_lr, self.plan)
+        rate = self.recipe.schedule.rate(self.number, self.base_lr, self.length)
         self.step(batch, self.number, rate)
         self.step.take_bad_steps()
         self.number += 1
@@ -242,8 +257,8 @@ class OurStep(Contender):
         return self.loader.wait_s if not self.batches else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Before it is closed, the pass of single steps. `images_trained` is counted by the step itself; it leaves out
-        steps that were not finite."""
+        """Time single steps, before it is closed. The step itself counts `images_trained`, without steps that were not
+        finite."""
         seconds = latency.measure(self, *self.timed, self.device)
         totals = self.step.read_totals(World())
         return {
@@ -267,7 +282,7 @@ def open_loader(
     say: Say,
     feed: str = "train",
 ) -> Loader:
-    """A loader of one feed alone, from the first batch on, without end."""
+    """Open a loader of one feed alone, from the first batch on, without end."""
 
     def on_bad(bad: Bad) -> None:
         say(f"sample skipped: {bad.name}: {bad.reason}")
@@ -285,13 +300,14 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
     bound = _bound(recipe, device) if is_real else synthetic_data(recipe, device)
     with torch.device("meta"):
         model = recipe.model.build(bound.dataset.spec)
-    picture = _picture(bound)
-    flop = peers.forward_flop(model, picture)
+    image = _image(bound)
+    flop = peers.forward_flop(model, image)
     timed = (options.warmup, options.steps)
     makers: list[Maker] = [lambda: OurStep(recipe, run, bound, device, is_real, say, timed)]
     left_out: list[str] = []
     if options.peers:
-        others, left_out = _peers_of(recipe, run, bound, model, picture, device)
+        ours = peers.Ours(recipe.model, model, image, bound.dataset.spec, recipe.train.global_batch, device)
+        others, left_out = _peers_of(recipe, run, ours)
         makers += others
     peak = matmul_peak(device, recipe.train.precision)
     say(f"matrix product peak: {peak['tflops']:.3g} TFLOP/s ({peak['dtype']}, {peak['side']} cubed)")
@@ -309,20 +325,15 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
     }
 
 
-def _peers_of(
-    recipe: Recipe, run: Run, bound: Bound, model: torch.nn.Module, picture: torch.Tensor, device: Device
-) -> tuple[list[Maker], list[str]]:
-    """What users of such a network would run instead, and what was left out and why."""
-    keys, spec = bound.layout, bound.dataset.spec
-    kind = peers_detection if "boxes" in keys else peers_segmentation if keys["label"][0] else peers
-    precision = device.resolve_precision(recipe.train.precision)
-    chosen, left_out = peers.choose_peers(run.compile, device, precision, kind.STEP_PEERS)
-    images = recipe.train.global_batch
-    if kind is peers_detection:
-        return peers_detection.detectors(chosen, recipe.model, spec, images, device), left_out
-    if kind is peers_segmentation:  # a label for every pixel
-        return peers_segmentation.segmenters(chosen, model, spec, images, device), left_out
-    return peers.classifiers(chosen, model, picture, len(spec.classes), images, device), left_out
+def _peers_of(recipe: Recipe, run: Run, ours: peers.Ours) -> tuple[list[Maker], list[str]]:
+    """Return the steps that users of such a network would run instead, and what was left out and why."""
+    task = recipe.task
+    if not task.peers:
+        raise UsageError(f"--peers: {type(task).__name__} names nothing to compare with (peers); leave --peers out")
+    named = importlib.import_module(f"sightline.measure.peers_{task.peers}")
+    precision = ours.device.resolve_precision(recipe.train.precision)
+    chosen, left_out = peers.choose_peers(named.STEP_PEERS, run.compile, ours.device, precision)
+    return named.steps(chosen, ours), left_out
 
 
 def _measure_predictions(
@@ -330,7 +341,7 @@ def _measure_predictions(
 ) -> dict[str, Any]:
     is_real = options.data == "real"
     bound = _bound(recipe, device, "val") if is_real else synthetic_data(recipe, device, "val")
-    order = latency.Rounds(order_for(recipe.train, len(bound.dataset), World()))
+    order = latency.EvalRounds(eval_order(recipe.train, len(bound.dataset), World()))
     run = run if is_real else dataclasses.replace(run, workers=0)
 
     def make() -> Contender:
@@ -359,8 +370,8 @@ def _order(recipe: Recipe, bound: Bound) -> TrainOrder:
     return TrainOrder(len(bound.dataset), cfg.global_batch, cfg.seed, cfg.last_batch, samples_per_item=each)
 
 
-def _picture(bound: Bound) -> torch.Tensor:
-    """Return the shape in which the network sees one training sample: (1, channels, height, width) on meta."""
+def _image(bound: Bound) -> torch.Tensor:
+    """Return one training sample as the network sees it, on the meta device: (1, channels, height, width)."""
     sample = {
         key: torch.empty((1, *shape), dtype=getattr(torch, dtype), device="meta")
         for key, (shape, dtype) in bound.layout.items()

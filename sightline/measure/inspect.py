@@ -1,4 +1,4 @@
-"""What a recipe is made of, without training it: size, work, groups, steps, learning rates, resolved fields."""
+"""Describe a recipe without training it: size, work, groups, steps, learning rates, resolved fields."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loading.order import TrainOrder
 from sightline.errors import UsageError
 from sightline.parts import DataSpec
-from sightline.train.schedules import Plan
-from sightline.train.state import choose_trainable
+from sightline.train.model import choose_trainable
+from sightline.train.orders import length_of, train_order
 
 
 def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1) -> dict[str, Any]:
-    """Facts about a recipe on `ranks` devices; those that depend on the data only where --data.path is given."""
+    """Return facts about a recipe on `ranks` devices; those that depend on the data only with --data.path."""
     if ranks < 1:
         raise UsageError(f"--ranks {ranks} must be at least 1")
     if any(step < 0 for step in lr_at):
@@ -44,19 +43,9 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1)
     cfg = recipe.train
     found["base_lr"] = {str(n): recipe.optimizer.base_lr(cfg.global_batch, n) for n in sorted({1, 2, ranks})}
     if items:
-        order = TrainOrder(
-            items,
-            cfg.global_batch,
-            cfg.seed,
-            cfg.last_batch,
-            ranks=ranks,
-            cap=cfg.steps_per_epoch,
-            samples_per_item=each,
-        )
-        plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
-        found |= {"samples": plan.samples, "steps_per_epoch": plan.steps_per_epoch}
-        found["steps"] = plan.epochs * plan.steps_per_epoch
-        found["lr_at"] = {str(step): recipe.schedule.rate(step, found["base_lr"][str(ranks)], plan) for step in lr_at}
+        length = length_of(cfg, train_order(cfg, items, each, ranks=ranks))
+        found |= {"samples": length.samples, "steps_per_epoch": length.steps_per_epoch, "steps": length.steps}
+        found["lr_at"] = {str(step): recipe.schedule.rate(step, found["base_lr"][str(ranks)], length) for step in lr_at}
     elif lr_at:
         raise UsageError("--lr-at needs to know the steps per epoch: give --data.path or --data.samples too")
     found["config"] = {**config.to_json(recipe), "run": vars(run)}
@@ -64,7 +53,7 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1)
 
 
 def as_text(found: dict[str, Any], as_json: bool) -> str:
-    """For a program, or for a person."""
+    """Format the facts as JSON, or for people."""
     if as_json:
         return json.dumps(found, indent=1)
     lines = [
@@ -94,7 +83,7 @@ def as_text(found: dict[str, Any], as_json: bool) -> str:
 
 
 def _data(recipe: Recipe) -> tuple[DataSpec, int, int]:
-    """Spec, items and samples of an item as the data say; where there are none, as the recipe declares them."""
+    """Return spec, items and samples of an item, of the data or, without any, as the recipe declares them."""
     declared, batch = recipe.data.declared(), recipe.train.global_batch
     if declared is not None:
         return (*declared, recipe.data.declared_per_item(batch))

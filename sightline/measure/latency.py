@@ -18,11 +18,11 @@ import torch
 from sightline.config import Recipe, Run
 from sightline.data.loading.loader import Loader
 from sightline.data.loading.order import EvalOrder
-from sightline.evaluate.checkpoints import build
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.measure.peers import BATCHES, Contender
 from sightline.parts import Batch, Bound
+from sightline.train.model import build_model
 
 PERCENTILES = (90, 95, 99)
 
@@ -41,18 +41,18 @@ def perf(what: str, seconds: Sequence[float], images_per_s: float) -> dict[str, 
 
 
 def perf_of(what: str, row: dict[str, Any]) -> dict[str, float]:
-    """The same of a contender's row. Throughput is that of its repeats, which wait for the device only at their end."""
+    """Return the five numbers of a contender's row. Throughput is that of its repeats, which wait only at their end."""
     return perf(what, row["latency_s"], row["images_per_s"]["median"])
 
 
 def as_text(what: str, found: dict[str, float], batches: int) -> str:
-    """A line for people."""
+    """Format the numbers as a line."""
     levels = ", ".join(f"{level} % {found[f'latency_{what}_{level}']:.3f}" for level in PERCENTILES)
     return f"latency of {what}, ms, waiting for each of {batches}: mean {found[f'latency_{what}_mean']:.3f}, {levels}"
 
 
 def measure(contender: Contender, warmup: int, batches: int, device: Device) -> list[float]:
-    """Seconds of `batches` batches, one by one, after others to warm up."""
+    """Time `batches` batches one by one, after others to warm up."""
     starts = []
     for _ in range(warmup + batches + 1):
         device.synchronize()
@@ -63,7 +63,7 @@ def measure(contender: Contender, warmup: int, batches: int, device: Device) -> 
 
 
 @dataclass(frozen=True)
-class Rounds:
+class EvalRounds:
     """The full batches of an evaluation over and over; where there is not one, the padded one."""
 
     order: EvalOrder
@@ -114,8 +114,7 @@ class OurPredictions(Contender):
                 self.batches = [{key: value.clone() for key, value in batch.items()} for batch in kept]
                 loader.close()
             started = time.perf_counter()
-            torch.manual_seed(recipe.train.seed)
-            self.model = build(recipe, run, bound.dataset.spec, device).eval()
+            self.model = build_model(recipe, run, bound.dataset.spec, device).model.eval()
             self.advance()
             device.synchronize()
         except BaseException:
@@ -135,7 +134,7 @@ class OurPredictions(Contender):
         return self.loader.wait_s if not self.batches else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Before it is closed, the pass of single batches."""
+        """Time single batches, before it is closed."""
         seconds = measure(self, *self.timed, self.device)
         return {"latency_s": seconds, "calls": self.number, "peak_memory_gb": self.device.peak_memory_bytes() / 1e9}
 

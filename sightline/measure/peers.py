@@ -1,12 +1,12 @@
-"""What a user would run instead of us: training steps and input pipelines made of torch, torchvision and timm's habits.
+"""Contenders of a benchmark, and how they take turns: training steps and input pipelines that users would run instead.
 
-Plain code with their defaults, on the same architecture, batch and picture size; where a default is open, the choice
-that is faster for them. Contenders take turns (A B C A B C ...) in one process, ours first; see `measure_in_turn`.
+Peers are plain code with their defaults, on the same architecture, batch and image size; where a default is open, the
+choice that is faster for them. A task names its peers_*.py, which holds STEP_PEERS and steps(). Contenders take turns
+(A B C A B C ...) in one process, ours first; see `measure_in_turn`.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
 import os
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.flop_counter import FlopCounterMode
@@ -31,18 +30,15 @@ from torchvision.transforms import InterpolationMode, v2
 from sightline.errors import UsageError
 from sightline.hardware.devices import Device, Precision, place
 from sightline.hardware.precision import DTYPES
+from sightline.parts import DataSpec, ModelConfig
 
 BATCHES = 4  # different ones that a step meets in turn, all on the device
-ARCHITECTURES = (
-    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "wide_resnet101_2"),
-    *("resnext50_32x4d", "resnext101_32x4d", "resnext101_32x8d", "resnext101_64x4d"),
-)
 ENDLESS = 1 << 40  # batches that nobody will ever reach
 Say = Callable[[str], None]
 
 
 class Contender(ABC):
-    """Something that goes on by one batch at a time and is timed doing so."""
+    """Something that advances by one batch at a time and is timed doing so."""
 
     name: str
     images: int  # per batch
@@ -51,24 +47,24 @@ class Contender(ABC):
 
     @abstractmethod
     def advance(self) -> None:
-        """One batch; may return before the device is done."""
+        """Take one batch; may return before the device is done."""
 
     def waited_s(self) -> float:
-        """How long it has stood still for input so far."""
+        """Return how long it has waited for input so far."""
         return 0.0
 
     def facts(self) -> dict[str, Any]:
-        """What else it knows at the end."""
+        """Return what else it knows at the end."""
         return {}
 
     def wake(self) -> None:  # noqa: B027  # most do nothing between turns anyway
-        """Its turn begins."""
+        """Begin its turn."""
 
     def rest(self) -> None:  # noqa: B027
-        """Its turn is over: nothing of it may work while others are timed."""
+        """End its turn: nothing of it may work while others are timed."""
 
     def close(self) -> None:  # noqa: B027  # most have nothing to close
-        """Ends what it started."""
+        """End what it started."""
 
 
 Maker = Callable[[], Contender]
@@ -87,29 +83,33 @@ class Peer:
 
     @property
     def name(self) -> str:
-        """As it stands in tables."""
+        """Return the name in tables."""
         return f"{self.style}, {self.precision}, {'channels_last' if self.channels_last else 'NCHW'}"
 
     @property
     def layout(self) -> torch.memory_format:
-        """Of pictures and weights."""
+        """Return the memory format of images and weights."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
-STEP_PEERS = (
-    Peer("torchvision: eager AMP", "fp16", channels_last=False),
-    Peer("timm style: eager AMP", "fp16", channels_last=True),
-    Peer("torch.compile", "bf16", True, "default", fused=True),
-    Peer("reduce-overhead", "bf16", True, "reduce-overhead", fused=True),
-)
+@dataclass(frozen=True)
+class Ours:
+    """The network whose step is compared, and what a step takes."""
+
+    config: ModelConfig
+    model: nn.Module  # on the meta device
+    image: Tensor  # (1, channels, height, width), on the meta device
+    spec: DataSpec
+    images: int  # per batch
+    device: Device
 
 
 def choose_peers(
-    wanted: str, device: Device, precision: Precision, peers: Sequence[Peer] = STEP_PEERS
+    peers: Sequence[Peer], wanted: str, device: Device, precision: Precision
 ) -> tuple[list[Peer], list[str]]:
-    """Those of `peers` that make sense here under `--run.compile`, and why others were left out.
+    """Return the peers that make sense here under `--run.compile`, and why others were left out.
 
-    Where the device is no good at fp16 (a CPU), nobody would use it: there all have the precision of our run.
+    Where the device is slow at fp16 (a CPU), nobody would use it: there all have the precision of our run.
     """
     # Only where our own step is compiled: elsewhere compilation takes minutes for nothing.
     compiles = wanted == "on" or (wanted == "auto" and device.compile_auto)
@@ -120,7 +120,7 @@ def choose_peers(
 
 
 def sgd(parameters: Iterable[nn.Parameter], options: dict[str, Any]) -> torch.optim.Optimizer:
-    """As torchvision's script has it: momentum 0.9, weight decay 1e-4."""
+    """Build torchvision's optimizer: momentum 0.9, weight decay 1e-4."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4, **options)
 
 
@@ -167,62 +167,11 @@ class PeerStep(Contender):
         self.scaler.update()
 
 
-def classifiers(
-    peers: Sequence[Peer], model: nn.Module, picture: Tensor, classes: int, images: int, device: Device
-) -> list[Maker]:
-    """The same network from torchvision, in each peer's way."""
-    twin = torchvision_twin(model, picture, classes)
-    criterion = nn.CrossEntropyLoss()
-
-    def step(peer: Peer) -> PeerStep:
-        batches = [
-            (
-                torch.randn(images, *picture.shape[1:], device=device.torch_device).to(memory_format=peer.layout),
-                torch.randint(classes, (images,), device=device.torch_device),
-            )
-            for _ in range(BATCHES)
-        ]
-        network = torchvision_network(twin, classes)
-        return PeerStep(peer, network, lambda net, batch: criterion(net(batch[0]), batch[1]), batches, images, device)
-
-    return [functools.partial(step, peer) for peer in peers]
-
-
 def forward_flop(model: nn.Module, picture: Tensor) -> int:
-    """Multiplications and additions of one forward pass of (1, channels, height, width), all on the meta device."""
+    """Count multiplications and additions of one forward pass of (1, channels, height, width), on the meta device."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.eval()(picture)
     return counter.get_total_flops()
-
-
-def torchvision_network(name: str, classes: int) -> nn.Module:
-    """One of ARCHITECTURES with random weights."""
-    if name == "resnext101_32x4d":  # which torchvision can build but has no name for
-        block = torchvision.models.resnet.Bottleneck
-        return torchvision.models.ResNet(block, [3, 4, 23, 3], classes, groups=32, width_per_group=4)
-    return torchvision.models.get_model(name, weights=None, num_classes=classes)
-
-
-def torchvision_twin(model: nn.Module, picture: Tensor, classes: int) -> str:
-    """The name of torchvision's network with the same weights, by name and shape, and the same work as `model`."""
-    with torch.no_grad():
-        if not isinstance(model.eval()(picture), Tensor):
-            raise UsageError(
-                f"--peers compares with torchvision's classifiers, and {type(model).__name__} is none; leave --peers"
-                f" out"
-            )
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    flop = forward_flop(model, picture)
-    for name in ARCHITECTURES:
-        with torch.device("meta"):
-            twin = torchvision_network(name, classes)
-        same_shapes = {key: tensor.shape for key, tensor in twin.state_dict().items()} == shapes
-        if same_shapes and forward_flop(twin, picture) == flop:
-            return name
-    raise UsageError(
-        f"--peers compares with the same network in torchvision, and none of {', '.join(ARCHITECTURES)} has the "
-        f"weights and the work of this one; use the published form, e.g. --model.width 64 --model.stem 7x7"
-    )
 
 
 def _read_uint8(path: str) -> Tensor:
@@ -299,7 +248,7 @@ def _pipeline(kind: Literal["v2", "pil"], data: Any) -> dict[str, Any]:
 
 
 def check_comparable(data: Any) -> None:
-    """Refuses data that the two reference pipelines cannot read, or that ours augments more than they do."""
+    """Refuse data that the two reference pipelines cannot read, or that ours augments more than they do."""
     fields = ("path", "augment", "crop", "crop_scale", "crop_ratio", "interpolation", "size", "flip", "mean", "std")
     if not all(hasattr(data, field) for field in fields):
         raise UsageError(f"--loader compares classification pipelines; {type(data).__name__} describes none")
@@ -332,11 +281,11 @@ class Timing:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def rates(self) -> list[float]:
-        """Pictures per second of each repeat."""
+        """Return images per second of each repeat."""
         return [self.images / seconds for seconds in self.seconds]
 
     def row(self) -> dict[str, Any]:
-        """As it stands in the result."""
+        """Return the row of the result."""
         rates = self.rates()
         return {
             "name": self.name,
@@ -352,7 +301,7 @@ class Timing:
 def measure_in_turn(
     makers: Sequence[Maker], batches: int, warmup: int, repeats: int, device: Device, say: Say
 ) -> tuple[list[Timing], str]:
-    """Times all contenders round by round; one after the other where they do not fit into memory together."""
+    """Time all contenders round by round; one after the other where they do not fit into memory together."""
     try:
         return _take_turns(makers, batches, warmup, repeats, device, say), "in turn"
     except torch.OutOfMemoryError:
@@ -403,7 +352,7 @@ def _take_turns(
 
 
 def _free(device: Device) -> None:
-    """Gives back what the last contender held, compiled code and captured graphs too."""
+    """Free what the last contender held, compiled code and captured graphs too."""
     torch.compiler.reset()
     gc.collect()
     if hasattr(device.api, "empty_cache"):
@@ -411,7 +360,7 @@ def _free(device: Device) -> None:
 
 
 def rows(timings: list[Timing]) -> list[dict[str, Any]]:
-    """One row per contender; peers with how many times faster ours, the first, is."""
+    """Return one row per contender; peers with how many times faster ours, the first, is."""
     ours, *others = timings
     rows = [ours.row()]
     for timing in others:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sightline.hardware.devices import Device
-from sightline.measure.peers import BATCHES, Maker, Peer, PeerStep
-from sightline.parts import DataSpec, ModelConfig
+from sightline.measure.peers import BATCHES, Maker, Ours, Peer, PeerStep
+from sightline.parts import DataSpec
 
 BOXES = 8  # of every picture
 SHIPPED = "torchvision ssd300_vgg16: eager"  # resizes pictures to 300 pixels by itself
@@ -28,8 +28,9 @@ STEP_PEERS = (
 )
 
 
-def detectors(peers: Sequence[Peer], model: ModelConfig, spec: DataSpec, images: int, device: Device) -> list[Maker]:
-    """Each peer's step on pictures of the size and with the classes of `spec`."""
+def steps(peers: Sequence[Peer], ours: Ours) -> list[Maker]:
+    """Return each peer's step on images of the size and with the classes of our spec."""
+    spec, images, device = ours.spec, ours.images, ours.device
 
     def step(peer: Peer) -> PeerStep:
         if peer.style == SHIPPED:
@@ -39,7 +40,7 @@ def detectors(peers: Sequence[Peer], model: ModelConfig, spec: DataSpec, images:
             batches = [_as_torchvision(*_batch(spec, images, device, peer)) for _ in range(BATCHES)]
             return PeerStep(peer, shipped, _shipped_loss, batches, images, device, _sgd)
         plain = [_batch(spec, images, device, peer) for _ in range(BATCHES)]
-        return PeerStep(peer, PlainLoss(model.build(spec)), lambda net, b: net(*b), plain, images, device, _sgd)
+        return PeerStep(peer, PlainLoss(ours.config.build(spec)), lambda net, b: net(*b), plain, images, device, _sgd)
 
     return [functools.partial(step, peer) for peer in peers]
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.errors import UsageError
-from sightline.hardware.devices import Device
-from sightline.measure.peers import BATCHES, Maker, Peer, PeerStep
+from sightline.measure.peers import BATCHES, Maker, Ours, Peer, PeerStep
 from sightline.parts import DataSpec
 
 STEP_PEERS = (
@@ -43,8 +42,9 @@ def dynunet(model: Any, spec: DataSpec) -> nn.Module:
     )
 
 
-def segmenters(peers: Sequence[Peer], model: nn.Module, spec: DataSpec, images: int, device: Device) -> list[Maker]:
-    """Each peer's step on slices or patches as our U-Net `model`, of which only the form is read, takes them."""
+def steps(peers: Sequence[Peer], ours: Ours) -> list[Maker]:
+    """Return each peer's step on slices or patches as our U-Net, of which only the form is read, takes them."""
+    model, spec, images, device = ours.model, ours.spec, ours.images, ours.device
     dynunet(model, spec)  # before anything slow: says what is missing
 
     def step(peer: Peer) -> PeerStep:

@@ -13,7 +13,7 @@ import torch
 import torchvision
 
 from sightline.hardware.devices import Device
-from sightline.log import environment
+from sightline.runs.environment import environment
 
 
 def provenance(device: Device) -> dict[str, Any]:

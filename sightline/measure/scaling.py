@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from sightline.errors import UsageError
 from sightline.measure import links
 from sightline.measure.links import Cluster, all_reduce_by, all_reduce_s
 from sightline.parts import Bound, Dataset
-from sightline.train.state import choose_trainable
+from sightline.train.model import choose_trainable
 
 MIB = 1 << 20
 ALL_RANKS = -1  # of train.bn_group
@@ -41,24 +41,24 @@ BRATS_DEPTH = 155  # slices of a volume of the Decathlon's task 01
 
 @dataclass(frozen=True)
 class ScalingOptions:
-    """What is predicted for which machine."""
+    """The machine that --scaling predicts for."""
 
     devices: tuple[int, ...] = (2, 8, 64, 1024)
-    """Numbers of devices."""
+    """Numbers of devices to predict for."""
     links: tuple[str, ...] = ("nvlink4", "ib400")
-    """Inside a host, and between hosts; one is taken for both."""
+    """Inside a host, and between hosts: names of docs/scaling.md or NAME,SPEED; one is taken for both."""
     per_host: int = 8
     """Devices of a host."""
     step_ms: float = 0.0
-    """One device's step, where it is known; 0: it is measured now."""
+    """One device's step, in milliseconds; 0: measured now."""
     spread: float = -1.0
-    """Standard deviation of single steps as a share of the step; negative: as measured, 0 with step_ms."""
+    """Standard deviation of single steps as a share of the step, e.g. 0.02; negative: as measured, 0 with step_ms."""
     sample_kb: float = 0.0
-    """Kilobytes read per sample; 0: as of ImageNet, COCO, or the crop of a prepared volume."""
+    """Kilobytes read per sample; 0: that of ImageNet, COCO, or the crop of a prepared volume."""
     storage_gbs: float = math.inf
-    """GB/s that the storage of the samples gives to all hosts together."""
+    """GB/s at which the storage of the samples serves all hosts together."""
     disk_gbs: float = DISK_GBS
-    """GB/s at which the checkpoint is written."""
+    """GB/s at which checkpoints are written."""
 
     def __post_init__(self) -> None:
         if not self.devices or min(self.devices) < 1:
@@ -79,21 +79,23 @@ class ScalingOptions:
             raise UsageError(f"--spread {self.spread} must be a share below 1, e.g. 0.05")
         self.cluster()
 
+    def given(self) -> list[str]:
+        """Name the fields that differ from their defaults."""
+        return [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+
     def cluster(self) -> Cluster:
-        """The links by what they can do."""
+        """Return the links by what they can do."""
         return Cluster(links.parse(self.links[0]), links.parse(self.links[-1]), self.per_host)
 
 
-def given(options: ScalingOptions | None) -> dict[str, Any] | None:
-    """As it stands in a result: infinity is no JSON, and a list stays one."""
-    if options is None:
-        return None
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(options).items()}
+def as_json(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options as a result holds them: JSON has lists, and null for infinity."""
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
     return {name: None if value == math.inf else value for name, value in plain.items()}
 
 
 def as_on_many(run: Run) -> Run:
-    """Several ranks capture no graph (see train/step.py), so the one step that stands for theirs must not either."""
+    """Switch the graph off: several ranks capture none (see train/step.py), so the step measured for them must not."""
     return replace(run, graph="off")
 
 

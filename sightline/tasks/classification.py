@@ -38,6 +38,7 @@ class Classification(Task):
     """Share of the target spread evenly over all classes."""
 
     headline = "top1"
+    peers = "classification"
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:

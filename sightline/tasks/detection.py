@@ -44,6 +44,7 @@ class Detection(Task):
     """How many detections are kept per picture; COCO's scores count the best 100."""
 
     headline = "ap"
+    peers = "detection"
 
     def __post_init__(self) -> None:
         if not 0 <= self.score_threshold < 1:

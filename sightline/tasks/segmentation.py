@@ -51,6 +51,7 @@ class Segmentation(Task):
     """brats also scores whole tumour, tumour core and enhancing tumour, in the labels of Decathlon task 01."""
 
     headline = "dice"
+    peers = "segmentation"
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < 1:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sightline.config import Recipe
 from sightline.errors import BadCheckpoint, UsageError
 from sightline.train import checkpoint
-from sightline.train.schedules import Plan
+from sightline.train.schedules import RunLength
 
 
 class Ema:
@@ -22,7 +22,7 @@ class Ema:
     A second model, so that it can be evaluated as it is.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe, plan: Plan):
+    def __init__(self, model: nn.Module, recipe: Recipe, length: RunLength):
         cfg = recipe.train
         self.every_steps = cfg.ema_every_steps
         self.share = 1 - cfg.ema
@@ -30,7 +30,7 @@ class Ema:
             # Its decay is meant per 32 steps of a batch of 1 over the epochs: scaled to what is really averaged.
             self.share = min(1.0, self.share * cfg.global_batch * cfg.ema_every_steps / cfg.epochs)
         # torchvision's average is the weights themselves until warm-up ends; ours averages from the start.
-        warmup = recipe.schedule.warmup_epochs * plan.steps_per_epoch
+        warmup = recipe.schedule.warmup_epochs * length.steps_per_epoch
         self.copies_until_step = max(1, round(warmup)) if cfg.ema_rule == "torchvision" else 0
         self.model = copy.deepcopy(model).requires_grad_(False)
         pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
@@ -40,7 +40,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int, finite: Tensor) -> None:
-        """What update number `step` brings in, nothing if it was skipped; batch counters are copied."""
+        """Average in update number `step`, nothing if it was skipped; batch counters are copied."""
         if step % self.every_steps:
             return
         if step < self.copies_until_step:
@@ -54,7 +54,7 @@ class Ema:
 
 
 def average_checkpoints(paths: Sequence[Path], out: Path) -> Path:
-    """Writes a checkpoint whose weights are the mean over those given; it can be evaluated, not resumed."""
+    """Write a checkpoint with the mean weights of those given; it can be evaluated, not resumed."""
     if len(paths) < 2:
         raise UsageError(f"{len(paths)} checkpoint given; an average takes two or more (--run.keep N keeps more)")
     if out.exists():

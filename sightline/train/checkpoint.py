@@ -26,7 +26,7 @@ from sightline.files.tensors import read_tensors
 from sightline.files.typed_json import UnknownField, read_json, short, typed
 from sightline.files.whole import replace_text
 from sightline.parts import DataSpec
-from sightline.train.progress import Progress
+from sightline.train.progress import TrainProgress
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -55,7 +55,7 @@ class Checkpoints:
         self.prove_ours = prove_ours  # raises where another run has taken the folder over
 
     def prove_writable(self) -> None:
-        """Before hours are spent on what could not be saved."""
+        """Fail at the start rather than after hours of training that could not be saved."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.folder):
@@ -74,7 +74,7 @@ class Checkpoints:
         *,
         are_copies: bool = False,
     ) -> Path:
-        """Writes ckpt-STEP so that a crash at any point leaves either the old checkpoints or these and the new one."""
+        """Write ckpt-STEP so that a crash at any point leaves either the old checkpoints or these and the new one."""
         final = self.folder / f"ckpt-{step:08d}"
         temporary = self.folder / f"{final.name}.tmp-{os.getpid()}"
         try:
@@ -205,7 +205,7 @@ def write(folder: Path, tensors: Tensors, state: dict[str, Any], *, are_copies: 
 
 
 def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Tensors and state of one checkpoint after every byte has been checked against the manifest.
+    """Return tensors and state of one checkpoint after checking every byte against the manifest.
 
     A manifest proves that nothing has changed, not that a checkpoint was written: what it lists is looked at as well.
     """
@@ -247,7 +247,7 @@ def verify(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _damage_is_told(path: Path, name: str) -> Iterator[None]:
-    """Turns what reading a file of a checkpoint raises into our own errors."""
+    """Turn errors of reading a checkpoint's file into our own."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
@@ -265,7 +265,7 @@ def _damage_is_told(path: Path, name: str) -> Iterator[None]:
 def _check_state(state: dict[str, Any]) -> None:
     """ValueError, or UnknownField, where a part that is there cannot have been written by a run."""
     readers: dict[str, Callable[[Any], object]] = {
-        "progress": Progress.from_json,
+        "progress": TrainProgress.from_json,
         "spec": DataSpec.from_json,
         "recipe": lambda values: typed(values, dict[str, str | dict[str, Any]]),
         "fingerprints": lambda values: typed(values, dict[str, str]),
@@ -333,7 +333,7 @@ def all_of(path: Path) -> list[Path]:
 
 
 def copies(tensors: Tensors) -> Tensors:
-    """Of all tensors, in host memory: what a thread may write while the run changes the originals."""
+    """Copy all tensors into host memory, so that a thread can write them while training changes the originals."""
     return {stem: _on_host(named) for stem, named in tensors.items()}
 
 
@@ -360,7 +360,7 @@ def _remove(path: Path) -> None:
 
 
 def _text(path: Path) -> str:
-    """What a pointer names; what is no name is none of the checkpoints."""
+    """Read the name in a pointer file; "" where there is none."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:

@@ -8,67 +8,77 @@ import sys
 from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
-from sightline.data.loading.order import EvalOrder, TrainOrder
-from sightline.errors import Diverged, Interrupted, UsageError
-from sightline.evaluate.run import evaluate, order_for
+from sightline.errors import Diverged, Interrupted
+from sightline.evaluate.run import evaluate
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
-from sightline.log import RunLog, environment
 from sightline.measure.profile import ProfileWindow, parse_window
-from sightline.parts import Bound, Scores
+from sightline.parts import Scores
+from sightline.runs.environment import environment
+from sightline.runs.log import RunLog
+from sightline.train.bad_steps import BadSteps
 from sightline.train.meter import Meter
-from sightline.train.progress import Progress, refuse_unwatchable
+from sightline.train.model import build_model
+from sightline.train.orders import eval_order, length_of, train_order_of
+from sightline.train.progress import TrainProgress, refuse_unwatchable
 from sightline.train.saver import Saver
-from sightline.train.schedules import Plan
+from sightline.train.schedules import RunLength
 from sightline.train.signals import StopSignals
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
+from sightline.train.stop_time import StopTime
 
 
 def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> Scores:
-    """Trains a recipe to its end, or on from where its run folder stands, and returns the last scores."""
+    """Train a recipe to its end, resuming where its run folder stands, and return the last scores."""
     cfg = recipe.train
     with StopSignals(world) as signals:
-        # What is there: data, and the order in which it comes.
+        # Open the data and choose their order. What cannot be traced, scored or watched fails here, before slow work.
         sets = {split: recipe.data.open(split, cfg.seed) for split in ("train", "val")}
         bound = {split: dataset.bind(device, cfg.global_batch) for split, dataset in sets.items()}
-        order, eval_order = _orders(recipe, bound, world)
-        plan = Plan(cfg.epochs, order.steps_per_epoch, order.samples_per_epoch, cfg.global_batch)
-        steps = min(plan.epochs * plan.steps_per_epoch, cfg.max_steps or sys.maxsize)
-        traced = parse_window(run.profile, steps)  # before anything slow starts
-        metric = recipe.task.metric(sets["val"].spec, device.torch_device)  # likewise: what cannot be scored
-        refuse_unwatchable(recipe.schedule, metric.names())  # or watched is refused now
+        order = train_order_of(cfg, bound["train"], world)
+        length = length_of(cfg, order)
+        steps = min(length.steps, cfg.max_steps or sys.maxsize)
+        traced = parse_window(run.profile, steps)
+        metric = recipe.task.metric(sets["val"].spec, device.torch_device)
+        refuse_unwatchable(recipe.schedule, metric.names())
 
-        # What is learnt, and where an earlier start left it.
-        state = TrainState(recipe, run, sets["train"].spec, device, plan, world)
-        saver = Saver(recipe, run, state, sets, device, world, log)
+        # Build the model, then resume it; a new run begins with pretrained weights where it names some.
+        built = build_model(recipe, run, sets["train"].spec, device, world)
+        state = TrainState(recipe, built, device, length)
+        saver = Saver(recipe, run, state, sets, world, log, on_saved=StopTime(run, signals, log))
         resumed = saver.resume()
-        # Only now: what a refused start would have done must not replace what the run was made with.
-        log.write_file("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
-        log.write_file("config.yaml", config.dump(recipe, run))
+        if not resumed and (note := state.load_pretrained(recipe.model)):
+            log.say(note)
+        # Written after resume, so that a rejected start cannot overwrite the run's config.
+        log.folder.write("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
+        log.folder.write("config.yaml", config.dump(recipe, run))
         progress = state.progress
-        _find_epoch(progress, plan)
+        _find_epoch(progress, length)
         _refuse_diverged(recipe, progress)
-        scores, times = Scores(progress.scores, {}, []), saver.stopwatch.read()
+        scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
         if over := _why_over(recipe, progress, progress.epoch):
-            log.say(f"{log.folder} is finished, {over}: {progress.scores}; choose another --run.out to train again")
+            ended = f"{log.folder.path} is finished, {over}: {progress.scores}"
+            log.say(f"{ended}; choose another --run.out to train again")
             return scores
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
         step = build_step(recipe, run, device, world, state, bound["train"])
+        bad_steps = BadSteps(run, state, saver, order, sets["train"], log)
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
-        feeds: Feeds = {"train": (bound["train"], order), "val": (bound["val"], eval_order)}
+        evaluated = eval_order(cfg, len(sets["val"]), world)
+        feeds: Feeds = {"train": (bound["train"], order), "val": (bound["val"], evaluated)}
         loader = Loader(feeds, run, device, world, bad_samples, signals.check)
         facts = {"step": progress.step, "steps": steps, "local_batch": order.local_samples, "base_lr": base_lr}
         log.event("start", **facts, workers=loader.worker_pids)
         log.say(
-            f"{recipe.name}: {plan.samples} training and {len(sets['val'])} evaluation samples, {cfg.epochs} "
-            f"epochs of {plan.steps_per_epoch} steps, batch {cfg.global_batch} ({order.local_samples} "
+            f"{recipe.name}: {length.samples} training and {len(sets['val'])} evaluation samples, {cfg.epochs} "
+            f"epochs of {length.steps_per_epoch} steps, batch {cfg.global_batch} ({order.local_samples} "
             f"on each of {world.size}), base rate {base_lr:g}, {cfg.precision} on {device.name()}"
             + (f"; going on from step {progress.step}" if resumed else "")
         )
         for note in (*loader.notes, *state.notes):
             log.say(note)
-        window = ProfileWindow(traced if world.is_main else None, log.folder, device, lambda: loader.wait_s)
+        window = ProfileWindow(traced if world.is_main else None, log.folder.path, device, lambda: loader.wait_s)
         try:
             saver.save_first(resumed)
             loader.seek("train", progress.step, steps)
@@ -76,11 +86,11 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 step.warm_up(loader.next("train"), run.warmup_steps)
                 loader.seek("train", progress.step, steps)
             meter = Meter(loader, device, world, steps)
-            saver.stopwatch.start()
+            state.stopwatch.start()
             while not over:
-                epoch_end = (progress.epoch + 1) * plan.steps_per_epoch
+                epoch_end = (progress.epoch + 1) * length.steps_per_epoch
                 while progress.step < min(epoch_end, steps):
-                    rate = recipe.schedule.rate(progress.step, base_lr, plan, progress.watched(recipe.schedule))
+                    rate = recipe.schedule.rate(progress.step, base_lr, length, progress.watched(recipe.schedule))
                     with window.step(progress.step):
                         batch = loader.next("train")
                         if progress.step not in progress.avoid:
@@ -89,16 +99,16 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         if table := window.take_summary():
                             log.say(table)
                     progress.step += 1
-                    if step.take_bad_steps() and saver.rewound(step.last_bad_step, order):
+                    if step.take_bad_steps() and bad_steps.rewound(step.last_bad_step):
                         loader.seek("train", progress.step, steps)
-                        epoch_end = (progress.epoch + 1) * plan.steps_per_epoch
+                        epoch_end = (progress.epoch + 1) * length.steps_per_epoch
                     if progress.step % run.log_every_steps == 0 or progress.step == min(epoch_end, steps):
                         line = meter.read(step, progress.step, rate)
                         log.training(progress.epoch, cfg.epochs, progress.step, steps, line)
                     if run.checkpoint_every_steps and progress.step % run.checkpoint_every_steps == 0:
                         with meter.paused():
                             saver.save()
-                    saver.collect(answer_s=signals.answer_s)
+                    saver.collect()
                     signals.agree()
 
                 if line := meter.read_epoch():
@@ -115,9 +125,9 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         signals.agree()
                         log.evaluating(done, total, progress.step, steps)
 
-                    model, how = state.evaluated_model, (cfg.eval_precision, between_batches, cfg.eval_shards)
-                    scores = evaluate(model, recipe.task, bound["val"], loader, device, world, *how)
-                    times = saver.stopwatch.read()
+                    model = state.evaluated_model
+                    scores = evaluate(model, recipe, bound["val"], loader, device, world, between_batches)
+                    times = state.stopwatch.read()
                     log.evaluation("end", progress.step, **times)
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)
                     log.scores(scores, "scores.json", times, is_best, epoch=progress.epoch + 1, step=progress.step)
@@ -138,44 +148,19 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     return scores
 
 
-def _orders(recipe: Recipe, bound: dict[str, Bound], world: World) -> tuple[TrainOrder, EvalOrder]:
-    """Which samples this rank takes, in training and in evaluation."""
-    cfg = recipe.train
-    order = TrainOrder(
-        len(bound["train"].dataset),
-        cfg.global_batch,
-        cfg.seed,
-        cfg.last_batch,
-        world.rank,
-        world.size,
-        cfg.repeats,
-        cfg.steps_per_epoch,
-        bound["train"].samples_per_item,
-    )
-    if order.local_batch % cfg.accumulation:
-        each = order.samples_per_item
-        held = f"{order.local_batch} items of {each} samples" if each > 1 else f"{order.local_batch} samples"
-        raise UsageError(
-            f"train.accumulation={cfg.accumulation} does not divide the {held} per device "
-            f"(global_batch={cfg.global_batch} over {world.size})"
-            + (f"; use --data.nvol {cfg.accumulation * world.size} or a multiple of it" if each > 1 else "")
-        )
-    return order, order_for(cfg, len(bound["val"].dataset), world)
-
-
-def _find_epoch(progress: Progress, plan: Plan) -> None:
-    """Where other data (--run.override) have made epochs shorter or longer, the place in the order is that of the step;
-    a step at the end of an epoch may still lack its evaluation."""
-    if not progress.epoch <= progress.step / plan.steps_per_epoch <= progress.epoch + 1:
-        progress.epoch = progress.step // plan.steps_per_epoch
+def _find_epoch(progress: TrainProgress, length: RunLength) -> None:
+    """If the dataset changed size (--run.override), recompute the epoch from the step. A step at the end of an epoch
+    may still lack its evaluation."""
+    if not progress.epoch <= progress.step / length.steps_per_epoch <= progress.epoch + 1:
+        progress.epoch = progress.step // length.steps_per_epoch
 
 
 def _base_lr(recipe: Recipe, world: World, resolved: float | None) -> float:
-    """The rate that the schedule starts from: as the first start resolved it, else resolved now."""
+    """Return the base rate of the schedule, as the first start of the run resolved it."""
     return recipe.optimizer.base_lr(recipe.train.global_batch, world.size) if resolved is None else resolved
 
 
-def _why_over(recipe: Recipe, progress: Progress, epochs_done: int) -> str:
+def _why_over(recipe: Recipe, progress: TrainProgress, epochs_done: int) -> str:
     """Return why the run is over, "" while it is not. A function of progress, so that a restart decides alike."""
     cfg, headline = recipe.train, recipe.task.headline
     score = progress.scores.get(headline)
@@ -193,7 +178,7 @@ def _why_over(recipe: Recipe, progress: Progress, epochs_done: int) -> str:
     return f"train.max_steps={cfg.max_steps} steps are done" if cfg.max_steps and is_past else ""
 
 
-def _refuse_diverged(recipe: Recipe, progress: Progress) -> None:
+def _refuse_diverged(recipe: Recipe, progress: TrainProgress) -> None:
     cfg, headline = recipe.train, recipe.task.headline
     score = progress.scores.get(headline)
     if cfg.diverged_score and score is not None and not score > cfg.diverged_score:

@@ -25,6 +25,7 @@ FIELDS_OF_KIND = {
     "radam": {"beta1", "beta2", "eps", *OTHER_DECAYS},
     "lars": {"momentum", "eta", "eps"},
 }
+RESET_BY = {"lr": ("lr_many", 0.0)}  # an explicit lr disables lr_many, unless that is given too
 FUSED = ("sgd", "adam", "adamw")
 OURS = ("sgd_keras", "lars")
 AS_OTHERS = -1.0  # a decay that means: the same as weight_decay
@@ -91,20 +92,20 @@ class OptimizerConfig:
 
     @property
     def skips_by_itself(self) -> bool:
-        """Whether a step that is not finite leaves its tensors alone."""
+        """True if the optimizer itself skips a step that is not finite."""
         return self.kind in (*FUSED, *OURS)
 
     def base_lr(self, global_batch: int, ranks: int) -> float:
-        """The rate that a schedule moves, for this batch and this many ranks."""
+        """Return the rate that a schedule moves, for this batch and this many ranks."""
         lr = self.lr_many if self.lr_many and ranks > 1 else self.lr
         return lr * global_batch / self.lr_for_batch if self.lr_for_batch else lr
 
     def groups(self, model: nn.Module) -> Groups:
-        """(decay, named parameters) per group. Chosen by module type: a name like `downsample.1` tells nothing."""
+        """Return (decay, named parameters) per group, by module type: a name like `downsample.1` tells nothing."""
         return [(decay, group) for (decay, _), group in self._groups(model)]
 
     def _groups(self, model: nn.Module) -> list[tuple[tuple[float, bool], list[tuple[str, nn.Parameter]]]]:
-        """The same, with whether lars scales the rate of the group's tensors."""
+        """Return the groups, each also with whether lars scales the rate of its tensors."""
         lars = self.kind == "lars"
         norm = self.weight_decay if self.norm_weight_decay == AS_OTHERS else self.norm_weight_decay
         bias = self.weight_decay if self.bias_weight_decay == AS_OTHERS else self.bias_weight_decay

@@ -1,4 +1,4 @@
-"""Where a run stands: step, epoch, scores so far. Plain numbers, which a checkpoint holds as JSON."""
+"""The position of a run: step, epoch, scores so far. Plain numbers, which a checkpoint holds as JSON."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ VAL_LOSSES = ("val_loss", "loss")  # what tasks call the loss of an evaluation
 
 
 @dataclass
-class Progress:
-    """Where the run stands; plain numbers, so that a checkpoint holds them as JSON."""
+class TrainProgress:
+    """The position and the scores of a run; checkpoints hold them as JSON under `progress`."""
 
     step: int = 0  # optimizer updates asked for, skipped ones included; samples seen = step * global_batch
     epoch: int = 0  # epochs finished, evaluation included
@@ -31,8 +31,8 @@ class Progress:
     base_lr: float | None = None  # resolved by the first start; another number of ranks must not change it
 
     @classmethod
-    def from_json(cls, values: Any) -> Progress:
-        """Return what a checkpoint holds; ValueError names what cannot be, UnknownField what is of a later version."""
+    def from_json(cls, values: Any) -> TrainProgress:
+        """Read a checkpoint's numbers; raise ValueError for impossible ones, UnknownField for a later version's."""
         found = as_dataclass(cls, values)
         typed(found.scores, dict[str, float | bool | None])
         if "step" not in values:
@@ -51,8 +51,8 @@ class Progress:
         return found
 
     def note(self, scores: dict[str, float], headline: str, planned: bool) -> bool:
-        """The result of an evaluation here; whether it is the best, which NaN never is. One that only a stop has
-        brought must not move a schedule."""
+        """Note the scores of an evaluation; return whether it is the best, which NaN never is. An evaluation that was
+        not planned, but made because the run stops, must not move a schedule."""
         score = scores[headline]
         self.scores, self.scored_step = scores, self.step
         if planned:
@@ -65,14 +65,14 @@ class Progress:
         return self.best_step == self.step
 
     def watched(self, schedule: ScheduleConfig) -> list[float]:
-        """What a schedule looks at: the score or the loss of the planned evaluations so far."""
+        """Return what a schedule watches: the scores or the losses of the planned evaluations so far."""
         if schedule.plateau_on == "score":
             return self.history
         refuse_unwatchable(schedule, self.scores)
         return self.val_losses
 
     def evaluations_since_best(self) -> int:
-        """Planned ones since the first that scored best; equal is not better, and NaN never is."""
+        """Count planned evaluations since the first that scored best; equal is not better, and NaN never is."""
         waited, best = 0, -math.inf
         for score in self.history:
             waited, best = (0, score) if score > best else (waited + 1, best)
@@ -80,7 +80,7 @@ class Progress:
 
 
 def refuse_unwatchable(schedule: ScheduleConfig, names: Collection[str]) -> None:
-    """Where a schedule looks at a loss and an evaluation gives other values; without any name nothing is known yet."""
+    """Refuse a schedule that watches a loss which the evaluation does not return; no names: not known yet."""
     if schedule.plateau_on == "val_loss" and names and not any(name in names for name in VAL_LOSSES):
         raise UsageError(
             f"schedule.plateau_on=val_loss needs an evaluation that gives {' or '.join(VAL_LOSSES)}; this task's "

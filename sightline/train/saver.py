@@ -1,4 +1,4 @@
-"""Where a run goes on and what it leaves behind: resume, save, rewind. The loop decides when."""
+"""Save the state of a run, and resume it: from its newest good checkpoint, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -7,29 +7,35 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sightline import config
 from sightline.config import Recipe, Run
-from sightline.data.loading.order import TrainOrder
 from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError
-from sightline.hardware.devices import Device
 from sightline.hardware.world import World
-from sightline.log import RunLog, environment
 from sightline.parts import Dataset
-from sightline.train.checkpoint import Checkpoints, copies, find, read, require
-from sightline.train.meter import Stopwatch
-from sightline.train.state import Tensors, TrainState
+from sightline.runs.environment import environment
+from sightline.runs.log import RunLog
+from sightline.train.checkpoint import Checkpoints, Tensors, copies, find, read, require
+from sightline.train.state import TrainState
 
 # Other weights or optimizer tensors would not fit; the position in the run is counted in steps and epochs of these.
 NEVER_OVERRIDDEN = ("model.", "train.global_batch:", "train.last_batch:", "train.steps_per_epoch:", "train.trainable:")
-GRACE_S = 30  # after which torchrun, Kubernetes and Slurm kill, unless told otherwise
 
 Found = tuple[Tensors, dict[str, Any], Path]
 
 
+class Saved(NamedTuple):
+    """A checkpoint that is on disk, and what it took."""
+
+    step: int
+    path: Path
+    copied_s: float
+    written_s: float
+
+
 class Saver:
-    """The state of one run and its checkpoints."""
+    """The state of one run and its checkpoints. The loop decides when to save; `on_saved` hears of each on disk."""
 
     def __init__(
         self,
@@ -37,42 +43,34 @@ class Saver:
         run: Run,
         state: TrainState,
         sets: dict[str, Dataset],
-        device: Device,
         world: World,
         log: RunLog,
+        on_saved: Callable[[Saved], None],
     ):
         self.recipe = recipe
         self.run = run
         self.state = state
         self.sets = sets
-        self.device = device
         self.world = world
         self.log = log
-        self.stopwatch = Stopwatch()
-        self.checkpoints = Checkpoints(log.folder / "checkpoints", run.keep, log.warn, log.prove_folder_is_ours)
+        self.on_saved = on_saved
+        self.checkpoints = Checkpoints(log.folder.path / "checkpoints", run.keep, log.warn, log.folder.prove_ours)
         self._writer = ThreadPoolExecutor(1, "checkpoint")  # a thread starts with the first save
-        self._pending: Future[tuple[int, Path, float]] | None = None
-        self._copied_s = self._answer_s = 0.0
-        self._has_told_times = False
+        self._pending: Future[Saved] | None = None
         if world.is_main:
             self.checkpoints.prove_writable()
 
     def resume(self) -> bool:
-        """Brings the state of the newest good checkpoint back, unless it belongs to another recipe or other data."""
+        """Load the newest good checkpoint; False if there is none. One of another recipe or other data is refused."""
         run, checkpoints, state = self.run, self.checkpoints, self.state
         if run.resume == "never" and checkpoints.names():
             raise UsageError(
-                f"{self.log.folder} holds checkpoints and --run.resume never was given; choose another --run.out"
+                f"{self.log.folder.path} holds checkpoints and --run.resume never was given; choose another --run.out"
             )
-        # PATH is where a run begins; once its folder has checkpoints of its own, the same command goes on from them.
+        # PATH is where a run begins; once its folder has checkpoints of its own, the same command resumes from them.
         is_named = run.resume not in ("auto", "never")
         found = self._newest(lambda: find(Path(run.resume), "latest") if is_named and not checkpoints.names() else None)
         if found is None:
-            note = self.recipe.model.start_from(state.model)
-            if note:
-                self.log.say(note)
-                if state.ema:
-                    state.ema.model.load_state_dict(state.model.state_dict())
             return False
         tensors, stored, path = found
         changes = config.diff(stored.get("recipe", {}), self.recipe)
@@ -89,21 +87,30 @@ class Saver:
                     f"the {split} data are not those that {path} was trained on (files were added, removed or "
                     f"changed); bring them back, choose another --run.out, or add --run.override to go on with these"
                 )
-        now = environment(self.device, self.world.size)
+        now = environment(state.device, self.world.size)
         then = stored.get("environment", {})
         for name in ("threads", "device", "ranks", "packages"):
             if then.get(name) != now[name]:
                 self.log.warn(f"{name} was {then.get(name)} and is {now[name]}: the last bits may differ")
         state.load(tensors, stored["progress"])
-        self.stopwatch.load(stored.get("stopwatch", {}))
+        state.stopwatch.load(stored.get("stopwatch", {}))
         if any(change.startswith("optimizer.") for change in changes):
             state.progress.base_lr = None  # another rate was asked for
         self.log.event("resume", checkpoint=path.name, step=state.progress.step, changes=changes)
         return True
 
+    def rewind(self) -> bool:
+        """Load the newest good checkpoint in the middle of a run; False if there is none."""
+        self.world.beat(is_long=True)
+        self.collect(wait=True)
+        found = self._newest()
+        if found:
+            self.state.load(found[0], found[1]["progress"])
+        return found is not None
+
     def _newest(self, elsewhere: Callable[[], Path | None] = lambda: None) -> Found | None:
-        """The newest good checkpoint, or that of `elsewhere`, the same on all ranks; None where there never was one.
-        Rank 0 first: it moves damaged ones out of the way. What only another cannot read is whole, so it stays."""
+        """Return the newest good checkpoint, or that of `elsewhere`, the same on all ranks; None where there is none.
+        Rank 0 reads first and moves damaged ones away. A checkpoint that only another rank cannot read stays."""
         if self.world.is_main:
             path = elsewhere()
             found = (*read(path), path) if path else self.checkpoints.newest(self._check)
@@ -117,8 +124,8 @@ class Saver:
         return found
 
     def _check(self, tensors: Tensors, stored: dict[str, Any]) -> None:
-        """BadCheckpoint where a checkpoint of this recipe and these data lacks something or does not fit. One of others
-        is for `resume` to refuse: it is not damaged."""
+        """Raise BadCheckpoint where a checkpoint of this recipe and these data is incomplete or does not fit. One of
+        another recipe or other data is not damaged: `resume` refuses it."""
         require(stored, "progress", "recipe", "spec", "fingerprints", "environment")
         is_ours = not config.diff(stored["recipe"], self.recipe)
         if is_ours and all(stored["fingerprints"].get(name) == s.fingerprint for name, s in self.sets.items()):
@@ -136,7 +143,7 @@ class Saver:
             ) from error
 
     def _prove_one_start(self, place: int) -> None:
-        """Ranks that read different folders would train at different steps, and only the result would show it."""
+        """Raise PeerLost where ranks read different folders: they would train at different steps, unnoticed."""
         if self.world.size == 1:
             return
         highest, lowest = (self.world.start_max(value) for value in (place, -place))
@@ -144,27 +151,27 @@ class Saver:
             work.wait()
         if int(highest[0]) != -int(lowest[0]):
             raise PeerLost(
-                f"ranks do not find the same newest checkpoint in {self.log.folder}; it must be one folder that all "
-                f"hosts share (--run.out), and each host must already see what is in it"
+                f"ranks do not find the same newest checkpoint in {self.log.folder.path}; it must be one folder that "
+                f"all hosts share (--run.out), and each host must already see what is in it"
             )
 
     def save_first(self, resumed: bool) -> None:
-        """Before the first step of a folder, where asked for, or where something to go back to is needed."""
+        """Save before the first step of a folder, where asked for, or where on_nan may have to rewind to it."""
         # Decided by what all ranks know alike.
         is_new = not resumed or self.run.resume not in ("auto", "never")
         if is_new and (self.run.checkpoint_initial or self.run.on_nan == "rewind"):
             self.save()
 
     def save_epoch(self, is_over: bool) -> None:
-        """When an epoch has ended and been counted: if it is its turn, is the best so far, or the last."""
+        """Save after an epoch if it is due, the best so far, or the last."""
         progress = self.state.progress
         is_best = progress.best_step == progress.step  # else `best` would name what is no longer there
         if is_over or is_best or progress.epoch % self.run.checkpoint_every_epochs == 0:
             self.save(must_succeed=is_over)
 
     def save(self, must_succeed: bool = False) -> None:
-        """Writes a checkpoint on rank 0, from a copy while the run goes on; at most one is on its way. The one that a
-        run ends with must succeed, and all wait for it: a launcher kills the rest as soon as one rank has left."""
+        """Write a checkpoint on rank 0, from a copy while training continues; at most one is being written. The last
+        one of a run must succeed, and all ranks wait for it: a launcher kills the rest as soon as one has left."""
         state, progress = self.state, self.state.progress
         is_waited_for = must_succeed or not self.run.save_in_background
         self.world.beat(is_long=True)
@@ -174,50 +181,48 @@ class Saver:
         if not state.weights_are_finite():
             raise NotFinite(f"weights are not finite at step {progress.step}; nothing was saved over good checkpoints")
         if self.world.is_main:
-            self.log.prove_folder_is_ours()
+            self.log.folder.prove_ours()
             stored = {
                 "progress": state.progress_json(),
-                "stopwatch": self.stopwatch.to_json(),
+                "stopwatch": state.stopwatch.to_json(),
                 "recipe": config.to_json(self.recipe),
                 "spec": self.sets["train"].spec.to_json(),
                 "fingerprints": {split: dataset.fingerprint for split, dataset in self.sets.items()},
-                "environment": environment(self.device, self.world.size),
+                "environment": environment(state.device, self.world.size),
             }
             started = time.perf_counter()
             held = copies(state.tensors())
-            self._copied_s = time.perf_counter() - started
-            self._pending = self._writer.submit(self._write, progress.step, held, stored, progress.best_step)
+            copied_s = time.perf_counter() - started
+            self._pending = self._writer.submit(self._write, held, stored, progress.step, progress.best_step, copied_s)
             if is_waited_for:
                 self.collect(wait=True, must_succeed=must_succeed)
         if is_waited_for:
             self.world.barrier()
 
-    def _write(self, step: int, held: Tensors, stored: dict[str, Any], best_step: int) -> tuple[int, Path, float]:
+    def _write(self, held: Tensors, stored: dict[str, Any], step: int, best_step: int, copied_s: float) -> Saved:
         started = time.perf_counter()
         path = self.checkpoints.save(step, held, stored, best_step, are_copies=True)
-        return step, path, time.perf_counter() - started
+        return Saved(step, path, copied_s, time.perf_counter() - started)
 
-    def collect(self, *, wait: bool = False, must_succeed: bool = False, answer_s: float = 0.0) -> None:
-        """Tells what became of the save on its way, if it is done. An error in it is one of the step that meets it; a
-        full disk is a warning while the run can go on without. `answer_s`: see StopSignals."""
-        self.log.give_sign()
-        self._answer_s = max(self._answer_s, answer_s)
+    def collect(self, *, wait: bool = False, must_succeed: bool = False) -> None:
+        """Log the save in the background if it is done. A failed one raises here, at the next step; a full disk is only
+        a warning unless this save must succeed."""
+        self.log.folder.beat()
         if self._pending is None or not (wait or self._pending.done()):
             return
         pending, self._pending = self._pending, None
         try:
-            step, path, written_s = pending.result()
+            saved = pending.result()
         except DiskFull as error:
             if must_succeed:
                 raise
             self.log.warn(str(error))
             return
-        self.log.event("checkpoint", step=step, name=path.name)
-        if self._answer_s and not self._has_told_times:
-            self._tell_times(path, written_s)
+        self.log.event("checkpoint", step=saved.step, name=saved.path.name)
+        self.on_saved(saved)
 
     def _collect_last(self, is_tried_again: bool) -> None:
-        """What became of the save before this one; where this is the last chance, its error must not be the end."""
+        """Collect the save before this one; its error is only a warning where this one must succeed and tries again."""
         try:
             self.collect(wait=True)
         except (OSError, SightlineError) as error:
@@ -226,54 +231,10 @@ class Saver:
             self.log.warn(f"a save in the background failed: {error}; trying once more")
 
     def close(self) -> None:
-        """Lets a save that is on its way arrive, however the run ends."""
+        """Wait for a save in the background, however the run ends."""
         self.world.beat(is_long=True)
         try:
             self.collect(wait=True)
-        except (OSError, SightlineError) as error:  # the run has an end of its own to tell
+        except (OSError, SightlineError) as error:  # the run ends for a reason of its own
             self.log.warn(f"the last save failed: {error}")
         self._writer.shutdown()
-
-    def _tell_times(self, path: Path, written_s: float) -> None:
-        """Once: what a checkpoint costs, and what a launcher must leave a run that it tells to stop."""
-        self._has_told_times = True
-        size = sum(file.stat().st_size for file in path.glob("*")) / 1e6
-        how = ", in the background," if self.run.save_in_background else ""
-        needed = self._answer_s + self._copied_s + written_s
-        self.log.event("stop_time", seconds=round(needed, 3), copied_s=self._copied_s, written_s=written_s)
-        told = (
-            f"a checkpoint is {size:,.2f} MB, copied into host memory in {self._copied_s:.2f} s and written{how} in "
-            f"{written_s:.2f} s; "
-            f"to stop takes up to {needed:.1f} s"
-        )
-        if needed > GRACE_S:
-            self.log.warn(f"{told}, more than the {GRACE_S} s that launchers leave by default: give it more time")
-        else:
-            self.log.say(told)
-
-    def rewound(self, bad_step: int, order: TrainOrder) -> bool:
-        """What `--run.on-nan` says about a step that was not finite; True if the state went back to a checkpoint."""
-        run, progress = self.run, self.state.progress
-        _, indices = order.batch(bad_step)
-        names = [self.sets["train"].name(index) for index in indices[:8].tolist()]
-        progress.bad_steps += 1
-        self.log.event("bad_step", step=bad_step, samples=[int(i) for i in indices])
-        happened = f"loss or gradient not finite in step {bad_step} (samples {', '.join(names)}, ...)"
-        if run.on_nan == "stop" or progress.bad_steps > run.max_bad_steps:
-            raise NotFinite(
-                f"{happened}; {progress.bad_steps} such steps so far. Checkpoints from before are intact: go on with "
-                f"--run.on-nan skip, or with --run.override and a lower --optimizer.lr or --train.clip 1"
-            )
-        if run.on_nan == "skip":
-            self.log.warn(f"{happened}: skipped")
-            return False
-        self.world.beat(is_long=True)
-        self.collect(wait=True)
-        found = self._newest()
-        if found is None:
-            raise BadCheckpoint(f"{happened} and there is no checkpoint to rewind to")
-        bad_steps, avoid, base_lr = progress.bad_steps, sorted({*progress.avoid, bad_step}), progress.base_lr
-        self.state.load(found[0], found[1]["progress"])
-        progress.avoid, progress.bad_steps, progress.base_lr = avoid, bad_steps, base_lr
-        self.log.warn(f"{happened}: back to step {progress.step}, leaving it out")
-        return True

@@ -22,13 +22,18 @@ LOSS_THRESHOLD, LEAST_DROP = 1e-4, 1e-8  # defaults of torch's ReduceLROnPlateau
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How long a run is."""
+class RunLength:
+    """How long a run is, in epochs, steps and samples."""
 
     epochs: int
     steps_per_epoch: int
     samples: int = 0  # in an epoch; 0 is unknown
     global_batch: int = 0  # 0 is unknown
+
+    @property
+    def steps(self) -> int:
+        """Optimizer updates of all epochs."""
+        return self.epochs * self.steps_per_epoch
 
 
 @dataclass(frozen=True)
@@ -133,34 +138,34 @@ class ScheduleConfig:
                 f"{self.table_rates}"
             )
 
-    def rate(self, step: int, lr: float, plan: Plan, history: Sequence[float] = ()) -> float:
-        """The learning rate of optimizer update `step`, counted from 0 over the whole run.
+    def rate(self, step: int, lr: float, length: RunLength, history: Sequence[float] = ()) -> float:
+        """Return the learning rate of optimizer update `step`, counted from 0 over the whole run.
 
         `history` holds what plateau_on names of every planned evaluation so far; only plateau looks at it.
         """
         by_step = self.unit == "step"
-        at = step if by_step else step // plan.steps_per_epoch  # now, the warm-up and the whole run, in units
-        warmup, total = self._units(self.warmup_epochs, plan), self._units(plan.epochs, plan)
+        at = step if by_step else step // length.steps_per_epoch  # now, the warm-up and the whole run, in units
+        warmup, total = self._units(self.warmup_epochs, length), self._units(length.epochs, length)
         # By the step the ramp usually ends at lr, so that its first rate is not 0; by the epoch as torch's LinearLR.
         counted = at + 1 if by_step and self.warmup_from == "next" else at
         if at < warmup:
             risen = counted / warmup if self.warmup == "linear" else 0.0
             return lr * (self.warmup_factor + (1 - self.warmup_factor) * risen)
-        horizon = self._units(self.decay_epochs, plan) if self.decay_epochs else total
+        horizon = self._units(self.decay_epochs, length) if self.decay_epochs else total
         if self.kind == "cosine":
-            begun = max(warmup, self._units(self.hold_epochs, plan)) if self.cosine_from == "warmup" else 0
+            begun = max(warmup, self._units(self.hold_epochs, length)) if self.cosine_from == "warmup" else 0
             done = min(1.0, max(0, at - begun) / max(1, horizon - begun))
             return self.floor * lr + self.final_lr + (lr - self.final_lr) * 0.5 * (1 + math.cos(math.pi * done))
         if self.kind == "polynomial":
             left = 1 - min(1.0, (counted - warmup) / max(1, horizon - warmup + 1))
             return self.final_lr + (lr - self.final_lr) * left**self.power
         if self.kind == "exponential":
-            return lr * self.factor ** ((at - warmup) / (self._epoch_length(plan) if by_step else 1))
+            return lr * self.factor ** ((at - warmup) / (self._epoch_length(length) if by_step else 1))
         if self.kind == "step":
             now = step - 1 if self.drop_after else step
-            return lr * self.factor ** sum(now >= self._steps(drop, plan) for drop in self.drop_epochs)
+            return lr * self.factor ** sum(now >= self._steps(drop, length) for drop in self.drop_epochs)
         if self.kind == "table":
-            reached = sum(step >= self._steps(start, plan) for start in self.table_epochs)
+            reached = sum(step >= self._steps(start, length) for start in self.table_epochs)
             return self.table_rates[reached - 1] if reached else lr
         if self.kind == "plateau":
             if self.plateau_on == "val_loss":
@@ -168,25 +173,25 @@ class ScheduleConfig:
             return lr * self.factor ** _plateaus(history, self.patience)
         return lr
 
-    def _epoch_length(self, plan: Plan) -> float:
-        """In steps, as epoch_steps has it."""
+    def _epoch_length(self, length: RunLength) -> float:
+        """Return the steps of an epoch, as epoch_steps says."""
         if self.epoch_steps == "exact":
-            if not (plan.samples and plan.global_batch):
-                raise UsageError("schedule.epoch_steps=exact needs a Plan with samples and global_batch")
-            return plan.samples / plan.global_batch
-        return max(1, plan.steps_per_epoch - (self.epoch_steps == "less_one"))
+            if not (length.samples and length.global_batch):
+                raise UsageError("schedule.epoch_steps=exact needs a RunLength with samples and global_batch")
+            return length.samples / length.global_batch
+        return max(1, length.steps_per_epoch - (self.epoch_steps == "less_one"))
 
-    def _steps(self, epochs: float, plan: Plan) -> int:
-        """The one place where epochs become steps."""
-        steps = epochs * self._epoch_length(plan)
+    def _steps(self, epochs: float, length: RunLength) -> int:
+        """Convert epochs to steps: the one place that does."""
+        steps = epochs * self._epoch_length(length)
         return int(steps) if self.epoch_steps == "exact" else round(steps)
 
-    def _units(self, epochs: float, plan: Plan) -> int:
-        return self._steps(epochs, plan) if self.unit == "step" else math.ceil(epochs)
+    def _units(self, epochs: float, length: RunLength) -> int:
+        return self._steps(epochs, length) if self.unit == "step" else math.ceil(epochs)
 
 
 def _plateaus(history: Sequence[float], patience: int) -> int:
-    """How often more than `patience` evaluations in a row brought no better score; counted anew after each."""
+    """Count how often more than `patience` evaluations in a row brought no better score; restart after each."""
     drops, waited, best = 0, 0, -math.inf
     for score in history:
         waited = 0 if score > best else waited + 1
@@ -197,7 +202,7 @@ def _plateaus(history: Sequence[float], patience: int) -> int:
 
 
 def _plateaus_of_loss(history: Sequence[float], patience: int) -> int:
-    """The same for losses, with the threshold of torch's ReduceLROnPlateau."""
+    """Count plateaus of losses, with the threshold of torch's ReduceLROnPlateau."""
     drops, waited, best = 0, 0, math.inf
     for loss in history:
         waited, best = (0, loss) if loss < best * (1 - LOSS_THRESHOLD) else (waited + 1, best)
@@ -207,7 +212,7 @@ def _plateaus_of_loss(history: Sequence[float], patience: int) -> int:
 
 
 def _after_plateaus(lr: float, factor: float, drops: int) -> float:
-    """One product after the other, as torch makes them, down to the bits."""
+    """Multiply once per drop, as torch does, for equal bits."""
     for _ in range(drops):
         lr = lr * factor if lr - lr * factor > LEAST_DROP else lr
     return lr

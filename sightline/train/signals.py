@@ -50,12 +50,12 @@ class StopSignals:
                 signal.signal(number, handler)
 
     def check(self) -> None:
-        """Raises at once where there is one rank; several ranks must leave together, see agree()."""
+        """Raise at once where there is one rank; several ranks must leave together, see agree()."""
         if self._pending and self.world.size == 1:
             raise Interrupted(self._pending)
 
     def agree(self) -> None:
-        """At the end of a step: raises on all ranks in the same step, one step after any of them was told to stop."""
+        """Call at the end of a step: raise on all ranks in the same step, one step after any of them got a signal."""
         self._measure()
         if self.world.size == 1:
             self.check()
@@ -70,7 +70,7 @@ class StopSignals:
 
     @property
     def answer_s(self) -> float:
-        """What a signal may have to wait before the run saves: its step and, where ranks must agree, one more."""
+        """Seconds that a signal may wait before the run saves: its step and, where ranks must agree, one more."""
         return self.interval_s * (1 if self.world.size == 1 else 2)
 
     def _measure(self) -> None:
@@ -87,15 +87,15 @@ class StopSignals:
             self._leave_terminals()
 
     def _leave_terminals(self) -> None:
-        """One that was closed refuses every word, and the first would end the run before its last save."""
+        """Redirect closed terminals: the first line printed there would end the run before its last save."""
         for output in self._terminals:
             if not os.isatty(output):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), output)
 
 
 def ignore_stops() -> None:
-    """From now on, for a rank that ends by itself with an error. As soon as one has ended, the launcher tells others to
-    stop, and would end them before they have said which was lost and left the mark that a next attempt obeys."""
+    """Ignore stop signals, for a rank that is ending with an error. When one rank has ended, the launcher stops the
+    others, which must first report the lost rank and write the exit.json that a next attempt obeys."""
     if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
         for number in OF_LAUNCHERS:
             signal.signal(number, signal.SIG_IGN)

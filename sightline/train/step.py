@@ -35,7 +35,7 @@ LossOf = Callable[[Batch], tuple[Tensor, dict[str, Tensor]]]
 
 
 def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: TrainState, bound: Bound) -> Step:
-    """The step of this recipe on this device: compiled and captured where that is asked for or wins."""
+    """Build the step of this recipe on this device: compiled and captured where asked for, or where that is faster."""
     network = _distributed(recipe, run, device, world, state) if world.size > 1 else state.model
     compiled = run.compile == "on" or (run.compile == "auto" and device.compile_auto)
     # A captured step would also capture the collectives of DDP's reducer, which it does not allow.
@@ -52,16 +52,13 @@ def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: Tr
         return loss.total, loss.sums
 
     step = Step(
+        recipe,
         state,
-        _compiled(loss_of, device, recipe.train.deterministic) if compiled else loss_of,
         network,
-        parts=recipe.train.accumulation,
-        samples_per_item=bound.samples_per_item,
-        clip=recipe.train.clip,
-        skips_by_itself=recipe.optimizer.skips_by_itself,
-        seed=(recipe.train.seed, world.rank),
-        device=device,
-        world=world,
+        _compiled(loss_of, device, recipe.train.deterministic) if compiled else loss_of,
+        bound.samples_per_item,
+        device,
+        world,
     )
     if graphed:
         step.capture_on_first_call()
@@ -69,7 +66,7 @@ def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: Tr
 
 
 def _distributed(recipe: Recipe, run: Run, device: Device, world: World, state: TrainState) -> DistributedDataParallel:
-    """The model, whose gradients are averaged over ranks while the backward pass goes on."""
+    """Wrap the model so that gradients are averaged over ranks during the backward pass."""
     # torch 2.15 renamed the option; buffers are ours to share, see loop.py.
     renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     option: dict[str, Any] = {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
@@ -90,9 +87,9 @@ def _distributed(recipe: Recipe, run: Run, device: Device, world: World, state: 
 
 
 def _compiled(loss_of: LossOf, device: Device, deterministic: bool) -> LossOf:
-    """Compiled with tile sizes that were timed: 2 % of a ResNet-50 step (batch 256, bf16, H200), 10 s of compilation.
+    """Compile with timed tile sizes: 2 % of a ResNet-50 step (batch 256, bf16, H200) for 10 s of compilation.
 
-    Other tiles sum in another order, so not where bits must be equal from run to run.
+    Other tiles sum in another order, so not where bits must be equal between runs.
     """
     tuned = device.compile_backend == "inductor" and device.kind == "cuda" and not deterministic
     options: dict[str, Any] = {"options": {"max_autotune_pointwise": True}} if tuned else {}
@@ -104,24 +101,20 @@ class Step:
 
     def __init__(
         self,
+        recipe: Recipe,
         state: TrainState,
-        loss_of: LossOf,
         network: nn.Module,
-        *,
-        parts: int,
+        loss_of: LossOf,
         samples_per_item: int,
-        clip: float,
-        skips_by_itself: bool,
-        seed: tuple[int, int],
         device: Device,
         world: World,
     ):
         self.state = state
-        self.parts = parts
+        self.parts = recipe.train.accumulation
         self.samples_per_item = samples_per_item
-        self.clip = clip
-        self._skips_by_itself = skips_by_itself
-        self.seed = seed
+        self.clip = recipe.train.clip
+        self.seed = (recipe.train.seed, world.rank)
+        self._skips_by_itself = recipe.optimizer.skips_by_itself
         self.device = device
         self.world = world
         self._loss_of = loss_of
@@ -141,13 +134,13 @@ class Step:
         # Batch norm writes its statistics in the forward pass, before anyone knows whether the step is finite;
         # optimizers without fused kernels cannot skip a step by themselves.
         guarded = list(state.model.buffers())
-        if not skips_by_itself:
+        if not self._skips_by_itself:
             guarded += [*self._parameters, *(t for t in state.tensors()["optimizer"].values())]
         self._guarded = _by_kind(_apart([_bits(tensor) for tensor in guarded]))
         self._kept = [torch.cat(tensors) for tensors in self._guarded]
 
     def __call__(self, batch: Batch, step: int, lr: float) -> None:
-        """Update number `step` of the run."""
+        """Make update number `step` of the run."""
         if not self.state.model.training:
             self.state.model.train()
         set_rate(self.state.optimizer, lr)
@@ -162,11 +155,11 @@ class Step:
         self._read_bad_steps(step)
 
     def capture_on_first_call(self) -> None:
-        """Turns the step into one CUDA graph once the shapes of a batch are known."""
+        """Capture the step as one CUDA graph once the shapes of a batch are known."""
         self._wants_graph = True
 
     def warm_up(self, batch: Batch, steps: int) -> None:
-        """Runs `steps` updates and undoes them, so that the first one that counts is as fast as those that follow."""
+        """Run `steps` updates and undo them, so that the first one that counts is as fast as the rest."""
         self.state.model.train()
         if self._wants_graph:
             self._capture(batch)
@@ -175,12 +168,12 @@ class Step:
                 self._run(batch)
 
     def take_bad_steps(self) -> int:
-        """How many steps turned out not to be finite since the last call; `last_bad_step` names the latest."""
+        """Return how many steps were not finite since the last call; `last_bad_step` is the latest."""
         new, self._bad_taken = self._bad_known - self._bad_taken, self._bad_known
         return new
 
     def read_totals(self, world: World) -> dict[str, float]:
-        """Sums over ranks since the last reading. The one synchronisation with the device per log interval."""
+        """Return sums over ranks since the last reading. The one synchronisation with the device per log interval."""
         values = world.sum(self._totals.clone()).tolist()
         keep = torch.arange(len(values), device=self._totals.device) == BAD_STEPS  # that one counts over the run
         self._totals *= keep
@@ -196,7 +189,7 @@ class Step:
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:
-        """For updates before the first that counts: whatever they change is put back to the bit."""
+        """Restore, to the bit, everything that the updates inside change."""
         tensors = [t for named in self.state.tensors().values() for t in named.values()]
         saved = [tensor.clone() for tensor in tensors]
         try:
@@ -217,7 +210,7 @@ class Step:
             self._apply(loss, shown, len(batch["index"]) * self.samples_per_item)
 
     def _accumulate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Gradients of the mean loss over all parts; the first one decides which sums are shown."""
+        """Compute gradients of the mean loss over all parts; the first part decides which sums are shown."""
         losses: list[Tensor] = []
         shown: list[dict[str, Tensor]] = []
         scale = self.state.loss_scale.scale / self.parts
@@ -266,7 +259,7 @@ class Step:
             torch._foreach_add_(tensors, old)
 
     def _read_bad_steps(self, step: int) -> None:
-        """Learns of the step before and sends this step's count on its way, so that the host never waits for it."""
+        """Read the count of the step before and start to copy this one's, so that the host never waits for it."""
         if not self.device.has_streams:
             self._note_bad_steps(int(self._totals[BAD_STEPS]), step)
             return
@@ -283,7 +276,7 @@ class Step:
             self._bad_known, self.last_bad_step = count, step
 
     def _capture(self, batch: Batch) -> None:
-        """Warm-up and capture run the step for real, so everything it changes is put back afterwards."""
+        """Warm up and capture. Both run the step for real, so everything it changes is restored."""
         self._wants_graph = False
         self._static = {key: value.clone() for key, value in batch.items()}
         with self._undone():
@@ -300,7 +293,7 @@ class Step:
 
 
 def _split(batch: Batch, parts: int) -> list[Batch]:
-    """The batch in `parts` equal parts; numbers that belong to the whole batch go to each."""
+    """Split the batch into `parts` equal parts; numbers of the whole batch go to each."""
     if parts == 1:
         return [batch]
     size = len(batch["index"]) // parts
@@ -308,7 +301,7 @@ def _split(batch: Batch, parts: int) -> list[Batch]:
 
 
 def _by_kind(tensors: list[Tensor]) -> list[list[Tensor]]:
-    """Those of one type on one device together."""
+    """Group tensors by type and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -316,14 +309,14 @@ def _by_kind(tensors: list[Tensor]) -> list[list[Tensor]]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The tensor's memory as a row of integers, in the order in which it lies there."""
+    """View the tensor's memory as a row of integers, in its own order."""
     assert tensor.numel() == sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     integers = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
     return integers.as_strided((tensor.numel(),), (1,))
 
 
 def _apart(rows: list[Tensor]) -> list[Tensor]:
-    """Without rows that lie in the memory of another, as views of one buffer do: they would be put back twice."""
+    """Drop rows that lie in the memory of another, as views of one buffer do: they would be restored twice."""
     apart: list[Tensor] = []
     for row in sorted(rows, key=lambda row: (str(row.device), row.data_ptr(), -row.nbytes)):
         last = apart[-1] if apart and apart[-1].device == row.device else None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Tensors = list[Tensor] | tuple[Tensor, ...]
+TensorRow = list[Tensor] | tuple[Tensor, ...]
 AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
@@ -33,13 +33,13 @@ class KerasSGD(torch.optim.Optimizer):
             if weights:
                 self._update(group, weights, [p.grad for p in weights])
 
-    def _update(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> None:
+    def _update(self, group: dict[str, Any], weights: TensorRow, gradients: TensorRow) -> None:
         bad, momentum = self.found_inf, group["momentum"]
         shrink(weights, group, bad)
         factors = self._factors(group, weights, gradients)
         if group["weight_decay"]:
             gradients = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
-        moves: Tensors = torch._foreach_mul(gradients, factors)  # -lr * g
+        moves: TensorRow = torch._foreach_mul(gradients, factors)  # -lr * g
         # From here on everything is subtracted: x - 0.0 is x on the bits, while -0.0 + 0.0 is not -0.0.
         if not momentum:
             torch._foreach_sub_(weights, _unless(bad, torch._foreach_neg(moves)))
@@ -48,14 +48,14 @@ class KerasSGD(torch.optim.Optimizer):
         velocities = [self.state[p]["momentum_buffer"] for p in weights]
         torch._foreach_mul_(velocities, momentum if bad is None else momentum * (1 - bad) + bad)  # 1 if bad
         torch._foreach_sub_(velocities, moves)
-        ahead: Tensors = velocities
+        ahead: TensorRow = velocities
         if group["nesterov"]:
             ahead = torch._foreach_mul(velocities, momentum)
             torch._foreach_sub_(ahead, moves)
         torch._foreach_sub_(weights, _unless(bad, ahead))
 
-    def _factors(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> Any:
-        """What gradients are multiplied with: one number for all, or one for each."""
+    def _factors(self, group: dict[str, Any], weights: TensorRow, gradients: TensorRow) -> Any:
+        """Return the factors of gradients: one number for all, or one for each."""
         return -group["lr"]
 
 
@@ -68,7 +68,7 @@ class Lars(KerasSGD):
         self.eta = eta
         self.eps = eps
 
-    def _factors(self, group: dict[str, Any], weights: Tensors, gradients: Tensors) -> Any:
+    def _factors(self, group: dict[str, Any], weights: TensorRow, gradients: TensorRow) -> Any:
         if not group["trusts"]:
             return super()._factors(group, weights, gradients)
         size = torch.stack(torch._foreach_norm(weights))  # (tensors,)
@@ -90,14 +90,14 @@ class DecoupledSGD(torch.optim.SGD):
         super().step()
 
 
-def shrink(weights: Tensors, group: dict[str, Any], bad: Tensor | None) -> None:
+def shrink(weights: TensorRow, group: dict[str, Any], bad: Tensor | None) -> None:
     """w *= 1 - lr * shrink; a bad step multiplies with 1, which keeps the bits."""
     if group["shrink"] and weights:
         share = group["lr"] * group["shrink"]
         torch._foreach_mul_(weights, 1 - (share if bad is None else share * (1 - bad)))
 
 
-def _unless(bad: Tensor | None, tensors: Tensors) -> Tensors:
+def _unless(bad: Tensor | None, tensors: TensorRow) -> TensorRow:
     """The tensors, or +0.0 throughout in a bad step: on the bits, because NaN * 0 is NaN."""
     if bad is None:
         return tensors

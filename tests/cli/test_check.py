@@ -70,7 +70,7 @@ def test_everything_that_is_wrong_is_listed_at_once(check, data):
     shutil.copy(sorted(train[3].iterdir())[0], data / "val" / "stranger" / "leak.jpg")
     shutil.copy(sorted(train[4].iterdir())[0], train[4] / "again.jpg")
     code, out, err = check(data, "--json")
-    assert code == 3 and err == "error: 6 problems; mend what is listed above\n"
+    assert code == 3 and err == "error: 6 problems; fix what is listed above\n"
     assert problems(out) == {
         ("unreadable", "train", f"{names[0]}/00000.jpg"),
         ("unreadable", "train", f"{names[0]}/00001.jpg"),

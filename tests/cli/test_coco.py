@@ -46,7 +46,7 @@ def test_prepare_then_check(sightline, check, zips, tmp_path, form):
     code, said, err = check(out)
     if form == "folder":  # the json is as it was, and so are its boxes
         assert code == 3 and "box without an area: 36\n" in said and "box outside of the image: 6\n" in said
-        assert err == "error: 42 problems; mend what is listed above\n"
+        assert err == "error: 42 problems; fix what is listed above\n"
     else:
         assert (code, err) == (0, "") and said.endswith("no problems\n")
     assert "person 1" in said and "  without boxes " in said

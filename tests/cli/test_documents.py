@@ -61,7 +61,7 @@ EXCEPTIONS = {
 # Exit codes other than 0, and what is said then.
 EXPECTED = {
     "sightline prepare coco --source zips --out coco --download": (3, "were expected; move it away"),
-    "sightline check ssd_resnet34 --data.path coco --json": (3, "problems; mend what is listed above"),
+    "sightline check ssd_resnet34 --data.path coco --json": (3, "problems; fix what is listed above"),
 }
 SLOW = {
     "python": "a process that imports torch",

@@ -123,7 +123,7 @@ def test_what_has_no_folds_or_begins_elsewhere_is_refused(here: Path, capsys):
     assert cli.main(["train", "demo_classification", "--data.fold", "all"]) == 2
     assert "ClassificationData of demo_classification has no folds; leave it out" in capsys.readouterr().err
     assert cli.main(["train", "folded.py", "--data.fold=all", "--run.resume=runs/other"]) == 2
-    assert "--run.resume runs/other cannot be where all folds begin" in capsys.readouterr().err
+    assert "--run.resume runs/other cannot be combined with --data.fold all" in capsys.readouterr().err
     assert not (here / "runs").exists()
 
 

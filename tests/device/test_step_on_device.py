@@ -18,7 +18,8 @@ from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.hardware import devices
 from sightline.hardware.world import World
-from sightline.train.schedules import Plan
+from sightline.train.model import build_model
+from sightline.train.schedules import RunLength
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
@@ -59,7 +60,7 @@ def run_steps(flags, steps=5, warmup=0):
     recipe, run, device = tiny(*flags)
     devices.set_deterministic(recipe.train.deterministic)
     bound, feed = batches(recipe, device, steps)
-    state = TrainState(recipe, run, bound.dataset.spec, device, Plan(1, 8))
+    state = TrainState(recipe, build_model(recipe, run, bound.dataset.spec, device), device, RunLength(1, 8))
     step = build_step(recipe, run, device, World(), state, bound)
     if warmup:
         step.warm_up(feed[-1], warmup)
@@ -120,7 +121,7 @@ def test_a_compiled_step_stays_close_to_an_eager_one(monkeypatch):
 def test_steps_do_not_wait_for_the_device():
     recipe, run, device = tiny()
     bound, feed = batches(recipe, device, 6)
-    state = TrainState(recipe, run, bound.dataset.spec, device, Plan(1, 8))
+    state = TrainState(recipe, build_model(recipe, run, bound.dataset.spec, device), device, RunLength(1, 8))
     step = build_step(recipe, run, device, World(), state, bound)
     for number in range(2):
         step(feed[number], number, 0.05)
@@ -135,7 +136,7 @@ def test_steps_do_not_wait_for_the_device():
 def test_a_bad_step_changes_nothing_and_is_known_one_step_later():
     recipe, run, device = tiny("--run.compile", "off", "--data.mixup", "0.2")
     bound, feed = batches(recipe, device, 4)
-    state = TrainState(recipe, run, bound.dataset.spec, device, Plan(1, 8))
+    state = TrainState(recipe, build_model(recipe, run, bound.dataset.spec, device), device, RunLength(1, 8))
     step = build_step(recipe, run, device, World(), state, bound)
     step(feed[0], 0, 0.05)
     before = {k: v.clone() for k, v in state.model.state_dict().items()}

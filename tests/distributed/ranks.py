@@ -15,14 +15,16 @@ from sightline.config import Recipe, Run, TrainConfig
 from sightline.data.classification import ClassificationData
 from sightline.data.loading.loader import BadSamples, Loader, Order
 from sightline.data.loading.order import EvalOrder, TrainOrder
-from sightline.evaluate.run import evaluate, order_for
+from sightline.evaluate.run import evaluate
 from sightline.evaluate.topk import TopK
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
 from sightline.parts import Bound, Dataset, DataSpec, ModelConfig
 from sightline.tasks.classification import Classification
+from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
-from sightline.train.schedules import Plan, ScheduleConfig
+from sightline.train.orders import eval_order
+from sightline.train.schedules import RunLength, ScheduleConfig
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
@@ -99,7 +101,8 @@ def batch_norm(world: World) -> dict[str, Any]:
     """Rank r has the statistics r + 1 everywhere, in its weights and in their average."""
     found = {}
     for rule in ("averaged", "rank0", "local"):
-        state = TrainState(recipe_with(ema=0.5), Run(), DATA.open("train", 0).spec, CPU, Plan(1, 1))
+        recipe = recipe_with(ema=0.5)
+        state = TrainState(recipe, build_model(recipe, Run(), DATA.open("train", 0).spec, CPU), CPU, RunLength(1, 1))
         for buffer in state.batch_norm_statistics():
             buffer.fill_(world.rank + 1)
         state.share_batch_norm(rule, world)
@@ -136,7 +139,7 @@ def bad_steps(world: World) -> dict[str, Any]:
     for precision in ("fp32", "fp16"):
         recipe = recipe_with(precision=precision)
         dataset = DATA.open("train", 0)
-        state = TrainState(recipe, Run(), dataset.spec, CPU, Plan(1, 1))
+        state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, CPU), CPU, RunLength(1, 1))
         step = build_step(recipe, Run(), CPU, world, state, ready_made(dataset))
         for number in range(3):
             torch.manual_seed(100 * number + world.rank)
@@ -158,13 +161,13 @@ def evaluations(world: World) -> dict[str, Any]:
         recipe = recipe_with(eval_shards=shards, bn_eval="local")
         data = dataclasses.replace(DATA, path="synthetic:classes=4,samples=104,size=12")
         dataset = data.open("val", 0)
-        state = TrainState(recipe, Run(), dataset.spec, CPU, Plan(1, 1))
+        state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, CPU), CPU, RunLength(1, 1))
         for buffer in state.batch_norm_statistics():
             buffer.fill_(world.rank + 1)
-        order = order_for(recipe.train, len(dataset), world)
+        order = eval_order(recipe.train, len(dataset), world)
         bound = dataset.bind(CPU, BATCH)
         loader = loader_of("val", bound, order)
-        scores = evaluate(state.model, recipe.task, bound, loader, CPU, world, "fp32", lambda done, total: None, shards)
+        scores = evaluate(state.model, recipe, bound, loader, CPU, world, lambda done, total: None)
         given = [int(i) for step in range(order.steps_per_epoch) for i in order.batch(step)[1] if i >= 0]
         found[shards] = {"values": scores.values, "given": given}
         loader.close()
@@ -175,7 +178,7 @@ def head_only(world: World) -> dict[str, Any]:
     """Two steps in which only the head learns: what changed, and to what."""
     recipe = recipe_with(trainable="head")
     dataset = DATA.open("train", 0)
-    state = TrainState(recipe, Run(), dataset.spec, CPU, Plan(1, 1))
+    state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, CPU), CPU, RunLength(1, 1))
     before = {name: t.clone() for name, t in state.model.state_dict().items()}
     step = build_step(recipe, Run(), CPU, world, state, ready_made(dataset))
     rows = BATCH // world.size

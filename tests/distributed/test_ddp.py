@@ -22,8 +22,9 @@ from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
 from sightline.parts import DataSpec, ModelConfig
 from sightline.tasks.classification import Classification
+from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
-from sightline.train.schedules import Plan, ScheduleConfig
+from sightline.train.schedules import RunLength, ScheduleConfig
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
@@ -74,7 +75,7 @@ def trained(world: World, run: Run, accumulation: int = 1) -> dict[str, Any]:
     """Gradients of every step of this rank's share, what torch knows of the exchange, and what the user was told."""
     recipe = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, accumulation=accumulation))
     dataset = recipe.data.open("train", 0)
-    state = TrainState(recipe, run, dataset.spec, CPU, Plan(1, 1), world)
+    state = TrainState(recipe, build_model(recipe, run, dataset.spec, CPU, world), CPU, RunLength(1, 1))
     dataset.finish = lambda batch, dtype: batch  # ready-made floats
     # The compiler's own frontend without its slow code generator.
     device = dataclasses.replace(CPU, compile_backend="aot_eager")

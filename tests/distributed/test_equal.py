@@ -23,8 +23,9 @@ from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import TrainOrder
 from sightline.hardware import devices
 from sightline.hardware.world import World, connect, detect
+from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
-from sightline.train.schedules import Plan
+from sightline.train.schedules import RunLength
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
@@ -81,7 +82,8 @@ def trained(world: World, task: str, kind: str, states: list[State] | None = Non
     bound = data.bind(CPU, cfg.global_batch)
     items = bound.samples_per_item
     order = TrainOrder(len(data), cfg.global_batch, 0, rank=world.rank, ranks=world.size, samples_per_item=items)
-    state = TrainState(recipe, run, data.spec, CPU, Plan(1, steps, order.samples_per_epoch, cfg.global_batch), world)
+    length = RunLength(1, steps, order.samples_per_epoch, cfg.global_batch)
+    state = TrainState(recipe, build_model(recipe, run, data.spec, CPU, world), CPU, length)
     step = build_step(recipe, run, CPU, world, state, bound)
     loader = Loader({"train": (bound, order)}, run, CPU, world, BadSamples("fail", 0, print), lambda: None)
     loader.seek("train", 0, steps)

@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from sightline import attempts, config
+from sightline import config
 from sightline.config import Run
 from sightline.data.check import boxes as check_boxes
 from sightline.data.check.images import Report
@@ -42,10 +42,13 @@ from sightline.errors import BadCheckpoint, BadData
 from sightline.evaluate import checkpoints
 from sightline.files import archive, download
 from sightline.hardware.devices import Device
+from sightline.hardware.world import World
 from sightline.models.tf_checkpoint import TensorBundle
 from sightline.models.weights import copy_weights, read_weights
+from sightline.runs import attempts
 from sightline.train import checkpoint
 from sightline.train.checkpoint import Checkpoints
+from sightline.train.model import build_model
 
 TESTS = Path(__file__).resolve().parents[1]
 GOLDEN = TESTS / "golden"
@@ -395,13 +398,13 @@ def read_checkpoint(name: str, place: Path, data: bytes) -> None:
     path = written(place, name, data)
     tensors, stored = checkpoint.read(path)
     recipe, run, spec = checkpoints.recipe_of(path, stored, TINY, [])
-    checkpoints.build_stored(path, recipe, run, spec, cpu(), tensors)
+    checkpoints.Trained(path, tensors, stored, recipe, run, spec, World(), cpu()).build()
 
 
 @functools.cache
 def network() -> nn.Module:
     recipe = config.load(TINY)[0]
-    return checkpoints.build(recipe, Run(), checkpoint_spec(), cpu())
+    return build_model(recipe, Run(), checkpoint_spec(), cpu()).model
 
 
 def checkpoint_spec() -> Any:

@@ -32,18 +32,20 @@ from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.prepare import shapes as drawings
 from sightline.data.segmentation import SegmentationData
 from sightline.errors import SightlineError, UsageError
-from sightline.evaluate.run import order_for
 from sightline.hardware import affinity, devices
 from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
 from sightline.hardware.world import World
-from sightline.log import RunLog
 from sightline.parts import Batch, Bound
+from sightline.runs.log import RunLog
 from sightline.train import loop
+from sightline.train.model import build_model
 from sightline.train.optimizers import set_rate
+from sightline.train.orders import eval_order, train_order_of
+from sightline.train.progress import TrainProgress
 from sightline.train.saver import Saver
-from sightline.train.schedules import Plan
-from sightline.train.state import Progress, TrainState
+from sightline.train.schedules import RunLength
+from sightline.train.state import TrainState
 from sightline.train.step import Step
 
 PARTS = ("model", "data", "task", "optimizer", "schedule", "train", "run")
@@ -185,8 +187,11 @@ def bound_data(recipe: Recipe) -> dict[str, Bound]:
 
 
 def loader_of(recipe: Recipe, run: Run, bound: dict[str, Bound], on_bad: Callable[..., None] = print) -> Loader:
-    orders = loop._orders(recipe, bound, World())
-    feeds = {split: (bound[split], order) for split, order in zip(("train", "val"), orders, strict=True)}
+    order, evaluated = (
+        train_order_of(recipe.train, bound["train"], World()),
+        eval_order(recipe.train, len(bound["val"].dataset), World()),
+    )
+    feeds = {"train": (bound["train"], order), "val": (bound["val"], evaluated)}
     bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, on_bad)
     return Loader(feeds, run, CPU, World(), bad_samples, check_stop=lambda: None)
 
@@ -203,7 +208,7 @@ def batches(recipe: Recipe, run: Run, split: str, on_bad: Callable[..., None] = 
 
 def built(recipe: Recipe, run: Run) -> TrainState:
     spec = recipe.data.open("train", recipe.train.seed).spec
-    state = TrainState(recipe, run, spec, CPU, Plan(recipe.train.epochs, 3))
+    state = TrainState(recipe, build_model(recipe, run, spec, CPU, World()), CPU, RunLength(recipe.train.epochs, 3))
     recipe.model.start_from(state.model)
     return state
 
@@ -315,15 +320,15 @@ def updates(recipe: Recipe, run: Run) -> Any:
 def rates(recipe: Recipe, run: Run) -> Any:
     """Of every step, on one rank and on two, after evaluations whose score stays while their loss falls."""
     cfg, schedule = recipe.train, recipe.schedule
-    plan = Plan(cfg.epochs, 3, 28, 8)
-    history = Progress(history=[0.5] * 3, val_losses=[3.0, 2.0, 1.0], scores={"loss": 1.0}).watched(schedule)
+    plan = RunLength(cfg.epochs, 3, 28, 8)
+    history = TrainProgress(history=[0.5] * 3, val_losses=[3.0, 2.0, 1.0], scores={"loss": 1.0}).watched(schedule)
     bases = [recipe.optimizer.base_lr(cfg.global_batch, ranks) for ranks in (1, 2)]
     return [[schedule.rate(step, base, plan, history) for step in range(cfg.epochs * 3)] for base in bases]
 
 
 @without_run
 def evaluated_by_second_rank(recipe: Recipe, run: Run) -> Any:
-    return order_for(recipe.train, 13, World(rank=1, size=2)).batch(0)[1].tolist()
+    return eval_order(recipe.train, 13, World(rank=1, size=2)).batch(0)[1].tolist()
 
 
 @without_run

@@ -20,7 +20,7 @@ from sightline import api, config, recipes
 from sightline.errors import Interrupted
 from sightline.hardware import devices
 from sightline.hardware.world import World
-from sightline.log import RunLog
+from sightline.runs.log import RunLog
 from sightline.train import loop
 
 COVER = runpy.run_path(str(Path(__file__).with_name("cover.py")))

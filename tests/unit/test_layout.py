@@ -307,7 +307,7 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/api.py", "def f():\n    from sightline.data import classification"),
         ("sightline/tasks/detection.py", "import sightline.models.ssd"),
     ],
-    only_config_parses: [("sightline/cli.py", "import tyro"), ("sightline/log.py", "from yaml import safe_load")],
+    only_config_parses: [("sightline/cli.py", "import tyro"), ("sightline/runs/log.py", "from yaml import safe_load")],
     migrate_stands_alone: [
         ("sightline/migrate/run.py", "from sightline.errors import UsageError"),
         ("sightline/migrate/run.py", "from ..models import resnet"),
@@ -319,8 +319,8 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
     ],
     the_terminal_is_guarded: [
         ("sightline/data/inputs.py", "print(name)"),
-        ("sightline/log.py", "import sys\nsys.stderr.write(name)"),
-        ("sightline/log.py", "from rich.console import Console\nConsole().print(name)"),
+        ("sightline/runs/log.py", "import sys\nsys.stderr.write(name)"),
+        ("sightline/runs/log.py", "from rich.console import Console\nConsole().print(name)"),
     ],
     private_files_stay_in_their_folder: [
         ("sightline/data/detection.py", "from sightline.data.sources._files import FilesSource"),
@@ -329,17 +329,20 @@ RULES: dict[Rule, list[tuple[str, str]]] = {
         ("sightline/measure/links.py", "from sightline.data.decode import _turned"),
     ],
     names_say_the_thing: [("sightline/utils.py", ""), ("sightline/train/helpers/x.py", "")],
-    files_are_short: [("sightline/log.py", "x = 1\n" * 501)],
+    files_are_short: [("sightline/runs/log.py", "x = 1\n" * 501)],
     functions_are_short: [
-        ("sightline/log.py", "def f():\n" + "    x = 1\n" * 80),
+        ("sightline/runs/log.py", "def f():\n" + "    x = 1\n" * 80),
         ("sightline/train/loop.py", "def train():\n" + "    x = 1\n" * 120),
         ("sightline/train/step.py", "class A:\n    async def train(self):\n" + "        x = 1\n" * 80),
     ],
-    docstrings_are_short: [("sightline/log.py", "x = 1"), ("sightline/log.py", '"""' + "a\n" * 6 + '"""')],
+    docstrings_are_short: [("sightline/runs/log.py", "x = 1"), ("sightline/runs/log.py", '"""' + "a\n" * 6 + '"""')],
     errors_are_not_swallowed: [
-        ("sightline/log.py", "try:\n    f()\nexcept:\n    raise"),
-        ("sightline/log.py", "try:\n    f()\nexcept Exception:\n    pass"),
-        ("sightline/log.py", "for x in y:\n    try:\n        f()\n    except (OSError, Exception):\n        continue"),
+        ("sightline/runs/log.py", "try:\n    f()\nexcept:\n    raise"),
+        ("sightline/runs/log.py", "try:\n    f()\nexcept Exception:\n    pass"),
+        (
+            "sightline/runs/log.py",
+            "for x in y:\n    try:\n        f()\n    except (OSError, Exception):\n        continue",
+        ),
     ],
     nothing_runs_in_a_shell: [
         ("sightline/cli.py", "import subprocess\nsubprocess.run('ls', shell=True)"),
@@ -372,7 +375,7 @@ ALLOWED = [
     ("sightline/data/classification.py", '"""A."""\nfrom sightline.data import sources\n'),
     ("sightline/train/loop.py", '"""A."""\ndef train():\n' + "    x = 1\n" * 119),
     (
-        "sightline/log.py",
+        "sightline/runs/log.py",
         '"""A."""\nimport torch\ntry:\n    torch.load(p, weights_only=True)\nexcept OSError:\n    pass\n',
     ),
     ("sightline/data/__init__.py", ""),

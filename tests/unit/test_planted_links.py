@@ -15,9 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from sightline import log
-from sightline.attempts import Attempt
-from sightline.benchmark_log import BenchmarkLog
 from sightline.data.classification import ClassificationData
 from sightline.data.loading.static import dump
 from sightline.data.loading.workers import Bad
@@ -27,8 +24,11 @@ from sightline.data.sources import index_files
 from sightline.data.writing.pieces import Journal, alone_in
 from sightline.errors import UsageError
 from sightline.files.whole import write_text
-from sightline.log import RunLog
 from sightline.report.predictions import write_whole
+from sightline.runs import folder as run_folder
+from sightline.runs.attempts import Attempt
+from sightline.runs.benchmark_log import BenchmarkLog
+from sightline.runs.log import RunLog
 from sightline.train.checkpoint import Checkpoints
 
 MINE = "a file of mine\n"
@@ -54,7 +54,7 @@ def tell(folder: Path) -> None:
 
 
 def tell_as_rank_1(folder: Path) -> None:
-    with run_log(folder, is_main=False, rank=1):
+    with run_log(folder, rank=1):
         pass
 
 
@@ -147,7 +147,7 @@ def test_a_link_in_the_place_of_a_folder_is_refused(name: str, act: Act, shared:
 
 def write_config(folder: Path) -> None:
     with run_log(folder) as opened:
-        opened.write_file("config.yaml", "a: 1\n")
+        opened.folder.write("config.yaml", "a: 1\n")
 
 
 def take_over(folder: Path) -> None:
@@ -180,7 +180,7 @@ REPLACED: list[tuple[str, Act, str]] = [  # the planted name, what is done, and 
 def test_a_link_at_the_name_of_a_temporary_file_is_not_followed(
     name: str, act: Act, written: str, shared: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(log, "TAKE_OVER_S", 0.1)
+    monkeypatch.setattr(run_folder, "TAKE_OVER_S", 0.1)
     planted = shared / name.replace("PID", str(os.getpid())).replace("THREAD", str(threading.get_ident()))
     planted.parent.mkdir(exist_ok=True)
     planted.symlink_to(victim)

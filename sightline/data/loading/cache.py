@@ -16,6 +16,7 @@ import google_crc32c
 import numpy as np
 
 from sightline.errors import UsageError
+from sightline.hardware.launch.place import ranks_on_host
 
 Mode = Literal["auto", "off", "ram"]
 MEMINFO = Path("/proc/meminfo")
@@ -48,7 +49,7 @@ def _text(file: Path) -> str:
 
 def decide(mode: Mode, room: np.ndarray, what: str, things: str = "pictures") -> tuple[bool, str]:
     """Decide whether to keep things of these sizes in memory; return that and a note for the user."""
-    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    ranks = max(1, ranks_on_host(default=1))
     needed, available = ranks * int(room.sum()), available_bytes()
     per_rank = f" for {ranks} ranks" if ranks > 1 else ""
     numbers = f"{len(room)} {things} of {what} need {_size(needed)}{per_rank}, {_size(available)} are available"

@@ -19,6 +19,7 @@ import numpy as np
 from sightline import terminal
 from sightline.files.typed_json import loads, typed
 from sightline.files.whole import replaced
+from sightline.hardware.launch.place import is_rank_0
 
 Arrays = dict[str, np.ndarray]
 
@@ -112,7 +113,7 @@ class ScanProgress:
         self.total = total
         self.unit = unit
         # Each rank scans for itself; one of them speaks.
-        self._next = time.monotonic() + PROGRESS_EVERY_S if os.environ.get("RANK", "0") == "0" else float("inf")
+        self._next = time.monotonic() + PROGRESS_EVERY_S if is_rank_0() else float("inf")
 
     def __call__(self, done: int) -> None:
         if time.monotonic() >= self._next:

@@ -31,7 +31,7 @@ from sightline.hardware.launch.plan import (
     LABEL,
     NETWORK,
     Host,
-    Plan,
+    LaunchPlan,
     check_names,
     forwarded,
     hangup,
@@ -40,12 +40,12 @@ from sightline.hardware.launch.plan import (
 )
 
 REJOINING = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""else torchrun 2.15 tells the address of its first store to nobody who joins later: a host that comes back waits"""
+"""without this, hosts that rejoin hang under torchrun 2.15"""
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Options:
+class LaunchOptions:
     """Start a recipe on several hosts. What is not listed here is a flag of the recipe and goes along."""
 
     hosts: str = ""
@@ -84,13 +84,13 @@ class Options:
     """Python of the hosts; default: this one, in Kubernetes `python`."""
     folder: str = ""
     """Folder in which the command runs there; default: this one, in Kubernetes /workspace."""
-    mpi: mpi.Options = field(default_factory=mpi.Options)
-    slurm: slurm.Options = field(default_factory=slurm.Options)
-    kubernetes: kubernetes.Options = field(default_factory=kubernetes.Options)
+    mpi: mpi.MpiOptions = field(default_factory=mpi.MpiOptions)
+    slurm: slurm.SlurmOptions = field(default_factory=slurm.SlurmOptions)
+    kubernetes: kubernetes.KubernetesOptions = field(default_factory=kubernetes.KubernetesOptions)
 
 
-def launch(options: Options, flags: Sequence[str], recipe: Recipe, run: Run, show: Callable[[str], None]) -> None:
-    """Shows, tries or runs the start of `train FLAGS`, whose recipe is `recipe`."""
+def launch(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run: Run, show: Callable[[str], None]) -> None:
+    """Show, check or run the start of `train FLAGS`, whose recipe is `recipe`."""
     plan = make_plan(options, flags, recipe, run)
     each = _samples_each(recipe, plan)
     text = written(options, plan)
@@ -111,16 +111,16 @@ def launch(options: Options, flags: Sequence[str], recipe: Recipe, run: Run, sho
         _run(options, plan, text)
 
 
-def _samples_each(recipe: Recipe, plan: Plan) -> int:
-    """What a rank gets of a batch; a batch that cannot be split is refused here, before anything is started."""
+def _samples_each(recipe: Recipe, plan: LaunchPlan) -> int:
+    """Return the samples of a rank; a batch that cannot be split is refused here, before anything is started."""
     cfg = recipe.train
     per_item = recipe.data.declared_per_item(cfg.global_batch)
     order = TrainOrder(cfg.global_batch, cfg.global_batch, cfg.seed, ranks=plan.ranks, samples_per_item=per_item)
     return order.local_samples
 
 
-def make_plan(options: Options, flags: Sequence[str], recipe: Recipe, run: Run) -> Plan:
-    """Checked: what stands in a plan can be written into any command."""
+def make_plan(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run: Run) -> LaunchPlan:
+    """Make a checked plan: its values can be written into any command."""
     if run.devices:
         raise UsageError(f"--run.devices {run.devices}: --hosts says how many ranks each host gets; leave it out")
     in_cluster = options.launcher in ("slurm", "kubernetes")
@@ -142,7 +142,7 @@ def make_plan(options: Options, flags: Sequence[str], recipe: Recipe, run: Run) 
         raise UsageError(f"--name '{name}' must be at most 52 small letters, digits and dashes, e.g. resnet50-a")
     patterns = options.forward if options.launcher in ("mpirun", "ssh") else ()
     folder = options.folder or ("/workspace" if options.launcher == "kubernetes" else str(Path.cwd()))
-    plan = Plan(
+    plan = LaunchPlan(
         hosts=hosts,
         arguments=("train", *flags),
         name=name,
@@ -168,7 +168,7 @@ def make_plan(options: Options, flags: Sequence[str], recipe: Recipe, run: Run) 
     return replace(plan, port=0) if follows_job else plan
 
 
-def _run_id(options: Options, name: str, out: str) -> str:
+def _run_id(options: LaunchOptions, name: str, out: str) -> str:
     """torchrun is started on each host by a command of its own, so the id must follow from what all of them say: where
     they meet, and the run folder. ssh starts all from here. A Slurm job has a number, which its script adds."""
     if options.launcher == "slurm":
@@ -179,7 +179,7 @@ def _run_id(options: Options, name: str, out: str) -> str:
     return f"{name}-{sha256(said.encode()).hexdigest()[:12]}"
 
 
-def _hosts(options: Options, in_cluster: bool) -> tuple[Host, ...]:
+def _hosts(options: LaunchOptions, in_cluster: bool) -> tuple[Host, ...]:
     if bool(options.hosts) == bool(options.nodes):
         raise UsageError("say where: --hosts a:8,b:8, or with slurm and kubernetes also --nodes 2 --per-node 8")
     if options.hosts:
@@ -193,16 +193,16 @@ def _hosts(options: Options, in_cluster: bool) -> tuple[Host, ...]:
     return tuple(Host(f"node{at}", options.per_node) for at in range(options.nodes))
 
 
-def _cores_each(options: Options, hosts: Sequence[Host]) -> int:
-    """Of the host with the most ranks; the originals halved the CPUs, which were threads, to the same effect."""
+def _cores_each(options: LaunchOptions, hosts: Sequence[Host]) -> int:
+    """Return the cores of a rank on the host with most ranks; the originals halved CPUs, which were threads."""
     if options.cores < 0 or (options.launcher != "mpirun" and not options.cores):
         return 0
     cores = options.cores or psutil.cpu_count(logical=False) or os.cpu_count() or 0
     return cores // max(host.slots for host in hosts)
 
 
-def written(options: Options, plan: Plan) -> str:
-    """The text for people and files: commands quoted for a shell, a batch file, or YAML."""
+def written(options: LaunchOptions, plan: LaunchPlan) -> str:
+    """Return the text for people and files: commands quoted for a shell, a batch file, or YAML."""
     if options.launcher == "slurm":
         return slurm.script(plan, options.slurm)
     if options.launcher == "kubernetes":
@@ -217,13 +217,13 @@ def written(options: Options, plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def in_environment(plan: Plan, words: Sequence[str]) -> str:
-    """For a shell on the host itself."""
+def in_environment(plan: LaunchPlan, words: Sequence[str]) -> str:
+    """Return the command line for a shell on the host itself."""
     pairs = [f"{name}={value}" for name, value in plan.environ.items()]
     return shlex.join(["env", *pairs, *words] if pairs else words)
 
 
-def _check(options: Options, plan: Plan, text: str) -> list[check.Finding]:
+def _check(options: LaunchOptions, plan: LaunchPlan, text: str) -> list[check.HostCheck]:
     if options.launcher == "slurm":
         return [check.try_scheduler(["sbatch", "--test-only"], text)]
     if options.launcher == "kubernetes":
@@ -232,7 +232,7 @@ def _check(options: Options, plan: Plan, text: str) -> list[check.Finding]:
     return check.examine(plan, options.launcher == "ssh")
 
 
-def _run(options: Options, plan: Plan, text: str) -> None:
+def _run(options: LaunchOptions, plan: LaunchPlan, text: str) -> None:
     if options.launcher == "ssh":
         ssh.run(plan)
     elif options.launcher == "slurm":
@@ -262,8 +262,8 @@ def _hand_over(command: Sequence[str], text: str) -> None:
         raise RankFailed(done.returncode, f"`{shlex.join(command)}` ended with exit code {done.returncode}")
 
 
-def _follow(words: Sequence[str], plan: Plan, as_signals: dict[int, int]) -> None:
-    """Runs a launcher, passes signals on and takes over its exit code.
+def _follow(words: Sequence[str], plan: LaunchPlan, as_signals: dict[int, int]) -> None:
+    """Run a launcher, pass signals on and take over its exit code.
 
     mpirun is told SIGUSR1 for any other: it passes that on, and ranks save and leave; at SIGTERM it kills them.
     """

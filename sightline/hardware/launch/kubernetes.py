@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sightline.errors import UsageError
 from sightline.hardware.launch import torchrun
 from sightline.hardware.launch.place import PORT, Environ, Place, address, is_pod, number, port
-from sightline.hardware.launch.plan import LABEL, SECONDS_TO_SAVE, Plan
+from sightline.hardware.launch.plan import LABEL, SECONDS_TO_SAVE, LaunchPlan
 
 KUBEFLOW = "Kubeflow's operator"
 INDEX = "$(JOB_COMPLETION_INDEX)"  # kubelet puts the value in
@@ -62,8 +62,8 @@ def _of_torchrun_settings(environ: Environ) -> Place:
 
 
 @dataclass(frozen=True)
-class Options:
-    """Of Kubernetes."""
+class KubernetesOptions:
+    """Options of Kubernetes."""
 
     image: str = ""
     """Image that holds Sightline."""
@@ -87,7 +87,7 @@ class Options:
     """trainjob: the runtime that it refers to, where also the user of its pods is said."""
 
 
-def documents(plan: Plan, options: Options) -> list[dict[str, Any]]:
+def documents(plan: LaunchPlan, options: KubernetesOptions) -> list[dict[str, Any]]:
     """The manifest, one object per document."""
     if not options.image:
         raise UsageError("--launcher kubernetes needs an image that holds Sightline: --kubernetes.image NAME:TAG")
@@ -102,7 +102,7 @@ def documents(plan: Plan, options: Options) -> list[dict[str, Any]]:
     return write(plan, options, metadata)
 
 
-def _indexed_job(plan: Plan, options: Options, metadata: dict[str, Any]) -> list[dict[str, Any]]:
+def _indexed_job(plan: LaunchPlan, options: KubernetesOptions, metadata: dict[str, Any]) -> list[dict[str, Any]]:
     count, at = len(plan.hosts), plan.port or PORT
     service = {
         "apiVersion": "v1",
@@ -132,7 +132,7 @@ def _indexed_job(plan: Plan, options: Options, metadata: dict[str, Any]) -> list
     return [service, job]
 
 
-def _pytorch_job(plan: Plan, options: Options, metadata: dict[str, Any]) -> list[dict[str, Any]]:
+def _pytorch_job(plan: LaunchPlan, options: KubernetesOptions, metadata: dict[str, Any]) -> list[dict[str, Any]]:
     # Its variables of the pod; RANK counts pods in every version of the operator, WORLD_SIZE does not.
     command = torchrun.words(plan, plan.slots, "$(RANK)", "$(MASTER_ADDR)")
     pod = _pod(plan, options, "pytorch", command)
@@ -151,7 +151,7 @@ def _pytorch_job(plan: Plan, options: Options, metadata: dict[str, Any]) -> list
     return [{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": metadata, "spec": spec}]
 
 
-def _train_job(plan: Plan, options: Options, metadata: dict[str, Any]) -> list[dict[str, Any]]:
+def _train_job(plan: LaunchPlan, options: KubernetesOptions, metadata: dict[str, Any]) -> list[dict[str, Any]]:
     if options.volumes or plan.are_named:
         asked = "--kubernetes.volumes" if options.volumes else "--hosts"
         raise UsageError(
@@ -174,7 +174,7 @@ def _train_job(plan: Plan, options: Options, metadata: dict[str, Any]) -> list[d
     return [{"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": metadata, "spec": spec}]
 
 
-def _pod(plan: Plan, options: Options, container: str, command: list[str]) -> dict[str, Any]:
+def _pod(plan: LaunchPlan, options: KubernetesOptions, container: str, command: list[str]) -> dict[str, Any]:
     """The template of a pod; command lines hold $(VARIABLE) only where we wrote it."""
     volumes: list[dict[str, Any]] = [
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": options.shared_memory}}
@@ -207,7 +207,7 @@ def _pod(plan: Plan, options: Options, container: str, command: list[str]) -> di
     return {"metadata": {"labels": {"app.kubernetes.io/name": plan.name}}, "spec": spec}
 
 
-def _security(options: Options) -> dict[str, Any]:
+def _security(options: KubernetesOptions) -> dict[str, Any]:
     """Of a pod that is not root, whatever its image says; claims get its group, without a walk over all their files if
     they have it already."""
     return {
@@ -220,7 +220,7 @@ def _security(options: Options) -> dict[str, Any]:
     }
 
 
-def _affinity(plan: Plan) -> dict[str, Any]:
+def _affinity(plan: LaunchPlan) -> dict[str, Any]:
     """One pod on each of the hosts."""
     key = "kubernetes.io/hostname"
     among = {"key": key, "operator": "In", "values": [host.name for host in plan.hosts]}
@@ -232,14 +232,14 @@ def _affinity(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _resources(plan: Plan, options: Options) -> dict[str, Any]:
+def _resources(plan: LaunchPlan, options: KubernetesOptions) -> dict[str, Any]:
     limits = {} if options.resource == "none" else {options.resource: str(plan.slots)}
     limits |= {"memory": options.memory} if options.memory else {}
     limits |= {"cpu": options.cpus} if options.cpus else {}
     return {"limits": limits, "requests": dict(limits)}
 
 
-def _environ(plan: Plan) -> list[dict[str, str]]:
+def _environ(plan: LaunchPlan) -> list[dict[str, str]]:
     # The image need not know the user: torch looks for a name and a home to keep compiled code in.
     user = {"HOME": "/tmp", "USER": "sightline"}
     ours = {"PYTHONUNBUFFERED": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SECONDS_TO_SAVE), **user}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sightline.errors import UsageError
 from sightline.hardware.launch.place import Environ, Place, address, number, port
-from sightline.hardware.launch.plan import Plan
+from sightline.hardware.launch.plan import LaunchPlan
 
 # rank, size, local rank, local size; the first family of which one is set counts.
 FAMILIES = {
@@ -55,8 +55,8 @@ def _job(environ: Environ) -> str:
 
 
 @dataclass(frozen=True)
-class Options:
-    """Of mpirun."""
+class MpiOptions:
+    """Options of mpirun."""
 
     networks: str = ""
     """Networks that MPI and its daemons use, as 10.0.0.0/24, comma-separated; default: --interfaces."""
@@ -66,7 +66,7 @@ class Options:
     """Add --allow-run-as-root although the one who writes the command is not root."""
 
 
-def command(plan: Plan, options: Options) -> list[str]:
+def command(plan: LaunchPlan, options: MpiOptions) -> list[str]:
     """mpirun for all hosts, started on one that reaches the others by ssh."""
     words = ["mpirun"]
     if options.root or os.geteuid() == 0:

@@ -1,7 +1,8 @@
-"""A process's place among the ranks, as a launcher's variables tell it, and how these are read."""
+"""A process's place among the ranks, as a launcher's variables tell it, and how these are read. Needs no torch."""
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Place:
             raise UsageError(f"{said} and port {self.master_port}; MASTER_PORT must be in 1..65535")
 
     def as_environ(self) -> dict[str, str]:
-        """The same in torchrun's names, which torch and everything built on it read."""
+        """Return the place in torchrun's names, which torch and everything built on it read."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
@@ -50,8 +51,18 @@ class Place:
         }
 
 
+def is_rank_0() -> bool:
+    """Return whether this process is rank 0, by RANK: set by torchrun, and by world.detect for any other launcher."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def ranks_on_host(default: int) -> int:
+    """Return the number of ranks on this host, by LOCAL_WORLD_SIZE, set like RANK; the default without a launcher."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", default))
+
+
 def number(environ: Environ, name: str, launcher: str) -> int:
-    """A variable that a launcher sets to a whole number."""
+    """Read a variable that a launcher sets to a whole number."""
     text = environ.get(name, "")
     if not text:
         raise UsageError(f"the environment is half set by {launcher}: {name} missing; {_remedy(launcher)}")
@@ -64,7 +75,7 @@ def number(environ: Environ, name: str, launcher: str) -> int:
 
 
 def address(environ: Environ, launcher: str, is_one_host: bool, derived: str = "") -> str:
-    """Where ranks meet: MASTER_ADDR, else what the launcher's variables tell, else this host if it is the only one."""
+    """Return where ranks meet: MASTER_ADDR, else as the launcher's variables tell, else this host if it is alone."""
     found = environ.get("MASTER_ADDR") or derived or (LOOPBACK if is_one_host else "")
     if not found:
         raise UsageError(
@@ -75,7 +86,7 @@ def address(environ: Environ, launcher: str, is_one_host: bool, derived: str = "
 
 
 def port(environ: Environ, job: str = "") -> int:
-    """MASTER_PORT, else one that follows from the job's id, so that all ranks know it and two jobs rarely share it."""
+    """Return MASTER_PORT, else a port from the job's id, so that all ranks know it and two jobs rarely share it."""
     if environ.get("MASTER_PORT"):
         return number(environ, "MASTER_PORT", "MASTER_ADDR and MASTER_PORT")
     # Below 32768, where Linux begins to hand out ports by itself.
@@ -83,7 +94,7 @@ def port(environ: Environ, job: str = "") -> int:
 
 
 def is_pod(environ: Environ) -> bool:
-    """Whether this process runs in Kubernetes."""
+    """Return whether this process runs in Kubernetes."""
     return any(name in environ for name in ("KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX", "PET_NODE_RANK"))
 
 

@@ -42,7 +42,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """One start of one command on all hosts."""
 
     hosts: tuple[Host, ...]
@@ -143,7 +143,7 @@ def hangup() -> tuple[signal.Signals, ...]:
     return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 
 
-def in_shell(plan: Plan, words: Sequence[str]) -> str:
+def in_shell(plan: LaunchPlan, words: Sequence[str]) -> str:
     """One line for the shell of another host: the folder, the environment, the command, all quoted."""
     pairs = [f"{name}={value}" for name, value in plan.environ.items()]
     return f"cd {shlex.quote(plan.folder)} && exec " + shlex.join(["env", *pairs, *words] if pairs else words)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from sightline.errors import UsageError
 from sightline.hardware.launch import torchrun
 from sightline.hardware.launch.place import Environ, Place, address, number, port
-from sightline.hardware.launch.plan import Plan
+from sightline.hardware.launch.plan import LaunchPlan
 
 VALUE = re.compile(r"[A-Za-z0-9_./:@%=+,\[\]-]*")  # of a directive; nothing that needs quotes
 MINUTES_TO_SAVE = 2
@@ -83,8 +83,8 @@ def _expanded(name: str, whole: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Options:
-    """Of Slurm."""
+class SlurmOptions:
+    """Options of Slurm."""
 
     partition: str = ""
     """Partition of the cluster."""
@@ -98,7 +98,7 @@ class Options:
     """More directives, e.g. --exclusive --qos=high, each as one word."""
 
 
-def script(plan: Plan, options: Options) -> str:
+def script(plan: LaunchPlan, options: SlurmOptions) -> str:
     """The file that sbatch takes."""
     nodes, slots = len(plan.hosts), plan.slots
     directives = [f"--job-name={plan.name}", f"--nodes={nodes}"]
@@ -129,7 +129,7 @@ def script(plan: Plan, options: Options) -> str:
     return "\n".join([*lines, "", _srun(plan, cores), ""])
 
 
-def _srun(plan: Plan, cores: int) -> str:
+def _srun(plan: LaunchPlan, cores: int) -> str:
     # Elastic: torchrun of the other nodes is to outlive one that is lost.
     words = ["srun", f"--kill-on-bad-exit={0 if plan.is_elastic else 1}"]
     words += ["--cpu-bind=cores", f"--cpus-per-task={cores}"] if cores else []

@@ -17,21 +17,21 @@ from typing import IO
 
 from sightline.errors import RankFailed
 from sightline.hardware.launch import torchrun
-from sightline.hardware.launch.plan import SECONDS_TO_SAVE, Host, Plan, hangup, in_shell
+from sightline.hardware.launch.plan import SECONDS_TO_SAVE, Host, LaunchPlan, hangup, in_shell
 
 CONNECT_TIMEOUT_S = 10
 SECONDS_TO_FOLLOW = 30  # that other hosts get to end by themselves after one has failed
 CTRL_C = b"\x03"
 
 
-def login(plan: Plan, host: Host, words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
+def login(plan: LaunchPlan, host: Host, words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     """ssh that never asks and never waits long; the host comes after --, where it cannot be an option."""
     settings = ["BatchMode=yes", f"ConnectTimeout={CONNECT_TIMEOUT_S}", "ServerAliveInterval=30"]
     options = [part for setting in settings for part in ("-o", setting)]
     return ["ssh", *more, *options, "-p", str(plan.ssh_port), "--", host.name, *words]
 
 
-def commands(plan: Plan) -> list[list[str]]:
+def commands(plan: LaunchPlan) -> list[list[str]]:
     """One per host. The terminal (-tt) is what tells the ranks there to stop, also when the connection goes; nothing is
     drawn on it, since its lines are shown behind the name of the host."""
     ours = {"TERM": "dumb", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SECONDS_TO_SAVE)}
@@ -42,7 +42,7 @@ def commands(plan: Plan) -> list[list[str]]:
     ]
 
 
-def run(plan: Plan) -> None:
+def run(plan: LaunchPlan) -> None:
     """Starts all hosts and waits for them; a signal lets their ranks save, a second one ends them, and so does the
     first failure."""
     processes: list[subprocess.Popen[str]] = []
@@ -90,7 +90,7 @@ def run(plan: Plan) -> None:
         raise RankFailed(code if code > 0 else 128 - code, f"{failed} ended with exit code {code}{hint}")
 
 
-def _wait(plan: Plan, processes: list[subprocess.Popen[str]], stopped: list[int]) -> tuple[str, int]:
+def _wait(plan: LaunchPlan, processes: list[subprocess.Popen[str]], stopped: list[int]) -> tuple[str, int]:
     """The host that failed first with its exit code; 0 where all ended well."""
     failed, deadline = ("", 0), float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:

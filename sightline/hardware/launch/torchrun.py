@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sightline.errors import UsageError
 from sightline.hardware.launch.place import Environ, Place, is_pod
-from sightline.hardware.launch.plan import Plan
+from sightline.hardware.launch.plan import LaunchPlan
 
 NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
@@ -32,13 +32,13 @@ def detect(environ: Environ) -> Place | None:
     return Place("torchrun", rank, size, local_rank, local_size, environ["MASTER_ADDR"], port)
 
 
-def command(plan: Plan, node: int) -> list[str]:
+def command(plan: LaunchPlan, node: int) -> list[str]:
     """What starts the ranks of host number `node`; every host needs its own."""
     host = plan.hosts[node]
     return words(plan, host.slots, str(node), plan.hosts[0].name, host.name)
 
 
-def words(plan: Plan, slots: int, node: str, first: str, here: str = "") -> list[str]:
+def words(plan: LaunchPlan, slots: int, node: str, first: str, here: str = "") -> list[str]:
     """The same, where a scheduler puts in the node's number, the first host and this one."""
     found = [plan.python, "-m", "torch.distributed.run"]
     if plan.is_elastic:

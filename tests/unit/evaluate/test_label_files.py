@@ -166,7 +166,7 @@ def test_folders_that_hold_nothing(tmp_path: Path, folders):
         evaluate_folder(tmp_path / "none", labels)
     with pytest.raises(UsageError, match="is no folder; give one that holds CASE.nii.gz"):
         evaluate_folder(masks, tmp_path / "missing")
-    with pytest.raises(UsageError, match="is no run, so there is no recipe for --data.path x"):
+    with pytest.raises(UsageError, match="is not a run, so there is no recipe for --data.path x"):
         api.evaluate_labels(str(masks), str(labels), ["--data.path", "x"])
 
 

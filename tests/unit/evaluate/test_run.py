@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sightline.config import Run
+from sightline.config import Run, TrainConfig
 from sightline.data.classification import ClassificationData
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder
@@ -16,6 +16,7 @@ from sightline.evaluate.topk import TopK
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.models.resnet import ResNetConfig
+from sightline.recipes import demo_classification
 from sightline.tasks.classification import Classification
 
 CPU = devices.select("cpu")
@@ -38,7 +39,12 @@ def scored(
     bad_samples = BadSamples(config.on_bad_sample, config.max_bad_samples, lambda bad: None)
     feeds = {"val": (bound, EvalOrder(len(dataset), batch))}
     loader = Loader(feeds, Run(workers=0), CPU, World(), bad_samples, lambda: None)
-    scores = evaluate(model, Classification(0.1), bound, loader, CPU, world, precision, on_batch)
+    recipe = dataclasses.replace(
+        demo_classification.recipe(),
+        task=Classification(0.1),
+        train=TrainConfig(epochs=1, global_batch=batch, precision=precision),
+    )
+    scores = evaluate(model, recipe, bound, loader, CPU, world, on_batch)
     return scores, model, dataset
 
 

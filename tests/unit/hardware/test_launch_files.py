@@ -17,8 +17,8 @@ import yaml
 from sightline import config
 from sightline.errors import UsageError
 from sightline.hardware.launch import mpi, slurm, ssh, torchrun
-from sightline.hardware.launch.command import Options, launch, make_plan, written
-from sightline.hardware.launch.plan import Host, Plan, forwarded, parse_hosts
+from sightline.hardware.launch.command import LaunchOptions, launch, make_plan, written
+from sightline.hardware.launch.plan import Host, LaunchPlan, forwarded, parse_hosts
 
 # A path that a shell, kubelet or YAML would change if it were not quoted.
 NASTY = '/my data/$(x) $$(x) $$ `y`/it\'s: "z" #1 & *'
@@ -31,12 +31,12 @@ def load(*words: str) -> tuple[config.Recipe, config.Run]:
     return config.load(words[0], words[1:])
 
 
-def plan_of(options: Options, *flags: str) -> Plan:
+def plan_of(options: LaunchOptions, *flags: str) -> LaunchPlan:
     words = [*FLAGS, *flags]
     return make_plan(options, words, *load(*words))
 
 
-def text_of(options: Options, *flags: str) -> str:
+def text_of(options: LaunchOptions, *flags: str) -> str:
     return written(options, plan_of(options, *flags))
 
 
@@ -70,7 +70,7 @@ def test_what_is_no_host_is_refused(text: str):
         ({"hosts": "a:8", "interfaces": "-x"}, "--interfaces '-x' must be like eth0"),
         ({"hosts": "a:8", "interfaces": "eth0;reboot"}, "--interfaces"),
         (
-            {"hosts": "a:8", "mpi": mpi.Options(networks="10.0.0.0")},
+            {"hosts": "a:8", "mpi": mpi.MpiOptions(networks="10.0.0.0")},
             "--mpi.networks '10.0.0.0' must be like 10.0.0.0/24",
         ),
         ({"hosts": "a:8", "port": 70000}, "--port 70000"),
@@ -85,17 +85,17 @@ def test_what_is_no_host_is_refused(text: str):
 )
 def test_what_cannot_be_started_is_refused(changes: dict, text: str):
     with pytest.raises(UsageError, match=text):
-        plan_of(Options(**changes))
+        plan_of(LaunchOptions(**changes))
 
 
 def test_ranks_are_counted_by_hosts_only():
     with pytest.raises(UsageError, match="--run.devices 8: --hosts says how many"):
-        plan_of(Options(hosts="a:8"), "--run.devices=8")
+        plan_of(LaunchOptions(hosts="a:8"), "--run.devices=8")
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "kubernetes"])
 def test_uneven_hosts_are_refused_where_they_cannot_be(launcher: str):
-    options = Options(hosts="a:8,b:4", launcher=launcher)
+    options = LaunchOptions(hosts="a:8,b:4", launcher=launcher)
     options = replace(options, kubernetes=replace(options.kubernetes, image="x"))
     with pytest.raises(UsageError, match="equally many ranks on every host, not 4 and 8"):
         text_of(options)
@@ -105,14 +105,14 @@ def test_uneven_hosts_are_refused_where_they_cannot_be(launcher: str):
 def test_a_batch_that_cannot_be_split_is_refused_before_the_start():
     words = ["demo_classification", "--train.global-batch=100"]
     with pytest.raises(UsageError, match="global_batch=100 cannot be split over 16 devices"):
-        launch(Options(hosts="a:8,b:8", print=True), words, *load(*words), print)
+        launch(LaunchOptions(hosts="a:8,b:8", print=True), words, *load(*words), print)
 
 
 def test_variables_go_along_by_name_and_secrets_do_not():
     environ = {"PATH": "/a", "LD_LIBRARY_PATH": "/b c", "HOME": "/h", "NCCL_DEBUG": "INFO", "HABANA_X": "1"}
     secrets = {"NCCL_TOKEN": "s", "TORCH_API_KEY": "s", "ENABLE_PASSWORD": "s"}
     found = forwarded(
-        environ | secrets | {"NCCL_BAD": "a\nb"}, Options().forward, ["NCCL_DEBUG=WARN", "MINE=a b"], "eth0"
+        environ | secrets | {"NCCL_BAD": "a\nb"}, LaunchOptions().forward, ["NCCL_DEBUG=WARN", "MINE=a b"], "eth0"
     )
     sockets = dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"), "eth0")
     expected = {"PATH": "/a", "LD_LIBRARY_PATH": "/b c", "NCCL_DEBUG": "WARN", "HABANA_X": "1", "MINE": "a b"}
@@ -123,7 +123,7 @@ def test_variables_go_along_by_name_and_secrets_do_not():
 
 
 def test_torchrun_on_each_host():
-    lines = text_of(Options(hosts="a:8,b:4", interfaces="eth0", port=1234)).splitlines()
+    lines = text_of(LaunchOptions(hosts="a:8,b:4", interfaces="eth0", port=1234)).splitlines()
     assert lines[::2] == ["# on a", "# on b"]
     for node, slots, line in ((0, 8, lines[1]), (1, 4, lines[3])):
         words = shlex.split(line)
@@ -139,7 +139,7 @@ def test_torchrun_on_each_host():
 def test_torchrun_reads_these_options_as_they_are_meant():
     from torch.distributed.run import parse_args
 
-    options = Options(hosts="a:8,b:8", max_restarts=3, min_hosts=1, output="logs")
+    options = LaunchOptions(hosts="a:8,b:8", max_restarts=3, min_hosts=1, output="logs")
     words = torchrun.command(plan_of(options), 1)
     read = parse_args(words[words.index("torch.distributed.run") + 1 :])
     assert (read.nnodes, read.nproc_per_node, read.max_restarts, read.rdzv_backend) == ("1:2", "8", 3, "c10d")
@@ -150,8 +150,8 @@ def test_torchrun_reads_these_options_as_they_are_meant():
 def test_mpirun_in_the_words_of_open_mpi_5(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/my libs")
     hosts = ",".join(f"10.0.0.{n}:8" for n in range(1, 9))
-    options = Options(hosts=hosts, launcher="mpirun", interfaces="eth0", ssh_port=3022, cores=48, output="logs")
-    words = shlex.split(text_of(replace(options, mpi=mpi.Options(networks="10.0.0.0/24", root=True))))
+    options = LaunchOptions(hosts=hosts, launcher="mpirun", interfaces="eth0", ssh_port=3022, cores=48, output="logs")
+    words = shlex.split(text_of(replace(options, mpi=mpi.MpiOptions(networks="10.0.0.0/24", root=True))))
     end = words.index(sys.executable)
     assert words[end:] == [sys.executable, "-m", "sightline", *COMMAND]
     values = dict(itertools.pairwise(words))
@@ -171,7 +171,7 @@ def test_mpirun_in_the_words_of_open_mpi_5(monkeypatch: pytest.MonkeyPatch):
 
 def test_ssh_hands_every_word_through_the_shell_of_the_host():
     """A shell is asked what it makes of it, in place of the host's."""
-    plan = plan_of(Options(hosts="a:1,b:1", launcher="ssh", ssh_port=3022, env=("MINE=it's $HOME",), folder="/"))
+    plan = plan_of(LaunchOptions(hosts="a:1,b:1", launcher="ssh", ssh_port=3022, env=("MINE=it's $HOME",), folder="/"))
     say = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['MINE'], os.environ['TERM']]))"
     for node, words in zip((0, 1), ssh.commands(plan), strict=True):
         assert words[:2] == ["ssh", "-tt"] and "BatchMode=yes" in words and words[words.index("-p") + 1] == "3022"
@@ -187,10 +187,10 @@ def test_ssh_hands_every_word_through_the_shell_of_the_host():
 @pytest.mark.parametrize("launcher", ["torchrun", "kubernetes"])
 def test_two_runs_of_a_recipe_do_not_meet_but_the_hosts_of_one_do(launcher, restarts, monkeypatch, tmp_path):
     """torchrun is started by a command on each host, so what it is given follows from that command alone."""
-    options = Options(hosts="a:1,b:1", launcher=launcher, max_restarts=restarts)
+    options = LaunchOptions(hosts="a:1,b:1", launcher=launcher, max_restarts=restarts)
     options = replace(options, kubernetes=replace(options.kubernetes, image="sightline:1"))
 
-    def ids(options: Options, *flags: str) -> list[str]:
+    def ids(options: LaunchOptions, *flags: str) -> list[str]:
         return re.findall(r"--rdzv-id=(\S+)", text_of(options, *flags))
 
     first = ids(options)
@@ -204,7 +204,7 @@ def test_two_runs_of_a_recipe_do_not_meet_but_the_hosts_of_one_do(launcher, rest
 
 def test_two_elastic_starts_by_ssh_are_two_commands():
     """Attempts with one id take a run folder over from each other."""
-    options = Options(hosts="a:1,b:1", launcher="ssh", max_restarts=1)
+    options = LaunchOptions(hosts="a:1,b:1", launcher="ssh", max_restarts=1)
     starts = [re.findall(r"--rdzv-id=(\S+)", text_of(options)) for _ in range(2)]
     assert all(len(ids) == 2 and ids[0] == ids[1] for ids in starts), "the hosts of one start are one command"
     assert starts[0] != starts[1]
@@ -213,8 +213,8 @@ def test_two_elastic_starts_by_ssh_are_two_commands():
 # Slurm
 
 
-def slurm_options(**changes) -> Options:
-    return Options(nodes=8, per_node=8, launcher="slurm", **changes)
+def slurm_options(**changes) -> LaunchOptions:
+    return LaunchOptions(nodes=8, per_node=8, launcher="slurm", **changes)
 
 
 def directives(text: str) -> dict[str, str]:
@@ -236,7 +236,9 @@ def run_script(text: str, folder: Path) -> tuple[list[str], dict[str, str]]:
 
 def test_a_job_of_64_ranks_for_slurm(tmp_path: Path):
     """Read by bash; the directives are those that sbatch's manual names."""
-    choices = slurm.Options(partition="gpu", account="a-1", time="12:00:00", gres="gpu:h100", extra=("--exclusive",))
+    choices = slurm.SlurmOptions(
+        partition="gpu", account="a-1", time="12:00:00", gres="gpu:h100", extra=("--exclusive",)
+    )
     options = slurm_options(interfaces="ib0", cores=96, output=f"{tmp_path}/logs", folder=str(tmp_path), slurm=choices)
     text = text_of(replace(options, env=("MINE=it's $HOME",)))
     assert directives(text) == {
@@ -272,8 +274,8 @@ def test_an_elastic_job_for_slurm_starts_torchrun_on_each_node(tmp_path: Path):
 
 
 def test_named_nodes_and_a_given_port_for_slurm(tmp_path: Path):
-    options = Options(hosts="n1:8,n2:8", launcher="slurm", port=1234, folder=str(tmp_path))
-    text = text_of(replace(options, slurm=slurm.Options(gres="none")))
+    options = LaunchOptions(hosts="n1:8,n2:8", launcher="slurm", port=1234, folder=str(tmp_path))
+    text = text_of(replace(options, slurm=slurm.SlurmOptions(gres="none")))
     assert directives(text)["nodelist"] == "n1,n2" and "gres" not in directives(text)
     assert run_script(text, tmp_path)[1]["MASTER_PORT"] == "1234"
 
@@ -281,14 +283,14 @@ def test_named_nodes_and_a_given_port_for_slurm(tmp_path: Path):
 @pytest.mark.parametrize("extra", ["-x", "--comment=a b", "--x\n#SBATCH --y", "--wrap=$(x)"])
 def test_directives_that_would_be_more_than_one_are_refused(extra: str):
     with pytest.raises(UsageError, match="cannot be a directive of sbatch"):
-        text_of(slurm_options(slurm=slurm.Options(extra=(extra,))))
+        text_of(slurm_options(slurm=slurm.SlurmOptions(extra=(extra,))))
 
 
 # Kubernetes
 
 
 def kubernetes_text(form: str = "job", volumes: tuple[str, ...] = (), **changes) -> str:
-    options = Options(launcher="kubernetes", interfaces="eth0", **({"nodes": 8, "per_node": 8} | changes))
+    options = LaunchOptions(launcher="kubernetes", interfaces="eth0", **({"nodes": 8, "per_node": 8} | changes))
     chosen = replace(
         options.kubernetes, image="registry/sightline:1", form=form, volumes=volumes, memory="512Gi", cpus="96"
     )
@@ -369,7 +371,7 @@ def test_a_pod_lives_longer_than_its_ranks_may_take_to_save():
 
 
 def test_the_user_of_pods_is_never_root():
-    options = Options(nodes=2, launcher="kubernetes")
+    options = LaunchOptions(nodes=2, launcher="kubernetes")
     chosen = replace(options.kubernetes, image="x", user=5000)
     _, job = yaml.safe_load_all(text_of(replace(options, kubernetes=chosen)))
     found = job["spec"]["template"]["spec"]["securityContext"]
@@ -423,4 +425,4 @@ def test_a_volume_that_is_none_is_refused(volume: str):
 
 def test_kubernetes_needs_an_image():
     with pytest.raises(UsageError, match="--kubernetes.image"):
-        text_of(Options(nodes=2, launcher="kubernetes"))
+        text_of(LaunchOptions(nodes=2, launcher="kubernetes"))

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch.distributed as dist
 
 from sightline.errors import PeerLost, UsageError
 from sightline.hardware import devices, world
+from sightline.hardware.launch.place import is_rank_0, ranks_on_host
 from sightline.hardware.world import World
 
 COMPLETE = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
@@ -125,3 +128,24 @@ def test_a_rank_that_does_not_come_to_a_file_is_lost(tmp_path: Path):
     with pytest.raises(RuntimeError) as met:
         store.wait(["absent"])
     assert world.is_loss(met.value)
+
+
+@pytest.mark.parametrize(("environ", "expected"), [({}, True), ({"RANK": "0"}, True), ({"RANK": "3"}, False)])
+def test_rank_0_speaks_where_a_launcher_started_several(environ: dict, expected: bool, monkeypatch):
+    for name in ("RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert is_rank_0() is expected
+
+
+def test_ranks_on_a_host_are_those_the_launcher_tells(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert ranks_on_host(default=1) == 1
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert ranks_on_host(default=1) == 4
+
+
+def test_the_command_line_reads_ranks_without_torch():
+    code = "import sys, sightline.cli; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sightline.kernels import instance_norm, instance_norm_triton
-from sightline.kernels.instance_norm_triton import Plan
+from sightline.kernels.instance_norm_triton import Cut
 
 EPS, SLOPE = 1e-5, 0.01
 # Odd sizes, channels that fill no block and several, three dimensions. A chunk more than 16 takes a second round of
@@ -17,8 +17,8 @@ SHAPES = [(2, 3, 5, 7), (1, 24, 9, 4), (1, 33, 6, 5), (1, 128, 3, 2), (2, 5, 3, 
 SMALL = (1, 3, 5, 4)  # three chunks, the last one of them half full
 CUTS = {
     "whole": lambda rows: None,  # all shapes here are small
-    "chunks": lambda rows: Plan(32, 4, 2, -(-rows // 8), 4),
-    "one chunk": lambda rows: Plan(256, 16, -(-rows // 16), 1, 4),
+    "chunks": lambda rows: Cut(32, 4, 2, -(-rows // 8), 4),
+    "one chunk": lambda rows: Cut(256, 16, -(-rows // 16), 1, 4),
 }
 
 
@@ -39,7 +39,7 @@ def exact(x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor) -> tuple[Tenso
     return (y.detach(), *torch.autograd.grad(y, leaves, outer.double()))
 
 
-def launched(x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor, cut: Plan | None) -> tuple[Tensor, ...]:
+def launched(x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor, cut: Cut | None) -> tuple[Tensor, ...]:
     y, statistics = instance_norm_triton.forward(x, weight, bias, EPS, SLOPE, cut)
     inner, (of_bias, of_weight) = instance_norm_triton.backward(outer, x, weight, bias, statistics, SLOPE, cut)
     return y, inner, of_weight, of_bias

@@ -120,7 +120,7 @@ def test_compiled_without_a_break_it_stays_one_operation():
 def test_a_cut_holds_every_pixel_once(pictures, channels, pixels):
     """Chunks tile the rows without an empty one; blocks are powers of two that a program's registers hold."""
     triton = pytest.importorskip("sightline.kernels.instance_norm_triton")
-    cut = triton.plan(pictures, pixels, channels)
+    cut = triton.cut_of(pictures, pixels, channels)
     for number in (cut.rows, cut.channels, cut.warps):
         assert number.bit_count() == 1
     assert cut.rows * cut.channels <= 32 * 32 * cut.warps  # elements per thread
@@ -163,7 +163,7 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(shape, tmp_path, monkeyp
     from sightline.kernels import instance_norm_triton as kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    cut = kernels.plan(*shape)
+    cut = kernels.cut_of(*shape)
     length = {"LENGTH": cut.rows * cut.tiles}
     runs = [(kernels.instance_norm_whole, cut, {}), (kernels.instance_norm_whole_backward, cut, {})]
     if cut.chunks:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.train.schedules import Plan, ScheduleConfig
+from sightline.train.schedules import RunLength, ScheduleConfig
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "accuracy.py"
 
@@ -22,7 +22,7 @@ def accuracy():
 def test_both_follow_one_schedule(accuracy):
     schedule = ScheduleConfig(kind="cosine", warmup_epochs=accuracy.WARMUP_EPOCHS)
     for step in range(5 * 7):
-        assert accuracy.rate(step, 0.3, 5 * 7, 7) == pytest.approx(schedule.rate(step, 0.3, Plan(5, 7)))
+        assert accuracy.rate(step, 0.3, 5 * 7, 7) == pytest.approx(schedule.rate(step, 0.3, RunLength(5, 7)))
 
 
 def test_both_train_on_every_batch(accuracy, shapes, tmp_path, capsys):

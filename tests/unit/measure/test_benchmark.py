@@ -1,5 +1,7 @@
 """The benchmark at tiny size: what is counted, what stands in the result, who takes turns with whom."""
 
+import dataclasses
+import importlib
 import json
 
 import pytest
@@ -12,9 +14,13 @@ from sightline import config
 from sightline.errors import OutOfMemory, UsageError
 from sightline.hardware import devices
 from sightline.measure import benchmark as bench
-from sightline.measure import peers, peers_detection
+from sightline.measure import peers, peers_classification, peers_detection
 from sightline.measure.benchmark import BenchmarkOptions, as_text, benchmark
 from sightline.measure.peers import Contender, Peer, PeerLoader, PeerStep, measure_in_turn
+from sightline.measure.peers_classification import STEP_PEERS
+from sightline.tasks.classification import Classification
+from sightline.tasks.detection import Detection
+from sightline.tasks.segmentation import Segmentation
 
 CPU = devices.select("cpu")
 TINY = """--data.classes=10 --data.size=32 --data.eval-size=32 --data.eval-resize=32 --train.global-batch=8
@@ -219,7 +225,7 @@ def test_too_little_memory_for_ours_alone_is_an_error_with_a_remedy(tmp_path, mo
 
 
 def classifier_step(peer, network, images):
-    """As `peers.classifiers` makes it, of any network for 3x8x8 pictures and 4 classes."""
+    """As `peers_classification.steps` makes it, of any network for 3x8x8 pictures and 4 classes."""
     batches = [
         (torch.randn(images, 3, 8, 8).to(memory_format=peer.layout), torch.randint(4, (images,)))
         for _ in range(peers.BATCHES)
@@ -260,24 +266,40 @@ def test_a_compiled_peer_steps_like_an_eager_one(mode):
 
 
 def test_compiled_peers_run_where_our_step_is_compiled():
-    names = {peer.name for peer in peers.choose_peers("auto", devices.KINDS["cuda"], "bf16")[0]}
-    assert names == {peer.name for peer in peers.STEP_PEERS}
-    assert {peer.precision for peer in peers.STEP_PEERS} == {"fp16", "bf16"}
-    assert not any(peer.compile for peer in peers.choose_peers("off", devices.KINDS["cuda"], "bf16")[0])
-    assert len(peers.choose_peers("on", CPU, "fp32")[0]) == 4
+    names = {peer.name for peer in peers.choose_peers(STEP_PEERS, "auto", devices.KINDS["cuda"], "bf16")[0]}
+    assert names == {peer.name for peer in STEP_PEERS}
+    assert {peer.precision for peer in STEP_PEERS} == {"fp16", "bf16"}
+    assert not any(peer.compile for peer in peers.choose_peers(STEP_PEERS, "off", devices.KINDS["cuda"], "bf16")[0])
+    assert len(peers.choose_peers(STEP_PEERS, "on", CPU, "fp32")[0]) == 4
+
+
+@pytest.mark.parametrize("task", [Classification(), Detection(), Segmentation()], ids=lambda task: task.peers)
+def test_every_task_names_its_peers(task):
+    named = importlib.import_module(f"sightline.measure.peers_{task.peers}")
+    assert named.STEP_PEERS and callable(named.steps)
+
+
+def test_a_task_without_peers_is_refused(tmp_path):
+    class Own(Classification):
+        peers = ""
+
+    recipe, run = config.load("demo_classification", TINY)
+    options = BenchmarkOptions(1, 0, 1, peers=True, out=tmp_path)
+    with pytest.raises(UsageError, match="--peers: Own names nothing to compare with"):
+        benchmark(dataclasses.replace(recipe, task=Own()), run, options, lambda _: None)
 
 
 def test_networks_are_recognised_by_weights_and_work():
     picture = torch.empty(1, 3, 64, 64, device="meta")
     with torch.device("meta"):
         network = torchvision.models.resnext50_32x4d(num_classes=7)
-        assert peers.torchvision_twin(network, picture, 7) == "resnext50_32x4d"
+        assert peers_classification.torchvision_twin(network, picture, 7) == "resnext50_32x4d"
         moved = torchvision.models.resnet50(num_classes=7)
     # The original paper's form: the same weights, the stride in another convolution, less work.
     block = moved.layer2[0]
     block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)
     with pytest.raises(UsageError, match="none of resnet18"):
-        peers.torchvision_twin(moved, picture, 7)
+        peers_classification.torchvision_twin(moved, picture, 7)
 
 
 @pytest.mark.slow  # a VGG at 300 pixels

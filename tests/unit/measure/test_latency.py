@@ -71,9 +71,9 @@ def test_a_pass_counts_as_many_batches_as_it_was_asked_for(monkeypatch):
 
 
 def test_rounds_hold_full_batches_only():
-    rounds = latency.Rounds(EvalOrder(10, 4))
+    rounds = latency.EvalRounds(EvalOrder(10, 4))
     assert [rounds.batch(step)[1].tolist() for step in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
-    assert latency.Rounds(EvalOrder(3, 4)).batch(7)[1].tolist() == [0, 1, 2, -1]
+    assert latency.EvalRounds(EvalOrder(3, 4)).batch(7)[1].tolist() == [0, 1, 2, -1]
 
 
 # Through the benchmark

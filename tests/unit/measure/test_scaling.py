@@ -329,4 +329,4 @@ def test_bad_flags(flags, message, capsys):
 
 def test_predictions_of_steps_only():
     with pytest.raises(UsageError, match="--scaling stands alone"):
-        BenchmarkOptions(what="predict", scaling=ScalingOptions())
+        BenchmarkOptions(what="predict", scaling=True)

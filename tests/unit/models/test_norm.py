@@ -22,8 +22,9 @@ from sightline.hardware.world import World, connect, detect
 from sightline.models.norm import SyncBatchNorm, convert
 from sightline.models.resnet import ResNetConfig
 from sightline.tasks.classification import Classification
+from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
-from sightline.train.schedules import Plan, ScheduleConfig
+from sightline.train.schedules import RunLength, ScheduleConfig
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
@@ -95,7 +96,7 @@ def train_steps(world: World, bn_group: int, rows: slice) -> tuple[dict[str, Ten
     """Gradients and statistics after two steps with these rows of the batch, and what the user was told."""
     recipe = replace(RECIPE, train=replace(RECIPE.train, bn_group=bn_group))
     dataset = recipe.data.open("train", 0)
-    state = TrainState(recipe, Run(), dataset.spec, CPU, Plan(1, 1), world)
+    state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, CPU, world), CPU, RunLength(1, 1))
     bound = replace(dataset.bind(CPU, BATCH), finish=lambda batch, dtype: batch)  # ready-made floats
     step = build_step(recipe, Run(), CPU, world, state, bound)
     found: dict[str, Tensor] = {}

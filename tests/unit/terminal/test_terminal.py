@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from sightline import terminal
-from sightline.log import RunLog
+from sightline.runs import screen as run_screen
+from sightline.runs.log import RunLog
 from sightline.terminal.console import Terminal
 from sightline.terminal.progress import shown_progress
 
@@ -93,9 +94,9 @@ def test_lines_and_bars_of_a_run(turn_on, tmp_path, is_guarded: bool):
     screen = turn_on()
     if is_guarded:
         terminal.guard()
-    log = RunLog(tmp_path / "run", "live")
+    log = RunLog(tmp_path / "run", run_screen.Screen("live"))
     log.say(HOSTILE)
-    log._show_bar(HOSTILE, 1, 2, HOSTILE)
+    log.screen.show(HOSTILE, 1, 2, HOSTILE)
     print("between", HOSTILE)  # by a library, while a bar is shown
     log.close(0, "finished")
     assert (sys.stdout is screen) is not is_guarded
@@ -120,7 +121,7 @@ def test_names_of_links_in_rich_text_do_not_become_links(turn_on):
 
 
 def test_logs_of_ranks_can_be_shown_by_cat(tmp_path, capsys):
-    log = RunLog(tmp_path, is_main=False, rank=1)
+    log = RunLog(tmp_path, rank=1)
     log.say(HOSTILE)
     log.close(0, HOSTILE)
     text = (tmp_path / "rank_1.log").read_text()

@@ -10,7 +10,7 @@ from sightline import config
 from sightline.errors import BadCheckpoint, UsageError
 from sightline.train import checkpoint
 from sightline.train.averaging import Ema, average_checkpoints
-from sightline.train.schedules import Plan
+from sightline.train.schedules import RunLength
 
 
 def recipe(**train):
@@ -28,7 +28,7 @@ def moved(model: nn.Module) -> None:
 
 def test_the_plain_rule_is_a_moving_average_of_parameters_and_statistics():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    ema = Ema(model, recipe(ema=0.9, ema_every_steps=2), Plan(3, 10))
+    ema = Ema(model, recipe(ema=0.9, ema_every_steps=2), RunLength(3, 10))
     expected = {name: tensor.double().clone() for name, tensor in model.state_dict().items()}
     for step in range(6):
         moved(model)
@@ -46,7 +46,7 @@ def test_torchvisions_rule_scales_the_decay_and_copies_in_warm_up():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     made = recipe(ema=0.99998, ema_every_steps=32, ema_rule="torchvision", epochs=90, global_batch=256)
     made = dataclasses.replace(made, schedule=dataclasses.replace(made.schedule, warmup_epochs=2))
-    ema = Ema(model, made, Plan(90, 5004))
+    ema = Ema(model, made, RunLength(90, 5004))
     # The original: adjust = world * batch * ema_steps / epochs; alpha = min(1, (1 - decay) * adjust).
     assert ema.share == pytest.approx(min(1.0, (1 - 0.99998) * 256 * 32 / 90))
     moved(model)

@@ -119,14 +119,14 @@ def test_an_item_of_four_samples_counts_four(tmp_path: Path, capsys):
     assert "20 training and 3 evaluation samples, 2 epochs of 2 steps, batch 8 (8 on each of 1)" in said.out + said.err
 
 
-def test_the_step_and_the_plan_count_samples():
+def test_the_step_and_the_length_of_a_run_count_samples():
     bound = StripData().open("train", 0).bind(CPU, 8)
     ours = OurStep(recipe(), Run(channels_last=False), bound, CPU, True, print, timed=(0, 1))
     ours.advance()
     facts = ours.facts()  # two more, for the time from one start to the next
     ours.close()
     assert (facts["calls"], facts["images_trained"], len(facts["latency_s"])) == (4, 32, 1)
-    assert ours.plan.samples == 20 and ours.plan.steps_per_epoch == 2
+    assert ours.length.samples == 20 and ours.length.steps_per_epoch == 2
 
 
 @pytest.mark.parametrize("path", ["here", ""])

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from sightline.errors import UsageError
-from sightline.train.schedules import Plan, ScheduleConfig
+from sightline.train.schedules import RunLength, ScheduleConfig
 
-PLAN = Plan(epochs=10, steps_per_epoch=8)
+PLAN = RunLength(epochs=10, steps_per_epoch=8)
 LAST = 79
 
 
-def rates(schedule: ScheduleConfig, lr: float = 0.4, plan: Plan = PLAN) -> list[float]:
+def rates(schedule: ScheduleConfig, lr: float = 0.4, plan: RunLength = PLAN) -> list[float]:
     return [schedule.rate(step, lr, plan) for step in range(plan.epochs * plan.steps_per_epoch)]
 
 
@@ -33,7 +33,7 @@ def test_warmup_may_be_a_fraction_of_an_epoch():
 
 
 def test_a_run_shorter_than_its_warmup_never_reaches_the_full_rate():
-    got = rates(ScheduleConfig("cosine", warmup_epochs=4), plan=Plan(2, 8))
+    got = rates(ScheduleConfig("cosine", warmup_epochs=4), plan=RunLength(2, 8))
     assert got == pytest.approx([0.4 * k / 32 for k in range(1, 17)])
 
 
@@ -105,7 +105,7 @@ def test_plateau_of_the_score_takes_any_rise():
 def test_the_segmentation_schedules_are_torchs():
     """What the original calls multistep and cosine: MultiStepLR with factor 0.3 and CosineAnnealingLR over all epochs,
     both moved by the epoch."""
-    plan = Plan(epochs=10, steps_per_epoch=3)
+    plan = RunLength(epochs=10, steps_per_epoch=3)
     step = ScheduleConfig("step", drop_epochs=(4, 7), factor=0.3)
     cosine = ScheduleConfig("cosine", unit="epoch")
     for ours, reference in (

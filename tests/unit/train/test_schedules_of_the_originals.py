@@ -7,7 +7,7 @@ import pytest
 
 from sightline.errors import UsageError
 from sightline.train.optimizers import OptimizerConfig
-from sightline.train.schedules import Plan, ScheduleConfig
+from sightline.train.schedules import RunLength, ScheduleConfig
 
 SAMPLES = 1_281_167
 PER_256 = OptimizerConfig(lr=0.1, lr_for_batch=256)
@@ -19,8 +19,8 @@ POLYNOMIAL = ScheduleConfig("polynomial", warmup_epochs=3, warmup_from="zero", f
 COSINE = ScheduleConfig("cosine", warmup_epochs=8, warmup_from="zero", cosine_from="start", epoch_steps="exact")
 
 
-def plan(epochs: int, batch: int) -> Plan:
-    return Plan(epochs, SAMPLES // batch, SAMPLES, batch)
+def plan(epochs: int, batch: int) -> RunLength:
+    return RunLength(epochs, SAMPLES // batch, SAMPLES, batch)
 
 
 def rate(schedule: ScheduleConfig, optimizer: OptimizerConfig, epochs: int, batch: int, step: int) -> float:
@@ -130,7 +130,7 @@ def test_polynomial_of_pytorch(decay_epochs: int):
     )
     reference = pytorch_polynomial(3, decay_epochs, 11, 9.0, 1e-4)
     expected = [next(reference) for _ in range(55)]
-    assert [schedule.rate(step, 9.0, Plan(5, 11)) for step in range(55)] == pytest.approx(expected, rel=1e-12)
+    assert [schedule.rate(step, 9.0, RunLength(5, 11)) for step in range(55)] == pytest.approx(expected, rel=1e-12)
     assert expected.count(9.0) == 1 and (expected[-1] == 1e-4) is (decay_epochs == 4)  # frozen once it is there
 
 
@@ -149,14 +149,14 @@ def test_polynomial_of_keras_step_by_step(epochs: int, decay: int, batch: int):
 @pytest.mark.parametrize("warmup_from", ["next", "zero"])
 def test_polynomial_without_warmup_is_no_division_by_zero(warmup_from: str):
     schedule = ScheduleConfig("polynomial", warmup_from=warmup_from, power=1.0)
-    got = [schedule.rate(step, 0.9, Plan(2, 4)) for step in range(8)]
+    got = [schedule.rate(step, 0.9, RunLength(2, 4)) for step in range(8)]
     first = 0 if warmup_from == "zero" else 1
     assert got == pytest.approx([0.9 * (1 - (step + first) / 9) for step in range(8)])
 
 
 def test_epochs_of_one_step_can_be_a_step_short_only_in_name():
     schedule = ScheduleConfig("polynomial", warmup_epochs=2, epoch_steps="less_one")
-    assert schedule.rate(0, 1.0, Plan(4, 1)) == 0.5
+    assert schedule.rate(0, 1.0, RunLength(4, 1)) == 0.5
 
 
 # SSD on 117,266 pictures: 115 steps of 1024 in an epoch, the last one filled up; the rate is 0.003 for 32.
@@ -180,7 +180,7 @@ SSD_COSINE = ScheduleConfig("cosine", warmup_epochs=7, warmup_from="zero", hold_
     ],
 )
 def test_cosine_of_ssd(step: int, expected: float):
-    assert SSD_COSINE.rate(step, 0.096, Plan(64, 115)) == pytest.approx(expected, abs=1e-7)
+    assert SSD_COSINE.rate(step, 0.096, RunLength(64, 115)) == pytest.approx(expected, abs=1e-7)
 
 
 def test_cosine_of_ssd_is_its_formula_at_every_step():
@@ -190,17 +190,17 @@ def test_cosine_of_ssd_is_its_formula_at_every_step():
         epoch = step / 10
         share = 0.5 * (1 + math.cos(math.pi * (epoch - begin) / (end - begin))) + 0.01
         expected = 1.01 if epoch < begin else share if epoch < end else 0.01
-        assert schedule.rate(step, 0.2, Plan(90, 10)) == pytest.approx(0.2 * expected)
+        assert schedule.rate(step, 0.2, RunLength(90, 10)) == pytest.approx(0.2 * expected)
 
 
 def test_a_hold_by_the_epoch():
     schedule = ScheduleConfig("cosine", unit="epoch", hold_epochs=2, decay_epochs=4)
-    assert [schedule.rate(2 * epoch, 1.0, Plan(6, 2)) for epoch in range(6)] == pytest.approx([1, 1, 1, 0.5, 0, 0])
+    assert [schedule.rate(2 * epoch, 1.0, RunLength(6, 2)) for epoch in range(6)] == pytest.approx([1, 1, 1, 0.5, 0, 0])
 
 
 def test_exact_epochs_need_to_know_the_data():
     with pytest.raises(UsageError, match="samples and global_batch"):
-        COSINE.rate(0, 0.1, Plan(90, 1251))
+        COSINE.rate(0, 0.1, RunLength(90, 1251))
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,14 @@ from sightline.hardware.precision import LossScale
 from sightline.hardware.world import World
 from sightline.parts import Bound, DataConfig, Dataset, DataSpec, Loss, ModelConfig
 from sightline.tasks.classification import Classification
+from sightline.train.model import build_model
 from sightline.train.optimizers import OptimizerConfig
-from sightline.train.schedules import Plan, ScheduleConfig
+from sightline.train.schedules import RunLength, ScheduleConfig
 from sightline.train.state import TrainState
 from sightline.train.step import Step, build_step
 
 CPU = devices.select("cpu")
-PLAN = Plan(epochs=1, steps_per_epoch=1)
+PLAN = RunLength(epochs=1, steps_per_epoch=1)
 SPEC = DataSpec(("ant", "bee", "cat"), 2, (3, 3), (0.0,), (1.0,))
 BATCH = 8
 
@@ -102,9 +103,9 @@ def recipe_with(model=PLAIN.model, task=PLAIN.task, optimizer=PLAIN.optimizer, *
     return dataclasses.replace(PLAIN, model=model, task=task, optimizer=optimizer, train=changed)
 
 
-def built(recipe: Recipe) -> tuple[Step, TrainState]:
-    state = TrainState(recipe, Run(channels_last=False), SPEC, CPU, PLAN)
-    return build_step(recipe, Run(channels_last=False), CPU, World(), state, READY), state
+def built(recipe: Recipe, run: Run = Run(channels_last=False)) -> tuple[Step, TrainState]:  # noqa: B008  # frozen
+    state = TrainState(recipe, build_model(recipe, run, SPEC, CPU), CPU, PLAN)
+    return build_step(recipe, run, CPU, World(), state, READY), state
 
 
 def batch_of(number: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -254,7 +255,7 @@ def test_the_average_follows_the_loop_it_is_defined_by():
 )
 def test_the_originals_updates_and_schedules_learn_a_batch_by_heart(optimizer, schedule, lr: float):
     step, _ = built(recipe_with(model=SmallNet(norm=True), optimizer=optimizer))
-    plan = Plan(epochs=2, steps_per_epoch=60)
+    plan = RunLength(epochs=2, steps_per_epoch=60)
     for number in range(120):
         step(batch_of(0), number, schedule.rate(number, lr, plan))
         if number == 118:
@@ -506,14 +507,14 @@ def test_compile_on_compiles_and_auto_does_not_on_a_cpu(monkeypatch):
     monkeypatch.setattr(torch, "compile", record)
     for compile, expected in (("auto", []), ("off", []), ("on", [{"dynamic": False, "backend": "inductor"}])):
         run = Run(compile=compile)
-        build_step(PLAIN, run, CPU, World(), TrainState(PLAIN, run, SPEC, CPU, PLAN), READY)
+        built(PLAIN, run)
         assert compiled == expected
 
 
 def test_a_graph_that_cannot_be_had_is_refused():
     run = Run(graph="on")
     with pytest.raises(UsageError, match="graph"):
-        build_step(PLAIN, run, CPU, World(), TrainState(PLAIN, run, SPEC, CPU, PLAN), READY)
+        built(PLAIN, run)
 
 
 @pytest.mark.slow
@@ -522,8 +523,7 @@ def test_a_compiled_step_is_the_plain_one():
     for compile in ("off", "on"):
         run = Run(compile=compile, channels_last=False)
         recipe = recipe_with(model=SmallNet(norm=True))
-        state = TrainState(recipe, run, SPEC, CPU, PLAN)
-        step = build_step(recipe, run, CPU, World(), state, READY)
+        step, state = built(recipe, run)
         for number in range(4):
             step(poisoned(number) if number == 1 else batch_of(number), number, 0.1)
         assert step.take_bad_steps() == 1
@@ -537,7 +537,7 @@ def test_a_compiled_step_is_the_plain_one():
 def test_channels_last_is_a_layout_and_not_another_model():
     layouts = {}
     for channels_last in (True, False):
-        state = TrainState(PLAIN, Run(channels_last=channels_last), SPEC, CPU, PLAN)
+        state = TrainState(PLAIN, build_model(PLAIN, Run(channels_last=channels_last), SPEC, CPU), CPU, PLAN)
         layouts[channels_last] = state.model[0].weight
         assert state.model[0].weight.is_contiguous(memory_format=torch.channels_last) is channels_last
     assert torch.equal(*layouts.values())

@@ -15,12 +15,12 @@ from sightline import api, config
 from sightline.config import Recipe, Run, TrainConfig
 from sightline.errors import Diverged, UsageError
 from sightline.evaluate.topk import TopK
-from sightline.log import BEST_SCORES
 from sightline.parts import DataSpec, Scores
+from sightline.runs.log import BEST_SCORES
 from sightline.tasks.classification import Classification
 from sightline.train import checkpoint
+from sightline.train.progress import TrainProgress
 from sightline.train.schedules import ScheduleConfig
-from sightline.train.state import Progress
 
 # Four epochs of three steps.
 TINY = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
@@ -194,7 +194,7 @@ CONSTANT = ["--schedule.kind=constant", "--schedule.warmup-epochs=0"]
     ids=str,
 )
 def test_evaluations_are_counted_from_the_best_one(history: list[float], waited: int):
-    assert Progress(history=history).evaluations_since_best() == waited
+    assert TrainProgress(history=history).evaluations_since_best() == waited
 
 
 def test_patience_ends_a_run_after_its_least_epochs_and_a_larger_one_goes_on(tmp_path: Path, capsys):
@@ -262,14 +262,14 @@ def test_only_planned_evaluations_count(tmp_path: Path):
 
 
 def test_nan_is_never_best_and_any_number_beats_it():
-    noted = Progress()
+    noted = TrainProgress()
     told = []
     for noted.step, score in enumerate([math.nan, -1.0, math.nan, -2.0, 0.5, math.nan], start=1):
         told.append(noted.note({"dice": score}, "dice", planned=True))
     assert told == [False, True, False, False, True, False]
     assert (noted.best_score, noted.best_step) == (0.5, 5) and noted.evaluations_since_best() == 1
     # As a checkpoint of a run that had taken NaN for the best says it.
-    resumed = Progress(step=9, best_score=math.nan, best_step=3)
+    resumed = TrainProgress(step=9, best_score=math.nan, best_step=3)
     assert resumed.note({"dice": 0.0}, "dice", planned=True) and (resumed.best_score, resumed.best_step) == (0.0, 9)
 
 
@@ -355,7 +355,7 @@ def test_a_checkpoint_without_losses_still_loads(tmp_path: Path, finished):
 
 def test_the_loss_has_two_names_and_a_task_without_one_is_told():
     schedule = ScheduleConfig("plateau", plateau_on="val_loss")
-    noted = Progress()
+    noted = TrainProgress()
     assert noted.watched(schedule) == []  # nothing is known before the first evaluation
     noted.note({"dice": 0.5, "val_loss": 0.25}, "dice", planned=True)
     noted.note({"dice": 0.5, "val_loss": 0.125}, "dice", planned=False)

@@ -1,7 +1,7 @@
-"""Which start of a command this is where a launcher starts it again by itself, and the mark that spares it the rest.
+"""Attempts: starts of one command by a launcher that restarts it, and exit.json, which stops hopeless restarts.
 
-exit.json of the run folder says how a start ended. torchrun turns every exit code into 1 and starts again; what would
-end the same way (wrong flags, bad data, no good checkpoint, not finite) is not tried again, the mark is repeated.
+exit.json of the run folder says how a start ended. torchrun turns every exit code into 1 and starts again; an attempt
+that would end the same way (wrong flags, bad data, no good checkpoint, not finite) raises the same error at once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Attempt:
 
     run_id: str = ""
     command: str = ""
-    """As run_id, but never shared by two commands; what a run folder is held under."""
+    """Like run_id, but never shared by two commands; the lock of a run folder holds it."""
     restarts: int = 0
     ranks: int = 1
 
     def obey(self, folder: Path) -> None:
-        """Ends at once as an earlier attempt of the same command did, if trying again would be in vain.
+        """Raise the error of an earlier attempt of the same command at once where a retry would end the same way.
 
         A first attempt is a person's new command and obeys nothing; nor does one with another number of ranks, over
         which the batch may split.
@@ -43,15 +43,18 @@ class Attempt:
                 raise kind(f"{mark['reason']} (as the attempt before; not tried again)")
 
     def facts(self) -> dict[str, Any]:
-        """For exit.json, where a later attempt reads them."""
+        """Return the fields of exit.json that a later attempt compares."""
         return {"run_id": self.run_id, "restarts": self.restarts, "ranks": self.ranks} if self.run_id else {}
 
 
+ALONE = Attempt()
+
+
 def detect() -> Attempt:
-    """As torchrun says it."""
+    """Return this attempt as torchrun's variables describe it."""
     run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
     if not run_id:
-        return Attempt()
+        return ALONE
     command = run_id
     if run_id == "none":  # torchrun's default, so any two commands have it; these know each other by their launcher
         agent = os.getppid()
@@ -70,7 +73,7 @@ def _number(name: str, default: int) -> int:
 
 
 def read_exit(folder: Path) -> dict[str, Any]:
-    """What exit.json says; nothing where there is none, or none that can be read."""
+    """Return what exit.json holds; {} where it is missing or cannot be read."""
     try:
         told = typed(read_json(folder / EXIT, MAX_EXIT_BYTES), dict[str, Any])
         typed(told.get("code"), int), typed(told.get("reason"), str)
@@ -80,12 +83,12 @@ def read_exit(folder: Path) -> dict[str, Any]:
 
 
 def is_in_vain(code: int) -> bool:
-    """Whether a start that ended like this would end like this again."""
+    """Return whether a restart would end with the same code again."""
     return code in IN_VAIN
 
 
 def _start_time(pid: int) -> str:
-    """In clock ticks since the machine started: with the pid it names one process. Unknown outside Linux."""
+    """Return clock ticks from boot to the start of a process: with the pid it names one process. Linux only."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except OSError:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from sightline import api
-from sightline.benchmark_log import BenchmarkLog
 from sightline.errors import UsageError
-from sightline.log import RunLog
+from sightline.runs.benchmark_log import BenchmarkLog
+from sightline.runs.log import RunLog
 
 FIELDS = {"data.path": "/data/imagenet", "train.epochs": 3, "optimizer.lr": 0.5, "run.override": True, "data.mean": [1]}
 KEYS = {"name", "value", "unit", "global_step", "timestamp", "extras"}

@@ -11,8 +11,11 @@ from sightline import __version__, api, config
 from sightline.data.loading.workers import Bad
 from sightline.errors import UsageError
 from sightline.hardware import devices
-from sightline.log import SCHEMA, RunLog, environment
 from sightline.parts import Scores
+from sightline.runs.environment import environment
+from sightline.runs.events import SCHEMA
+from sightline.runs.log import RunLog
+from sightline.runs.screen import Screen
 
 SCORES = Scores(
     values={"top1": 0.75, "loss": 1.25, "samples": 8.0},
@@ -106,8 +109,8 @@ def test_bad_samples_are_listed_and_told(log: RunLog, folder: Path, capsys):
 
 
 def test_files_are_replaced_as_a_whole(log: RunLog, folder: Path):
-    log.write_file("config.yaml", "first, and longer")
-    log.write_file("config.yaml", "second")
+    log.folder.write("config.yaml", "first, and longer")
+    log.folder.write("config.yaml", "second")
     assert (folder / "config.yaml").read_text() == "second"
     assert sorted(p.name for p in folder.iterdir()) == [".lock", "config.yaml"]
 
@@ -132,7 +135,7 @@ def test_where_there_is_no_terminal_lines_are_plain(log: RunLog, folder: Path, c
 
 @pytest.mark.parametrize(("progress", "is_plain"), [("plain", True), ("live", False), ("off", False)])
 def test_progress_can_be_chosen(folder: Path, capsys, progress: str, is_plain: bool):
-    log = RunLog(folder, progress)
+    log = RunLog(folder, Screen(progress))
     training(log)
     log.evaluating(1, 2, 20, 60)
     log.close(0, "finished")
@@ -144,12 +147,12 @@ def test_progress_can_be_chosen(folder: Path, capsys, progress: str, is_plain: b
 
 def test_other_ranks_keep_silent_and_write_only_their_bad_samples(folder: Path, capsys):
     folder.mkdir(parents=True)  # as rank 0 does
-    log = RunLog(folder, is_main=False)
+    log = RunLog(folder, rank=1, attempt=None)
     training(log)
     log.warn("careful")
     log.bad_sample(Bad("train", 1, "ant/1.jpg", "gone"))
     log.scores(SCORES, "scores.json", epoch=1)
-    log.write_file("config.yaml", "")
+    log.folder.write("config.yaml", "")
     log.close(0, "finished")
     assert [path.name for path in folder.iterdir()] == ["bad_samples.jsonl"]
     assert "ant/1.jpg" in (folder / "bad_samples.jsonl").read_text() and capsys.readouterr() == ("", "")
@@ -175,7 +178,7 @@ def test_a_reader_that_went_away_does_not_end_the_run(folder: Path, monkeypatch)
     os.close(reading)
     with os.fdopen(writing, "w", buffering=1) as pipe:
         monkeypatch.setattr("sys.stdout", pipe)
-        log = RunLog(folder, "plain")
+        log = RunLog(folder, Screen("plain"))
         training(log)
         training(log)
         log.close(0, "finished")
@@ -192,7 +195,7 @@ def test_environment_names_what_a_result_depends_on():
 
 def test_config_yaml_of_a_run_is_a_config_file(log: RunLog, folder: Path):
     recipe, run = config.load("demo_classification", ["--train.epochs", "3", "--run.out", str(folder)])
-    log.write_file("config.yaml", config.dump(recipe, run))
+    log.folder.write("config.yaml", config.dump(recipe, run))
     path = folder / "config.yaml"
     assert config.load(config.recipe_named_in(path), [], path) == (recipe, run)
 
@@ -216,7 +219,7 @@ def test_the_time_to_train_stands_in_the_log_and_in_exit_json(folder: Path, caps
 
 
 def test_the_board_has_the_numbers_of_the_original_scripts(tmp_path: Path):
-    """Under our names; log.py says which is which."""
+    """Under our names; runs/events.py says which is which."""
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     flags = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
         --data.eval-size=24 --train.epochs=2 --train.global-batch=8 --train.precision=fp32 --run.workers=0

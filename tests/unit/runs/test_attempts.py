@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sightline import attempts, log
-from sightline.attempts import Attempt
 from sightline.errors import BadCheckpoint, BadData, NotFinite, PeerLost, UsageError
-from sightline.log import RunLog
+from sightline.runs import attempts
+from sightline.runs import folder as run_folder
+from sightline.runs.attempts import Attempt
+from sightline.runs.log import RunLog
 
 FIRST = Attempt("job", "job", 0, 2)
 SECOND = Attempt("job", "job", 1, 2)
@@ -68,11 +69,11 @@ def test_a_damaged_mark_is_no_mark(tmp_path: Path, text: str):
 
 def test_another_rank_may_leave_the_mark_and_rank_0_keeps_it(tmp_path: Path):
     main = RunLog(tmp_path, attempt=FIRST)
-    RunLog(tmp_path, is_main=False, rank=1, attempt=FIRST).close(3, "a bad file")
+    RunLog(tmp_path, rank=1, attempt=FIRST).close(3, "a bad file")
     main.close(8, "rank 1 ended")
     assert attempts.read_exit(tmp_path)["code"] == 3 and attempts.read_exit(tmp_path)["reason"] == "a bad file"
     assert "ends with exit 3: a bad file" in (tmp_path / "rank_1.log").read_text()
-    RunLog(tmp_path, is_main=False, rank=1, attempt=SECOND).close(8, "rank 0 was lost")
+    RunLog(tmp_path, rank=1, attempt=SECOND).close(8, "rank 0 was lost")
     assert attempts.read_exit(tmp_path)["code"] == 3, "only an end in vain is another rank's to tell"
 
 
@@ -99,14 +100,14 @@ def test_a_wrong_environment_is_named(name: str, monkeypatch: pytest.MonkeyPatch
 
 def test_the_folder_of_an_attempt_that_gives_no_sign_is_taken_over(tmp_path: Path, monkeypatch, capsys):
     """As of a host that was cut off: its process lives, and its lock with it."""
-    monkeypatch.setattr(log, "TAKE_OVER_S", 0.2)
+    monkeypatch.setattr(run_folder, "TAKE_OVER_S", 0.2)
     old = RunLog(tmp_path, attempt=FIRST)
-    old.prove_folder_is_ours()
+    old.folder.prove_ours()
     new = RunLog(tmp_path, attempt=SECOND)
     assert f"taken over from pid {os.getpid()} on" in capsys.readouterr().out
-    new.prove_folder_is_ours()
+    new.folder.prove_ours()
     with pytest.raises(PeerLost, match="a later attempt of this command has taken"):
-        old.prove_folder_is_ours()
+        old.folder.prove_ours()
     old.close(0, "finished")
     assert not (tmp_path / "exit.json").exists(), "what was taken away is left alone"
     new.close(0, "finished")
@@ -114,10 +115,10 @@ def test_the_folder_of_an_attempt_that_gives_no_sign_is_taken_over(tmp_path: Pat
     assert {path.name for path in tmp_path.glob(".lock*")} == {".lock"}
 
 
-@pytest.mark.parametrize("come_on", [RunLog.give_sign, lambda old: old.evaluating(1, 9, 0, 9)])
+@pytest.mark.parametrize("come_on", [lambda old: old.folder.beat(), lambda old: old.evaluating(1, 9, 0, 9)])
 def test_the_folder_of_an_attempt_that_comes_on_is_not(tmp_path: Path, monkeypatch, come_on):
     """Two groups of hosts that do not see each other would take it from each other for ever."""
-    monkeypatch.setattr(log, "TAKE_OVER_S", 0.2)
+    monkeypatch.setattr(run_folder, "TAKE_OVER_S", 0.2)
     old = RunLog(tmp_path, attempt=FIRST)
     os.utime(tmp_path / ".lock", (1, 1))
     waited: list[float] = []
@@ -131,7 +132,7 @@ def test_the_folder_of_an_attempt_that_comes_on_is_not(tmp_path: Path, monkeypat
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(PeerLost, match="another attempt of this command is at work"):
         RunLog(tmp_path, attempt=SECOND)
-    old.prove_folder_is_ours()
+    old.folder.prove_ours()
     old.release()
 
 

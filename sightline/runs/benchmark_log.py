@@ -1,7 +1,7 @@
 """Two files as the TensorFlow benchmark logger writes them, for the tools that read those (`--run.benchmark-log DIR`).
 
 metric.log has one JSON object per number and line; benchmark_run.log is one object about the run and its machine.
-RunLog feeds it. Nothing is sent anywhere.
+EventLog feeds it. Nothing is sent anywhere.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UNITS = {  # by the last part of a metric's name
 
 
 class BenchmarkLog:
-    """Opened by rank 0. A resumed run adds to metric.log and tells about itself anew in benchmark_run.log."""
+    """Opened by rank 0. A resumed run appends to metric.log and replaces benchmark_run.log."""
 
     def __init__(self, folder: Path, name: str, fields: Mapping[str, Any], test_id: str):
         self.folder = folder
@@ -69,7 +69,7 @@ class BenchmarkLog:
             ) from error
 
     def metric(self, name: str, value: float, step: int) -> None:
-        """One number; what is not finite has no place in JSON and is left out, as log.jsonl tells it anyway."""
+        """Append one number; JSON has no NaN or infinity, so these are left out: log.jsonl reports them anyway."""
         if not math.isfinite(value):
             return
         line = {
@@ -84,7 +84,7 @@ class BenchmarkLog:
         self._metrics.flush()
 
     def close(self, code: int) -> None:
-        """Says how it ended."""
+        """Write how the run ended."""
         self._metrics.close()
         self._write_about("success" if code == 0 else "failure")
 
@@ -101,7 +101,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _parameter(name: str, value: Any) -> dict[str, Any]:
-    """As the original writes it: the type of a value is in the name of its key."""
+    """Format a field as the original does: the type of a value is in the name of its key."""
     if isinstance(value, bool):
         return {"name": name, "bool_value": str(value)}
     if isinstance(value, int):
@@ -112,7 +112,7 @@ def _parameter(name: str, value: Any) -> dict[str, Any]:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """A killed process may have left half a line, which would spoil the next one."""
+    """Remove half a line that a killed process left, which would spoil the next one."""
     if not path.exists():
         return
     with open(path, "rb+", opener=no_link) as file:

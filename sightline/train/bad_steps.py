@@ -1,0 +1,46 @@
+"""Answer a step whose loss or gradient is not finite: `--run.on-nan` stop, skip or rewind."""
+
+from __future__ import annotations
+
+from sightline.config import Run
+from sightline.data.loading.order import TrainOrder
+from sightline.errors import BadCheckpoint, NotFinite
+from sightline.parts import Dataset
+from sightline.runs.log import RunLog
+from sightline.train.saver import Saver
+from sightline.train.state import TrainState
+
+
+class BadSteps:
+    """The rule of one run; the step itself has changed nothing but its count."""
+
+    def __init__(self, run: Run, state: TrainState, saver: Saver, order: TrainOrder, dataset: Dataset, log: RunLog):
+        self.run = run
+        self.state = state
+        self.saver = saver
+        self.order = order
+        self.dataset = dataset
+        self.log = log
+
+    def rewound(self, bad_step: int) -> bool:
+        """Log the step, then raise NotFinite, skip it, or rewind; return True if the state went back."""
+        run, progress = self.run, self.state.progress
+        _, indices = self.order.batch(bad_step)
+        names = [self.dataset.name(index) for index in indices[:8].tolist()]
+        progress.bad_steps += 1
+        self.log.event("bad_step", step=bad_step, samples=[int(i) for i in indices])
+        happened = f"loss or gradient not finite in step {bad_step} (samples {', '.join(names)}, ...)"
+        if run.on_nan == "stop" or progress.bad_steps > run.max_bad_steps:
+            raise NotFinite(
+                f"{happened}; {progress.bad_steps} such steps so far. Checkpoints from before are intact: go on with "
+                f"--run.on-nan skip, or with --run.override and a lower --optimizer.lr or --train.clip 1"
+            )
+        if run.on_nan == "skip":
+            self.log.warn(f"{happened}: skipped")
+            return False
+        bad_steps, avoid, base_lr = progress.bad_steps, sorted({*progress.avoid, bad_step}), progress.base_lr
+        if not self.saver.rewind():
+            raise BadCheckpoint(f"{happened} and there is no checkpoint to rewind to")
+        progress.avoid, progress.bad_steps, progress.base_lr = avoid, bad_steps, base_lr
+        self.log.warn(f"{happened}: back to step {progress.step}, leaving it out")
+        return True

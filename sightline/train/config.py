@@ -1,0 +1,111 @@
+"""TrainConfig: the fields of a recipe under `train.`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from sightline.errors import UsageError
+from sightline.parts import undecisive
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Length, batch, precision and evaluation of a run."""
+
+    epochs: int
+    """How often every training sample is seen."""
+    global_batch: int
+    """Samples per optimizer update, over all devices and accumulation steps."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Autocast type; auto takes what the device does well and says which."""
+    accumulation: int = 1
+    """Parts a device's share of the batch is cut into, to save memory."""
+    ema: float = 0.0
+    """Decay of the moving average of weights; 0 is off. When on, the average is evaluated and is best."""
+    ema_every_steps: int = 1
+    """Steps between updates of the average."""
+    ema_rule: Literal["plain", "torchvision"] = "plain"
+    """plain: the decay is per update; torchvision: scaled by batch * ema_every_steps / epochs, copied in warm-up."""
+    clip: float = 0.0
+    """Largest gradient norm; 0 is off."""
+    eval_every_epochs: int = 1
+    """Epochs between evaluations; the last epoch is always evaluated."""
+    eval_from_epoch: int = 0
+    """First evaluation after this many epochs, then every eval_every_epochs: 3 and 4 evaluate after epochs 3, 7, 11 and
+    so on, and after the last. 0: the first one after eval_every_epochs."""
+    eval_shards: Literal["sharded", "full"] = "sharded"
+    """Several ranks: sharded: each evaluates its part, counts are added up; full: each evaluates everything, those of
+    rank 0 are reported and decide. With bn_eval local, full scores rank 0's own statistics, sharded a mixture."""
+    target_score: float = undecisive(0.0)
+    """The run is finished after an evaluation whose headline score reaches this, e.g. 0.759; 0 is off."""
+    diverged_score: float = undecisive(0.0)
+    """The run ends with exit 5 after an evaluation whose headline score is not above this, e.g. 0.002; 0 is off."""
+    patience: int = undecisive(0)
+    """The run is finished after this many planned evaluations in a row without a better headline score; 0 is off. The
+    same command with a larger number goes on."""
+    min_epochs: int = undecisive(0)
+    """patience: epochs that a run has at least."""
+    steps_per_epoch: int = 0
+    """Most steps of an epoch; the schedule and evaluations count in these shorter epochs. 0: all samples once."""
+    max_steps: int = undecisive(0)
+    """The run is finished, evaluated and saved, at this step; the schedule stays that of all epochs. 0 is off. The
+    same command with a larger number goes on."""
+    last_batch: Literal["drop", "pad", "wrap"] = "drop"
+    """What happens to samples that fill no batch: dropped, filled up from the epoch's start, or carried on into."""
+    eval_autocast: bool = True
+    """Evaluate in the training precision; off: in fp32."""
+    repeats: int = 1
+    """Repeated augmentation: how often a picture comes in an epoch of unchanged length, augmented anew each time."""
+    bn_eval: Literal["averaged", "rank0", "local"] = "averaged"
+    """Whose batch-norm statistics are evaluated and saved when there are several ranks."""
+    bn_group: int = 0
+    """Several ranks: how many share batch-norm statistics in training. 0 or 1: each has its own; N: ranks 0..N-1 and so
+    on, N must divide the number of ranks; -1: all."""
+    trainable: Literal["all", "head"] = "all"
+    """head: only the model's last linear layer learns; batch-norm statistics of the rest still follow the data."""
+    fp32_ops: tuple[str, ...] = ()
+    """Modules kept in fp32 under autocast, by type or path, with wildcards: BatchNorm2d, fc, layer4.*; names of what is
+    no module of the model (relu, mean) are told and left alone."""
+    seed: int = 0
+    """Every random number of the run is a function of this and of its place in the run."""
+    deterministic: bool = False
+    """Equal bits on CUDA too, at some cost in speed; on the CPU bits are always equal."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "global_batch", "accumulation", "eval_every_epochs", "ema_every_steps", "repeats"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"train.{name}={getattr(self, name)} must be at least 1")
+        for name in ("eval_from_epoch", "steps_per_epoch", "max_steps", "patience", "min_epochs"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"train.{name}={getattr(self, name)} must not be negative; 0 switches it off")
+        if self.bn_group < -1:
+            raise UsageError(
+                f"train.bn_group={self.bn_group} must be -1 (all ranks), 0 (each its own) or a number of ranks"
+            )
+        for name in ("target_score", "diverged_score"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(
+                    f"train.{name}={getattr(self, name)} must be in [0, 1]: a share, not per cent; 0 switches it off"
+                )
+        if self.target_score and self.diverged_score >= self.target_score:
+            raise UsageError(
+                f"train.diverged_score={self.diverged_score} must lie below train.target_score={self.target_score}"
+            )
+        if not 0 <= self.ema < 1:
+            raise UsageError(f"train.ema={self.ema} must be in [0, 1); 0 switches it off, 0.999 is usual")
+        if not 0 <= self.clip < math.inf:
+            raise UsageError(f"train.clip={self.clip} must not be negative; 0 switches it off")
+        if not 0 <= self.seed < 1 << 63:
+            raise UsageError(f"train.seed={self.seed} must be in 0..2^63-1")
+
+    @property
+    def eval_precision(self) -> str:
+        """The precision of evaluation."""
+        return self.precision if self.eval_autocast else "fp32"
+
+    def evaluates_after(self, epochs: int) -> bool:
+        """Return whether an evaluation follows when this many epochs are done."""
+        is_due = epochs >= self.eval_from_epoch and (epochs - self.eval_from_epoch) % self.eval_every_epochs == 0
+        return is_due or epochs == self.epochs

@@ -1,0 +1,74 @@
+"""Build the network of a recipe on its device. Train, evaluate, predict and benchmark all build it here."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from sightline.config import Recipe, Run
+from sightline.errors import UsageError
+from sightline.hardware.devices import Device, place
+from sightline.hardware.precision import keep_fp32
+from sightline.hardware.world import World
+from sightline.models import norm
+from sightline.parts import DataSpec
+
+
+class BuiltModel(NamedTuple):
+    """A network on its device, and notes for the user about how it was built."""
+
+    model: nn.Module
+    notes: list[str]
+
+
+def build_model(
+    recipe: Recipe,
+    run: Run,
+    spec: DataSpec,
+    device: Device,
+    world: World | None = None,
+    within: contextlib.AbstractContextManager[object] | None = None,
+) -> BuiltModel:
+    """Build the network with random weights, which are a function of the seed on any device.
+
+    `world` is given for training only: its ranks may share batch-norm statistics. The network itself is made inside
+    the context `within`, where evaluation limits the size that a checkpoint may ask for.
+    """
+    torch.manual_seed(recipe.train.seed)
+    with within or contextlib.nullcontext():
+        model = recipe.model.build(spec)
+    model = place(model, device, run.channels_last)
+    joined = join_batch_norms(model, recipe.train.bn_group, world) if world else ""
+    not_kept = keep_fp32(model, recipe.train.fp32_ops, device)
+    missing = f"train.fp32_ops: the model has no module {', '.join(not_kept)}; left alone" if not_kept else ""
+    return BuiltModel(model, [note for note in (joined, missing) if note])
+
+
+def join_batch_norms(model: nn.Module, bn_group: int, world: World) -> str:
+    """Let groups of `bn_group` ranks share their batch-norm statistics; return a note for the user."""
+    if bn_group > 1 and world.size % bn_group:
+        raise UsageError(
+            f"train.bn_group={bn_group} does not divide the number of ranks, {world.size}; "
+            f"use 0 (each its own), -1 (all) or a divisor"
+        )
+    if world.size == 1 or bn_group in (0, 1):
+        return ""
+    joined = norm.convert(model, bn_group)
+    if not joined:
+        return f"train.bn_group={bn_group}: the model has no batch-norm; left alone"
+    of = world.size if bn_group == norm.ALL_RANKS else bn_group
+    return f"train.bn_group: {joined} batch-norms have the statistics of {of} ranks in training"
+
+
+def choose_trainable(model: nn.Module, rule: str) -> None:
+    """Freeze all parameters but those of the last linear layer where the rule is "head"."""
+    if rule == "all":
+        return
+    heads = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not heads:
+        raise UsageError(f"train.trainable=head needs a linear layer, {type(model).__name__} has none; use all")
+    model.requires_grad_(False)
+    heads[-1].requires_grad_(True)

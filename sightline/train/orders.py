@@ -1,0 +1,51 @@
+"""Orders and length of a run, as the fields of a recipe describe them; data/loading/order.py carries them out."""
+
+from __future__ import annotations
+
+from sightline.config import TrainConfig
+from sightline.data.loading.order import EvalOrder, TrainOrder
+from sightline.errors import UsageError
+from sightline.hardware.world import World
+from sightline.parts import Bound
+from sightline.train.schedules import RunLength
+
+
+def train_order(config: TrainConfig, items: int, samples_per_item: int, rank: int = 0, ranks: int = 1) -> TrainOrder:
+    """Choose the training samples of each step on one of several ranks."""
+    return TrainOrder(
+        items,
+        config.global_batch,
+        config.seed,
+        config.last_batch,
+        rank=rank,
+        ranks=ranks,
+        repeats=config.repeats,
+        cap=config.steps_per_epoch,
+        samples_per_item=samples_per_item,
+    )
+
+
+def train_order_of(config: TrainConfig, bound: Bound, world: World) -> TrainOrder:
+    """Choose the training samples of this rank; refuse accumulation that cannot split them."""
+    order = train_order(config, len(bound.dataset), bound.samples_per_item, world.rank, world.size)
+    if order.local_batch % config.accumulation:
+        each = order.samples_per_item
+        held = f"{order.local_batch} items of {each} samples" if each > 1 else f"{order.local_batch} samples"
+        raise UsageError(
+            f"train.accumulation={config.accumulation} does not divide the {held} per device "
+            f"(global_batch={config.global_batch} over {world.size})"
+            + (f"; use --data.nvol {config.accumulation * world.size} or a multiple of it" if each > 1 else "")
+        )
+    return order
+
+
+def eval_order(config: TrainConfig, samples: int, world: World) -> EvalOrder:
+    """Choose the samples that this rank evaluates."""
+    if config.eval_shards == "full":
+        return EvalOrder(samples, -(-config.global_batch // world.size))
+    return EvalOrder(samples, config.global_batch, world.rank, world.size)
+
+
+def length_of(config: TrainConfig, order: TrainOrder) -> RunLength:
+    """Return how long a run over this order is."""
+    return RunLength(config.epochs, order.steps_per_epoch, order.samples_per_epoch, config.global_batch)
