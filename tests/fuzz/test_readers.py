@@ -281,7 +281,7 @@ def plan_seeds() -> list[bytes]:
         "a", (8, 9, 9), (9, 9, 9), (0, 0, 0), (8, 9, 9), (8, 9, 9), (1.0, 1.0, 1.5), "a_x.npy", "a_y.npy"
     )
     spec = decathlon.spec_of("03", 3)
-    plan = decathlon.Plan("03", "Liver", 3, "training", spec, (case,), "Task03_Liver")
+    plan = decathlon.VolumePlan("03", "Liver", 3, "training", spec, (case,), "Task03_Liver")
     return [json.dumps(plan.to_json(), indent=1).encode()]
 
 

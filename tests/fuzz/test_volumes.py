@@ -14,7 +14,7 @@ import pytest
 
 from sightline.data.formats.nifti import read_header, read_label, read_scan
 from sightline.data.sources.decathlon import DecathlonSource
-from sightline.data.volumes.decathlon import Case, Plan
+from sightline.data.volumes.decathlon import Case, VolumePlan
 from sightline.errors import BadSample
 from sightline.evaluate.label_files import compare
 from sightline.parts import DataSpec
@@ -97,7 +97,7 @@ def test_prepared_volumes(tmp_path, mutations):
     image = npy(np.random.default_rng(0).normal(size=(2, *SHAPE)).astype(np.float32))
     for name in (case.image, case.label):
         (tmp_path / name).write_bytes(image)
-    source = DecathlonSource(tmp_path, Plan("04", "a", 2, "training", spec, (case,), "raw"), [case])
+    source = DecathlonSource(tmp_path, VolumePlan("04", "a", 2, "training", spec, (case,), "raw"), [case])
 
     def read(data):
         (tmp_path / case.image).write_bytes(data)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sightline import api, config, recipes
-from sightline.data.volumes.decathlon import Case, Plan, write_plan
+from sightline.data.volumes.decathlon import Case, VolumePlan, write_plan
 from sightline.errors import SightlineError
 from sightline.parts import DataSpec, Scores
 
@@ -85,7 +85,7 @@ def write_blobs(folder: Path, numbers: Sequence[int], patch: tuple[int, ...] = (
         cases.append(Case(f"case{place}", shape, shape, (0, 0, 0), shape, shape, (1.0, 1.0, 1.0), *files))
     dim = len(patch)
     spec = DataSpec(("background", "bright", "dark"), 1, patch, (), (), spacing=(1.0,) * dim)
-    write_plan(folder, Plan("own", "Blobs", dim, "training", spec, tuple(cases), "raw"))
+    write_plan(folder, VolumePlan("own", "Blobs", dim, "training", spec, tuple(cases), "raw"))
     return folder
 
 

@@ -48,7 +48,7 @@ _MOST_WRONG = 100_000  # entries of a file that are listed
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 
-class Seen(NamedTuple):
+class SeenImage(NamedTuple):
     """An image: its size the right way up, a digest of its bytes, and why it cannot be read."""
 
     height: int
@@ -63,7 +63,7 @@ class SeenRecord(NamedTuple):
     image: Image
     boxes: list[tuple[int, str, bool]]
     problems: list[tuple[str, str]]
-    seen: Seen
+    seen: SeenImage
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Found:
     categories: dict[int, str] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     images: list[Image] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[SeenImage] = field(default_factory=list)
     boxes: list[list[tuple[int, bool]]] = field(default_factory=list)  # (category, crowd) of each image's boxes
     has_all_categories: bool = True  # records alone show those that have boxes
 
@@ -114,7 +114,7 @@ def _check_opens(path: str, kind: str, split: Split, report: Report) -> None:
         report.add("cannot be opened", split, path, str(error))
 
 
-def _look_at(data: bytes, image: Image, decode: bool) -> Seen:
+def _look_at(data: bytes, image: Image, decode: bool) -> SeenImage:
     digest = hashlib.blake2b(data, digest_size=16).digest()
     try:
         header = read_header(data, image.file)
@@ -122,8 +122,8 @@ def _look_at(data: bytes, image: Image, decode: bool) -> Seen:
             header = replace(header, orientation=1)  # annotated as it is stored: so it is trained on, too
         height, width, _ = decode_rgb(data, image.file, header).shape if decode else header.shape
     except BadSample as error:
-        return Seen(0, 0, digest, error.reason)
-    return Seen(height, width, digest, "")
+        return SeenImage(0, 0, digest, error.reason)
+    return SeenImage(height, width, digest, "")
 
 
 # Folders with json files.
@@ -203,19 +203,19 @@ def _names_in(folder: Path) -> list[str]:
     return os.listdir(folder) if folder.is_dir() else []
 
 
-def _look_at_files(shared: tuple[tuple[Path, list[Image]], bool], job: tuple[int, int]) -> list[Seen]:
+def _look_at_files(shared: tuple[tuple[Path, list[Image]], bool], job: tuple[int, int]) -> list[SeenImage]:
     (folder, images), decode = shared
     return [_look_at_file(folder, image, decode) for image in images[slice(*job)]]
 
 
-def _look_at_file(folder: Path, image: Image, decode: bool) -> Seen:
+def _look_at_file(folder: Path, image: Image, decode: bool) -> SeenImage:
     path = folder / image.file
     try:
         if path.stat().st_size > MAX_BYTES:
-            return Seen(0, 0, b"", f"{path.stat().st_size} bytes, more than the {MAX_BYTES} allowed for one image")
+            return SeenImage(0, 0, b"", f"{path.stat().st_size} bytes, more than the {MAX_BYTES} allowed for one image")
         data = path.read_bytes()
     except OSError as error:
-        return Seen(0, 0, b"", error.strerror or type(error).__name__)
+        return SeenImage(0, 0, b"", error.strerror or type(error).__name__)
     return _look_at(data, image, decode)
 
 
@@ -284,7 +284,7 @@ def _look_at_records(shared: tuple[tuple[Path, list[tuple[str, int]]], bool], jo
             seen.append(_look_at_record(parse_example(payload), name, decode))
         except (OSError, BadData) as error:
             nothing = Image(0, "", 0, 0)
-            seen.append(SeenRecord(nothing, [], [], Seen(0, 0, b"", str(getattr(error, "reason", error)))))
+            seen.append(SeenRecord(nothing, [], [], SeenImage(0, 0, b"", str(getattr(error, "reason", error)))))
     return seen
 
 

@@ -114,7 +114,7 @@ def add_twins(train: Sequence[tuple[str, HasDigest]], val: Sequence[tuple[str, H
             report.add("same image in train and val", "train", name, text)
 
 
-class Seen(NamedTuple):
+class SeenSample(NamedTuple):
     """One sample: its label, its size the right way up, a digest of its bytes, and what is wrong with it."""
 
     label: int
@@ -187,12 +187,12 @@ def _open_folders(path: Path, declared: int, report: Report) -> dict[Split, Sour
     return sources
 
 
-def _look_at(shared: tuple[Source, bool], job: tuple[int, int]) -> list[Seen]:
+def _look_at(shared: tuple[Source, bool], job: tuple[int, int]) -> list[SeenSample]:
     source, decode = shared
     return [_look_at_one(source, index, decode) for index in range(*job)]
 
 
-def _look_at_one(source: Source, index: int, decode: bool) -> Seen:
+def _look_at_one(source: Source, index: int, decode: bool) -> SeenSample:
     label, digest = -1, b""
     try:
         sample = source.read(index)
@@ -206,11 +206,11 @@ def _look_at_one(source: Source, index: int, decode: bool) -> Seen:
         else:
             height, width = read_header(data, source.name(index)).shape[:2]
     except BadSample as error:
-        return Seen(label, 0, 0, digest, error.reason)
-    return Seen(label, height, width, digest, "")
+        return SeenSample(label, 0, 0, digest, error.reason)
+    return SeenSample(label, height, width, digest, "")
 
 
-def _describe(split: Split, source: Source, seen: Sequence[Seen], report: Report) -> None:
+def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: Report) -> None:
     per_class = _per_class(source, seen)
     whole = [each for each in seen if not each.bad]
     digests = {each.digest for each in seen if each.digest}
@@ -234,7 +234,7 @@ def _describe(split: Split, source: Source, seen: Sequence[Seen], report: Report
             report.add("label out of range", split, source.name(index), text)
 
 
-def _check_names(split: Split, source: Source, seen: Sequence[Seen], report: Report) -> None:
+def _check_names(split: Split, source: Source, seen: Sequence[SeenSample], report: Report) -> None:
     """Report two samples of one class with one name: a folder cannot hold them, records can."""
     first: dict[tuple[int, str], int] = {}
     for index, each in enumerate(seen):
@@ -244,7 +244,7 @@ def _check_names(split: Split, source: Source, seen: Sequence[Seen], report: Rep
             report.add("same name twice", split, source.name(index), text)
 
 
-def _check_both(sources: dict[Split, Source], seen: dict[Split, list[Seen]], report: Report) -> None:
+def _check_both(sources: dict[Split, Source], seen: dict[Split, list[SeenSample]], report: Report) -> None:
     if len(sources) < len(_SPLITS):
         return
     classes = sources["train"].classes
@@ -262,7 +262,7 @@ def _check_both(sources: dict[Split, Source], seen: dict[Split, list[Seen]], rep
     add_twins(named["train"], named["val"], report)
 
 
-def _per_class(source: Source, seen: Sequence[Seen]) -> list[int]:
+def _per_class(source: Source, seen: Sequence[SeenSample]) -> list[int]:
     labels = [each.label for each in seen if 0 <= each.label < len(source.classes)]
     return np.bincount(np.asarray(labels, np.int64), minlength=len(source.classes)).tolist()
 

@@ -18,7 +18,7 @@ _SPLITS: tuple[Split, ...] = ("train", "val")
 _WORTH_PROCESSES = 16  # volumes; below this, starting processes takes longer than looking
 
 
-class Seen(NamedTuple):
+class SeenVolume(NamedTuple):
     """One volume as it was seen."""
 
     shape: tuple[int, int, int]
@@ -37,7 +37,7 @@ def check_volumes(
         except BadData as error:
             report.add("cannot be opened", split, split, str(error))
             continue
-        seen: list[Seen] = []
+        seen: list[SeenVolume] = []
         with over_processes(processes if len(source) >= _WORTH_PROCESSES else 1, (source, decode)) as run:
             for one in run(_look_at, range(len(source))):
                 seen.append(one)
@@ -46,19 +46,19 @@ def check_volumes(
     return report
 
 
-def _look_at(shared: tuple[VolumeSource, bool], index: int) -> Seen:
+def _look_at(shared: tuple[VolumeSource, bool], index: int) -> SeenVolume:
     source, decode = shared
     shape, classes = source.shape(index), len(source.spec.classes)
     try:
         image, label = source.image(index), source.label(index)
     except BadSample as error:
-        return Seen(shape, (), (("unreadable", error.reason),))
+        return SeenVolume(shape, (), (("unreadable", error.reason),))
     problems = []
     for what, found, expected in (("image", image, (source.spec.channels, *shape)), ("label", label, shape)):
         if found.shape != expected:
             problems.append(("shape", f"its {what} is {found.shape}, expected {expected}"))
     if not decode or problems:
-        return Seen(shape, (), tuple(problems))
+        return SeenVolume(shape, (), tuple(problems))
     bad = sum(int(np.count_nonzero(~np.isfinite(channel))) for channel in image)  # one at a time: less memory
     if bad:
         problems.append(("not finite", f"{bad} voxels are NaN or infinite"))
@@ -66,10 +66,10 @@ def _look_at(shared: tuple[VolumeSource, bool], index: int) -> Seen:
     if len(counts) > classes:
         text = f"its label holds class {len(counts) - 1}, expected 0 to {classes - 1}"
         problems.append(("label out of range", text))
-    return Seen(shape, tuple(counts[:classes].tolist()), tuple(problems))
+    return SeenVolume(shape, tuple(counts[:classes].tolist()), tuple(problems))
 
 
-def _describe(split: Split, source: VolumeSource, seen: list[Seen], report: Report) -> None:
+def _describe(split: Split, source: VolumeSource, seen: list[SeenVolume], report: Report) -> None:
     looked_at = [each for each in seen if each.voxels]
     report.facts[split] = {
         "volumes": len(seen),

@@ -60,7 +60,7 @@ def chosen(annotations: Annotations, split: Split, file: str) -> Annotations:
 
 
 class CocoSource(BoxSource):
-    """Picture files and the arrays of their annotations."""
+    """Image files and the arrays of their annotations."""
 
     def __init__(self, file: Path, folder: Path, annotations: Annotations):
         self.folder = folder

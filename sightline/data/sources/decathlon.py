@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.sources import VolumeSource, index_files
-from sightline.data.volumes.decathlon import PLAN, Case, Plan, read_plan
+from sightline.data.volumes.decathlon import PLAN, Case, VolumePlan, read_plan
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.arrays import map_array
 from sightline.parts import DataSpec, Split
@@ -43,7 +43,7 @@ def open_volumes(path: str, split: Split, spec: DataSpec, fold: int, folds: int)
     return DecathlonSource(Path(path), plan, _chosen(plan, split, fold, folds))
 
 
-def _chosen(plan: Plan, split: Split, fold: int, parts: int) -> list[Case]:
+def _chosen(plan: VolumePlan, split: Split, fold: int, parts: int) -> list[Case]:
     """Choose in the order of the files, as published folds count them: liver_10_x.npy comes before liver_1_x.npy."""
     cases = sorted(plan.cases, key=lambda case: case.image)
     if not 0 <= fold < parts:
@@ -55,7 +55,7 @@ def _chosen(plan: Plan, split: Split, fold: int, parts: int) -> list[Case]:
 class DecathlonSource(VolumeSource):
     """Arrays mapped into memory when they are asked for."""
 
-    def __init__(self, folder: Path, plan: Plan, cases: list[Case]):
+    def __init__(self, folder: Path, plan: VolumePlan, cases: list[Case]):
         self.folder, self.cases, self.spec = folder, cases, plan.spec
         sizes = [_size(folder / file) for case in cases for file in (case.image, case.label) if file]
         rows = [(case.name, case.shape, case.original, case.start, case.end, case.spacing) for case in cases]

@@ -43,7 +43,7 @@ class Ct(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
+class DecathlonTask:
     """One of the ten."""
 
     folder: str
@@ -65,22 +65,22 @@ def _square(side: int, mm: float) -> Patch:
 
 # Patches, spacings and CT numbers are those of NVIDIA's nnU-Net (DeepLearningExamples, configs.py); modalities and
 # classes those of the ten dataset.json.
-TASKS: dict[str, Task] = {
-    "01": Task(
+TASKS: dict[str, DecathlonTask] = {
+    "01": DecathlonTask(
         "Task01_BrainTumour",
         ("FLAIR", "T1w", "T1gd", "T2w"),
         ("background", "edema", "non-enhancing tumor", "enhancing tumour"),
         Patch((192, 160), (1.0, 1.0)),
         Patch((128, 128, 128), (1.0, 1.0, 1.0)),
     ),
-    "02": Task(
+    "02": DecathlonTask(
         "Task02_Heart",
         ("MRI",),
         ("background", "left atrium"),
         Patch((320, 256), (1.25, 1.25)),
         Patch((80, 192, 160), (1.37, 1.25, 1.25)),
     ),
-    "03": Task(
+    "03": DecathlonTask(
         "Task03_Liver",
         ("CT",),
         ("background", "liver", "cancer"),
@@ -88,21 +88,21 @@ TASKS: dict[str, Task] = {
         Patch((128, 128, 128), (1.0, 0.7676, 0.7676)),
         Ct(-17.0, 201.0, 99.4, 39.36),
     ),
-    "04": Task(
+    "04": DecathlonTask(
         "Task04_Hippocampus",
         ("MRI",),
         ("background", "Anterior", "Posterior"),
         Patch((56, 40), (1.0, 1.0)),
         Patch((40, 56, 40), (1.0, 1.0, 1.0)),
     ),
-    "05": Task(
+    "05": DecathlonTask(
         "Task05_Prostate",
         ("T2", "ADC"),
         ("background", "PZ", "TZ"),
         _square(320, 0.62),
         Patch((20, 320, 256), (3.6, 0.62, 0.62)),
     ),
-    "06": Task(
+    "06": DecathlonTask(
         "Task06_Lung",
         ("CT",),
         ("background", "cancer"),
@@ -110,7 +110,7 @@ TASKS: dict[str, Task] = {
         Patch((80, 192, 160), (1.24, 0.79, 0.79)),
         Ct(-1024.0, 325.0, -158.58, 324.7),
     ),
-    "07": Task(
+    "07": DecathlonTask(
         "Task07_Pancreas",
         ("CT",),
         ("background", "pancreas", "cancer"),
@@ -118,7 +118,7 @@ TASKS: dict[str, Task] = {
         Patch((40, 224, 224), (2.5, 0.8, 0.8)),
         Ct(-96.0, 215.0, 77.9, 75.4),
     ),
-    "08": Task(
+    "08": DecathlonTask(
         "Task08_HepaticVessel",
         ("CT",),
         ("background", "Vessel", "Tumour"),
@@ -126,7 +126,7 @@ TASKS: dict[str, Task] = {
         Patch((64, 192, 192), (1.5, 0.8, 0.8)),
         Ct(-3.0, 243.0, 104.37, 52.62),
     ),
-    "09": Task(
+    "09": DecathlonTask(
         "Task09_Spleen",
         ("CT",),
         ("background", "spleen"),
@@ -134,7 +134,7 @@ TASKS: dict[str, Task] = {
         Patch((64, 192, 160), (1.6, 0.79, 0.79)),
         Ct(-41.0, 176.0, 99.29, 39.47),
     ),
-    "10": Task(
+    "10": DecathlonTask(
         "Task10_Colon",
         ("CT",),
         ("background", "colon cancer primaries"),
@@ -178,7 +178,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Plan:
+class VolumePlan:
     """What a prepared folder holds."""
 
     task: str  # 01 to 10, or own
@@ -196,13 +196,13 @@ class Plan:
         return {"format": _FORMAT, **plain, "spec": self.spec.to_json(), "cases": cases, "raw": self.raw}
 
 
-def write_plan(folder: Path, plan: Plan) -> None:
+def write_plan(folder: Path, plan: VolumePlan) -> None:
     """Whole or not at all; the folder is not ready before."""
     text = json.dumps(plan.to_json(), indent=1) + "\n"
     write_text(folder, PLAN, text, durable=True)
 
 
-def read_plan(folder: Path) -> Plan:
+def read_plan(folder: Path) -> VolumePlan:
     """The plan of a prepared folder; BadData if it is not there or says what cannot be."""
     path = folder / PLAN
     try:
@@ -221,7 +221,7 @@ def read_plan(folder: Path) -> Plan:
         raise BadData(f"{path} is no plan of format {_FORMAT}: {reason}; prepare it again") from error
 
 
-def _plan(content: Any) -> Plan:
+def _plan(content: Any) -> VolumePlan:
     _demand(isinstance(content, dict), "it is no object")
     _demand(content["format"] == _FORMAT, f"its format is {short(content['format'])}")
     _demand(content["mode"] in get_args(Mode), f"its mode is {short(content['mode'])}")
@@ -234,7 +234,7 @@ def _plan(content: Any) -> Plan:
     cases = tuple(read_case(each, content["mode"]) for each in content["cases"])
     names = {case.name for case in cases}
     _demand(len(names) == len(cases), "two cases have the same name")
-    return Plan(content["task"], content["name"], content["dim"], content["mode"], spec, cases, content["raw"])
+    return VolumePlan(content["task"], content["name"], content["dim"], content["mode"], spec, cases, content["raw"])
 
 
 def _spec(content: Any, dim: int) -> DataSpec:

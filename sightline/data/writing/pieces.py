@@ -83,10 +83,12 @@ def alone_in(out: Path) -> Iterator[None]:
 def finished(plan: Pieces, record: str = RECORD) -> dict[str, int] | None:
     """Return the counts of an earlier start that wrote all of it, or None; UsageError if it wrote something else."""
     found = _read_json(plan.out / record)
-    if not isinstance(found, dict) or "counts" not in found:
+    try:
+        counts = typed(found["counts"], dict[str, int])
+    except (TypeError, KeyError, ValueError):  # none, or not one of ours
         return None
     _check_same(found, _decided(plan), plan.out)
-    return found["counts"]
+    return counts
 
 
 def write_pieces(plan: Pieces, jobs: int, progress: Progress, record: str = RECORD) -> dict[str, int]:
@@ -211,8 +213,8 @@ def _check_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> Non
         if was == now:
             continue
         if isinstance(was, dict) and isinstance(now, dict):
-            inner = next(name for name in (*now, *was) if was.get(name) != now.get(name))
-            key, was, now = f"{key}.{inner}", was.get(inner), now.get(inner)
+            inner = next(name for name in (*now, *was) if was.get(name, "nothing") != now.get(name, "nothing"))
+            key, was, now = f"{key}.{inner}", was.get(inner, "nothing"), now.get(inner, "nothing")
         raise UsageError(
             f"{out} was begun with {key}={was}, now it is {now}; choose another --out, or delete {out} to start again"
         )

@@ -18,7 +18,7 @@ from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.data.segmentation import SegmentationData, SegmentationDataset
 from sightline.data.sources.decathlon import folds
-from sightline.data.volumes.decathlon import Case, Plan, spec_of, write_plan
+from sightline.data.volumes.decathlon import Case, VolumePlan, spec_of, write_plan
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
@@ -51,7 +51,7 @@ def write_folder(folder: Path, dim: int, task: str = "04", spec: DataSpec | None
         np.save(folder / f"case{number}_y.npy", random.integers(0, 3, shape, dtype=np.uint8))
         files = f"case{number}_x.npy", f"case{number}_y.npy"
         cases.append(Case(f"case{number}", shape, shape, (0, 0, 0), shape, shape, (1.0, 1.0, 1.0), *files))
-    write_plan(folder, Plan(task, "Blobs", dim, "training", spec or SPECS[dim], tuple(cases), "raw"))
+    write_plan(folder, VolumePlan(task, "Blobs", dim, "training", spec or SPECS[dim], tuple(cases), "raw"))
     return folder
 
 

@@ -27,7 +27,7 @@ from sightline.data.prepare.decathlon.raw import (
 )
 from sightline.data.prepare.decathlon.statistics import Measured, find_spec, is_ct, measure
 from sightline.data.processes import over_processes
-from sightline.data.volumes.decathlon import OWN, PLAN, TASKS, Mode, Plan, read_plan, spec_of, write_plan
+from sightline.data.volumes.decathlon import OWN, PLAN, TASKS, Mode, VolumePlan, read_plan, spec_of, write_plan
 from sightline.data.volumes.inputs import expected_voxels
 from sightline.data.writing.pieces import NOTES, Journal, alone_in, jobs_or_cores
 from sightline.errors import BadData, BadSample, UsageError
@@ -120,7 +120,7 @@ def prepare(options: DecathlonOptions, progress: Progress) -> dict[str, int]:
         work = Work(journal, spec, options.mode, options.dilation)
         made, problems, count = make_cases(work, cases, jobs, memory, progress)
         refuse(problems, len(cases), raw.root)
-        plan = Plan(task or OWN, raw.name, options.dim, options.mode, spec, tuple(made), raw.root.name)
+        plan = VolumePlan(task or OWN, raw.name, options.dim, options.mode, spec, tuple(made), raw.root.name)
         if count or not (options.out / PLAN).is_file() or read_plan(options.out) != plan:
             write_plan(options.out, plan)
         if place.is_file():
@@ -172,7 +172,7 @@ def _finished(options: DecathlonOptions, place: Path, journal: Journal) -> dict[
     return _counts(plan, 0) if is_whole and options.task in ("auto", plan.task) else {}
 
 
-def _counts(plan: Plan, made: int) -> dict[str, int]:
+def _counts(plan: VolumePlan, made: int) -> dict[str, int]:
     what = "cases of a task of its own" if plan.task == OWN else f"cases of task {plan.task}"
     return {what: len(plan.cases), "made now": made}
 

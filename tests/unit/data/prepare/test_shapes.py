@@ -350,6 +350,14 @@ def test_a_folder_of_other_origin_is_left_alone(options, tmp_path):
     assert files(tmp_path) == {"detection/mine.txt": b"mine", ".prepare.lock": b""}
 
 
+@pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"counts": 3}', '{"counts": {"train": "many"}}'])
+def test_a_record_that_is_not_ours_is_no_finished_part(drawn, options, tmp_path, record):
+    shutil.copytree(drawn / "classification", tmp_path / "classification")
+    (tmp_path / "classification/shapes.json").write_text(record)
+    with pytest.raises(UsageError, match="classification holds shapes.json, train, val, not written by this command"):
+        prepare(replace(options, out=tmp_path, only=("classification",)), silent)
+
+
 def test_out_must_be_a_folder(options, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file is a file"):

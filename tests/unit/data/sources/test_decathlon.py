@@ -10,7 +10,7 @@ import pytest
 
 from sightline.data.sources import open_volumes
 from sightline.data.sources.decathlon import folds
-from sightline.data.volumes.decathlon import TASKS, Case, Plan, read_plan, spec_of, write_plan
+from sightline.data.volumes.decathlon import TASKS, Case, VolumePlan, read_plan, spec_of, write_plan
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.parts import DataSpec
 
@@ -76,7 +76,7 @@ def make_case(folder, name, depth, spec=SPEC):
 @pytest.fixture
 def prepared(tmp_path):
     cases = tuple(make_case(tmp_path, f"liver_{number}", 3 + number) for number in range(12))
-    write_plan(tmp_path, Plan("own", "Mine", 2, "training", SPEC, cases, "Task77_Mine"))
+    write_plan(tmp_path, VolumePlan("own", "Mine", 2, "training", SPEC, cases, "Task77_Mine"))
     return tmp_path
 
 
