@@ -20,7 +20,7 @@ from sightline import config
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
 from sightline.measure import peers
-from sightline.measure.benchmark import OurStep, synthetic_dataset
+from sightline.measure.benchmark import OurStep, synthetic_data
 from sightline.measure.provenance import provenance, result_file
 
 
@@ -49,8 +49,7 @@ def main() -> None:
     recipe, run = config.load(arguments.recipe, ["--train.global-batch", str(arguments.batch), *flags])
     _, device, recipe = set_up(recipe, run)
     ungraphed = config.load(arguments.recipe, [*flags, "--run.graph", "off"])[1]
-    dataset = synthetic_dataset(recipe)
-    given = (dataset, device, False, print, (0, 1))
+    given = (synthetic_data(recipe, device), device, False, print, (0, 1))
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group(device.backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
         makers: list[peers.Maker] = [

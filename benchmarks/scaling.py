@@ -33,7 +33,7 @@ from sightline.config import Recipe, Run
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.measure import scaling
-from sightline.measure.benchmark import OurStep, _picture, synthetic_dataset
+from sightline.measure.benchmark import OurStep, _picture, synthetic_data
 from sightline.measure.links import LINKS, Cluster, Link
 from sightline.measure.provenance import provenance, result_file
 from sightline.measure.scaling import Network, Work, buckets_of, network_of, predict
@@ -77,10 +77,10 @@ PUBLISHED = (
 
 def network_named(recipe: Recipe) -> Network:
     """What a recipe's network sends."""
-    dataset = synthetic_dataset(recipe)
+    bound = synthetic_data(recipe, devices.select("cpu"))
     with torch.device("meta"):
-        model = recipe.model.build(dataset.spec)
-    return network_of(model, _picture(dataset))
+        model = recipe.model.build(bound.dataset.spec)
+    return network_of(model, _picture(bound))
 
 
 def beside_published() -> list[dict[str, Any]]:
@@ -128,7 +128,8 @@ class RankStep(OurStep):
 
     def join(self, recipe: Recipe, run: Run, world: World) -> None:
         """From now on gradients are exchanged."""
-        self.step = build_step(recipe, run, self.device, world, self.state, synthetic_dataset(recipe))
+        bound = synthetic_data(recipe, self.device)
+        self.step = build_step(recipe, run, self.device, world, self.state, bound)
 
 
 def timed(call: Callable[[], object], times: int) -> list[float]:
@@ -147,7 +148,7 @@ def rank_main(rank: int, folder: str, flags: list[str], name: str, steps: int, r
     recipe, run = config.load(name, flags)
     device, world = devices.select("cpu"), World(rank, RANKS, rank, None)
     alone, joined = (
-        RankStep(recipe, run, synthetic_dataset(recipe), device, False, lambda _: None, (0, 1)) for _ in range(2)
+        RankStep(recipe, run, synthetic_data(recipe, device), device, False, lambda _: None, (0, 1)) for _ in range(2)
     )
     joined.join(recipe, run, world)
     small, bucket = torch.zeros(1), torch.zeros(scaling.BUCKET_MIB * scaling.MIB // 4)
