@@ -185,6 +185,12 @@ def own_recipe() -> str:
     return source
 
 
+def own_config() -> str:
+    """Return the YAML of docs/quickstart.md."""
+    [text] = [block.text for block in blocks("quickstart.md") if block.language == "yaml"]
+    return text
+
+
 def cuda_script(path: Path) -> None:
     """20 lines with AMP, pinned loader and two workers, on the lines that docs/migration.md names."""
     path.write_text(CUDA_SCRIPT)
@@ -228,6 +234,7 @@ INPUTS: dict[str, Callable[[Path], None]] = {
     "BRATS": prepared_tumours,
     "LABELS": labels_of_test_cases,
     "my_recipe.py": lambda path: path.write_text(own_recipe()) and None,
+    "mine.yaml": lambda path: path.write_text(own_config()) and None,
     "script.py": cuda_script,
     "train.py": cuda_script,
 }

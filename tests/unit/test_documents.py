@@ -1,4 +1,4 @@
-"""What the documents tell the user to type exists."""
+"""The documents name flags that exist and files that are there, and stay short enough to read."""
 
 import re
 from pathlib import Path
@@ -10,6 +10,8 @@ from sightline.config import Run
 
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENTS = [REPO / "README.md", REPO / "SECURITY.md", *sorted((REPO / "docs").glob("*.md"))]
+MOST_IN_A_CELL = 120
+MOST_LINES = {"README.md": 100}  # 150 for the others
 FLAG = re.compile(r"--((?:model|data|task|optimizer|schedule|train|run)\.[a-z0-9-]+)")
 
 
@@ -20,6 +22,53 @@ def test_every_flag_is_one(document: Path):
     }
     known |= {key.replace(".", ".no-") for key in known}
     assert {flag for flag in FLAG.findall(document.read_text(encoding="utf-8")) if flag not in known} == set()
+
+
+def outside_fences(document: Path) -> list[str]:
+    """Return the lines outside of fenced blocks."""
+    parts = re.split(r"^```.*\n", document.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return "".join(parts[::2]).splitlines()
+
+
+def cells(line: str) -> list[str]:
+    """Split a table row at every bar that is not escaped: Markdown does so within code too."""
+    return [cell.strip() for cell in re.findall(r"(?:\\.|[^|])+", line.rstrip())] if line.startswith("|") else []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_table_cell_is_a_paragraph(document: Path):
+    assert [cell for line in outside_fences(document) for cell in cells(line) if len(cell) > MOST_IN_A_CELL] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_row_of_a_table_has_the_cells_of_its_head(document: Path):
+    wrong, width = [], 0
+    for line in outside_fences(document):
+        found = len(cells(line))
+        width = width or found if found else 0
+        wrong += [line] if found != width else []
+    assert wrong == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_document_is_short(document: Path):
+    assert len(document.read_text(encoding="utf-8").splitlines()) <= MOST_LINES.get(document.name, 150)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_to_a_file_leads_to_one(document: Path):
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", "\n".join(outside_fences(document)))
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (document.parent / target).exists()] == []
+
+
+def test_the_config_file_of_the_quickstart_does_what_its_flags_do(tmp_path: Path):
+    text = (REPO / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    file = tmp_path / "mine.yaml"
+    file.write_text(shown, encoding="utf-8")
+    flags = ["--data.path", "demo/shapes/classification", "--train.epochs", "10", "--train.global-batch", "32"]
+    assert config.load(config.recipe_named_in(file), config=file) == config.load("demo_classification", flags)
 
 
 # What docs/recipes.md says gives an original's other behaviour, with the recipe it is said of.
