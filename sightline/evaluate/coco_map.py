@@ -1,7 +1,7 @@
-"""COCO's twelve numbers of detections against the ground truth that comes with the batches, so no file is needed.
+"""COCO's twelve scores of detections; the ground truth comes with the batches, so no annotation file is needed.
 
-Batch keys: index, valid (batch,); height, width (batch,) of the original picture; truth_boxes (batch, n, 4) x, y,
-width, height in its pixels, truth_labels (batch, n) from 1, 0 where a row is padding; truth_area, truth_crowd.
+Batch keys: index, valid (batch,); height, width (batch,) of the original image; truth_boxes (batch, n, 4) as x, y,
+width, height in its pixels; truth_labels (batch, n) from 1, 0 for padding; truth_area, truth_crowd (batch, n).
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from sightline.parts import Batch, Metric, Scores
 
 WORST = 20
 NAMES = ("ap", "ap50", "ap75", "aps", "apm", "apl", "ar1", "ar10", "ar100", "ars", "arm", "arl")
-FOUND_IOU = 0.5  # for the list of the worst pictures: the overlap that finds a ground truth,
-CONFIDENT = 0.5  # and the score from which on a detection of nothing is a mistake
+# For the list of the worst images only.
+FOUND_IOU = 0.5  # least overlap with which a detection finds a ground truth
+CONFIDENT = 0.5  # least score with which a detection without ground truth counts as a mistake
 
 
 class CocoMap(Metric):
-    """Keeps rows of numbers on the device, each beginning with the picture's index, -1 where there is none.
+    """COCO's scores, from rows of numbers on the device; each row starts with the image's index, -1 for padding.
 
-    A score is -1, as COCO has it, where there is no ground truth to measure it on.
+    As in COCO, a score without any ground truth is -1.
     """
 
     def __init__(self, classes: tuple[str, ...], device: torch.device):
         self.classes = classes
-        # MPS has no 64-bit floats, which hold an index and COCO's coordinates exactly.
+        # float64 holds an index and COCO's coordinates exactly; MPS does not have it.
         self._like = torch.zeros(0, dtype=torch.float64, device="cpu" if device.type == "mps" else device)
-        self._pictures: list[Tensor] = []  # (pictures, 4): index, ground truths, missed ones, confident mistakes
+        self._images: list[Tensor] = []  # (images, 4): index, ground truths, missed ground truths, confident mistakes
         self._detections: list[Tensor] = []  # (n, 7): index, class, score, x, y, width, height
         self._truths: list[Tensor] = []  # (n, 8): index, class, is a crowd, area, x, y, width, height
 
@@ -47,34 +48,34 @@ class CocoMap(Metric):
         boxes = _in_pixels(predictions["boxes"].to(self._like), height, width)
         detections = self._rows(index, predictions["labels"], predictions["scores"], boxes)
         truths = self._rows(index, *(batch[f"truth_{key}"] for key in ("labels", "crowd", "area", "boxes")))
-        self._pictures.append(torch.stack([index, *_mistakes(detections, truths)], dim=1))
+        self._images.append(torch.stack([index, *_mistakes(detections, truths)], dim=1))
         self._detections.append(detections.flatten(0, 1))
         self._truths.append(truths.flatten(0, 1))
 
     def _rows(self, index: Tensor, labels: Tensor, *columns: Tensor) -> Tensor:
-        """(batch, n, columns) of each picture's boxes."""
+        """Return (batch, n, columns): one row per box."""
         labels = labels.to(self._like)
         index = torch.where(labels > 0, index[:, None], -1.0)
         parts = (part.to(self._like) for part in columns)
         return torch.cat([index[..., None], labels[..., None], *(p[..., None] if p.ndim == 2 else p for p in parts)], 2)
 
     def merge(self, world: World) -> None:
-        for kept in (self._pictures, self._detections, self._truths):
-            kept[:] = [_gathered(kept, world)]
+        for kept in (self._images, self._detections, self._truths):
+            kept[:] = [_gather(kept, world)]
 
     def names(self) -> tuple[str, ...]:
         return (*NAMES, "samples")
 
     def result(self) -> Scores:
-        pictures, detections, truths = (
+        images, detections, truths = (
             _present(torch.cat(kept)).cpu().numpy() if kept else np.zeros((0, 4))
-            for kept in (self._pictures, self._detections, self._truths)
+            for kept in (self._images, self._detections, self._truths)
         )
-        if not len(pictures):
+        if not len(images):
             raise BadData("nothing could be evaluated: not one sample of the val split could be read")
-        evaluation = _evaluated(len(self.classes), pictures, detections, truths)
+        evaluation = _evaluate(len(self.classes), images, detections, truths)
         values = {name: float(value) for name, value in zip(NAMES, evaluation.stats, strict=True)}
-        values["samples"] = float(len(pictures))
+        values["samples"] = float(len(images))
         precision = evaluation.eval["precision"][:, :, :, 0, -1]  # (IoUs, recalls, classes), any size, 100 detections
         counts = np.bincount(truths[truths[:, 2] == 0, 1].astype(int), minlength=len(self.classes) + 1)
         per_class = [
@@ -86,19 +87,19 @@ class CocoMap(Metric):
             }
             for number, name in enumerate(self.classes)
         ]
-        return Scores(values, {"classes": per_class}, _worst(pictures))
+        return Scores(values, {"classes": per_class}, _worst(images))
 
 
 def _in_pixels(corners: Tensor, height: Tensor, width: Tensor) -> Tensor:
-    """x, y, width, height of corner boxes (batch, n, 4) in the pixels of their pictures."""
+    """Convert corner boxes (batch, n, 4) to x, y, width, height in pixels of their images."""
     ymin, xmin, ymax, xmax = corners.unbind(2)
     height, width = height[:, None], width[:, None]
     return torch.stack([xmin * width, ymin * height, (xmax - xmin) * width, (ymax - ymin) * height], dim=2)
 
 
 def _mistakes(detections: Tensor, truths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Per picture: ground truths without crowds, how many of them no detection of their class overlaps, and how many
-    confident detections overlap none of their class."""
+    """Count, per image: ground truths except crowds, those that no detection of their class overlaps, and confident
+    detections that overlap no ground truth of their class."""
     is_truth, is_crowd = truths[..., 0] >= 0, truths[..., 2] > 0
     is_sure = (detections[..., 0] >= 0) & (detections[..., 2] >= CONFIDENT)
     low, size = detections[..., 3:5], detections[..., 5:7]
@@ -107,28 +108,28 @@ def _mistakes(detections: Tensor, truths: Tensor) -> tuple[Tensor, Tensor, Tenso
     is_same = (detections[..., 1, None] == truths[:, None, :, 1]) & (detections[..., 0, None] >= 0) & is_truth[:, None]
     is_found = is_same & (overlap >= FOUND_IOU)  # (batch, detections, truths)
     is_missed = is_truth & ~is_crowd & ~is_found.any(1)
-    # Somewhere in a crowd there may be anything of its class.
+    # A crowd may hold an object of its class anywhere, so detections inside it are not mistakes.
     is_wrong = is_sure & ~(is_found | (is_same & is_crowd[:, None])).any(2)
     counts = ((is_truth & ~is_crowd).sum(1), is_missed.sum(1), is_wrong.sum(1))
     return counts[0].to(overlap), counts[1].to(overlap), counts[2].to(overlap)
 
 
 def _present(rows: Tensor) -> Tensor:
-    """Rows that belong to a picture, by its index: the same from any number of ranks."""
+    """Return the rows that belong to an image, sorted by its index, so that the number of ranks does not matter."""
     rows = rows[rows[:, 0] >= 0]
     return rows[rows[:, 0].argsort(stable=True)]
 
 
-def _gathered(kept: list[Tensor], world: World) -> Tensor:
-    """The rows of all ranks."""
+def _gather(kept: list[Tensor], world: World) -> Tensor:
+    """Return the rows of all ranks."""
     rows = _present(torch.cat(kept))
     most = int(world.gather(torch.tensor([len(rows)], device=rows.device)).max())
     return world.gather(F.pad(rows, (0, 0, 0, most - len(rows)), value=-1.0))
 
 
-def _evaluated(classes: int, pictures: np.ndarray, detections: np.ndarray, truths: np.ndarray) -> Any:
-    """COCO's own evaluation, run."""
-    images = [{"id": int(index)} for index in pictures[:, 0]]
+def _evaluate(classes: int, images: np.ndarray, detections: np.ndarray, truths: np.ndarray) -> Any:
+    """Run COCO's own evaluation and return it."""
+    entries = [{"id": int(index)} for index in images[:, 0]]
     categories = [{"id": number + 1} for number in range(classes)]
     found = [
         {"id": n, "image_id": int(i), "category_id": int(c), "score": score, "bbox": box, "area": box[2] * box[3]}
@@ -138,18 +139,18 @@ def _evaluated(classes: int, pictures: np.ndarray, detections: np.ndarray, truth
         {"id": n, "image_id": int(i), "category_id": int(c), "iscrowd": int(crowd), "area": area, "bbox": box}
         for n, (i, c, crowd, area, *box) in enumerate(truths.tolist(), start=1)
     ]
-    sets = [COCO({"images": images, "categories": categories, "annotations": rows}) for rows in (given, found)]
+    sets = [COCO({"images": entries, "categories": categories, "annotations": rows}) for rows in (given, found)]
     evaluation = COCOeval_faster(*sets, iouType="bbox", print_function=lambda *lines: None)
     evaluation.run()
     return evaluation
 
 
-def _worst(pictures: np.ndarray) -> list[dict[str, Any]]:
-    """Those with the most mistakes; of equal ones the first."""
-    mistakes = pictures[:, 2] + pictures[:, 3]
+def _worst(images: np.ndarray) -> list[dict[str, Any]]:
+    """List the images with the most mistakes; ties go to the lower index."""
+    mistakes = images[:, 2] + images[:, 3]
     order = np.argsort(-mistakes, kind="stable")[:WORST]
     return [
         {"index": int(index), "truths": int(truths), "missed": int(missed), "wrong": int(wrong)}
-        for index, truths, missed, wrong in pictures[order].tolist()
+        for index, truths, missed, wrong in images[order].tolist()
         if missed + wrong
     ]

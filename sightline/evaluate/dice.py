@@ -1,7 +1,7 @@
-"""Dice of whole volumes, which may come slice by slice in any order and on any rank, and the sums of its soft form.
+"""Dice of whole volumes, whose slices may come in any order and on any rank, and the sums for the soft Dice loss.
 
-Batch keys: label (batch, *space), volume (batch,) its number in the split, index, valid (batch,); where volumes are
-padded to one shape, extent (batch, 3): the true depth, height and width. Predictions: logits, classes.
+Batch keys: label (batch, *space); volume (batch,), its number in the split; index, valid (batch,); extent (batch, 3),
+the true depth, height and width of padded volumes. Predictions: logits, classes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sightline.hardware.world import World
 from sightline.parts import Batch, Metric, Scores
 
 WORST = 20
-SMOOTH = 1e-5  # of the original, in numerator and denominator; a class that is nowhere costs nothing
-REGIONS = {"wt": (1, 3), "tc": (2, 3), "et": (3, 3)}  # lowest and highest label of whole tumour, core, enhancing part
+SMOOTH = 1e-5  # as in the original, in numerator and denominator: an absent class that is not predicted has no loss
+REGIONS = {"wt": (1, 3), "tc": (2, 3), "et": (3, 3)}  # lowest and highest label: whole tumour, core, enhancing
 VoxelLoss = Literal["ce", "focal"]
 Regions = Literal["none", "brats"]
 
@@ -32,10 +32,11 @@ def soft_sums(
     inside: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """Of each sample, over its voxels that are `inside`: per foreground class (batch, classes - 1, 3) its probability
-    where it is true, its probability and its truth; and (batch,) the cross entropy or focal loss of all classes.
+    """Sum over the voxels of each sample that are `inside`; return class sums and the voxel loss.
 
-    Class by class, so that no one-hot tensor of floats is made.
+    Class sums (batch, classes - 1, 3) are, per foreground class, the probability where the class is true, the
+    probability, and the truth. The voxel loss (batch,) is cross entropy or focal loss over all classes. The loop runs
+    class by class, so that no one-hot tensor of floats is made.
     """
     scores = logits.float().flatten(2).log_softmax(1).unbind(1)  # per class (batch, voxels)
     label = label.flatten(1)
@@ -59,20 +60,21 @@ def soft_sums(
 
 
 def dice_loss(sums: Tensor) -> Tensor:
-    """Of sums (..., 3) as `soft_sums` gives them, also of those of several samples together."""
+    """Return the soft Dice loss of class sums (..., 3) of `soft_sums`, which may be added up over samples."""
     shared, probability, truth = sums.unbind(-1)
     return 1 - (2 * shared + SMOOTH) / (probability + truth + SMOOTH)
 
 
 class Dice(Metric):
-    """Keeps one row of numbers per sample on the device; its first is the sample's index, -1 where it is not valid."""
+    """Dice per class and volume, from one row of numbers per sample on the device; it starts with the index, or -1."""
 
     def __init__(self, classes: tuple[str, ...], device: torch.device, regions: Regions, voxel_loss: VoxelLoss):
         self.classes = classes[1:]
         self.regions = REGIONS if regions == "brats" else {}
         self.voxel_loss = voxel_loss
-        self._ranges = [*((n, n) for n in range(1, len(classes))), *self.regions.values()]  # of labels counted as one
-        # MPS has no 64-bit floats, which hold an index and the number of voxels of any volume exactly.
+        # First and last label of each class and region.
+        self._ranges = [*((n, n) for n in range(1, len(classes))), *self.regions.values()]
+        # float64 holds an index and the voxel count of any volume exactly; MPS does not have it.
         self._like = torch.zeros(0, dtype=torch.float64, device="cpu" if device.type == "mps" else device)
         self._rows: list[Tensor] = []
 
@@ -108,7 +110,7 @@ class Dice(Metric):
             raise BadData("nothing could be evaluated: not one sample of the val split could be read")
         volumes, place = np.unique(rows[:, 1].astype(np.int64), return_inverse=True)
         sums = np.zeros((len(volumes), rows.shape[1] - 3))
-        np.add.at(sums, place, rows[:, 3:])  # in the order of the samples, whichever rank had them
+        np.add.at(sums, place, rows[:, 3:])  # in sample order, whatever the number of ranks
         classes, counted = len(self.classes), 3 * len(self._ranges)
         dice = _dice(sums[:, :counted].reshape(len(volumes), -1, 3))  # (volumes, classes and regions)
         truth = sums[:, 1 : 3 * classes : 3]
@@ -133,7 +135,7 @@ class Dice(Metric):
 
 
 def within(extent: Tensor, shape: torch.Size) -> Tensor:
-    """(batch, *shape): which voxels are not padding."""
+    """Return (batch, *shape): True for voxels that are not padding."""
     inside = torch.ones(len(extent), *shape, dtype=torch.bool, device=extent.device)
     for axis, size in enumerate(shape):
         place = torch.arange(size, device=extent.device).view(-1, *[1] * (len(shape) - axis - 1))
@@ -142,13 +144,13 @@ def within(extent: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _present(rows: Tensor) -> Tensor:
-    """Rows that belong to a sample, by its index: the same from any number of ranks."""
+    """Return the rows that belong to a sample, sorted by its index, so that the number of ranks does not matter."""
     rows = rows[rows[:, 0] >= 0]
     return rows[rows[:, 0].argsort(stable=True)]
 
 
 def _dice(counts: np.ndarray) -> np.ndarray:
-    """2 TP / (truth + found); 1 where a class is neither true nor found, and so 0 where it is only one of them."""
+    """Return 2 TP / (truth + found); 1 if a class is neither true nor found, so 0 if it is only one of them."""
     shared, truth, found = np.moveaxis(counts, -1, 0)
     return np.where(truth + found > 0, 2 * shared / np.maximum(truth + found, 1), 1.0)
 
@@ -158,7 +160,7 @@ def _volume_row(number: int, dice: list[float]) -> dict[str, Any]:
 
 
 def _worst(rows: np.ndarray, place: np.ndarray, volumes: np.ndarray, dice: np.ndarray) -> list[dict[str, Any]]:
-    """Volumes with the lowest Dice, each by the sample that has the most wrong voxels; of equal ones the first."""
+    """List the volumes with the lowest Dice, each with its sample of the most wrong voxels; ties go to the first."""
     worst = []
     for volume in np.argsort(dice, kind="stable")[:WORST]:
         if dice[volume] < 1:

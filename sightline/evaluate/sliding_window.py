@@ -1,7 +1,7 @@
-"""A network of one patch size over a picture or volume of any size: overlapping windows, blended by weight.
+"""Inference on an image or volume of any size with a network of one patch size: overlapping windows, blended by weight.
 
-Equal to MONAI 1.6's sliding_window_inference. In 0.4, which the original used, the Gaussian was centred at roi // 2,
-cut at four sigma and scaled to 1; now it is symmetric and nowhere below 0.001.
+Equal to MONAI 1.6's sliding_window_inference. MONAI 0.4, which the original used, centred the Gaussian at roi // 2,
+truncated it at four sigma and scaled it to 1; since then it is symmetric and at least 0.001 everywhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SIGMA = 0.125  # of the Gaussian, as a share of the window
+SIGMA = 0.125  # deviation of the Gaussian, as a fraction of the window
 LOWEST_WEIGHT = 1e-3
 Blend = Literal["gaussian", "constant"]
 
@@ -30,18 +30,17 @@ def sliding_window(
     blend: Blend,
     batch: int,
 ) -> Tensor:
-    """(classes, *space) of a volume (channels, *space), whose windows of size `roi` go through `predictor` (n,
-    channels, *roi) -> (n, classes, *roi), `batch` at a time.
+    """Return scores (classes, *space) of a volume (channels, *space).
 
-    Where `roi` has one axis less than space, the network is one for slices: the windows of all slices fill the
-    batches together.
+    `predictor` maps (n, channels, *roi) to (n, classes, *roi) and gets at most `batch` windows at a time. If `roi` has
+    one axis less than the volume, the network works on slices; batches then mix windows of all slices.
     """
     is_sliced = volume.ndim == len(roi) + 2
     if not is_sliced and volume.ndim != len(roi) + 1:
         raise ValueError(f"windows of {tuple(roi)} do not fit a volume of shape {tuple(volume.shape)}")
     items = volume.movedim(1, 0) if is_sliced else volume[None]  # (items, channels, *space)
     missing = [max(window - size, 0) for window, size in zip(roi, items.shape[2:], strict=True)]
-    # F.pad counts from the last axis; the odd voxel is added behind.
+    # F.pad counts from the last axis; the odd voxel goes to the end.
     if any(missing):
         items = F.pad(items, [n for gap in reversed(missing) for n in (gap // 2, gap - gap // 2)])
     grid = windows(items.shape[2:], roi, overlap)
@@ -50,7 +49,7 @@ def sliding_window(
     for window in grid:
         weights[window] += weight
     total: Tensor | None = None
-    # Item by item within each window, so that what a batch has of one window is added at once.
+    # All items of one window, then the next window: a batch adds the items that share a window in one operation.
     for start in range(0, len(grid) * len(items), batch):
         parts = _parts(start, min(start + batch, len(grid) * len(items)), len(items))
         answer = predictor(torch.cat([items[first:last, :, *grid[number]] for number, first, last in parts])).float()
@@ -67,7 +66,7 @@ def sliding_window(
 
 
 def windows(size: Sequence[int], roi: Sequence[int], overlap: float) -> list[tuple[slice, ...]]:
-    """Where the windows lie in a picture or volume that is nowhere smaller than `roi`; the last of each axis is moved
+    """Return the windows of an image or volume that is at least as large as `roi`; the last of each axis is shifted
     back inside."""
     axes = []
     for length, window in zip(size, roi, strict=True):
@@ -79,15 +78,15 @@ def windows(size: Sequence[int], roi: Sequence[int], overlap: float) -> list[tup
 
 
 def _parts(start: int, end: int, items: int) -> list[tuple[int, int, int]]:
-    """Number `start` to `end` of all windows of all items, as (window, first item, item after the last)."""
+    """Return windows `start` to `end` of all items as (window, first item, item after the last)."""
     numbers = range(start // items, (end - 1) // items + 1)
     return [(n, max(start - n * items, 0), min(end - n * items, items)) for n in numbers]
 
 
 @lru_cache(maxsize=16)
 def _weight(roi: tuple[int, ...], blend: Blend, device: torch.device) -> Tensor:
-    """(*roi): how much a window counts at each of its voxels."""
-    with torch.inference_mode(False):  # it outlives this call
+    """Return (*roi): the weight of a window at each of its voxels."""
+    with torch.inference_mode(False):  # the cached tensor outlives this call
         weight = torch.ones(roi, device=device)
         for axis, size in enumerate(roi) if blend == "gaussian" else ():
             place = torch.arange(size, dtype=torch.float32, device=device) - (size - 1) / 2

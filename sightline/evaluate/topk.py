@@ -1,4 +1,4 @@
-"""Top-1 and top-5 accuracy, loss, accuracy per class and the samples the network got most wrong."""
+"""Top-1 and top-5 accuracy, loss, accuracy per class, the most frequent mistakes and the worst samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORST = 20
 
 
 class TopK(Metric):
-    """Sums on the device; nothing is read by the host before result()."""
+    """Accuracy of a classifier, summed on the device; the host reads nothing before result()."""
 
     def __init__(self, classes: tuple[str, ...], label_smoothing: float, device: torch.device):
         self.classes = classes
@@ -26,14 +26,14 @@ class TopK(Metric):
         self._worst = torch.full((WORST, 4), -1.0, dtype=torch.float64, device=self._sums.device)
 
     def update(self, predictions: Mapping[str, Tensor], batch: Batch) -> None:
-        # On MPS, which has no float64, the counting is done on the CPU.
+        # MPS has no float64, so the sums are on the CPU there.
         logits, label, valid, index = (
             t.to(self._sums.device) for t in (predictions["logits"], batch["label"], batch["valid"], batch["index"])
         )
         loss = F.cross_entropy(logits, label, label_smoothing=self.label_smoothing, reduction="none")
         top = logits.topk(min(5, logits.shape[1]), dim=1).indices  # (batch, 5)
         hits = (top == label[:, None]) & valid[:, None]
-        # A padded row has loss 0; it is taken out by `where`, because 0 * inf would not be 0.
+        # `where` removes the loss of padding rows; a product with 0 would keep inf and NaN.
         loss = torch.where(valid, loss.double(), 0.0)
         counts = [hits[:, 0].sum(), hits.sum(), loss.sum(), valid.sum()]
         self._sums += torch.stack([c.to(self._sums) for c in counts])
@@ -77,7 +77,7 @@ def _largest(rows: Tensor) -> Tensor:
 
 
 def _pairs(confusion: Tensor, classes: tuple[str, ...]) -> list[dict[str, object]]:
-    """The most frequent mistakes."""
+    """List the most frequent mistakes."""
     mistakes = confusion.clone().fill_diagonal_(0).view(-1)
     counts, cells = mistakes.topk(min(WORST, len(mistakes)))
     return [

@@ -1,4 +1,4 @@
-"""Kernels that stand in for plain torch where they apply, and the switch that turns them all off (--run.kernels)."""
+"""Kernels that replace plain torch where they apply, and the switch that turns them all off (--run.kernels)."""
 
 from typing import Literal
 
@@ -6,11 +6,11 @@ _choice: Literal["auto", "off"] = "auto"
 
 
 def use(choice: Literal["auto", "off"]) -> None:
-    """auto: a kernel is taken wherever it applies; off: plain torch everywhere. Call it before a step is compiled."""
+    """Turn kernels on (auto: wherever they apply) or off (plain torch). Call it before a step is compiled."""
     global _choice
     _choice = choice
 
 
 def are_allowed() -> bool:
-    """Asked by every kernel's `applies`."""
+    """Return whether kernels are on; every kernel's `applies` asks."""
     return _choice == "auto"

@@ -1,6 +1,6 @@
-"""The default boxes of a single-shot detector, and the box arithmetic that goes with them.
+"""Default boxes (anchors) of a single-shot detector, with the box arithmetic of sightline/boxes.py.
 
-A detector holds them in the order of its outputs; the task matches ground truth to them.
+The detector keeps them in the order of its outputs; the task matches ground truth to them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def default_boxes(
     scales: Sequence[float],
     ratios: Sequence[Sequence[float]],
 ) -> Tensor:
-    """Centre boxes (anchors, 4) in (level, row, column, anchor) order, each number clipped to 0..1.
+    """Return centre boxes (anchors, 4) in (level, row, column, anchor) order, clipped to 0..1.
 
-    `size` is the side of the picture; `steps` (between cells) and `scales` are in its pixels.
+    `size` is the side of the image; `steps` (between cells) and `scales` are in its pixels.
     """
     levels = len(feature_sizes)
     if not (levels == len(steps) == len(ratios) == len(scales) - 1):
@@ -42,12 +42,12 @@ def default_boxes(
         centre = torch.stack([cy, cx], dim=-1)[:, :, None].expand(-1, -1, len(shapes), -1)
         sides = torch.tensor(shapes, dtype=torch.float64).expand(cells, cells, -1, -1)
         found.append(torch.cat([centre, sides], dim=-1).reshape(-1, 4))
-    # Made in 64 bits, so that every number is the nearest of 32 bits.
+    # Computed in float64, so that every float32 is correctly rounded.
     return torch.cat(found).clamp(0, 1).float()
 
 
 def _shapes(scale: float, following: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
-    """(height, width) of the boxes of one cell: two squares, then each ratio lying and standing."""
+    """Return (height, width) of the boxes of one cell: two squares, then each ratio as a wide and a tall box."""
     between = sqrt(scale * following)
     shapes = [(scale, scale), (between, between)]
     for ratio in ratios:

@@ -1,4 +1,4 @@
-"""Classifiers by name: our ResNets and those of TensorFlow and Keras, or any classification model of torchvision."""
+"""Classifiers chosen by name: our ResNets, those of TensorFlow and Keras, or any torchvision classifier."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KERAS_APPLICATIONS = ResNetConfig(bn_momentum=0.01, bn_eps=1.001e-5, init="gloro
 OURS: dict[str, ResNetConfig] = {
     **{f"resnet{depth}": ResNetConfig(depth=depth) for depth in STAGES},
     "resnext101_32x4d": ResNetConfig(depth=101, groups=32, group_width=4),
-    # TensorFlow's Keras script, which has 50 only.
+    # TensorFlow's Keras script; the original has depth 50 only.
     **{f"resnet{depth}_tf": replace(KERAS_SCRIPT, depth=depth) for depth in STAGES},
     # TensorFlow's estimator script.
     **{
@@ -46,7 +46,7 @@ OURS: dict[str, ResNetConfig] = {
         for depth in (50, 101, 152)
     },
 }
-# These return auxiliary outputs in training unless told not to.
+# These models return auxiliary outputs in training by default.
 WITHOUT_AUXILIARY = {"googlenet": {"aux_logits": False}, "inception_v3": {"aux_logits": False}}
 
 
@@ -55,14 +55,14 @@ class ArchConfig(ModelConfig):
     """A classifier chosen by its name."""
 
     arch: str = "resnet50"
-    """resnet18 ... resnet200 and resnext101_32x4d (ours, torchvision's names and weights), resnet50_tf and
-    resnext101_32x4d_tf (TensorFlow's scripts), keras_resnet50 ... keras_resnet152v2 (keras.applications), or any
-    classification model of torchvision."""
+    """Name of the network. Ours, with torchvision's names and weights: resnet18 ... resnet200, resnext101_32x4d.
+    TensorFlow's scripts: resnet50_tf, resnext101_32x4d_tf. keras.applications: keras_resnet50 ... keras_resnet152v2.
+    Or any torchvision classifier."""
     zero_init_residual: bool = False
-    """resnets of ours, but for v2: start the last batch-norm of every block at 0."""
+    """Our ResNets except v2: start the last batch-norm of every block at 0."""
     weights: str = ""
-    """A .safetensors or .pth file to start from, or for keras_resnet* a Keras .h5 file; a head for another number of
-    classes is left fresh."""
+    """Initial weights: a .safetensors or .pth file, or a Keras .h5 file for keras_resnet*. A head for another number
+    of classes is not loaded and starts at random."""
 
     def __post_init__(self) -> None:
         if self.arch not in names():
@@ -71,15 +71,15 @@ class ArchConfig(ModelConfig):
                 f"model.arch='{self.arch}' is unknown" + (f"; did you mean {', '.join(near)}?" if near else "")
             )
         if self.arch in OURS:
-            self._resnet()  # refuses what does not go together
+            self._resnet()  # raises if the fields cannot be combined
         elif self.zero_init_residual:
-            raise UsageError(f"model.zero_init_residual is for our resnets such as resnet50, not for {self.arch}")
+            raise UsageError(f"model.zero_init_residual is for our ResNets such as resnet50, not for {self.arch}")
 
     def _resnet(self) -> ResNetConfig:
         return replace(OURS[self.arch], zero_init_residual=self.zero_init_residual)
 
     def build(self, spec: DataSpec) -> nn.Module:
-        """The network for `spec`'s classes, with random weights."""
+        """Build the network for `spec`'s classes, with random weights."""
         if self.arch in OURS:
             return self._resnet().build(spec)
         return torchvision.models.get_model(
@@ -87,7 +87,7 @@ class ArchConfig(ModelConfig):
         )
 
     def start_from(self, model: nn.Module) -> str:
-        """Loads `weights`; says what was loaded."""
+        """Load `weights`; return a line that says what was loaded."""
         if not self.weights:
             return ""
         layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
@@ -95,5 +95,5 @@ class ArchConfig(ModelConfig):
 
 
 def names() -> list[str]:
-    """All names that `arch` may have."""
+    """Return all valid values of `arch`."""
     return sorted({*OURS, *torchvision.models.list_models(module=torchvision.models)})

@@ -1,6 +1,6 @@
-"""Weights that Keras wrote, for its ResNets: HDF5 files of Keras 2 and of Keras 3, given our names and layouts.
+"""Reader of Keras ResNet weights: HDF5 files of Keras 2 and Keras 3, converted to our names and layouts.
 
-Called by weights.py, which compares the result with the model. Needs h5py: `pip install sightline[keras]`.
+weights.py calls it and compares the result with the model. Needs h5py: `pip install sightline[keras]`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sightline.errors import BadCheckpoint, UsageError
 
-KINDS = {  # what Keras calls an array -> what torch calls it
+KINDS = {  # Keras's name of an array -> torch's
     "kernel": "weight",
     "bias": "bias",
     "gamma": "weight",
@@ -25,20 +25,21 @@ KINDS = {  # what Keras calls an array -> what torch calls it
     "moving_mean": "running_mean",
     "moving_variance": "running_var",
 }
-NORM_ORDER = ("gamma", "beta", "moving_mean", "moving_variance")  # Keras 3 only numbers them
+NORM_ORDER = ("gamma", "beta", "moving_mean", "moving_variance")  # Keras 3 stores numbers in place of these names
 OTHER_ORDER = ("kernel", "bias")
 IN_BLOCK = re.compile(r"conv([2-5])_block([1-9]\d{0,2})_(?:(preact)|([0-3]))_(conv|bn)", re.ASCII)
 OUTSIDE = {"conv1_conv": "conv1", "conv1_bn": "bn1", "post_bn": "bn_out"}
-HEAP = b"GCOL\x01\0\0\0"  # how HDF5 begins a collection of texts
-LONGEST_TEXT = 2**16  # letters that need no second look
+HEAP = b"GCOL\x01\0\0\0"  # signature of an HDF5 string heap
+HARMLESS_LENGTH = 2**16  # characters; a claim up to this size is not checked
 
 Found = dict[tuple[str, str], Any]  # (layer, kind) -> an h5py dataset, not yet read
 
 
 def read_keras(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The file's arrays under our names. What has another shape than `expected`, or is not in it, comes without values.
+    """Return the file's arrays under our names.
 
-    So no more is read than the model holds, whatever sizes the file declares.
+    An array whose name or shape is not in `expected` becomes a meta tensor without values. So the file cannot make us
+    read more than the model holds, whatever sizes it declares.
     """
     try:
         import h5py
@@ -52,47 +53,47 @@ def read_keras(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return _convert(_datasets(file, h5py, path), expected, path)
     except BadCheckpoint:
         raise
-    except Exception as error:  # a damaged HDF5 file raises nearly anything; all of it ends here
+    except Exception as error:  # h5py raises many types for a damaged file
         text = (str(error).strip().splitlines() or [""])[0][:200]
         raise BadCheckpoint(
-            f"{path} is no complete HDF5 file ({type(error).__name__}: {text}); fetch or write it again"
+            f"{path} is not a complete HDF5 file ({type(error).__name__}: {text}); fetch or write it again"
         ) from error
 
 
 def _check_heaps(path: Path) -> None:
-    """Refuses damaged heaps of texts, where the names of layers lie, and damaged pointers into them.
+    """Raise BadCheckpoint if a string heap, which holds layer names, or a pointer into one is damaged.
 
-    The HDF5 library walks over the first for ever, and for the second allocates as much as they say, up to 4 GiB.
+    The HDF5 library loops forever on a damaged heap. On a damaged pointer it allocates what that claims, up to 4 GiB.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for heap in _places(data, HEAP):
-            texts = _texts(data, heap)
-            if texts is None:
+            lengths = _string_lengths(data, heap)
+            if lengths is None:
                 raise BadCheckpoint(
-                    f"{path} is damaged: its texts at byte {heap} do not add up; fetch or write it again"
+                    f"{path} is damaged: the strings at byte {heap} do not fill their heap; fetch or write it again"
                 )
-            for pointer in _places(data, heap.to_bytes(8, "little")):  # the length stands before it, the number behind
-                said, known = _number(data, pointer - 4, 4), texts.get(_number(data, pointer + 8, 4))
-                if known is not None and said > max(known, LONGEST_TEXT):
+            for pointer in _places(data, heap.to_bytes(8, "little")):  # the length comes before it, the number after
+                claimed, actual = _number(data, pointer - 4, 4), lengths.get(_number(data, pointer + 8, 4))
+                if actual is not None and claimed > max(actual, HARMLESS_LENGTH):
                     raise BadCheckpoint(
-                        f"{path} is damaged: it speaks of {said} letters at byte {pointer}, where {known} are; "
-                        f"fetch or write it again"
+                        f"{path} is damaged: byte {pointer} claims a string of {claimed} characters, which has "
+                        f"{actual}; fetch or write it again"
                     )
 
 
-def _texts(data: mmap.mmap, heap: int) -> dict[int, int] | None:
-    """Number and length of each text of a heap; None where they do not fill it."""
-    end, place, texts = heap + _number(data, heap + 8, 8), heap + 16, {}
+def _string_lengths(data: mmap.mmap, heap: int) -> dict[int, int] | None:
+    """Return the length of each string of a heap by its number; None if they do not fill the heap."""
+    end, place, lengths = heap + _number(data, heap + 8, 8), heap + 16, {}
     if end > len(data):
         return None
     while place + 16 <= end:
         number, length = _number(data, place, 2), _number(data, place + 8, 8)
-        step = 16 + (length + 7) // 8 * 8 if number else length  # 0 is what is free, and counts its own header
+        step = 16 + (length + 7) // 8 * 8 if number else length  # 0: free space, length with header
         if step < 16 or place + step > end:
             return None
-        texts[number] = length
+        lengths[number] = length
         place += step
-    return texts
+    return lengths
 
 
 def _places(data: mmap.mmap, what: bytes) -> list[int]:
@@ -107,16 +108,16 @@ def _number(data: mmap.mmap, place: int, size: int) -> int:
 
 
 def _datasets(file: Any, h5py: Any, path: Path) -> Found:
-    """Every array of a layer, by its layer and kind."""
-    items: dict[str, Any] = {}  # place in the file -> dataset
+    """Return every array of a layer by (layer, kind)."""
+    items: dict[str, Any] = {}  # path within the file -> dataset
 
-    def visit(place: str, item: Any) -> None:  # comes by no link that leads out of the file, and nowhere twice
+    def visit(place: str, item: Any) -> None:  # visititems follows no external link and visits once
         if isinstance(item, h5py.Dataset) and not place.startswith(("optimizer/", "optimizer_weights/")):
             items[place] = item
 
     file.visititems(visit)
     if not items:
-        raise BadCheckpoint(f"{path} holds no weights of layers; write it with Keras's model.save_weights()")
+        raise BadCheckpoint(f"{path} holds no layer weights; write it with Keras's model.save_weights()")
     found: Found = {}
     for place, item in items.items():
         key = _key_of_keras3(place, items, path) if "/vars/" in place else _key_of_keras2(place)
@@ -127,19 +128,19 @@ def _datasets(file: Any, h5py: Any, path: Path) -> Found:
 
 
 def _key_of_keras2(place: str) -> tuple[str, str]:
-    """[model_weights/]conv1_conv/conv1_conv/kernel:0, with more in front of it where one model holds another."""
+    """Split [model_weights/]conv1_conv/conv1_conv/kernel:0; a nested model adds more folders in front."""
     layer, _, name = place.rpartition("/")
     return layer.rpartition("/")[2], name.removesuffix(":0")
 
 
 def _key_of_keras3(place: str, items: Mapping[str, Any], path: Path) -> tuple[str, str]:
-    """layers/conv2d_7/vars/0: counted by class; the layer's own name is an attribute of `vars`."""
+    """Split layers/conv2d_7/vars/0, numbered per class; the layer's own name is an attribute of `vars`."""
     group, _, number = place.rpartition("/")
     layer = items[place].parent.attrs.get("name")
     if not isinstance(layer, str):
-        # By their order alone a shortcut and the end of its block are not told apart: their shapes are the same.
+        # Order alone cannot tell a shortcut from the last layer of its block: their shapes are equal.
         raise BadCheckpoint(
-            f"{path} does not name its layers (at {place}), as older versions of Keras wrote it; "
+            f"{path} does not name its layers (at {place}), like files of older Keras versions; "
             f"load it there and save it with a current Keras 3, or as plain .h5 with Keras 2"
         )
     first = items.get(f"{group}/0")
@@ -152,8 +153,8 @@ def _convert(found: Found, expected: Mapping[str, Tensor], path: Path) -> dict[s
     heads = {layer for (layer, kind), item in found.items() if kind == "kernel" and len(_shape(item)) == 2}
     if len(heads) != 1:
         raise BadCheckpoint(
-            f"{path} has {len(heads)} dense layers ({', '.join(sorted(heads)) or 'no top'}), expected one, the head; "
-            f"use a file with its top: a head for another number of classes is left fresh"
+            f"{path} has {len(heads)} dense layers ({', '.join(sorted(heads)) or 'no top'}); expected one, the head; "
+            f"use a file with its top: a head for another number of classes is not loaded and starts at random"
         )
     is_pre_activated = any(layer.endswith("_preact_bn") for layer, _ in found)
     state: dict[str, Tensor] = {}
@@ -161,7 +162,7 @@ def _convert(found: Found, expected: Mapping[str, Tensor], path: Path) -> dict[s
         ours = "fc" if layer in heads else _our_layer(layer, is_pre_activated)
         if ours is None or kind not in KINDS:
             raise BadCheckpoint(
-                f"{path} holds {kind} of layer '{layer}', which is in no ResNet of keras.applications; "
+                f"{path} holds {kind} of layer '{layer}', which no ResNet of keras.applications has; "
                 f"expected layers such as conv2_block1_1_conv, and one dense layer"
             )
         name = f"{ours}.{KINDS[kind]}"
@@ -170,7 +171,7 @@ def _convert(found: Found, expected: Mapping[str, Tensor], path: Path) -> dict[s
 
 
 def _our_layer(layer: str, is_pre_activated: bool) -> str | None:
-    """conv3_block2_1_bn is layer2.1.bn1, or .bn2 where a batch-norm stands before the first convolution."""
+    """Return our name: conv3_block2_1_bn is layer2.1.bn1, or .bn2 if a batch-norm precedes the first convolution."""
     match = IN_BLOCK.fullmatch(layer)
     if match is None:
         return OUTSIDE.get(layer)
@@ -185,17 +186,17 @@ def _our_layer(layer: str, is_pre_activated: bool) -> str | None:
 
 def _tensor(item: Any, kind: str, wanted: Tensor | None, what: str) -> Tensor:
     if item.dtype.kind != "f":
-        raise BadCheckpoint(f"{what} is of type {item.dtype}; expected floating-point numbers")
+        raise BadCheckpoint(f"{what} has type {item.dtype}; expected floating-point numbers")
     if item.chunks is not None or item.is_virtual or item.external:
-        # Compressed pieces may expand to any size, and the others lie in files that nobody named.
+        # Compressed chunks may expand to any size; virtual and external arrays read files that the user did not name.
         raise BadCheckpoint(
-            f"{what} is compressed, in pieces or in another file; save it again with Keras, which writes them whole"
+            f"{what} is compressed, chunked or in another file; save it again with Keras, which writes it whole"
         )
     shape = _shape(item)
     order = {4: (3, 2, 0, 1), 2: (1, 0)}.get(len(shape), tuple(range(len(shape)))) if kind == "kernel" else None
     turned = shape if order is None else tuple(shape[axis] for axis in order)
     if wanted is None or turned != tuple(wanted.shape):
-        return torch.empty(turned, device="meta")  # to be refused, or a head that stays fresh: by name and shape only
+        return torch.empty(turned, device="meta")  # copy_weights raises, or skips the head
     values = torch.from_numpy(np.asarray(item[()], dtype=np.float32))
     return values if order is None else values.permute(order).contiguous()
 

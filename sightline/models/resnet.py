@@ -1,7 +1,7 @@
 """ResNet and ResNeXt, 18 to 200 layers, as torchvision, TensorFlow's scripts and keras.applications build them.
 
-By default v1.5 as in torchvision: parameter and buffer names are its, so its state dicts load by name, and with the
-same torch seed the initial weights are equal too. Weights are drawn from torch's global generator.
+The default is torchvision's v1.5 with its parameter and buffer names, so its state dicts load by name. With the same
+torch seed the initial weights are equal too; they are drawn from torch's global generator.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ class ResNetConfig(ModelConfig):
     """A residual network for classification."""
 
     depth: Depth = 50
-    """Layers with weights; 18 and 34 have basic blocks, the others bottlenecks."""
+    """Number of layers with weights; 18 and 34 have basic blocks, the others bottlenecks."""
     version: Literal["v1", "v1.5", "v2", "v2_keras"] = "v1.5"
-    """v1: a bottleneck's stride sits in its first 1x1; v1.5: in its 3x3; v2: pre-activation, stride in the 3x3;
-    v2_keras: pre-activation as in keras.applications, with the stride in the last block of a stage."""
+    """v1: stride in the first 1x1 of a bottleneck; v1.5: in its 3x3; v2: pre-activation, stride in the 3x3;
+    v2_keras: pre-activation as in keras.applications, stride in the last block of a stage."""
     width: int = 64
-    """Channels of the first stage; every later stage has twice those of the one before."""
+    """Channels of the first stage; they double in every later stage."""
     groups: int = 1
-    """Groups of a bottleneck's 3x3; ResNeXt-101 32x4d has 32."""
+    """Groups of the 3x3 in a bottleneck; ResNeXt-101 32x4d has 32."""
     group_width: int = 64
     """Channels per group in the first stage, for width 64; ResNeXt-101 32x4d has 4."""
     stem: Literal["7x7", "3x3"] = "7x7"
-    """7x7: stride 2 and max-pool, as published; 3x3: stride 1 and no pool, for pictures of about 32 pixels."""
+    """7x7: stride 2 and max-pool, as published; 3x3: stride 1, no pool, for images of about 32 pixels."""
     padding: Literal["torch", "same", "same_but_stem"] = "torch"
-    """torch: the same on both sides; same: TensorFlow's SAME, which puts the odd pixel of a stride of 2 at the end;
-    same_but_stem: SAME except for the stem's convolution, as in the Keras script's ResNet-50."""
+    """torch: equal on both sides; same: TensorFlow's SAME, with the odd pixel of a stride of 2 at the end;
+    same_but_stem: SAME except in the stem convolution, as in the Keras script's ResNet-50."""
     project_every_stage: bool = False
-    """18 and 34: a projection also in the first stage, where the shapes need none, as in TensorFlow's script."""
+    """Depth 18 and 34: project in the first stage too, although shapes do not need it, as in TensorFlow's script."""
     bias: bool = False
-    """v1 and v1.5: a bias in every convolution although a batch-norm follows, as in keras.applications."""
+    """v1 and v1.5: a bias in every convolution, although a batch-norm follows, as in keras.applications."""
     bn_momentum: float = 0.1
-    """Share of the newest batch in the running statistics; Keras counts the other way: its 0.99 is 0.01 here."""
+    """Weight of the newest batch in the running statistics. Keras uses the complement: its 0.99 is 0.01 here."""
     bn_eps: float = 1e-5
     """Added to the variance in every batch-norm."""
     init: Literal["torch", "he_truncated", "variance_scaling", "glorot"] = "torch"
-    """Start of the convolutions. torch: normal, variance 2/fan_out; he_truncated and variance_scaling: normal cut at
+    """Initial convolutions. torch: normal, variance 2/fan_out; he_truncated, variance_scaling: normal truncated at
     two deviations, variance 2/fan_in and 1/fan_in; glorot: uniform, variance 2/(fan_in+fan_out)."""
     head_init: Literal["torch", "normal", "glorot"] = "torch"
-    """Start of the head. torch: uniform within 1/sqrt(fan_in); normal: deviation 0.01; glorot; the last two, bias 0."""
+    """Initial head. torch: uniform within 1/sqrt(fan_in); normal: deviation 0.01, bias 0; glorot: bias 0."""
     zero_init_residual: bool = False
-    """v1 and v1.5: start the last batch-norm of every block at 0, so that each block begins as the identity."""
+    """v1 and v1.5: start the last batch-norm of every block at 0, so that the block starts as the identity."""
     weights: str = ""
-    """A .safetensors, .pth or Keras .h5 file to start from; a head for another number of classes is left fresh."""
+    """Initial weights: a .safetensors, .pth or Keras .h5 file. A head for another number of classes is not loaded."""
 
     def __post_init__(self) -> None:
         if self.depth not in STAGES:
@@ -72,7 +72,7 @@ class ResNetConfig(ModelConfig):
         if not 0 < self.bn_momentum <= 1:
             raise UsageError(
                 f"model.bn_momentum={self.bn_momentum} must be above 0 and at most 1; "
-                f"it is torch's, e.g. 0.1 for what Keras calls 0.9"
+                f"this is torch's momentum: Keras's 0.9 is 0.1 here"
             )
         if not 0 < self.bn_eps < math.inf:
             raise UsageError(f"model.bn_eps={self.bn_eps} must be above 0, e.g. 1e-5")
@@ -99,7 +99,7 @@ class ResNetConfig(ModelConfig):
         if self.has_bottlenecks and self.project_every_stage:
             raise UsageError(
                 f"model.project_every_stage is for depth 18 and 34; "
-                f"every stage of depth={self.depth} begins with a projection anyway"
+                f"every stage of depth={self.depth} starts with a projection anyway"
             )
 
     def _check_version(self) -> None:
@@ -107,16 +107,16 @@ class ResNetConfig(ModelConfig):
             raise UsageError(f"model.version=v2_keras has bottlenecks only, not depth={self.depth}; use 50 or more")
         if self.version == "v2_keras" and self.padding != "torch":
             raise UsageError(
-                f"model.padding={self.padding} does not go with version=v2_keras, which pads both sides alike; "
+                f"model.padding={self.padding} cannot be combined with version=v2_keras, which pads both sides alike; "
                 f"use padding=torch, or version=v2"
             )
         if self.is_pre_activated and self.bias:
-            raise UsageError(f"model.bias is for v1 and v1.5; {self.version} has its biases where they are published")
+            raise UsageError(f"model.bias is for v1 and v1.5; {self.version} always has its published biases")
         if self.is_pre_activated and self.zero_init_residual:
-            # The ReLU behind that batch-norm would pass no gradient at 0: the block could never wake up.
+            # The ReLU after that batch-norm passes no gradient at 0: the block could never learn.
             raise UsageError(
                 f"model.zero_init_residual is for v1 and v1.5; in {self.version} a ReLU follows every batch-norm, "
-                f"and blocks that start at 0 would stay there"
+                f"so a block that starts at 0 would stay at 0"
             )
 
     @property
@@ -128,16 +128,16 @@ class ResNetConfig(ModelConfig):
         return self.version in ("v2", "v2_keras")
 
     def build(self, spec: DataSpec) -> ResNet:
-        """The network for `spec`'s classes and channels, with random weights."""
+        """Build the network for `spec`'s classes and channels, with random weights."""
         return ResNet(self, classes=len(spec.classes), channels=spec.channels)
 
     def start_from(self, model: nn.Module) -> str:
-        """Loads `weights`; says what was loaded."""
+        """Load `weights`; return a line that says what was loaded."""
         return load_weights(model, Path(self.weights), head="fc.") if self.weights else ""
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution that pads as TensorFlow's SAME does: by the size of its input, the odd pixel at the end."""
+    """Convolution with TensorFlow's SAME padding, which depends on the input size and puts the odd pixel at the end."""
 
     def forward(self, x: Tensor) -> Tensor:
         (top, bottom), (left, right) = (
@@ -145,13 +145,13 @@ class SameConv2d(nn.Conv2d):
             for size, kernel, stride in zip(x.shape[2:], self.kernel_size, self.stride, strict=True)
         )
         padding = (top, left)
-        if top != bottom or left != right:  # the convolution itself can only pad both sides alike
+        if top != bottom or left != right:  # the convolution itself can only pad both sides equally
             x, padding = functional.pad(x, (left, right, top, bottom)), (0, 0)
         return functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
 
 class StemConv2d(SameConv2d):
-    """The 7x7 of stride 2 that comes first, computed over blocks of pixels where that is faster."""
+    """First convolution, 7x7 with stride 2; uses kernels/stem.py where that is faster."""
 
     def __init__(self, channels_in: int, channels_out: int, *, bias: bool, same: bool):
         super().__init__(channels_in, channels_out, 7, 2, padding=0 if same else 3, bias=bias)
@@ -164,16 +164,16 @@ class StemConv2d(SameConv2d):
 
 
 class SameMaxPool2d(nn.Module):
-    """3x3 max-pool of stride 2 as with TensorFlow's SAME."""
+    """3x3 max-pool with stride 2 and TensorFlow's SAME padding."""
 
     def forward(self, x: Tensor) -> Tensor:
-        # Even sizes want one pixel at the end, which is what ceil_mode lets the last window reach over; odd ones want
-        # one on both sides. What is padded never wins (-inf) in either framework, so no copy has to be made.
+        # SAME pads even sizes by one pixel at the end, as ceil_mode does, and odd sizes by one on both sides. Both
+        # frameworks pad with -inf, which never wins, so no padded copy is needed.
         return functional.max_pool2d(x, 3, 2, padding=(x.shape[2] % 2, x.shape[3] % 2), ceil_mode=True)
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Pixels before and after, for ceil(size / stride) outputs."""
+    """Return the padding before and after that gives ceil(size / stride) outputs."""
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
 
@@ -185,24 +185,24 @@ def make_conv(
     stride: int = 1,
     *,
     groups: int = 1,
-    bias: bool = False,  # where a batch-norm follows it would subtract the bias again
+    bias: bool = False,  # a batch-norm that follows would subtract it again
     same: bool = False,
 ) -> nn.Conv2d:
-    """A convolution whose output is the input's size over the stride, rounded up."""
-    # With a stride of 1 (and an odd kernel) SAME is what torch does.
+    """Make a convolution whose output size is the input size divided by the stride, rounded up."""
+    # With stride 1 and an odd kernel, SAME equals torch's padding.
     kind = SameConv2d if same and stride > 1 and kernel > 1 else nn.Conv2d
     padding = 0 if kind is SameConv2d else kernel // 2
     return kind(channels_in, channels_out, kernel, stride, padding=padding, groups=groups, bias=bias)
 
 
 def make_norm(config: ResNetConfig, channels: int) -> nn.BatchNorm2d:
-    """A batch-norm with the config's numbers."""
+    """Make a batch-norm with the config's momentum and eps."""
     return nn.BatchNorm2d(channels, eps=config.bn_eps, momentum=config.bn_momentum)
 
 
 def _projection(config: ResNetConfig, channels_in: int, channels_out: int, stride: int) -> nn.Sequential:
-    """The shortcut of a block whose input has another shape than its output."""
-    if config.is_pre_activated:  # its input was normalised already
+    """Make the shortcut of a block whose input and output shapes differ."""
+    if config.is_pre_activated:  # the input is already normalised
         return nn.Sequential(make_conv(channels_in, channels_out, 1, stride, bias=config.version == "v2_keras"))
     return nn.Sequential(
         make_conv(channels_in, channels_out, 1, stride, bias=config.bias),
@@ -211,14 +211,14 @@ def _projection(config: ResNetConfig, channels_in: int, channels_out: int, strid
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut; the first carries the stride."""
+    """Two 3x3 convolutions and a shortcut; the first convolution has the stride."""
 
     expansion = 1
 
     def __init__(self, config: ResNetConfig, channels_in: int, width: int, stride: int, project: bool):
         super().__init__()
         same = config.padding != "torch"
-        # Made first and registered last: the order of torchvision's random draws and of its names.
+        # Made first, registered last: this matches torchvision's order of random draws and of names.
         shortcut = _projection(config, channels_in, width, stride) if project else None
         self.conv1 = make_conv(channels_in, width, 3, stride, bias=config.bias, same=same)
         self.bn1 = make_norm(config, width)
@@ -234,7 +234,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1 down to the inner width, 3x3 in groups, 1x1 up to four times `width`, beside a shortcut."""
+    """1x1 down to the inner width, grouped 3x3, 1x1 up to four times `width`, and a shortcut."""
 
     expansion = 4
 
@@ -300,7 +300,7 @@ class PreActivatedBottleneck(nn.Module):
         active = functional.relu(self.bn1(x), inplace=True)
         if self.downsample is not None:
             shortcut = self.downsample(active)
-        else:  # Keras strides in a block without projection, by a 1x1 max-pool: every second pixel
+        else:  # Keras's strided block without projection: a 1x1 max-pool, i.e. every second pixel
             shortcut = x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
         out = functional.relu(self.bn2(self.conv1(active)), inplace=True)
         out = functional.relu(self.bn3(self.conv2(out)), inplace=True)
@@ -325,7 +325,7 @@ STAGES: dict[Depth, tuple[int, int, int, int]] = {  # depth -> blocks per stage
     200: (3, 24, 36, 3),
 }
 
-STEMS = {"7x7": (7, 2), "3x3": (3, 1)}  # kernel, stride; a stem of stride 2 is followed by the max-pool
+STEMS = {"7x7": (7, 2), "3x3": (3, 1)}  # kernel, stride; a max-pool follows stride 2
 
 
 def _inner_width(config: ResNetConfig, width: int) -> int:
@@ -333,7 +333,7 @@ def _inner_width(config: ResNetConfig, width: int) -> int:
 
 
 def _truncated_normal(weight: Tensor, gain: float) -> None:
-    # Cutting at two deviations leaves 0.8796 of the deviation, so more is drawn: what remains has gain / fan_in.
+    # Truncation at two deviations leaves 0.8796 of the deviation; dividing by it gives a variance of gain / fan_in.
     deviation = math.sqrt(gain / weight[0].numel()) / 0.87962566103423978
     nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
 
@@ -361,7 +361,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def make_stage(config: ResNetConfig, channels_in: int, width: int, blocks: int, stride: int) -> nn.Sequential:
-    """`blocks` blocks in a row; the first changes the channels and carries the stride, in Keras's v2 the last does."""
+    """Make a stage. Its first block changes the channels and has the stride; in v2_keras the last has the stride."""
     block = BLOCKS[config.is_pre_activated, config.has_bottlenecks]
     channels_out = width * block.expansion
     strides = [1] * blocks
@@ -372,18 +372,18 @@ def make_stage(config: ResNetConfig, channels_in: int, width: int, blocks: int, 
 
 
 def make_pool(config: ResNetConfig) -> nn.Module:
-    """What follows the stem."""
+    """Make the pooling layer after the stem."""
     if STEMS[config.stem][1] == 1:
         return nn.Identity()
     if config.padding != "torch":
         return SameMaxPool2d()
-    if config.version == "v2_keras":  # pads with zeros, which win over negative values: no ReLU came before
+    if config.version == "v2_keras":  # pads with zeros, which beat negative values: there is no ReLU before
         return nn.Sequential(nn.ZeroPad2d(1), nn.MaxPool2d(3, stride=2))
     return nn.MaxPool2d(3, stride=2, padding=1)
 
 
 class ResNet(nn.Module):
-    """(batch, channels, height, width) to logits (batch, classes)."""
+    """Network from (batch, channels, height, width) to logits (batch, classes)."""
 
     def __init__(self, config: ResNetConfig, classes: int, channels: int):
         super().__init__()

@@ -1,7 +1,7 @@
-"""SSD with a ResNet trunk: 8732 boxes of a picture of 300 pixels, each with class scores and offsets.
+"""SSD with a ResNet trunk: 8732 boxes for a 300-pixel image, each with class scores and offsets.
 
-As in the MLPerf benchmark: ResNet-34 up to its third stage, which does not stride here, and five smaller levels.
-tasks/detection.py reads what comes out; models/anchors.py makes the boxes that offsets refer to.
+As in the MLPerf benchmark: ResNet-34 up to its third stage, without that stage's stride, and five smaller levels.
+models/anchors.py makes the boxes that offsets refer to; tasks/detection.py reads the outputs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from sightline.models.tf_checkpoint import TensorBundle, index_of
 from sightline.models.weights import copy_weights, read_weights
 from sightline.parts import DataSpec, ModelConfig
 
-SIZE = 300  # the picture that steps and scales speak of
+SIZE = 300  # side in pixels of the image that steps and scales refer to
 LEVELS = 6
 
-# Of each level after the trunk's: channels of its 1x1 and of its 3x3 in widths of the trunk, stride, is_padded.
+# Levels after the trunk's: channels of the 1x1 and of the 3x3 in multiples of the trunk's width, stride, is_padded.
 EXTRAS = ((4, 8, 2, True), (4, 8, 2, True), (2, 4, 2, True), (2, 4, 1, False), (2, 4, 1, False))
 
 CHOICES: dict[str, tuple[object, ...]] = {
@@ -50,38 +50,38 @@ CHOICES: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class SsdConfig(ModelConfig):
-    """A single-shot detector with a ResNet trunk, for square pictures of any size.
+    """A single-shot detector with a ResNet trunk, for square images of any size.
 
-    Smaller pictures have fewer levels: those without padding are left out where not one cell would remain, with their
-    steps, scales and ratios. 300 pixels give all six, with 38, 19, 10, 5, 3 and 1 cells a side; 128 give four.
+    Smaller images have fewer levels: an unpadded level without a single cell is dropped with its steps, scales and
+    ratios. 300 pixels give all six, with 38, 19, 10, 5, 3 and 1 cells per side; 128 pixels give four.
     """
 
     depth: Literal[18, 34] = 34
-    """Layers of the ResNet that the trunk is the beginning of; 34 is the published one."""
+    """Depth of the ResNet whose first stages are the trunk; 34 is the published one."""
     width: int = 64
-    """Channels of the trunk's first stage; all others follow."""
+    """Channels of the trunk's first stage; all other layers scale with it."""
     padding: Literal["torch", "same"] = "torch"
-    """Of pool and strided convolutions. torch: the same on both sides, for torchvision's weights; same: TensorFlow's
-    SAME, with the odd pixel at the end, for TensorFlow's. The stem has 3 on both sides in either."""
+    """Padding of the pool and of strided convolutions. torch: equal on both sides, for torchvision's weights; same:
+    TensorFlow's SAME, with the odd pixel at the end, for its weights. The stem always has 3 on both sides."""
     steps: tuple[float, ...] = (8.0, 16.0, 32.0, 64.0, 100.0, 300.0)
-    """Per level: pixels between cells. The first four are the network's strides, whatever the size of the picture; the
-    others hold for 300 pixels, and their cells share out any other picture as they do that."""
+    """Pixels between cells, per level. The first four are the network's strides for any image size. The others are
+    for 300 pixels and scale so that the cells cover an image of any size."""
     scales: tuple[float, ...] = (21.0, 45.0, 99.0, 153.0, 207.0, 261.0, 315.0)
-    """Side of each level's square boxes in a picture of 300 pixels, and one more to go on to; they grow with it."""
+    """Side of each level's square boxes in a 300-pixel image, and of one more level; they scale with the image."""
     ratios: tuple[str, ...] = ("2", "2,3", "2,3", "2,3", "2", "2")
-    """Per level: how much longer than high its other boxes are, with commas between; each also stands upright."""
+    """Aspect ratios of the other boxes, per level, separated by commas; each gives a wide and a tall box."""
     init: Literal["tf", "torch"] = "tf"
-    """Random start. tf: trunk normal cut at two deviations, variance 1/fan_in, every block begins as the identity; the
-    rest Glorot, bias 0. torch: trunk as torchvision's, the rest Glorot with torch's biases."""
+    """Initialisation. tf: trunk normal, truncated at two deviations, variance 1/fan_in, every block starts as the
+    identity; the rest Glorot, bias 0. torch: trunk as in torchvision, the rest Glorot with torch's biases."""
     bn_momentum: float = 0.1
-    """Share of the newest batch in the running statistics; TensorFlow counts the other way: its 0.9 is 0.1 here."""
+    """Weight of the newest batch in the running statistics. TensorFlow uses the complement: its 0.9 is 0.1 here."""
     freeze: Literal["none", "first_block"] = "none"
-    """first_block: the stem and the first 3x3 after it, with their batch-norms, keep their weights; the statistics of
-    these batch-norms still follow the data."""
+    """first_block: freeze the weights of the stem, the first 3x3 after it and their batch-norms; the running
+    statistics of these batch-norms are still updated."""
     weights: str = ""
-    """What to start from: for the trunk a torchvision-like .pth or .safetensors file of a whole ResNet, or the prefix
-    of a TensorFlow checkpoint such as model.ckpt-28152; or a .pth or .safetensors file of this network, whose heads are
-    left fresh where the number of classes is another."""
+    """Initial weights. For the trunk: a .pth or .safetensors file of a whole ResNet with torchvision's names, or the
+    prefix of a TensorFlow checkpoint such as model.ckpt-28152. For the whole network: its own .pth or .safetensors
+    file; heads for another number of classes are not loaded."""
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
@@ -92,7 +92,7 @@ class SsdConfig(ModelConfig):
         if not 0 < self.bn_momentum <= 1:
             raise UsageError(
                 f"model.bn_momentum={self.bn_momentum} must be above 0 and at most 1; "
-                f"it is torch's, e.g. 0.1 for what TensorFlow calls 0.9"
+                f"this is torch's momentum: TensorFlow's 0.9 is 0.1 here"
             )
         for name, count in (("steps", LEVELS), ("scales", LEVELS + 1), ("ratios", LEVELS)):
             if len(getattr(self, name)) != count:
@@ -102,11 +102,11 @@ class SsdConfig(ModelConfig):
                 )
         for name in ("steps", "scales"):
             if not all(0 < value < math.inf for value in getattr(self, name)):
-                raise UsageError(f"model.{name}={getattr(self, name)} must all be above 0: pixels of a {SIZE} picture")
+                raise UsageError(f"model.{name}={getattr(self, name)} must all be above 0: pixels of a {SIZE} image")
         self.parsed_ratios()
 
     def parsed_ratios(self) -> list[list[float]]:
-        """`ratios` as numbers."""
+        """Return `ratios` as numbers."""
         try:
             found = [[float(text) for text in level.split(",") if text.strip()] for level in self.ratios]
         except ValueError:
@@ -114,12 +114,12 @@ class SsdConfig(ModelConfig):
         if not all(0 < ratio < math.inf for level in found for ratio in level):
             raise UsageError(
                 f"model.ratios={' '.join(map(repr, self.ratios))} must be numbers above 0 with commas between, "
-                f"one text per level, e.g. 2 2,3 2,3 2,3 2 2"
+                f"one string per level, e.g. 2 2,3 2,3 2,3 2 2"
             )
         return found
 
     def trunk(self) -> ResNetConfig:
-        """The ResNet that the trunk is the beginning of."""
+        """Return the config of the ResNet whose first stages are the trunk."""
         return ResNetConfig(
             depth=self.depth,
             width=self.width,
@@ -128,14 +128,14 @@ class SsdConfig(ModelConfig):
         )
 
     def build(self, spec: DataSpec) -> Ssd:
-        """The network for `spec`'s classes, channels and size, with random weights."""
+        """Build the network for `spec`'s classes, channels and size, with random weights."""
         height, width = spec.size
         if height != width:
-            raise UsageError(f"this detector wants square pictures, got {height}x{width}; give one number, e.g. {SIZE}")
+            raise UsageError(f"this detector needs square images, got {height}x{width}; give one number, e.g. {SIZE}")
         return Ssd(self, classes=len(spec.classes), channels=spec.channels, size=height)
 
     def start_from(self, model: nn.Module) -> str:
-        """Loads `weights`; says what was loaded."""
+        """Load `weights`; return a line that says what was loaded."""
         if not self.weights:
             return ""
         assert isinstance(model, Ssd)
@@ -151,7 +151,7 @@ class SsdConfig(ModelConfig):
 
 
 class Trunk(nn.Module):
-    """The first three stages of a ResNet, the third without its stride; parameters have torchvision's names."""
+    """The first three stages of a ResNet, the third without its stride, with torchvision's parameter names."""
 
     def __init__(self, config: ResNetConfig, channels: int):
         super().__init__()
@@ -169,7 +169,7 @@ class Trunk(nn.Module):
 
 
 class Level(nn.Module):
-    """From one level to the next: a 1x1 and a 3x3 convolution, each with a ReLU and without batch-norm."""
+    """Step from one level to the next: a 1x1 and a 3x3 convolution, each with a ReLU and without batch-norm."""
 
     def __init__(self, channels_in: int, inner: int, out: int, stride: int, is_padded: bool, same: bool):
         super().__init__()
@@ -185,8 +185,8 @@ class Level(nn.Module):
 
 
 class Ssd(nn.Module):
-    """(batch, channels, size, size) to logits (batch, anchors, classes + 1), offsets (batch, anchors, 4) and anchors
-    (anchors, 4) as cy, cx, h, w; all in the order (level, row, column, anchor). Class 0 is background."""
+    """Detector from (batch, channels, size, size) to logits (batch, anchors, classes + 1), offsets (batch, anchors, 4)
+    and anchors (anchors, 4) as cy, cx, h, w, all in (level, row, column, anchor) order. Class 0 is background."""
 
     anchors: Tensor
 
@@ -194,18 +194,18 @@ class Ssd(nn.Module):
         super().__init__()
         cells = feature_sizes(config, size)
         ratios = config.parsed_ratios()[: len(cells)]
-        self.split = (classes + 1, 4)  # of the channels of one anchor: scores, then offsets
+        self.split = (classes + 1, 4)  # channels of one anchor: scores, then offsets
         self.trunk = Trunk(config.trunk(), channels)
         self.extras = _extras(config, len(cells))
         outputs = [4 * config.width] + [out * config.width for _, out, _, _ in EXTRAS]
-        # One convolution for scores and offsets: the same numbers as of two, with the input read once.
+        # One convolution for scores and offsets: same results as two, but the input is read once.
         self.heads = nn.ModuleList(
             nn.Conv2d(channels_in, _per_cell(level) * sum(self.split), 3, padding=1)
             for channels_in, level in zip(outputs, ratios, strict=False)
         )
         scales = [scale * size / SIZE for scale in config.scales[: len(cells) + 1]]
         anchors = default_boxes(size, cells, _steps(config, cells, size), scales, ratios)
-        self.register_buffer("anchors", anchors, persistent=False)  # follow from the config
+        self.register_buffer("anchors", anchors, persistent=False)  # computed from the config
         self._initialise(config)
         if config.freeze == "first_block":
             first = self.trunk.layer1[0]
@@ -214,7 +214,7 @@ class Ssd(nn.Module):
                 layer.requires_grad_(False)
 
     def _initialise(self, config: SsdConfig) -> None:
-        # Batch-norms keep torch's default, scale 1 and shift 0, but for the last ones of blocks that begin at 0.
+        # Batch-norms keep torch's default, scale 1 and shift 0; for tf the last one of a block starts at scale 0.
         is_tf = config.init == "tf"
         for module in self.trunk.modules():
             if isinstance(module, nn.Conv2d):
@@ -233,7 +233,7 @@ class Ssd(nn.Module):
 
     @torch.no_grad()
     def _initialise_head(self, weight: Tensor) -> None:
-        """Glorot's, as if scores and offsets had a convolution each."""
+        """Apply Glorot initialisation as if scores and offsets had separate convolutions."""
         per_anchor = weight.view(-1, sum(self.split), *weight.shape[1:])
         for part in per_anchor.split(self.split, dim=1):
             fans = weight[0].numel() + part.shape[0] * part.shape[1] * weight[0, 0].numel()  # in and out
@@ -247,7 +247,7 @@ class Ssd(nn.Module):
             features.append(x)
         logits, offsets = [], []
         for head, x in zip(self.heads, features, strict=True):
-            # In channels_last this is how the numbers lie already: nothing moves before they are put together.
+            # This is the memory order of channels_last already, so nothing is copied before torch.cat.
             found = head(x).permute(0, 2, 3, 1).reshape(len(x), -1, sum(self.split))  # (batch, cells * anchors, ...)
             scores, boxes = found.split(self.split, dim=2)
             logits.append(scores)
@@ -256,9 +256,9 @@ class Ssd(nn.Module):
 
 
 def feature_sizes(config: SsdConfig, size: int) -> list[int]:
-    """Cells a side of every level that a picture of `size` pixels has."""
+    """Return the cells per side of every level of an image of `size` pixels."""
     if size < 1:
-        raise UsageError(f"a picture of {size} pixels has no levels; {SIZE} is the published size")
+        raise UsageError(f"an image of {size} pixels has no levels; {SIZE} is the published size")
     found: list[int] = []
     thin = replace(config, width=1)
     with torch.device("meta"), torch.no_grad():
@@ -282,12 +282,15 @@ def _extras(config: SsdConfig, levels: int) -> nn.ModuleList:
 
 
 def _per_cell(ratios: Sequence[float]) -> int:
-    return 2 + 2 * len(ratios)  # two squares, and each ratio lying and standing
+    return 2 + 2 * len(ratios)  # two squares, and a wide and a tall box per ratio
 
 
 def _steps(config: SsdConfig, cells: Sequence[int], size: int) -> list[float]:
-    """In pixels of a picture of `size`. A network strides by the same pixels in any picture; cells without padding are
-    spread over all of it instead, as 100 and 300 do with 3 and 1."""
+    """Return the steps in pixels of an image of `size`.
+
+    Padded levels have the network's stride, which does not depend on the size. The cells of unpadded levels are spread
+    over the whole image, as steps of 100 and 300 spread 3 and 1 cells over 300 pixels.
+    """
     is_padded = (True, *(level[3] for level in EXTRAS))
     published = feature_sizes(config, SIZE)
     return [
@@ -297,9 +300,9 @@ def _steps(config: SsdConfig, cells: Sequence[int], size: int) -> list[float]:
 
 
 def read_tensorflow_trunk(trunk: Trunk, index: Path) -> dict[str, Tensor]:
-    """The trunk's tensors under our names, out of a checkpoint of TensorFlow's ResNet or of its SSD.
+    """Read the trunk's tensors from a checkpoint of TensorFlow's ResNet or SSD; return them under our names.
 
-    TensorFlow numbers layers as they are made; what has another shape than in `trunk` comes without values.
+    TensorFlow numbers layers in order of creation. A tensor with another shape than in `trunk` becomes a meta tensor.
     """
     bundle, expected = TensorBundle(index), trunk.state_dict()
     scope = "resnet34/" if "resnet34/conv2d/kernel" in bundle.entries else ""
@@ -313,7 +316,8 @@ def read_tensorflow_trunk(trunk: Trunk, index: Path) -> dict[str, Tensor]:
         held = ", ".join(sorted(bundle.entries)[:3])
         raise BadCheckpoint(
             f"{index} lacks {len(missing)} of the {len(names)} tensors of this trunk, {missing[0]} first "
-            f"(it holds {len(bundle.entries)}: {held} ...); give a checkpoint of TensorFlow's ResNet-34, or its depth"
+            f"(it holds {len(bundle.entries)}: {held} ...); give a checkpoint of TensorFlow's ResNet-34, "
+            f"or set model.depth to the checkpoint's"
         )
     state: dict[str, Tensor] = {}
     for theirs, ours in names.items():
@@ -326,7 +330,7 @@ def read_tensorflow_trunk(trunk: Trunk, index: Path) -> dict[str, Tensor]:
 
 
 def _in_order_of_creation(trunk: Trunk) -> Iterator[tuple[str, str]]:
-    """Convolution and batch-norm, as TensorFlow's script makes them: a block's projection comes first."""
+    """Yield convolution and batch-norm names in the order of TensorFlow's script: a block's projection comes first."""
     yield "conv1", "bn1"
     for stage in ("layer1", "layer2", "layer3"):
         for number, block in enumerate(trunk.get_submodule(stage).children()):

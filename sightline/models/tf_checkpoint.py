@@ -1,8 +1,8 @@
-"""TensorFlow checkpoints (format V2, of its Saver and of tf.train.Checkpoint) read without TensorFlow.
+"""Reader of TensorFlow checkpoints (format V2 of Saver and tf.train.Checkpoint) that does not need TensorFlow.
 
-PREFIX.index is a sorted table from names to places, in LevelDB's format; PREFIX.data-00000-of-00001 holds the bytes.
-Called by models that can start from such files. All checksums are checked, and no size in a file is believed before
-the file was found to be that long.
+PREFIX.index is a sorted table from names to offsets in LevelDB's format; PREFIX.data-00000-of-00001 holds the bytes.
+Models that can start from such files call it. It verifies all checksums, and compares every size in a file with the
+length of the file before use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from sightline.errors import BadCheckpoint
 from sightline.files.protobuf import FIXED32, LENGTH, VARINT, WireReader, masked_crc32c
 
-# The trunk of an SSD has 5 kB for 148 tensors. Together the last two bound what hostile names can take to 16 MB.
+# The index of an SSD trunk has 5 kB for 148 tensors. The last two limits bound hostile names to 16 MB in all.
 MAX_INDEX_BYTES = 64 * 2**20
 MAX_NAME_BYTES = 2**10
 MAX_TENSORS = 2**14
@@ -28,7 +28,7 @@ MAX_DIMENSIONS = 254  # TensorFlow's own limit
 
 MAGIC = bytes.fromhex("57fb808b247547db")
 FOOTER_BYTES = 48  # two handles of at most 20 bytes each, and the magic
-TRAILER_BYTES = 5  # of a block: how it is compressed, and its checksum
+TRAILER_BYTES = 5  # after a block: its kind of compression and its checksum
 
 DTYPES = {  # tensorflow/core/framework/types.proto
     1: torch.float32,
@@ -44,7 +44,7 @@ OTHER_DTYPES = {7: "text", 10: "boolean", 20: "resource", 21: "variant"}
 
 @dataclass(frozen=True)
 class Entry:
-    """What the table says of one tensor."""
+    """Table entry of one tensor."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -52,17 +52,17 @@ class Entry:
     offset: int
     size: int
     checksum: int
-    is_sliced: bool  # its values lie under other keys, part by part
+    is_sliced: bool  # values are stored in parts under other keys
 
 
 def index_of(prefix: Path) -> Path | None:
-    """The table of the checkpoint PREFIX, which may be named by its .index file too; None where there is none."""
+    """Return the index file of a checkpoint, given its prefix or the index file itself; None if it does not exist."""
     index = prefix if prefix.suffix == ".index" else prefix.with_name(prefix.name + ".index")
     return index if index.is_file() else None
 
 
 class TensorBundle:
-    """A checkpoint: all its names are known at once, a tensor's bytes are read when it is asked for."""
+    """A checkpoint. All names are read at once, a tensor's bytes only on `read`."""
 
     def __init__(self, index: Path):
         self.index = index
@@ -73,14 +73,14 @@ class TensorBundle:
                 shards = table.shards(at, end)
             elif len(self.entries) == MAX_TENSORS:
                 raise table.damaged(f"more than {MAX_TENSORS} tensors", at)
-            elif b"\0" not in key:  # such a key is no name: it leads to a slice, of a tensor with an entry of its own
+            elif b"\0" not in key:  # a key with a zero byte is a slice; its tensor has its own entry
                 self.entries[table.text(key, at)] = table.entry(at, end)
         if not shards:
-            raise table.damaged("no header, which the empty name should lead to", 0)
+            raise table.damaged("no header (the entry with an empty name)", 0)
         self.shards = shards
 
     def read(self, name: str) -> Tensor:
-        """The values of a tensor that is in `entries`, in TensorFlow's layout."""
+        """Return the values of a tensor in `entries`, in TensorFlow's layout."""
         entry, what = self.entries[name], f"{self.index}: '{name}'"
         if entry.is_sliced:
             raise BadCheckpoint(f"{what} is stored in slices; save the checkpoint again without a partitioner")
@@ -100,9 +100,11 @@ class TensorBundle:
     def _bytes(self, name: str, entry: Entry) -> bytearray:
         path = self.index.with_suffix(f".data-{entry.shard:05d}-of-{self.shards:05d}")
         if entry.shard >= self.shards:
-            raise BadCheckpoint(f"{self.index}: '{name}' lies in part {entry.shard} of {self.shards} parts; {AGAIN}")
+            raise BadCheckpoint(
+                f"{self.index}: '{name}' is in data file {entry.shard}; the last one is {self.shards - 1}; {AGAIN}"
+            )
         if not path.is_file():
-            raise BadCheckpoint(f"{self.index} needs {path.name} beside it, which is not there; fetch it too")
+            raise BadCheckpoint(f"{self.index} needs {path.name} in its folder, which does not exist; fetch it too")
         place = f"{path}: '{name}' at byte {entry.offset}"
         with path.open("rb") as file:
             length = os.fstat(file.fileno()).st_size
@@ -112,58 +114,58 @@ class TensorBundle:
             data = file.read(entry.size)
         if masked_crc32c(data) != entry.checksum:
             raise BadCheckpoint(f"{place}: its {entry.size} bytes fail their checksum; {AGAIN}")
-        return bytearray(data)  # torch wants to be able to write
+        return bytearray(data)  # torch.frombuffer warns about read-only memory
 
 
 class _Table(WireReader):
-    """The .index file: blocks of sorted keys with values, and a block that says where the others are."""
+    """The .index file: blocks of sorted keys with values, and one block with the offsets of the others."""
 
     def __init__(self, path: Path):
         self.path = path
         if (length := path.stat().st_size) > MAX_INDEX_BYTES:
-            raise BadCheckpoint(f"{path} has {length} bytes; expected a table of names, {MAX_INDEX_BYTES} at most")
+            raise BadCheckpoint(f"{path} has {length} bytes; expected a table of names of at most {MAX_INDEX_BYTES}")
         super().__init__(path.read_bytes())
 
     def damaged(self, what: str, at: int) -> BadCheckpoint:
         return BadCheckpoint(
-            f"{self.path} is no complete table of a TensorFlow checkpoint: {what} at byte {at}; {AGAIN}"
+            f"{self.path} is not a complete index of a TensorFlow checkpoint: {what} at byte {at}; {AGAIN}"
         )
 
     def items(self) -> Iterator[tuple[bytes, int, int]]:
-        """(key, start and end of the value) in order."""
+        """Yield (key, start of the value, end of the value) in order."""
         footer = len(self.buffer) - FOOTER_BYTES
         if footer < 0 or self.buffer[-len(MAGIC) :] != MAGIC:
-            raise self.damaged("the last eight bytes are not its mark", max(len(self.buffer) - len(MAGIC), 0))
-        _, at = self._handle(footer, len(self.buffer))  # of a block that TensorFlow leaves empty
+            raise self.damaged("wrong magic number", max(len(self.buffer) - len(MAGIC), 0))
+        _, at = self._handle(footer, len(self.buffer))  # the metaindex block, which TensorFlow leaves empty
         (start, stop), _ = self._handle(at, len(self.buffer))
         before: bytes | None = None
         for _, value, end in self._block(start, stop):
             place, _ = self._handle(value, end)
             for key, at, value_end in self._block(*place):
                 if before is not None and key <= before:
-                    raise self.damaged("a name that should come earlier", at)
+                    raise self.damaged("a name out of order", at)
                 before = key
                 yield key, at, value_end
 
     def _handle(self, at: int, stop: int) -> tuple[tuple[int, int], int]:
-        """((start, end) of a block, where the handle ends)."""
+        """Read a block handle; return ((start, end) of the block, end of the handle)."""
         offset, after = self.varint(at, stop)
         size, after = self.varint(after, stop)
         if offset + size + TRAILER_BYTES > len(self.buffer) - FOOTER_BYTES:
-            raise self.damaged(f"a block of {size} bytes from byte {offset} on, beyond the end, spoken of", at)
+            raise self.damaged(f"a handle to {size} bytes at {offset}, beyond the end,", at)
         return (offset, offset + size), after
 
     def _block(self, start: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
-        """(key, start and end of the value) of each entry. A key begins as the one before, as far as its entry says."""
+        """Yield (key, start of the value, end of the value). An entry stores how much of the previous key it shares."""
         (checksum,) = struct.unpack_from("<I", self.buffer, stop + 1)
         if masked_crc32c(bytes(self.buffer[start : stop + 1])) != checksum:
             raise self.damaged(f"a block of {stop - start} bytes that fails its checksum", start)
         if self.buffer[stop] != 0:
             raise BadCheckpoint(
                 f"{self.path} is compressed (kind {self.buffer[stop]} at byte {stop}), which TensorFlow does not do; "
-                f"load it there and save it again"
+                f"load it in TensorFlow and save it again"
             )
-        # At the end stand the places of keys that are written whole, and their number: for a search, which this is not.
+        # A block ends with the offsets of keys stored whole and their number. Only a search needs the offsets.
         restarts = int.from_bytes(self.buffer[max(stop - 4, start) : stop], "little")
         end = stop - 4 * (restarts + 1)
         if end < start:
@@ -182,24 +184,26 @@ class _Table(WireReader):
             at += length
 
     def text(self, key: bytes, at: int) -> str:
-        """A tensor's name."""
+        """Decode a tensor's name."""
         try:
             return key.decode()
         except UnicodeDecodeError:
-            raise self.damaged("a name that is no UTF-8", at) from None
+            raise self.damaged("a name that is not UTF-8", at) from None
 
     def shards(self, start: int, stop: int) -> int:
-        """Of a BundleHeaderProto: the number of data files."""
+        """Return the number of data files from a BundleHeaderProto."""
         values = {number: at for number, wire, at, _ in self.fields(start, stop) if wire == VARINT}
         if 2 in values and self.varint(values[2], stop)[0] != 0:
-            raise BadCheckpoint(f"{self.path} was written by a big-endian machine; load and save it on another")
+            raise BadCheckpoint(
+                f"{self.path} was written by a big-endian machine; load and save it on a little-endian one"
+            )
         found = self.varint(values[1], stop)[0] if 1 in values else 0
         if not 0 < found <= 99999:  # five digits in the names of the files
-            raise self.damaged(f"{found} data files, spoken of", start)
+            raise self.damaged(f"a count of {found} data files", start)
         return found
 
     def entry(self, start: int, stop: int) -> Entry:
-        """Of a BundleEntryProto."""
+        """Parse a BundleEntryProto."""
         numbers: dict[int, int] = {}
         shape: list[int] = []
         checksum, is_sliced = 0, False
@@ -216,12 +220,12 @@ class _Table(WireReader):
             raise self.damaged(f"a tensor of {len(shape)} dimensions", start)
         dtype, shard, offset, size = (numbers.get(number, 0) for number in (1, 3, 4, 5))
         if max(shard, offset, size, math.prod(max(length, 1) for length in shape)) >= 2**48:
-            raise self.damaged(f"a tensor of shape {shape} in {size} bytes from byte {offset} on, spoken of", start)
+            raise self.damaged(f"an entry of shape {shape} with {size} bytes at {offset}", start)
         return Entry(dtype, tuple(shape), shard, offset, size, checksum, is_sliced)
 
     def _shape(self, start: int, stop: int) -> Iterator[int]:
-        """Of a TensorShapeProto."""
+        """Yield the sizes in a TensorShapeProto."""
         for number, wire, at, end in self.fields(start, stop):
-            if number == 2 and wire == LENGTH:  # one dimension; that of length 0 has no field
+            if number == 2 and wire == LENGTH:  # one dimension; a size of 0 is not stored
                 sizes = [self.varint(place, end)[0] for n, w, place, _ in self.fields(at, end) if (n, w) == (1, VARINT)]
                 yield sizes[-1] if sizes else 0

@@ -1,7 +1,7 @@
 """U-Net for slices and volumes, as nnU-Net builds it: depth, kernels and strides follow from patch and spacing.
 
-Strided convolutions go down, transposed ones up; instance norm and leaky ReLU are one operation of kernels/.
-tasks/segmentation.py reads what comes out; evaluate/sliding_window.py reads `patch`.
+Strided convolutions go down, transposed convolutions go up; instance norm and leaky ReLU are one operation of
+kernels/. tasks/segmentation.py reads the outputs; evaluate/sliding_window.py reads `patch`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from sightline.errors import UsageError
 from sightline.kernels.instance_norm import instance_norm_leaky_relu
 from sightline.parts import DataSpec, ModelConfig
 
-# The rule of the network's form, and the numbers that follow from the published one.
+# Rule for the shape of the network, with nnU-Net's numbers.
 MOST_STRIDES = 5
-SMALLEST_STRIDED = 8  # an axis with fewer voxels is not halved any more
-COARSE_RATIO = 2.0  # an axis this many times coarser than the finest waits until the others have caught up
+SMALLEST_STRIDED = 8  # an axis with fewer voxels is not halved further
+COARSE_RATIO = 2.0  # an axis more than this many times coarser than the finest is not strided until the others catch up
 MOST_FILTERS = {2: 512, 3: 320}
 NORM_GROUPS = 32
 
 DROPPED_BLOCK = 5
 DROPPED_SHARE = 0.1
 DROP_RAMP_STEPS = 10_000
-DROPPING_LEVELS = 3  # the two before the bottleneck, and the bottleneck
+DROPPING_LEVELS = 3  # the bottleneck and the two levels before it
 
 CONVS: dict[int, type[nn.Conv2d | nn.Conv3d]] = {2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED: dict[int, type[nn.ConvTranspose2d | nn.ConvTranspose3d]] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
@@ -40,26 +40,26 @@ Axes = tuple[int, ...]  # one number per axis of the patch
 
 @dataclass(frozen=True)
 class UnetConfig(ModelConfig):
-    """A U-Net for the patch, channels and classes of the data; its levels follow from patch and spacing."""
+    """A U-Net for the patch, channels and classes of the data; patch and spacing determine its levels."""
 
     norm: Literal["instance", "batch", "group"] = "instance"
-    """After every convolution; group has 32 groups, or as many as a layer's channels can be split into."""
+    """Norm after every convolution; group uses gcd(32, channels) groups."""
     negative_slope: float = 0.01
-    """Of the leaky ReLU, and of the gain that convolutions start with."""
+    """Negative slope of the leaky ReLU, also used for the gain of the initialisation."""
     residual: bool = False
-    """Blocks on the way down add their input to their output."""
+    """Add the input of each encoder block to its output."""
     attention: bool = False
-    """Gates on the connections across: what comes from below decides what of the finer level is passed on."""
+    """Attention gates on the skip connections."""
     drop_block: bool = False
-    """In the three deepest levels drop 5-wide blocks in training: their share grows to 0.1 over 10,000 passes."""
+    """DropBlock in training, in the three deepest levels: blocks of side 5, share rising to 0.1 over 10,000 passes."""
     deep_supervision: bool = False
-    """In training coarser levels predict too; the loss weighs them."""
+    """Coarser levels predict too in training; the task weighs their losses."""
     aux_heads: int = 2
-    """With deep_supervision: how many coarser levels predict, from half resolution on."""
+    """With deep_supervision: number of coarser levels that predict, starting at half resolution."""
     width: int = 32
-    """Filters of the first level; every level below has twice as many."""
+    """Filters of the first level; they double in every level below."""
     max_filters: int = 0
-    """Most filters of a level; 0: 512 in 2D, 320 in 3D."""
+    """Upper limit for the filters of a level; 0: 512 in 2D, 320 in 3D."""
 
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
@@ -72,25 +72,29 @@ class UnetConfig(ModelConfig):
         if self.max_filters and self.max_filters < self.width:
             raise UsageError(
                 f"model.max_filters={self.max_filters} must not be below model.width={self.width}; "
-                f"0 takes 512 in 2D and 320 in 3D"
+                f"0 means 512 in 2D and 320 in 3D"
             )
         if self.attention and self.width < 2:
-            raise UsageError(f"model.attention halves the filters, model.width={self.width} is too thin; use 2 or more")
+            raise UsageError(
+                f"model.attention halves the filters: model.width={self.width} is too small; use 2 or more"
+            )
 
     def build(self, spec: DataSpec) -> Unet:
-        """The network for `spec`'s patch, spacing, channels and classes, with random weights."""
+        """Build the network for `spec`'s patch, spacing, channels and classes, with random weights."""
         dim = len(spec.size)
         if dim not in CONVS:
             raise UsageError(
-                f"this network is for slices or volumes, its patch is {_text(spec.size)}; give 2 or 3 axes"
+                f"a U-Net is for slices or volumes, got a patch of {_text(spec.size)}; give 2 or 3 numbers"
             )
         if spec.spacing and len(spec.spacing) != dim:
-            raise UsageError(f"the patch {_text(spec.size)} has {dim} axes, its spacing {len(spec.spacing)}")
-        kernels, strides = geometry(spec.size, spec.spacing or (1.0,) * dim)  # pictures have no spacing
+            raise UsageError(
+                f"the patch {_text(spec.size)} has {dim} axes but its spacing {len(spec.spacing)}; give as many"
+            )
+        kernels, strides = geometry(spec.size, spec.spacing or (1.0,) * dim)  # images have no spacing
         levels = len(strides)
         if levels < 2:
             raise UsageError(
-                f"the patch {_text(spec.size)} is too small to be halved; a side must have {SMALLEST_STRIDED} or more"
+                f"the patch {_text(spec.size)} is too small to be halved; one side must have {SMALLEST_STRIDED} or more"
             )
         multiples = [math.prod(axis) for axis in zip(*strides, strict=True)]
         if any(side % multiple for side, multiple in zip(spec.size, multiples, strict=True)):
@@ -108,7 +112,7 @@ class UnetConfig(ModelConfig):
         return Unet(self, spec, filters(levels, self.width, most), kernels, strides)
 
     def start_from(self, model: nn.Module) -> str:
-        """Weights stay random; tells what the patch has led to."""
+        """Keep the random weights; return a line that describes the levels chosen for the patch."""
         assert isinstance(model, Unet)
         return (
             f"U-Net for patches of {_text(model.patch)}: {len(model.filters)} levels, "
@@ -118,7 +122,7 @@ class UnetConfig(ModelConfig):
 
 
 def geometry(patch: Sequence[int], spacing: Sequence[float]) -> tuple[list[Axes], list[Axes]]:
-    """Kernels and strides of every level, finest first, for a patch in voxels and its spacing in mm."""
+    """Return kernels and strides of every level, finest first, for a patch in voxels and its spacing in mm."""
     size, distance = list(patch), list(spacing)
     kernels: list[Axes] = []
     strides: list[Axes] = [(1,) * len(size)]
@@ -135,12 +139,12 @@ def geometry(patch: Sequence[int], spacing: Sequence[float]) -> tuple[list[Axes]
 
 
 def filters(levels: int, width: int, most: int) -> list[int]:
-    """Filters of every level, finest first."""
+    """Return the filters of every level, finest first."""
     return [min(width * 2**level, most) for level in range(levels)]
 
 
 class InstanceNorm(nn.modules.instancenorm._InstanceNorm):
-    """Instance norm and leaky ReLU in one; a slope of 1 leaves the norm alone."""
+    """Instance norm with leaky ReLU in one operation; a slope of 1 means no ReLU."""
 
     def __init__(self, channels: int):
         super().__init__(channels, affine=True)
@@ -150,13 +154,13 @@ class InstanceNorm(nn.modules.instancenorm._InstanceNorm):
 
 
 class DropBlock(nn.Module):
-    """Zeros blocks of neighbouring voxels in all channels of a sample and scales up the rest; nothing in evaluation."""
+    """Dropout of blocks of voxels in all channels of a sample, in training only; the other voxels are scaled up."""
 
     steps: Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))  # in checkpoints: a resumed run goes on
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))  # saved: a resumed run continues the ramp
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -168,12 +172,12 @@ class DropBlock(nn.Module):
         centres = (noise < share / DROPPED_BLOCK**dim).float()
         pool = functional.max_pool2d if dim == 2 else functional.max_pool3d
         kept = 1 - pool(centres, DROPPED_BLOCK, 1, DROPPED_BLOCK // 2)
-        scale = kept.numel() / kept.sum().clamp(min=1.0)  # where all is dropped, 0 and not 0 / 0
+        scale = kept.numel() / kept.sum().clamp(min=1.0)  # 0 instead of 0 / 0 if everything is dropped
         return x * (kept * scale).to(x.dtype)
 
 
 class ConvNorm(nn.Module):
-    """Convolution without bias, DropBlock where asked for, norm, leaky ReLU; a slope of 1 is none."""
+    """Convolution without bias, optional DropBlock, norm and leaky ReLU; a slope of 1 means no ReLU."""
 
     def __init__(
         self,
@@ -202,7 +206,7 @@ class ConvNorm(nn.Module):
 
 
 class Block(nn.Module):
-    """Two convolutions, the first with the stride; where residual, their input is added before the last ReLU."""
+    """Two convolutions, the first with the stride; if residual, the input is added before the last ReLU."""
 
     def __init__(
         self,
@@ -230,7 +234,7 @@ class Block(nn.Module):
 
 
 class Gate(nn.Module):
-    """How much of each voxel of `skip` is passed on, in 0..1, from what came up and from `skip` itself."""
+    """Attention gate: scales each voxel of `skip` by 0..1, computed from the upsampled level and `skip` itself."""
 
     def __init__(self, config: UnetConfig, channels: int, dim: int):
         super().__init__()
@@ -245,7 +249,7 @@ class Gate(nn.Module):
 
 
 class Up(nn.Module):
-    """From a level to the finer one above: doubled, put before what came across, and two convolutions."""
+    """Decoder step to the next finer level: upsample, concatenate with the skip connection, two convolutions."""
 
     def __init__(self, config: UnetConfig, channels: tuple[int, int], kernel: Axes, stride: Axes):
         super().__init__()
@@ -262,8 +266,8 @@ class Up(nn.Module):
 
 
 class Unet(nn.Module):
-    """(batch, channels, *patch) to logits (batch, classes, *patch); in training with deep supervision a tuple of
-    logits, full resolution first, each as coarse as the level it comes from."""
+    """Network from (batch, channels, *patch) to logits (batch, classes, *patch). In training with deep supervision it
+    returns a tuple of logits, full resolution first, each at the resolution of its level."""
 
     def __init__(
         self, config: UnetConfig, spec: DataSpec, filters: list[int], kernels: list[Axes], strides: list[Axes]
@@ -282,7 +286,7 @@ class Unet(nn.Module):
             Up(config, (filters[level], filters[level - 1]), kernels[level], strides[level])
             for level in range(levels - 1, 0, -1)
         )
-        # A head for each level that predicts, and for no other: none is without a gradient.
+        # Only levels that predict have a head, so that every parameter gets a gradient.
         heads = 1 + config.aux_heads if config.deep_supervision else 1
         self.heads = nn.ModuleList(
             CONVS[len(self.patch)](channels, len(spec.classes), 1) for channels in filters[:heads]
@@ -291,7 +295,7 @@ class Unet(nn.Module):
 
     def _initialise(self, slope: float) -> None:
         for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Conv3d):  # transposed ones keep torch's start
+            if isinstance(module, nn.Conv2d | nn.Conv3d):  # transposed convolutions keep torch's initialisation
                 nn.init.kaiming_normal_(module.weight, a=slope, mode="fan_in", nonlinearity="leaky_relu")
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
@@ -311,7 +315,7 @@ class Unet(nn.Module):
 
 
 def make_norm(kind: str, channels: int, dim: int) -> nn.Module:
-    """The norm of a layer, with scale and shift."""
+    """Make the norm of a layer, with scale and shift."""
     if kind == "instance":
         return InstanceNorm(channels)
     if kind == "batch":

@@ -1,4 +1,4 @@
-"""One file is one recipe, and its name is what the user types. Finding and describing them needs no torch."""
+"""The recipes: one per file, named after it. Finding and describing a recipe does not import torch."""
 
 import ast
 import difflib
@@ -18,7 +18,7 @@ OWN = f"{__name__}.own_"
 
 
 class _OwnRecipes(importlib.abc.MetaPathFinder):
-    """A user's recipe is a module whose name holds its path, so that loader workers can import the classes in it."""
+    """Finder of users' recipes: the module name contains the path, so that loader workers can import its classes."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         if not name.startswith(OWN):
@@ -30,18 +30,18 @@ sys.meta_path.append(_OwnRecipes())
 
 
 def names() -> list[str]:
-    """All recipes of the package."""
+    """Return the names of all recipes of the package."""
     return sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 
 
 def describe(name: str) -> str:
-    """The docstring of a recipe, read without importing it."""
+    """Return the docstring of a recipe without importing it."""
     path = Path(name) if name.endswith(".py") else FOLDER / f"{name}.py"
     return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
 
 
 def find(name: str) -> ModuleType:
-    """The module of a recipe: one of ours by name, or a user's own by the path of its .py file."""
+    """Import a recipe: one of ours by name, or a user's own by the path of its .py file."""
     if name.endswith(".py"):
         return _from_file(Path(name))
     if name not in names():
@@ -56,7 +56,7 @@ def find(name: str) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"recipe file {path} does not exist; give the path of a .py file that defines recipe()")
-    # The name says which file, and as it is now: edited in a notebook, it is read again.
+    # The name contains path and modification time, so that an edited file is imported again, e.g. in a notebook.
     version, place = path.stat().st_mtime_ns, os.fsencode(path.resolve()).hex()
     module = importlib.import_module(f"{OWN}{version:x}_{place}")
     if not hasattr(module, "recipe"):

@@ -1,10 +1,10 @@
-"""Ten kinds of drawn shapes, learnt in minutes on two CPU cores: the same code as the large recipes, smaller numbers.
+"""Classification of ten kinds of drawn shapes, in minutes on two CPU cores: the large recipes' code, smaller numbers.
 
     sightline prepare shapes --out demo/shapes
     sightline train demo_classification --data.path demo/shapes/classification --run.out demo/run
 
-Expected: top-1 of 0.94 to 0.96 (three seeds) on 1,000 held-out pictures, after 2 to 4 minutes on two cores.
-The same recipe on other class folders: `--data.path DIR --data.classes N`.
+Expected: top-1 of 0.94 to 0.96 (three seeds) on 1,000 held-out images, after 2 to 4 minutes on two cores.
+Use it on your own class folders with `--data.path DIR --data.classes N`.
 """
 
 from sightline.config import Recipe, TrainConfig
@@ -16,7 +16,7 @@ from sightline.train.schedules import ScheduleConfig
 
 
 def recipe() -> Recipe:
-    """A thin ResNet-18 on 64-pixel pictures."""
+    """Return a thin ResNet-18 for 64-pixel images."""
     return Recipe(
         name="demo_classification",
         model=ResNetConfig(depth=18, width=32),

@@ -1,10 +1,10 @@
-"""Drawn shapes found and named in minutes on two CPU cores: the same code as ssd_resnet34, smaller numbers.
+"""Detection of drawn shapes, in minutes on two CPU cores: the code of ssd_resnet34, smaller numbers.
 
-    sightline prepare shapes --out demo/pictures --only detection --train-pictures 4000
-    sightline train demo_detection --data.path demo/pictures/detection --run.out demo/detection
+    sightline prepare shapes --out demo/images --only detection --train-pictures 4000
+    sightline train demo_detection --data.path demo/images/detection --run.out demo/detection
 
-Expected: AP50 of 0.70 and AP of 0.42 on 100 held-out pictures (one seed) after 7 minutes on two cores.
-The same recipe on other data in COCO's form: `--data.path DIR --data.classes N`.
+Expected: AP50 of 0.70 and AP of 0.42 on 100 held-out images (one seed) after 7 minutes on two cores.
+Use it on your own data in COCO's format with `--data.path DIR --data.classes N`.
 """
 
 from sightline.config import Recipe, TrainConfig
@@ -16,11 +16,11 @@ from sightline.train.schedules import ScheduleConfig
 
 
 def recipe() -> Recipe:
-    """A thin trunk on 128-pixel pictures."""
+    """Return an SSD with a thin trunk for 128-pixel images."""
     return Recipe(
         name="demo_detection",
         model=SsdConfig(depth=18, width=32, init="torch"),
-        # Crops zoom in on shapes that held-out pictures show whole: in so few steps that costs more than it gives.
+        # No crops: they zoom in on shapes that held-out images show whole, which does not pay off in so few steps.
         data=DetectionData(classes=10, size=128, max_boxes=20, crop="off", jitter="off", resize="antialias"),
         task=Detection(),
         optimizer=OptimizerConfig(

@@ -1,4 +1,4 @@
-"""Drawn lesions outlined in minutes on two CPU cores: the same code as unet2d, smaller numbers.
+"""Segmentation of drawn lesions, in minutes on two CPU cores: the code of unet2d, smaller numbers.
 
     sightline prepare shapes --out demo/volumes --only segmentation --train-volumes 60
     sightline prepare decathlon --source demo/volumes/segmentation --out demo/slices
@@ -16,7 +16,7 @@ from sightline.train.schedules import ScheduleConfig
 
 
 def recipe() -> Recipe:
-    """A thin network, two volumes to a batch."""
+    """Return a thin U-Net with two volumes per batch."""
     return Recipe(
         name="demo_segmentation",
         model=UnetConfig(width=8, deep_supervision=True),

@@ -1,10 +1,10 @@
-"""ResNet-50 on ImageNet as the PyTorch reference trains it: SGD, batch 256, 90 epochs, eight learning rates.
+"""ResNet-50 on ImageNet as in the PyTorch reference: SGD, batch 256, 90 epochs, eight learning rates.
 
     sightline train resnet50 --data.path IMAGENET --run.out runs/resnet50
 
-IMAGENET holds train/ and val/ with 1,000 class folders each. 5,004 steps per epoch at batch 256 on 1,281,167 pictures.
-Expected: 76.1 % top-1 is what torchvision publishes for this model at 90 epochs; not reproduced by us (no ImageNet
-here). The learning rates are absolute numbers made for a batch of 2,048 and do not scale with the batch.
+IMAGENET holds train/ and val/ with 1,000 class folders each. An epoch of 1,281,167 images has 5,004 steps at batch 256.
+The learning rates are absolute numbers for a batch of 2,048; they do not scale with the batch.
+Expected: 76.1 % top-1, published by torchvision for this model at 90 epochs; not reproduced by us (no ImageNet here).
 """
 
 from sightline.config import Recipe, TrainConfig
@@ -16,7 +16,7 @@ from sightline.train.schedules import ScheduleConfig
 
 
 def recipe() -> Recipe:
-    """The numbers of the original script and its README."""
+    """Return the recipe with the numbers of the original script and its README."""
     return Recipe(
         name="resnet50",
         model=ArchConfig(arch="resnet50"),
@@ -28,6 +28,6 @@ def recipe() -> Recipe:
             table_epochs=(1, 2, 3, 4, 30, 60, 80),
             table_rates=(0.275, 0.45, 0.625, 0.8, 0.08, 0.008, 0.0008),
         ),
-        # The original never evaluated under autocast.
+        # The original does not evaluate under autocast.
         train=TrainConfig(epochs=90, global_batch=256, precision="bf16", eval_autocast=False, seed=123),
     )

@@ -1,12 +1,12 @@
-"""ResNet-50 on ImageNet as the Keras reference trains it: SGD, 90 epochs, rate drops at 30, 60 and 80.
+"""ResNet-50 on ImageNet as in the Keras reference: SGD, 90 epochs, learning rate drops at epochs 30, 60 and 80.
 
     sightline train resnet50_keras --data.path IMAGENET --run.out runs/resnet50_keras
 
-IMAGENET is class folders, tar shards or TFRecords (docs/data.md). 5,004 steps per epoch at batch 256 on 1,281,167
-pictures; eight devices with 256 each: `--train.global-batch 2048`, 625 steps. The rate is 0.1 for a batch of 256 and
-scales with it. `--model.arch keras_resnet101v2` and the like train the networks of keras.applications.
+IMAGENET is class folders, tar shards or TFRecords (docs/data.md). An epoch of 1,281,167 images has 5,004 steps at batch
+256. For eight devices with 256 images each use `--train.global-batch 2048` (625 steps). The learning rate is 0.1 for a
+batch of 256 and scales with it. `--model.arch keras_resnet101v2` etc. train the networks of keras.applications.
 Expected: 76.2 % top-1 on one accelerator, 76.3 % on eight (the vendor's page for release 1.0.0); not reproduced by us
-(no ImageNet here). What differs from the original on purpose: docs/recipes.md.
+(no ImageNet here). docs/recipes.md lists the deliberate differences from the original.
 """
 
 from sightline.config import Recipe, TrainConfig
@@ -19,7 +19,7 @@ from sightline.train.schedules import ScheduleConfig
 
 
 def recipe() -> Recipe:
-    """The numbers of the original script."""
+    """Return the recipe with the numbers of the original script."""
     return Recipe(
         name="resnet50_keras",
         model=ArchConfig(arch="resnet50_tf"),

@@ -1,11 +1,12 @@
-"""ResNet-50 on ImageNet with LARS, as the Keras reference trains it: 40 epochs, label smoothing, rate to a parabola.
+"""ResNet-50 on ImageNet with LARS as in the Keras reference: 40 epochs, label smoothing, quadratic decay.
 
     sightline train resnet50_lars --data.path IMAGENET --run.out runs/resnet50_lars
 
-The base rate is 2.5 on one device and 9.5 on more, whatever the batch; which one a run took is printed when it starts.
-5,004 steps per epoch at batch 256; eight devices with 256 each: `--train.global-batch 2048`, 625 steps, 25,000 in all.
+The base learning rate is 2.5 on one device and 9.5 on several, for any batch; the start of the run prints which one.
+An epoch has 5,004 steps at batch 256. For eight devices with 256 images each use `--train.global-batch 2048`: 625 steps
+per epoch, 25,000 in all.
 Expected: 76.06 % top-1 on one accelerator, 76.11 % on eight (the vendor's page for release 1.0.0); not reproduced by
-us (no ImageNet here). What differs from the original on purpose: docs/recipes.md.
+us (no ImageNet here). docs/recipes.md lists the deliberate differences from the original.
 """
 
 from dataclasses import replace
@@ -18,7 +19,7 @@ from sightline.train.schedules import ScheduleConfig
 
 
 def recipe() -> Recipe:
-    """The Keras recipe with the launcher's LARS preset."""
+    """Return the Keras recipe with the launcher's LARS preset."""
     sgd = resnet50_keras.recipe()
     return replace(
         sgd,

@@ -1,12 +1,12 @@
-"""ResNet-50 on ImageNet as in the vendor's MLPerf runs: LARS, batch 2048, stops at 75.9 % top-1, 35 epochs at most.
+"""ResNet-50 on ImageNet as in the vendor's MLPerf runs: LARS, batch 2048, stops at 75.9 % top-1, at most 35 epochs.
 
     sightline train resnet50_mlperf --data.path IMAGENET --run.out runs/resnet50_mlperf
 
-Made for eight devices with 256 pictures each; one device takes its 2,048 in eight parts (`--train.accumulation 8`, as
-here), eight devices in one (`--train.accumulation 1`). 626 steps per epoch: the last one is filled up. Evaluated after
-epochs 3, 7, 11, ...; a score of 0.2 % or less ends the run as diverged.
+Made for eight devices with 256 images each: give them `--train.accumulation 1`. One device splits its 2,048 images into
+eight parts (`--train.accumulation 8`, the default here). An epoch has 626 steps; the last batch is padded. Evaluation
+follows epochs 3, 7, 11, ...; a score of 0.2 % or less ends the run as diverged.
 Expected: 75.9 % within 35 epochs, 16.6 minutes on eight accelerators (MLPerf v2.1); not reproduced by us (no ImageNet
-here). What differs from the original on purpose: docs/recipes.md.
+here). docs/recipes.md lists the deliberate differences from the original.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ from sightline.recipes import resnet50_lars
 
 
 def recipe() -> Recipe:
-    """The LARS recipe with the numbers of the second-generation configuration."""
+    """Return the LARS recipe with the numbers of the second-generation configuration."""
     lars = resnet50_lars.recipe()
     return replace(
         lars,

@@ -1,12 +1,13 @@
-"""ResNeXt-101 32x4d on ImageNet: cosine, label smoothing, 90 epochs.
+"""ResNeXt-101 32x4d on ImageNet: cosine schedule, label smoothing, 90 epochs.
 
     sightline train resnext101 --data.path IMAGENET --run.out runs/resnext101
 
-IMAGENET is class folders, tar shards or TFRecords (docs/data.md). 10,009 steps per epoch at batch 128 on 1,281,167
-pictures; eight devices with 128 each: `--train.global-batch 1024`, 1,251 steps. The rate is 0.256 for a batch of 256
-and scales with it.
-Expected: 79.2 % top-1 on one accelerator (the vendor's page for release 1.0.0); NVIDIA, whose recipe it was, gives
-79.2 to 79.4 %; not reproduced by us (no ImageNet here). What differs from the original on purpose: docs/recipes.md.
+IMAGENET is class folders, tar shards or TFRecords (docs/data.md). An epoch of 1,281,167 images has 10,009 steps at
+batch 128. For eight devices with 128 images each use `--train.global-batch 1024` (1,251 steps). The learning rate is
+0.256 for a batch of 256 and scales with it.
+Expected: 79.2 % top-1 on one accelerator (the vendor's page for release 1.0.0); NVIDIA, the author of the recipe, gives
+79.2 to 79.4 %; not reproduced by us (no ImageNet here). docs/recipes.md lists the deliberate differences from the
+original.
 """
 
 from sightline.config import Recipe, TrainConfig
@@ -19,13 +20,13 @@ from sightline.train.schedules import ScheduleConfig
 
 
 def recipe() -> Recipe:
-    """The numbers of the original script."""
+    """Return the recipe with the numbers of the original script."""
     return Recipe(
         name="resnext101",
         model=ArchConfig(arch="resnext101_32x4d_tf"),
         data=ClassificationData(
             classes=1000,
-            background="first",  # 1001 outputs, labels 1 to 1000 as its records store them
+            background="first",  # 1001 outputs, labels 1 to 1000 as stored in its TFRecords
             samples=1_281_167,
             crop="tf",
             crop_scale=(0.05, 1.0),

@@ -2,8 +2,8 @@
 
     sightline train resnext101_mixup --data.path IMAGENET --run.out runs/resnext101_mixup
 
-As resnext101, with a Beta(0.2, 0.2) share for every picture and the batch read backwards as partners. The original's
-README names this run, its code has no mixup; the numbers are those of NVIDIA's recipe that the README quotes.
+resnext101 with mixup: every image has its own Beta(0.2, 0.2) share, and its partner comes from the reversed batch. The
+original's README names this run but its code has no mixup; the numbers are NVIDIA's, which the README quotes.
 Expected: 80.2 % top-1 (NVIDIA); not reproduced by us (no ImageNet here).
 """
 
@@ -14,7 +14,7 @@ from sightline.recipes import resnext101
 
 
 def recipe() -> Recipe:
-    """resnext101, longer and mixed."""
+    """Return resnext101 with mixup and 250 epochs."""
     plain = resnext101.recipe()
     return replace(
         plain,

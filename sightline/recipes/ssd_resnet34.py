@@ -1,16 +1,17 @@
-"""SSD with a ResNet-34 trunk on COCO 2017, 300 pixels: rate from the batch, drops at epochs 40 and 50.
+"""SSD with a ResNet-34 trunk on COCO 2017 at 300 pixels: 50 epochs, learning rate drops at epochs 40 and 50.
 
     sightline train ssd_resnet34 --data.path COCO --model.weights resnet34.pth --run.out runs/ssd_resnet34
 
-COCO is annotations/ with train2017/ and val2017/, or its TFRecords (docs/data.md); the weights are torchvision's
-ResNet-34, or a TensorFlow checkpoint (`--model.weights model.ckpt-28152 --model.padding same`). 917 steps per epoch at
-batch 128 on the 117,266 pictures that have boxes; eight devices with 128 each: `--train.global-batch 1024`, 115 steps.
-The rate is 0.003 for a batch of 32 and scales with it. The original's `--k K` moves the drops to 40 and 50 times
-(1 + K / 10): `--schedule.drop-epochs 60 75` is its 5. Its 64-epoch runs: `--train.epochs 64`. The cosine of its later
-release: `--schedule.kind cosine --schedule.drop-epochs --schedule.warmup-epochs 7 --schedule.hold-epochs 15
---schedule.decay-epochs 55 --schedule.floor 0.01 --optimizer.norm-weight-decay 0 --model.freeze first_block`.
-Expected: 0.2297 mAP after 50 epochs (the vendor's page for release 1.0.0), 0.23 is MLPerf's target; not reproduced by
-us (no whole COCO here). What differs from the original on purpose: docs/recipes_ssd.md.
+COCO holds annotations/, train2017/ and val2017/, or TFRecords (docs/data.md). The weights are torchvision's ResNet-34
+or a TensorFlow checkpoint (`--model.weights model.ckpt-28152 --model.padding same`). An epoch of the 117,266 images
+with boxes has 917 steps at batch 128. For eight devices with 128 images each use `--train.global-batch 1024` (115
+steps). The learning rate is 0.003 for a batch of 32 and scales with it. The original's `--k K` multiplies both drop
+epochs by 1 + K / 10: its 5 is `--schedule.drop-epochs 60 75`. For its 64-epoch runs use `--train.epochs 64`, for the
+cosine schedule of its later release `--schedule.kind cosine --schedule.drop-epochs --schedule.warmup-epochs 7
+--schedule.hold-epochs 15 --schedule.decay-epochs 55 --schedule.floor 0.01 --optimizer.norm-weight-decay 0
+--model.freeze first_block`.
+Expected: 0.2297 mAP after 50 epochs (the vendor's page for release 1.0.0); MLPerf's target is 0.23; not reproduced by
+us (the full COCO is not here). docs/recipes_ssd.md lists the deliberate differences from the original.
 """
 
 from sightline.config import Recipe, TrainConfig
@@ -22,7 +23,7 @@ from sightline.train.schedules import ScheduleConfig
 
 
 def recipe() -> Recipe:
-    """The numbers of the original script."""
+    """Return the recipe with the numbers of the original script."""
     return Recipe(
         name="ssd_resnet34",
         model=SsdConfig(depth=34),
@@ -30,6 +31,6 @@ def recipe() -> Recipe:
         task=Detection(),
         optimizer=OptimizerConfig(kind="sgd", lr=3e-3, lr_for_batch=32, momentum=0.9, weight_decay=5e-4),
         schedule=ScheduleConfig(kind="step", drop_epochs=(40, 50), warmup_epochs=5, warmup_from="zero"),
-        # The original rounds an epoch up to whole batches, and evaluates apart, every fifth epoch's checkpoint.
+        # The original rounds an epoch up to whole batches and evaluates every fifth epoch's checkpoint separately.
         train=TrainConfig(epochs=50, global_batch=128, precision="bf16", last_batch="pad", eval_every_epochs=5),
     )

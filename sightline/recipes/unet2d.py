@@ -3,12 +3,13 @@
     sightline prepare decathlon --source Task01_BrainTumour.tar --out brats
     sightline train unet2d --data.path brats --run.out runs/unet2d
 
-`--data.fold 1` to 4 are the other folds, `--data.fold all` trains the five one after another; `--data.task 02` to
-10 are the other tasks, `--data.task own` your own data in the same form (docs/data_volumes.md). A batch of 64 slices
-comes from one volume, or from as many as it takes where they are shallow; 387 steps an epoch on fold 0 of task 01. The
-rate is the same for any number of devices. The run ends when the Dice has not risen for 100 epochs.
+`--data.fold 1` to `4` choose another fold, `--data.fold all` trains all five in turn. `--data.task 02` to `10` choose
+another task, `--data.task own` your own data in the same format (docs/data_volumes.md). A batch of 64 slices comes from
+one volume, or from several if they have fewer slices; an epoch on fold 0 of task 01 has 387 steps. The learning rate
+does not depend on the number of devices. The run ends when the Dice has not improved for 100 epochs.
 Expected: 73.0 % Dice (mean of five folds, NVIDIA's code on task 01 with AMP, one A100, 98 min); not reproduced by us
-(task 01 is not here). On task 04: README. What differs from the original on purpose: docs/recipes_unet.md.
+(task 01 is not here). docs/results.md has task 04; docs/recipes_unet.md lists the deliberate differences from the
+original.
 """
 
 from sightline.config import Recipe, TrainConfig
@@ -20,7 +21,7 @@ from sightline.train.schedules import ScheduleConfig
 
 
 def recipe() -> Recipe:
-    """The numbers of the original script's README."""
+    """Return the recipe with the numbers of the original script's README."""
     return Recipe(
         name="unet2d",
         model=UnetConfig(deep_supervision=True),

@@ -80,8 +80,8 @@ def test_values_and_gradients_are_those_of_float64(shape, dtype):
     assert instance_norm.applies(given[0])
     found = run(instance_norm_leaky_relu, *given)
     assert [t.dtype for t in found] == [dtype, dtype, torch.float32, torch.float32]
-    for picture in found[:2]:
-        assert picture.stride() == given[0].stride()
+    for image in found[:2]:
+        assert image.stride() == given[0].stride()
     check(found, *given)
 
 
@@ -125,7 +125,7 @@ def network() -> nn.Sequential:
     return blocks.to("cuda", memory_format=torch.channels_last)
 
 
-def pictures(size: int) -> Tensor:
+def images(size: int) -> Tensor:
     torch.manual_seed(1)
     return torch.randn(8, 4, size, size, device="cuda").to(memory_format=torch.channels_last)
 
@@ -160,7 +160,7 @@ def test_compiled_without_a_break_it_is_the_same(size, monkeypatch):
             name,
             lambda *given, launch=launch, name=name: calls.append(name) or launch(*given),
         )
-    model, x = network(), pictures(size)
+    model, x = network(), images(size)
     eager = gradients(model, x, aims(x))
     assert eager[0].dtype == torch.bfloat16 and eager[0].is_contiguous(memory_format=torch.channels_last)
     assert calls == ["forward"] * 3 + ["backward"] * 3  # autocast brings no copy in between that hides the layout
@@ -172,7 +172,7 @@ def test_compiled_without_a_break_it_is_the_same(size, monkeypatch):
 
 
 def test_off_it_is_plain_torch_and_close():
-    model, x = network(), pictures(96)
+    model, x = network(), images(96)
     ours = gradients(model, x, aims(x))
     kernels.use("off")
     try:
@@ -185,7 +185,7 @@ def test_off_it_is_plain_torch_and_close():
 
 @pytest.mark.parametrize("size", [16, 96])
 def test_a_captured_graph_repeats_it(size):
-    model, x = network(), pictures(size)
+    model, x = network(), images(size)
     aim = aims(x)
     expected = gradients(model, x, aim)  # also compiles the kernels, which a capture must not
     side = torch.cuda.Stream()

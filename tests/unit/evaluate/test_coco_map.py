@@ -16,11 +16,11 @@ from sightline.evaluate.coco_map import NAMES, WORST, CocoMap
 from sightline.hardware.world import World
 
 CPU = torch.device("cpu")
-PLACES = 200  # detections per picture
+PLACES = 200  # detections per image
 
 
 class Sample:
-    """One picture: its ground truth and what was found in it, as COCO writes boxes."""
+    """One image: its ground truth and what was found in it, as COCO writes boxes."""
 
     def __init__(self, height: int, width: int, truths: list[dict], found: list[dict]):
         self.height, self.width, self.truths, self.found = height, width, truths, found
@@ -46,7 +46,7 @@ def jittered(truths: list[dict], height: int, width: int, classes: int, random: 
 
 
 def generated(samples: int, classes: int, seed: int = 0) -> list[Sample]:
-    """Pictures with boxes of all sizes, some of them crowds; some pictures without boxes, some without detections."""
+    """Images with boxes of all sizes, some of them crowds; some images without boxes, some without detections."""
     random = np.random.default_rng(seed)
     made = []
     for number in range(samples):
@@ -111,7 +111,7 @@ def measured(samples: list[Sample], classes: int, batch: int = 4, order: list[in
 
 
 def by_pycocotools(samples: list[Sample], classes: int) -> COCOeval:
-    """With the dummy row of the original in pictures where nothing is found, which changes no number."""
+    """With the dummy row of the original in images where nothing is found, which changes no number."""
     truths, found = COCO(), []
     rows = []
     for index, sample in enumerate(samples):
@@ -176,7 +176,7 @@ def test_real_annotations(shared_data: Path, split: str):
 
 
 def test_more_detections_than_cocos_limit():
-    """150 in one picture: COCO counts the best 100 per class."""
+    """150 in one image: COCO counts the best 100 per class."""
     random = np.random.default_rng(2)
     truths = [{"bbox": [20 * n, 20, 15, 15], "area": 225, "category_id": 1, "iscrowd": 0} for n in range(20)]
     found = [
@@ -186,8 +186,8 @@ def test_more_detections_than_cocos_limit():
     check([Sample(100, 420, truths, sorted(found, key=lambda f: -f["score"]))], 1, batch=1)
 
 
-def test_thirteen_pictures_in_batches_of_four():
-    """The last batch holds one picture and three that are not valid and would be counted again."""
+def test_thirteen_images_in_batches_of_four():
+    """The last batch holds one image and three that are not valid and would be counted again."""
     samples = generated(13, 4)
     metric = measured(samples, 4)
     scores = metric.result()
@@ -206,7 +206,7 @@ def test_any_number_of_ranks_counts_the_same(ranks: int):
         for found, given in batches(samples, part, 4):
             metric.update(found, given)
     joined = CocoMap(metrics[0].classes, CPU)
-    for name in ("_pictures", "_detections", "_truths"):
+    for name in ("_images", "_detections", "_truths"):
         getattr(joined, name).extend(t for metric in reversed(metrics) for t in getattr(metric, name))
     got, expected = joined.result(), measured(samples, 5).result()
     assert got == expected
@@ -256,7 +256,7 @@ def test_infinite_boxes_match_nothing():
     assert {metric.result().values[name] for name in NAMES} == {0.0}
 
 
-def test_the_worst_pictures_have_the_most_mistakes():
+def test_the_worst_images_have_the_most_mistakes():
     """By hand: what is missed, and what is said with confidence and is not there."""
 
     def box(x: float, label: int, **more) -> dict:

@@ -25,7 +25,7 @@ def random_scores(*shape: int, seed: int = 1, levels: int = 0) -> torch.Tensor:
 
 
 def by_loops(boxes: torch.Tensor, scores: torch.Tensor, score_threshold, nms_iou, candidates, per_image):
-    """One picture: (box, score, label) of each detection, one class and one candidate at a time."""
+    """One image: (box, score, label) of each detection, one class and one candidate at a time."""
     overlap = iou(boxes, boxes).numpy()
     found = []
     for number, of_class in enumerate(scores.numpy()):
@@ -40,7 +40,7 @@ def by_loops(boxes: torch.Tensor, scores: torch.Tensor, score_threshold, nms_iou
 
 
 def listed(boxes: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor) -> list:
-    """What was found in one picture; what stands behind it must be empty."""
+    """What was found in one image; what stands behind it must be empty."""
     count = int((labels > 0).sum())
     assert not labels[count:].any() and not scores[count:].any() and not boxes[count:].any()
     return list(zip(boxes[:count].tolist(), scores[:count].tolist(), labels[:count].tolist(), strict=True))
@@ -55,11 +55,11 @@ def listed(boxes: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor) -> l
 def test_batches_as_by_loops(fields: dict, levels: int):
     options = {**PLAIN, **fields}
     boxes, scores = random_boxes(3, 250), random_scores(3, 6, 250, levels=levels)
-    scores[1] *= 0.049  # nothing to be found in the second picture
+    scores[1] *= 0.049  # nothing to be found in the second image
     scores[2, 3] = 0.0
     results = best_boxes(boxes, scores.mT, **options)
     assert results[0].shape == (3, min(options["per_image"], 6 * options["candidates"]), 4)
-    found = [listed(*(r[picture] for r in results)) for picture in range(3)]
+    found = [listed(*(r[image] for r in results)) for image in range(3)]
     assert found == [by_loops(boxes[i], scores[i], **options) for i in range(3)]
     assert found[0] and not found[1] and found[2]
 
@@ -93,13 +93,13 @@ def test_suppression_is_torchvisions(threshold: float):
 def test_detections_are_torchvisions():
     boxes, scores = random_boxes(2, 400, seed=5), random_scores(2, 8, 400, seed=6)
     found = best_boxes(boxes, scores.mT, **{**PLAIN, "candidates": 400, "per_image": 60})
-    for picture in range(2):
-        label, anchor = (scores[picture] > 0.05).nonzero(as_tuple=True)
-        theirs = boxes[picture, anchor]
-        kept = ops.batched_nms(theirs, scores[picture, label, anchor], label, 0.5)[:60]
-        assert torch.equal(found[0][picture], theirs[kept])
-        assert torch.equal(found[1][picture], scores[picture, label, anchor][kept])
-        assert torch.equal(found[2][picture], label[kept] + 1)
+    for image in range(2):
+        label, anchor = (scores[image] > 0.05).nonzero(as_tuple=True)
+        theirs = boxes[image, anchor]
+        kept = ops.batched_nms(theirs, scores[image, label, anchor], label, 0.5)[:60]
+        assert torch.equal(found[0][image], theirs[kept])
+        assert torch.equal(found[1][image], scores[image, label, anchor][kept])
+        assert torch.equal(found[2][image], label[kept] + 1)
 
 
 def test_a_dropped_box_drops_nothing():

@@ -1,4 +1,4 @@
-"""Windows over pictures and volumes of any size: equal to MONAI's, and what a batch of windows may not change."""
+"""Windows over images and volumes of any size: equal to MONAI's, and what a batch of windows may not change."""
 
 import math
 
@@ -28,7 +28,7 @@ def network(axes: int) -> nn.Module:
     return nn.Sequential(convolution(2, 4, 3, padding=1), nn.Tanh(), convolution(4, 3, 3, padding=1))
 
 
-def picture(*size: int) -> Tensor:
+def image(*size: int) -> Tensor:
     return torch.randn(2, *size, generator=torch.Generator().manual_seed(1))
 
 
@@ -46,7 +46,7 @@ class Counting:
 @pytest.mark.parametrize("blend", ["gaussian", "constant"])
 @pytest.mark.parametrize(("size", "roi"), CASES)
 def test_equals_monai(size: tuple[int, ...], roi: tuple[int, ...], blend: str):
-    model, volume = network(len(size)), picture(*size)
+    model, volume = network(len(size)), image(*size)
     for overlap in (0.5, 0.3):
         found = sliding_window(model, volume, roi, overlap, blend, 3)
         with torch.no_grad():
@@ -58,7 +58,7 @@ def test_equals_monai(size: tuple[int, ...], roi: tuple[int, ...], blend: str):
 @pytest.mark.parametrize("blend", ["gaussian", "constant"])
 @pytest.mark.parametrize(("size", "roi"), CASES)
 def test_identity_comes_back_from_as_many_windows_as_the_formula_says(size, roi, blend: str):
-    volume, counting = picture(*size), Counting()
+    volume, counting = image(*size), Counting()
     found = sliding_window(counting, volume, roi, 0.5, blend, 4)
     torch.testing.assert_close(found, volume, rtol=0, atol=1e-5)
     steps = [int(n * 0.5) for n in roi]
@@ -78,7 +78,7 @@ def test_windows_lie_inside_and_the_last_ends_at_the_edge():
 @pytest.mark.parametrize("depth", [1, 5, 11])
 @pytest.mark.parametrize("batch", [1, 4, 64])
 def test_network_for_slices_sees_a_volume_slice_by_slice(depth: int, batch: int):
-    model, volume = network(2), picture(depth, 21, 10)
+    model, volume = network(2), image(depth, 21, 10)
     found = sliding_window(model, volume, (16, 12), 0.5, "gaussian", batch)
     each = [sliding_window(model, volume[:, z], (16, 12), 0.5, "gaussian", 1) for z in range(depth)]
     torch.testing.assert_close(found, torch.stack(each, dim=1), rtol=0, atol=1e-6)
@@ -86,21 +86,21 @@ def test_network_for_slices_sees_a_volume_slice_by_slice(depth: int, batch: int)
 
 def test_windows_of_all_slices_fill_the_batches_together():
     counting = Counting()
-    volume = picture(5, 21, 12)  # two windows in each of five slices
+    volume = image(5, 21, 12)  # two windows in each of five slices
     found = sliding_window(counting, volume, (16, 12), 0.5, "gaussian", 4)
     assert counting.batches == [4, 4, 2]
     torch.testing.assert_close(found, volume, rtol=0, atol=1e-5)
 
 
 def test_half_precision_answers_are_added_in_full():
-    volume = picture(33, 29)
+    volume = image(33, 29)
     found = sliding_window(lambda x: x.bfloat16(), volume, (16, 12), 0.5, "gaussian", 3)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, volume.bfloat16().float(), rtol=0, atol=1e-5)
 
 
 def test_what_is_kept_from_inference_serves_training_too():
-    model, volume = network(2), picture(33, 29)
+    model, volume = network(2), image(33, 29)
     with torch.inference_mode():
         first = sliding_window(model, volume, (14, 11), 0.5, "gaussian", 3).clone()
     again = sliding_window(model, volume.clone().requires_grad_(), (14, 11), 0.5, "gaussian", 3)
@@ -109,4 +109,4 @@ def test_what_is_kept_from_inference_serves_training_too():
 
 def test_window_of_other_axes_is_refused():
     with pytest.raises(ValueError, match=r"\(4, 4, 4\) do not fit a volume of shape \(2, 9, 9\)"):
-        sliding_window(network(3), picture(9, 9), (4, 4, 4), 0.5, "gaussian", 1)
+        sliding_window(network(3), image(9, 9), (4, 4, 4), 0.5, "gaussian", 1)

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from sightline.kernels import instance_norm, instance_norm_triton
-from sightline.kernels.instance_norm_triton import Cut
+from sightline.kernels.instance_norm_triton import Tiling
 
 EPS, SLOPE = 1e-5, 0.01
 # Odd sizes, channels that fill no block and several, three dimensions. A chunk more than 16 takes a second round of
 # joining. An interpreted program takes milliseconds: every chunk of 8 pixels and block of channels is one.
 SHAPES = [(2, 3, 5, 7), (1, 24, 9, 4), (1, 33, 6, 5), (1, 128, 3, 2), (2, 5, 3, 4, 2), (1, 2, 17, 8)]
 SMALL = (1, 3, 5, 4)  # three chunks, the last one of them half full
-CUTS = {
+TILINGS = {
     "whole": lambda rows: None,  # all shapes here are small
-    "chunks": lambda rows: Cut(32, 4, 2, -(-rows // 8), 4),
-    "one chunk": lambda rows: Cut(256, 16, -(-rows // 16), 1, 4),
+    "chunks": lambda rows: Tiling(32, 4, 2, -(-rows // 8), 4),
+    "one chunk": lambda rows: Tiling(256, 16, -(-rows // 16), 1, 4),
 }
 
 
@@ -39,9 +39,9 @@ def exact(x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor) -> tuple[Tenso
     return (y.detach(), *torch.autograd.grad(y, leaves, outer.double()))
 
 
-def launched(x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor, cut: Cut | None) -> tuple[Tensor, ...]:
-    y, statistics = instance_norm_triton.forward(x, weight, bias, EPS, SLOPE, cut)
-    inner, (of_bias, of_weight) = instance_norm_triton.backward(outer, x, weight, bias, statistics, SLOPE, cut)
+def launched(x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor, tiling: Tiling | None) -> tuple[Tensor, ...]:
+    y, statistics = instance_norm_triton.forward(x, weight, bias, EPS, SLOPE, tiling)
+    inner, (of_bias, of_weight) = instance_norm_triton.backward(outer, x, weight, bias, statistics, SLOPE, tiling)
     return y, inner, of_weight, of_bias
 
 
@@ -52,47 +52,47 @@ def compare(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], rtol: float
         )
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("tiling_for", TILINGS.values(), ids=TILINGS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_and_gradients_are_those_of_float64(shape, cut):
+def test_values_and_gradients_are_those_of_float64(shape, tiling_for):
     given = draw(shape)
-    found = launched(*given, cut(given[0][0, 0].numel()))
+    found = launched(*given, tiling_for(given[0][0, 0].numel()))
     assert found[0].is_contiguous(memory_format=instance_norm.LAYOUTS[len(shape)])
     assert found[1].is_contiguous(memory_format=instance_norm.LAYOUTS[len(shape)])
     compare(found, exact(*given), 1e-5, 2e-5)
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-def test_a_large_mean_costs_no_digits(cut):
+@pytest.mark.parametrize("tiling_for", TILINGS.values(), ids=TILINGS)
+def test_a_large_mean_costs_no_digits(tiling_for):
     """E[x^2] - E[x]^2 in fp32 would leave nothing of a deviation of 1 beside 1000, nor would sums around an outlier."""
     x, weight, bias, outer = draw(SMALL)
     x += 1000
     x[:, :, 0, 0] -= 1000
     x[:, 1, 0, 0] += 1000
-    found = launched(x, weight, bias, outer, cut(20))
+    found = launched(x, weight, bias, outer, tiling_for(20))
     compare(found, exact(x, weight, bias, outer), 1e-3, 1e-3)
 
 
-@pytest.mark.parametrize("cut", [CUTS["whole"], CUTS["chunks"]], ids=["whole", "chunks"])
-def test_a_constant_picture_gives_the_bias(cut):
+@pytest.mark.parametrize("tiling_for", [TILINGS["whole"], TILINGS["chunks"]], ids=["whole", "chunks"])
+def test_a_constant_image_gives_the_bias(tiling_for):
     x, weight, bias, outer = draw(SMALL)
     x.fill_(3.0)
-    found = launched(x, weight, bias, outer, cut(20))
+    found = launched(x, weight, bias, outer, tiling_for(20))
     expected = torch.where(bias > 0, bias, bias * SLOPE)[None, :, None, None].expand_as(x)
     torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-6)
     compare(found, exact(x, weight, bias, outer), 1e-5, 1e-3)  # gradients of x are up to 1 / sqrt(eps) = 316
 
 
-@pytest.mark.parametrize("cut", [CUTS["whole"], CUTS["chunks"]], ids=["whole", "chunks"])
+@pytest.mark.parametrize("tiling_for", [TILINGS["whole"], TILINGS["chunks"]], ids=["whole", "chunks"])
 @pytest.mark.parametrize(
     ("dtype", "error"),
     # Rounded to the nearest: half a unit in the last place. The interpreter cuts bf16 off instead: a whole one.
     [(torch.bfloat16, 2**-7), (torch.float16, 2**-11)],
     ids=["bf16", "fp16"],
 )
-def test_half_precision_is_rounded_once(cut, dtype, error):
+def test_half_precision_is_rounded_once(tiling_for, dtype, error):
     given = draw(SMALL, dtype)
-    found = launched(*given, cut(20))
+    found = launched(*given, tiling_for(20))
     assert [t.dtype for t in found] == [dtype, dtype, torch.float32, torch.float32]
     expected = exact(*given)
     compare(found[:2] + expected[2:], expected, error, 1e-5)

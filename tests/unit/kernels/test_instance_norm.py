@@ -1,4 +1,4 @@
-"""Instance norm with leaky ReLU: the reference, where kernels apply, how they cut a shape, and what they compute."""
+"""Instance norm with leaky ReLU: the reference, where kernels apply, how they tile a shape, and what they compute."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from sightline.kernels import instance_norm
 
 HERE = Path(__file__).resolve().parent
-# (pictures, channels, pixels): a U-Net of 192 x 160 and one of 56 x 40, odd ones, three dimensions, one picture alone.
+# (images, channels, pixels): a U-Net of 192 x 160 and one of 56 x 40, odd ones, three dimensions, one image alone.
 SHAPES = [
     (64, 32, 192 * 160),
     (64, 64, 96 * 80),
@@ -80,7 +80,7 @@ def test_where_the_kernels_apply():
     assert not applies(2, 32, 8)
     assert not applies(2, 32, 1, 1)
     assert not applies(0, 32, 8, 8)
-    assert not applies(1, 512, 1 << 11, 1 << 11)  # 2^31 elements in a picture
+    assert not applies(1, 512, 1 << 11, 1 << 11)  # 2^31 elements in an image
 
 
 def test_a_compiler_is_told_layout_and_types():
@@ -116,21 +116,21 @@ def test_compiled_without_a_break_it_stays_one_operation():
     assert called[0] == "sightline.instance_norm_leaky_relu.default" and len(called) == 2  # the other takes the first
 
 
-@pytest.mark.parametrize(("pictures", "channels", "pixels"), SHAPES, ids=str)
-def test_a_cut_holds_every_pixel_once(pictures, channels, pixels):
+@pytest.mark.parametrize(("images", "channels", "pixels"), SHAPES, ids=str)
+def test_a_tiling_holds_every_pixel_once(images, channels, pixels):
     """Chunks tile the rows without an empty one; blocks are powers of two that a program's registers hold."""
     triton = pytest.importorskip("sightline.kernels.instance_norm_triton")
-    cut = triton.cut_of(pictures, pixels, channels)
-    for number in (cut.rows, cut.channels, cut.warps):
+    tiling = triton.choose_tiling(images, pixels, channels)
+    for number in (tiling.rows, tiling.channels, tiling.warps):
         assert number.bit_count() == 1
-    assert cut.rows * cut.channels <= 32 * 32 * cut.warps  # elements per thread
-    if cut.chunks == 0:
-        assert pixels <= cut.rows
+    assert tiling.rows * tiling.channels <= 32 * 32 * tiling.warps  # elements per thread
+    if tiling.chunks == 0:
+        assert pixels <= tiling.rows
     else:
-        length = cut.rows * cut.tiles
-        assert (cut.chunks - 1) * length < pixels <= cut.chunks * length
-        programs = pictures * -(-channels // cut.channels) * cut.chunks
-        assert programs >= 264 or cut.tiles <= 2 * triton.LEAST_TILES  # two for each of 132 processors, or few to do
+        length = tiling.rows * tiling.tiles
+        assert (tiling.chunks - 1) * length < pixels <= tiling.chunks * length
+        programs = images * -(-channels // tiling.channels) * tiling.chunks
+        assert programs >= 264 or tiling.tiles <= 2 * triton.LEAST_TILES  # two for each of 132 processors, or few to do
 
 
 def test_the_kernels_compute_it_in_tritons_interpreter():
@@ -149,7 +149,7 @@ def test_the_kernels_compute_it_in_tritons_interpreter():
     assert "skipped" not in done.stdout, done.stdout[-500:]
 
 
-POINTERS = {"x": "*bf16", "y": "*bf16", "outer": "*bf16", "inner": "*bf16"}
+POINTERS = {"x": "*bf16", "y": "*bf16", "grad_y": "*bf16", "grad_x": "*bf16"}
 SCALARS = {"rows": "i32", "channels": "i32", "chunks": "i32", "eps": "fp32", "slope": "fp32"}
 
 
@@ -163,18 +163,21 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(shape, tmp_path, monkeyp
     from sightline.kernels import instance_norm_triton as kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    cut = kernels.cut_of(*shape)
-    length = {"LENGTH": cut.rows * cut.tiles}
-    runs = [(kernels.instance_norm_whole, cut, {}), (kernels.instance_norm_whole_backward, cut, {})]
-    if cut.chunks:
+    tiling = kernels.choose_tiling(*shape)
+    length = {"LENGTH": tiling.rows * tiling.tiles}
+    runs = [(kernels.instance_norm_whole, tiling, {}), (kernels.instance_norm_whole_backward, tiling, {})]
+    if tiling.chunks:
         runs = [
-            (kernels.instance_norm_reduce, cut, {}),
-            (kernels.instance_norm_apply, cut, {}),
-            (kernels.instance_norm_join, cut.joining, length),
+            (kernels.instance_norm_reduce, tiling, {}),
+            (kernels.instance_norm_apply, tiling, {}),
+            (kernels.instance_norm_join, tiling.joining, length),
         ]
-        runs += [(kernels.instance_norm_reduce_backward, cut, {}), (kernels.instance_norm_apply_backward, cut, {})]
+        runs += [
+            (kernels.instance_norm_reduce_backward, tiling, {}),
+            (kernels.instance_norm_apply_backward, tiling, {}),
+        ]
     for kernel, sizes, more in runs:
-        options = {**sizes.options, **more}
+        options = {**sizes.launch_options, **more}
         constants = {name: options.pop(name) for name in ("ROWS", "CHANNELS", "TILES", "LENGTH") if name in options}
         names = [parameter.name for parameter in kernel.params]
         types = {name: POINTERS.get(name) or SCALARS.get(name, "*fp32") for name in names if name not in constants}

@@ -15,7 +15,7 @@ import numpy as np
 
 FOLDER = Path(__file__).with_name("keras")
 APPLICATIONS = ("ResNet50", "ResNet101", "ResNet152", "ResNet50V2", "ResNet101V2", "ResNet152V2")
-PICTURES = (2, 72, 64, 3)  # both even and odd sizes appear on the way down: 72, 36, 18, 9, 5
+IMAGES = (2, 72, 64, 3)  # both even and odd sizes appear on the way down: 72, 36, 18, 9, 5
 CLASSES = 7
 
 
@@ -57,10 +57,10 @@ def applications() -> None:
     found = {}
     for name in APPLICATIONS:
         model = getattr(keras.applications, name)(
-            weights=None, classes=CLASSES, input_shape=PICTURES[1:], classifier_activation=None
+            weights=None, classes=CLASSES, input_shape=IMAGES[1:], classifier_activation=None
         )
         arrays = fill(model)
-        logits = np.asarray(model(values("input/pixels", PICTURES), training=False))
+        logits = np.asarray(model(values("input/pixels", IMAGES), training=False))
         print(name, logits[0])
         found[name] = {"arrays": arrays, "logits": logits.tolist()}
     text = json.dumps({"keras": keras.__version__, "models": found})
@@ -70,15 +70,15 @@ def applications() -> None:
 def small(keras, path: Path) -> None:
     """A few layers under the names of ResNet50V2, with a 3x3 in groups; written to `path`, logits beside it."""
     layers = keras.layers
-    pictures = layers.Input((8, 8, 3))
-    x = layers.Conv2D(4, 3, name="conv1_conv")(pictures)
+    images = layers.Input((8, 8, 3))
+    x = layers.Conv2D(4, 3, name="conv1_conv")(images)
     x = layers.BatchNormalization(epsilon=1.001e-5, name="conv2_block1_preact_bn")(x)
     x = layers.Conv2D(6, 1, use_bias=False, name="conv2_block1_1_conv")(x)
     x = layers.BatchNormalization(epsilon=1.001e-5, name="conv2_block1_1_bn")(x)
     x = layers.Conv2D(6, 3, groups=2, use_bias=False, name="conv2_block1_2_conv")(x)
     x = layers.BatchNormalization(epsilon=1.001e-5, name="post_bn")(x)
     x = layers.Dense(5, name="predictions")(layers.GlobalAveragePooling2D(name="avg_pool")(x))
-    model = keras.Model(pictures, x)
+    model = keras.Model(images, x)
     model.compile("adam", "mse")  # the optimizer's arrays stand in the file too
     model.train_on_batch(np.zeros((2, 8, 8, 3)), np.zeros((2, 5)))
     fill(model)

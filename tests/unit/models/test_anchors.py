@@ -25,7 +25,7 @@ def anchors() -> torch.Tensor:
 
 
 def random_boxes(count: int, seed: int = 0) -> torch.Tensor:
-    """Corner boxes of all sizes, inside the picture."""
+    """Corner boxes of all sizes, inside the image."""
     random = np.random.default_rng(seed)
     low, high = np.sort(random.random((2, count, 2)), axis=0)
     return torch.from_numpy(np.concatenate([low, high], axis=1).astype("float32"))
@@ -44,7 +44,7 @@ def test_golden_rows_and_sums(anchors):
     assert sums == pytest.approx([4443.1467, 4443.1467, 1171.9677, 1171.9677], abs=1e-4)
 
 
-def test_a_quarter_sticks_out_of_the_picture(anchors):
+def test_a_quarter_sticks_out_of_the_image(anchors):
     corners = to_corners(anchors)
     outside = ((corners < 0) | (corners > 1)).any(1).double().mean()
     assert float(outside) == pytest.approx(0.254, abs=5e-4)
@@ -73,7 +73,7 @@ def test_every_box_as_a_plain_loop_makes_it(anchors):
     assert anchors[starts, 2].tolist() == pytest.approx([s / 300 for s in SSD300["scales"][:-1]], abs=1e-6)
 
 
-def test_other_sizes_of_picture():
+def test_other_sizes_of_image():
     boxes = default_boxes(128, (16, 8), (8, 16), (10, 30, 60), ((2,), (2, 3)))
     assert len(boxes) == 16 * 16 * 4 + 8 * 8 * 6
     assert boxes[0].tolist() == pytest.approx([4 / 128, 4 / 128, 10 / 128, 10 / 128])

@@ -27,8 +27,8 @@ def test_resnets_are_ours_and_equal(arch):
     torch.manual_seed(1)
     theirs = torchvision.models.get_model(arch, num_classes=3)
     assert isinstance(ours, ResNet)
-    pictures = torch.randn(2, 3, 64, 64)
-    assert torch.allclose(ours.eval()(pictures), theirs.eval()(pictures), atol=1e-5)
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.allclose(ours.eval()(images), theirs.eval()(images), atol=1e-5)
 
 
 @pytest.mark.parametrize("arch", ["mobilenet_v3_small", "shufflenet_v2_x0_5", "googlenet", "squeezenet1_1"])

@@ -39,7 +39,7 @@ def classes(count: int) -> DataSpec:
     return DataSpec(tuple(map(str, range(count))), 3, (64, 64), (0.5,) * 3, (0.25,) * 3)
 
 
-def pictures(*shape: int) -> torch.Tensor:
+def images(*shape: int) -> torch.Tensor:
     return torch.from_numpy(fixtures.values("input/pixels", shape)).permute(0, 3, 1, 2)
 
 
@@ -126,7 +126,7 @@ def test_a_file_that_keras_wrote_gives_its_logits(name):
 
     expected = torch.tensor(json.loads((HERE / name).with_suffix(".json").read_text())["logits"])
     with torch.no_grad():
-        torch.testing.assert_close(model.eval()(pictures(2, 8, 8, 3)), expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(model.eval()(images(2, 8, 8, 3)), expected, rtol=1e-5, atol=1e-6)
     assert note.startswith("loaded all 18 tensors of")
 
 
@@ -142,7 +142,7 @@ def test_logits_are_those_of_keras_applications(written, name, layout):
 
     expected = torch.tensor(MODELS[name]["logits"])
     with torch.no_grad():
-        found = model.eval()(pictures(*fixtures.PICTURES))
+        found = model.eval()(images(*fixtures.IMAGES))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -158,7 +158,7 @@ def test_another_network_with_the_same_weights_gives_other_logits(written):
         model.load_state_dict(source.state_dict(), assign=True)
 
         with torch.no_grad():
-            found = model.eval()(pictures(*fixtures.PICTURES))
+            found = model.eval()(images(*fixtures.IMAGES))
         differences.append((found - expected).abs().max().item())
 
     assert differences[0] < 1e-4 and min(differences[1:]) > 1e-3, differences
@@ -197,7 +197,7 @@ def test_a_head_of_another_size_stays_fresh(name):
     note = load_weights(model, HERE / name, head="fc.")
 
     assert torch.equal(model.fc.weight, fresh)
-    assert "the head starts fresh" in note
+    assert "the head is not loaded" in note
     assert "fc.weight is 5x6 there, 3x6 here" in note and "fc.bias is 5 there, 3 here" in note
 
 
@@ -207,7 +207,7 @@ def test_weights_of_the_other_version_are_refused_by_name(written):
 
     message = refusal(written("ResNet50V2"), model)
 
-    assert "is not of this model (272 tensors, 373 expected; missing: bn1.weight, bn1.bias" in message
+    assert "does not match this model (272 tensors, 373 expected; missing: bn1.weight, bn1.bias" in message
     assert "; unexpected: bn_out.bias" in message
 
 
@@ -233,16 +233,16 @@ KERNEL = "conv1_conv/conv1_conv/kernel:0"
         (*in_keras2(KERNEL, np.ones((3, 3, 3), "f4")), "conv1.weight 3x3x3 in the file"),
         (*in_keras2(KERNEL, np.float32(1)), "conv1.weight scalar in the file"),
         (*in_keras2(KERNEL, h5py.Empty("f4")), "conv1.weight scalar in the file"),
-        (*in_keras2(KERNEL, np.ones((3, 3, 3, 4), "i4")), "kernel of layer 'conv1_conv' is of type int32"),
-        (*in_keras2(KERNEL, "text"), "kernel of layer 'conv1_conv' is of type object"),
+        (*in_keras2(KERNEL, np.ones((3, 3, 3, 4), "i4")), "kernel of layer 'conv1_conv' has type int32"),
+        (*in_keras2(KERNEL, "text"), "kernel of layer 'conv1_conv' has type object"),
         (*in_keras2("block_1_expand/block_1_expand/kernel:0", np.ones((1, 1, 2, 2), "f4")), "layer 'block_1_expand'"),
         (*in_keras2("conv1_conv/conv1_conv/scale:0", np.ones(4, "f4")), "holds scale of layer 'conv1_conv'"),
         (*in_keras2("conv1_conv/conv1_conv/kernel", np.ones((3, 3, 3, 4), "f4")), "kernel of layer 'conv1_conv' twice"),
-        (*in_keras2("predictions/predictions/kernel:0", None), "has 0 dense layers (no top), expected one"),
+        (*in_keras2("predictions/predictions/kernel:0", None), "has 0 dense layers (no top); expected one"),
         (*in_keras2("second/second/kernel:0", np.ones((2, 2), "f4")), "has 2 dense layers (predictions, second)"),
         ("keras3.weights.h5", lambda f: f["layers/conv2d/vars"].attrs.__delitem__("name"), "does not name its layers"),
         ("keras3.weights.h5", lambda f: f.move("layers/conv2d/vars/0", "layers/conv2d/vars/7"), "layer 'conv1_conv'"),
-        ("keras3.weights.h5", lambda f: f["layers"].clear(), "holds no weights of layers"),
+        ("keras3.weights.h5", lambda f: f["layers"].clear(), "holds no layer weights"),
     ],
 )
 def test_what_does_not_fit_is_named(edited, name, change, message):
@@ -270,9 +270,9 @@ def place_compressed(file, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (place_outside, "compressed, in pieces or in another file"),
+        (place_outside, "compressed, chunked or in another file"),
         (place_virtually, "is damaged"),  # its pointer into the heap has no length, and is refused for that already
-        (place_compressed, "compressed, in pieces or in another file"),
+        (place_compressed, "compressed, chunked or in another file"),
     ],
 )
 def test_arrays_that_are_elsewhere_or_can_expand_are_refused(edited, tmp_path, change, message):
@@ -316,7 +316,7 @@ def test_a_heap_that_hdf5_would_walk_over_for_ever_is_refused(tmp_path):
     data[place + 8 : place + 16] = bytes(8)
     (tmp_path / "w.h5").write_bytes(data)
 
-    assert f"its texts at byte {heap} do not add up" in refusal(tmp_path / "w.h5")
+    assert f"the strings at byte {heap} do not fill their heap" in refusal(tmp_path / "w.h5")
 
 
 def test_the_length_of_a_name_is_not_believed(tmp_path):
@@ -326,7 +326,7 @@ def test_the_length_of_a_name_is_not_believed(tmp_path):
     data[pointer - 4 : pointer] = (2**32 - 1).to_bytes(4, "little")
     (tmp_path / "w.h5").write_bytes(data)
 
-    assert "it speaks of 4294967295 letters" in refusal(tmp_path / "w.h5")
+    assert "claims a string of 4294967295 characters" in refusal(tmp_path / "w.h5")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
@@ -335,7 +335,7 @@ def test_truncated_files_are_refused_with_their_path(tmp_path, name, share):
     data = (HERE / name).read_bytes()
     (tmp_path / name).write_bytes(data[: int(len(data) * share)])
 
-    assert f"{tmp_path / name} is no complete HDF5 file" in refusal(tmp_path / name)
+    assert f"{tmp_path / name} is not a complete HDF5 file" in refusal(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", GENUINE)

@@ -37,7 +37,7 @@ GROUPS = {2: [[0, 1], [2, 3]], -1: [[0, 1, 2, 3]]}
 LAYERS: dict[str, tuple[type[nn.Module], dict[str, Any], tuple[int, ...]]] = {
     "rows": (nn.BatchNorm1d, {}, (5,)),
     "series": (nn.BatchNorm1d, {"momentum": None}, (3, 7)),
-    "pictures": (nn.BatchNorm2d, {"momentum": 0.3, "eps": 1e-3}, (4, 6, 5)),
+    "images": (nn.BatchNorm2d, {"momentum": 0.3, "eps": 1e-3}, (4, 6, 5)),
     "volumes": (nn.BatchNorm3d, {"affine": False}, (2, 3, 4, 5)),
     "without_statistics": (nn.BatchNorm2d, {"track_running_stats": False}, (3, 4, 4)),
     "far_from_zero": (nn.BatchNorm2d, {}, (3, 8, 8)),
@@ -147,7 +147,7 @@ def main(out: Path) -> None:
     local = nn.Sequential(nn.BatchNorm1d(2))
     seen["local"] = [convert(local, 0), convert(local, 1), type(local[0]) is nn.BatchNorm1d]
     for size in (3, 8, -2):
-        with pytest.raises(ValueError, match=f"4 ranks cannot be cut into groups of {size}"):
+        with pytest.raises(ValueError, match=f"4 ranks cannot be split into groups of {size}"):
             convert(local, size)
     with pytest.raises(UsageError, match="train.bn_group=3 does not divide the number of ranks, 4"):
         train_steps(world, 3, slice(0, 4))

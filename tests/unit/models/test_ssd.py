@@ -126,8 +126,8 @@ def test_anchors_are_the_golden_ones_and_not_in_checkpoints():
 @pytest.mark.parametrize(
     ("size", "cells"), [(128, [16, 8, 4, 2]), (256, [32, 16, 8, 4, 2]), (512, [64, 32, 16, 8, 6, 4]), (8, [1, 1, 1, 1])]
 )
-def test_other_sizes_of_picture(size, cells):
-    """Fewer levels where no cell would be left. Anchors spread over the picture, and keep their share of it."""
+def test_other_sizes_of_image(size, cells):
+    """Fewer levels where no cell would be left. Anchors spread over the image, and keep their share of it."""
     model = build(classes=3, size=size, width=2).eval()
     per_cell = (4, 6, 6, 6, 4, 4)[: len(cells)]
 
@@ -170,7 +170,7 @@ def test_same_padding_shifts_three_windows_by_a_pixel():
     torchs, same = windows("torch"), windows("same")
 
     blocks = {"block7": [1, 3], "block8": [1, 3], "block9": [1, 3]}
-    assert torchs == {"pool": [1, 3], "stem": [0, 5]} | blocks  # the stem's begins a pixel before the picture
+    assert torchs == {"pool": [1, 3], "stem": [0, 5]} | blocks  # the stem's begins a pixel before the image
     assert same == torchs | {"pool": [2, 4], "block7": [2, 4], "block9": [2, 4]}
 
 
@@ -363,7 +363,7 @@ def test_a_whole_detector_loads_and_heads_of_other_classes_stay_fresh(tmp_path):
 
     other = config.build(spec(9, 64))
     fresh = other.heads[0].weight.clone()
-    assert "the head starts fresh (heads.0.weight is 48x8x3x3 there, 56x8x3x3 here" in config.start_from(other)
+    assert "the head is not loaded (heads.0.weight is 48x8x3x3 there, 56x8x3x3 here" in config.start_from(other)
     assert torch.equal(other.heads[0].weight, fresh)
     assert torch.equal(other.extras[2].conv2.weight, donor.extras[2].conv2.weight)
 
@@ -400,8 +400,8 @@ def test_impossible_fields_are_refused(fields, message):
         SsdConfig(**fields)
 
 
-def test_pictures_must_be_square():
-    with pytest.raises(UsageError, match="square pictures, got 300x200"):
+def test_images_must_be_square():
+    with pytest.raises(UsageError, match="square images, got 300x200"):
         SsdConfig().build(replace(spec(), size=(300, 200)))
 
 

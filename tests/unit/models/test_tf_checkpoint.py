@@ -180,26 +180,26 @@ def test_a_trunk_without_one_of_its_tensors_is_refused(tmp_path, missing):
 
 ONE = block([HEADER, (b"a", entry())])
 BAD_TABLES = {
-    "empty": (b"", "the last eight bytes are not its mark at byte 0"),
-    "other file": (b"\x89HDF" * 20, "the last eight bytes are not its mark at byte 72"),
-    "cut": (table(ONE)[:-1], "the last eight bytes are not its mark"),
+    "empty": (b"", "wrong magic number at byte 0"),
+    "other file": (b"\x89HDF" * 20, "wrong magic number at byte 72"),
+    "cut": (table(ONE)[:-1], "wrong magic number"),
     "no names": (table(block([HEADER]), handles=[]), "no header"),
-    "no header": (table(block([(b"a", entry())])), "no header, which the empty name should lead to"),
+    "no header": (table(block([(b"a", entry())])), r"no header \(the entry with an empty name\)"),
     "snappy": (table(block([HEADER], kind=1)), r"is compressed \(kind 1 at byte \d+\), which TensorFlow does not do"),
-    "order": (table(block([HEADER, (b"b", entry()), (b"a", entry())])), "a name that should come earlier"),
+    "order": (table(block([HEADER, (b"b", entry()), (b"a", entry())])), "a name out of order"),
     "twice the same block": (
         table(ONE, handles=[varint(0) + varint(len(ONE) - 5)] * 2),
-        "a name that should come earlier",
+        "a name out of order",
     ),
-    "far block": (table(ONE, handles=[varint(2**40) + varint(9)]), f"a block of 9 bytes from byte {2**40} on, beyond"),
-    "huge block": (table(ONE, handles=[varint(0) + varint(2**60)]), f"a block of {2**60} bytes from byte 0 on, beyond"),
-    "data files": (table(block([(b"", number(1, 10**6))])), "1000000 data files, spoken of at byte 3"),
+    "far block": (table(ONE, handles=[varint(2**40) + varint(9)]), f"a handle to 9 bytes at {2**40}, beyond the end"),
+    "huge block": (table(ONE, handles=[varint(0) + varint(2**60)]), f"a handle to {2**60} bytes at 0, beyond the end"),
+    "data files": (table(block([(b"", number(1, 10**6))])), "a count of 1000000 data files at byte 3"),
     "big-endian": (table(block([(b"", number(1, 1) + number(2, 1))])), "big-endian machine"),
-    "name": (table(block([HEADER, (b"\xff\xfe", entry())])), "a name that is no UTF-8"),
+    "name": (table(block([HEADER, (b"\xff\xfe", entry())])), "a name that is not UTF-8"),
     "long name": (table(block([HEADER, (b"a" * 2000, entry())])), r"a name of 0\+2000 bytes"),
-    "huge shape": (table(block([HEADER, (b"a", entry(shape=(2**40, 2**40)))])), "a tensor of shape "),
-    "hidden huge shape": (table(block([HEADER, (b"a", entry(shape=(0, 2**62), size=0))])), "a tensor of shape "),
-    "negative": (table(block([HEADER, (b"a", entry(offset=2**64 - 1))])), "from byte 18446744073709551615 on"),
+    "huge shape": (table(block([HEADER, (b"a", entry(shape=(2**40, 2**40)))])), "an entry of shape "),
+    "hidden huge shape": (table(block([HEADER, (b"a", entry(shape=(0, 2**62), size=0))])), "an entry of shape "),
+    "negative": (table(block([HEADER, (b"a", entry(offset=2**64 - 1))])), "bytes at 18446744073709551615"),
     "many dimensions": (table(block([HEADER, (b"a", entry(shape=(1,) * 300))])), "a tensor of 300 dimensions"),
     "protobuf": (table(block([HEADER, (b"a", b"\x0a\x7f")])), "a field of 127 bytes where 0 are left"),
 }
@@ -240,7 +240,7 @@ def test_an_index_as_large_as_data_is_refused(tmp_path):
         ({"size": 2**40}, f"is damaged: {2**40} bytes for shape 2 of float32, which takes 8"),
         ({"shape": (2**40,), "size": 2**42}, f"'a' at byte 0 has {2**42} bytes, but the file ends at 8"),
         ({"shape": ()}, "8 bytes for shape scalar of float32, which takes 4"),
-        ({"shard": 1}, "'a' lies in part 1 of 1 parts"),
+        ({"shard": 1}, "'a' is in data file 1; the last one is 0"),
         ({"dtype": 7}, "'a' is text"),
         ({"dtype": 99}, "'a' is of TensorFlow's type 99"),
         ({"checksum": 5}, "'a' at byte 0: its 8 bytes fail their checksum"),
@@ -260,7 +260,7 @@ def test_bad_places_are_refused_without_allocating(tmp_path, fields, message):
 
 def test_data_that_is_not_there_is_told(tmp_path):
     shutil.copy(GOLDEN / "trunk.index", tmp_path)
-    with pytest.raises(BadCheckpoint, match="needs trunk.data-00000-of-00001 beside it, which is not there"):
+    with pytest.raises(BadCheckpoint, match="needs trunk.data-00000-of-00001 in its folder, which does not exist"):
         TensorBundle(tmp_path / "trunk.index").read("conv2d/kernel")
 
 
@@ -296,7 +296,7 @@ def test_every_changed_byte_of_the_table_is_noticed(tmp_path):
 @pytest.mark.parametrize("length", [0, 1, 39, 47, 48, 100, 162])
 def test_every_cut_table_is_noticed(tmp_path, length):
     (tmp_path / "a.index").write_bytes((GOLDEN / "shards.index").read_bytes()[:length])
-    with pytest.raises(BadCheckpoint, match="a.index is no complete table of a TensorFlow checkpoint"):
+    with pytest.raises(BadCheckpoint, match="a.index is not a complete index of a TensorFlow checkpoint"):
         TensorBundle(tmp_path / "a.index")
 
 

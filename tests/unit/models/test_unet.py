@@ -398,7 +398,7 @@ def test_volumes_have_their_channels_last_too():
         ({"width": 0}, "model.width=0"),
         ({"aux_heads": 0}, "model.aux_heads=0"),
         ({"width": 32, "max_filters": 16}, "model.max_filters=16 must not be below model.width=32"),
-        ({"attention": True, "width": 1}, "model.width=1 is too thin"),
+        ({"attention": True, "width": 1}, "model.width=1 is too small"),
     ],
 )
 def test_bad_fields_are_refused_with_their_values(fields, message):
@@ -412,7 +412,7 @@ def test_bad_fields_are_refused_with_their_values(fields, message):
     [
         ((50, 40), {}, "the patch 50x40 cannot be halved .* multiples of 8x8, e.g. 56x40"),
         ((7, 6), {}, "the patch 7x6 is too small"),
-        ((64,), {}, "its patch is 64; give 2 or 3 axes"),
+        ((64,), {}, "got a patch of 64; give 2 or 3 numbers"),
         ((16, 16), {"deep_supervision": True}, "model.aux_heads=2: the patch 16x16 makes 3 levels, of which 1 "),
     ],
 )
@@ -441,7 +441,7 @@ def test_a_patch_that_an_error_proposes_is_the_next_one_that_fits():
 
 
 def test_a_spacing_of_other_axes_is_refused_and_none_means_equal():
-    with pytest.raises(UsageError, match="the patch 32x32 has 2 axes, its spacing 3"):
+    with pytest.raises(UsageError, match="the patch 32x32 has 2 axes but its spacing 3"):
         build((32, 32), spacing=(1.0, 1.0, 1.0), **TINY)
     plain = DataSpec(("a", "b"), 3, (32, 32), (0.5,) * 3, (0.5,) * 3)
     assert UnetConfig(**TINY).build(plain).strides == [(1, 1), (2, 2), (2, 2), (2, 2)]

@@ -115,7 +115,7 @@ def test_a_head_of_another_size_stays_fresh_and_is_told(tmp_path, source):
 
     assert_equal(model, source, but="fc.")
     assert torch.equal(model.fc.weight, fresh)
-    assert summary.startswith(f"loaded 7 tensors of {path}; the head starts fresh (")
+    assert summary.startswith(f"loaded 7 tensors of {path}; the head is not loaded (")
     assert summary.endswith("(fc.weight is 4x6 there, 7x6 here, fc.bias is 4 there, 7 here)")
 
 
@@ -295,5 +295,5 @@ def test_paths_that_cannot_be_weights_are_refused(tmp_path):
     (tmp_path / "w.onnx").touch()
 
     assert "does not exist" in refusal(tmp_path / "absent.pth")
-    assert "is no file" in refusal(tmp_path)
+    assert "is not a file" in refusal(tmp_path)
     assert "expected .safetensors, .pth, .pt or .h5" in refusal(tmp_path / "w.onnx")
