@@ -117,3 +117,36 @@ def test_the_reference_script_prints_the_cpus_losses(fork: Run, library: str, tm
     found = fork(tmp_path, *TWIN, fixtures / "several.py", runs, env=environment, warm=True).stdout
     expected, told = ([line for line in part.splitlines() if " loss " in line] for part in found.split("= 1\n"))
     assert len(expected) == 6 and told == expected and "max mem:" in found.split("= 1\n")[1]
+
+
+TRAINS = """
+import json, sys
+from sightline import cli
+from sightline.hardware import devices
+from sightline.hardware.devices import Device
+
+row = eval(sys.argv[1])
+devices.KINDS[row.kind] = row
+flags = '''--model.width=4 --data.path=synthetic:classes=4,samples=24,size=16 --data.classes=4 --data.size=16
+    --data.eval-resize=16 --data.eval-size=16 --train.epochs=1 --train.global-batch=8 --train.precision=fp32
+    --run.workers=0 --run.log-every-steps=1'''.split()
+for device in ("cpu", row.kind):
+    assert cli.main(["train", "demo_classification", *flags, f"--run.device={device}", f"--run.out={device}"]) == 0
+"""
+
+
+def test_a_row_makes_it_a_device_of_sightline(fork: Run, library: str, tmp_path: Path) -> None:
+    """The row that docs/contributing.md shows: losses and scores are the CPU's within rounding."""
+    text = (REPO / "docs" / "contributing.md").read_text(encoding="utf-8").partition("\n## A device\n")[2]
+    (tmp_path / "trains.py").write_text(TRAINS)
+    row = text.partition("```python\n")[2].partition("```")[0].strip()
+    fork(tmp_path, "trains.py", row, env=PATHS | {"TWIN_LIBRARY": library})
+
+    def events(device: str, kind: str, *keys: str) -> list[Any]:
+        lines = map(json.loads, (tmp_path / device / "log.jsonl").read_text().splitlines())
+        return [line[key] for line in lines if line["event"] == kind for key in keys]
+
+    assert json.loads((tmp_path / "twin" / "environment.json").read_text())["device"] == "Twin 0"
+    assert len(events("twin", "train", "loss")) == 3
+    for wanted in (("train", "loss"), ("evaluate", "top1", "loss")):
+        assert events("twin", *wanted) == pytest.approx(events("cpu", *wanted), rel=1e-3)

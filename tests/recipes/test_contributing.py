@@ -1,0 +1,105 @@
+"""The examples of docs/contributing.md, each added as the document says; its device is in tests/migrate."""
+
+import csv
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from sightline import cli, config
+from sightline.data import sources
+
+CONTRIBUTING = Path(__file__).resolve().parents[2] / "docs" / "contributing.md"
+IMPORTS = """import dataclasses
+from dataclasses import dataclass
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from sightline.config import Recipe
+from sightline.evaluate.topk import TopK
+from sightline.parts import Batch, DataSpec, Loss, Task
+from sightline.recipes import demo_classification
+
+"""
+RECIPE = """
+
+def recipe() -> Recipe:
+    return dataclasses.replace(demo_classification.recipe(), name="own_task", task=OneVersusRest())
+"""
+
+
+def example(heading: str) -> str:
+    """Return the Python block below a heading."""
+    text = CONTRIBUTING.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return block
+
+
+@pytest.fixture
+def source_of_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The file of the example, in the folder of sources as far as Python knows."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "table.py").write_text(example("A source"), encoding="utf-8")
+    monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(folder)])
+    yield
+    sys.modules.pop("sightline.data.sources.table", None)
+
+
+@pytest.mark.usefixtures("source_of_tables")
+def test_the_source_gives_the_batches_of_the_folders_that_it_lists(tmp_path: Path, shapes: Path, train):
+    listed = tmp_path / "listed"
+    listed.mkdir()
+    for split in ("train", "val"):
+        files = sorted((shapes / split).glob("*/*"), reverse=True)
+        with open(listed / f"{split}.csv", "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows((str(path), path.parent.name) for path in files)
+    ours, folders = (
+        train("demo_classification", tmp_path / name, f"--data.path={path}", "--train.max-steps=2")
+        for name, path in (("ours", listed), ("folders", shapes))
+    )
+    assert ours.error is None and ours.scores.values == folders.scores.values
+    assert ours.scores.tables == folders.scores.tables
+    assert ours.bits() == folders.bits()
+
+
+def test_the_task_learns_and_its_field_is_a_flag(tmp_path: Path, tiny, train_made):
+    file = tmp_path / "own_task.py"
+    file.write_text(IMPORTS + example("A task") + RECIPE, encoding="utf-8")
+    flags = [*tiny("demo_classification"), "--data.path=synthetic:classes=10,samples=320,size=28", "--data.augment=off"]
+    flags += ["--model.width=8", "--optimizer.lr=0.1", "--train.epochs=8", "--train.global-batch=32"]
+    flags += ["--task.positive-weight=4", f"--run.out={tmp_path / 'run'}", "--train.eval-every-epochs=8"]
+    result = train_made(*config.load(str(file), flags))
+    assert result.error is None and result.scores.values["top1"] >= 0.9
+    recipe, _ = config.load(str(file), flags)
+    logits, label = torch.randn(4, 10), torch.arange(4)
+    loss = recipe.task.loss(lambda image: image, {"image": logits, "label": label})
+    shown = -4 * F.logsigmoid(logits)[label, label].sum()
+    others = -F.logsigmoid(-logits).sum() + F.logsigmoid(-logits)[label, label].sum()
+    torch.testing.assert_close(loss.total, (shown + others) / 40)
+
+
+def test_a_task_without_a_reporter_says_so(tmp_path: Path, shapes: Path, capsys):
+    (tmp_path / "own_task.py").write_text(IMPORTS + example("A task") + RECIPE, encoding="utf-8")
+    words = ["--recipe", str(tmp_path / "own_task.py"), "--run.device", "cpu", "--run.workers", "0"]
+    flags = [
+        "--data.path",
+        str(shapes),
+        "--train.max-steps",
+        "1",
+        "--model.width",
+        "4",
+        "--run.out",
+        str(tmp_path / "r"),
+    ]
+    assert cli.main(["train", str(tmp_path / "own_task.py"), *flags, *words[2:]]) == 0
+    assert (
+        cli.main(
+            ["predict", str(tmp_path / "r"), str(next(shapes.glob("val/*/*"))), "--out", str(tmp_path / "s"), *words]
+        )
+        == 2
+    )
+    assert "OneVersusRest has no reporter" in capsys.readouterr().err
