@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Run the default tests in surroundings that users have and a developer's machine rarely does; print a table.
 # Usage, as root, from the repository after `make test`:  tests/environments.sh [NAME ...]
+# Overridable, as in the Makefile: PYTHON=.venv/bin/python  TEST_JOBS=4  PYTEST_ARGS="tests/cli -x"
 # Logs are left in environments/.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 repo=$PWD
-python=$repo/.venv/bin/python
+python=${PYTHON:-$repo/.venv/bin/python}
 logs=$repo/environments
 mkdir -p "$logs"
 declare -A how=(
@@ -18,8 +19,10 @@ declare -A how=(
     [odd_path]="LANG=C, in a folder with a space and an umlaut"
 )
 
-tests() { nice -n 0 "$@" "$python" -m pytest -q -p no:cacheprovider -n "${TEST_JOBS:-2}" --dist worksteal; }
+tests() { "$@" "$python" -m pytest -q -p no:cacheprovider -n "${TEST_JOBS:-2}" --dist worksteal ${PYTEST_ARGS:-}; }
+nobody() { setpriv --reuid nobody --regid nogroup --clear-groups "$@"; }
 export OMP_NUM_THREADS=1
+export python repo
 
 # A copy that another user may read and write, with the sample data beside it where this checkout has them.
 copied() {
@@ -31,6 +34,22 @@ copied() {
     export PYTHONPATH=$PWD
 }
 
+# Python is often below /root, which only root may enter: in this mount namespace the folders that are needed of it
+# lie in one that everybody may.
+open_to_all() {
+    nobody test -x "$(realpath "$python")" && return
+    local base top held folder
+    base=$("$python" -c 'import sys; print(sys.base_prefix)')
+    top=/$(cut -d/ -f2 <<<"$base")
+    held=$(mktemp -d)
+    mount --bind "$top" "$held"
+    mount -t tmpfs -o mode=755 tmpfs "$top"
+    for folder in "$base" "$repo"; do
+        case $folder in "$top"/*) mkdir -p "$folder" && mount --bind "$held${folder#"$top"}" "$folder" ;; esac
+    done
+    nobody test -x "$(realpath "$python")" || { echo "nobody may not run $python" && return 1; }
+}
+
 run() {
     case $1 in
         plain) tests env ;;
@@ -39,7 +58,6 @@ run() {
         one_core) tests taskset -c 0 ;;
         small_shm)
             export -f tests
-            export python
             unshare --mount bash -c 'mount -t tmpfs -o size=64m tmpfs /dev/shm && tests env'
             ;;
         user)
@@ -48,7 +66,8 @@ run() {
             copied "$folder"
             chmod 755 "$folder" && chown -R nobody "$folder"
             chmod 555 "$home"
-            tests setpriv --reuid nobody --regid nogroup --clear-groups env HOME="$home"
+            export -f tests nobody open_to_all
+            HOME=$home unshare --mount bash -c 'open_to_all && tests nobody'
             ;;
         odd_path)
             copied "$(mktemp -d)/süß pfad"

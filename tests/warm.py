@@ -33,6 +33,7 @@ def server() -> "subprocess.Popen[str]":
     path = os.pathsep.join([str(HERE.parent), *filter(None, [ENVIRON.get("PYTHONPATH")])])
     # As in most locales; where there is none Python's encoding is lax.
     environ = ENVIRON | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8:strict"}
+    environ["CUDA_VISIBLE_DEVICES"] = "none"  # CUDA does not survive a fork
     environ.pop("PYTHONUNBUFFERED", None)
     command = [sys.executable, str(HERE / "forker.py")]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from sightline.migrate import activate, deactivate
 from sightline.migrate.reporting import record
@@ -21,11 +22,27 @@ REPO = Path(__file__).resolve().parents[2]
 FORKER = Path(__file__).parent / "fixtures" / "forker.py"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 OF_OTHERS = ("SIGHTLINE_MIGRATE", "RANK", "WORLD_SIZE")
+# Hides every GPU from torch, as "" does; but to a migrated script that says that there is no device at all.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "none"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what calls torch.cuda in this process where that answers: these tests are about machines without it."""
+    if torch.cuda.is_available():
+        here = [item for item in items if Path(__file__).parent in item.path.parents]
+        for item in here:
+            item.add_marker(pytest.mark.skip(reason="torch finds a CUDA device; hide it: CUDA_VISIBLE_DEVICES=none"))
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in NO_GPU.items():
+        monkeypatch.setenv(name, value)
 
 
 def _environment(more: dict[str, str] | None) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_OTHERS)}
-    return kept | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | (more or {})
+    return kept | NO_GPU | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | (more or {})
 
 
 @pytest.fixture(scope="session")

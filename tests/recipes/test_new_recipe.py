@@ -9,7 +9,8 @@ import pytest
 from sightline import cli
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "docs" / "quickstart.md"
-FLAGS = ["--train.epochs", "1", "--run.workers", "0", "--run.device", "cpu"]
+HERE = ["--run.workers", "0", "--run.device", "cpu"]
+FLAGS = ["--train.epochs", "1", *HERE]
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_the_recipe_of_the_quickstart_trains_and_evaluates(in_folder_of_recipe: 
     run = in_folder_of_recipe / "runs" / "my_recipe"
     assert json.loads((run / "exit.json").read_text())["code"] == 0
     trained = json.loads((run / "scores.json").read_text())
-    assert cli.main(["evaluate", "runs/my_recipe", "--recipe", "my_recipe.py", "--run.workers", "0"]) == 0
+    assert cli.main(["evaluate", "runs/my_recipe", "--recipe", "my_recipe.py", *HERE]) == 0
     assert json.loads(next(run.glob("scores-ckpt-*.json")).read_text())["values"] == trained["values"]
     capsys.readouterr()
     assert cli.main(["train", "my_recipe.py", *data, *FLAGS]) == 0

@@ -59,6 +59,7 @@ def _groups() -> Iterator[Rule]:
     for owner in ("torch.distributed", "torch.distributed.distributed_c10d"):
         yield Rule(f"{owner}.init_process_group", "exact", dressed(_make_init), named)
         yield Rule(f"{owner}.new_group", "exact", dressed(_make_new_group), named)
+        yield Rule(f"{owner}.destroy_process_group", "exact", dressed(_make_destroy), "waits for gloo's threads, too")
         yield Rule(f"{owner}.get_backend", "exact", dressed(_make_get_backend), "the name the script passed")
         yield Rule(f"{owner}.get_backend_config", "exact", dressed(_make_get_backend), "the names the script passed")
         yield Rule(f"{owner}.is_nccl_available", "exact", dressed(_make_is_nccl_available), "True")
@@ -140,11 +141,23 @@ def _make_init(rule: Rule, original: Any, session: Session) -> Any:
     return _with_backend(rule, original, session, keep)
 
 
-def _wait_for_gloo() -> None:
-    """Wait for gloo's threads at exit.
+def _make_destroy(rule: Rule, original: Any, session: Session) -> Any:
+    if session.target.collective != "gloo":
+        return original
 
-    Unlike nccl's, they may still hold tensors of the last collective. Freeing those needs the interpreter; once it
-    shuts down, the process aborts.
+    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        _wait_for_gloo()
+
+    return destroy_process_group
+
+
+def _wait_for_gloo() -> None:
+    """Wait for gloo's threads when a group is destroyed and at exit.
+
+    Unlike nccl's, they may still hold tensors of the last collective. Freeing those needs the interpreter: once it
+    shuts down, the process aborts. If DDP is the last to hold a destroyed group, dropping the model joins these threads
+    without releasing the interpreter, and the process hangs (torch 2.11).
     """
     time.sleep(0.1)
 
