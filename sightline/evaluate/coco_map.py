@@ -114,7 +114,7 @@ def _mistakes(detections: Tensor, truths: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def _present(rows: Tensor) -> Tensor:
-    """Rows that belong to a picture, by its index: the same from any number of ranks."""
+    """Return the rows that belong to an image, sorted by its index: the same from any number of ranks."""
     rows = rows[rows[:, 0] >= 0]
     return rows[rows[:, 0].argsort(stable=True)]
 
@@ -145,7 +145,7 @@ def _evaluated(classes: int, pictures: np.ndarray, detections: np.ndarray, truth
 
 
 def _worst(pictures: np.ndarray) -> list[dict[str, Any]]:
-    """Those with the most mistakes; of equal ones the first."""
+    """Return the images with the most mistakes; of equal ones the first."""
     mistakes = pictures[:, 2] + pictures[:, 3]
     order = np.argsort(-mistakes, kind="stable")[:WORST]
     return [

@@ -59,7 +59,7 @@ def soft_sums(
 
 
 def dice_loss(sums: Tensor) -> Tensor:
-    """Of sums (..., 3) as `soft_sums` gives them, also of those of several samples together."""
+    """Compute the loss from sums (..., 3) as `soft_sums` returns them, also of several samples together."""
     shared, probability, truth = sums.unbind(-1)
     return 1 - (2 * shared + SMOOTH) / (probability + truth + SMOOTH)
 
@@ -142,7 +142,7 @@ def within(extent: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _present(rows: Tensor) -> Tensor:
-    """Rows that belong to a sample, by its index: the same from any number of ranks."""
+    """Return the rows that belong to a sample, sorted by its index: the same from any number of ranks."""
     rows = rows[rows[:, 0] >= 0]
     return rows[rows[:, 0].argsort(stable=True)]
 
@@ -158,7 +158,7 @@ def _volume_row(number: int, dice: list[float]) -> dict[str, Any]:
 
 
 def _worst(rows: np.ndarray, place: np.ndarray, volumes: np.ndarray, dice: np.ndarray) -> list[dict[str, Any]]:
-    """Volumes with the lowest Dice, each by the sample that has the most wrong voxels; of equal ones the first."""
+    """Return volumes with the lowest Dice, each by its sample with the most wrong voxels; of equal ones the first."""
     worst = []
     for volume in np.argsort(dice, kind="stable")[:WORST]:
         if dice[volume] < 1:

@@ -10,7 +10,7 @@ import pytest
 
 from sightline import config
 from sightline.hardware.launch import mpi
-from sightline.hardware.launch.command import Options, make_plan
+from sightline.hardware.launch.command import LaunchOptions, make_plan
 
 COMMANDS = runpy.run_path(str(Path(__file__).with_name("started.py")))
 started, finished, sightline = (COMMANDS[name] for name in ("started", "finished", "sightline"))
@@ -55,7 +55,7 @@ def test_ranks_meet_in_a_folder_of_their_user_alone(by_devices: tuple):
 def test_mpirun_trains_to_the_same_bits(by_devices: tuple, tmp_path: Path):
     """By the very command that `launch` writes, with its binding, its output and its forwarding."""
     flags = [*FLAGS, "--run.progress=auto", f"--run.out={tmp_path / 'run'}"]
-    options = Options(hosts="localhost:2", launcher="mpirun", env=("MINE=a b",))
+    options = LaunchOptions(hosts="localhost:2", launcher="mpirun", env=("MINE=a b",))
     plan = make_plan(options, flags, *config.load(flags[0], flags[1:]))
     out = finished(mpi.command(plan, options.mpi), TERM="xterm")
     assert "\x1b" not in out, "mpirun's terminals are no place to draw on: their lines get a tag"
@@ -116,7 +116,7 @@ def test_a_signal_to_the_starter_lets_the_ranks_save(launcher: str, tmp_path: Pa
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == code, out
-    assert "the same command goes on from there" in out and weights(run)
+    assert "the same command resumes from there" in out and weights(run)
     assert json.loads((run / "exit.json").read_text())["code"] == (130 if launcher == "ssh" else code)
 
 
