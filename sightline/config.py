@@ -84,12 +84,12 @@ class Run:
     checkpoint_every_steps: int = 0
     """Steps between checkpoints within an epoch, besides those when epochs end."""
     save_in_background: bool = True
-    """Write checkpoints while training goes on, from a copy that takes as much host memory on rank 0; off: training
+    """Write checkpoints while training continues, from a copy that takes as much host memory on rank 0; off: training
     waits for the disk. What a run ends with is always waited for."""
     keep: int = 2
     """Newest checkpoints kept; the best one is kept besides."""
     resume: str = "auto"
-    """auto: go on where the run folder stands; never: refuse a folder that holds checkpoints; PATH: go on from it."""
+    """auto: resume where the run folder stands; never: refuse a folder that holds checkpoints; PATH: resume from it."""
     override: bool = False
     """Resume although the recipe or the data changed; the model must still fit."""
     on_nan: Literal["stop", "skip", "rewind"] = "stop"

@@ -28,14 +28,14 @@ def read_fold(folder: Path, fold: int, headline: str) -> dict[str, Any]:
         scores = {"epoch": best["epoch"], "step": best["step"], headline: best["values"][headline]}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadData(
-            f"fold {fold} is trained, but {path} cannot be read ({error}); remove {folder} to train it anew"
+            f"fold {fold} is trained, but {path} cannot be read ({error}); remove {folder} to train it again"
         ) from error
     return {"fold": fold, "folder": folder.name, **scores, "classes": classes}
 
 
 def summary(recipe: str, headline: str, folds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What folds.json holds: a row per fold; mean and spread (standard deviation over n - 1) of the headline and of
-    every class, null where a fold has no such score."""
+    """Return what folds.json holds: a row per fold; mean and spread (standard deviation over n - 1) of the headline and
+    of every class, null where a fold has no such score."""
     columns = {headline: [row[headline] for row in folds]}
     names = list(dict.fromkeys(name for row in folds for name in row["classes"]))
     classes = {name: [row["classes"].get(name) for row in folds] for name in names}

@@ -46,7 +46,7 @@ class Counts:
     truth: np.ndarray
 
     def dice(self, classes: int) -> list[float]:
-        """Of every class but the background."""
+        """Return the Dice of every class but the background."""
         total = self.found + self.truth
         every = np.where(total > 0, 2 * self.shared / np.maximum(total, 1), 1.0)
         return [float(value) for value in every[1:classes]]
@@ -126,7 +126,7 @@ def _tell(
 def scores_of(counts: Sequence[Counts], classes: Sequence[str]) -> Scores:
     """Return means over cases of each class, their mean and sum, and the cases with the lowest Dice."""
     if not counts:
-        raise BadData("not one case could be compared; mend the files that are listed above")
+        raise BadData("not one case could be compared; fix the files that are listed above")
     dice = np.array([each.dice(len(classes)) for each in counts])  # (cases, classes - 1)
     means = dice.mean(0)
     values = {"dice": float(means.mean()), "dice_sum": float(means.sum()), "samples": float(len(counts))}
@@ -144,7 +144,7 @@ def scores_of(counts: Sequence[Counts], classes: Sequence[str]) -> Scores:
 
 def _label_of(folder: Path, case: str) -> Path:
     if not folder.is_dir():
-        raise UsageError(f"--labels {folder} is no folder; give one that holds CASE.nii.gz for every CASE")
+        raise UsageError(f"--labels {folder} is not a folder; give one that holds CASE.nii.gz for every CASE")
     for suffix in SUFFIXES:
         if (path := folder / f"{case}{suffix}").is_file():
             return path

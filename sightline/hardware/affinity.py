@@ -1,4 +1,4 @@
-"""Which CPUs each process of a host keeps to (`--run.affinity`), from the kernel's own tables; no NVML is needed.
+"""Bind each process of a host to CPUs (`--run.affinity`), from the kernel's own tables; no NVML is needed.
 
 A device's CPUs are those that the kernel lists for its place on the PCI bus. Where it has none, or torch does not know
 that place, ranks take the sockets in turn.
@@ -94,7 +94,7 @@ def _one_each(homes: Sequence[frozenset[int]], topology: Topology) -> list[int]:
 
 
 def bind(mode: str, device: Device, local_rank: int, local_size: int) -> list[int]:
-    """Keeps this process, and what it starts from now on, to its CPUs; returns them."""
+    """Bind this process, and what it starts from now on, to its CPUs; return them."""
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError(f"run.affinity={mode}: {sys.platform} cannot bind a process to CPUs; use disabled")
     topology = read_topology(_given(), near_devices(device, local_size))
@@ -105,20 +105,20 @@ def bind(mode: str, device: Device, local_rank: int, local_size: int) -> list[in
 
 @cache
 def _given() -> frozenset[int]:
-    """What the process might use when it was first bound: a second run in it must not take a share of a share."""
+    """Return the CPUs before the first binding: a second run in the process must not take a share of a share."""
     return frozenset(os.sched_getaffinity(0))
 
 
 def cpu_share(local_size: int) -> int:
-    """How many CPUs this process may count on: those it is bound to, but no more than its even part of what the host
-    gave to its ranks."""
+    """Return how many CPUs this process may count on: those it is bound to, but no more than its even part of what the
+    host gave to its ranks."""
     now = bound_cores()
     given = len(_given()) if _given.cache_info().currsize else now
     return max(1, min(now, given // local_size))
 
 
 def read_topology(cpus: frozenset[int], near: tuple[frozenset[int], ...] = (), system: Path = SYSTEM) -> Topology:
-    """As the kernel tells it; where it does not, one socket of cores with one thread each."""
+    """Read the topology from the kernel; without it, one socket of cores with one thread each."""
     socket, core = {}, {}
     for cpu in sorted(cpus):
         about = system / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology"

@@ -41,7 +41,7 @@ def _npu_has_bf16() -> bool:
 
 
 def _cpu_has_bf16() -> bool:
-    """Whether there is AMX or AVX512-BF16 and oneDNN may use it; else bf16 is about 8 times slower than fp32."""
+    """Return whether there is AMX or AVX512-BF16 and oneDNN may use it; else bf16 is about 8 times slower than fp32."""
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", ""))
     if limit.upper() in ONEDNN_WITHOUT_BF16:
         return False
@@ -99,12 +99,12 @@ class Device:
         return getattr(torch, self.kind)
 
     def activate(self) -> None:
-        """Makes this the process's current device, as collectives and streams expect. Initialises it."""
+        """Make this the process's current device, as collectives and streams expect, and initialise it."""
         if self.is_indexed:
             self.api.set_device(self.torch_device)
 
     def synchronize(self) -> None:
-        """Waits until everything queued on the device is done."""
+        """Wait until everything queued on the device is done."""
         if self.is_indexed:
             self.api.synchronize(self.torch_device)
         else:
@@ -135,14 +135,14 @@ class Device:
         return int(peak(self.torch_device)) if peak else 0
 
     def name(self) -> str:
-        """What a person calls it, e.g. 'NVIDIA H200'."""
+        """Return its name for people, e.g. 'NVIDIA H200'."""
         if self.kind == "cpu":
             return _cpu_fact("model name") or platform.processor() or platform.machine()
         describe = getattr(self.api, "get_device_name", None)
         return str(describe(self.torch_device)) if describe else self.kind
 
     def count(self) -> int:
-        """How many of this kind are here."""
+        """Count the devices of this kind."""
         return int(self.api.device_count())
 
 

@@ -1,4 +1,4 @@
-"""Looks at a machine before a run does: what is installed, what works, what would get in the way, and the remedy.
+"""Examine a machine before a run does: what is installed, what works, what would get in the way, and the remedy.
 
 `examine` prints nothing; the `doctor` command shows its list. Each check really does what a run would do.
 """
@@ -177,7 +177,7 @@ def check_disk_space(folder: Path) -> Check:
 
 
 def check_disk_writes(folder: Path) -> Check:
-    """What a checkpoint needs: write, fsync, rename over an older file, fsync of the folder."""
+    """Try what a checkpoint needs: write, fsync, rename over an older file, fsync of the folder."""
     place = _nearest_folder(folder)
     try:
         with tempfile.TemporaryDirectory(dir=place, prefix=".sightline-doctor-") as name:
@@ -202,7 +202,7 @@ def check_jpeg() -> Check:
 
 
 def check_workers(work: Callable[[], object] = os.getpid) -> Check:
-    """Starts one process the way the loader does; by default it does nothing to speak of."""
+    """Start one process the way the loader does; by default it does nothing to speak of."""
     remedy = "use --run.workers 0, which loads in the training process"
     ending = _ending_of(work)
     if not ending:

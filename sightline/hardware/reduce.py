@@ -1,4 +1,4 @@
-"""Gradients summed on two levels: within each host, between hosts, and handed out within each host again.
+"""Sum gradients on two levels: within each host, between hosts, and handed out within each host again.
 
 A communication hook for DistributedDataParallel; what crosses the network between hosts is one bucket per host and
 not one per rank.
@@ -21,7 +21,7 @@ from sightline.hardware.world import World, local_size
 
 
 def reduce_by_host(network: DistributedDataParallel, world: World, device: Device) -> str:
-    """Lets `network` sum its gradients on two levels; returns what to tell the user. On all ranks alike."""
+    """Let `network` sum its gradients on two levels; return a note for the user. Call it on all ranks."""
     mine = torch.tensor([world.local_rank, local_size(world)])
     places = [torch.empty_like(mine) for _ in range(world.size)]
     dist.all_gather(places, mine, group=world.side_group)
@@ -34,7 +34,7 @@ def reduce_by_host(network: DistributedDataParallel, world: World, device: Devic
 
 
 def _ranks_per_host(places: Sequence[tuple[int, int]]) -> int:
-    """How many there are, from (local rank, ranks of its host) of every rank."""
+    """Return the ranks per host, from (local rank, ranks of its host) of every rank."""
     each = places[0][1]
     for rank, place in enumerate(places):
         if place != (rank % each, each) or len(places) % each:

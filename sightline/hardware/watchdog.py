@@ -1,4 +1,4 @@
-"""Watches over a run on several ranks: where one does not come on, all say where they are, and leave with exit 8.
+"""Watch a run on several ranks: when one stops responding, all report where they are and leave with exit 8.
 
 A thread on every rank looks at the time since the last step, so it also wakes those that wait in a collective; ranks
 leave their words in the store, which needs no collective. A rank that is gone is one that leaves none.
@@ -83,12 +83,12 @@ class Watchdog:
             set_timeout(timedelta(seconds=self.timeout_s + MARGIN_S))
 
     def tell_end(self, code: int, reason: str) -> None:
-        """Leaves a word for ranks that will miss this one."""
+        """Leave a message for ranks that will miss this one."""
         if self._store is not None and code and not self._ending.locked():  # else it has only lost another
             self._leave_word({"end": code, "reason": reason})
 
     def explain(self, error: BaseException) -> str:
-        """For the rank whose collective has failed: which rank was lost, as far as the others answer."""
+        """Say which rank was lost, for one whose collective has failed, as far as the others answer."""
         self._ending.acquire()  # for good; where the thread is telling it already, that ends the process
         if self._store is None:
             return str(error)
@@ -144,7 +144,7 @@ class Watchdog:
                 return
 
     def _consult(self) -> dict[int, Words]:
-        """Says where this rank is and hears the others; itself alone where the store does not answer."""
+        """Report where this rank is and read the others' reports; only its own where the store does not answer."""
         heard: list[dict[int, Words]] = []
 
         def ask() -> None:
@@ -176,7 +176,7 @@ class Watchdog:
         return f"{why}{_named(late)} late, in {where}, and the others wait{told}"
 
     def _place(self) -> Words:
-        """Where the main thread is."""
+        """Return where the main thread is."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         place = f"{frame.f_code.co_name}() of {Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else "?"
         try:
@@ -208,7 +208,7 @@ class Watchdog:
             return False
 
     def _hear(self, seconds: float) -> dict[int, Words]:
-        """What each rank has left, once all have, or after `seconds`."""
+        """Return the messages of all ranks, once all have come, or after `seconds`."""
         assert self._store is not None
         deadline = time.monotonic() + seconds
         words: dict[int, Words] = {}
@@ -225,7 +225,7 @@ class Watchdog:
 
 
 def _short(error: BaseException) -> str:
-    """What gloo says, without its source file and its good wishes."""
+    """Return gloo's message without its source file and its advice."""
     return re.sub(r"^\[[^]]*\] ", "", str(error)).partition("\n")[0].partition(". This is typically")[0]
 
 

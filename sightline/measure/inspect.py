@@ -22,7 +22,7 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1)
     if ranks < 1:
         raise UsageError(f"--ranks {ranks} must be at least 1")
     if any(step < 0 for step in lr_at):
-        raise UsageError(f"--lr-at {min(lr_at)} is no step; steps are counted from 0")
+        raise UsageError(f"--lr-at {min(lr_at)} is not a step; steps are counted from 0")
     spec, items, each = _data(recipe)
     with torch.device("meta"):
         model = recipe.model.build(spec).eval()

@@ -87,7 +87,7 @@ def _positive(text: str, number: str) -> float:
     except ValueError:
         value = 0.0
     if value <= 0:
-        raise UsageError(f"--links {text}: {number} is no positive number")
+        raise UsageError(f"--links {text}: {number} is not a positive number")
     return value
 
 
@@ -105,7 +105,7 @@ class Cluster:
         return -(-devices // local), local
 
     def overlaps(self, devices: int) -> bool:
-        """Whether gradients travel while the device computes."""
+        """True if gradients travel while the device computes."""
         return self.inside.overlaps and (devices <= self.per_host or self.between.overlaps)
 
 
@@ -140,7 +140,7 @@ ALGORITHMS: dict[str, Callable[[int, float, Cluster], float]] = {
 
 
 def all_reduce_s(devices: int, size: float, cluster: Cluster) -> float:
-    """Seconds to sum `size` bytes over devices by the fastest way, as the libraries choose."""
+    """Return seconds to sum `size` bytes over devices by the fastest algorithm, as the libraries choose."""
     return min(seconds(devices, size, cluster) for seconds in ALGORITHMS.values()) if devices > 1 else 0.0
 
 
@@ -154,7 +154,7 @@ def _start(devices: int, cluster: Cluster) -> float:
 
 
 def _through(devices: int, cluster: Cluster) -> float:
-    """Bytes per second of the narrowest place: a host's ports together, or the links inside."""
+    """Return bytes per second of the bottleneck: a host's ports together, or the links inside."""
     hosts, local = cluster.split(devices)
     ports = local * cluster.between.bandwidth
     if hosts == 1:

@@ -271,7 +271,7 @@ def check_comparable(data: Any) -> None:
 
 @dataclass
 class Timing:
-    """What was measured of one contender."""
+    """Measurements of one contender."""
 
     name: str
     images: int  # per repeat

@@ -1,4 +1,4 @@
-"""What a user would run instead of our classifier's step: the same network from torchvision, in four ways."""
+"""Steps that a user would run instead of our classifier's: the same network from torchvision, in four ways."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def steps(peers: Sequence[Peer], ours: Ours) -> list[Maker]:
 
 
 def torchvision_network(name: str, classes: int) -> nn.Module:
-    """One of ARCHITECTURES with random weights."""
+    """Build one of ARCHITECTURES with random weights."""
     if name == "resnext101_32x4d":  # which torchvision can build but has no name for
         block = torchvision.models.resnet.Bottleneck
         return torchvision.models.ResNet(block, [3, 4, 23, 3], classes, groups=32, width_per_group=4)

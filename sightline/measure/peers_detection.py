@@ -1,7 +1,7 @@
-"""What a user would run instead of our detector's step: our network with a loss written plainly, and torchvision's SSD.
+"""Steps that a user would run instead of our detector's: our network with a plain loss, and torchvision's SSD.
 
-The plain loss is what one writes first without a loop over pictures: all overlaps at once, hard negatives by sorting
-twice. Boxes are random and as many for every picture, which is to the peers' advantage.
+The plain loss is what one writes first without a loop over images: all overlaps at once, hard negatives by sorting
+twice. Boxes are random and as many for every image, which is to the peers' advantage.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class PlainLoss(nn.Module):
         self.network = network
 
     def forward(self, image: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
-        """Of boxes (batch, n, 4) as ymin, xmin, ymax, xmax in 0..1 and labels (batch, n) from 1."""
+        """Compute the loss for boxes (batch, n, 4) as ymin, xmin, ymax, xmax in 0..1 and labels (batch, n) from 1."""
         logits, offsets, anchors = self.network(image)
         return plain_loss(logits.float(), offsets.float(), anchors, boxes, labels)
 
 
 def plain_loss(logits: Tensor, offsets: Tensor, anchors: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
-    """SSD's loss for pictures that all have as many boxes."""
+    """Compute SSD's loss for images that all have as many boxes."""
     corners = torch.cat([anchors[:, :2] - anchors[:, 2:] / 2, anchors[:, :2] + anchors[:, 2:] / 2], 1)
     low = torch.maximum(corners[None, :, None, :2], boxes[:, None, :, :2])
     high = torch.minimum(corners[None, :, None, 2:], boxes[:, None, :, 2:])
@@ -94,7 +94,7 @@ def _batch(spec: DataSpec, images: int, device: Device, peer: Peer) -> tuple[Ten
 
 
 def _as_torchvision(image: Tensor, boxes: Tensor, labels: Tensor) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """Lists of pictures in 0..1 and of boxes in pixels, left first."""
+    """Convert to lists of images in 0..1 and of boxes in pixels, left first."""
     height, width = image.shape[2:]
     scale = torch.tensor([width, height, width, height], device=image.device)
     pixels = boxes[..., [1, 0, 3, 2]] * scale
@@ -107,5 +107,5 @@ def _shipped_loss(network: Any, batch: tuple[Any, ...]) -> Tensor:
 
 
 def _sgd(parameters: Iterable[nn.Parameter], options: dict[str, Any]) -> torch.optim.Optimizer:
-    """The recipe's rate for its first steps: no peer diverges on random boxes."""
+    """Build SGD with the recipe's rate of its first steps: no peer diverges on random boxes."""
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=5e-4, **options)

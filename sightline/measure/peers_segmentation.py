@@ -1,4 +1,4 @@
-"""What a user would run instead of our U-Net's step: MONAI's DynUNet of the same form with MONAI's own loss."""
+"""Steps that a user would run instead of our U-Net's: MONAI's DynUNet of the same form with MONAI's own loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP_PEERS = (
 
 
 def dynunet(model: Any, spec: DataSpec) -> nn.Module:
-    """MONAI's network with the levels, filters and heads of our U-Net `model`."""
+    """Build MONAI's network with the levels, filters and heads of our U-Net `model`."""
     try:
         from monai.networks.nets import DynUNet
     except ImportError as error:
@@ -64,7 +64,7 @@ def steps(peers: Sequence[Peer], ours: Ours) -> list[Maker]:
 
 
 def dice_and_cross_entropy() -> Callable[[Callable[..., Any], tuple[Any, ...]], Tensor]:
-    """MONAI's, of sums over the batch and without background; coarser outputs weigh half as much each."""
+    """Return MONAI's loss over the batch, without background; coarser outputs weigh half as much each."""
     from monai.losses import DiceCELoss
 
     criterion = DiceCELoss(include_background=False, to_onehot_y=True, softmax=True, batch=True)

@@ -82,7 +82,7 @@ def parse_window(text: str, steps: int) -> tuple[int, int] | None:
 
 
 def kind_of(name: str) -> str:
-    """What a kernel or an op does, by its name."""
+    """Return the kind of work of a kernel or an op, by its name."""
     return next((kind for kind, pattern in KINDS.items() if pattern.search(name)), "other")
 
 
@@ -114,7 +114,7 @@ class ProfileWindow:
         return text
 
     def close(self) -> None:
-        """Drops an unfinished trace."""
+        """Drop an unfinished trace."""
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
@@ -196,7 +196,7 @@ class _Steps:
         self.length = sum(self.ends) - sum(self.starts)
 
     def hold(self, time_us: float) -> bool:
-        """Whether a moment lies in one of them."""
+        """Return whether a moment lies in one of them."""
         at = bisect.bisect_right(self.starts, time_us) - 1
         return at >= 0 and time_us <= self.ends[at]
 
@@ -294,7 +294,7 @@ def _device_spans(events: list[Event], ours: list[Event]) -> list[_Span]:
 
 
 def _idle_between(spans: list[_Span], others: list[Event]) -> float:
-    """How long the device did nothing between two pieces of the steps' work; not after other work, an evaluation."""
+    """Return how long the device was idle between two pieces of the steps' work; not after an evaluation."""
     timeline = [(span.start, span.end, True) for span in spans]
     timeline += [(float(e["ts"]), float(e["ts"] + e["dur"]), False) for e in others]
     idle, busy_until, was_ours = 0.0, 0.0, False

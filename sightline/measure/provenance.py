@@ -17,7 +17,7 @@ from sightline.runs.environment import environment
 
 
 def provenance(device: Device) -> dict[str, Any]:
-    """What a number depends on besides the recipe: commit, versions, machine, command."""
+    """Return what a number depends on besides the recipe: commit, versions, machine, command."""
     found = {"commit": commit_of(Path(__file__).resolve().parent.parent), "environment": environment(device, ranks=1)}
     try:
         triton = version("triton")
@@ -50,7 +50,7 @@ def commit_of(package: Path) -> dict[str, Any]:
 
 
 def result_file(folder: Path, what: str, device: Device, now: datetime) -> Path:
-    """Where a result goes; the time makes it one of its kind."""
+    """Return the file of a result; the time makes its name unique."""
 
     def plain(text: str) -> str:
         return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-")

@@ -104,7 +104,7 @@ def as_on_many(run: Run) -> Run:
 
 @dataclass(frozen=True)
 class Gradient:
-    """Of one parameter."""
+    """The gradient of one parameter."""
 
     size: int  # bytes
     ready: float  # share of the backward pass after which it is there
@@ -112,7 +112,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Network:
-    """What a step of it sends."""
+    """The gradients and statistics that a step sends."""
 
     gradients: tuple[Gradient, ...]  # in the order in which the model names its parameters
     norms: tuple[int, ...]  # channels of every batch-norm
@@ -124,8 +124,8 @@ class Network:
 
 
 def network_of(model: nn.Module, picture: Tensor) -> Network:
-    """From a model and one picture (1, channels, height, width) on the meta device. A layer's backward pass is taken to
-    last as long as its share of the products, and layers to run in the order in which they are named."""
+    """Describe a model by one image (1, channels, height, width) on the meta device. A layer's backward pass is taken
+    to last as long as its share of the products, and layers to run in the order in which they are named."""
     with FlopCounterMode(display=False, depth=None) as counter, torch.no_grad():  # type: ignore[arg-type]
         model.eval()(picture)
     root = type(model).__name__
@@ -145,7 +145,7 @@ def network_of(model: nn.Module, picture: Tensor) -> Network:
 
 
 def buckets_of(gradients: Sequence[Gradient], cap: float) -> list[Gradient]:
-    """As DistributedDataParallel fills them: from the last parameter on, full when they reach their size."""
+    """Fill buckets as DistributedDataParallel does: from the last parameter on, full when they reach their size."""
     found: list[Gradient] = []
     size, ready, limit = 0, 0.0, float(FIRST_BUCKET_BYTES)
     for gradient in reversed(gradients):
@@ -160,7 +160,7 @@ def buckets_of(gradients: Sequence[Gradient], cap: float) -> list[Gradient]:
 
 
 def exposed_s(buckets: Sequence[Gradient], backward_s: float, devices: int, cluster: Cluster) -> float:
-    """Seconds that gradients still travel after the backward pass; one bucket after the other, each when it is full."""
+    """Return seconds that gradients still travel after the backward pass; each bucket leaves when it is full."""
     overlaps, end = cluster.overlaps(devices), 0.0
     for bucket in buckets:
         full = bucket.ready * backward_s if overlaps else backward_s
@@ -230,7 +230,7 @@ def predict(work: Work, devices: int, cluster: Cluster, storage: float = math.in
 
 @dataclass(frozen=True)
 class Rounds:
-    """What happens besides steps."""
+    """Evaluations and checkpoints of an epoch."""
 
     samples: int  # of an epoch
     eval_samples: int
@@ -268,7 +268,7 @@ def epoch_of(row: dict[str, Any], work: Work, rounds: Rounds) -> dict[str, float
 def predict_recipe(
     recipe: Recipe, run: Run, bound: Bound, picture: Tensor, options: ScalingOptions, measured: dict[str, Any]
 ) -> dict[str, Any]:
-    """Predictions for every number of devices; `measured` is our row of the benchmark, or {} with --step-ms."""
+    """Predict for every number of devices; `measured` is our row of the benchmark, or {} with --step-ms."""
     cluster, batch, spread = options.cluster(), recipe.train.global_batch, options.spread
     step_s = options.step_ms / 1000
     if measured:
@@ -317,7 +317,7 @@ def spread_of(seconds: Sequence[float]) -> float:
 
 
 def sample_bytes_of(bound: Bound) -> tuple[float, str]:
-    """Bytes that are read for one training sample where nobody has said it, and where the number comes from."""
+    """Return bytes read per training sample, where not given, and the source of the number."""
     if "boxes" in bound.layout:
         return 19_336_861_798 / 118_287, "COCO: train2017.zip over its pictures"
     if not bound.layout["label"][0]:
@@ -328,7 +328,7 @@ def sample_bytes_of(bound: Bound) -> tuple[float, str]:
 
 
 def rounds_of(recipe: Recipe, run: Run, bound: Bound, options: ScalingOptions) -> Rounds:
-    """Sizes of the epoch as the data say; where none are given, as the recipe declares its training samples."""
+    """Return the sizes of an epoch, of the data or, without any, as the recipe declares its training samples."""
     cfg, declared = recipe.train, recipe.data.declared()
     if declared is None:
         train, val = (recipe.data.open(split, cfg.seed) for split in ("train", "val"))
@@ -361,7 +361,7 @@ def checkpoint_bytes(recipe: Recipe, dataset: Dataset) -> int:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """The table for people."""
+    """Format the table for people."""
     cluster = found["cluster"]
     speeds = " and ".join(
         f"{cluster[place]['name']} {cluster[place]['bandwidth'] / 1e9:.3g} GB/s {place} hosts".replace(

@@ -1,4 +1,4 @@
-"""Findings drawn into their picture: boxes with names and scores, or a strip of class names below.
+"""Draw findings into their image: boxes with names and scores, or a strip of class names below.
 
 The last station of `sightline predict`. Pillow alone, with the font that it brings along.
 """
@@ -50,7 +50,7 @@ def colour_of(number: int) -> Colour:
 
 
 def luminance(colour: Colour) -> float:
-    """How bright the eye finds it, 0 to 1 (WCAG's relative luminance)."""
+    """Return how bright a colour looks, 0 to 1 (WCAG's relative luminance)."""
     linear = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -103,7 +103,7 @@ def _pixels(finding: Finding, picture: Image.Image) -> Box:
 
 
 def _place(box: Box, width: int, height: int, sides: tuple[int, int], placed: Sequence[Box]) -> Box:
-    """Where a label goes: on its box, in it, below it, wherever it covers least of the labels that are there."""
+    """Choose the place of a label: on its box, in it, below it, wherever it covers least of the other labels."""
     left, top, right, bottom = box
     best: tuple[int, Box] | None = None
     rows = (top - height, top, bottom, bottom - height, *range(top + height, bottom - height, height))
@@ -155,7 +155,7 @@ def font_of(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def plain(name: str) -> str:
-    """What the font can draw, on one line: without accents, question marks for letters that are not Latin."""
+    """Return what the font can draw, on one line: without accents, question marks for letters that are not Latin."""
     letters = [c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)]
     return "".join(c if " " <= c <= "~" else "?" if c.isprintable() else " " for c in letters)
 

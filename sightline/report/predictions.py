@@ -1,4 +1,4 @@
-"""What `sightline predict` leaves behind: predictions.json, a picture for each one looked at, and lines to read."""
+"""The results of `sightline predict` for images: predictions.json, a drawing for each, and lines to read."""
 
 from __future__ import annotations
 

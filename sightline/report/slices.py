@@ -61,7 +61,7 @@ def contact_sheet(look: Look) -> Image.Image:
 
 
 def outline_colour(number: int) -> Colour:
-    """Of a class, the same in every picture; 1 is the first after the background."""
+    """Return the colour of a class, the same in every image; 1 is the first after the background."""
     return _OUTLINES[number - 1] if 0 < number <= len(_OUTLINES) else colour_of(number)
 
 
@@ -100,7 +100,7 @@ def _view(look: Look) -> tuple[slice, slice, tuple[slice, slice], tuple[str, str
 
 
 def _window(image: np.ndarray) -> tuple[float, float]:
-    """What becomes black and what white; of a volume with much empty ground, the ground does not count."""
+    """Choose what becomes black and what white; of a volume with much empty ground, the ground does not count."""
     sample = image.reshape(-1)[:: max(1, image.size // _SAMPLED)]
     inside = sample[sample > sample.min()]
     low, high = np.percentile(inside if len(inside) else sample, _PERCENTILES).tolist()
@@ -127,7 +127,7 @@ def _outlined(tile: Image.Image, mask: np.ndarray, label: np.ndarray | None) -> 
 
 
 def _regions(classes: np.ndarray, size: tuple[int, int]) -> list[tuple[int, np.ndarray]]:
-    """Where each class lies in a picture of this size, with rounded corners where voxels are larger than pixels."""
+    """Return the region of each class in an image of this size, rounded where voxels are larger than pixels."""
     numbers = np.unique(np.append(classes, 0)).tolist()
     # Between pixels of a smaller picture a class of one voxel would melt away.
     way = Image.Resampling.BILINEAR if size[0] >= classes.shape[1] else Image.Resampling.NEAREST
@@ -180,7 +180,7 @@ Item = tuple[int, str, Colour | None]
 
 
 def _legend_lines(look: Look, font, room: int) -> list[list[Item]]:  # type: ignore[no-untyped-def]  # Pillow's fonts
-    """What the volume is, then the classes, as many in a line as fit."""
+    """Return the lines of the legend: the volume, then as many classes in a line as fit."""
     sides = " x ".join(map(str, look.mask.shape))
     spacing = " x ".join(f"{mm:.4g}" for mm in look.spacing)
     about = f"{plain(look.name)}  slices x rows x columns {sides}, voxels of {spacing} mm"

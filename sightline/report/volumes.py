@@ -43,7 +43,7 @@ class VolumePredictions(ResultFolder):
         super().__init__(folder, files, results, say)
 
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
-        """Brings scores back to where the voxels came from, and writes, draws and tells what they say."""
+        """Resample scores to the geometry of their file, and write, draw and report them."""
         for row, name in enumerate(names):
             if name is None:
                 continue
@@ -110,7 +110,7 @@ def as_line(row: Mapping[str, Any]) -> str:
 
 
 def compared_picture(case: str, image: Path, mask: Path, label: Path, classes: tuple[str, ...]) -> Image.Image:
-    """Slices of a volume with the outlines of its mask and of its label."""
+    """Draw slices of a volume with the outlines of its mask and of its label."""
     scan = read_scan(image, case)
     found, truth = read_label(mask, case)[0], read_label(label, case)[0]
     return contact_sheet(Look(case, scan.voxels[0], scan.spacing, scan.affine, classes, found, truth))

@@ -1,4 +1,4 @@
-"""Which class a picture shows.
+"""Classification: the class of an image.
 
 Batch keys: image (after finish(): batch, 3, height, width), label (batch,), index (batch,); in evaluation valid
 (batch,); in training those of data.random_erase, data.mixup and data.cutmix, listed below.
@@ -60,7 +60,7 @@ class Classification(Task):
         return Loss(total, {"top1": correct})
 
     def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Class scores."""
+        """Return class scores."""
         return {"logits": model(batch["image"]).float()}
 
     def metric(self, spec: DataSpec, device: torch.device) -> TopK:

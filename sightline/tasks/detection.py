@@ -1,4 +1,4 @@
-"""Where things are and of which class, by a single-shot detector.
+"""Detection by a single-shot detector: places and classes of objects.
 
 Batch keys: image (after finish(): batch, 3, height, width), boxes (batch, n, 4) corner boxes, labels (batch, n) from
 1, 0 where a row is padding, index (batch,); in evaluation valid (batch,) and those of evaluate/coco_map.py.
@@ -108,5 +108,5 @@ class Detection(Task):
 
 
 def _cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Of each anchor (batch, anchors)."""
+    """Return the cross entropy of each anchor (batch, anchors)."""
     return F.cross_entropy(logits.float().flatten(0, 1), classes.flatten(), reduction="none").view_as(classes)

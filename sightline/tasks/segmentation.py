@@ -1,4 +1,4 @@
-"""Which class every pixel of a slice or voxel of a volume is of.
+"""Segmentation: the class of every pixel of a slice or voxel of a volume.
 
 Batch keys: image (after finish(): batch, channels, *space), label (batch, *space); in evaluation index, valid, volume
 (batch,) and, where whole volumes are padded to one shape, extent (batch, 3). The model answers logits (batch, classes,
@@ -133,7 +133,7 @@ class Segmentation(Task):
         return VolumePredictions(folder, files, spec, options, say)
 
     def _flipped_mean(self, forward: Callable[[Tensor], Tensor], image: Tensor, axes: int) -> Tensor:
-        """Scores in fp32; with tta their mean over all mirror images along the last `axes` axes."""
+        """Return scores in fp32; with tta their mean over all mirror images along the last `axes` axes."""
         total = forward(image).float()
         if not self.tta:
             return total

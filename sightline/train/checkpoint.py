@@ -253,7 +253,7 @@ def _damage_is_told(path: Path, name: str) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError):
         raise BadCheckpoint(f"{path} is damaged: {name} is missing") from None
     except OSError as error:  # too many open files, a stale mount: the checkpoint may be whole
-        raise NotDamaged(f"{path} cannot be read: {error.strerror}; mend that and start again") from error
+        raise NotDamaged(f"{path} cannot be read: {error.strerror}; fix that and start again") from error
     except (MemoryError, RuntimeError) as error:  # RuntimeError: torch cannot map the file
         raise NotDamaged(f"{path / name} cannot be loaded: {error}; make room in memory and start again") from error
     except UnknownField as error:

@@ -44,20 +44,20 @@ class TrainConfig:
     """The run ends with exit 5 after an evaluation whose headline score is not above this, e.g. 0.002; 0 is off."""
     patience: int = undecisive(0)
     """The run is finished after this many planned evaluations in a row without a better headline score; 0 is off. The
-    same command with a larger number goes on."""
+    same command with a larger number resumes."""
     min_epochs: int = undecisive(0)
     """patience: epochs that a run has at least."""
     steps_per_epoch: int = 0
     """Most steps of an epoch; the schedule and evaluations count in these shorter epochs. 0: all samples once."""
     max_steps: int = undecisive(0)
     """The run is finished, evaluated and saved, at this step; the schedule stays that of all epochs. 0 is off. The
-    same command with a larger number goes on."""
+    same command with a larger number resumes."""
     last_batch: Literal["drop", "pad", "wrap"] = "drop"
-    """What happens to samples that fill no batch: dropped, filled up from the epoch's start, or carried on into."""
+    """Last partial batch: drop, pad from the epoch's start, or wrap: carry into the next epoch."""
     eval_autocast: bool = True
     """Evaluate in the training precision; off: in fp32."""
     repeats: int = 1
-    """Repeated augmentation: how often a picture comes in an epoch of unchanged length, augmented anew each time."""
+    """Repeated augmentation: how often an image comes in an epoch of unchanged length, augmented each time."""
     bn_eval: Literal["averaged", "rank0", "local"] = "averaged"
     """Whose batch-norm statistics are evaluated and saved when there are several ranks."""
     bn_group: int = 0
@@ -66,8 +66,8 @@ class TrainConfig:
     trainable: Literal["all", "head"] = "all"
     """head: only the model's last linear layer learns; batch-norm statistics of the rest still follow the data."""
     fp32_ops: tuple[str, ...] = ()
-    """Modules kept in fp32 under autocast, by type or path, with wildcards: BatchNorm2d, fc, layer4.*; names of what is
-    no module of the model (relu, mean) are told and left alone."""
+    """Modules kept in fp32 under autocast, by type or path, with wildcards: BatchNorm2d, fc, layer4.*. Patterns that
+    match no module (relu, mean) are reported and ignored."""
     seed: int = 0
     """Every random number of the run is a function of this and of its place in the run."""
     deterministic: bool = False

@@ -74,7 +74,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             f"{recipe.name}: {length.samples} training and {len(sets['val'])} evaluation samples, {cfg.epochs} "
             f"epochs of {length.steps_per_epoch} steps, batch {cfg.global_batch} ({order.local_samples} "
             f"on each of {world.size}), base rate {base_lr:g}, {cfg.precision} on {device.name()}"
-            + (f"; going on from step {progress.step}" if resumed else "")
+            + (f"; resuming from step {progress.step}" if resumed else "")
         )
         for note in (*loader.notes, *state.notes):
             log.say(note)
@@ -139,7 +139,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             log.finished(over, progress.scored_step, times)
         except Interrupted:
             saver.save(must_succeed=True)
-            log.say(f"saved at step {progress.step}; the same command goes on from there")
+            log.say(f"saved at step {progress.step}; the same command resumes from there")
             raise
         finally:
             window.close()
@@ -184,6 +184,6 @@ def _refuse_diverged(recipe: Recipe, progress: TrainProgress) -> None:
     if cfg.diverged_score and score is not None and not score > cfg.diverged_score:
         raise Diverged(
             f"diverged: {headline} {score:.4f} at step {progress.scored_step} is not above "
-            f"train.diverged_score={cfg.diverged_score:g}. Begin anew with another --run.out and a lower "
-            f"--optimizer.lr or a longer warm-up; to go on all the same, add --train.diverged-score 0"
+            f"train.diverged_score={cfg.diverged_score:g}. Start again with another --run.out and a lower "
+            f"--optimizer.lr or a longer warm-up; to continue all the same, add --train.diverged-score 0"
         )

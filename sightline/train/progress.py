@@ -84,5 +84,5 @@ def refuse_unwatchable(schedule: ScheduleConfig, names: Collection[str]) -> None
     if schedule.plateau_on == "val_loss" and names and not any(name in names for name in VAL_LOSSES):
         raise UsageError(
             f"schedule.plateau_on=val_loss needs an evaluation that gives {' or '.join(VAL_LOSSES)}; this task's "
-            f"gives {', '.join(names)}. Use --schedule.plateau-on score (with --run.override to go on)"
+            f"gives {', '.join(names)}. Use --schedule.plateau-on score (with --run.override to resume)"
         )

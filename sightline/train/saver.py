@@ -78,14 +78,14 @@ class Saver:
             listed = "\n  ".join(changes[:50])
             raise UsageError(
                 f"{path} was made with another recipe:\n  {listed}\nGive the old values back, choose another "
-                f"--run.out, or add --run.override to go on with the new ones (not for model fields, the batch, "
+                f"--run.out, or add --run.override to resume with the new ones (not for model fields, the batch, "
                 f"train.steps_per_epoch and train.trainable)"
             )
         for split, dataset in self.sets.items():
             if stored.get("fingerprints", {}).get(split) != dataset.fingerprint and not run.override:
                 raise BadData(
                     f"the {split} data are not those that {path} was trained on (files were added, removed or "
-                    f"changed); bring them back, choose another --run.out, or add --run.override to go on with these"
+                    f"changed); bring them back, choose another --run.out, or add --run.override to resume with these"
                 )
         now = environment(state.device, self.world.size)
         then = stored.get("environment", {})

@@ -135,7 +135,7 @@ def test_inspect_refusals(sightline):
     said = sightline("inspect", NAME, "--data.classes=0")
     assert said.code == 2 and "give --data.path DIR or --data.classes N" in said.err
     said = sightline("inspect", "resnet50", "--lr-at", -5, 3)
-    assert said.code == 2 and "--lr-at -5 is no step" in said.err
+    assert said.code == 2 and "--lr-at -5 is not a step" in said.err
     said = sightline("inspect", "resnet50", "--ranks", 3)
     assert said.code == 2 and "global_batch=256 cannot be split over 3 devices" in said.err
     assert sightline("inspect").code == 2

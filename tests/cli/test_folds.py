@@ -171,5 +171,5 @@ def test_mean_and_spread_by_hand():
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"values": {}}', '{"values": {"dice": 1}, "tables": 3}'])
 def test_scores_that_cannot_be_read_are_told(tmp_path: Path, text: str):
     (tmp_path / "scores-best.json").write_text(text)
-    with pytest.raises(BadData, match=r"fold 2 is trained, but .*scores-best.json cannot be read .*to train it anew"):
+    with pytest.raises(BadData, match=r"fold 2 is trained, but .*scores-best.json cannot be read .*to train it again"):
         folds.read_fold(tmp_path, 2, "dice")

@@ -35,7 +35,7 @@ def test_print_is_what_can_be_saved_and_handed_over(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--hosts=-oProxyCommand=x:8", "--print"], "is no host"),
+        (["--hosts=-oProxyCommand=x:8", "--print"], "is not a host"),
         (["--hosts=a:7", "--print"], "global_batch=512 cannot be split over 7 devices"),
         (["--print"], "say where"),
         (["--hosts=a:8", "--run.devices=8", "--print"], "--hosts says how many ranks"),

@@ -48,7 +48,7 @@ def test_a_signal_to_one_rank_stops_all_in_the_same_step(ranks, tmp_path: Path):
     step = ranks.events(out, "train")[-1]["step"]
     assert 5 <= step <= 6 and [e["step"] for e in ranks.events(out, "checkpoint")] == [step]
     told = (out / "rank_1.log").read_text()
-    assert f"saved at step {step}; the same command goes on from there" in told and "exit 143" in told
+    assert f"saved at step {step}; the same command resumes from there" in told and "exit 143" in told
 
 
 class Traced:

@@ -12,7 +12,7 @@ import pytest
 
 from sightline import config
 from sightline.hardware.launch import mpi
-from sightline.hardware.launch.command import Options, make_plan
+from sightline.hardware.launch.command import LaunchOptions, make_plan
 
 COMMANDS = runpy.run_path(str(Path(__file__).with_name("started.py")))
 started, finished, sightline = (COMMANDS[name] for name in ("started", "finished", "sightline"))
@@ -68,7 +68,7 @@ def test_mpirun_trains_to_the_same_bits(by_devices: tuple, tmp_path: Path):
     """By the very command that `launch` writes, with its binding, its output and its forwarding."""
     need_open_mpi()
     flags = [*FLAGS, "--run.progress=auto", f"--run.out={tmp_path / 'run'}"]
-    options = Options(hosts="localhost:2", launcher="mpirun", env=("MINE=a b",))
+    options = LaunchOptions(hosts="localhost:2", launcher="mpirun", env=("MINE=a b",))
     plan = make_plan(options, flags, *config.load(flags[0], flags[1:]))
     out = finished(mpi.command(plan, options.mpi), TERM="xterm")
     assert "\x1b" not in out, "mpirun's terminals are no place to draw on: their lines get a tag"
@@ -130,7 +130,7 @@ def test_a_signal_to_the_starter_lets_the_ranks_save(launcher: str, tmp_path: Pa
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == code, out
-    assert "the same command goes on from there" in out and weights(run)
+    assert "the same command resumes from there" in out and weights(run)
     assert json.loads((run / "exit.json").read_text())["code"] == (130 if launcher == "ssh" else code)
 
 

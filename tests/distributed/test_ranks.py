@@ -220,7 +220,7 @@ def test_two_ranks_train_as_one_and_a_stopped_run_goes_on_with_another_number(re
     told = json.loads((run / "exit.json").read_text())
     assert told["code"] == 143, out
     stopped = events(run, "train")[-1]["step"]
-    assert f"saved at step {stopped}; the same command goes on from there" in out
+    assert f"saved at step {stopped}; the same command resumes from there" in out
     saved = [e["step"] for e in events(run, "checkpoint")]
     assert saved == [*range(30, stopped, 30), stopped]  # one at the end of each epoch, and one
     assert "batch 8 (4 on each of 2)" in out and out.count("training and") == 1

@@ -216,7 +216,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
     assert stopped.checkpoints[-1].name == f"ckpt-{signal_at[1]:08d}"
     resumed = train(name, stopped.folder)
-    assert resumed.error is None and f"going on from step {signal_at[1]}" in resumed.shown
+    assert resumed.error is None and f"resuming from step {signal_at[1]}" in resumed.shown
     assert resumed.bits() == whole.bits() and resumed.scores == whole.scores
 
 

@@ -77,9 +77,9 @@ class LaunchOptions:
     output: str = ""
     """Folder on the hosts for the output of each rank."""
     max_restarts: int = 0
-    """torchrun, ssh, slurm, kubernetes: how often torchrun starts lost ranks anew, from the last checkpoint."""
+    """torchrun, ssh, slurm, kubernetes: how often torchrun restarts lost ranks, from the last checkpoint."""
     min_hosts: int = 0
-    """The run goes on with this many hosts; 0: with all only."""
+    """The run continues with this many hosts; 0: with all only."""
     python: str = ""
     """Python of the hosts; default: this one, in Kubernetes `python`."""
     folder: str = ""

@@ -248,7 +248,7 @@ def _environ(plan: LaunchPlan) -> list[dict[str, str]]:
 
 
 def _escaped(words: list[str] | tuple[str, ...]) -> list[str]:
-    """What kubelet would take for a variable stays as it was written."""
+    """Escape what kubelet would take for a variable."""
     return [word.replace("$", "$$") for word in words]
 
 

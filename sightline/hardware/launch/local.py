@@ -60,7 +60,7 @@ class OneHost(RendezvousHandler):
 
 
 def start(count: int, device: str, arguments: Sequence[str]) -> bool:
-    """Runs `sightline ARGUMENTS` as `count` ranks to their end; False, at once, where this process is one of them."""
+    """Run `sightline ARGUMENTS` as `count` ranks to their end; False, at once, where this process is one of them."""
     place = launch.detect(os.environ)
     if place is not None and (place.size > 1 or place.launcher == "torchrun"):
         refuse_other_count(count, place.local_size, place.launcher)
@@ -97,7 +97,7 @@ def _run(config: LaunchConfig, count: int, arguments: Sequence[str]) -> None:
         if failure.exitcode < 0:
             raise PeerLost(
                 f"rank {rank} of {count} was ended by signal {-failure.exitcode}; the others were stopped, and the "
-                "same command goes on from the last checkpoint"
+                "same command resumes from the last checkpoint"
             ) from None
         raise RankFailed(
             failure.exitcode, f"rank {rank} of {count} ended with exit code {failure.exitcode}; it says why above"
@@ -105,7 +105,7 @@ def _run(config: LaunchConfig, count: int, arguments: Sequence[str]) -> None:
 
 
 def refuse_other_count(count: int, local_size: int, launcher: str) -> None:
-    """What was asked for must be what there is."""
+    """Refuse another number of ranks than was asked for."""
     if local_size != count:
         raise UsageError(
             f"--run.devices {count}, but {launcher} has started {local_size} on this host; leave --run.devices out and "

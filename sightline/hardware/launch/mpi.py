@@ -50,7 +50,7 @@ def detect(environ: Environ) -> Place | None:
 
 
 def _job(environ: Environ) -> str:
-    """What all ranks of one start share, and no other start."""
+    """Return an id that all ranks of one start share, and no other start."""
     return environ.get("PMIX_NAMESPACE") or environ.get("PMI_JOBID") or ""
 
 

@@ -1,4 +1,4 @@
-"""What is to be started where: hosts, ranks, command and environment, checked before any launcher writes them down."""
+"""The plan of a start: hosts, ranks, command and environment, checked before any launcher writes them down."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         name, colon, slots = part.strip().partition(":")
         if not HOST.fullmatch(name):
             raise UsageError(
-                f"--hosts: '{part}' is no host; write NAME:RANKS, e.g. node1:8,node2:8 (IPv6 by name only)"
+                f"--hosts: '{part}' is not a host; write NAME:RANKS, e.g. node1:8,node2:8 (IPv6 by name only)"
             )
         if colon and not (slots.isdecimal() and int(slots) > 0):
             raise UsageError(f"--hosts: '{part}' must end with the number of ranks there, e.g. {name}:8")
@@ -106,7 +106,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 
 
 def forwarded(environ: Environ, patterns: Sequence[str], added: Sequence[str], interfaces: str) -> dict[str, str]:
-    """Variables that go along to the hosts: by pattern, those of the interfaces, and NAME=VALUE pairs, which win."""
+    """Return the variables for the hosts: by pattern, those of the interfaces, and NAME=VALUE pairs, which win."""
     found = {
         name: environ[name]
         for name in sorted(environ)
@@ -126,14 +126,14 @@ def forwarded(environ: Environ, patterns: Sequence[str], added: Sequence[str], i
 
 
 def check_names(pattern: re.Pattern[str], text: str, flag: str, example: str) -> None:
-    """Refuses what could be read as an option or as a second value."""
+    """Refuse names that could be read as an option or as a second value."""
     for part in text.split(",") if text else ():
         if not pattern.fullmatch(part):
             raise UsageError(f"{flag} '{text}' must be like {example}")
 
 
 def is_here(name: str) -> bool:
-    """Whether a host is the machine that this process runs on."""
+    """Return whether a host is the machine that this process runs on."""
     node = os.uname().nodename
     return name in ("localhost", "127.0.0.1", node, node.partition(".")[0])
 
@@ -144,6 +144,6 @@ def hangup() -> tuple[signal.Signals, ...]:
 
 
 def in_shell(plan: LaunchPlan, words: Sequence[str]) -> str:
-    """One line for the shell of another host: the folder, the environment, the command, all quoted."""
+    """Return one line for the shell of another host: the folder, the environment, the command, all quoted."""
     pairs = [f"{name}={value}" for name, value in plan.environ.items()]
     return f"cd {shlex.quote(plan.folder)} && exec " + shlex.join(["env", *pairs, *words] if pairs else words)

@@ -34,7 +34,7 @@ def detect(environ: Environ) -> Place | None:
 
 
 def _local_size(environ: Environ, size: int) -> int:
-    """Of `4(x2),3`, which counts the tasks of each node, the part of this node."""
+    """Return this node's number of `4(x2),3`, which counts the tasks of each node."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
     if not text:
         number(environ, "SLURM_STEP_TASKS_PER_NODE", "srun")

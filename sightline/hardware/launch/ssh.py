@@ -43,7 +43,7 @@ def commands(plan: LaunchPlan) -> list[list[str]]:
 
 
 def run(plan: LaunchPlan) -> None:
-    """Starts all hosts and waits for them; a signal lets their ranks save, a second one ends them, and so does the
+    """Start all hosts and wait for them; a signal lets their ranks save, a second one ends them, and so does the
     first failure."""
     processes: list[subprocess.Popen[str]] = []
     stopped: list[int] = []

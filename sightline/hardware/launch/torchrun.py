@@ -33,13 +33,13 @@ def detect(environ: Environ) -> Place | None:
 
 
 def command(plan: LaunchPlan, node: int) -> list[str]:
-    """What starts the ranks of host number `node`; every host needs its own."""
+    """Return the command that starts the ranks of host number `node`; every host needs its own."""
     host = plan.hosts[node]
     return words(plan, host.slots, str(node), plan.hosts[0].name, host.name)
 
 
 def words(plan: LaunchPlan, slots: int, node: str, first: str, here: str = "") -> list[str]:
-    """The same, where a scheduler puts in the node's number, the first host and this one."""
+    """Return the command with the node's number, the first host and this one as a scheduler fills them in."""
     found = [plan.python, "-m", "torch.distributed.run"]
     if plan.is_elastic:
         found += [f"--nnodes={plan.min_hosts or len(plan.hosts)}:{len(plan.hosts)}", f"--nproc-per-node={slots}"]

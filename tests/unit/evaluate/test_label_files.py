@@ -164,7 +164,7 @@ def test_folders_that_hold_nothing(tmp_path: Path, folders):
     (tmp_path / "none").mkdir()
     with pytest.raises(UsageError, match=r"holds no file that ends in \.nii\.gz, \.nii, \.npy"):
         evaluate_folder(tmp_path / "none", labels)
-    with pytest.raises(UsageError, match="is no folder; give one that holds CASE.nii.gz"):
+    with pytest.raises(UsageError, match="is not a folder; give one that holds CASE.nii.gz"):
         evaluate_folder(masks, tmp_path / "missing")
     with pytest.raises(UsageError, match="is not a run, so there is no recipe for --data.path x"):
         api.evaluate_labels(str(masks), str(labels), ["--data.path", "x"])

@@ -100,8 +100,8 @@ def test_links_are_named_or_given(text, bandwidth, hop_s):
         ("nvlink9", "known: nvlink2, .* e.g. nvlink9,45GB/s"),
         ("a,5", "a speed in GB/s, MB/s"),
         ("a,5GB/s,3", "a latency in us"),
-        ("a,0GB/s", "0 is no positive number"),
-        ("a,1.2.3GB/s", "1.2.3 is no positive number"),
+        ("a,0GB/s", "0 is not a positive number"),
+        ("a,1.2.3GB/s", "1.2.3 is not a positive number"),
     ],
 )
 def test_bad_links(text, message):
