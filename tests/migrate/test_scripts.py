@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sightline.migrate import AUTOLOAD
+from sightline.migrate.reporting import advice
 
 REPO = Path(__file__).resolve().parents[2]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -140,3 +141,9 @@ def test_what_cannot_run_says_where(what: str, run_script: Run, tmp_path: Path):
     assert done.returncode != 0
     place = f"{tmp_path}/script.py:{line}: "
     assert [each for each in done.stderr.splitlines() if message in each and place in each], done.stderr
+
+
+@pytest.mark.parametrize("text", ["Found no NVIDIA driver on your system.", "No CUDA GPUs are available"])
+def test_a_call_without_a_rule_says_so_with_and_without_a_driver(text: str):
+    told = advice.advise(RuntimeError(text), "cpu")
+    assert told.endswith(": RuntimeError: needs a real CUDA device, not cpu; this call has no rule")

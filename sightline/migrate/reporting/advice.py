@@ -18,6 +18,7 @@ KNOWN = (
     ("Cannot access accelerator device when none is available", "use torch.device('cuda', 0), not torch.device(0)"),
     ("Torch not compiled with CUDA enabled", "this call has no rule"),
     ("Found no NVIDIA driver", "this call has no rule"),
+    ("No CUDA GPUs are available", "this call has no rule"),
     ("CUDA driver version is insufficient", "this call has no rule"),
     ("0 active drivers", "Triton has no driver for this target; TRITON_INTERPRET=1 emulates it"),
     ("without ATen_cuda library", "this call has no rule"),
