@@ -293,6 +293,13 @@ def launch(flags: Sequence[str]) -> None:
     command.launch(options, rest, recipe, run, print)
 
 
+def legacy(flags: Sequence[str]) -> None:
+    """run a command line of the original READMEs: `legacy [--print] SCRIPT ARGS ...`, `legacy -- LINE`"""
+    from sightline.legacy import command
+
+    command.legacy(flags, print, lambda words: COMMANDS[words[0]](words[1:]))
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": train,
     "launch": launch,
@@ -306,6 +313,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "check": check,
     "doctor": doctor,
     "migrate": migrate,
+    "legacy": legacy,
 }
 
 
