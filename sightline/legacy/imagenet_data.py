@@ -153,7 +153,7 @@ SHARED = (
         Field("--train.eval-every-epochs", 1, "and after the last epoch, as there"),
     ),
     Flag(
-        "--use_horovod -hvd",
+        "--use_horovod",
         "bool",
         False,
         Field("--run.devices", effect="--batch_size is of one worker; the run lies in worker_0", make=whole_evaluation),

@@ -96,11 +96,12 @@ def _settle(given: Given) -> Start:
     return start if start.ranks else replace(start, ranks=1)
 
 
+CHANGED = {
+    "data_dir": {"default": "/data/tensorflow/imagenet/tf_records/"},
+    "use_horovod": {"spellings": "--use_horovod -hvd"},
+}
 FLAGS = (
-    *(
-        replace(flag, default="/data/tensorflow/imagenet/tf_records/") if flag.key == "data_dir" else flag
-        for flag in SHARED
-    ),
+    *(replace(flag, **CHANGED.get(flag.key, {})) for flag in SHARED),
     Flag("-rs --resnet_size", "int", 101, Field("--model.arch", effect="18, 34, 50, 101, 152 or 200", make=_arch)),
     Flag(
         "--model_type",

@@ -37,7 +37,9 @@ def unknown_flags(script: Script, words: Sequence[str]) -> list[str]:
         parse(script, words)
     except UsageError:
         known = {name for flag in script.flags for name in flag.names}
-        given = [word.partition("=")[0] for word in words if word.startswith("--")]
+        given = [
+            word.partition("=")[0] for word in words if word.startswith("-") and word[1:2] not in ("", *"0123456789.")
+        ]
         return [name for name in given if name not in known and name not in HELP]
     return []
 
