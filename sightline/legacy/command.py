@@ -179,19 +179,19 @@ def table_of(translation: Translation) -> str:
 def help_of(script: Script) -> str:
     """Return the flags of an original with their defaults, and what becomes of each."""
     lines = [f"{script.path}: {script.about}", ""]
-    lines += [f"  {old:44} {new}" for old, new in flag_rows(script)]
+    for old, new, effect in flag_rows(script):
+        lines.append(f"  {old:44} {new}{': ' * bool(new and effect)}{effect}")
     return "\n".join([*lines, "", "`sightline legacy --print SCRIPT ARGS` shows what a command line becomes."])
 
 
-def flag_rows(script: Script) -> Iterator[tuple[str, str]]:
-    """Yield (spellings and default, what becomes of it) for every flag."""
+def flag_rows(script: Script) -> Iterator[start.Row]:
+    """Yield spellings with the default, what a flag becomes, and a note, for every flag."""
     for flag in script.flags:
         default = "" if flag.default in (None, False, "") else f" ({plain(flag.default)})"
+        old = f"{', '.join(flag.names)}{default}"
         if isinstance(flag.outcome, Field):
-            effect = f": {flag.outcome.effect}" if flag.outcome.effect else ""
-            text = f"{flag.outcome.to}{effect}"
+            yield old, flag.outcome.to, flag.outcome.effect
         elif isinstance(flag.outcome, Notice):
-            text = f"no meaning here: {flag.outcome.why}"
+            yield old, "no meaning here", flag.outcome.why
         else:
-            text = f"error: {flag.outcome.remedy}"
-        yield f"{', '.join(flag.names)}{default}", text
+            yield old, "error", flag.outcome.remedy

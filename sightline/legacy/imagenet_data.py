@@ -118,6 +118,13 @@ THREADS = Notice("loader processes are chosen from the cores; `--set run.workers
 GRAPH = Notice("of TensorFlow's graphs; torch.compile is --run.compile")
 ONLY_WITH_LOGGER = "with --benchmark_logger_type BenchmarkFileLogger"
 
+DATA_DIR = Flag("-dd --data_dir", "text", "", Field("--data.path", effect="TFRecords", make=data_path, on=BOTH))
+USE_HOROVOD = Flag(
+    "--use_horovod",
+    "bool",
+    False,
+    Field("--run.devices", effect="--batch_size is of one worker; the run lies in worker_0", make=whole_evaluation),
+)
 SHARED = (
     Flag(
         "-dt --dtype",
@@ -133,7 +140,7 @@ SHARED = (
         Field("--data.image-type", effect="uint8 if not given: whole grey levels", make=image_type),
         ("fp32", "bf16"),
     ),
-    Flag("-dd --data_dir", "text", "", Field("--data.path", effect="TFRecords", make=data_path, on=BOTH)),
+    DATA_DIR,
     Flag(
         "-jpdd --jpeg_data_dir",
         "text",
@@ -152,12 +159,7 @@ SHARED = (
         1,
         Field("--train.eval-every-epochs", 1, "and after the last epoch, as there"),
     ),
-    Flag(
-        "--use_horovod",
-        "bool",
-        False,
-        Field("--run.devices", effect="--batch_size is of one worker; the run lies in worker_0", make=whole_evaluation),
-    ),
+    USE_HOROVOD,
     Flag(
         "--experimental_preloading", "bool", True, Field("--run.device-prefetch", True, "copies the next batch ahead")
     ),

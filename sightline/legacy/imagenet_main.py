@@ -8,7 +8,7 @@ from dataclasses import replace
 from sightline.errors import UsageError
 from sightline.legacy import imagenet_data, oplists
 from sightline.legacy.cleaning import clean
-from sightline.legacy.imagenet_data import BOTH, GRAPH, SHARED, nothing
+from sightline.legacy.imagenet_data import BOTH, DATA_DIR, GRAPH, SHARED, USE_HOROVOD, nothing
 from sightline.legacy.start import Row, Start
 from sightline.legacy.table import EVALUATE, TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script
 
@@ -96,12 +96,12 @@ def _settle(given: Given) -> Start:
     return start if start.ranks else replace(start, ranks=1)
 
 
-CHANGED = {
-    "data_dir": {"default": "/data/tensorflow/imagenet/tf_records/"},
-    "use_horovod": {"spellings": "--use_horovod -hvd"},
+OWN = {
+    "data_dir": replace(DATA_DIR, default="/data/tensorflow/imagenet/tf_records/"),
+    "use_horovod": replace(USE_HOROVOD, spellings="--use_horovod -hvd"),
 }
 FLAGS = (
-    *(replace(flag, **CHANGED.get(flag.key, {})) for flag in SHARED),
+    *(OWN.get(flag.key, flag) for flag in SHARED),
     Flag("-rs --resnet_size", "int", 101, Field("--model.arch", effect="18, 34, 50, 101, 152 or 200", make=_arch)),
     Flag(
         "--model_type",

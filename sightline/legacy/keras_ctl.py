@@ -9,7 +9,17 @@ from typing import Any
 from sightline.errors import UsageError
 from sightline.legacy import imagenet_data, oplists
 from sightline.legacy.cleaning import clean
-from sightline.legacy.imagenet_data import GRAPH, IMAGES, PREPROCESS, SEEDS, SHARED, THREADS, global_batch, nothing
+from sightline.legacy.imagenet_data import (
+    DATA_DIR,
+    GRAPH,
+    IMAGES,
+    PREPROCESS,
+    SEEDS,
+    SHARED,
+    THREADS,
+    global_batch,
+    nothing,
+)
 from sightline.legacy.start import Row, Start
 from sightline.legacy.table import TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script
 
@@ -116,11 +126,9 @@ def _check_strategy(given: Given) -> None:
         raise UsageError("--use_horovod and --distribution_strategy cannot be combined; leave one of them out")
 
 
+RECORDS = replace(DATA_DIR, default="/data/tensorflow_datasets/imagenet/tf_records/")
 MAIN_FLAGS = (
-    *(
-        replace(flag, default="/data/tensorflow_datasets/imagenet/tf_records/") if flag.key == "data_dir" else flag
-        for flag in SHARED
-    ),
+    *(RECORDS if flag is DATA_DIR else flag for flag in SHARED),
     Flag(
         "-bs --batch_size",
         "int",

@@ -85,7 +85,7 @@ def split(text: str, variables: Mapping[str, str]) -> list[str]:
     _refuse_out_of_scope(text.split())
     if found := TEMPLATE.findall(text):
         stand = "stands for a value of yours; write it" if len(found) == 1 else "stand for values of yours; write them"
-        raise UsageError(f"{', '.join(dict.fromkeys(found))} {stand} in, e.g. `-e 64` for `-e <epoch>`")
+        raise UsageError(f"{', '.join(dict.fromkeys(found))} {stand} in")
     text = re.sub(r"(?<!\S)\\(?=\s|$)", " ", text)  # a continuation whose line end was lost
     words: list[str] = []
     word: str | None = None
@@ -169,7 +169,7 @@ def _refuse_out_of_scope(words: Sequence[str]) -> None:
 
 def read(words: Sequence[str], start: Start) -> Line:
     """Read the words of a line: variables, a launcher, an interpreter, the script and its arguments."""
-    rest = [word for word in words if word.strip()]
+    rest = [word for word in words if not word.isspace()]  # left of a continuation whose line end was lost
     _refuse_out_of_scope(rest)
     variables: dict[str, str] = {}
     if rest[:1] == ["env"]:

@@ -13,7 +13,7 @@ from sightline.legacy import imagenet_main, keras_ctl, resnet50_pytorch, ssd, un
 from sightline.legacy.line import Line
 from sightline.legacy.parse import parse, unknown_flags, wants_help
 from sightline.legacy.start import Row
-from sightline.legacy.table import EVALUATE, TRAIN, Act, Field, Flag, Given, Mode, Notice, Refused, Script
+from sightline.legacy.table import EVALUATE, PREPARE, TRAIN, Act, Field, Flag, Given, Mode, Notice, Refused, Script
 
 SCRIPTS: tuple[Script, ...] = (
     resnet50_pytorch.SCRIPT,
@@ -101,6 +101,8 @@ def translate(line: Line, device: str = "", extra: Sequence[str] = ()) -> Transl
     given = script.complete(given)
     given = replace(given, start=script.settle(given))
     mode = script.mode(given)
+    if extra and mode.command in ("", PREPARE):
+        raise UsageError(f"--set {extra[0][2:]}: {script.name} trains nothing, so it has no fields; leave it out")
     given = replace(given, recipe=mode.recipe)
     words, rows = _words(script, given, mode)
     return Translation(
@@ -175,8 +177,8 @@ def as_typed(flag: Flag, value: Any) -> str:
 def _command(given: Given, mode: Mode, words: Sequence[str]) -> tuple[str, ...]:
     """Put a command together; several hosts make it `launch`, several ranks of one host --run.devices."""
     start = given.start
-    device = ["--run.device", start.device] if start.device and mode.command != "prepare" else []
-    if start.is_rank or mode.command == "prepare":
+    device = ["--run.device", start.device] if start.device and mode.command != PREPARE else []
+    if start.is_rank or mode.command == PREPARE:
         return (mode.command, *mode.words, *words, *device)
     if len(start.hosts) > 1:
         if mode.command != TRAIN:

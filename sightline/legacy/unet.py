@@ -83,8 +83,8 @@ def _precision(given: Given) -> Sequence[str]:
 
 
 def _epochs(given: Given) -> Sequence[str]:
-    if _is_benchmark(given):  # on several ranks: two epochs, of which the second counts
-        return ["--train.epochs", "2", "--train.patience", "0", "--train.min-epochs", "0"]
+    if _is_benchmark(given):  # on several ranks: twice so many steps, of which the second half counts
+        return ["--train.patience", "0", "--train.min-epochs", "0"]
     words = [] if given["max_epochs"] == 10_000 else ["--train.epochs", str(given["max_epochs"])]
     words += [] if given["min_epochs"] == 30 else ["--train.min-epochs", str(given["min_epochs"])]
     words += [] if given["patience"] == 100 else ["--train.patience", str(given["patience"])]
@@ -95,7 +95,8 @@ def _epochs(given: Given) -> Sequence[str]:
 def _train_batches(given: Given) -> Sequence[str]:
     limit = given["train_batches"]
     if _is_benchmark(given):
-        return ["--train.steps-per-epoch", str(limit), "--train.eval-every-epochs", "2", "--run.log-every-steps", "1"]
+        rare = ["--train.eval-every-epochs", "10000", "--run.checkpoint-every-epochs", "10000"]
+        return ["--train.max-steps", str(2 * limit), *rare, "--run.log-every-steps", "1"]
     return ["--train.steps-per-epoch", str(limit)] if limit else []
 
 
@@ -157,7 +158,7 @@ def _mode(given: Given) -> Mode:
 
 
 def _benchmark(given: Given, results: str, notes: Sequence[tuple[str, str, str]]) -> Mode:
-    """One device: our own benchmark. Several: a training of two epochs, whose second is timed step by step."""
+    """One device: our own benchmark. Several: a training of twice the batches, whose second half is timed."""
     predicts = given["exec_mode"] == "predict"
     batches, flag = (
         (given["test_batches"], "--test_batches") if predicts else (given["train_batches"], "--train_batches")
@@ -266,7 +267,9 @@ FLAGS = (
         "--benchmark",
         "switch",
         False,
-        Field("benchmark", effect="several devices: two epochs of training, the second timed", make=nothing),
+        Field(
+            "benchmark", effect="several devices: a training of twice the batches, the second half timed", make=nothing
+        ),
     ),
     Flag("--deep_supervision", "switch", False, Field("--model.deep-supervision", True)),
     Flag("--drop_block", "switch", False, Field("--model.drop-block", False)),

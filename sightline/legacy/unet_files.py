@@ -62,13 +62,13 @@ def write_eval_log(run: Path, which: str, out: Path) -> None:
 
 
 def write_perf(log: Path, out: Path, batch: int, batches: int, warmup: int) -> None:
-    """Write throughput and latencies of the second epoch's steps after `warmup`, from a log with a line per step."""
+    """Write throughput and latencies of the second half's steps after `warmup`, from a log with a line per step."""
     lines = [_parsed(line) for line in log.read_text(encoding="utf-8").splitlines()]
     times = {line["step"]: line["time"] for line in lines if line.get("event") == "train"}
     ends = [times[step] for step in range(batches + warmup + 1, 2 * batches + 1) if step in times]
     seconds = sorted(after - before for before, after in itertools.pairwise(ends))
     if not seconds:
-        raise BadData(f"{log} has no two steps of the second epoch after {warmup}; give more --train_batches")
+        raise BadData(f"{log} has no two steps after {batches + warmup}; give more --train_batches")
     mean = statistics.fmean(seconds)
     values = {"throughput_train": round(batch / mean, 3), "latency_train_mean": round(1000 * mean, 3)}
     for share in (90, 95, 99):
