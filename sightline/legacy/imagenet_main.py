@@ -29,14 +29,9 @@ def _arch(given: Given) -> Sequence[str]:
         raise UsageError(f"--resnet_version {version}: the script knows 1 and 2")
     if given["model_type"] == "resnet":
         return ["--model.arch", f"resnet{size}{'v2' if version == '2' else ''}_tf1"]
-    if version == "2":
-        raise UsageError(
-            "--model_type resnext --resnet_version 2 was a network without the first batch-norm and with one more at "
-            "the end, which is not built here; leave out --resnet_version, or use --model_type resnet"
-        )
     if size < 50:
         raise UsageError(f"--model_type resnext --resnet_size {size}: its blocks need 50 layers or more")
-    return [] if size == 101 else ["--model.arch", f"resnext{size}_32x4d_tf"]
+    return [] if (size, version) == (101, "1") else ["--model.arch", f"resnext{size}{'v2' * (version == '2')}_32x4d_tf"]
 
 
 def _schedule(given: Given) -> Sequence[str]:
@@ -114,7 +109,7 @@ FLAGS = (
         "-rv --resnet_version",
         "text",
         "1",
-        Field("--model.arch", effect="2: resnet101v2_tf1; with resnext an error", make=nothing),
+        Field("--model.arch", effect="2: resnet101v2_tf1, resnext101v2_32x4d_tf", make=nothing),
     ),
     Flag(
         "-bs --batch_size",
