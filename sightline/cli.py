@@ -94,7 +94,9 @@ def train(flags: Sequence[str]) -> None:
         return
     scores = api.train(recipe, run)
     if _is_main():
-        print(f"finished: {_values(scores.values)}; results are in {run.out or f'runs/{recipe.name}'}")
+        print(
+            f"finished: {_values(scores.values) or 'not evaluated'}; results are in {run.out or f'runs/{recipe.name}'}"
+        )
 
 
 def evaluate(flags: Sequence[str]) -> None:

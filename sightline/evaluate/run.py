@@ -25,8 +25,11 @@ from sightline.parts import Dataset, Scores, Task
 def order_for(config: TrainConfig, samples: int, world: World) -> EvalOrder:
     """Which samples this rank evaluates."""
     if config.eval_shards == "full":
-        return EvalOrder(samples, -(-config.global_batch // world.size))
-    return EvalOrder(samples, config.global_batch, world.rank, world.size)
+        order = EvalOrder(samples, -(-config.global_batch // world.size))
+    else:
+        order = EvalOrder(samples, config.global_batch, world.rank, world.size)
+    most = config.eval_max_steps * order.local_batch * order.ranks
+    return replace(order, samples=min(samples, most)) if most else order
 
 
 @torch.inference_mode()
@@ -46,7 +49,8 @@ def evaluate(
     model.eval()
     metric = task.metric(dataset.spec, device.torch_device)
     unread = torch.zeros((), dtype=torch.int64, device=device.torch_device)
-    total = loader.feeds["val"].order.steps_per_epoch
+    order = loader.feeds["val"].order
+    total = order.steps_per_epoch
     loader.seek("val", 0, total)
     for number in range(total):
         on_batch(number, total)
@@ -59,9 +63,10 @@ def evaluate(
     metric.merge(shares)
     scores = metric.result()
     skipped = int(shares.sum(unread))
-    if scores.values["samples"] + skipped != len(dataset):
+    asked = min(len(dataset), total * order.local_batch * shares.size)  # fewer than there are with eval_max_steps
+    if scores.values["samples"] + skipped != asked:
         raise BadData(
-            f"evaluation counted {scores.values['samples']:.0f} of {len(dataset)} samples and {skipped} were skipped"
+            f"evaluation counted {scores.values['samples']:.0f} of {asked} samples and {skipped} were skipped"
         )
     for row in scores.worst:
         row["name"] = dataset.name(row["index"])
