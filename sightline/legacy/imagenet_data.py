@@ -76,6 +76,14 @@ def whole_evaluation(given: Given) -> Sequence[str]:
     return ["--train.eval-shards", "full", "--train.bn-eval", "local"]
 
 
+def evaluations(given: Given) -> Sequence[str]:
+    """Write how often the run evaluates, or that it never does."""
+    every = given["epochs_between_evals"]
+    if given.values.get("skip_eval") or given.values.get("disable_eval"):
+        return ["--train.eval-every-epochs", str(given["train_epochs"] + 1), "--train.no-eval-at-end"]
+    return [] if every == 1 else ["--train.eval-every-epochs", str(every)]
+
+
 def benchmark_log(given: Given) -> Sequence[str]:
     """Write metric.log where the file logger is chosen."""
     if given["benchmark_logger_type"] == "BenchmarkBigQueryLogger":
@@ -157,7 +165,7 @@ SHARED = (
         "-ebe --epochs_between_evals",
         "int",
         1,
-        Field("--train.eval-every-epochs", 1, "and after the last epoch, as there"),
+        Field("--train.eval-every-epochs", effect="and after the last epoch, as there", make=evaluations),
     ),
     USE_HOROVOD,
     Flag(

@@ -62,13 +62,10 @@ def _hooks(given: Given) -> Sequence[str]:
 
 
 def _max_eval_steps(given: Given) -> Sequence[str]:
+    """Those that cover the set are the default."""
     steps = given["max_eval_steps"]
-    if steps is not None and steps * given["batch_size"] < VALIDATION_IMAGES:
-        raise UsageError(
-            f"--max_eval_steps {steps} would evaluate {steps * given['batch_size']} of {VALIDATION_IMAGES} images; "
-            "an evaluation covers the whole set here: leave it out"
-        )
-    return []
+    covers = steps is None or steps * given["batch_size"] >= VALIDATION_IMAGES
+    return [] if covers else ["--train.eval-max-steps", str(steps)]
 
 
 def _max_cpus(given: Given) -> Sequence[str]:
@@ -135,7 +132,7 @@ FLAGS = (
         "-mes --max_eval_steps",
         "int",
         None,
-        Field("", effect="accepted where it covers the set, else an error", make=_max_eval_steps),
+        Field("--train.eval-max-steps", effect="where they do not cover the set", make=_max_eval_steps),
     ),
     Flag("-mc --max_cpus", "int", 16, Field("--run.max-cpus", effect="off if not given", make=_max_cpus)),
     Flag(
@@ -208,9 +205,14 @@ FLAGS = (
         "--disable_eval",
         "bool",
         False,
-        Refused("the last epoch is always evaluated here; leave it out, or make evaluations rare with -ebe"),
+        Field("--train.eval-at-end", effect="off, and no evaluation before", make=nothing),
     ),
-    Flag("--return_before_eval", "bool", False, Refused("the last epoch is always evaluated here; leave it out")),
+    Flag(
+        "--return_before_eval",
+        "bool",
+        False,
+        Refused("it ended the run before its first evaluation; use --disable_eval"),
+    ),
     Flag(
         "--dummy_epoch",
         "bool",

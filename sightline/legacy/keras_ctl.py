@@ -254,7 +254,7 @@ MAIN_FLAGS = (
         "--skip_eval",
         "bool",
         False,
-        Refused("the last epoch is always evaluated here; leave it out, or make evaluations rare with -ebe"),
+        Field("--train.eval-at-end", effect="off, and no evaluation before", make=nothing),
     ),
     Flag("--global_seed", "int", None, Field("--train.seed")),
     Flag("--shuffle_seed", "int", None, SEEDS),

@@ -33,10 +33,10 @@ def _epochs(given: Given) -> int:
 
 
 def _training_length(given: Given) -> Sequence[str]:
-    """The epochs; mode train never evaluated, here the last epoch is."""
+    """The epochs; mode train never evaluates."""
     epochs = _epochs(given)
     words = [] if epochs == 50 else ["--train.epochs", str(epochs)]
-    return [*words, "--train.eval-every-epochs", str(epochs)]
+    return [*words, "--train.eval-every-epochs", str(epochs + 1), "--train.no-eval-at-end"]
 
 
 def _batch(given: Given) -> int:
@@ -90,7 +90,7 @@ def _mode(given: Given) -> Mode:
         return Mode(PREDICT, words, after=(copy,))
     if given["mode"] == "eval":
         return Mode(EVALUATE, (run, "--all"))
-    note = ("--mode train", "--train.eval-every-epochs", "the last epoch is evaluated; `--mode eval` does all")
+    note = ("--mode train", "--train.no-eval-at-end", "nothing is evaluated in training; `--mode eval` does all")
     return Mode(TRAIN, ("ssd_resnet34",), recipe="ssd_resnet34", notes=(note,))
 
 

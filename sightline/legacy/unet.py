@@ -95,7 +95,13 @@ def _epochs(given: Given) -> Sequence[str]:
 def _train_batches(given: Given) -> Sequence[str]:
     limit = given["train_batches"]
     if _is_benchmark(given):
-        rare = ["--train.eval-every-epochs", "10000", "--run.checkpoint-every-epochs", "10000"]
+        rare = [
+            "--train.eval-every-epochs",
+            "10001",
+            "--train.no-eval-at-end",
+            "--run.checkpoint-every-epochs",
+            "10000",
+        ]
         return ["--train.max-steps", str(2 * limit), *rare, "--run.log-every-steps", "1"]
     return ["--train.steps-per-epoch", str(limit)] if limit else []
 

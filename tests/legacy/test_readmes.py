@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from sightline import cli, config
-from sightline.hardware.launch.command import Options as LaunchOptions
 
 HERE = Path(__file__).parent
 PAGES = runpy.run_path(str(HERE / "pages.py"))
@@ -42,15 +41,23 @@ def test_words_to_fill_in_are_named_and_filled_in_they_are_understood():
         assert PAGES["read"](filled, {"MPI_ROOT": "/usr/local/openmpi"}).kind == "command"
 
 
-def test_sixty_four_cards_become_a_launch_on_eight_hosts():
+def test_sixty_four_cards_become_a_launch_on_eight_hosts(capsys: pytest.CaptureFixture[str]):
     [command] = [each for each in READMES["002"] if each.kind == "template"]
     text = command.text.replace("<interface_name>", "eth0")
     [words] = PAGES["read"](text, {"MPI_ROOT": "/usr/local/openmpi"}).words
-    options, rest = config.split_options(LaunchOptions, words[1:], prog="")
-    assert len(options.hosts.split(",")) == 8 and (options.ssh_port, options.interfaces) == (3022, "eth0")
-    assert (options.mpi.networks, options.mpi.prefix) == ("192.10.100.174/24", "/usr/local/openmpi")
-    recipe, _ = config.load(rest[0], rest[1:])
-    assert recipe.train.global_batch == 64 * 128 and recipe.optimizer.weight_decay == 7.93e-5
+    assert cli.main([*words, "--print", "--cores", "-1"]) == 0
+    printed = capsys.readouterr().out
+    for part in (
+        "--host 192.10.100.174:8,10.10.100.101:8,",
+        "-np 64",
+        "-p 3022",
+        "btl_tcp_if_include 192.10.100.174/24",
+        "--prefix /usr/local/openmpi",
+        "-x HCCL_SOCKET_IFNAME=eth0",
+        "--train.global-batch 8192",
+        "--optimizer.weight-decay 7.93e-05",
+    ):
+        assert part in printed
 
 
 @pytest.mark.parametrize("readme", COUNTED)
@@ -59,16 +66,18 @@ def test_what_a_command_becomes_is_parsed_by_our_own_commands(readme: str, monke
         load(command, flags)
         raise SystemExit(0)
 
-    load = cli._load_recipe
+    def parse_only(*arguments: object, **named: object) -> None:
+        parse(*arguments, **named)
+        raise SystemExit(0)
+
+    load, parse = cli._load_recipe, config.parse_options
     monkeypatch.setattr(cli, "_load_recipe", load_only)
+    monkeypatch.setattr(config, "parse_options", parse_only)
     for words in dict.fromkeys(words for command in READMES[readme] for words in command.words):
-        if words[0] in ("train", "benchmark", "launch"):
+        if words[0] in ("train", "benchmark", "launch", "prepare"):
             with pytest.raises(SystemExit) as end:
                 cli.COMMANDS[words[0]](list(words[1:]))
             assert end.value.code == 0, words
-        elif words[0] == "prepare":
-            module = __import__(f"sightline.data.prepare.{words[1]}", fromlist=["Options"])
-            config.parse_options(module.Options, words[2:], prog="")
         else:
             assert words[:2] == ("evaluate", "/tmp/ssd_1_hpu")
 
