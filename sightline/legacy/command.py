@@ -125,7 +125,7 @@ def _run_line(words: Sequence[str], options: Options, begun: start.Start, show: 
         show(table_of(translation))
         return
     for old, new, effect in translation.rows:
-        if new == "-" and os.environ.get("RANK", "0") == "0":
+        if new == "-" and translation.is_main:
             show(f"legacy: {old}: {effect}")
     carry_out(translation, show, run)
 
@@ -135,25 +135,25 @@ def carry_out(translation: Translation, show: Show, run: RunCommand) -> None:
     if translation.ranks > 1 and not translation.device:
         _refuse_missing_devices(translation.ranks)
     os.environ.update(translation.variables)
-    is_main = os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")) == "0"
     for step in translation.steps:
         if isinstance(step, Act):
-            if is_main:
+            if translation.is_main:
                 show(f"legacy: {step.text}")
                 step.do()
             continue
-        step = _without_missing_board(translation.script, step, show)
-        if is_main:
+        step = _without_missing_board(translation, step, show)
+        if translation.is_main:
             show("legacy: " + replace(translation, steps=(step,)).as_text())
         run(step)
 
 
-def _without_missing_board(script: Script, step: tuple[str, ...], show: Show) -> tuple[str, ...]:
+def _without_missing_board(translation: Translation, step: tuple[str, ...], show: Show) -> tuple[str, ...]:
     """Leave TensorBoard out where an original always wrote it and the package is missing; asked for, it is an error."""
-    always = any(flag.key == "save_summary_steps" for flag in script.flags)
+    always = any(flag.key == "save_summary_steps" for flag in translation.script.flags)
     if BOARD not in step or not always or importlib.util.find_spec("tensorboard"):
         return step
-    show(f"legacy: no TensorBoard events are written: `pip install sightline[tensorboard]` for {BOARD}")
+    if translation.is_main:
+        show(f"legacy: no TensorBoard events are written: `pip install sightline[tensorboard]` for {BOARD}")
     return tuple(word for word in step if word != BOARD)
 
 

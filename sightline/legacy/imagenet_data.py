@@ -9,17 +9,25 @@ from pathlib import Path
 
 from sightline.errors import UsageError
 from sightline.legacy.start import SSH_PORT, Start, with_networks
-from sightline.legacy.table import EVALUATE, PREPARE, TRAIN, Act, Field, Flag, Given, Mode, Notice, Refused, Script
+from sightline.legacy.table import (
+    EVALUATE,
+    PREPARE,
+    TRAIN,
+    Act,
+    Field,
+    Flag,
+    Given,
+    Mode,
+    Notice,
+    Refused,
+    Script,
+    nothing,
+)
 
 IMAGES = 1_281_167
 BOTH = (TRAIN, EVALUATE)
 LOGGERS = ("BaseBenchmarkLogger", "BenchmarkFileLogger", "BenchmarkBigQueryLogger")
 FORCED = "FORCE_HABANA_IMAGENET_LOADER_FALLBACK"
-
-
-def nothing(given: Given) -> Sequence[str]:
-    """Leave it to another flag, which reads this one."""
-    return ()
 
 
 def global_batch(given: Given) -> int:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from sightline.errors import UsageError
 from sightline.legacy import imagenet_data, oplists
 from sightline.legacy.cleaning import clean
-from sightline.legacy.imagenet_data import BOTH, DATA_DIR, GRAPH, SHARED, USE_HOROVOD, nothing
+from sightline.legacy.imagenet_data import BOTH, DATA_DIR, GRAPH, SHARED, USE_HOROVOD
 from sightline.legacy.start import Row, Start
-from sightline.legacy.table import EVALUATE, TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script
+from sightline.legacy.table import EVALUATE, TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script, nothing
 
 VALIDATION_IMAGES = 50_000
 HOOKS = {

@@ -18,10 +18,9 @@ from sightline.legacy.imagenet_data import (
     SHARED,
     THREADS,
     global_batch,
-    nothing,
 )
 from sightline.legacy.start import Row, Start
-from sightline.legacy.table import TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script
+from sightline.legacy.table import TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script, nothing
 
 KERAS, LARS = "resnet50_keras", "resnet50_lars"
 NETWORKS = ("ResNet50", "ResNet101", "ResNet152", "ResNet50V2", "ResNet101V2", "ResNet152V2")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sightline.errors import UsageError
 from sightline.legacy.start import Start
-from sightline.legacy.table import EVALUATE, TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script
+from sightline.legacy.table import EVALUATE, TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script, nothing
 
 POLICIES = {"ra": "randaugment", "ta_wide": "trivialaugment", "augmix": "augmix", "imagenet": "autoaugment"}
 FALSE = ("0", "f", "false")
@@ -141,12 +141,6 @@ def _workers(given: Given) -> Sequence[str]:
 
 BOTH = (TRAIN, EVALUATE)
 WITH_SCHEDULER = "see --lr-scheduler"
-NOTHING: Sequence[str] = ()
-
-
-def _by_another(given: Given) -> Sequence[str]:
-    return NOTHING
-
 
 FLAGS = (
     Flag("--data-path", "text", "/datasets01/imagenet_full_size/061417/", Field("--data.path", on=BOTH)),
@@ -157,7 +151,7 @@ FLAGS = (
         "--device",
         "text",
         "cuda",
-        Field("--run.device", effect="cuda and hpu: what the machine has", make=_by_another, on=BOTH),
+        Field("--run.device", effect="cuda and hpu: what the machine has", make=nothing, on=BOTH),
     ),
     Flag(
         "-b --batch-size",
@@ -183,7 +177,7 @@ FLAGS = (
         "--opt", "text", "sgd", Field("--optimizer.kind", effect="sgd, sgd_nesterov, rmsprop, adamw", make=_optimizer)
     ),
     Flag("--lr", "float", 0.1, Field("--optimizer.lr", 0.1, "custom_lr: of the first epoch only")),
-    Flag("--momentum", "float", 0.9, Field("--optimizer.momentum", effect="see --opt", make=_by_another)),
+    Flag("--momentum", "float", 0.9, Field("--optimizer.momentum", effect="see --opt", make=nothing)),
     Flag("--wd --weight-decay", "float", 1e-4, Field("--optimizer.weight-decay", 1e-4)),
     Flag("--norm-weight-decay", "float", None, Field("--optimizer.norm-weight-decay")),
     Flag(
@@ -208,21 +202,19 @@ FLAGS = (
         "--lr-warmup-epochs",
         "int",
         0,
-        Field("--schedule.warmup-epochs", effect="crashed with custom_lr there", make=_by_another),
+        Field("--schedule.warmup-epochs", effect="crashed with custom_lr there", make=nothing),
     ),
     Flag(
         "--lr-warmup-method",
         "text",
         "constant",
-        Field("--schedule.warmup", effect=WITH_SCHEDULER, make=_by_another),
+        Field("--schedule.warmup", effect=WITH_SCHEDULER, make=nothing),
         ("constant", "linear"),
     ),
-    Flag(
-        "--lr-warmup-decay", "float", 0.01, Field("--schedule.warmup-factor", effect=WITH_SCHEDULER, make=_by_another)
-    ),
-    Flag("--lr-step-size", "int", 30, Field("--schedule.drop-epochs", effect=WITH_SCHEDULER, make=_by_another)),
-    Flag("--lr-gamma", "float", 0.1, Field("--schedule.factor", effect=WITH_SCHEDULER, make=_by_another)),
-    Flag("--lr-min", "float", 0.0, Field("--schedule.final-lr", effect=WITH_SCHEDULER, make=_by_another)),
+    Flag("--lr-warmup-decay", "float", 0.01, Field("--schedule.warmup-factor", effect=WITH_SCHEDULER, make=nothing)),
+    Flag("--lr-step-size", "int", 30, Field("--schedule.drop-epochs", effect=WITH_SCHEDULER, make=nothing)),
+    Flag("--lr-gamma", "float", 0.1, Field("--schedule.factor", effect=WITH_SCHEDULER, make=nothing)),
+    Flag("--lr-min", "float", 0.0, Field("--schedule.final-lr", effect=WITH_SCHEDULER, make=nothing)),
     Flag("--print-freq", "int", 10, Field("--run.log-every-steps", 10)),
     Flag("--output-dir", "text", ".", Field("--run.out", effect="runs/resnet50 if not given", make=_out)),
     Flag(
@@ -248,7 +240,7 @@ FLAGS = (
         "--test-only",
         "switch",
         False,
-        Field("evaluate RUN", effect="RUN is --resume or --output-dir", make=_by_another, on=BOTH),
+        Field("evaluate RUN", effect="RUN is --resume or --output-dir", make=nothing, on=BOTH),
     ),
     Flag("--auto-augment", "text", None, Field("--data.policy", effect=DEAD, make=_policy)),
     Flag("--ra-magnitude", "int", 9, Field("--data.policy-magnitude", 9, DEAD)),
@@ -276,12 +268,12 @@ FLAGS = (
         False,
         Field("--train.ema", effect="decay scaled by batch and epochs as there", make=_ema),
     ),
-    Flag("--model-ema-steps", "int", 32, Field("--train.ema-every-steps", effect="with --model-ema", make=_by_another)),
-    Flag("--model-ema-decay", "float", 0.99998, Field("--train.ema", effect="with --model-ema", make=_by_another)),
+    Flag("--model-ema-steps", "int", 32, Field("--train.ema-every-steps", effect="with --model-ema", make=nothing)),
+    Flag("--model-ema-decay", "float", 0.99998, Field("--train.ema", effect="with --model-ema", make=nothing)),
     Flag("--use-deterministic-algorithms", "switch", False, Field("--train.deterministic", False)),
     Flag("--clip-grad-norm", "float", None, Field("--train.clip")),
     Flag("--ra-sampler", "switch", False, Field("--train.repeats", effect="--ra-reps times", make=_repeats)),
-    Flag("--ra-reps", "int", 3, Field("--train.repeats", effect="with --ra-sampler", make=_by_another)),
+    Flag("--ra-reps", "int", 3, Field("--train.repeats", effect="with --ra-sampler", make=nothing)),
     Flag(
         "--weights",
         "text",

@@ -10,9 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from sightline.errors import UsageError
-from sightline.legacy.imagenet_data import THREADS, nothing, settle_horovod
+from sightline.legacy.imagenet_data import THREADS, settle_horovod
 from sightline.legacy.start import Start
-from sightline.legacy.table import EVALUATE, PREDICT, PREPARE, TRAIN, Act, Field, Flag, Given, Mode, Notice, Script
+from sightline.legacy.table import (
+    EVALUATE,
+    PREDICT,
+    PREPARE,
+    TRAIN,
+    Act,
+    Field,
+    Flag,
+    Given,
+    Mode,
+    Notice,
+    Script,
+    nothing,
+)
 
 FOLDER = "TensorFlow/computer_vision/SSD_ResNet34"
 EXAMPLES = 117_266

@@ -84,6 +84,7 @@ class Start:
     """In all; 0 where neither the line nor the environment says."""
     is_rank: bool = False
     """A launcher has started this process as one of the ranks already."""
+    rank: int = 0
     hosts: tuple[tuple[str, int], ...] = ()
     networks: str = ""
     interfaces: str = ""
@@ -130,7 +131,7 @@ def of_environment(environ: Mapping[str, str]) -> Start:
     place = detect(environ)
     if place is None or (place.size == 1 and place.launcher != "torchrun"):
         return Start(variables=known)
-    return Start(ranks=place.size, is_rank=True, variables=known)
+    return Start(ranks=place.size, is_rank=True, rank=place.rank, variables=known)
 
 
 def with_exports(start: Start, exported: Mapping[str, str]) -> Start:

@@ -41,6 +41,11 @@ class Given:
 Make = Callable[[Given], Sequence[str]]
 
 
+def nothing(given: Given) -> Sequence[str]:
+    """Leave a flag to the words of another, or to the choice of the command."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Field:
     """The flag sets fields of a recipe, or an option of one of our commands."""

@@ -13,7 +13,20 @@ from sightline.legacy import imagenet_main, keras_ctl, resnet50_pytorch, ssd, un
 from sightline.legacy.line import Line
 from sightline.legacy.parse import parse, unknown_flags, wants_help
 from sightline.legacy.start import Row
-from sightline.legacy.table import EVALUATE, PREPARE, TRAIN, Act, Field, Flag, Given, Mode, Notice, Refused, Script
+from sightline.legacy.table import (
+    EVALUATE,
+    PREPARE,
+    TRAIN,
+    Act,
+    Field,
+    Flag,
+    Given,
+    Mode,
+    Notice,
+    Refused,
+    Script,
+    nothing,
+)
 
 SCRIPTS: tuple[Script, ...] = (
     resnet50_pytorch.SCRIPT,
@@ -39,6 +52,8 @@ class Translation:
     """Of the line, that our processes read."""
     ranks: int = 1
     device: str = ""
+    is_main: bool = True
+    """Whether this process speaks for all ranks."""
 
     def as_text(self) -> str:
         """Return the commands as they could be typed, and what is done beside them as comments."""
@@ -112,6 +127,7 @@ def translate(line: Line, device: str = "", extra: Sequence[str] = ()) -> Transl
         given.start.passed,
         given.ranks if mode.command in (TRAIN, EVALUATE) and not given.start.is_rank else 1,
         given.start.device,
+        given.start.rank == 0,
     )
 
 
@@ -133,7 +149,8 @@ def _words(script: Script, given: Given, mode: Mode) -> tuple[list[str], list[Ro
             words += new
             if is_named or new:
                 effect = outcome.effect if mode.command in outcome.on else f"not read by {mode.command}"
-                rows.append((old, shlex.join(new) or SAME, effect))
+                goes_on = outcome.make is nothing and given[flag.key] != flag.default
+                rows.append((old, shlex.join(new) or (outcome.to if goes_on else SAME), effect))
         elif isinstance(outcome, Notice) and is_named:
             rows.append((old, "-", outcome.why))
         elif is_named:

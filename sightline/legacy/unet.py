@@ -8,7 +8,6 @@ from pathlib import Path
 
 from sightline.errors import UsageError
 from sightline.legacy import oplists, unet_files
-from sightline.legacy.imagenet_data import nothing
 from sightline.legacy.start import Start
 from sightline.legacy.table import (
     BENCHMARK,
@@ -23,6 +22,7 @@ from sightline.legacy.table import (
     Notice,
     Refused,
     Script,
+    nothing,
 )
 from sightline.legacy.unet_files import task_code
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import UsageError
-from sightline.legacy.imagenet_data import nothing
-from sightline.legacy.table import EVALUATE, PREPARE, Act, Field, Flag, Given, Mode, Notice, Script
+from sightline.legacy.table import EVALUATE, PREPARE, Act, Field, Flag, Given, Mode, Notice, Script, nothing
 from sightline.legacy.unet import FOLDER, MAIN
 from sightline.legacy.unet_files import TASKS, task_code
 

@@ -196,6 +196,57 @@ def test_devices_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch, c
     assert "8 devices are asked for, and this machine has none besides its CPU" in capsys.readouterr().err
 
 
+# Every command of the READMEs that asks for one device, for a few steps.
+
+PAGES = runpy.run_path(str(Path(__file__).with_name("pages.py")))
+COMMON = ["train.global-batch=8", "train.precision=fp32", "run.compile=off", "run.log-every-steps=1"]
+TINY = {
+    "resnet50": [*SMALL, "train.max-steps=2", "data.path=SHAPES", "run.out=out"],
+    "resnet50_keras": [*SMALL, "train.max-steps=2", "data.path=RECORDS", "run.out=out"],
+    "resnet50_lars": [*SMALL, "train.max-steps=2", "data.path=RECORDS", "run.out=out"],
+    "resnext101": [*SMALL, "data.path=SHAPES", "data.source=auto", "run.out=out", "train.epochs=1"],
+    "ssd_resnet34": [*SMALL_BOXES, "data.path=COCO", "model.weights=", "train.max-steps=2", "run.out=out"],
+    "unet2d": [*SMALL_VOLUMES, "data.path=VOLUMES", "data.nvol=2"],
+}
+
+
+def single() -> dict[str, tuple[str, ...]]:
+    """Commands of one device by their text: of training, and of the benchmark that says where it writes."""
+    found = {}
+    for readme in PAGES["TITLES"]:
+        for command in PAGES["commands"](readme):
+            [words] = command.words or [("",)]
+            if words[0] in ("train", "benchmark") and "--run.devices" not in words and "demo_unet" not in command.text:
+                found[command.text] = words
+    return found
+
+
+SINGLE = single()
+
+
+def test_most_commands_of_one_device_are_run_as_they_stand():
+    assert len(SINGLE) == 17
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", SINGLE, ids=lambda text: text.partition(".py")[0][-30:])
+def test_a_command_of_the_readmes_runs(
+    text: str, shapes: Path, records: Path, coco: Path, volumes: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("RANK", raising=False)
+    words = SINGLE[text]
+    fields = [*TINY[words[1]], *COMMON]
+    for name, path in {"SHAPES": shapes, "RECORDS": records, "COCO": coco, "VOLUMES": volumes}.items():
+        fields = [field.replace(name, str(path)) for field in fields]
+    if words[1] == "unet2d" and words[0] == "train":
+        fields += ["train.max-steps=2"]
+    if "--run.profile" in words:
+        fields += ["run.profile=0,1"]
+    assert legacy("--", text.replace("/tmp/", f"{here}/"), fields=fields) == 0
+    written = list(here.rglob("log.jsonl")) + list(here.rglob("res_log"))
+    assert len(written) == 1
+
+
 # Two ranks, as processes.
 
 
