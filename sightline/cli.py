@@ -94,9 +94,7 @@ def train(flags: Sequence[str]) -> None:
         return
     scores = api.train(recipe, run)
     if _is_main():
-        print(
-            f"finished: {_values(scores.values) or 'not evaluated'}; results are in {run.out or f'runs/{recipe.name}'}"
-        )
+        print(f"finished: {_values(scores.values)}; results are in {run.out or f'runs/{recipe.name}'}")
 
 
 def evaluate(flags: Sequence[str]) -> None:
@@ -456,7 +454,8 @@ def _counts(counts: dict[str, int]) -> str:
 
 def _values(values: dict[str, float]) -> str:
     """The first ones; all of them stand in the line of the evaluation."""
-    return ", ".join([f"{name} {_number(value).strip()}" for name, value in values.items() if name != "samples"][:3])
+    shown = [f"{name} {_number(value).strip()}" for name, value in values.items() if name != "samples"]
+    return ", ".join(shown[:3]) or "not evaluated"
 
 
 def _number(value: float | str | None) -> str:

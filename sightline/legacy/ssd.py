@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,14 +107,13 @@ def _mode(given: Given) -> Mode:
 
 
 def copy_drawn(drawn: Path, out: Path) -> None:
-    """Put the drawn image where the original does, as a PNG."""
-    if drawn.suffix.lower() == ".png":
-        shutil.copyfile(drawn, out)
-        return
+    """Put the drawn image where the original does, as a PNG; a link there is replaced, not followed."""
     from PIL import Image
 
+    from sightline.report.predictions import write_whole
+
     with Image.open(drawn) as image:
-        image.save(out)
+        write_whole(out, image.save)
 
 
 def _settle(given: Given) -> Start:

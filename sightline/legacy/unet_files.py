@@ -57,8 +57,7 @@ def write_eval_log(run: Path, which: str, out: Path) -> None:
     values = {"Mean dice": round(100 * scores["values"]["dice"], 2)}
     for number, row in enumerate(scores["tables"]["classes"], start=1):
         values[f"L{number}"] = round(100 * row["dice"], 2)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(values) + "\n", encoding="utf-8")
+    _write(out, values)
 
 
 def write_perf(log: Path, out: Path, batch: int, batches: int, warmup: int) -> None:
@@ -74,8 +73,13 @@ def write_perf(log: Path, out: Path, batch: int, batches: int, warmup: int) -> N
     for share in (90, 95, 99):
         at = min(len(seconds) - 1, len(seconds) * share // 100)
         values[f"latency_train_{share}"] = round(1000 * seconds[at], 3)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(values) + "\n", encoding="utf-8")
+    _write(out, values)
+
+
+def _write(out: Path, values: dict[str, float]) -> None:
+    from sightline.report.predictions import write_whole
+
+    write_whole(out, lambda path: path.write_text(json.dumps(values) + "\n", encoding="utf-8"))
 
 
 def _read(path: Path) -> dict[str, Any]:
