@@ -243,6 +243,13 @@ def launch(flags: Sequence[str]) -> None:
     command.launch(options, rest, recipe, run, print)
 
 
+def legacy(flags: Sequence[str]) -> None:
+    """run a command line of the original READMEs: `legacy [--print] SCRIPT ARGS ...`, `legacy -- LINE`"""
+    from sightline.legacy import command
+
+    command.legacy(flags, print, lambda words: COMMANDS[words[0]](words[1:]))
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": train,
     "launch": launch,
@@ -256,6 +263,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "check": check,
     "doctor": doctor,
     "migrate": migrate,
+    "legacy": legacy,
 }
 
 
@@ -391,7 +399,8 @@ def _counts(counts: dict[str, int]) -> str:
 
 def _values(values: dict[str, float]) -> str:
     """Format the first scores; the line of the evaluation has them all."""
-    return ", ".join([f"{name} {_number(value).strip()}" for name, value in values.items() if name != "samples"][:3])
+    shown = [f"{name} {_number(value).strip()}" for name, value in values.items() if name != "samples"]
+    return ", ".join(shown[:3]) or "not evaluated"
 
 
 def _number(value: float | str | None) -> str:

@@ -38,7 +38,8 @@ def evaluate(
     model.eval()
     metric = task.metric(dataset.spec, device.torch_device)
     unread = torch.zeros((), dtype=torch.int64, device=device.torch_device)
-    total = loader.feeds["val"].order.steps_per_epoch
+    order = loader.feeds["val"].order
+    total = order.steps_per_epoch
     loader.seek("val", 0, total)
     for number in range(total):
         on_batch(number, total)
@@ -51,9 +52,10 @@ def evaluate(
     metric.merge(shares)
     scores = metric.result()
     skipped = int(shares.sum(unread))
-    if scores.values["samples"] + skipped != len(dataset):
+    asked = min(len(dataset), total * order.local_batch * shares.size)  # fewer than there are with eval_max_steps
+    if scores.values["samples"] + skipped != asked:
         raise BadData(
-            f"evaluation counted {scores.values['samples']:.0f} of {len(dataset)} samples and {skipped} were skipped"
+            f"evaluation counted {scores.values['samples']:.0f} of {asked} samples and {skipped} were skipped"
         )
     for row in scores.worst:
         row["name"] = dataset.name(row["index"])

@@ -36,6 +36,13 @@ OURS: dict[str, ResNetConfig] = {
         for depth in STAGES
         if depth >= 50
     },
+    **{
+        f"resnext{depth}v2_32x4d_tf": replace(
+            ESTIMATOR_SCRIPT, depth=depth, groups=32, group_width=4, version="v2_ends"
+        )
+        for depth in STAGES
+        if depth >= 50
+    },
     # keras.applications.
     **{
         f"keras_resnet{depth}": replace(KERAS_APPLICATIONS, depth=depth, version="v1", bias=True)

@@ -28,7 +28,9 @@ KINDS = {  # Keras's name of an array -> torch's
 NORM_ORDER = ("gamma", "beta", "moving_mean", "moving_variance")  # Keras 3 stores numbers in place of these names
 OTHER_ORDER = ("kernel", "bias")
 IN_BLOCK = re.compile(r"conv([2-5])_block([1-9]\d{0,2})_(?:(preact)|([0-3]))_(conv|bn)", re.ASCII)
-OUTSIDE = {"conv1_conv": "conv1", "conv1_bn": "bn1", "post_bn": "bn_out"}
+# As Keras before 2.2.5 and TensorFlow's Keras script call them: res2a_branch2a, bn2a_branch2a, res2a_branch1.
+IN_OLD_BLOCK = re.compile(r"(res|bn)([2-5])([a-z])_branch(?:(1)|2([abc]))", re.ASCII)
+OUTSIDE = {"conv1_conv": "conv1", "conv1_bn": "bn1", "post_bn": "bn_out", "conv1": "conv1", "bn_conv1": "bn1"}
 HEAP = b"GCOL\x01\0\0\0"  # signature of an HDF5 string heap
 HARMLESS_LENGTH = 2**16  # characters; a claim up to this size is not checked
 
@@ -171,7 +173,14 @@ def _convert(found: Found, expected: Mapping[str, Tensor], path: Path) -> dict[s
 
 
 def _our_layer(layer: str, is_pre_activated: bool) -> str | None:
-    """Return our name: conv3_block2_1_bn is layer2.1.bn1, or .bn2 if a batch-norm precedes the first convolution."""
+    """Return our name: conv3_block2_1_bn (once bn3b_branch2a) is layer2.1.bn1, or .bn2 if a batch-norm precedes the
+    first convolution."""
+    if old := IN_OLD_BLOCK.fullmatch(layer):
+        kind, stage, block, projects, branch = old.groups()
+        place = f"layer{int(stage) - 1}.{ord(block) - ord('a')}"
+        if projects:
+            return f"{place}.downsample.{0 if kind == 'res' else 1}"
+        return f"{place}.{'conv' if kind == 'res' else 'bn'}{ord(branch) - ord('a') + 1}"
     match = IN_BLOCK.fullmatch(layer)
     if match is None:
         return OUTSIDE.get(layer)

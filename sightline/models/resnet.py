@@ -29,9 +29,10 @@ class ResNetConfig(ModelConfig):
 
     depth: Depth = 50
     """Number of layers with weights; 18 and 34 have basic blocks, the others bottlenecks."""
-    version: Literal["v1", "v1.5", "v2", "v2_keras"] = "v1.5"
+    version: Literal["v1", "v1.5", "v2", "v2_keras", "v2_ends"] = "v1.5"
     """v1: stride in the first 1x1 of a bottleneck; v1.5: in its 3x3; v2: pre-activation, stride in the 3x3;
-    v2_keras: pre-activation as in keras.applications, stride in the last block of a stage."""
+    v2_keras: pre-activation as in keras.applications, stride in the last block of a stage; v2_ends: blocks of v1.5, but
+    no norm after the stem and one before the head, as TensorFlow's script builds ResNeXt of version 2."""
     width: int = 64
     """Channels of the first stage; they double in every later stage."""
     groups: int = 1
@@ -126,6 +127,11 @@ class ResNetConfig(ModelConfig):
     @property
     def is_pre_activated(self) -> bool:
         return self.version in ("v2", "v2_keras")
+
+    @property
+    def has_v2_ends(self) -> bool:
+        """Whether the norm stands before the head instead of after the stem."""
+        return self.is_pre_activated or self.version == "v2_ends"
 
     def build(self, spec: DataSpec) -> ResNet:
         """Build the network for `spec`'s classes and channels, with random weights."""
@@ -352,7 +358,7 @@ HEAD_INITS: dict[str, Callable[[Tensor], object]] = {
 }
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "version": ("v1", "v1.5", "v2", "v2_keras"),
+    "version": ("v1", "v1.5", "v2", "v2_keras", "v2_ends"),
     "stem": tuple(STEMS),
     "padding": ("torch", "same", "same_but_stem"),
     "init": tuple(INITS),
@@ -387,7 +393,7 @@ class ResNet(nn.Module):
 
     def __init__(self, config: ResNetConfig, classes: int, channels: int):
         super().__init__()
-        self.is_pre_activated = config.is_pre_activated
+        self.has_v2_ends = config.has_v2_ends
         blocks = STAGES[config.depth]
         strides = (2, 2, 2, 1) if config.version == "v2_keras" else (1, 2, 2, 2)
         widths = [config.width * 2**stage for stage in range(4)]
@@ -399,14 +405,14 @@ class ResNet(nn.Module):
             self.conv1: nn.Conv2d = StemConv2d(channels, config.width, bias=has_bias, same=config.padding == "same")
         else:
             self.conv1 = make_conv(channels, config.width, kernel, stride, bias=has_bias, same=config.padding == "same")
-        if not self.is_pre_activated:
+        if not self.has_v2_ends:
             self.bn1 = make_norm(config, config.width)
         self.maxpool = make_pool(config)
         self.layer1 = make_stage(config, config.width, widths[0], blocks[0], strides[0])
         self.layer2 = make_stage(config, outputs[0], widths[1], blocks[1], strides[1])
         self.layer3 = make_stage(config, outputs[1], widths[2], blocks[2], strides[2])
         self.layer4 = make_stage(config, outputs[2], widths[3], blocks[3], strides[3])
-        if self.is_pre_activated:
+        if self.has_v2_ends:
             self.bn_out = make_norm(config, outputs[3])
         self.fc = nn.Linear(outputs[3], classes)
         self._initialise(config)
@@ -427,13 +433,13 @@ class ResNet(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = self.conv1(pixels)
-        if not self.is_pre_activated:
+        if not self.has_v2_ends:
             x = functional.relu(self.bn1(x), inplace=True)
         x = self.maxpool(x)
         x = self.layer1(x)
         x = self.layer2(x)
         x = self.layer3(x)
         x = self.layer4(x)  # (batch, outputs[3], height / 32, width / 32) with the 7x7 stem
-        if self.is_pre_activated:
+        if self.has_v2_ends:
             x = functional.relu(self.bn_out(x), inplace=True)
         return self.fc(x.mean(dim=(2, 3)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,11 @@ class Ema:
         if cfg.ema_rule == "torchvision":
             # Its decay is meant per 32 steps of a batch of 1 over the epochs: scaled to what is really averaged.
             self.share = min(1.0, self.share * cfg.global_batch * cfg.ema_every_steps / cfg.epochs)
-        # torchvision's average is the weights themselves until warm-up ends; ours averages from the start.
+        # torchvision's average is the weights themselves up to its first update after warm-up, and it counts the steps
+        # between updates again in every epoch; ours averages from the start and counts on.
         warmup = recipe.schedule.warmup_epochs * length.steps_per_epoch
-        self.copies_until_step = max(1, round(warmup)) if cfg.ema_rule == "torchvision" else 0
+        self.copies_until_step = round(warmup) + 1 if cfg.ema_rule == "torchvision" else 0
+        self.counts_within = length.steps_per_epoch if cfg.ema_rule == "torchvision" else sys.maxsize
         self.model = copy.deepcopy(model).requires_grad_(False)
         pairs = list(zip(self.model.state_dict().values(), model.state_dict().values(), strict=True))
         self._averages = [average for average, _ in pairs if average.is_floating_point()]
@@ -41,7 +44,7 @@ class Ema:
     @torch.no_grad()
     def update(self, step: int, finite: Tensor) -> None:
         """Average in update number `step`, nothing if it was skipped; batch counters are copied."""
-        if step % self.every_steps:
+        if step % self.counts_within % self.every_steps:
             return
         if step < self.copies_until_step:
             torch._foreach_copy_(self._averages, self._weights)

@@ -27,14 +27,19 @@ class TrainConfig:
     ema_every_steps: int = 1
     """Steps between updates of the average."""
     ema_rule: Literal["plain", "torchvision"] = "plain"
-    """plain: the decay is per update; torchvision: scaled by batch * ema_every_steps / epochs, copied in warm-up."""
+    """plain: the decay is per update; torchvision: scaled by batch * ema_every_steps / epochs, copied in
+    warm-up, steps counted within each epoch."""
     clip: float = 0.0
     """Largest gradient norm; 0 is off."""
     eval_every_epochs: int = 1
-    """Epochs between evaluations; the last epoch is always evaluated."""
+    """Epochs between evaluations; the last epoch is evaluated too, unless eval_at_end is off."""
     eval_from_epoch: int = 0
     """First evaluation after this many epochs, then every eval_every_epochs: 3 and 4 evaluate after epochs 3, 7, 11 and
     so on, and after the last. 0: the first one after eval_every_epochs."""
+    eval_at_end: bool = True
+    """Also evaluate when the run ends; off: only where eval_every_epochs says, which may be never."""
+    eval_max_steps: int = 0
+    """Most batches of an evaluation, for a quick look: the score of a part of the set is another score. 0: all."""
     eval_shards: Literal["sharded", "full"] = "sharded"
     """Several ranks: sharded: each evaluates its part, counts are added up; full: each evaluates everything, those of
     rank 0 are reported and decide. With bn_eval local, full scores rank 0's own statistics, sharded a mixture."""
@@ -77,7 +82,7 @@ class TrainConfig:
         for name in ("epochs", "global_batch", "accumulation", "eval_every_epochs", "ema_every_steps", "repeats"):
             if getattr(self, name) < 1:
                 raise UsageError(f"train.{name}={getattr(self, name)} must be at least 1")
-        for name in ("eval_from_epoch", "steps_per_epoch", "max_steps", "patience", "min_epochs"):
+        for name in ("eval_from_epoch", "eval_max_steps", "steps_per_epoch", "max_steps", "patience", "min_epochs"):
             if getattr(self, name) < 0:
                 raise UsageError(f"train.{name}={getattr(self, name)} must not be negative; 0 switches it off")
         if self.bn_group < -1:
@@ -108,4 +113,4 @@ class TrainConfig:
     def evaluates_after(self, epochs: int) -> bool:
         """Return whether an evaluation follows when this many epochs are done."""
         is_due = epochs >= self.eval_from_epoch and (epochs - self.eval_from_epoch) % self.eval_every_epochs == 0
-        return is_due or epochs == self.epochs
+        return is_due or (self.eval_at_end and epochs == self.epochs)

@@ -116,8 +116,9 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 is_whole = progress.step == epoch_end  # max_steps may end within an epoch
                 epochs_done = progress.epoch + is_whole
                 is_planned = is_whole and cfg.evaluates_after(epochs_done)
-                # A run that is over is always evaluated: patience may end it in an epoch without an evaluation.
-                if is_planned or progress.step == steps or _why_over(recipe, progress, epochs_done):
+                # A run that is over is evaluated too: patience may end it in an epoch without an evaluation.
+                ends = progress.step == steps or bool(_why_over(recipe, progress, epochs_done))
+                if is_planned or (ends and cfg.eval_at_end):
                     state.share_batch_norm(cfg.bn_eval, world)
                     log.evaluation("begin", progress.step)
 
@@ -136,7 +137,10 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 saver.save_epoch(bool(over))
                 _refuse_diverged(recipe, progress)
                 meter.start_epoch()
-            log.finished(over, progress.scored_step, times)
+            if progress.scored_step >= 0:
+                log.finished(over, progress.scored_step, times)
+            else:
+                log.say(f"{over}; nothing was evaluated")
         except Interrupted:
             saver.save(must_succeed=True)
             log.say(f"saved at step {progress.step}; the same command resumes from there")
@@ -174,7 +178,8 @@ def _why_over(recipe: Recipe, progress: TrainProgress, epochs_done: int) -> str:
         if progress.best_score is not None:
             best = f"better {headline} than {progress.best_score:.4f} at step {progress.best_step}"
         return f"{waited} evaluations brought no {best} (train.patience={cfg.patience})"
-    is_past = progress.step > cfg.max_steps or progress.scored_step == progress.step == cfg.max_steps
+    is_done = progress.scored_step == progress.step or not cfg.eval_at_end
+    is_past = progress.step > cfg.max_steps or (progress.step == cfg.max_steps and is_done)
     return f"train.max_steps={cfg.max_steps} steps are done" if cfg.max_steps and is_past else ""
 
 

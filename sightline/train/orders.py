@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sightline.config import TrainConfig
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.errors import UsageError
@@ -42,8 +44,11 @@ def train_order_of(config: TrainConfig, bound: Bound, world: World) -> TrainOrde
 def eval_order(config: TrainConfig, samples: int, world: World) -> EvalOrder:
     """Choose the samples that this rank evaluates."""
     if config.eval_shards == "full":
-        return EvalOrder(samples, -(-config.global_batch // world.size))
-    return EvalOrder(samples, config.global_batch, world.rank, world.size)
+        order = EvalOrder(samples, -(-config.global_batch // world.size))
+    else:
+        order = EvalOrder(samples, config.global_batch, world.rank, world.size)
+    most = config.eval_max_steps * order.local_batch * order.ranks
+    return replace(order, samples=min(samples, most)) if most else order
 
 
 def length_of(config: TrainConfig, order: TrainOrder) -> RunLength:

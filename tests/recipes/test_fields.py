@@ -634,6 +634,8 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
             Flip(("wrap",), weights, base=(*UNEVEN, "--train.last-batch=drop"), same=steps),
         ],
         "eval_from_epoch": [Flip(("2",), evaluations, same=weights)],
+        "eval_at_end": [Flip(("False",), evaluations, base=("--train.eval-every-epochs=9",), same=weights)],
+        "eval_max_steps": [Flip(("1",), scores, base=("--data.path=synthetic:classes=10,samples=96,size=28",))],
         "eval_shards": [Flip(("full",), evaluated_by_second_rank)],
         "target_score": [Flip(("0.01",), evaluations, base=ONE_CLASS)],
         "diverged_score": [Flip(("0.99",), error)],

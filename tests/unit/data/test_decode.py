@@ -297,7 +297,7 @@ def test_cut_files_of_other_formats(format, share):
         (b"", "empty"),
         (b"\n <!DOCTYPE html><html>404</html>", "HTML"),
         (b"<?xml version='1.0'?><svg/>", "HTML or XML"),
-        (bytes(1000), "no JPEG, PNG, BMP or WebP"),
+        (bytes(1000), "is not a JPEG, PNG, BMP or WebP image"),
         (b"GIF89a" + bytes(50), "a GIF file"),
         (b"II*\x00" + bytes(50), "a TIFF file"),
         (b"\xff\xd8\xff", "without its end marker"),

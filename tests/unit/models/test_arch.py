@@ -45,6 +45,7 @@ def test_others_are_torchvisions_and_give_plain_logits_in_training(arch):
         ("resnet50_tf1", 25_559_081),
         ("resnext101_32x4d", 44_179_753),
         ("resnext101_32x4d_tf", 44_179_753),
+        ("resnext101v2_32x4d_tf", 44_179_753 - 2 * 64 + 2 * 2048),  # a norm of the head's size, none after the stem
     ],
 )
 def test_parameters_with_a_background_class_are_those_of_the_originals(arch, parameters):
@@ -82,7 +83,7 @@ def test_groups_of_resnext101_grow_with_the_stages():
     assert {stage[0].conv2.groups for stage in (model.layer1, model.layer4)} == {32}
 
 
-@pytest.mark.parametrize("arch", ["resnet18_tf", "resnet50v2_tf1", "keras_resnet50v2"])
+@pytest.mark.parametrize("arch", ["resnet18_tf", "resnet50v2_tf1", "keras_resnet50v2", "resnext50v2_32x4d_tf"])
 def test_networks_of_the_originals_run(arch):
     model = ArchConfig(arch=arch).build(SPEC)
 

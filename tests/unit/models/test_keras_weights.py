@@ -174,6 +174,38 @@ def test_zeros_before_the_pool_of_keras_v2_are_seen():
     assert not torch.equal(found, functional.max_pool2d(x, 3, 2, padding=1))
 
 
+def in_old_words(name: str) -> str:
+    """conv3_block2_1_conv is res3b_branch2a in files of Keras before 2.2.5 and of TensorFlow's Keras script."""
+    layer, _, kind = name.partition("/")
+    parts = layer.split("_")
+    if parts[0] == "conv1":
+        old = "conv1" if parts[1] == "conv" else "bn_conv1"
+    elif len(parts) == 4:
+        stage, block, number, what = parts[0][4:], "abcdef"[int(parts[1][5:]) - 1], int(parts[2]), parts[3]
+        old = f"{'res' if what == 'conv' else 'bn'}{stage}{block}_branch{'2' + ' abc'[number] if number else 1}"
+    else:
+        old = "fc1000"
+    return f"{old}/{kind}"
+
+
+def test_old_layer_names_give_the_same_logits(written, tmp_path):
+    arrays = MODELS["ResNet50"]["arrays"]
+    with h5py.File(tmp_path / "old.h5", "w") as file:
+        for name, shape in arrays:
+            old = in_old_words(name)
+            file[f"{old.partition('/')[0]}/{old}:0"] = fixtures.values(name, tuple(shape))
+    names = {in_old_words(name).partition("/")[0] for name, _ in arrays}
+    assert {"conv1", "bn_conv1", "res2a_branch1", "bn5c_branch2c", "res4f_branch2b", "fc1000"} <= names
+    config = ArchConfig(arch="keras_resnet50", weights=str(tmp_path / "old.h5"))
+    model = config.build(classes(fixtures.CLASSES))
+
+    config.start_from(model)
+
+    with torch.no_grad():
+        found = model.eval()(images(*fixtures.IMAGES))
+    torch.testing.assert_close(found, torch.tensor(MODELS["ResNet50"]["logits"]), rtol=1e-5, atol=1e-5)
+
+
 def test_a_whole_model_and_a_model_within_one_are_read_too(tmp_path):
     model = Small()
     with h5py.File(HERE / "keras2.h5") as file:

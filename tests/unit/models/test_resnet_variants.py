@@ -238,6 +238,24 @@ def test_tensorflows_basic_networks_project_in_every_stage():
     assert model.layer1[0].downsample is not None and model.layer1[1].downsample is None
 
 
+def test_v2_ends_move_the_first_norm_before_the_head():
+    """Against the same blocks by hand: no norm and ReLU after the stem, both after the last stage."""
+    model = build(depth=50, width=16, version="v2_ends", padding="same").eval()
+    pixels = torch.randn(2, 3, 64, 64)
+    x = model.maxpool(model.conv1(pixels))
+    for stage in (model.layer1, model.layer2, model.layer3, model.layer4):
+        x = stage(x)
+    x = torch.relu(functional.batch_norm(x, model.bn_out.running_mean, model.bn_out.running_var, eps=1e-5))
+
+    torch.testing.assert_close(model(pixels), model.fc(x.mean((2, 3))))
+    plain = build(depth=50, width=16, padding="same").state_dict()
+    assert set(plain) ^ set(model.state_dict()) == {
+        f"{norm}.{name}"
+        for norm in ("bn1", "bn_out")
+        for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    }
+
+
 def test_zero_init_residual_works_for_resnext():
     model = build(depth=50, groups=32, group_width=4, zero_init_residual=True)
 

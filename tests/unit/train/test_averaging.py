@@ -56,10 +56,34 @@ def test_torchvisions_rule_scales_the_decay_and_copies_in_warm_up():
     moved(model)
     ema.update(33, torch.tensor(True))
     assert torch.equal(ema.model[0].weight, before), "not one of every 32"
-    ema.update(314 * 32, torch.tensor(False))  # after warm-up, but skipped
+    after = 2 * 5004 + 32  # after warm-up, and one of every 32 of its epoch
+    ema.update(after, torch.tensor(False))  # but skipped
     assert torch.equal(ema.model[0].weight, before)
-    ema.update(314 * 32, torch.tensor(True))
+    ema.update(after, torch.tensor(True))
     assert not torch.equal(ema.model[0].weight, before) and not torch.equal(ema.model[0].weight, model[0].weight)
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_torchvisions_rule_updates_when_its_own_loop_does(warmup: int):
+    """Against torch's AveragedModel in the loop of torchvision's reference: every third step of each epoch of five."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    made = recipe(ema=0.9, ema_every_steps=3, ema_rule="torchvision", epochs=4, global_batch=1)
+    made = dataclasses.replace(made, schedule=dataclasses.replace(made.schedule, warmup_epochs=warmup))
+    ema = Ema(model, made, RunLength(4, 5))
+    share = 0.1 * 1 * 3 / 4
+    theirs = torch.optim.swa_utils.AveragedModel(
+        model, avg_fn=lambda average, weight, _: (1 - share) * average + share * weight, use_buffers=True
+    )
+    for epoch in range(4):
+        for step in range(5):
+            moved(model)
+            ema.update(5 * epoch + step, torch.tensor(True))
+            if step % 3 == 0:
+                theirs.update_parameters(model)
+                if epoch < warmup:
+                    theirs.n_averaged.fill_(0)
+            for ours, expected in zip(ema.model.parameters(), theirs.module.parameters(), strict=True):
+                torch.testing.assert_close(ours, expected)
 
 
 def saved(folder, step, value, count):

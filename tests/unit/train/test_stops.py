@@ -51,6 +51,26 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     return run
 
 
+def test_a_run_that_is_not_evaluated_at_its_end_ends_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    never = ("--train.no-eval-at-end", "--train.eval-every-epochs=9", "--run.progress=plain")
+    for name, more, steps in (("epochs", (), 12), ("steps", ("--train.max-steps=7",), 7)):
+        scores = train(tmp_path / name, *never, *more)
+        assert scores.values == {} and seen(tmp_path / name, "evaluate", "step") == []
+        assert checkpoint.find(tmp_path / name, "best").name == f"ckpt-{steps:08d}", "the last is saved"
+        assert "are done; nothing was evaluated" in capsys.readouterr().out
+        train(tmp_path / name, *never, *more)
+        assert "is finished" in capsys.readouterr().out
+    train(tmp_path / "some", "--train.no-eval-at-end", "--train.eval-every-epochs=3")
+    assert seen(tmp_path / "some", "evaluate", "step") == [9], "after epoch 3 of 4, and not at the end"
+
+
+def test_an_evaluation_of_some_batches_counts_only_those(tmp_path: Path):
+    more = ("--data.path=synthetic:classes=10,samples=96,size=24", "--train.max-steps=1")  # 12 of them to evaluate
+    scores = train(tmp_path / "run", "--train.eval-max-steps=1", *more)
+    whole = train(tmp_path / "whole", *more)
+    assert (scores.values["samples"], whole.values["samples"]) == (8, 12)
+
+
 def events(folder: Path, kind: str) -> list[dict]:
     found = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [line for line in found if line["event"] == kind]

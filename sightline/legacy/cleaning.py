@@ -1,0 +1,67 @@
+"""`--clean` of the TensorFlow originals: delete an earlier run, and nothing that is not recognised as one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import stat
+from pathlib import Path
+
+from sightline.errors import UsageError
+from sightline.legacy.table import Act
+
+WORKER = re.compile(r"worker_\d+")
+# What a run leaves; anything else is somebody's own and keeps the folder from being deleted.
+ENTRIES = re.compile(
+    r"config\.yaml|environment\.json|log\.jsonl|exit\.json|bad_samples\.jsonl|evaluation\.json|rank_\d+\.log|checkpoints"
+    r"|tensorboard|profile|scores(-[\w.-]+)?\.json|predictions-[\w.-]+|\.lock[\w.]*|metric\.log|benchmark_run\.log"
+)
+
+
+def clean(folder: str) -> Act:
+    """Return the step that deletes `folder` if it is a run of ours, or holds only worker_N folders that are."""
+    return Act(f"--clean: delete {folder} if it is a run", lambda: delete_run(Path(folder)))
+
+
+def delete_run(folder: Path) -> None:
+    """Delete a run folder; links are never followed, and an unknown file in it is an error that names it."""
+    try:
+        mode = folder.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(mode):
+        raise UsageError(f"--clean: {folder} is not a folder but a link or a file; delete it yourself")
+    entries = sorted(folder.iterdir())
+    if not entries:
+        return
+    runs = entries if all(WORKER.fullmatch(entry.name) for entry in entries) else [folder]
+    for run in runs:
+        _refuse_unless_run(run)
+    # Renamed first: other ranks that start meanwhile make a folder of their own and lose nothing.
+    doomed = folder.with_name(f".{folder.name}.cleaned-{os.getpid()}")
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _refuse_unless_run(run: Path) -> None:
+    if run.is_symlink() or not run.is_dir():
+        raise UsageError(f"--clean: {run} is not a folder but a link or a file; delete it yourself")
+    names = {entry.name for entry in run.iterdir()}
+    if unknown := sorted(name for name in names if not ENTRIES.fullmatch(name)):
+        raise UsageError(
+            f"--clean: {run} holds {', '.join(unknown[:3])}, which no run writes; nothing was deleted: move it away, "
+            "or choose another --model_dir"
+        )
+    if "config.yaml" not in names or not names & {"log.jsonl", "exit.json"}:
+        raise UsageError(
+            f"--clean: {run} is not recognised as a run (config.yaml with log.jsonl or exit.json); nothing was "
+            "deleted: delete it yourself, or choose another --model_dir"
+        )
+    if (run / ".lock").is_file():
+        with (run / ".lock").open("r+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(f"--clean: another run is at work in {run}; wait for it, or stop it") from None

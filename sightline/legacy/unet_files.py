@@ -1,0 +1,96 @@
+"""Files of the Unet2D README under the names and in the form that the original wrote: perf.json and eval_log.json."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from sightline.errors import BadData, UsageError
+
+TASKS = {
+    "01": "Task01_BrainTumour",
+    "02": "Task02_Heart",
+    "03": "Task03_Liver",
+    "04": "Task04_Hippocampus",
+    "05": "Task05_Prostate",
+    "06": "Task06_Lung",
+    "07": "Task07_Pancreas",
+    "08": "Task08_HepaticVessel",
+    "09": "Task09_Spleen",
+    "10": "Task10_Colon",
+}
+
+
+def task_code(text: str) -> str:
+    """Return 01 to 10 for a task as it was typed; the launcher made 1 of 01."""
+    code = text.zfill(2)
+    if code not in TASKS:
+        raise UsageError(f"--task {text}: the Decathlon has tasks 01 to 10")
+    return code
+
+
+def run_of(ckpt_path: str | None, results: str) -> tuple[str, str]:
+    """Return the run folder and the checkpoint that --ckpt_path means: RESULTS/checkpoints/last.ckpt is the latest."""
+    if not ckpt_path:
+        return results, "best"
+    path = Path(ckpt_path)
+    if path.suffix in (".ckpt", ".pt"):
+        if path.parent.name != "checkpoints":
+            raise UsageError(
+                f"--ckpt_path {ckpt_path}: expected RESULTS/checkpoints/last.ckpt, or a run folder of ours"
+            )
+        return str(path.parent.parent), "latest" if path.stem == "last" else "best"
+    if path.parent.name == "checkpoints":
+        return str(path.parent.parent), path.name
+    return str(path), "best"
+
+
+def write_eval_log(run: Path, which: str, out: Path) -> None:
+    """Write {"Mean dice": ..., "L1": ...}, in per cent with two digits, from the scores of a run's checkpoint."""
+    found = sorted(run.glob("scores-ckpt-*.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise BadData(f"{run} has no scores of a checkpoint ({which}); evaluate it first")
+    scores = _read(found[-1])
+    values = {"Mean dice": round(100 * scores["values"]["dice"], 2)}
+    for number, row in enumerate(scores["tables"]["classes"], start=1):
+        values[f"L{number}"] = round(100 * row["dice"], 2)
+    _write(out, values)
+
+
+def write_perf(log: Path, out: Path, batch: int, batches: int, warmup: int) -> None:
+    """Write throughput and latencies of the second half's steps after `warmup`, from a log with a line per step."""
+    lines = [_parsed(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    times = {line["step"]: line["time"] for line in lines if line.get("event") == "train"}
+    ends = [times[step] for step in range(batches + warmup + 1, 2 * batches + 1) if step in times]
+    seconds = sorted(after - before for before, after in itertools.pairwise(ends))
+    if not seconds:
+        raise BadData(f"{log} has no two steps after {batches + warmup}; give more --train_batches")
+    mean = statistics.fmean(seconds)
+    values = {"throughput_train": round(batch / mean, 3), "latency_train_mean": round(1000 * mean, 3)}
+    for share in (90, 95, 99):
+        at = min(len(seconds) - 1, len(seconds) * share // 100)
+        values[f"latency_train_{share}"] = round(1000 * seconds[at], 3)
+    _write(out, values)
+
+
+def _write(out: Path, values: dict[str, float]) -> None:
+    from sightline.report.predictions import write_whole
+
+    write_whole(out, lambda path: path.write_text(json.dumps(values) + "\n", encoding="utf-8"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return _parsed(path.read_text(encoding="utf-8"))
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise BadData(f"not JSON: {text[:60]}: {error}") from error
+    if not isinstance(found, dict):
+        raise BadData(f"expected an object, found {text[:60]}")
+    return found

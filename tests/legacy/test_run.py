@@ -1,0 +1,302 @@
+"""One command line of each kind runs on tiny data, in this process; those with two ranks are slow."""
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline import cli
+
+REPO = Path(__file__).resolve().parents[2]
+TESTS = REPO / "tests"
+ZIPS, FOLDERS = (
+    runpy.run_path(str(TESTS / "unit/data/prepare" / name)) for name in ("coco_zips.py", "decathlon_folders.py")
+)
+BLOBS = runpy.run_path(str(TESTS / "recipes/conftest.py"))["write_blobs"]
+HERE = ["--set", "run.workers=0", "--set", "run.progress=plain"]
+SMALL = "data.size=24 data.eval-resize=24 data.eval-size=24 data.classes=0 model.arch=shufflenet_v2_x0_5".split()
+SMALL_BOXES = "model.depth=18 model.width=4 data.size=48 data.classes=0 data.max-boxes=20".split()
+SMALL_VOLUMES = "model.width=4 data.task=own".split()
+
+
+def sets(fields: list[str]) -> list[str]:
+    return [*HERE, *(word for field in fields for word in ("--set", field))]
+
+
+def legacy(*words: object, fields: list[str] = ()) -> int:
+    return cli.main(["legacy", "--device", "cpu", *sets(list(fields)), *map(str, words)])
+
+
+def as_process(*words: object, fields: list[str] = ()) -> str:
+    """For several ranks."""
+    command = [sys.executable, "-m", "sightline", "legacy", "--device", "cpu", *sets(list(fields)), *map(str, words)]
+    environ = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def events(run: Path, kind: str) -> list[dict]:
+    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    return [line for line in map(json.loads, lines) if line["event"] == kind]
+
+
+TRAIN_PY = "--model shufflenet_v2_x0_5 -b 4 --epochs 1 --print-freq 1 --train-crop-size 24 --val-resize-size 24".split()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_train_py_trains_and_then_tests(shapes: Path, here: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["train.py", *TRAIN_PY, "--val-crop-size", "24", f"--data-path={shapes}", "--output-dir", "out"]
+    assert legacy(*words, fields=["train.max-steps=2"]) == 0
+    [end] = events(here / "out", "start")
+    assert end["steps"] == 2 and end["local_batch"] == 4
+    capsys.readouterr()
+    assert legacy(*words, "--test-only") == 0
+    assert "sightline evaluate out --checkpoint latest" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def records(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The drawn classes as the READMEs unpack ImageNet, then prepared by the originals' command."""
+    raw = tmp_path_factory.mktemp("imagenet")
+    shutil.copytree(shapes / "train", raw / "img_train")
+    (raw / "img_val").mkdir()
+    synsets = []
+    for number, file in enumerate(sorted((shapes / "val").glob("*/*"))):
+        shutil.copy(file, raw / "img_val" / f"ILSVRC2012_val_{number:08d}{file.suffix}")
+        synsets.append(file.parent.name)
+    (raw / "synset_labels.txt").write_text("\n".join(synsets))
+    words = [f"--raw_data_dir={raw}", f"--local_scratch_dir={raw}/tf_records", "--nogcs_upload"]
+    assert cli.main(["legacy", "preprocess_imagenet.py", *words]) == 0
+    return raw / "tf_records"
+
+
+def test_imagenet_is_prepared_in_the_originals_shards(records: Path, shapes: Path):
+    assert len(list(records.glob("train/train-*-of-01024"))) == 1024
+    assert len(list(records.glob("validation/validation-*-of-00128"))) == 128
+    assert len(list(records.parent.glob("by_class/val/*/*"))) == len(list((shapes / "val").glob("*/*")))
+
+
+def test_the_keras_launcher_trains_with_its_preset_and_cleans_a_run(records: Path, here: Path):
+    words = f"demo_resnet_keras.py --optimizer LARS -bs 8 --train_steps 2 -dd {records} -md model --clean".split()
+    for _ in range(2):
+        assert legacy(*words, fields=SMALL) == 0
+        assert events(here / "model", "start")[0]["base_lr"] == 2.5
+    assert len(events(here / "model", "start")) == 1, "the second start has deleted the first"
+    (here / "model" / "mine.txt").touch()
+    assert legacy(*words, fields=SMALL) == 2
+    assert (here / "model" / "mine.txt").exists()
+
+
+def test_the_estimator_script_profiles_logs_and_evaluates(shapes: Path, here: Path, capsys):
+    words = f"imagenet_main.py -bs 4 --jpeg_data_dir {shapes} -md model".split()
+    log = "--benchmark_logger_type BenchmarkFileLogger --benchmark_log_dir logs --benchmark_test_id one".split()
+    hooks = "--hooks ProfilerHook --profile_steps 1,2 --max_train_steps 4 --display_steps 1".split()
+    assert legacy(*words, *log, *hooks, fields=SMALL) == 0
+    assert (here / "model" / "profile" / "time.json").is_file() and (here / "logs" / "metric.log").is_file()
+    assert json.loads((here / "logs" / "benchmark_run.log").read_text())["test_id"] == "one"
+    assert list((here / "model" / "tensorboard").glob("events.*"))
+    assert legacy(*words, "--eval_only") == 0
+    assert "top1" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("coco")
+    zips = ZIPS["make_zips"](folder / "zips", 12, 6)
+    words = ["--source", str(zips), "--out", str(folder / "records"), "--form", "tfrecord", "--jobs", "1"]
+    assert cli.main(["prepare", "coco", *words, "--shards=2", "--val-shards=1"]) == 0
+    return folder / "records"
+
+
+def test_ssd_trains_evaluates_all_checkpoints_and_draws(coco: Path, here: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["ssd.py", "--data_dir", coco, "--model_dir", "model", "--resnet_checkpoint", "", "-b", "4", "-d", "fp32"]
+    assert legacy(*words, "-e", "2", "-c", "1", fields=SMALL_BOXES) == 0
+    kept = sorted(path.name for path in (here / "model" / "checkpoints").glob("ckpt-*"))
+    assert len(kept) == 3, "the start and two epochs"
+    assert legacy(*words, "--mode", "eval") == 0
+    rows = json.loads((here / "model" / "evaluation.json").read_text())["checkpoints"]
+    assert [row["checkpoint"] for row in rows] == kept[1:]
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 80, 3), np.uint8)).save("photo.jpg")
+    assert legacy(*words, "--inference", "photo.jpg") == 0
+    with Image.open("out.png") as drawn:
+        assert drawn.format == "PNG"
+
+
+def test_static_batches_are_written_and_replayed(coco: Path, here: Path):
+    # The generator makes batches of 300 pixels, as the original; a run replays those of its own size only.
+    assert legacy("generate_static_dataset.py", "-i", f"{coco}/train*", "-o", "static", "-b", "2", "-s", "2") == 2
+    words = ["generate_static_dataset.py", "-i", f"{coco}/train*", "-o", "static", "-b", "2", "-s", "2"]
+    assert cli.main(["legacy", *map(str, words)]) == 0
+    assert (here / "static" / "worker_0").is_dir()
+
+
+@pytest.fixture(scope="module")
+def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return BLOBS(tmp_path_factory.mktemp("volumes") / "own", range(10))
+
+
+MAIN_PY = "--task 01 --gpus 0 --hpus 0 --dim 2 --batch_size 8 --nvol 2 --deep_supervision --results out".split()
+
+
+def test_unet_trains_and_evaluates_into_the_originals_file(volumes: Path, here: Path):
+    words = ["main.py", *MAIN_PY, "--data", volumes]
+    assert legacy(*words, "--max_epochs", "1", "--train_batches", "2", fields=SMALL_VOLUMES) == 0
+    assert events(here / "out", "start")[0]["steps"] == 2
+    assert legacy(*words, "--exec_mode", "evaluate", "--ckpt_path", "out/checkpoints/last.ckpt") == 0
+    found = json.loads((here / "out" / "eval_log.json").read_text())
+    assert list(found) == ["Mean dice", "L1", "L2"]
+    assert found["Mean dice"] == pytest.approx((found["L1"] + found["L2"]) / 2, abs=0.011)
+
+
+def test_the_unet_benchmark_writes_the_five_numbers_where_logname_says(volumes: Path, here: Path):
+    words = "--benchmark --train_batches 5 --warmup 2 --logname res_log".split()
+    assert legacy("main.py", *MAIN_PY, "--data", volumes, *words, fields=SMALL_VOLUMES) == 0
+    found = json.loads((here / "out" / "res_log").read_text())
+    names = ["throughput_train", *(f"latency_train_{name}" for name in ("mean", "90", "95", "99"))]
+    assert sorted(found) == sorted(names) and all(value > 0 for value in found.values())
+
+
+def test_a_decathlon_task_is_found_prepared_and_scored(here: Path, capsys: pytest.CaptureFixture[str]):
+    FOLDERS["make_folder"](here / "Task04_Hippocampus", 6, name="Hippocampus")
+    assert cli.main(["legacy", "download.py", "--task", "04", "--results", "."]) == 0
+    assert cli.main(["legacy", "download.py", "--task", "05", "--results", "."]) == 2
+    assert "Task05_Prostate.tar" in capsys.readouterr().err
+    words = "preprocess.py --task 04 --dim 2 --data . --results . --n_jobs 1".split()
+    assert cli.main(["legacy", *words]) == 0
+    assert (here / "04_2d" / "plan.json").is_file()
+    assert cli.main(["legacy", *words, "--exec_mode", "test"]) == 0
+    assert len(list((here / "04_2d" / "test").glob("*_x.npy"))) == 2
+    labels = here / "Task04_Hippocampus" / "labelsTr"
+    shutil.copytree(labels, "preds")
+    capsys.readouterr()
+    assert cli.main(["legacy", "evaluate.py", "--preds", "preds", "--lbls", str(labels)]) == 0
+    assert "1.0000" in capsys.readouterr().out
+
+
+def test_devices_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    import torch
+
+    if torch.accelerator.is_available():
+        pytest.skip("shows a machine without an accelerator")
+    assert cli.main(["legacy", "main.py", "--task", "01", "--dim", "2", "--hpus", "8", "--data", "x"]) == 2
+    assert "8 devices are asked for, and this machine has none besides its CPU" in capsys.readouterr().err
+
+
+# Every command of the READMEs that asks for one device, for a few steps.
+
+PAGES = runpy.run_path(str(Path(__file__).with_name("pages.py")))
+COMMON = ["train.global-batch=8", "train.precision=fp32", "run.compile=off", "run.log-every-steps=1"]
+TINY = {
+    "resnet50": [*SMALL, "train.max-steps=2", "data.path=SHAPES", "run.out=out"],
+    "resnet50_keras": [*SMALL, "train.max-steps=2", "data.path=RECORDS", "run.out=out"],
+    "resnet50_lars": [*SMALL, "train.max-steps=2", "data.path=RECORDS", "run.out=out"],
+    "resnext101": [*SMALL, "data.path=SHAPES", "data.source=auto", "run.out=out", "train.epochs=1"],
+    "ssd_resnet34": [*SMALL_BOXES, "data.path=COCO", "model.weights=", "train.max-steps=2", "run.out=out"],
+    "unet2d": [*SMALL_VOLUMES, "data.path=VOLUMES", "data.nvol=2"],
+}
+
+
+def single() -> dict[str, tuple[str, ...]]:
+    """Commands of one device by their text: of training, and of the benchmark that says where it writes."""
+    found = {}
+    for readme in PAGES["TITLES"]:
+        for command in PAGES["commands"](readme):
+            [words] = command.words or [("",)]
+            if words[0] in ("train", "benchmark") and "--run.devices" not in words and "demo_unet" not in command.text:
+                found[command.text] = words
+    return found
+
+
+SINGLE = single()
+
+
+def test_most_commands_of_one_device_are_run_as_they_stand():
+    assert len(SINGLE) == 17
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", SINGLE, ids=lambda text: text.partition(".py")[0][-30:])
+def test_a_command_of_the_readmes_runs(
+    text: str, shapes: Path, records: Path, coco: Path, volumes: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("RANK", raising=False)
+    words = SINGLE[text]
+    fields = [*TINY[words[1]], *COMMON]
+    for name, path in {"SHAPES": shapes, "RECORDS": records, "COCO": coco, "VOLUMES": volumes}.items():
+        fields = [field.replace(name, str(path)) for field in fields]
+    if words[1] == "unet2d" and words[0] == "train":
+        fields += ["train.max-steps=2"]
+    if "--run.profile" in words:
+        fields += ["run.profile=0,1"]
+    assert legacy("--", text.replace("/tmp/", f"{here}/"), fields=fields) == 0
+    written = list(here.rglob("log.jsonl")) + list(here.rglob("res_log"))
+    assert len(written) == 1
+
+
+# Two ranks, as processes.
+
+
+@pytest.mark.slow
+def test_torchrun_starts_two_ranks_of_train_py(shapes: Path, here: Path):
+    words = ["torchrun", "--nproc_per_node", "2", "train.py", *TRAIN_PY, "--val-crop-size", "24"]
+    as_process("--", *words, f"--data-path={shapes}", "--output-dir", "out", fields=["train.max-steps=2"])
+    [start] = events(here / "out", "start")
+    assert start["local_batch"] == 4 and (here / "out" / "rank_1.log").is_file()
+
+
+@pytest.mark.slow
+def test_under_torchrun_each_rank_reads_the_command_line(shapes: Path, here: Path):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "sightline"]
+    words = ["legacy", *sets(["train.max-steps=2"]), "train.py", "--device", "cpu", *TRAIN_PY, "--val-crop-size", "24"]
+    environ = {**os.environ, "PYTHONPATH": str(REPO)}
+    command = [*launcher, *words, f"--data-path={shapes}", "--output-dir", "out"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("legacy: sightline train resnet50") == 1, "one rank speaks"
+    [start] = events(here / "out", "start")
+    assert start["local_batch"] == 4 and (here / "out" / "rank_1.log").is_file()
+
+
+@pytest.mark.slow
+def test_horovod_workers_of_keras_and_estimator_write_worker_0(records: Path, shapes: Path, here: Path):
+    demo = f"demo_resnet_keras.py --optimizer LARS --use_horovod --num_workers_per_hls 2 -bs 4 -dd {records} -md keras"
+    as_process("--", *demo.split(), "--train_steps", "2", fields=SMALL)
+    [start] = events(here / "keras" / "worker_0", "start")
+    assert (start["base_lr"], start["local_batch"]) == (9.5, 4)
+    line = f"mpirun --allow-run-as-root -np 2 python3 imagenet_main.py --use_horovod -bs 4 --jpeg_data_dir {shapes}"
+    as_process("--", f"{line} -md estimator --max_train_steps 2 --clean", fields=SMALL)
+    [start] = events(here / "estimator" / "worker_0", "start")
+    assert start["local_batch"] == 4 and start["base_lr"] == pytest.approx(0.256 * 8 / 256)
+
+
+@pytest.mark.slow
+def test_mpirun_starts_two_ranks_of_ssd(coco: Path, here: Path):
+    line = "mpirun --allow-run-as-root --bind-to core --map-by socket:PE=7 --np 2 \\\n $PYTHON /root/x/ssd.py -d fp32"
+    more = f"--use_horovod -e 1 -b 2 --model_dir model --data_dir {coco} --resnet_checkpoint '' --distributed_bn"
+    as_process("--", f"{line} {more}", fields=SMALL_BOXES)
+    [start] = events(here / "model", "start")
+    assert start["local_batch"] == 2 and start["base_lr"] == pytest.approx(0.003 * 4 / 32)
+
+
+@pytest.mark.slow
+def test_two_hpus_train_and_benchmark_the_unet(volumes: Path, here: Path):
+    words = "--task 01 --hpus 2 --gpus 0 --dim 2 --batch_size 4 --deep_supervision --results out".split()
+    benchmark = "--benchmark --train_batches 6 --warmup 2 --logname res_log".split()
+    as_process("main.py", *words, "--data", volumes, *benchmark, fields=SMALL_VOLUMES)
+    found = json.loads((here / "out" / "res_log").read_text())
+    assert len(found) == 5 and found["latency_train_90"] <= found["latency_train_99"]
+    assert found["throughput_train"] == pytest.approx(8 / found["latency_train_mean"] * 1000, rel=0.01)

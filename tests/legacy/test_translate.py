@@ -1,0 +1,333 @@
+"""What command lines become, against numbers worked out by hand from descriptions of the originals."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sightline import config
+from sightline.errors import UsageError
+from sightline.legacy.line import read, split
+from sightline.legacy.start import Start, of_environment
+from sightline.legacy.table import Act
+from sightline.legacy.translate import Translation, find_scripts, translate
+from sightline.train.schedules import Plan
+
+
+def became(text: str, start: Start | None = None, device: str = "") -> Translation:
+    return translate(read(split(text, {"PYTHON": "python3"}), start or Start()), device)
+
+
+def words(text: str, **more) -> list[str]:
+    """The command alone."""
+    [found] = [step for step in became(text, **more).steps if not isinstance(step, Act)]
+    return list(found)
+
+
+def value(found: list[str], flag: str) -> str:
+    return found[found.index(flag) + 1]
+
+
+def rates(text: str, samples: int, steps: dict[int, float]) -> None:
+    """The rates of a command at these steps."""
+    _, name, *flags = words(text)
+    ranks = int(value(flags, "--run.devices")) if "--run.devices" in flags else 1
+    recipe, _ = config.load(name, flags)
+    batch = recipe.train.global_batch
+    per_epoch = -(-samples // batch) if recipe.train.last_batch == "pad" else samples // batch
+    plan = Plan(recipe.train.epochs, recipe.train.steps_per_epoch or per_epoch, samples, batch)
+    base = recipe.optimizer.base_lr(batch, ranks)
+    assert {step: recipe.schedule.rate(step, base, plan) for step in steps} == pytest.approx(steps, rel=5e-4)
+
+
+IMAGENET, COCO = 1_281_167, 117_266
+DEMO_8 = "demo_resnet_keras.py --use_horovod --num_workers_per_hls 8 -bs 256"
+
+
+@pytest.mark.parametrize(
+    ("text", "samples", "steps"),
+    [
+        ("train.py -b 256", IMAGENET, {0: 0.1, 5004: 0.275, 4 * 5004: 0.8, 30 * 5004: 0.08, 80 * 5004: 0.0008}),
+        (
+            "train.py --lr 1 --lr-scheduler steplr -b 256 --lr-gamma 0.5",
+            IMAGENET,
+            {0: 1, 30 * 5004: 0.5, 60 * 5004: 0.25},
+        ),
+        (
+            "train.py --lr 1 --lr-scheduler cosineannealinglr -b 256 --epochs 10",
+            IMAGENET,
+            {5 * 5004: 0.5, 5 * 5004 + 9: 0.5},
+        ),
+        (
+            "train.py --lr 1 --lr-scheduler cosineannealinglr -b 256 --epochs 12 --lr-warmup-epochs 2 "
+            "--lr-warmup-method linear --lr-warmup-decay 0.5",
+            IMAGENET,
+            {0: 0.5, 5004: 0.75, 2 * 5004: 1, 7 * 5004: 0.5},
+        ),
+        (
+            "train.py --lr 1 --lr-scheduler exponentiallr --lr-gamma 0.5 -b 256",
+            IMAGENET,
+            {0: 1, 5004: 0.5, 10008: 0.25},
+        ),
+        (DEMO_8 + " -te 90", IMAGENET, {1: 0.000256, 625: 0.16, 3124: 0.799744, 3125: 0.8, 18750: 0.8, 18751: 0.08}),
+        ("demo_resnet_keras.py -te 90", IMAGENET, {25020: 0.1, 12510: 0.05}),
+        (
+            DEMO_8 + " --optimizer LARS -te 40",
+            IMAGENET,
+            {1: 0.0050667, 625: 3.1666667, 1875: 9.5, 1876: 9.4991784, 12500: 2.7760236, 24999: 0.0001001},
+        ),
+        ("demo_resnet_keras.py --optimizer LARS -te 40", IMAGENET, {15012: 2.5, 15013: 2.499973, 100080: 0.7305377}),
+        (
+            "resnet_ctl_imagenet_main.py --lr_schedule constant --base_learning_rate 0.4 -bs 64",
+            IMAGENET,
+            {0: 0.1, 99: 0.1},
+        ),
+        (
+            "resnet_ctl_imagenet_main.py --lr_schedule polynomial --base_learning_rate 2.5 --warmup_epochs 3 -te 40",
+            IMAGENET,
+            {15012: 2.5, 15013: 2.499973, 100080: 0.7305377},
+        ),
+        (
+            "mpirun -np 8 imagenet_main.py --use_horovod -bs 128 -te 90",
+            IMAGENET,
+            {1: 0.0001023, 10008: 1.0238977, 10009: 1.0041663, 56295: 0.5120857},
+        ),
+        ("imagenet_main.py -bs 256 -te 90 --nouse_cosine_lr", IMAGENET, {40036: 0.128, 150136: 0.128, 150137: 0.0128}),
+        (
+            "mpirun -np 8 ssd.py --use_horovod -b 128 -e 64",
+            COCO,
+            {0: 0, 287: 0.0479165, 575: 0.096, 4599: 0.096, 4600: 0.0096, 5750: 0.00096},
+        ),
+        (
+            "mpirun -np 8 ssd.py --use_horovod --k 5 -e 64",
+            COCO,
+            {60 * 115 - 1: 0.096, 60 * 115: 0.0096, 75 * 115: 0.00096},
+        ),
+    ],
+    ids=lambda text: text[:60] if isinstance(text, str) else "",
+)
+def test_rates_are_the_originals(text: str, samples: int, steps: dict[int, float]):
+    rates(text, samples, steps)
+
+
+@pytest.mark.parametrize(
+    ("text", "batch"),
+    [
+        ("torchrun --nproc_per_node 8 train.py -b 256", 2048),
+        ("torchvision/train.py", 32),
+        (DEMO_8, 2048),
+        ("demo_resnet_keras.py --distribution_strategy hpu --num_workers_per_hls 8 -bs 2048", 2048),
+        ("MULTI_HLS_IPS=a,b demo_resnet_keras.py --use_horovod --num_workers_per_hls 8", 4096),
+        ("mpirun -np 64 -H a:32,b:32 imagenet_main.py --use_horovod -bs 128", 8192),
+        ("mpirun -np 8 ssd.py --use_horovod", 1024),
+        ("main.py --task 01 --dim 2 --hpus 8 --batch_size 64", 512),
+    ],
+)
+def test_a_batch_per_worker_becomes_the_batch_of_all(text: str, batch: int):
+    assert value(words(text), "--train.global-batch") == str(batch)
+
+
+def test_mpirun_before_a_launcher_that_was_told_so_counts_its_ranks():
+    found = words("mpirun -np 8 demo_resnet_keras.py --use_horovod --num_workers_per_hls 8 --kubernetes_run=True")
+    assert value(found, "--run.devices") == "8" and value(found, "--train.global-batch") == "2048"
+
+
+def test_a_rank_of_a_launcher_trains_and_starts_none():
+    environ = {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
+    }
+    found = words("ssd.py --use_horovod", start=of_environment(environ))
+    assert "--run.devices" not in found and value(found, "--train.global-batch") == "1024"
+    with pytest.raises(UsageError, match="without --use_horovod each would train alone"):
+        words("ssd.py", start=of_environment(environ))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("torchvision/train.py --amp", "--train.precision fp16"),
+        ("torchvision/train.py", "--train.precision fp32"),
+        ("train.py --dl-worker-type MP", "--data.decoder cpu"),
+        ("PT_HPU_MEDIA_PIPE=0 torchvision/train.py", "--data.decoder cpu"),
+        ("train.py --opt sgd_nesterov", "--optimizer.nesterov"),
+        ("train.py --opt rmsprop", "--optimizer.kind rmsprop --optimizer.alpha 0.9 --optimizer.eps 0.0316"),
+        ("train.py --model-ema", "--train.ema 0.99998 --train.ema-every-steps 32 --train.ema-rule torchvision"),
+        ("train.py --ra-sampler", "--train.repeats 3"),
+        ("train.py --auto-augment ra", "--data.policy randaugment"),
+        ("train.py --sync-bn", "--train.bn-group -1"),
+        ("train.py --save-checkpoint --epochs 7", "--run.keep 7"),
+        ("train.py --wd=5e-5", "--optimizer.weight-decay 5e-05"),
+        ("train.py --device cpu", "--run.device cpu"),
+        ("train.py --epoch 5", "--train.epochs 5"),  # argparse completes what is unique
+        ("demo_resnet_keras.py --nouse_synthetic_data --noexperimental_preloading", "--run.no-device-prefetch"),
+        ("demo_resnet_keras.py --experimental_preloading=False", "--run.no-device-prefetch"),
+        ("demo_resnet_keras.py -train_steps 20", "--train.steps-per-epoch 20"),
+        ("demo_resnet_keras.py --train_steps 20 -bs 8", "--run.log-every-steps 20"),
+        ("demo_resnet_keras.py --steps_per_loop 10 --log_steps 30", "--run.log-every-steps 30"),
+        ("demo_resnet_keras.py --keras_applications_model ResNet101V2", "--model.arch keras_resnet101v2"),
+        ("demo_resnet_keras.py --optimizer LARS --base_learning_rate=5", "--optimizer.lr 5"),
+        ("demo_resnet_keras.py --optimizer LARS --lars_epsilon 1e-6", "--optimizer.eps 1e-06"),
+        ("demo_resnet_keras.py --single_l2_loss_op", "--optimizer.decay-form gradient"),
+        ("demo_resnet_keras.py --enable_checkpoint_and_export", "--run.keep 10 --run.checkpoint-initial"),
+        ("demo_resnet_keras.py --use_synthetic_data", "--data.path synthetic:classes=1000,samples=1281167,size=224"),
+        ("demo_resnet_keras.py --data_format channels_first", "--run.no-channels-last"),
+        (DEMO_8 + " --horovod_hierarchical_allreduce", "--run.reduce hierarchical"),
+        (DEMO_8, "--train.eval-shards full --train.bn-eval local"),
+        (
+            "imagenet_main.py --benchmark_logger_type BenchmarkFileLogger --benchmark_log_dir /x --benchmark_test_id t",
+            "--run.benchmark-log /x --run.test-id t",
+        ),
+        (
+            "FORCE_HABANA_IMAGENET_LOADER_FALLBACK=1 imagenet_main.py --jpeg_data_dir /j -dd /r",
+            "--data.path /r --data.decoder cpu",
+        ),
+        ("imagenet_main.py --jpeg_data_dir /j -dd /r", "--data.path /j --data.source folder"),
+        ("imagenet_main.py -rs 50 --model_type resnet -rv 2", "--model.arch resnet50v2_tf1"),
+        ("imagenet_main.py -rv 2", "--model.arch resnext101v2_32x4d_tf"),
+        ("imagenet_main.py --hooks profilerhook,StepCounterHook --profile_steps 5,8", "--run.profile 5,8"),
+        ("imagenet_main.py --dummy_epoch --fine_tune", "--run.warmup-steps 2"),
+        ("imagenet_main.py --disable_warmup", "--schedule.warmup-epochs 0"),
+        ("imagenet_main.py --bf16_config_path basic -dt bf16", "--train.fp32-ops BatchNorm2d"),
+        ("imagenet_main.py -st 0.7", "--train.target-score 0.7"),
+        ("imagenet_main.py --max_eval_steps 10", "--train.eval-max-steps 10"),
+        ("imagenet_main.py --disable_eval -te 3", "--train.eval-every-epochs 4 --train.no-eval-at-end"),
+        ("demo_resnet_keras.py --skip_eval -te 5 -ebe 2", "--train.eval-every-epochs 6 --train.no-eval-at-end"),
+        ("ssd.py --steps 100 --profile 50,53", "--run.profile 50,53"),
+        ("mpirun -np 2 ssd.py --use_horovod --distributed_bn", "--train.bn-group -1"),
+        ("ssd.py --num_examples_per_epoch 1280", "--train.steps-per-epoch 10"),
+        ("ssd.py --static --data_dir /d", "--data.static /d/worker_0"),
+        ("ssd.py --resnet_checkpoint r.pth", "--model.weights r.pth"),
+        ("main.py --task 4 --dim 2 --gpus 1", "--data.path /data/04_2d"),
+        ("main.py --task 01 --gpus 0 --hpus 0", "--run.device cpu"),
+        ("main.py --task 01 --optimizer sgd", "--optimizer.kind sgd --optimizer.momentum 0.99"),
+        (
+            "main.py --task 01 --scheduler multistep --steps 10 20",
+            "--schedule.kind step --schedule.drop-epochs 10 20 --schedule.factor 0.3",
+        ),
+        ("main.py --task 01 --skip_first_n_eval 5", "--train.eval-from-epoch 6"),
+        ("main.py --task 01 --channels_last False", "--run.no-channels-last"),
+        ("main.py --task 01 --hmp --hmp-fp32 ops_fp32_unet2d.txt", "--model.no-deep-supervision"),
+        (
+            "main.py --task 01 --dim 2 --gpus 1 --benchmark --train_batches 12 --warmup 3",
+            "--steps 9 --warmup 3 --repeats 1",
+        ),
+        (
+            "main.py --task 01 --exec_mode evaluate --gpus 1 --ckpt_path /r/checkpoints/last.ckpt",
+            "evaluate /r --checkpoint latest",
+        ),
+        (
+            "main.py --task 01 --dim 2 --exec_mode predict --gpus 1 --results /r --data /d --save_preds --tta",
+            "predict /r /d --out /r/preds_task_01_dim_2_fold_0_fp32_tta --checkpoint best --save-probabilities "
+            "--task.tta",
+        ),
+        (
+            "preprocess.py --task 4 --exec_mode test --dilation",
+            "--out /data/04_3d/test --task 04 --dim 3 --mode test --dilation",
+        ),
+        ("evaluate.py --preds p --lbls l", "evaluate p --labels l"),
+        ("scripts/train.py --task 01 --gpus 1 --fold 0 --dim 2", "--train.global-batch 64"),
+        ("scripts/benchmark.py --mode predict --dim 2", "--steps 100 --warmup 50 --repeats 1 --what predict"),
+        (
+            "generate_static_dataset.py -i /c/train* -o /s -b 4 -s 3",
+            "prepare static --out /s/worker_0 --batch 4 --steps 3",
+        ),
+        ("bash download_and_preprocess_coco.sh /c", "prepare coco --source /c-raw --out /c --form tfrecord --download"),
+        (
+            "preprocess_imagenet.py --raw_data_dir=/r --local_scratch_dir=/r/t",
+            "prepare convert --source /r/by_class --out /r/t --form tfrecord",
+        ),
+        ("ssd.py --inference a.jpg --model_dir /m", "predict /m a.jpg --out /m/inference --checkpoint latest --top 10"),
+        ("imagenet_main.py --eval_only -md /m", "evaluate /m --checkpoint latest"),
+    ],
+)
+def test_a_flag_becomes_a_field(text: str, expected: str):
+    found = shlex.join(words(text))
+    assert expected in found
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("train.py --weights ResNet50_Weights.DEFAULT", "--weights ResNet50_Weights.DEFAULT: nothing is downloaded"),
+        ("train.py --resume checkpoint.pth", "--set model.weights=checkpoint.pth"),
+        ("train.py --opt lamb", "--opt lamb"),
+        ("train.py --start-epoch 3", "--start-epoch 3"),
+        ("train.py --epochs ten", "--epochs ten: expected a whole number"),
+        ("mpirun -np 8 train.py --lr 1", "torchrun --nproc_per_node 8"),
+        ("trian.py", "did you mean train.py"),
+        ("demo_resnet_keras.py --num_workers_per_hls 8", "needs --use_horovod or --distribution_strategy"),
+        ("demo_resnet_keras.py --use_horovod --distribution_strategy hpu", "cannot be combined"),
+        ("demo_resnet_keras.py --kubernetes_run=True", "expects that a launcher starts the ranks"),
+        ("mpirun -np 8 demo_resnet_keras.py --use_horovod", "calls mpirun itself"),
+        (DEMO_8 + " --distribution_strategy gpu --nouse_horovod", "knows off and hpu"),
+        ("demo_resnet_keras.py --num_workers_per_hls 8 --distribution_strategy hpu -bs 100", "cannot be split over 8"),
+        ("demo_resnet_keras.py --save_full_model", "no Keras file is written"),
+        ("demo_resnet_keras.py --optimiser LARS", "did you mean --optimizer"),
+        ("demo_resnet_keras.py --benchmark_logger_type BenchmarkFileLogger", "needs --benchmark_log_dir"),
+        ("mpirun -np 8 imagenet_main.py", "add --use_horovod"),
+        ("imagenet_main.py -rs 34", "need 50 layers or more"),
+        ("imagenet_main.py --return_before_eval", "use --disable_eval"),
+        ("imagenet_main.py --enable_lars", "resnet50_lars"),
+        ("imagenet_main.py --export_dir /x", "no SavedModel"),
+        ("imagenet_main.py --hooks NoHook", "nohook"),
+        ("ssd.py -c 2.5", "--save_checkpoints_epochs 2.5"),
+        ("ssd.py --mode train_and_eval", "knows train, eval"),
+        ("main.py --task 01 --gpus 1 --hpus 1", "cannot be combined"),
+        ("main.py --task 11 --gpus 1", "tasks 01 to 10"),
+        ("main.py --gpus 1", "--task is missing"),
+        ("main.py --task 01 --gpus 1 --test_batches 5", "covers the whole set"),
+        ("main.py --task 01 --gpus 1 --benchmark", "needs --train_batches above --warmup"),
+        ("main.py --task 01 --profile", "--set run.profile=5,8"),
+        ("mpirun -np 8 main.py --task 01", "write --hpus N"),
+        ("preprocess_imagenet.py --raw_data_dir=/r", "needs --raw_data_dir and --local_scratch_dir"),
+    ],
+)
+def test_what_cannot_be_is_an_error_with_the_remedy(text: str, named: str):
+    with pytest.raises(UsageError) as error:
+        became(text)
+    assert named in str(error.value)
+
+
+def test_scripts_of_one_name_are_told_apart_by_folder_or_flags():
+    paths = {
+        text: find_scripts(*text.split(" ", 1)[:1], text.split()[1:])[0].path
+        for text in (
+            "torchvision/train.py --amp",
+            "scripts/train.py --amp",
+            "train.py --data-path=x",
+            "train.py --task 01",
+        )
+    }
+    assert [path.split("/")[-2] for path in paths.values()] == ["torchvision", "scripts", "torchvision", "scripts"]
+    assert len(find_scripts("train.py", ["--help"])) == 2
+    with pytest.raises(UsageError, match="write torchvision/train.py or scripts/train.py"):
+        find_scripts("train.py", ["--amp"])
+    with pytest.raises(UsageError, match="torchvision/train.py has no --nope; scripts/train.py has no --nope"):
+        find_scripts("train.py", ["--nope", "1"])
+
+
+def test_lists_of_operations_keep_modules_in_fp32_and_name_the_rest(tmp_path: Path):
+    (tmp_path / "fp32.txt").write_text("softmax\nbatch_norm\ntopk\n")
+    (tmp_path / "bf16.txt").write_text("conv2d\nlinear\nlog\n")
+    lists = f"--hmp-bf16 {tmp_path}/bf16.txt --hmp-fp32 {tmp_path}/fp32.txt"
+    found = became(f"main.py --task 01 --gpus 1 --hmp {lists}")
+    assert "--train.fp32-ops BatchNorm2d ConvTranspose2d" in shlex.join(found.steps[0])
+    named = {old for old, _, _ in found.rows if "list:" in old}
+    assert named == {"fp32 list: topk", "bf16 list: log"}
+    (tmp_path / "own.json").write_text(json.dumps({"allowlist": ["Conv2D", "MatMul", "Relu", "MaxPool", "Exp"]}))
+    found = became(f"imagenet_main.py -dt bf16 --bf16_config_path {tmp_path}/own.json")
+    assert "--train.fp32-ops BatchNorm2d" in shlex.join(found.steps[0])
+    assert "bf16 list: Exp" in {old for old, _, _ in found.rows}
+
+
+def test_the_table_has_a_row_for_every_word_that_was_given():
+    text = "PT_HPU_LAZY_MODE=0 torchrun --nproc_per_node 8 train.py -b 4 --epochs 90 --cache-dataset --device=cuda"
+    rows = {old: (new, effect) for old, new, effect in became(text).rows}
+    assert rows["--batch-size 4"] == ("--train.global-batch 32", "of one rank there, of all here")
+    assert rows["--epochs 90"][0] == rows["--device cuda"][0] == "as it is"
+    assert rows["--cache-dataset"][0] == rows["PT_HPU_LAZY_MODE=0"][0] == "-"
+    assert rows["torchrun"][0] == "--run.devices 8"
