@@ -12,7 +12,7 @@ from sightline.legacy.line import read, split
 from sightline.legacy.start import Start, of_environment
 from sightline.legacy.table import Act
 from sightline.legacy.translate import Translation, find_scripts, translate
-from sightline.train.schedules import Plan
+from sightline.train.schedules import RunLength
 
 
 def became(text: str, start: Start | None = None, device: str = "") -> Translation:
@@ -36,7 +36,7 @@ def rates(text: str, samples: int, steps: dict[int, float]) -> None:
     recipe, _ = config.load(name, flags)
     batch = recipe.train.global_batch
     per_epoch = -(-samples // batch) if recipe.train.last_batch == "pad" else samples // batch
-    plan = Plan(recipe.train.epochs, recipe.train.steps_per_epoch or per_epoch, samples, batch)
+    plan = RunLength(recipe.train.epochs, recipe.train.steps_per_epoch or per_epoch, samples, batch)
     base = recipe.optimizer.base_lr(batch, ranks)
     assert {step: recipe.schedule.rate(step, base, plan) for step in steps} == pytest.approx(steps, rel=5e-4)
 
