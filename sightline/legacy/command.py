@@ -58,6 +58,8 @@ def legacy(flags: Sequence[str], show: Show, run: RunCommand, environ: Mapping[s
         return
     if len(words) == 1 and any(letter.isspace() for letter in words[0]):
         words = line.split(words[0], environ)
+    else:
+        words = [line.with_listed(word, environ) for word in words]
     _run_line(words, options, start.of_environment(environ), show, run)
 
 

@@ -136,11 +136,21 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
         name = found[1] or found[2]
         if name not in EXPANDED:
             raise UsageError(f"${name} is not expanded here; known: {', '.join(EXPANDED)}; write its value")
-        if name not in variables and name not in DEFAULTS:
-            raise UsageError(f"${name} is not set; export it, e.g. export {name}=..., or write its value")
-        return variables.get(name) or DEFAULTS.get(name, "")
+        return _value(name, variables)
 
     return re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, text)
+
+
+def with_listed(word: str, variables: Mapping[str, str]) -> str:
+    """Expand the listed variables in a word that a shell has passed on as it is, e.g. a quoted '$PYTHON'."""
+    listed = "|".join(EXPANDED)
+    return re.sub(rf"\$(?:\{{({listed})\}}|({listed})\b)", lambda found: _value(found[1] or found[2], variables), word)
+
+
+def _value(name: str, variables: Mapping[str, str]) -> str:
+    if name not in variables and name not in DEFAULTS:
+        raise UsageError(f"${name} is not set; export it, e.g. export {name}=..., or write its value")
+    return variables.get(name) or DEFAULTS.get(name, "")
 
 
 def export_of(text: str, variables: Mapping[str, str]) -> dict[str, str] | None:

@@ -1,9 +1,14 @@
 """Lines as a README writes them: what is split, expanded, refused and out of scope."""
 
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 
 from sightline.errors import UsageError
 from sightline.legacy import line
+from sightline.legacy.command import legacy
 from sightline.legacy.line import OutOfScope, logical_lines, read, split
 from sightline.legacy.start import Start
 
@@ -136,3 +141,20 @@ def test_words_before_a_script_that_cannot_be_kept_are_named(text: str, named: s
     with pytest.raises(UsageError) as error:
         started(text)
     assert named in str(error.value)
+
+
+def documented() -> list[str]:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "legacy.md").read_text(encoding="utf-8")
+    return [each for each in re.findall(r"^sightline legacy (.+)", text, re.MULTILINE) if "--from" not in each]
+
+
+@pytest.mark.parametrize("command", documented())
+def test_documented_commands_print_what_they_become(command: str):
+    shown: list[str] = []
+    legacy(["--print", *shlex.split(command)], shown.append, run=pytest.fail, environ={})
+    assert "sightline train" in shown[0] or "ssd.py: " in shown[0]
+
+
+def test_a_quoted_variable_expands_and_other_signs_stay():
+    words = [line.with_listed(word, {}) for word in ("$PYTHON", "${PYTHON}x", "--data=a$b", "$PYTHONS")]
+    assert words == ["python3", "python3x", "--data=a$b", "$PYTHONS"]
