@@ -1,4 +1,4 @@
-"""Saves that are written while training goes on: the same bits, no training that waits, no error that is lost."""
+"""Saves written while training continues: the same bits, no waiting, no lost error."""
 
 import errno
 import os
@@ -133,7 +133,7 @@ def test_a_folder_that_was_taken_over_during_a_slow_write_is_left_alone(tmp_path
         train(tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").glob("ckpt-*")] == ["ckpt-00000002"]
     assert (tmp_path / "checkpoints" / "latest").read_text().strip() == "ckpt-00000002"
-    assert not (tmp_path / "exit.json").exists(), "how the other attempt ends is its own to tell"
+    assert not (tmp_path / "exit.json").exists(), "only the other attempt writes how it ends"
 
 
 def test_a_save_on_its_way_arrives_however_the_run_ends(sightline, tmp_path):

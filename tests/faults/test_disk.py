@@ -1,4 +1,4 @@
-"""A full disk costs checkpoints, not the run; a folder that cannot be written is told before training (B5: 11, 12).
+"""A full disk costs checkpoints, not the run; a folder that cannot be written is reported before training (B5: 11, 12).
 
 RLIMIT_FSIZE stands in for the full disk: the kernel lets no file grow beyond it (EFBIG where a disk says ENOSPC).
 """

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, wherever they meet a run: save at the step they came in, leave, and go on later (B5: 13, 15)."""
+"""SIGTERM and SIGINT, wherever they meet a run: save at the step they came in, exit, and resume later (B5: 13, 15)."""
 
 import json
 import os
@@ -134,7 +134,7 @@ def test_data_that_never_come(sightline, reference, fifo, tmp_path, name):
 
 
 def opened_for_writing(fifo: Path) -> int | None:
-    """Succeeds once somebody has opened it for reading."""
+    """Succeed once somebody has opened it for reading."""
     try:
         return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:

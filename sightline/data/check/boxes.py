@@ -83,7 +83,7 @@ def check_boxes(path: str, kind: str, classes: int, decode: bool, processes: int
     declares, or 0."""
     root, report = Path(path), Report()
     if kind == "synthetic" or path.startswith("synthetic:"):
-        return report  # nothing lies anywhere
+        return report  # there are no files to check
     is_auto_records = kind == "auto" and not coco.detect(path) and coco_tfrecord.detect(path)
     is_records = kind == "coco_tfrecord" or is_auto_records
     if kind == "auto" and not is_records and all(_find_json(root, split) is None for split in _SPLITS):

@@ -96,7 +96,7 @@ class CocoTFRecordSource(BoxSource):
     def objects(self, index: int) -> Objects:
         return self.annotations.objects(index)
 
-    def picture(self, index: int) -> bytes:
+    def image(self, index: int) -> bytes:
         offset, name = int(self.places["offset"][index]), self.name(index)
         try:
             file = self.files.open(int(self.places["shard"][index]))
@@ -161,7 +161,9 @@ def _find_shards(root: Path, split: Split) -> list[Shard]:
     count = int(found[0]["count"])
     for match in found:
         if int(match["count"]) != count or int(match["number"]) >= count:
-            raise BadData(f"{root / match[0]} is none of the {count} files that {found[0][0]} belongs to; move it away")
+            raise BadData(
+                f"{root / match[0]} is not one of the {count} files that {found[0][0]} belongs to; move it away"
+            )
     there = {int(match["number"]) for match in found}
     if len(there) < count:
         first = next(number for number in range(count) if number not in there)

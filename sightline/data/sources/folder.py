@@ -116,7 +116,7 @@ class Walk:
 
     def __init__(self, root: Path):
         self.root = root
-        self.folders = [""]  # the root itself tells of class folders that come and go
+        self.folders = [""]  # the time of the root shows class folders that come and go
         self.changed_ns = [root.stat().st_mtime_ns]
 
     def list(self, classes: list[str], is_training: bool) -> Listing:

@@ -1,4 +1,4 @@
-"""What tar and tfrecord share: many samples in few files, an index over them, random access, classes by number.
+"""The base of tar and tfrecord: many samples in few files, an index over them, random access, classes by number.
 
 Shards are opened when a sample is first read, by each process for itself; threads may read at once.
 """
@@ -137,7 +137,7 @@ def numbered_classes(index: Index, shards: Sequence[Shard], first: int, declared
 
 def check_range(index: Index, shards: Sequence[Shard], first: int, count: int, hint: str) -> None:
     """Raise BadData unless the labels of a split are those of the classes."""
-    known = index.label <= MAX_CLASSES  # others belong to damaged records, which reading tells
+    known = index.label <= MAX_CLASSES  # others belong to damaged records, which reading reports
     outside = np.flatnonzero(known & ((index.label < first) | (index.label >= first + count)))
     if len(outside):
         row = int(outside[0])
@@ -204,7 +204,7 @@ class OpenFiles:
         return OpenFiles, (self._shards,)
 
     def open(self, shard: int) -> OpenFile:
-        """Return the shard with this number, from its first use on."""
+        """Return the shard with this number, opened at its first use."""
         with self._lock:
             file = self._files.pop(shard, None)
             if file is None:

@@ -77,7 +77,7 @@ def first(*some):
 
 
 def cut(count: int, etag: str = '"one"'):
-    """Announces all and sends a part."""
+    """Announce all and send a part."""
     return lambda handler: handler.reply(200, DATA[:count], Content_Length=len(DATA), ETag=etag)
 
 
@@ -188,7 +188,7 @@ def test_a_file_that_changed_on_the_server_starts_anew(serve, target):
     assert target.read_bytes() == DATA
 
 
-def test_a_weak_etag_is_no_validator(serve, target):
+def test_a_weak_etag_is_not_a_validator(serve, target):
     date = "Wed, 21 Oct 2015 07:28:00 GMT"
 
     def weak(handler: Handler) -> None:

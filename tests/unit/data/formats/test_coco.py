@@ -105,7 +105,7 @@ REFUSED: dict[str, tuple[Callable[[dict], object], str]] = {
     "image: way out": (image(file_name="../val2017/5.jpg"), "leads out of its folder"),
     "image: absolute": (image(file_name="/etc/passwd"), "is an absolute path"),
     "image: half a letter": (image(file_name="\ud800.jpg"), "file_name is "),
-    "image: a byte that is no letter": (image(file_name="\udc80.jpg"), "file_name is "),
+    "image: a byte that is not a letter": (image(file_name="\udc80.jpg"), "file_name is "),
     "image: not there": (image(file_name="away.jpg"), "away.jpg"),
     "image: a number": (lambda d: d["images"].append(7), "7, expected an object"),
     "category: negative": (category(id=-1), "id is -1, expected a whole number from 0"),
@@ -152,11 +152,11 @@ TAKEN: dict[str, Callable[[dict], object]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_one_of_them_refuses_no_other_takes(readers, name):
-    change, told = REFUSED[name]
+    change, reported = REFUSED[name]
     said = readers(change)
     assert all(said.values()), said
-    if name not in ("image: not there", "category: not those of val"):  # which the json alone does not tell
-        assert {reader: told in text and "instances_train2017.json" in text for reader, text in said.items()} == {
+    if name not in ("image: not there", "category: not those of val"):  # which the json alone does not show
+        assert {reader: reported in text and "instances_train2017.json" in text for reader, text in said.items()} == {
             "train": True,
             "check": True,
             "prepare": True,
@@ -183,9 +183,11 @@ def test_all_wrong_entries_reach_the_callback_and_the_others_are_kept():
     described["images"].append({"id": 7})
     described["annotations"][1]["image_id"] = 7
     described["annotations"][2]["bbox"] = None
-    told: list[tuple[str, str]] = []
-    found = read_instances([json.dumps(described).encode()], "x", lambda kind, where, text: told.append((kind, where)))
-    assert told == [
+    reported: list[tuple[str, str]] = []
+    found = read_instances(
+        [json.dumps(described).encode()], "x", lambda kind, where, text: reported.append((kind, where))
+    )
+    assert reported == [
         ("unreadable entry", "x: images[2]"),
         ("unreadable entry", "x: annotations[2]"),
         ("unknown image", "x: annotations[1]"),

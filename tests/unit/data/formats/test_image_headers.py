@@ -217,7 +217,7 @@ def test_bmp_that_lies_is_refused():
 
 
 def test_decoding_keeps_no_second_copy(monkeypatch):
-    """Of what Python and NumPy allocate; Pillow's own 4 bytes a pixel are not seen here."""
+    """Only what Python and NumPy allocate is counted, not Pillow's own 4 bytes a pixel."""
     monkeypatch.setattr(decode, "_BAND_PIXELS", 2**16)
     data = encode(Image.new("RGBA", (1000, 1000), (1, 2, 3, 4)), "PNG", compress_level=1)
     tracemalloc.start()

@@ -62,7 +62,7 @@ def test_label(save, dtype):
 
 
 @pytest.mark.parametrize(("value", "said"), [(0.5, "0.5"), (-1, "-1"), (256, "256"), (np.nan, "nan")])
-def test_label_that_is_no_class_number(save, value, said):
+def test_label_that_is_not_a_class_number(save, value, said):
     voxels = np.zeros((3, 3, 3), np.float32)
     voxels[1, 2, 0] = value
     with pytest.raises(BadSample, match=f"^case 7: a label of {said}.*0 to 255"):
@@ -110,7 +110,7 @@ def test_written_as_nibabel_reads_it(tmp_path, shape, name):
 
 
 def change(path, offset, form, value):
-    """Packs a value into the header of a .nii.gz."""
+    """Pack a value into the header of a .nii.gz."""
     content = bytearray(gzip.decompress(path.read_bytes()))
     struct.pack_into(form, content, offset, value)
     path.write_bytes(gzip.compress(bytes(content)))

@@ -140,8 +140,8 @@ def test_repair_only_when_asked_for(odd, tmp_path):
     assert convert(odd, tmp_path / "out", "folder", "--repair") == 0
     for name, data in contents(odd).items():
         stored = (tmp_path / "out" / name).read_bytes()
-        with Image.open(io.BytesIO(stored)) as picture:
-            assert picture.format == "JPEG"
+        with Image.open(io.BytesIO(stored)) as image:
+            assert image.format == "JPEG"
         assert (stored == data) == (name.rpartition(".")[2].lower() in ("jpg", "jpeg"))
 
 
@@ -186,8 +186,8 @@ def test_two_records_of_one_name_are_told(tmp_path, capsys):
 
 
 def test_records_without_names_keep_their_order(tmp_path):
-    pictures = [jpeg(i) for i in range(12)]
-    features = ({"image/encoded": p, "image/class/label": 1 + i % 2} for i, p in enumerate(pictures))
+    images = [jpeg(i) for i in range(12)]
+    features = ({"image/encoded": p, "image/class/label": 1 + i % 2} for i, p in enumerate(images))
     source = tfrecords(tmp_path / "in", b"".join(frame(encode_example(each)) for each in features))
     before = samples(source, "train")
     assert convert(source, tmp_path / "out", "folder") == 0
@@ -202,7 +202,7 @@ def test_first_label(tmp_path):
     assert {n.split("/")[1] for n in contents(tmp_path / "out") if n.startswith("train/")} == {"zero", "one"}
 
 
-def test_damage_in_the_source_is_told_and_mended_by_a_second_start(shapes, tmp_path, capsys):
+def test_damage_in_the_source_is_reported_and_repaired_by_a_second_start(shapes, tmp_path, capsys):
     source = tmp_path / "in"
     assert convert(shapes, source, "tfrecord", "--shards", "4") == 0
     shard = source / "train" / "train-00002-of-00004"
