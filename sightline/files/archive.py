@@ -227,7 +227,7 @@ def clean_name(name: str, archive: str) -> str:
     elif _CONTROL.search(name):
         reason = "holds a control character or a backslash"
     elif _HALF.search(name):
-        reason = "holds half a letter, as JSON can spell it and no file can be called"
+        reason = "holds half a character, which JSON can spell and no file name can hold"
     elif len(os.fsencode(name)) > _MAX_NAME_BYTES or any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in parts):
         reason = f"is longer than {_MAX_PART_BYTES} bytes a part or {_MAX_NAME_BYTES} in all"
     elif not parts and name not in (".", "./"):

@@ -131,5 +131,5 @@ def reporting_full_disk(what: str) -> Iterator[None]:
         if error.errno not in DISK_FULL:
             raise
         raise DiskFull(
-            f"{what} could not be written: {error.strerror}; make room and start again, what is whole is kept"
+            f"{what} could not be written: {error.strerror}; make room and start again, finished files are kept"
         ) from error

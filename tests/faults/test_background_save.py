@@ -48,7 +48,7 @@ def train(out: Path, *flags: str) -> None:
     api.train(*config.load(FAULTY, [*common, f"--run.out={out}", *OFTEN, *flags]))
 
 
-def test_training_goes_on_while_a_save_is_written(tmp_path, monkeypatch):
+def test_training_continues_while_a_save_is_written(tmp_path, monkeypatch):
     """The first write does not end before step 4 is done; the save of step 4 waits for it."""
     writers, steps_met = [], []
 
@@ -103,7 +103,7 @@ def stop_while_a_save_fails(monkeypatch, failures: int) -> None:
     monkeypatch.setattr(Saver, "save", save)
 
 
-def test_who_is_told_to_stop_tries_again_after_a_save_has_failed(tmp_path, monkeypatch):
+def test_a_run_asked_to_stop_retries_a_save_that_failed(tmp_path, monkeypatch):
     stop_while_a_save_fails(monkeypatch, failures=1)
     with pytest.raises(Interrupted):
         train(tmp_path)

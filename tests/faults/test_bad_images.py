@@ -172,7 +172,7 @@ def test_link_to_itself_is_passed_over_or_named(few):
     ("damage", "message"),
     [
         ("empty class", "train/nothing holds no images"),
-        ("class of val only", "val has class folders that .*train has not: nothing"),
+        ("class of val only", "val has class folders that .*train lacks: nothing"),
         ("no val", "val does not exist"),
         ("no images", "train/.* holds no images"),
     ],

@@ -32,7 +32,7 @@ def test_changed_run_is_not_refused(sightline, reference, halfway, tmp_path):
     assert again.bits == reference().bits
 
 
-def test_override_goes_on_with_the_new_values(sightline, reference, halfway, tmp_path):
+def test_override_resumes_with_the_new_values(sightline, reference, halfway, tmp_path):
     out = halfway(tmp_path / "run")
     again = sightline.run(out, "--optimizer.lr", "0.1", "--run.override")
     assert again.code == 0, again

@@ -296,7 +296,7 @@ def test_no_checkpoint_yet_is_none(tmp_path):
     assert Checkpoints(tmp_path, 2, print).newest() is None, "killed in its first save: a fresh start loses nothing"
 
 
-def test_run_goes_on_from_the_older_one_to_equal_bits(sightline, reference, tmp_path):
+def test_run_resumes_from_the_older_one_to_equal_bits(sightline, reference, tmp_path):
     whole = reference()
     out = shutil.copytree(whole.out, tmp_path / "run")
     with (out / "checkpoints" / "ckpt-00000016" / "model.safetensors").open("r+b") as file:
@@ -310,7 +310,7 @@ def test_run_goes_on_from_the_older_one_to_equal_bits(sightline, reference, tmp_
 
 
 @pytest.mark.parametrize("name", ["state.json", "model.safetensors"])
-def test_run_goes_on_from_the_older_one_where_the_newest_has_other_content(sightline, reference, tmp_path, name):
+def test_run_resumes_from_the_older_one_where_the_newest_has_other_content(sightline, reference, tmp_path, name):
     """Its checksums fit: a progress that cannot be, or a model of which a tensor has another shape."""
     whole = reference()
     out = shutil.copytree(whole.out, tmp_path / "run")

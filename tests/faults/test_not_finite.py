@@ -33,7 +33,7 @@ def test_stop_is_exit_5_with_the_samples_and_keeps_what_was_saved(sightline, tmp
     assert_finite(ended)
 
 
-def test_skip_counts_and_goes_on(sightline, tmp_path):
+def test_skip_counts_and_continues(sightline, tmp_path):
     flags = (*EVERYTHING, "--run.on-nan", "skip")
     ended = sightline.run(tmp_path / "run", *flags, FAULT=f"nan@sample:{SAMPLE}")
     assert ended.code == 0, ended

@@ -29,7 +29,7 @@ def test_reader_of_the_output_goes_away(sightline, reference, tmp_path, progress
     assert [line["step"] for line in ended.events("evaluate")] == [8, 16]
 
 
-def test_error_is_told_although_the_reader_of_the_output_went_away(sightline, tmp_path):
+def test_error_is_reported_although_the_reader_of_the_output_went_away(sightline, tmp_path):
     ended = sightline.run(tmp_path / "run", progress="plain", closed_stdout=True, FAULT="nan@train:3")
     assert ended.code == ended.exit_code_in_folder == 5, ended
     assert "not finite in step 2" in ended.stderr

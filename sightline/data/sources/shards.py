@@ -127,8 +127,8 @@ def numbered_classes(index: Index, shards: Sequence[Shard], first: int, declared
     missing = sorted(set(range(first, first + count)) - set(present.tolist()))
     if missing and not declared:
         raise BadData(
-            f"{shards[0].name} and its sisters have labels from {present.min()} to {present.max()}, but no sample of "
-            f"label {', '.join(map(str, missing[:5]))}{' ...' if len(missing) > 5 else ''}; {hint}"
+            f"{shards[0].name} and the other shards have labels from {present.min()} to {present.max()}, but no "
+            f"sample of label {', '.join(map(str, missing[:5]))}{' ...' if len(missing) > 5 else ''}; {hint}"
             f"declare --data.classes {count} if classes without samples are meant"
         )
     names = index.name_of

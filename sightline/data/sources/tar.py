@@ -157,7 +157,7 @@ def _named_labels(index: Index, classes: tuple[str, ...], where: str, known_to: 
     number = {name: label for label, name in enumerate(classes)}
     unknown = [name for name in index.name_of.values() if name not in number]
     if unknown:
-        raise BadData(f"{where} has classes that {known_to} has not: {', '.join(unknown[:5])}; remove or rename them")
+        raise BadData(f"{where} has classes that {known_to} lacks: {', '.join(unknown[:5])}; remove or rename them")
     return np.asarray([number[name] for name in index.name_of.values()], np.int64)[index.label]
 
 

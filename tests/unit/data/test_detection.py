@@ -386,7 +386,7 @@ def test_static_batches_of_another_size_or_damaged_are_refused(batches: Path):
 
 
 @pytest.mark.parametrize("last", ["drop", "pad", "wrap"])
-def test_static_batches_go_on_into_the_next_epoch_as_the_run_would(tmp_path: Path, last: str):
+def test_static_batches_continue_into_the_next_epoch_as_the_run_would(tmp_path: Path, last: str):
     samples = len(SYNTHETIC.open("train", seed=3))
     batch = samples - 1  # one is left over
     dump(SYNTHETIC, tmp_path / "batches", batch=batch, steps=3, seed=3, progress=nothing, last=last)

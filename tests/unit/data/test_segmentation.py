@@ -325,7 +325,7 @@ def test_own_tasks_are_known_from_their_folder(tmp_path: Path, data: Segmentatio
 
 @pytest.mark.parametrize("task", ["04", "own"])
 @pytest.mark.parametrize("given", ["around", "around/Task04_Hippocampus"])
-def test_a_task_that_was_not_prepared_is_told_from_other_folders(tmp_path: Path, task: str, given: str):
+def test_a_task_that_was_not_prepared_is_distinguished_from_other_folders(tmp_path: Path, task: str, given: str):
     raw = tmp_path / "around" / "Task04_Hippocampus"
     raw.mkdir(parents=True)
     (raw / "dataset.json").write_text("{}")

@@ -183,8 +183,8 @@ def test_names_that_are_refused(tmp_path, name):
         assert not (tmp_path / "out").exists()
 
 
-def test_half_a_letter_is_not_a_name():
-    with pytest.raises(BadArchive, match="holds half a letter"):
+def test_half_a_character_is_not_a_name():
+    with pytest.raises(BadArchive, match="holds half a character"):
         clean_name(json.loads('"a\\ud800"'), "dataset.json")
     assert clean_name("caf\udce9", "some.tar") == "caf\udce9"  # a byte that is not text
 
@@ -503,7 +503,7 @@ def test_zip64_is_read(tmp_path):
 # Disk
 
 
-def test_too_little_room_is_told_before_writing(tmp_path, monkeypatch):
+def test_too_little_room_is_reported_before_writing(tmp_path, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10**6))
     with pytest.raises(DiskFull, match=r"unpacking some.tar needs 0.0 GB, .* has 0.0 GB free; make room"):

@@ -91,7 +91,7 @@ def test_an_operation_leaves_its_image_alone():
     assert image.tobytes() == before
 
 
-def test_an_unknown_operation_is_ours_to_mend():
+def test_an_unknown_operation_is_a_bug_of_ours():
     with pytest.raises(AssertionError, match="no operation is called Blur"):
         carried_out("Blur", 1.0, images()["noise"], "bilinear")
 

@@ -94,7 +94,7 @@ def test_png_with_two_headers_is_refused(place):
 def test_png_of_a_kind_that_there_is_not_is_refused(kind):
     data = png(64, 48, pixels=bytes(48 * 193))
     header = struct.pack(">II", 64, 48) + bytes(kind)
-    assert_refused(data[:8] + chunk(b"IHDR", header) + data[33:], "of a kind that there is not", str(kind))
+    assert_refused(data[:8] + chunk(b"IHDR", header) + data[33:], "of an unknown kind", str(kind))
 
 
 @pytest.mark.parametrize("marker", [0x01, 0x02, 0xBF, 0xD0, 0xD7, 0xD8, 0xC8, 0xDE, 0xDF, 0xF0, 0xFD])

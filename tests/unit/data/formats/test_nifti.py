@@ -78,7 +78,7 @@ def test_scan_that_is_not_finite(save, value):
 
 
 @pytest.mark.filterwarnings("error")
-def test_numbers_that_overflow_are_told_without_a_warning(save):
+def test_numbers_that_overflow_are_reported_without_a_warning(save):
     path = save(np.full((3, 3, 3), 1e300), "a.nii")
     content = bytearray(path.read_bytes())
     content[352:360] = b"\x01\x00\x00\x00\x00\x00\xf0\x7f"  # a signalling NaN
@@ -228,7 +228,7 @@ def test_only_what_is_kept_is_held_in_memory(save, read, kept, scale):
     assert peak < kept * voxels.size + 5 * 2**20  # a block on its way
 
 
-def test_damage_is_told_before_what_the_damage_has_made(save):
+def test_damage_is_reported_before_its_consequences(save):
     """A flipped bit makes a wrong label; the reason is not the label."""
     path = save(np.zeros((64, 64, 64), np.float32))
     content = bytearray(gzip.decompress(path.read_bytes()))

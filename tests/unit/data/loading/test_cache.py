@@ -77,7 +77,7 @@ def test_what_was_put_in_comes_out_and_nothing_else():
     assert [kept.get(index) for index in range(4)] == [b"abcde", None, b"xy", None]
 
 
-def test_an_image_that_is_being_written_is_not_believed():
+def test_an_image_that_is_being_written_is_not_used():
     kept = ImageCache(np.array([5, 5], np.int64))
     kept.put(0, b"abcde")
     kept.put(1, b"fghij")

@@ -197,7 +197,7 @@ BAD = {
     "no json": (lambda d: b"{", "is not a whole JSON file"),
     "deep": (lambda d: b"[" * 200_000, "is not a whole JSON file"),
     "captions": (lambda d: b'{"images": []}', "has no images and no annotations and no categories"),
-    "image twice": (lambda d: d["images"].append(d["images"][0]), r"image \d+ is there already"),
+    "image twice": (lambda d: d["images"].append(d["images"][0]), r"image \d+ appears twice"),
     "no number": (lambda d: d["annotations"][0].update(bbox=[1, float("nan"), 2, 3]), "has bbox .*nan"),
     "image missing": (lambda d: d["images"][0].update(file_name="x.jpg"), "1 of 40 images .*x.jpg"),
     "way out": (lambda d: d["images"][0].update(file_name="../val2017/x.jpg"), "leads out of its folder"),

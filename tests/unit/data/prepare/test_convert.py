@@ -105,7 +105,7 @@ def test_names_in_each_form(file, in_folder, in_tar):
 @pytest.mark.parametrize(
     "pair", [("a.jpg", "a.png"), ("a.jpg", "a.JPEG"), ("a-b.jpg", "a.b.jpg"), ("x.jpg", "x.y.jpg")]
 )
-def test_names_that_tar_cannot_keep_apart_or_in_order_are_told(tmp_path, capsys, pair):
+def test_names_that_tar_cannot_keep_apart_or_in_order_are_reported(tmp_path, capsys, pair):
     for split in ("train", "val"):
         (tmp_path / "in" / split / "only").mkdir(parents=True)
         for seed, name in enumerate(pair):
@@ -173,13 +173,13 @@ def test_classes_in_records_do_not_lead_out(tmp_path, capsys, synset):
     assert not (tmp_path / "out" / "train").exists()
 
 
-def test_hidden_file_names_are_told(tmp_path, capsys):
+def test_hidden_file_names_are_reported(tmp_path, capsys):
     source = tfrecords(tmp_path / "in", record(b".hidden.jpg"))
     assert convert(source, tmp_path / "out", "folder") == 3
     assert "starts with a dot is hidden" in capsys.readouterr().err
 
 
-def test_two_records_of_one_name_are_told(tmp_path, capsys):
+def test_two_records_of_one_name_are_reported(tmp_path, capsys):
     source = tfrecords(tmp_path / "in", record(b"x.jpg") + record(b"x.jpg"))
     assert convert(source, tmp_path / "out", "folder") == 3
     assert "x.jpg and x.jpg of one class would have one name" in capsys.readouterr().err

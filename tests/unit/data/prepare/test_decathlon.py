@@ -149,7 +149,7 @@ def test_processes_change_nothing(hippocampus, tmp_path):
 # What an earlier start has left.
 
 
-def test_goes_on_after_a_kill(hippocampus, tmp_path):
+def test_resumes_after_a_kill(hippocampus, tmp_path):
     whole, out = tmp_path / "whole", tmp_path / "out"
     run(hippocampus, whole)
     shutil.copytree(whole, out)
@@ -167,7 +167,7 @@ def test_goes_on_after_a_kill(hippocampus, tmp_path):
     assert run(hippocampus, out) == {"cases of task 04": 3, "made now": 0}
 
 
-def test_a_changed_source_is_made_anew_and_nothing_else(hippocampus, tmp_path):
+def test_a_changed_source_is_made_again_and_nothing_else(hippocampus, tmp_path):
     out = tmp_path / "out"
     run(hippocampus, out)
     before = contents(out)
@@ -309,7 +309,7 @@ def test_a_header_cannot_ask_for_memory_by_its_spacing(hippocampus, tmp_path):
     assert run(hippocampus, tmp_path / "flat") == {"cases of task 04": 3, "made now": 3}  # nothing is resampled
 
 
-def test_all_problems_are_told_and_the_rest_is_kept(hippocampus, tmp_path):
+def test_all_problems_are_reported_and_the_rest_is_kept(hippocampus, tmp_path):
     nan(hippocampus)
     voxels = np.full(SIZES[2], np.inf, np.float32)
     write(hippocampus / "imagesTr" / "case_002.nii.gz", voxels)

@@ -241,7 +241,7 @@ def test_full_disk_is_exit_7_and_a_later_start_finishes(archives, made, tmp_path
     assert contents(tmp_path / "out") == contents(made("tfrecord"))
 
 
-def test_too_little_room_is_told_before_the_first_file(archives, tmp_path, capsys, monkeypatch):
+def test_too_little_room_is_reported_before_the_first_file(archives, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(LabelledImages, "room", lambda self: 10**15)
     assert run(archives, tmp_path / "out", "folder") == 7
     assert "needs 1000000.0 GB" in capsys.readouterr().err

@@ -210,7 +210,7 @@ def test_lesions_are_nested_inside_the_brain():
             assert not ((a == 3) & (b == 0)).any() and not ((a == 0) & (b == 3)).any()
 
 
-def test_channels_tell_different_parts_apart():
+def test_channels_distinguish_different_parts():
     image, label, _ = volume(0, "train", 0)
     healthy = (label == 0) & image.any(axis=3)
     brightness = np.array([image[mask].mean(axis=0) for mask in (healthy, label == 1, label == 2, label == 3)])

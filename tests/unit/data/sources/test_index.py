@@ -233,7 +233,7 @@ def test_what_is_not_an_index_is_not_read_whole(tmp_path: Path, begin: bytes):
         ("class_labels", 5),
     ],
 )
-def test_an_index_that_points_outside_is_made_anew(data: Path, scans: list[str], column: str, value: int):
+def test_an_index_that_points_outside_is_made_again(data: Path, scans: list[str], column: str, value: int):
     """Its checksum and key may be right: whoever wrote the data may have written it."""
     first = opened(data)
     shards = [Shard.at(data, data / f"train-{n}.tar") for n in (1, 2)]

@@ -117,7 +117,7 @@ def test_fingerprint_notices(images: Path, change):
     assert folder.open_source(str(images), "train").fingerprint != before
 
 
-def test_fingerprint_tells_where_one_name_ends_and_the_next_begins(tmp_path: Path):
+def test_fingerprint_shows_where_one_name_ends_and_the_next_begins(tmp_path: Path):
     """The same letters, cut elsewhere."""
     found = []
     for number, names in enumerate((("a/1.jpg", "a/1.jpga/2.jpg"), ("a/1.jpga/1.jpg", "a/2.jpg"))):
@@ -134,7 +134,7 @@ def test_folder_refusals_name_the_place(images: Path, tmp_path: Path):
         folder.open_source(str(tmp_path / "gone"), "train")
 
     (images / "val" / "dog").mkdir()
-    with pytest.raises(BadData, match=r"val has class folders that .*/train has not: dog"):
+    with pytest.raises(BadData, match=r"val has class folders that .*/train lacks: dog"):
         folder.open_source(str(images), "val")
 
     (images / "train" / "empty").mkdir()

@@ -104,7 +104,7 @@ def test_a_tar_of_class_folders(write):
     assert train.classes == val.classes == ("ant", "cat")
     assert rows(train) == [(b"ax2", 0), (b"ax", 0), (b"c1a", 1), (b"c1b", 1), (b"c2", 1)]
     assert rows(val) == [(b"c9", 1)]
-    with pytest.raises(BadData, match="data/val has classes that train has not: dog; remove or rename them"):
+    with pytest.raises(BadData, match="data/val has classes that train lacks: dog; remove or rename them"):
         tar.open_source(write(val=[("dog/9.jpg", b"")]), "val")
 
 
@@ -144,7 +144,7 @@ def test_classes_txt_names_and_orders(write):
         source = tar.open_source(path, split)
         assert (source.classes, rows(source)) == (("cat", "ant", "dog"), expected)
         assert names(source)[0].startswith("cat/")
-    with pytest.raises(BadData, match="data/train has classes that classes.txt has not: bee"):
+    with pytest.raises(BadData, match="data/train has classes that classes.txt lacks: bee"):
         tar.open_source(write(train=[("bee/1.jpg", b"")]), "train")
 
 
