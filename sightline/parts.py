@@ -126,7 +126,7 @@ class Bound:
     draw_batch: Callable[[int, int], Arrays] = no_numbers
     """draw_batch(epoch, step of the epoch): random numbers that belong to a whole batch, e.g. those of mixup."""
     samples_per_item: int = 1
-    """How many samples of train.global_batch one `load` gives."""
+    """Samples of train.global_batch that one `load` gives."""
     decode: Callable[[Batch, Batch], Batch | None] | None = None
     """decode(slot, batch): the part of loading that runs on the device, on the loader's stream, given the batch on the
     host and its copy on the device. Returns None if the device refuses the batch. None: `load` does it all."""
@@ -200,7 +200,7 @@ class CheckReport(Protocol):
 
 
 class ModelConfig(ABC):
-    """Which network; sizes that depend on the data come from the spec."""
+    """The network; sizes that depend on the data come from the spec."""
 
     @abstractmethod
     def build(self, spec: DataSpec) -> nn.Module:

@@ -37,16 +37,16 @@ class ClassificationData(AugmentFields, DataConfig):
     """Class folders, tar shards or TFRecords of a train and a val split, or synthetic:classes=10,samples=1000,size=64;
     see docs/data.md."""
     source: str = "auto"
-    """How the path is read: auto, folder, tar, tfrecord, synthetic."""
+    """Kind of data at the path: auto, folder, tar, tfrecord, synthetic."""
     classes: int = 0
-    """How many classes there must be; 0 takes what is found."""
+    """Number of classes the data must have; 0 accepts any number."""
     background: Literal["none", "first", "last"] = "none"
     """Add a class that no image has, as in the 1001 outputs of the TensorFlow originals: first (labels then begin at
     1) or last. `classes` does not count it."""
     first_label: Literal[0, 1] = 1
     """TFRecords: the smallest label in the files."""
     decoder: Literal["auto", "cpu", "gpu"] = undecisive("auto")
-    """Where JPEGs are decoded, cropped and resized. gpu: by the JPEG engines of the device, with the same random
+    """Device that decodes, crops and resizes JPEGs. gpu: by the JPEG engines of the device, with the same random
     numbers and slightly different pixels; auto: on the GPU if possible, and says so."""
     samples: int = undecisive(0)
     """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
@@ -150,11 +150,11 @@ class ClassificationDataset(Dataset):
         if why_not and self.config.decoder == "gpu":
             raise UsageError(f"--data.decoder gpu: {why_not}; use --data.decoder auto or cpu")
         if why_not:
-            return self._bind_to_host("" if device.kind == "cpu" else f"pictures are decoded on the CPU: {why_not}")
-        return self.bind_to_decoder(f"pictures are decoded on {device.name()}")
+            return self._bind_to_host("" if device.kind == "cpu" else f"images are decoded on the CPU: {why_not}")
+        return self.bind_to_decoder(f"images are decoded on {device.name()}")
 
     def bind_to_decoder(self, *notes: str) -> Bound:
-        """Load JPEGs as they are, with what is to be done to them; `decode` does it on the device."""
+        """Load JPEGs as they are, with the numbers of their crop and flip; `decode` applies them on the device."""
         encoded: Layout = {
             "encoded": ((ENCODED_ROOM,), "uint8"),
             "encoded_bytes": ((), "int32"),  # 0: the image was finished on the CPU

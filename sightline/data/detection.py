@@ -35,9 +35,9 @@ class DetectionData(AugmentFields, DataConfig):
     """COCO's annotations/instances_{train,val}2017.json with {train,val}2017/*.jpg, or its TFRecords, or
     synthetic:classes=80,samples=1000,size=300; see docs/data.md."""
     source: str = "auto"
-    """How the path is read: auto, coco, coco_tfrecord, synthetic."""
+    """Kind of data at the path: auto, coco, coco_tfrecord, synthetic."""
     classes: int = 0
-    """How many classes there must be; 0 takes what is found."""
+    """Number of classes the data must have; 0 accepts any number."""
     max_boxes: int = undecisive(200)
     """Most boxes of one image. More are an error; no box is dropped."""
     samples: int = undecisive(0)
@@ -228,7 +228,7 @@ class DetectionDataset(Dataset):
     def _pixels(self, index: int, found: Objects, params: Params, cache: ImageCache | None) -> np.ndarray:
         data = cache.get(index) if cache else None
         if data is None:
-            read = self.source.picture(index)
+            read = self.source.image(index)
             if isinstance(read, np.ndarray):
                 return read
             data = read

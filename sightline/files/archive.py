@@ -30,7 +30,7 @@ _MAX_PART_BYTES = 255  # of a name between two slashes: what file systems take
 _MAX_EXTENDED_BYTES = 2**20  # of one pax or GNU header; a name and a few times are some hundred
 _MAX_ZIP_DIRECTORY = 64 * 2**20  # COCO's 118,000 images take 13 MB; it is read whole
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
-_HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # the surrogates in between are bytes that are no text
+_HALF = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # the surrogates in between stand for bytes that are not text
 _STORED, _DEFLATED = 0, 8  # methods of a zip
 _ZIP_RATIO_MATTERS_FROM = 2**20  # bytes: a small text may well shrink a thousandfold
 
@@ -54,7 +54,7 @@ class Limits:
     members: int = 500_000
     """Files and folders; COCO's largest archive has 123,000."""
     member_bytes: int = 16 * 2**30
-    """Of one file."""
+    """Bytes of one file."""
     zip_ratio: int = 200
     """Bytes that one byte of a zip may become; deflate reaches 1032, images 1 and annotations 10."""
 
@@ -227,7 +227,7 @@ def clean_name(name: str, archive: str) -> str:
     elif _CONTROL.search(name):
         reason = "holds a control character or a backslash"
     elif _HALF.search(name):
-        reason = "holds half a letter, as JSON can spell it and no file can be called"
+        reason = "holds half a character, which JSON can spell and no file name can hold"
     elif len(os.fsencode(name)) > _MAX_NAME_BYTES or any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in parts):
         reason = f"is longer than {_MAX_PART_BYTES} bytes a part or {_MAX_NAME_BYTES} in all"
     elif not parts and name not in (".", "./"):
@@ -302,10 +302,10 @@ def _pax_records(text: bytes, archive: str, offset: int) -> dict[str, str]:
 
 def _check_sum(header: bytes, archive: str, position: int) -> None:
     field = header[148:156].replace(b"\0", b" ").strip()
-    told = int(field, 8) if field and not field.strip(b"01234567") else -1
-    if told != sum(header) - sum(header[148:156]) + 8 * 32:
+    stored = int(field, 8) if field and not field.strip(b"01234567") else -1
+    if stored != sum(header) - sum(header[148:156]) + 8 * 32:
         signed = sum(struct.unpack("512b", header[:148] + b" " * 8 + header[156:]))  # by some writers of the eighties
-        if told != signed:
+        if stored != signed:
             _refuse(archive, f"at byte {position} there is no tar header; it is damaged or not a tar, fetch it again")
 
 

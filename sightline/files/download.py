@@ -1,7 +1,7 @@
-"""The one downloader: https, size and sha256 known before, resumed after a cut, in place only when all of it is right.
+"""The one downloader: https only, size and sha256 known beforehand, resumed when interrupted, renamed when verified.
 
-A file on its way is TARGET.part; TARGET.part.json says what it is a part of. What fails its checksum is kept under
-another name, for a person to look at. Nothing beyond the known size is ever written.
+A partial download is TARGET.part; TARGET.part.json says of what. A file that fails its checksum is kept under another
+name, for a person to look at. Nothing beyond the known size is ever written.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from typing import Any, BinaryIO, NoReturn
 from sightline import __version__
 from sightline.errors import BadData, UsageError
 from sightline.files.typed_json import read_json
-from sightline.files.whole import check_room, no_link, replace_text, told_if_full
+from sightline.files.whole import check_room, no_link, replace_text, reporting_full_disk
 from sightline.terminal.progress import Progress
 
 _CHUNK = 1 << 18
 _REDIRECTS = 5
 _MOVED = {301, 302, 303, 307, 308}
-_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # what a later try may not meet
-_WORTH_A_TRY = 1 << 20  # bytes: so much got through, so the count of tries starts again
+_TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # a retry may succeed
+_WORTH_A_TRY = 1 << 20  # bytes; a try that brings as many resets the count of tries
 _SLOWEST = 1000  # bytes a second, over the time that a silent server has
 
 
 @dataclass(frozen=True)
 class Patience:
-    """The limits on how long and how often a server is asked."""
+    """Timeout and retries of a download."""
 
     timeout_s: float = 60
-    """Until a connection stands, an answer begins, or more of it comes."""
+    """Longest wait for a connection, for the start of an answer, or for more of it."""
     tries: int = 6
-    """In a row that bring less than a megabyte; then it is an error."""
+    """Failed tries in a row, each with less than a megabyte received, before it is an error."""
     wait_s: float = 1
-    """Before the second try; twice as long before each further one, at most half a minute."""
+    """Wait before the second try; it doubles with each further one, up to half a minute."""
 
 
 DEFAULT_PATIENCE = Patience()
 
 
 class NotFetched(BadData):
-    """A file that could not be had, or is not the one that was expected."""
+    """A file that could not be downloaded, or is not the expected one."""
 
 
 class _Cut(Exception):
@@ -132,7 +132,7 @@ class _Transfer:
             self.progress(f"{what} {self.target.name}, MB", now[1], self.size // 10**6)
 
     def run(self) -> None:
-        """Ask until all bytes are there, or the patience is at its end."""
+        """Send requests until all bytes are there; raise once `patience` is exhausted."""
         tries, wait_s = 0, self.patience.wait_s
         while self.done < self.size:
             before = self.done
@@ -189,7 +189,7 @@ class _Transfer:
         strong = etag if not etag.startswith("W/") else ""  # a weak one promises no equal bytes
         self.validator = strong or answer.headers.get("Last-Modified", "")
         record = {"url": self.url, "size": self.size, "sha256": self.sha256, "validator": self.validator}
-        with told_if_full(str(self._record)):
+        with reporting_full_disk(str(self._record)):
             replace_text(self._record, json.dumps(record))
 
     def _store(self, answer: http.client.HTTPResponse) -> None:
@@ -197,7 +197,7 @@ class _Transfer:
         while chunk := _read(answer):
             if self.done + len(chunk) > self.size:
                 self._refuse(f"the server sends more than the {self.size} bytes that were expected", set_aside=True)
-            with told_if_full(str(self.path)):
+            with reporting_full_disk(str(self.path)):
                 self.part.write(chunk)
             self.digest.update(chunk)
             self.done += len(chunk)
@@ -211,7 +211,7 @@ class _Transfer:
 
     def put_in_place(self) -> None:
         """Give the file its name, if the checksum is the expected one."""
-        with told_if_full(str(self.path)):
+        with reporting_full_disk(str(self.path)):
             self.part.flush()
             os.fsync(self.part.fileno())
         if self.digest.hexdigest() != self.sha256:

@@ -110,7 +110,7 @@ class JsonLists:
                 raise self._damaged(problem)
 
     def _more(self, letters: int) -> bool:
-        """Read more, at least so many letters if they are there; what is behind us is forgotten."""
+        """Read more, at least so many letters if they are there; text already parsed is dropped."""
         if self._is_over:
             return False
         found = [self._buffer[self._at :]]

@@ -1,4 +1,4 @@
-"""What TensorFlow's files have in common: protobuf's wire format, and CRC32C in the masked form.
+"""The base of TensorFlow's files: protobuf's wire format, and CRC32C in the masked form.
 
 Read by data/formats/records.py and models/tf_checkpoint.py. Any bytes end as values or as the reader's error, and
 nothing is allocated because a length in the bytes says so.

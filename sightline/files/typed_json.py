@@ -129,7 +129,7 @@ def _scalar(value: Any, kind: Any, from_text: bool) -> Any:
     if kind is not Any and type(value) is not kind:
         raise ValueError(f"expected {_KINDS.get(kind, 'another type')}")
     if kind is str and _NO_NAME.search(value):
-        raise ValueError("expected a text without NUL and without half a letter")
+        raise ValueError("expected a text without NUL and without half a character")
     return value
 
 

@@ -1,5 +1,7 @@
-"""Files written whole or not at all, below a folder and nowhere else: by all that write into folders that others may
-write into too. A link that somebody planted under a name of ours is replaced or refused, never followed."""
+"""Atomic writes that cannot leave their folder, for folders that other users may write into too.
+
+A link that somebody planted under one of our names is replaced or refused, never followed.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def _folder_below(target: Path, name: str) -> Iterator[tuple[int, str]]:
     try:
         for depth, part in enumerate(folders, start=1):
             where = target.joinpath(*folders[:depth])
-            with suppress(FileExistsError), told_if_full(str(where)):
+            with suppress(FileExistsError), reporting_full_disk(str(where)):
                 os.mkdir(part, dir_fd=at)
             try:
                 below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
@@ -82,18 +84,20 @@ def replace_text(path: Path, text: str, durable: bool = False) -> None:
 
 @contextmanager
 def written_whole(target: Path, name: str, what: str = "", durable: bool = False) -> Iterator[BinaryIO]:
-    """Yield such a file for `name` below `target`, making the folders it lies in; a full disk raises DiskFull, naming
-    `what`. No link on the way is followed, whoever put it there."""
+    """Yield a file as `replaced` does, for `name` below `target`, and create the folders on the way.
+
+    A full disk raises DiskFull, naming `what`. No link on the way is followed, whoever put it there.
+    """
     with (
         _folder_below(target, name) as (folder, last),
-        told_if_full(what or name),
+        reporting_full_disk(what or name),
         replaced(last, folder, durable) as out,
     ):
         yield out
 
 
 def write_text(target: Path, name: str, text: str, durable: bool = False) -> None:
-    """Write a small file below `target` in the same way."""
+    """Write a small file below `target` as `written_whole` does."""
     with written_whole(target, name, str(target / name), durable) as out:
         out.write(text.encode("utf-8", "surrogateescape"))
 
@@ -119,13 +123,13 @@ def no_link(path: str, flags: int) -> int:
 
 
 @contextmanager
-def told_if_full(what: str) -> Iterator[None]:
-    """Raise DiskFull in the place of the system's own error."""
+def reporting_full_disk(what: str) -> Iterator[None]:
+    """Raise DiskFull instead of the system's own error."""
     try:
         yield
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
         raise DiskFull(
-            f"{what} could not be written: {error.strerror}; make room and start again, what is whole is kept"
+            f"{what} could not be written: {error.strerror}; make room and start again, finished files are kept"
         ) from error

@@ -1,4 +1,4 @@
-"""Everything that reaches a terminal passes here: control characters in names and texts are shown, never obeyed.
+"""All terminal output passes through here: control characters in names and texts are shown, never obeyed.
 
 guard() puts it in front of all that a process of ours prints; say() is for code that may run in somebody else's. Bars
 and lines of a run are console.py. Imports nothing of Sightline and no rich: `sightline --help` and migrate use it.
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TextIO
 
-# C0 but tab and newline, DEL, C1, overrides of the direction of writing, and bytes of file names that are no text.
+# C0 but tab and newline, DEL, C1, overrides of the direction of writing, and bytes of file names that are not text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -38,7 +38,7 @@ def say(text: str, to: Literal["stdout", "stderr"] = "stdout") -> None:
 
 
 def _encoding(stream: TextIO) -> str:
-    """Of a stream that a user's script may have put in the place of Python's."""
+    """Return the encoding of a stream; one that a user's script put in place of Python's may have none."""
     return getattr(stream, "encoding", "") or ""
 
 
@@ -47,7 +47,7 @@ class Guarded:
 
     def __init__(self, stream: TextIO):
         self.rich_proxied_file = stream
-        """what lies behind it; rich's own proxies have the same name for it"""
+        """The stream behind it; rich's own proxies use the same name."""
 
     def write(self, text: str) -> int:
         self.rich_proxied_file.write(visible(text, _encoding(self.rich_proxied_file)))
@@ -81,7 +81,7 @@ def guard(*kinds: type) -> None:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Guard a command. It stays after an error, whose traceback is still to be printed."""
+    """Guard a command. The guard stays after an error, because its traceback is still to be printed."""
     before = sys.stdout, sys.stderr
     guard()
     yield

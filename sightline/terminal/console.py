@@ -1,4 +1,4 @@
-"""Lines and bars by rich, for the terminal behind the guard of terminal.py: text is shown as it is, without markup."""
+"""Lines and bars by rich, behind the guard of terminal/__init__.py: text is shown as it is, without markup."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sightline import terminal
 
 
 class Terminal(Console):
-    """What is printed on it goes around the guard, because rich moves the cursor; texts are made visible here."""
+    """Prints around the guard, because rich moves the cursor; control characters are made visible here."""
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False):
         super().__init__(stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -31,7 +31,7 @@ class Terminal(Console):
             yield Segment(text if control else terminal.visible(text, self.encoding), style, control)
 
     def on_broken_pipe(self) -> None:
-        """Rich ends the process when the reader of its output has gone; a run goes on, its files are complete."""
+        """Continue without output; rich would end the process, but a run still writes its files."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 

@@ -1,4 +1,4 @@
-"""How far a long command over data is: a bar on a terminal, else a line every ten seconds; on stderr."""
+"""Progress of a long command over data: a bar on a terminal, else a line every ten seconds; on stderr."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ _LINE_EVERY_S = 10.0
 
 @contextmanager
 def shown_progress() -> Iterator[Progress]:
-    """Yields what a command calls with (what, done, total) as its work proceeds."""
+    """Yield a function that a command calls with (what, done, total) as its work proceeds."""
     stream = terminal.behind(sys.stderr)
     if stream is None or not stream.isatty():
         yield _Lines()
@@ -36,7 +36,7 @@ def shown_progress() -> Iterator[Progress]:
 
 
 class _Lines:
-    """Silent for work that ends at once."""
+    """Prints lines; silent for work that ends within ten seconds."""
 
     def __init__(self) -> None:
         self._next = time.monotonic() + _LINE_EVERY_S

@@ -67,7 +67,7 @@ def cuda_with_jpeg_engines():
 
 def test_the_gpu_decodes_by_itself_and_says_so(folder):
     _, notes = load(folder, "auto")
-    assert notes == [f"pictures are decoded on {devices.select().name()}"]
+    assert notes == [f"images are decoded on {devices.select().name()}"]
 
 
 def test_same_samples_and_nearly_the_same_pixels(folder):
@@ -90,7 +90,7 @@ def test_batches_are_the_same_without_a_stream_of_their_own(folder, decoder):
         assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_a_picture_the_engines_refuse_is_decoded_on_the_cpu(folder):
+def test_an_image_the_engines_refuse_is_decoded_on_the_cpu(folder):
     first = folder / "train" / "c0" / "000.jpg"
     data = first.read_bytes()
     scan = data.index(b"\xff\xda")

@@ -1,4 +1,4 @@
-"""What the fault tests share: starting `sightline` as a process, watching it, and telling whether bits are equal."""
+"""Fixtures of the fault tests: starting `sightline` as a process, watching it, and telling whether bits are equal."""
 
 import json
 import shutil
@@ -87,7 +87,7 @@ class Started:
         return Result(self.out, *self.process.wait())
 
     def until(self, fact: Callable[[], Any]) -> Any:
-        """Waits for something to become true while the process runs; returns it."""
+        """Wait for something to become true while the process runs; return it."""
         return self.process.until(fact)
 
     def until_stopped(self) -> None:
@@ -130,7 +130,7 @@ class Runner:
 
 @pytest.fixture(scope="session")
 def sightline(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    """Starts `sightline train` as processes that can be killed."""
+    """Start `sightline train` as processes that can be killed."""
     return Runner(tmp_path_factory.mktemp("processes"))
 
 
@@ -150,7 +150,7 @@ def reference(sightline: Runner, tmp_path_factory: pytest.TempPathFactory) -> Ca
 
 @pytest.fixture(scope="session")
 def halfway(sightline: Runner, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
-    """Copies a run that was told to stop after step 5 of 16 to where the test wants it."""
+    """Copy a run that SIGTERM stopped after step 5 of 16 to where the test wants it."""
     original = tmp_path_factory.mktemp("halfway") / "run"
     assert sightline.run(original, FAULT="term@train:5").code == 128 + signal.SIGTERM
 

@@ -29,7 +29,7 @@ counts: Counter[str] = Counter()
 
 
 def faults(where: str, numbers: set[int] | None = None) -> set[str]:
-    """Carries out what FAULT has for this place; returns what the caller has to do itself."""
+    """Carry out the fault set for this place; return what the caller has to do itself."""
     counts[where] += 1
     numbers = numbers or {counts[where]}
     left = set()
@@ -110,7 +110,7 @@ class FaultyTask(Classification):
 
 
 def recipe() -> Recipe:
-    """Sixteen steps of eight pictures in two epochs."""
+    """Sixteen steps of eight images in two epochs."""
     faults("recipe")
     if os.environ.get("FAULT"):
         to_host = checkpoint._on_host

@@ -1,4 +1,4 @@
-"""Saves that are written while training goes on: the same bits, no training that waits, no error that is lost."""
+"""Saves written while training continues: the same bits, no waiting, no lost error."""
 
 import errno
 import os
@@ -48,7 +48,7 @@ def train(out: Path, *flags: str) -> None:
     api.train(*config.load(FAULTY, [*common, f"--run.out={out}", *OFTEN, *flags]))
 
 
-def test_training_goes_on_while_a_save_is_written(tmp_path, monkeypatch):
+def test_training_continues_while_a_save_is_written(tmp_path, monkeypatch):
     """The first write does not end before step 4 is done; the save of step 4 waits for it."""
     writers, steps_met = [], []
 
@@ -103,7 +103,7 @@ def stop_while_a_save_fails(monkeypatch, failures: int) -> None:
     monkeypatch.setattr(Saver, "save", save)
 
 
-def test_who_is_told_to_stop_tries_again_after_a_save_has_failed(tmp_path, monkeypatch):
+def test_a_run_asked_to_stop_retries_a_save_that_failed(tmp_path, monkeypatch):
     stop_while_a_save_fails(monkeypatch, failures=1)
     with pytest.raises(Interrupted):
         train(tmp_path)
@@ -133,7 +133,7 @@ def test_a_folder_that_was_taken_over_during_a_slow_write_is_left_alone(tmp_path
         train(tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").glob("ckpt-*")] == ["ckpt-00000002"]
     assert (tmp_path / "checkpoints" / "latest").read_text().strip() == "ckpt-00000002"
-    assert not (tmp_path / "exit.json").exists(), "how the other attempt ends is its own to tell"
+    assert not (tmp_path / "exit.json").exists(), "only the other attempt writes how it ends"
 
 
 def test_a_save_on_its_way_arrives_however_the_run_ends(sightline, tmp_path):

@@ -1,4 +1,4 @@
-"""What may differ between a run and its continuation, and what is refused (B5: 9, 10, 39)."""
+"""Differences between a run and its continuation: those allowed, and those refused (B5: 9, 10, 39)."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_changed_recipe_is_refused_line_by_line(sightline, reference, halfway, t
     assert "--run.override" in refused.stderr
     assert (out / "config.yaml").read_text() == before, "config.yaml says what the run was made with"
 
-    # The old values still go on to the same end.
+    # The old values still resume to the same end.
     again = sightline.run(out)
     assert again.code == 0, again
     assert again.bits == reference().bits
@@ -32,7 +32,7 @@ def test_changed_run_is_not_refused(sightline, reference, halfway, tmp_path):
     assert again.bits == reference().bits
 
 
-def test_override_goes_on_with_the_new_values(sightline, reference, halfway, tmp_path):
+def test_override_resumes_with_the_new_values(sightline, reference, halfway, tmp_path):
     out = halfway(tmp_path / "run")
     again = sightline.run(out, "--optimizer.lr", "0.1", "--run.override")
     assert again.code == 0, again
@@ -64,14 +64,14 @@ def test_resume_from_another_run(sightline, reference, halfway, tmp_path):
     assert again.bits == reference().bits
 
 
-PICTURES = ("--data.classes", "10", "--run.checkpoint-every-steps", "2")
+IMAGES = ("--data.classes", "10", "--run.checkpoint-every-steps", "2")
 
 
 @pytest.fixture(scope="module")
 def killed(sightline, shapes, tmp_path_factory) -> Path:
     """A run killed in step 6 of 20."""
     out = tmp_path_factory.mktemp("killed") / "run"
-    killed = sightline.run(out, "--data.path", str(shapes), *PICTURES, FAULT="kill@train:6")
+    killed = sightline.run(out, "--data.path", str(shapes), *IMAGES, FAULT="kill@train:6")
     assert killed.checkpoints == ["ckpt-00000002", "ckpt-00000004"], killed
     return out
 
@@ -87,9 +87,9 @@ def data(shapes, tmp_path) -> Path:
 
 
 def test_moved_data_resume(sightline, reference, shapes, data, out):
-    again = sightline.run(out, "--data.path", str(data), *PICTURES)
+    again = sightline.run(out, "--data.path", str(data), *IMAGES)
     assert again.code == 0, again
-    assert again.bits == reference("--data.path", str(shapes), *PICTURES).bits
+    assert again.bits == reference("--data.path", str(shapes), *IMAGES).bits
 
 
 @pytest.mark.parametrize(
@@ -102,20 +102,20 @@ def test_moved_data_resume(sightline, reference, shapes, data, out):
     ],
 )
 def test_changed_data_are_refused(sightline, data, out, split, change):
-    picture = sorted((data / split).glob("*/*.jpg"))[0]
+    image = sorted((data / split).glob("*/*.jpg"))[0]
     if change == "added":
-        shutil.copy(picture, picture.with_name("another.jpg"))
+        shutil.copy(image, image.with_name("another.jpg"))
     elif change == "removed":
-        picture.unlink()
+        image.unlink()
     elif change == "renamed":
-        picture.rename(picture.with_name("another.jpg"))
+        image.rename(image.with_name("another.jpg"))
     else:
-        picture.write_bytes(picture.read_bytes() + b"\0")
-    refused = sightline.run(out, "--data.path", str(data), *PICTURES)
+        image.write_bytes(image.read_bytes() + b"\0")
+    refused = sightline.run(out, "--data.path", str(data), *IMAGES)
     assert refused.code == refused.exit_code_in_folder == 3, refused
     assert f"the {split} data are not those" in refused.stderr
     if (split, change) == ("train", "added"):
-        again = sightline.run(out, "--data.path", str(data), *PICTURES, "--run.override")
+        again = sightline.run(out, "--data.path", str(data), *IMAGES, "--run.override")
         assert again.code == 0, again
         assert again.events("resume")[-1]["step"] == 4
 

@@ -36,7 +36,7 @@ def assert_walks_back(folder: Path, *reasons: str) -> None:
     assert all(bool((named["w"] == 1.0).all()) for named in tensors.values())
     assert len(said) == 1 and all(reason in said[0] for reason in (NEW, f"{NEW}.corrupt", *reasons)), said
     assert sorted(p.name for p in folder.glob("ckpt-*")) == [OLD, f"{NEW}.corrupt"]
-    assert Checkpoints(folder, 2, said.append).newest()[2].name == OLD and len(said) == 1, "told once"
+    assert Checkpoints(folder, 2, said.append).newest()[2].name == OLD and len(said) == 1, "reported once"
 
 
 @pytest.mark.parametrize("percent", [0, 1, 50, 99])
@@ -59,7 +59,7 @@ def test_one_bit_flipped(folder, name, place):
 
 
 def test_every_flipped_byte_of_the_manifest_is_survived(folder):
-    """Where the flip is in a name, a size or a hash it is noticed; elsewhere it may not matter."""
+    """A flip in a name, a size or a hash is noticed; elsewhere it may not matter."""
     path = folder / NEW / "manifest.json"
     whole = path.read_bytes()
     unnoticed = []
@@ -104,7 +104,7 @@ def test_manifest_cannot_name_files_elsewhere(folder):
 
 
 def redo_manifest(path: Path) -> None:
-    """Makes the manifest fit what the files are now, as somebody would who wrote them so."""
+    """Make the manifest fit what the files are now, as somebody would who wrote them so."""
     files = [file for file in path.iterdir() if file.name != "manifest.json"]
     entries = {f.name: {"bytes": f.stat().st_size, "sha256": sha256(f.read_bytes()).hexdigest()} for f in files}
     (path / "manifest.json").write_text(json.dumps({"format": 1, "files": entries}))
@@ -155,7 +155,7 @@ MODELS = {
     "no object": (2).to_bytes(8, "little") + b"[]",
     "entry": (7).to_bytes(8, "little") + b'{"w":1}',
     "unknown type": with_header(dtype="Q7"),
-    "type that is no text": with_header(dtype=["F32"]),
+    "type that is not text": with_header(dtype=["F32"]),
     "other type": with_header(dtype="F64"),
     "negative side": with_header(shape=[-1000]),
     "huge sides": with_header(shape=[2**40, 2**40, 0], data_offsets=[0, 0]),
@@ -296,7 +296,7 @@ def test_no_checkpoint_yet_is_none(tmp_path):
     assert Checkpoints(tmp_path, 2, print).newest() is None, "killed in its first save: a fresh start loses nothing"
 
 
-def test_run_goes_on_from_the_older_one_to_equal_bits(sightline, reference, tmp_path):
+def test_run_resumes_from_the_older_one_to_equal_bits(sightline, reference, tmp_path):
     whole = reference()
     out = shutil.copytree(whole.out, tmp_path / "run")
     with (out / "checkpoints" / "ckpt-00000016" / "model.safetensors").open("r+b") as file:
@@ -310,7 +310,7 @@ def test_run_goes_on_from_the_older_one_to_equal_bits(sightline, reference, tmp_
 
 
 @pytest.mark.parametrize("name", ["state.json", "model.safetensors"])
-def test_run_goes_on_from_the_older_one_where_the_newest_has_other_content(sightline, reference, tmp_path, name):
+def test_run_resumes_from_the_older_one_where_the_newest_has_other_content(sightline, reference, tmp_path, name):
     """Its checksums fit: a progress that cannot be, or a model of which a tensor has another shape."""
     whole = reference()
     out = shutil.copytree(whole.out, tmp_path / "run")

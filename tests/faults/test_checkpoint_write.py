@@ -56,7 +56,7 @@ def die_in_call(number: int, folder: Path) -> None:
 
 
 def is_killed_in_call(number: int, folder: Path, step: int, value: float, best_step: int) -> bool:
-    """Saves in a child that dies in call `number`; False where the save has fewer calls."""
+    """Save in a child that dies in call `number`; return False if the save has fewer calls."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -98,7 +98,7 @@ def test_save_killed_at_every_call(tmp_path, step, best_step):
         assert all(bool((named["w"] == state["value"]).all()) for named in tensors.values())
         found.append(state["value"])
 
-        # The next save, of a run that goes on from there, clears away what the killed one left.
+        # The next save of the resumed run removes what the killed one left.
         save(folder, 4, 4.0, state["best_step"])
         best = f"ckpt-{state['best_step']:08d}"
         assert {path.name for path in folder.iterdir()} == {"best", "latest", "ckpt-00000004", path.name, best}

@@ -1,4 +1,4 @@
-"""A full disk costs checkpoints, not the run; a folder that cannot be written is told before training (B5: 11, 12).
+"""A full disk costs checkpoints, not the run; a folder that cannot be written is reported before training (B5: 11, 12).
 
 RLIMIT_FSIZE stands in for the full disk: the kernel lets no file grow beyond it (EFBIG where a disk says ENOSPC).
 """
@@ -18,7 +18,7 @@ NO_ROOM_FOR_TENSORS, NO_ROOM = "full50000", "full0"
 
 
 @pytest.mark.parametrize("limit", [NO_ROOM_FOR_TENSORS, NO_ROOM])
-def test_run_goes_on_without_the_checkpoints_it_cannot_write(sightline, reference, tmp_path, limit):
+def test_run_continues_without_the_checkpoints_it_cannot_write(sightline, reference, tmp_path, limit):
     ended = sightline.run(tmp_path / "run", *OFTEN, progress="plain", FAULT=f"{limit}@train:3,free@train:9")
     assert ended.code == 0, ended
     assert ended.bits == reference().bits
@@ -51,7 +51,7 @@ def test_no_room_when_asked_to_stop_is_exit_7(sightline, tmp_path):
     assert ended.checkpoints == ["ckpt-00000002"]
 
 
-def test_no_room_for_the_run_folder_is_told_at_once(sightline, tmp_path):
+def test_no_room_for_the_run_folder_is_reported_at_once(sightline, tmp_path):
     ended = sightline.run(tmp_path / "run", FAULT=f"{NO_ROOM}@recipe:1")
     assert ended.code in (2, 7), ended
     assert "Traceback" not in ended.stderr

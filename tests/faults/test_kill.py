@@ -11,7 +11,7 @@ import pytest
 SIGKILLED = -signal.SIGKILL
 # Everything that carries state from step to step: average, accumulation, mixup, momentum.
 EVERYTHING = ("--train.ema", "0.9", "--train.accumulation", "2", "--data.mixup", "0.2", "--train.epochs", "4")
-# Written while training goes on, so that the kill may meet a step, a write, or both.
+# Written while training continues, so that the kill may hit a step, a write, or both.
 EVERY_STEP = ("--run.checkpoint-every-steps", "1", "--run.save-in-background")
 
 

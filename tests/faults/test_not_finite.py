@@ -9,7 +9,7 @@ from sightline.data.loading.order import TrainOrder
 EVERYTHING = ("--train.ema", "0.9", "--train.accumulation", "2", "--data.mixup", "0.2")
 OFTEN = ("--run.checkpoint-every-steps", "2")
 SAMPLE = 7
-# Once in each of the two epochs of eight steps of eight pictures.
+# Once in each of the two epochs of eight steps of eight images.
 BAD_STEPS = [step for step in range(16) if SAMPLE in TrainOrder(64, 8, seed=0).batch(step)[1]]
 
 
@@ -33,7 +33,7 @@ def test_stop_is_exit_5_with_the_samples_and_keeps_what_was_saved(sightline, tmp
     assert_finite(ended)
 
 
-def test_skip_counts_and_goes_on(sightline, tmp_path):
+def test_skip_counts_and_continues(sightline, tmp_path):
     flags = (*EVERYTHING, "--run.on-nan", "skip")
     ended = sightline.run(tmp_path / "run", *flags, FAULT=f"nan@sample:{SAMPLE}")
     assert ended.code == 0, ended
@@ -76,7 +76,7 @@ def test_rewind_when_resumed_from_another_run(sightline, halfway, tmp_path):
 
 
 def test_rewound_run_resumes_to_equal_bits(sightline, tmp_path):
-    """What was left out stays left out, although the second start meets no fault."""
+    """Skipped steps stay skipped, although the second start meets no fault."""
     flags = ("--run.on-nan", "rewind", *OFTEN)
     whole = sightline.run(tmp_path / "whole", *flags, FAULT="nan@train:6")
     assert whole.code == 0, whole

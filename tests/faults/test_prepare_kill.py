@@ -58,7 +58,7 @@ def test_killed_twice_then_finished_gives_the_same_bytes(tmp_path, form, jobs):
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert cli.main(command(archives, whole, form, 1)) == 0
     killed = [kill_in_the_middle(command(archives, out, form, jobs), out) for _ in range(2)]
-    assert killed[0], "the process was faster than the test; give it more pictures"
+    assert killed[0], "the process was faster than the test; give it more images"
     finish(command(archives, out, form, jobs))
     assert contents(out) == contents(whole)
     assert not list(out.rglob("*.part-*")) and not (out / ".prepare").exists()
@@ -75,7 +75,7 @@ def test_coco_killed_twice_then_finished_gives_the_same_bytes(tmp_path, form, jo
 
     assert cli.main(arguments(whole, 1)) == 0
     killed = [kill_in_the_middle(arguments(out, jobs), out) for _ in range(2)]
-    assert killed[0], "the process was faster than the test; give it more pictures"
+    assert killed[0], "the process was faster than the test; give it more images"
     finish(arguments(out, jobs))
     assert contents(out) == contents(whole)
     assert not list(out.rglob("*.part-*")) and not (out / ".prepare").exists()

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, wherever they meet a run: save at the step they came in, leave, and go on later (B5: 13, 15)."""
+"""SIGTERM and SIGINT, wherever they meet a run: save at the step they came in, exit, and resume later (B5: 13, 15)."""
 
 import json
 import os
@@ -36,7 +36,7 @@ FLAGS = ("--data.path", "synthetic:classes=4,samples=128,size=24")
     ],
 )
 @pytest.mark.parametrize("name", ["term", pytest.param("int", marks=pytest.mark.slow)])
-def test_saves_at_the_exact_step_and_goes_on_to_equal_bits(sightline, reference, tmp_path, name, where, step, epoch):
+def test_saves_at_the_exact_step_and_resumes_to_equal_bits(sightline, reference, tmp_path, name, where, step, epoch):
     out = tmp_path / "run"
     stopped = sightline.run(out, *FLAGS, FAULT=f"{name}@{where}")
     assert stopped.code == stopped.exit_code_in_folder == CODES[name], stopped
@@ -134,7 +134,7 @@ def test_data_that_never_come(sightline, reference, fifo, tmp_path, name):
 
 
 def opened_for_writing(fifo: Path) -> int | None:
-    """Succeeds once somebody has opened it for reading."""
+    """Succeed once somebody has opened it for reading."""
     try:
         return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
@@ -191,7 +191,7 @@ def test_exit_json_says_which_signal(sightline, tmp_path):
 
 
 @pytest.mark.parametrize(("ranks", "is_deaf"), [(1, False), (2, True)])
-def test_a_rank_that_ends_with_an_error_cannot_be_ended_before_it_has_told_it(ranks, is_deaf):
+def test_a_rank_that_ends_with_an_error_cannot_be_ended_before_it_has_reported_it(ranks, is_deaf):
     """As soon as one rank has ended, torchrun sends SIGTERM to the others, which are just leaving by themselves."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in HANDLED}  # nohup may have ignored one
     try:

@@ -63,7 +63,7 @@ def test_told_to_stop_in_the_evaluation_that_decides(sightline, reference, tmp_p
     assert again.bits == whole.bits and again.progress == whole.progress
 
 
-def test_a_larger_number_of_steps_goes_on_after_a_kill(sightline, reference, tmp_path):
+def test_a_larger_number_of_steps_resumes_after_a_kill(sightline, reference, tmp_path):
     whole = reference(*EPOCHS)
     out = tmp_path / "run"
     first = sightline.run(out, *EPOCHS, "--train.max-steps", "11")
@@ -101,7 +101,7 @@ def test_the_time_to_train_survives_a_kill(sightline, tmp_path):
     )
 
 
-def test_the_benchmark_log_goes_on_after_a_kill(sightline, tmp_path):
+def test_the_benchmark_log_continues_after_a_kill(sightline, tmp_path):
     out, log = tmp_path / "run", tmp_path / "log"
     flags = (*EVERY_STEP, "--run.log-every-steps", "1", "--run.benchmark-log", str(log))
     assert sightline.run(out, *flags, FAULT="kill@train:6").code == SIGKILLED

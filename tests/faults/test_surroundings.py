@@ -29,7 +29,7 @@ def test_reader_of_the_output_goes_away(sightline, reference, tmp_path, progress
     assert [line["step"] for line in ended.events("evaluate")] == [8, 16]
 
 
-def test_error_is_told_although_the_reader_of_the_output_went_away(sightline, tmp_path):
+def test_error_is_reported_although_the_reader_of_the_output_went_away(sightline, tmp_path):
     ended = sightline.run(tmp_path / "run", progress="plain", closed_stdout=True, FAULT="nan@train:3")
     assert ended.code == ended.exit_code_in_folder == 5, ended
     assert "not finite in step 2" in ended.stderr
@@ -59,7 +59,7 @@ def test_second_run_in_one_folder_is_refused(sightline, reference, tmp_path):
     assert ended.bits == reference().bits
 
 
-def test_lock_of_a_dead_run_is_no_obstacle(sightline, tmp_path):
+def test_lock_of_a_dead_run_is_not_an_obstacle(sightline, tmp_path):
     out = tmp_path / "run"
     assert sightline.run(out, FAULT="kill@train:3").code == -signal.SIGKILL
     assert (out / ".lock").exists()
@@ -93,7 +93,7 @@ def test_a_tmpdir_too_long_for_sockets_is_named(sightline, tmp_path):
 
 
 def surroundings(folder: Path) -> dict[str, str]:
-    """Without a home; a hook tells every file that is written."""
+    """Without a home; a hook reports every file that is written."""
     for name in ("watch", "tmp", "work"):
         (folder / name).mkdir()
     (folder / "watch" / "sitecustomize.py").write_text(WATCH)

@@ -33,7 +33,7 @@ _NUMBERS = (b"0", b"-1", b"1", b"255", b"65536", b"4294967296", b"99999999999999
 
 @dataclass
 class Outcome:
-    """What became of the mutations; `foreign` holds a line for each that was neither read nor properly refused."""
+    """Outcomes of the mutations; `foreign` holds a line for each that was neither read nor properly refused."""
 
     accepted: int = 0
     refused: int = 0

@@ -1,6 +1,6 @@
 """Archives, lists, recipes, checkpoints and weights, damaged in thousands of ways: each is read or refused, never more.
 
-Formats that carry checksums are also damaged inside of them: what stands behind a checksum that fits is no safer.
+Formats that carry checksums are also damaged inside of them: content behind a correct checksum is not safer.
 """
 
 import contextlib
@@ -310,7 +310,7 @@ def read_labels(place: Path, data: bytes) -> None:
 
 
 def read_record(place: Path, data: bytes) -> None:
-    """What a download that was cut off has left."""
+    """Read the record of an interrupted download."""
     target = place / "file"
     (place / "file.part").write_bytes(b"begun")
     (place / "file.part.json").write_bytes(data)
@@ -412,7 +412,7 @@ def checkpoint_spec() -> Any:
 
 
 def resume_from(name: str, place: Path, data: bytes) -> None:
-    """As `train` does: whatever the newest one has become, there is one to go on from."""
+    """As `train` does: whatever happened to the newest one, there is one to resume from."""
     folder = place / "checkpoints"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(CKPT, folder / "ckpt-00000005")

@@ -64,7 +64,7 @@ def read_volume(path):
 @COUNTS
 @pytest.mark.parametrize("form", ["nii", "nii.gz", "nii inside gz"])
 def test_nifti(tmp_path, form, mutations):
-    """What changes are the bytes of a .nii, those of a .nii.gz, or those that a .nii.gz unpacks to."""
+    """The bytes that change are those of a .nii, of a .nii.gz, or those that a .nii.gz unpacks to."""
     seeds = [
         volume(np.int16),
         volume(np.uint8, nibabel.Nifti2Image),

@@ -150,7 +150,7 @@ class AugmentFields:
                 raise UsageError(f"{field}={alpha} is the alpha of a Beta distribution; use 0 (off) or e.g. 0.2")
         if self.mixup_per == "sample" and self.cutmix:
             raise UsageError(
-                f"mixup_per=sample goes with mixup alone, here is cutmix={self.cutmix}, whose box is the batch's; "
+                f"mixup_per=sample cannot be combined with cutmix={self.cutmix}, whose box is the batch's; "
                 f"use --data.mixup-per batch or --data.cutmix 0"
             )
         if not 0 <= self.policy_magnitude <= policies.RANDAUGMENT_LAST_BIN:

@@ -57,7 +57,7 @@ class AugmentFields:
     augment: Literal["on", "off"] = "on"
     """off: only the position of the crop is random."""
     augment_on: Literal["auto", "host", "device"] = undecisive("auto")
-    """Where crops are augmented: in the loader's processes, or on the device within the step; auto: on the device,
+    """Place of the augmentation: in the loader's processes, or on the device within the step; auto: on the device,
     unless it is the CPU. Voxels agree to 1e-5 of the largest."""
     oversampling: float = 0.33
     """Probability that a crop is centred on a foreground voxel instead of any voxel."""

@@ -83,7 +83,7 @@ def check_boxes(path: str, kind: str, classes: int, decode: bool, processes: int
     declares, or 0."""
     root, report = Path(path), Report()
     if kind == "synthetic" or path.startswith("synthetic:"):
-        return report  # nothing lies anywhere
+        return report  # there are no files to check
     is_auto_records = kind == "auto" and not coco.detect(path) and coco_tfrecord.detect(path)
     is_records = kind == "coco_tfrecord" or is_auto_records
     if kind == "auto" and not is_records and all(_find_json(root, split) is None for split in _SPLITS):
@@ -167,7 +167,7 @@ def _read_json(file: Path, split: Split, report: Report) -> Instances | None:
     def wrong(kind: str, where: str, text: str) -> None:
         report.add(kind, split, where, text)
         if len(report.problems) - before >= _MOST_WRONG:
-            raise BadData(f"{where} is wrong number {_MOST_WRONG}; the rest of the file was not looked at")
+            raise BadData(f"{where} is problem number {_MOST_WRONG}; the rest of the file was not checked")
 
     try:
         with file.open("rb") as handle:
@@ -319,7 +319,7 @@ def _look_at_record(record: dict[str, Any], name: str, decode: bool) -> SeenReco
             problems.append((f"box {FAULTS[fault]}", f"box {box}: {left:g}, {top:g} to {right:g}, {bottom:g}"))
     data = one("encoded", bytes)
     if record.get("image/key/sha256", [b""])[0] not in (b"", hashlib.sha256(data).hexdigest().encode()):
-        problems.append(("wrong checksum", "the image has not the sha256 that the record says"))
+        problems.append(("wrong checksum", "the image does not have the sha256 in the record"))
     titles = [str(text, "utf-8", "replace") if isinstance(text, bytes) else "" for text in texts]
     boxes = [(int(label), title, bool(c)) for label, title, c in zip(labels, titles, crowd, strict=True)]
     return SeenRecord(image, boxes, problems, _look_at(data, image, decode))

@@ -1,7 +1,7 @@
-"""`sightline check`: looks at every sample of both splits and lists all that is wrong, where a run stops at the first.
+"""`sightline check`: check every sample of both splits and list all that is wrong; a run stops at the first.
 
-`Report` is what any task's data answer with; below it, the look at images with one label each. Those with boxes are
-looked at in boxes.py.
+`Report` is the result for the data of any task; below it, the check of images with one label each. boxes.py checks
+those with boxes.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class HasDigest(Protocol):
 
 
 def add_twins(train: Sequence[tuple[str, HasDigest]], val: Sequence[tuple[str, HasDigest]], report: Report) -> None:
-    """Report (name, sample) of train that has the bytes of one of val."""
+    """Report each (name, sample) of train whose bytes equal those of one in val."""
     kept = {seen.digest: name for name, seen in reversed(val) if seen.digest}
     for name, seen in train:
         if seen.digest in kept:

@@ -22,7 +22,7 @@ class SeenVolume(NamedTuple):
     """One volume as it was seen."""
 
     shape: tuple[int, int, int]
-    voxels: tuple[int, ...]  # of each class; empty where nobody looked
+    voxels: tuple[int, ...]  # of each class; empty unless voxels were read
     problems: tuple[tuple[str, str], ...]  # kind and text
 
 

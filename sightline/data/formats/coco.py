@@ -132,7 +132,7 @@ class _Reading:
         if not file:
             raise _WrongEntry(f"image {image_id} has file_name '.', expected the name of a file")
         if image_id in self.images:
-            raise _WrongEntry(f"image {image_id} is there already; ids are unique", "duplicate id")
+            raise _WrongEntry(f"image {image_id} appears twice; ids are unique", "duplicate id")
         self.images[image_id] = Image(image_id, file, height, width)
 
     def add_category(self, entry: dict[str, Any], number: int) -> None:
@@ -175,7 +175,7 @@ class _Reading:
         is_first[np.unique(ids, return_index=True)[1]] = True
         kept = has_image & has_category & is_first
         for row in np.flatnonzero(~kept).tolist():
-            kind, text = "duplicate id", "is there already; ids are unique"
+            kind, text = "duplicate id", "appears twice; ids are unique"
             if not has_image[row]:
                 kind, text = "unknown image", f"belongs to image {image_ids[row]}, which is not in the list"
             elif not has_category[row]:

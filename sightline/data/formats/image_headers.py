@@ -38,7 +38,7 @@ _JPEG_PLAIN_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and pro
 _JPEG_PROGRESSIVE = frozenset({0xC2, 0xCA})
 _JPEG_EXIF, JPEG_SCAN, _JPEG_END = 0xE1, 0xDA, 0xD9
 # Frames, tables, scan, number of lines, restart interval, application data, comment: all have a length. What has none
-# (restarts out of a scan, TEM, a second start) is passed over by libjpeg and taken for a segment by nvJPEG.
+# (restarts out of a scan, TEM, a second start) is skipped by libjpeg and taken for a segment by nvJPEG.
 _JPEG_SEGMENTS = _JPEG_FRAMES | {0xC4, 0xCC, JPEG_SCAN, 0xDB, 0xDC, 0xDD, 0xFE} | set(range(0xE0, 0xF0))
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by colour type
@@ -269,7 +269,7 @@ def _read_png_header(data: bytes) -> Header:
     width, height = number(data, start, 4, "big"), number(data, start + 4, 4, "big")
     depth, colour, compression, filtering, interlace = data[start + 8 : end]
     if depth not in _PNG_DEPTHS.get(colour, ()) or compression or filtering or interlace > 1:
-        raise Damaged(f"PNG of a kind that there is not: {tuple(data[start + 8 : end])}")
+        raise Damaged(f"PNG of an unknown kind: {tuple(data[start + 8 : end])}")
     per_pixel = _RGB + (depth // 16 + 1 if colour in _PNG_ONE_SAMPLE else _IN_PILLOW)
     orientation = None
     for kind, start, end in chunks:

@@ -30,7 +30,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Scan:
-    """A volume as it was taken."""
+    """A volume as it was scanned."""
 
     voxels: np.ndarray  # (channel, depth, height, width) float32
     spacing: tuple[float, float, float]  # mm along depth, height, width
@@ -113,7 +113,7 @@ def write_volume(path: Path, voxels: np.ndarray, affine: np.ndarray) -> None:
 
 def _opened(path: Path, name: str) -> BinaryIO:
     try:
-        if not path.is_file():  # reading a pipe would wait for ever
+        if not path.is_file():  # reading a pipe would block
             raise BadSample(name, f"{path} is {'no regular file' if path.exists() else 'not there'}; give a NIfTI file")
         with path.open("rb") as file:
             is_packed = file.read(2) == b"\x1f\x8b"

@@ -47,7 +47,7 @@ def _text(file: Path) -> str:
         return ""
 
 
-def decide(mode: Mode, room: np.ndarray, what: str, things: str = "pictures") -> tuple[bool, str]:
+def decide(mode: Mode, room: np.ndarray, what: str, things: str = "images") -> tuple[bool, str]:
     """Decide whether to keep things of these sizes in memory; return that and a note for the user."""
     ranks = max(1, ranks_on_host(default=1))
     needed, available = ranks * int(room.sum()), available_bytes()

@@ -35,7 +35,7 @@ def worker_count(wanted: int, device: Device, world: World) -> int:
 
 
 class Order(Protocol):
-    """Which samples each batch holds; see order.py."""
+    """Assignment of samples to batches; see order.py."""
 
     @property
     def local_batch(self) -> int: ...

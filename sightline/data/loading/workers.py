@@ -179,7 +179,7 @@ class Workers:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids, for logs and tests."""
+        """Return the process ids, for logs and tests."""
         return [process.pid or 0 for process in self._processes]
 
     def submit(self, request: Request) -> None:

@@ -34,7 +34,7 @@ class ConvertOptions:
     form: Form
     """folder: class folders; tar: WebDataset shards; tfrecord: TensorFlow's records, with labels from 1."""
     kind: str = "auto"
-    """How the source is read, as --data.source: auto, folder, tar, tfrecord."""
+    """Kind of the source, as --data.source: auto, folder, tar, tfrecord."""
     first_label: int = 1
     """The smallest label in a source of TFRecords, as --data.first-label."""
     shards: int = 0

@@ -33,7 +33,7 @@ _MAX_LABELS_BYTES = 4 * 2**20  # 50,000 synsets take 500,000; each becomes 60 in
 
 @dataclass(frozen=True)
 class ImagenetOptions:
-    """Make ImageNet ready for training, from the archives as they are downloaded.
+    """Prepare ImageNet for training, from the archives as they are downloaded.
 
     folder: train/SYNSET/*.JPEG and val/SYNSET/*.JPEG. tar: train/train-000000.tar, which WebDataset reads too.
     tfrecord: train/train-00000-of-01024 and validation/validation-00000-of-00128 with labels from 1.
@@ -160,7 +160,7 @@ def _list_val(path: Path, labels: Path, classes: tuple[str, ...]) -> ArchivedIma
     for line, synset in enumerate(synsets, start=1):
         if synset not in number:
             raise BadData(
-                f"{labels}:{line}: {synset[:40]!r} is none of the {len(classes)} training classes "
+                f"{labels}:{line}: {synset[:40]!r} is not one of the {len(classes)} training classes "
                 f"({', '.join(classes[:3])}, ...); give the synset list that belongs to these archives"
             )
     pairs = zip(members, synsets, strict=True)

@@ -24,7 +24,7 @@ class StaticOptions:
     batch: int
     """Samples of a batch; a run that replays them needs the same on its device."""
     steps: int
-    """How many batches."""
+    """Number of batches."""
     seed: int = 0
     """As --train.seed."""
     last_batch: LastBatch = "drop"

@@ -61,7 +61,7 @@ class Images(ABC):
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Return what a person would call this sample."""
+        """Return the name of a sample for people."""
 
 
 class Source(Images):
@@ -79,8 +79,8 @@ class BoxSource(Images):
     room: np.ndarray  # (n,) int64: bytes that the encoded image takes at most
 
     @abstractmethod
-    def picture(self, index: int) -> bytes | np.ndarray:
-        """Return it encoded, or as pixels (height, width, 3) where nothing needs decoding. Raises BadSample."""
+    def image(self, index: int) -> bytes | np.ndarray:
+        """Return an image encoded, or as pixels (height, width, 3) where nothing needs decoding. Raises BadSample."""
 
     @abstractmethod
     def objects(self, index: int) -> Objects: ...
@@ -97,7 +97,7 @@ class VolumeSource(ABC):
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Return what a person would call this volume."""
+        """Return the name of a volume for people."""
 
     @abstractmethod
     def shape(self, index: int) -> tuple[int, int, int]:

@@ -55,7 +55,7 @@ def chosen(annotations: Annotations, split: Split, file: str) -> Annotations:
         return annotations
     kept = annotations.for_training()
     if not len(kept):
-        raise BadData(f"{file}: none of its {len(annotations)} images has a box inside it, so there is no training")
+        raise BadData(f"{file}: none of its {len(annotations)} images has a box inside it; nothing can be trained on")
     return kept
 
 
@@ -77,7 +77,7 @@ class CocoSource(BoxSource):
     def name(self, index: int) -> str:
         return f"{self.folder.name}/{self.annotations.names[index]}"
 
-    def picture(self, index: int) -> bytes:
+    def image(self, index: int) -> bytes:
         path = self.folder / self.annotations.names[index]
         try:
             if path.stat().st_size > MAX_BYTES:

@@ -53,14 +53,14 @@ def open_boxes(path: str, split: Split) -> CocoTFRecordSource:
         missing = np.setdiff1d(scanned.image_ids, whole.image_ids)
         if len(missing):
             raise BadData(
-                f"{shards[0].name} and its sisters hold image {missing[0]}, which {file} does not know "
+                f"{shards[0].name} and the other shards hold image {missing[0]}, which {file} does not know "
                 f"({len(missing)} such images); the annotations must be those the records were made from"
             )
         absent = np.setdiff1d(whole.image_ids, scanned.image_ids)
         if split == "val" and len(absent):
             raise BadData(
-                f"{shards[0].name} and its sisters lack {len(absent)} of the {len(whole)} images of {file}, the first "
-                f"one {absent[0]}; every image is evaluated: make the records again"
+                f"{shards[0].name} and the other shards lack {len(absent)} of the {len(whole)} images of {file}, "
+                f"the first one {absent[0]}; every image is evaluated: make the records again"
             )
         annotations = whole.of_images(np.searchsorted(whole.image_ids, scanned.image_ids))
     else:
@@ -96,7 +96,7 @@ class CocoTFRecordSource(BoxSource):
     def objects(self, index: int) -> Objects:
         return self.annotations.objects(index)
 
-    def picture(self, index: int) -> bytes:
+    def image(self, index: int) -> bytes:
         offset, name = int(self.places["offset"][index]), self.name(index)
         try:
             file = self.files.open(int(self.places["shard"][index]))
@@ -157,11 +157,13 @@ def shard_names(root: Path, split: Split) -> list[re.Match[str]]:
 def _find_shards(root: Path, split: Split) -> list[Shard]:
     found = shard_names(root, split)
     if not found:
-        raise BadData(f"{root} has no {split} split; expected PATH/{split}-00000-of-00032.tfrecord and its sisters")
+        raise BadData(f"{root} has no {split} split; expected PATH/{split}-00000-of-00032.tfrecord and others")
     count = int(found[0]["count"])
     for match in found:
         if int(match["count"]) != count or int(match["number"]) >= count:
-            raise BadData(f"{root / match[0]} is none of the {count} files that {found[0][0]} belongs to; move it away")
+            raise BadData(
+                f"{root / match[0]} is not one of the {count} files that {found[0][0]} belongs to; move it away"
+            )
     there = {int(match["number"]) for match in found}
     if len(there) < count:
         first = next(number for number in range(count) if number not in there)

@@ -96,6 +96,6 @@ def _size(path: Path) -> int:
         info = os.stat(path)
     except OSError as error:
         raise BadData(f"{path} cannot be read: {error.strerror}; prepare the data again") from error
-    if not stat.S_ISREG(info.st_mode):  # reading a pipe would wait for ever
+    if not stat.S_ISREG(info.st_mode):  # reading a pipe would block
         raise BadData(f"{path} is not a regular file; prepare the data again")
     return info.st_size

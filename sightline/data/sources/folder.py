@@ -62,7 +62,7 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
     classes = _class_folders(train if train.is_dir() else root)
     unknown = sorted(set(_class_folders(root)) - set(classes))
     if unknown:
-        raise BadData(f"{root} has class folders that {train} has not: {', '.join(unknown[:5])}; remove or rename them")
+        raise BadData(f"{root} has class folders that {train} lacks: {', '.join(unknown[:5])}; remove or rename them")
     names, labels, sizes = _listed(Path(path), split, classes)
     return FolderSource(root, tuple(classes), names, labels, sizes)
 
@@ -116,7 +116,7 @@ class Walk:
 
     def __init__(self, root: Path):
         self.root = root
-        self.folders = [""]  # the root itself tells of class folders that come and go
+        self.folders = [""]  # the time of the root shows class folders that come and go
         self.changed_ns = [root.stat().st_mtime_ns]
 
     def list(self, classes: list[str], is_training: bool) -> Listing:

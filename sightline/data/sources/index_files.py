@@ -69,7 +69,7 @@ class Names:
 
 
 def digest(*parts: object) -> str:
-    """Return a key of what was scanned: it tells where one part ends and the next begins."""
+    """Return a key of what was scanned; parts are separated, so ("ab", "c") and ("a", "bc") differ."""
     return hashlib.sha256("\0".join(repr(part) for part in parts).encode()).hexdigest()
 
 
@@ -106,13 +106,13 @@ def save(root: Path, name: str, key: str, arrays: Arrays) -> None:
 
 
 class ScanProgress:
-    """Tells on stderr how far a long scan is; short ones stay silent."""
+    """Reports the progress of a long scan on stderr; short ones stay silent."""
 
     def __init__(self, what: str, total: int, unit: str):
         self.what = what
         self.total = total
         self.unit = unit
-        # Each rank scans for itself; one of them speaks.
+        # Every rank scans; only rank 0 reports.
         self._next = time.monotonic() + PROGRESS_EVERY_S if is_rank_0() else float("inf")
 
     def __call__(self, done: int) -> None:
@@ -171,7 +171,7 @@ def _described(header: bytes, key: str, length: int) -> list[tuple[str, str, int
     try:
         said = typed(loads(header), dict[str, Any])
         arrays = typed(said.get("arrays"), list[tuple[str, Literal[_TYPES], int]])  # type: ignore[valid-type]
-    except ValueError:  # a checksum is no promise of what was written
+    except ValueError:  # a correct checksum does not make the content valid
         return None
     sizes = [np.dtype(kind).itemsize * count if 0 <= count <= length else -1 for _, kind, count in arrays]
     is_whole = min(sizes, default=0) >= 0 and sum(sizes) == length <= _MAX_BYTES

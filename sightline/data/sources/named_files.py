@@ -45,9 +45,8 @@ class BoxFilesSource(BoxSource):
     def name(self, index: int) -> str:
         return self._files.name(index)
 
-    def picture(self, index: int) -> np.ndarray:
-        """Return pixels, upright as a person sees them: nothing is annotated that could be meant for the image as
-        stored."""
+    def image(self, index: int) -> np.ndarray:
+        """Return pixels, upright as a person sees them: no annotations refer to the image as stored."""
         return decode_rgb(self._bytes(index), self.name(index))
 
     def objects(self, index: int) -> Objects:

@@ -1,4 +1,4 @@
-"""What tar and tfrecord share: many samples in few files, an index over them, random access, classes by number.
+"""The base of tar and tfrecord: many samples in few files, an index over them, random access, classes by number.
 
 Shards are opened when a sample is first read, by each process for itself; threads may read at once.
 """
@@ -127,8 +127,8 @@ def numbered_classes(index: Index, shards: Sequence[Shard], first: int, declared
     missing = sorted(set(range(first, first + count)) - set(present.tolist()))
     if missing and not declared:
         raise BadData(
-            f"{shards[0].name} and its sisters have labels from {present.min()} to {present.max()}, but no sample of "
-            f"label {', '.join(map(str, missing[:5]))}{' ...' if len(missing) > 5 else ''}; {hint}"
+            f"{shards[0].name} and the other shards have labels from {present.min()} to {present.max()}, but no "
+            f"sample of label {', '.join(map(str, missing[:5]))}{' ...' if len(missing) > 5 else ''}; {hint}"
             f"declare --data.classes {count} if classes without samples are meant"
         )
     names = index.name_of
@@ -137,7 +137,7 @@ def numbered_classes(index: Index, shards: Sequence[Shard], first: int, declared
 
 def check_range(index: Index, shards: Sequence[Shard], first: int, count: int, hint: str) -> None:
     """Raise BadData unless the labels of a split are those of the classes."""
-    known = index.label <= MAX_CLASSES  # others belong to damaged records, which reading tells
+    known = index.label <= MAX_CLASSES  # others belong to damaged records, which reading reports
     outside = np.flatnonzero(known & ((index.label < first) | (index.label >= first + count)))
     if len(outside):
         row = int(outside[0])
@@ -204,7 +204,7 @@ class OpenFiles:
         return OpenFiles, (self._shards,)
 
     def open(self, shard: int) -> OpenFile:
-        """Return the shard with this number, from its first use on."""
+        """Return the shard with this number, opened at its first use."""
         with self._lock:
             file = self._files.pop(shard, None)
             if file is None:

@@ -78,7 +78,7 @@ class SyntheticBoxes(BoxSource):
     def name(self, index: int) -> str:
         return f"{self.prefix}{index}"
 
-    def picture(self, index: int) -> np.ndarray:
+    def image(self, index: int) -> np.ndarray:
         pixels = generator(0, self.epoch, index, "noise").integers(0, 80, (self.size, self.size, 3), dtype=np.uint8)
         found = self.objects(index)
         for (x, y, wide, tall), label in zip(found.boxes.astype(int).tolist(), found.labels.tolist(), strict=True):
@@ -154,7 +154,7 @@ def open_boxes(path: str, split: Split) -> SyntheticBoxes:
 
 
 def open_volumes(path: str, split: Split, spec: DataSpec, fold: int = 0, folds: int = 5) -> SyntheticVolumes:
-    """Do the same for volumes; what is held out is drawn independently, so folds mean nothing."""
+    """Do the same for volumes; the val split is drawn independently, so folds have no effect."""
     values = _sizes(path)
     sizes = path.removeprefix(PREFIX)
     if "classes=" in sizes or "size=" in sizes:

@@ -1,8 +1,8 @@
 """WebDataset-compatible tar shards, read by random access: PATH/train/*.tar and PATH/val/*.tar, or PATH/train-0.tar.
 
 A sample is a run of members with one key: KEY.jpg and KEY.cls (a number from 0) or KEY.json; without a label the class
-is the folder. Names of classes: classes.txt, one a line, else from folders or JSON. What else lies there, pickles above
-all, is never opened; an image or label that is a link or a device, or leads outside by its name, is refused.
+is the folder. Names of classes: classes.txt, one a line, else from folders or JSON. Other members, pickles above all,
+are never opened; an image or label that is a link or a device, or leads outside by its name, is refused.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _named_labels(index: Index, classes: tuple[str, ...], where: str, known_to: 
     number = {name: label for label, name in enumerate(classes)}
     unknown = [name for name in index.name_of.values() if name not in number]
     if unknown:
-        raise BadData(f"{where} has classes that {known_to} has not: {', '.join(unknown[:5])}; remove or rename them")
+        raise BadData(f"{where} has classes that {known_to} lacks: {', '.join(unknown[:5])}; remove or rename them")
     return np.asarray([number[name] for name in index.name_of.values()], np.int64)[index.label]
 
 
@@ -341,7 +341,7 @@ def _read_label(file: BinaryIO, shard: Shard, member: _Member, group: _Group) ->
 
 
 def _take_json(described: dict[str, Any], group: _Group, where: str) -> None:
-    """Take {"label": number or name, "synset" or "class": name}; a KEY.cls goes before the number here."""
+    """Take {"label": number or name, "synset" or "class": name}; the number of a KEY.cls takes precedence."""
     label = described.get("label")
     names = [described.get(key) for key in ("synset", "class")] + [label]
     group.class_name = next((name for name in names if isinstance(name, str)), "")

@@ -112,7 +112,7 @@ def _find_shards(root: Path, split: Split) -> list[Shard]:
     folder, count = found[0][2].parent, found[0][1]
     for number, other, file in found:
         if other != count or number >= count:
-            raise BadData(f"{file} is none of the {count} files that {found[0][2].name} belongs to; move it away")
+            raise BadData(f"{file} is not one of the {count} files that {found[0][2].name} belongs to; move it away")
     there = {number for number, _, _ in found}
     if len(there) < count:
         first = next(number for number in range(count) if number not in there)

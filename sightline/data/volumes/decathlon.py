@@ -1,6 +1,6 @@
-"""The Medical Segmentation Decathlon: what is known of its ten tasks, and the plan that lies in a prepared folder.
+"""The Medical Segmentation Decathlon: facts about its ten tasks, and the plan in a prepared folder.
 
-`prepare decathlon` writes the plan last, `sources/decathlon.py` reads it. JSON, so that reading one can run nothing.
+`prepare decathlon` writes the plan last, `sources/decathlon.py` reads it. It is JSON, so reading one runs no code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sightline.parts import DataSpec
 
 Mode = Literal["training", "val", "test"]
 PLAN = "plan.json"
-OWN = "own"  # the task of data that is none of the ten: its statistics were taken from itself
+OWN = "own"  # data outside the ten tasks, with statistics measured on its own training set
 _FORMAT = 1
 _MAX_PLAN_BYTES = 16 * 2**20  # a case takes 300 bytes
 _MAX_SIDE = 2**16
@@ -27,14 +27,14 @@ Triple = tuple[int, int, int]
 
 
 class Patch(NamedTuple):
-    """What the network sees, and mm from voxel to voxel, along the same axes."""
+    """Size of the network's input, and mm from voxel to voxel along the same axes."""
 
     size: tuple[int, ...]
     spacing: tuple[float, ...]
 
 
 class Ct(NamedTuple):
-    """How CT is scaled: the same for every volume, because its values mean the same everywhere."""
+    """Scaling of CT: the same for every volume, because Hounsfield units mean the same in every scan."""
 
     low: float
     high: float
@@ -44,18 +44,18 @@ class Ct(NamedTuple):
 
 @dataclass(frozen=True)
 class DecathlonTask:
-    """One of the ten."""
+    """One of the ten tasks."""
 
     folder: str
     modalities: tuple[str, ...]
     classes: tuple[str, ...]  # background first
     flat: Patch  # (height, width)
     deep: Patch  # (depth, height, width)
-    ct: Ct | None = None  # None: MRI, each channel of each volume by its own mean and deviation
+    ct: Ct | None = None  # None: MRI, each channel of each volume is scaled by its own mean and deviation
 
     @property
     def name(self) -> str:
-        """Without the number, e.g. Hippocampus."""
+        """Name of the task without its number, e.g. Hippocampus."""
         return self.folder.partition("_")[2]
 
 
@@ -146,9 +146,9 @@ TASKS: dict[str, DecathlonTask] = {
 
 
 def spec_of(task: str, dim: int) -> DataSpec:
-    """What a network for this task is built from and fed with."""
+    """Return the spec of a task for networks of slices (`dim` 2) or volumes (3)."""
     if task not in TASKS:
-        raise UsageError(f"task {task!r} is none of the Decathlon's; known: {', '.join(TASKS)}")
+        raise UsageError(f"task {task!r} is not one of the Decathlon's; known: {', '.join(TASKS)}")
     if dim not in (2, 3):
         raise UsageError(f"dim={dim}: use 2 (slices) or 3 (volumes)")
     known = TASKS[task]
@@ -156,7 +156,7 @@ def spec_of(task: str, dim: int) -> DataSpec:
 
 
 def make_spec(classes: tuple[str, ...], channels: int, patch: Patch, ct: Ct | None) -> DataSpec:
-    """The spec of volumes; without `ct` each channel of each volume is scaled by itself."""
+    """Return the spec of volumes; without `ct` each channel of each volume is scaled by itself."""
     if ct is None:
         return DataSpec(classes, channels, patch.size, mean=(), std=(), spacing=patch.spacing)
     return DataSpec(classes, channels, patch.size, (ct.mean,), (ct.std,), spacing=patch.spacing, clip=(ct.low, ct.high))
@@ -171,7 +171,7 @@ class Case:
     original: Triple  # of the file it was made from
     start: Triple  # the box that was cut out of the original: from here
     end: Triple  # to here, exclusively
-    resampled: Triple  # of the box at the plan's spacing, before anything was added to or cut off for the patch
+    resampled: Triple  # of the box at the plan's spacing, before it is padded or cut to the patch
     spacing: tuple[float, float, float]  # of the original, mm
     image: str  # file below the folder
     label: str | None
@@ -179,7 +179,7 @@ class Case:
 
 @dataclass(frozen=True)
 class VolumePlan:
-    """What a prepared folder holds."""
+    """Contents of a prepared folder."""
 
     task: str  # 01 to 10, or own
     name: str
@@ -190,26 +190,26 @@ class VolumePlan:
     raw: str  # name of the folder that it was made from
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in plan.json."""
+        """Return the content of plan.json."""
         plain = {name: getattr(self, name) for name in ("task", "name", "dim", "mode")}
         cases = [{key: list(v) if isinstance(v, tuple) else v for key, v in asdict(c).items()} for c in self.cases]
         return {"format": _FORMAT, **plain, "spec": self.spec.to_json(), "cases": cases, "raw": self.raw}
 
 
 def write_plan(folder: Path, plan: VolumePlan) -> None:
-    """Whole or not at all; the folder is not ready before."""
+    """Write plan.json, whole or not at all; without it the folder counts as unfinished."""
     text = json.dumps(plan.to_json(), indent=1) + "\n"
     write_text(folder, PLAN, text, durable=True)
 
 
 def read_plan(folder: Path) -> VolumePlan:
-    """The plan of a prepared folder; BadData if it is not there or says what cannot be."""
+    """Read the plan of a prepared folder; raise BadData if it is missing or invalid."""
     path = folder / PLAN
     try:
         content = read_json(path, _MAX_PLAN_BYTES)
     except FileNotFoundError as error:
         raise BadData(
-            f"{folder} holds no {PLAN}, so it is no prepared folder, or an unfinished one; "
+            f"{folder} holds no {PLAN}, so it is not a prepared folder, or an unfinished one; "
             f"run `sightline prepare decathlon --source DIR --out {folder}`"
         ) from error
     except (OSError, ValueError) as error:
@@ -218,17 +218,17 @@ def read_plan(folder: Path) -> VolumePlan:
         return _plan(content)
     except (KeyError, TypeError, ValueError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
-        raise BadData(f"{path} is no plan of format {_FORMAT}: {reason}; prepare it again") from error
+        raise BadData(f"{path} is not a plan of format {_FORMAT}: {reason}; prepare it again") from error
 
 
 def _plan(content: Any) -> VolumePlan:
-    _demand(isinstance(content, dict), "it is no object")
+    _demand(isinstance(content, dict), "it is not an object")
     _demand(content["format"] == _FORMAT, f"its format is {short(content['format'])}")
     _demand(content["mode"] in get_args(Mode), f"its mode is {short(content['mode'])}")
     _demand(content["dim"] in (2, 3), f"dim is {short(content['dim'])}")
     _demand(content["task"] in (*TASKS, OWN), f"its task is {short(content['task'])}")
     for key in ("name", "raw"):
-        _demand(isinstance(content[key], str), f"{key} is no text")
+        _demand(isinstance(content[key], str), f"{key} is not a text")
     spec = _spec(content["spec"], content["dim"])
     _demand(isinstance(content["cases"], list) and len(content["cases"]) > 0, "it lists no cases")
     cases = tuple(read_case(each, content["mode"]) for each in content["cases"])
@@ -242,8 +242,8 @@ def _spec(content: Any, dim: int) -> DataSpec:
         spec = DataSpec.from_json(content)
     except ValueError as error:
         raise ValueError(f"its spec: {error}") from None
-    _demand(len(spec.classes) >= 2, "its spec has no two classes")
-    _demand(len(spec.size) == len(spec.spacing) == dim, f"its spec has not {dim} axes")
+    _demand(len(spec.classes) >= 2, "its spec has fewer than two classes")
+    _demand(len(spec.size) == len(spec.spacing) == dim, f"its spec does not have {dim} axes")
     lengths = (len(spec.clip), len(spec.mean), len(spec.std))
     _demand(lengths in ((0, 0, 0), (2, 1, 1)), f"its spec has clip, mean and std of {lengths} numbers")
     _demand(all(v > 0 for v in (*spec.spacing, *spec.std)), "its spec has a spacing or deviation that is not positive")
@@ -251,8 +251,8 @@ def _spec(content: Any, dim: int) -> DataSpec:
 
 
 def read_case(content: Any, mode: str) -> Case:
-    """A case as it stands in JSON; ValueError, KeyError or TypeError says what cannot be."""
-    _demand(isinstance(content, dict), "a case is no object")
+    """Read a case from JSON; raise ValueError, KeyError or TypeError if it is invalid."""
+    _demand(isinstance(content, dict), "a case is not an object")
     name = content["name"]
     _demand(is_plain_name(name), f"a case is called {short(name)}")
     shapes = {}
@@ -279,7 +279,7 @@ def read_case(content: Any, mode: str) -> Case:
 
 
 def is_plain_name(name: Any) -> bool:
-    """Whether this names something in a folder and nothing elsewhere."""
+    """Return whether this is a plain file name: it cannot lead out of its folder."""
     if not isinstance(name, str) or not 0 < len(name) <= 200 or name.startswith("."):
         return False
     return not any(letter in '/\\"' or ord(letter) < 32 for letter in name)

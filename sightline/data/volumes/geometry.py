@@ -1,4 +1,4 @@
-"""From a scan to what a network of volumes sees, and back: crop to the foreground, resample, normalise, fit to a patch.
+"""From a scan to the network's input and back: crop to the foreground, resample, normalise, fit to a patch.
 
 NumPy and SciPy only. Preparing data and predicting single files run the same functions, so they cannot drift apart.
 """
@@ -25,28 +25,28 @@ _CUBIC, _LINEAR, _NEAREST = 3, 1, 0
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where a prepared volume lies in its scan; all are (depth, height, width)."""
+    """Position of a prepared volume in its scan; all are (depth, height, width)."""
 
     original: Triple
     start: Triple  # the box that was cut out
     end: Triple
-    shape: Triple  # of the box after resampling, before anything was fitted to a patch
+    shape: Triple  # of the box after resampling, before it is fitted to a patch
 
     @property
     def box(self) -> Triple:
-        """The shape that was cut out."""
+        """Shape of the box that was cut out."""
         depth, height, width = (b - a for a, b in zip(self.start, self.end, strict=True))
         return depth, height, width
 
     @property
     def slices(self) -> tuple[slice, slice, slice]:
-        """To index the last three axes of the original with."""
+        """Index of the box in the last three axes of the original."""
         depth, height, width = (slice(a, b) for a, b in zip(self.start, self.end, strict=True))
         return depth, height, width
 
 
 def prepare_image(scan: Scan, spec: DataSpec, name: str) -> tuple[np.ndarray, Geometry]:
-    """Cropped, resampled where the network sees volumes, normalised: (channel, depth, height, width) float32."""
+    """Crop, resample (for networks of volumes) and normalise a scan: (channel, depth, height, width) float32."""
     channels, depth, height, width = scan.voxels.shape
     if channels != spec.channels:
         raise BadSample(name, f"has {channels} channels, {spec.channels} were expected")
@@ -62,7 +62,7 @@ def prepare_image(scan: Scan, spec: DataSpec, name: str) -> tuple[np.ndarray, Ge
 
 
 def prepare_label(label: np.ndarray, geometry: Geometry, spacing: Sequence[float], spec: DataSpec) -> np.ndarray:
-    """The label (depth, height, width) of an image that was prepared to this geometry."""
+    """Crop and resample a label (depth, height, width) to the geometry of its prepared image."""
     cut = label[geometry.slices]
     if len(spec.size) == 3:
         return resample_label(cut, geometry.shape, spacing, spec.spacing)
@@ -70,7 +70,7 @@ def prepare_label(label: np.ndarray, geometry: Geometry, spacing: Sequence[float
 
 
 def to_original(scores: np.ndarray, geometry: Geometry) -> np.ndarray:
-    """Scores (classes, depth, height, width) of a prepared volume in its scan: (classes, *original) float32.
+    """Put scores (classes, depth, height, width) of a prepared volume into its scan: (classes, *original) float32.
 
     Where nothing was predicted, because the scan is empty there, background has 1 and the others 0.
     """
@@ -84,7 +84,7 @@ def to_original(scores: np.ndarray, geometry: Geometry) -> np.ndarray:
 
 
 def fit_patch(volume: np.ndarray, patch: Sequence[int]) -> np.ndarray:
-    """Zeros on both sides until the last axes have at least the patch; a flat patch is then cut out of the centre."""
+    """Pad both sides with zeros to at least the patch; a flat patch is then cut out of the centre."""
     axes = len(patch)
     missing = [max(0, want - have) for want, have in zip(patch, volume.shape[-axes:], strict=True)]
     sides = [(0, 0)] * (volume.ndim - axes) + [(n // 2, n - n // 2) for n in missing]
@@ -97,7 +97,7 @@ def fit_patch(volume: np.ndarray, patch: Sequence[int]) -> np.ndarray:
 
 
 def foreground_box(voxels: np.ndarray, name: str) -> tuple[Triple, Triple]:
-    """(start, end) of the smallest box around every voxel above 0 in any channel (channel, depth, height, width)."""
+    """Return (start, end) of the smallest box around all voxels above 0; `voxels`: (channel, depth, height, width)."""
     above = np.zeros(voxels.shape[1:], bool)
     for channel in voxels:
         above |= channel > 0
@@ -112,7 +112,7 @@ def foreground_box(voxels: np.ndarray, name: str) -> tuple[Triple, Triple]:
 
 
 def normalise(image: np.ndarray, spec: DataSpec) -> np.ndarray:
-    """CT by the numbers of the spec; MRI each channel by its own mean and deviation, zeros included."""
+    """Scale CT by the numbers of the spec, MRI channel by channel by its own mean and deviation, zeros included."""
     out = np.empty(image.shape, np.float32)
     for channel, into in zip(image, out, strict=True):
         if spec.clip:
@@ -130,13 +130,13 @@ def normalise(image: np.ndarray, spec: DataSpec) -> np.ndarray:
 
 
 def _deviation(channel: np.ndarray, mean: float) -> float:
-    """In double, slice by slice: NumPy's own would hold all of the channel in doubles."""
+    """Compute it in double, slice by slice: NumPy's own would hold all of the channel in doubles."""
     squares = sum(float(np.square(np.subtract(plane, mean, dtype=np.float64)).sum()) for plane in channel)
     return math.sqrt(squares / channel.size)
 
 
 def close_gaps(label: np.ndarray) -> np.ndarray:
-    """Dilation by 3 x 3, then erosion, of every slice of a label: holes and cracks of one voxel are filled."""
+    """Dilate every slice of a label by 3 x 3, then erode it: holes and cracks of one voxel are filled."""
     from scipy import ndimage
 
     grown = ndimage.grey_dilation(label, size=(1, 3, 3), mode="constant", cval=0)
@@ -144,12 +144,12 @@ def close_gaps(label: np.ndarray) -> np.ndarray:
 
 
 def is_anisotropic(spacing: Sequence[float]) -> bool:
-    """Whether slices lie so far apart that nothing should be interpolated between them."""
+    """Return whether slices lie so far apart that nothing should be interpolated between them."""
     return max(spacing) / min(spacing) >= ANISOTROPIC
 
 
 def new_shape(shape: Triple, spacing: Sequence[float], target: Sequence[float]) -> Triple:
-    """The shape at another spacing, rounded down, at least one voxel."""
+    """Return the shape at another spacing, rounded down, at least one voxel."""
     depth, height, width = (
         max(1, int(n * have / want + _ROUNDING)) for n, have, want in zip(shape, spacing, target, strict=True)
     )
@@ -157,12 +157,12 @@ def new_shape(shape: Triple, spacing: Sequence[float], target: Sequence[float]) 
 
 
 def resample_image(volume: np.ndarray, shape: Triple, spacing: Sequence[float], target: Sequence[float]) -> np.ndarray:
-    """One channel in another shape: cubic; where it is anisotropic, cubic within slices and nearest across them."""
+    """Resample one channel: cubic; if it is anisotropic, cubic within slices and nearest across them."""
     return _resample(volume.astype(np.float32, copy=False), shape, _low_axis(spacing, target), _CUBIC)
 
 
 def resample_label(label: np.ndarray, shape: Triple, spacing: Sequence[float], target: Sequence[float]) -> np.ndarray:
-    """Each class as a mask, linear instead of cubic, kept from one half on; later classes lie over earlier ones."""
+    """Resample each class as a mask, linearly, and keep values from 0.5 on; later classes cover earlier ones."""
     if label.shape == shape:
         return np.ascontiguousarray(label)
     out = np.zeros(shape, np.uint8)
@@ -173,7 +173,7 @@ def resample_label(label: np.ndarray, shape: Triple, spacing: Sequence[float], t
 
 
 def _low_axis(spacing: Sequence[float], target: Sequence[float]) -> int | None:
-    """The axis across which slices lie far apart, None where no axis stands out."""
+    """Return the axis across which slices lie far apart; None if no axis stands out."""
     for each in (spacing, target):
         if is_anisotropic(each):
             return int(np.argmax(each))
@@ -193,10 +193,10 @@ def _resample(volume: np.ndarray, shape: Triple, low_axis: int | None, order: in
 
 
 def _zoom(volume: np.ndarray, shape: tuple[int, ...], order: int) -> np.ndarray:
-    """Voxels are areas: edges stay on edges. Beyond the volume its border goes on; cubic may not overshoot its range.
+    """Resample, with voxels as areas, so edges stay on edges; the border is repeated, and cubic cannot overshoot.
 
     The original fills with 0 beyond the border when it takes the nearest slice, which blanks the first and the last
-    slice of what gets more slices; here they are kept.
+    slice when their number grows; here they are kept.
     """
     if volume.shape == shape:
         return volume

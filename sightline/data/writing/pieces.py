@@ -1,7 +1,7 @@
 """The one way to write a prepared folder: piece by piece, over processes, resumed after a kill.
 
-OUT/.prepare/ holds what decides the files and, for each piece that is done, what it wrote; when all are, a record
-takes its place. A piece without a note is written again: equal input gives equal bytes, whoever writes them and when.
+OUT/.prepare/ holds what decides the files and, for each finished piece, the files it wrote; when all are finished, a
+record replaces it. A piece without a note is written again: equal input gives equal bytes, whoever writes them.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ class Journal:
     def begin(self, decided: dict[str, Any], may_change: Sequence[str] = ()) -> bool:
         """Note what decides the files, as far as it is known; return whether an earlier start has left something.
 
-        Raises UsageError if it was begun with something else, or if the folder is not ours. Where a value named in
-        `may_change` has changed, nothing that was done holds any more.
+        Raises UsageError if it was begun with something else, or if the folder is not ours. If a value named in
+        `may_change` has changed, all pieces are written again.
         """
         found = _read_json(self.out / self._begun)
         is_resumed = isinstance(found, dict)
@@ -187,7 +187,7 @@ class Journal:
         return Written(files, notes) if all(_size(self.out / path) == size for path, size in files) else None
 
     def sweep(self) -> None:
-        """Remove what killed processes were writing; at the end, when the last of them has left."""
+        """Remove partial files of killed processes; at the end, when the last of them has exited."""
         for leftover in [path for path in self.out.rglob(".*.part-*") if path.is_file()]:
             leftover.unlink()
 

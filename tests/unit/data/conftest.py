@@ -61,7 +61,7 @@ def settle() -> Callable[[Path], None]:
 
 @pytest.fixture(scope="session")
 def drawn_boxes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Drawn pictures with boxes in the form of COCO 2017, 20 + 13; for reading only, copy it to change it."""
+    """Drawn images with boxes in the form of COCO 2017, 20 + 13; for reading only, copy it to change it."""
     from sightline.data.prepare.shapes import ShapesOptions, prepare
 
     out = tmp_path_factory.mktemp("drawn")

@@ -1,4 +1,4 @@
-"""One picture from its file to what the network sees, and what is said of the data set as a whole."""
+"""One image from its file to what the network sees, and what is said of the data set as a whole."""
 
 import dataclasses
 import shutil
@@ -28,8 +28,8 @@ def test_evaluation_is_torchvisions_own(shapes: Path):
     normalise = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(SMALL.mean, SMALL.std)])
     for index in (0, 17, len(dataset) - 1):
         sample = dataset.load(3, index)
-        with Image.open(shapes / "val" / dataset.name(index)) as picture:
-            expected = geometry(picture.convert("RGB"))
+        with Image.open(shapes / "val" / dataset.name(index)) as image:
+            expected = geometry(image.convert("RGB"))
         assert np.array_equal(sample["image"], expected.permute(1, 2, 0).numpy())
         batch = {"image": torch.from_numpy(sample["image"])[None], "label": torch.tensor([1])}
         finished = dataset.finish(batch, torch.float32)
@@ -76,7 +76,7 @@ def test_mixup_numbers_belong_to_the_batch_and_to_training(shapes: Path):
     assert at(shapes).open("train", seed=1).draw_batch(1, 2) == {}
 
 
-def test_finish_mixes_each_picture_with_the_one_before(shapes: Path):
+def test_finish_mixes_each_image_with_the_one_before(shapes: Path):
     dataset = at(shapes, mixup=0.4).open("train", seed=1)
     image = torch.from_numpy(np.stack([dataset.load(0, index)["image"] for index in range(4)]))
     batch = {"image": image, "label": torch.arange(4)}
@@ -86,10 +86,10 @@ def test_finish_mixes_each_picture_with_the_one_before(shapes: Path):
         torch.testing.assert_close(mixed[index], 0.3 * plain[index] + 0.7 * plain[index - 1])
 
 
-def test_a_file_that_is_no_picture_is_a_bad_sample_with_its_name(tmp_path: Path):
+def test_a_file_that_is_not_an_image_is_a_bad_sample_with_its_name(tmp_path: Path):
     for split in ("train", "val"):
         (tmp_path / split / "ant").mkdir(parents=True)
-        (tmp_path / split / "ant" / "1.jpg").write_text("no picture")
+        (tmp_path / split / "ant" / "1.jpg").write_text("no image")
     with pytest.raises(BadSample, match="ant/1.jpg"):
         at(tmp_path).open("train", seed=0).load(0, 0)
 
@@ -124,19 +124,19 @@ def test_a_background_class_shifts_labels_and_widens_the_head(shapes: Path, back
 
 
 def test_a_background_class_must_be_new_and_known(tmp_path: Path, shapes: Path):
-    shutil.copytree(shapes, tmp_path / "pictures")
+    shutil.copytree(shapes, tmp_path / "images")
     for split in ("train", "val"):
-        folder = min((tmp_path / "pictures" / split).iterdir())
+        folder = min((tmp_path / "images" / split).iterdir())
         folder.rename(folder.with_name("background"))
     with pytest.raises(BadData, match="has a class 'background' already; use --data.background none"):
-        at(tmp_path / "pictures", background="first").open("train", 0)
+        at(tmp_path / "images", background="first").open("train", 0)
     with pytest.raises(UsageError, match="background='middle' is unknown; use one of none, first, last"):
         at(shapes, background="middle")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_pictures_normalised_by_the_loader_are_those_of_the_device(shapes: Path, split: str, dtype: torch.dtype):
+def test_images_normalised_by_the_loader_are_those_of_the_device(shapes: Path, split: str, dtype: torch.dtype):
     """fp32 to the bit on the same processor, bf16 after one rounding, whatever the network computes in."""
     finished = {}
     for image_type in ("uint8", "bf16", "fp32"):

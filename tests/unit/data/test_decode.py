@@ -1,4 +1,4 @@
-"""Every kind of picture becomes right RGB, every kind of damage BadSample; bombs are stopped by their header."""
+"""Every kind of image becomes right RGB, every kind of damage BadSample; bombs are stopped by their header."""
 
 import io
 import struct
@@ -34,15 +34,15 @@ def decoder(request, monkeypatch):
 
 
 def smooth_rgb(height=48, width=64):
-    """A picture that survives JPEG almost unharmed, different in every corner."""
+    """An image that survives JPEG almost unharmed, different in every corner."""
     rows, columns = np.mgrid[0:height, 0:width]
     planes = (255 * columns / max(width - 1, 1), 255 * rows / max(height - 1, 1), 128 + 0 * rows)
     return np.stack(planes, axis=2).astype(np.uint8)
 
 
-def encode(picture, format="JPEG", **options):
+def encode(image, format="JPEG", **options):
     stream = io.BytesIO()
-    (Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture).save(stream, format, **options)
+    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(stream, format, **options)
     return stream.getvalue()
 
 
@@ -128,7 +128,7 @@ def test_the_upper_rows_alone_are_the_same_bits(decoder, mode, options):
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6])
-def test_a_turned_picture_is_decoded_whole(decoder, orientation):
+def test_a_turned_image_is_decoded_whole(decoder, orientation):
     data = encode(smooth_rgb(), exif=exif(orientation))
     assert np.array_equal(decode_rgb(data, "a", rows=5)[:5], decode_rgb(data, "a")[:5])
 
@@ -173,7 +173,7 @@ def test_cmyk_jpeg():
 
 
 def test_ycck_jpeg():
-    """What Photoshop writes: inks as inverted YCbCr + K, marked by transform 2 in the Adobe segment."""
+    """Photoshop's form: inks as inverted YCbCr + K, marked by transform 2 in the Adobe segment."""
     inks = smooth_rgb()
     stored = np.dstack([np.asarray(Image.fromarray(inks).convert("YCbCr")), np.full((48, 64), 255 - 40, np.uint8)])
     data = encode(Image.fromarray(255 - stored, "CMYK"), quality=95, subsampling=0)
@@ -194,12 +194,12 @@ def test_transparency_is_dropped():
 
 @pytest.mark.parametrize("transparency", [None, 3, bytes(range(16))])
 def test_palette_png(transparency):
-    picture = Image.fromarray(smooth_rgb()).quantize(16)
-    expected = np.asarray(picture.convert("RGB"))
+    image = Image.fromarray(smooth_rgb()).quantize(16)
+    expected = np.asarray(image.convert("RGB"))
     options = {} if transparency is None else {"transparency": transparency}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert_close(decode_rgb(encode(picture, "PNG", **options), "a"), expected, 0)
+        assert_close(decode_rgb(encode(image, "PNG", **options), "a"), expected, 0)
 
 
 def test_16_bit_png():
@@ -265,7 +265,7 @@ def test_cut_and_zeroed_jpegs(decoder, share, options):
 
 
 def test_cut_jpeg_with_a_whole_thumbnail(decoder):
-    """The end marker of a thumbnail in the metadata must not pass for that of the picture."""
+    """The end marker of a thumbnail in the metadata must not pass for that of the image."""
     tags = exif(1) + encode(smooth_rgb(8, 8))
     data = encode(smooth_rgb(), exif=tags)
     assert decode_rgb(data, "a").shape == (48, 64, 3)
@@ -309,7 +309,7 @@ def test_cut_files_of_other_formats(format, share):
         (b"\x89PNG\r\n\x1a\n" + png_chunk(b"IEND", b""), "instead of its header"),
     ],
 )
-def test_what_is_no_picture(data, word):
+def test_what_is_not_an_image(data, word):
     assert_refused(data, word)
 
 
@@ -323,7 +323,7 @@ def test_png_checksums(chunk):
         decode_rgb(damaged, "a")
 
 
-def test_zero_sized_pictures():
+def test_zero_sized_images():
     for size in ((0, 48), (64, 0)):
         assert_refused(with_size(encode(smooth_rgb()), *size), "no pixel")
     assert_refused(png(0, 5, 8, 2, b""), "no pixel")
@@ -354,7 +354,7 @@ def test_caps_on_bytes_scans_and_segments(monkeypatch):
 
 
 def with_sampling(jpeg, *factors):
-    """The same JPEG with other sampling factors in its frame header; its bits then mean another picture."""
+    """The same JPEG with other sampling factors in its frame header; its bits then mean another image."""
     at = jpeg.index(b"\xff\xc0") + 11
     changed = bytearray(jpeg)
     changed[at : at + 3 * len(factors) : 3] = bytes(factors)
@@ -390,16 +390,16 @@ def test_chroma_of_half_height_is_read_by_every_decoder(decoder, rows):
 
 @pytest.mark.parametrize("rows", [None, 9])
 def test_what_libjpeg_only_warns_of_is_read_by_every_decoder(decoder, rows):
-    picture = encode(smooth_rgb())
-    revision = picture.index(b"JFIF\x00") + 5
-    newer = picture[:revision] + b"\x63" + picture[revision + 1 :]
-    scan = picture.index(b"\xff\xda")
-    for data in (newer, picture[:scan] + b"junk" + picture[scan:]):
-        np.testing.assert_array_equal(decode_rgb(data, "a.jpg", rows=rows)[:rows], decode_rgb(picture, "b.jpg")[:rows])
+    image = encode(smooth_rgb())
+    revision = image.index(b"JFIF\x00") + 5
+    newer = image[:revision] + b"\x63" + image[revision + 1 :]
+    scan = image.index(b"\xff\xda")
+    for data in (newer, image[:scan] + b"junk" + image[scan:]):
+        np.testing.assert_array_equal(decode_rgb(data, "a.jpg", rows=rows)[:rows], decode_rgb(image, "b.jpg")[:rows])
 
 
 def test_an_error_after_a_warning_is_an_error(decoder):
-    """TurboJPEG calls it a warning, after which nothing of the picture may have been written."""
+    """TurboJPEG calls it a warning, after which nothing of the image may have been written."""
     progressive = encode(smooth_rgb(), progressive=True)
     second_scan = progressive.index(b"\xff\xda", progressive.index(b"\xff\xda") + 2)
     baseline = encode(smooth_rgb())
@@ -420,7 +420,7 @@ def test_second_frame_header_is_refused(decoder):
     assert_refused(jpeg[:at] + jpeg[at : at + 19] + jpeg[at:], "second")
 
 
-def test_large_pictures_do_not_warn(monkeypatch):
+def test_large_images_do_not_warn(monkeypatch):
     """Pillow warns above MAX_IMAGE_PIXELS and refuses above twice that; our cap is the second."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48 * 64 * 2 // 3)
     with warnings.catch_warnings():

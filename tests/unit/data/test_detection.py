@@ -1,4 +1,4 @@
-"""Pictures with boxes from their files to what the network sees; caches, static and fake batches, both forms."""
+"""Images with boxes from their files to what the network sees; caches, static and fake batches, both forms."""
 
 import dataclasses
 import json
@@ -67,7 +67,7 @@ def assert_same(some: list[dict[str, torch.Tensor]], others: list[dict[str, torc
             assert one[key].dtype == other[key].dtype and torch.equal(one[key], other[key]), key
 
 
-# One picture
+# One image
 
 
 @pytest.mark.parametrize("changes", [{}, {"jitter": "mlperf"}, {"jitter": "off"}, {"augment": "off"}])
@@ -100,7 +100,7 @@ def test_evaluation_brings_the_annotations_to_the_last_digit(shared_data: Path):
         ids = [dataset.spec.class_ids[label - 1] for label in sample["truth_labels"][:count]]
         assert ids == [a["category_id"] for a in expected]
         assert not sample["truth_labels"][count:].any() and not sample["truth_boxes"][count:].any()
-        # What the network is told: the same boxes as shares of the picture.
+        # The network gets the same boxes as shares of the image.
         x, y, w, h = sample["truth_boxes"][:count].T
         edges = np.stack(
             [y / image["height"], x / image["width"], (y + h) / image["height"], (x + w) / image["width"]], 1
@@ -125,8 +125,8 @@ def test_boxes_that_cannot_be_trained_on_stay_in_the_truth(drawn_boxes: Path, tm
     assert (sample["labels"] > 0).sum() == count - 1
 
 
-def test_pictures_without_a_box_are_evaluated_and_not_trained_on(drawn_boxes: Path):
-    """Every 16th drawn picture shows nothing."""
+def test_images_without_a_box_are_evaluated_and_not_trained_on(drawn_boxes: Path):
+    """Every 16th drawn image shows nothing."""
     train, val = (at(drawn_boxes).open(split, seed=0) for split in ("train", "val"))
     assert len(train) == 19 and len(val) == 13
     assert all((train.load(0, index)["labels"] > 0).any() for index in range(19))
@@ -149,26 +149,26 @@ def test_augment_off_is_evaluations_view(drawn_boxes: Path):
 
 
 @pytest.mark.parametrize("turned", [1, 3, 6])
-def test_annotations_decide_which_way_up_a_picture_is(drawn_boxes: Path, tmp_path: Path, turned: int):
-    """A tag that says "turn me" is believed only where the annotations have the sides of the turned picture."""
+def test_annotations_decide_which_way_up_an_image_is(drawn_boxes: Path, tmp_path: Path, turned: int):
+    """A tag that says "turn me" is believed only where the annotations have the sides of the turned image."""
     root = shutil.copytree(drawn_boxes, tmp_path / "data")
     plain = at(root).open("val", seed=0)
     path = root / plain.name(1)
     expected = plain.load(0, 1)["image"]
-    with Image.open(path) as picture:
+    with Image.open(path) as image:
         exif = Image.Exif()
         exif[0x0112] = turned
-        stored = picture.copy()
+        stored = image.copy()
         stored.save(path, "JPEG", quality=95, exif=exif)
-    with Image.open(path) as picture:
-        assert picture.size[::-1] != picture.size and picture.getexif()[0x0112] == turned
+    with Image.open(path) as image:
+        assert image.size[::-1] != image.size and image.getexif()[0x0112] == turned
     found = at(root).open("val", seed=0).load(0, 1)["image"]
-    assert np.abs(found.astype(int) - expected).mean() < 8  # encoded anew, not turned
+    assert np.abs(found.astype(int) - expected).mean() < 8  # encoded again, not turned
     file = root / "annotations" / "instances_val2017.json"
     content = json.loads(file.read_text())
-    for image in content["images"]:
-        if path.name == image["file_name"]:
-            image["height"], image["width"] = image["width"], image["height"]
+    for entry in content["images"]:
+        if path.name == entry["file_name"]:
+            entry["height"], entry["width"] = entry["width"], entry["height"]
     file.write_text(json.dumps(content))
     swapped = at(root).open("val", seed=0)
     if turned == 6:
@@ -179,7 +179,7 @@ def test_annotations_decide_which_way_up_a_picture_is(drawn_boxes: Path, tmp_pat
             swapped.load(0, 1)
 
 
-def test_damaged_pictures_are_bad_samples_and_may_be_skipped(drawn_boxes: Path, tmp_path: Path):
+def test_damaged_images_are_bad_samples_and_may_be_skipped(drawn_boxes: Path, tmp_path: Path):
     root = shutil.copytree(drawn_boxes, tmp_path / "data")
     name = at(root).open("train", seed=0).name(4)
     path = root / name
@@ -200,7 +200,7 @@ def test_damaged_pictures_are_bad_samples_and_may_be_skipped(drawn_boxes: Path, 
 # What is said of the whole
 
 
-def test_the_spec_says_how_pictures_are_fed(drawn_boxes: Path):
+def test_the_spec_says_how_images_are_fed(drawn_boxes: Path):
     spec = at(drawn_boxes).open("train", seed=0).spec
     assert spec.size == (48, 48) and spec.mean == SMALL.mean and spec.std == SMALL.std and spec.channels == 3
     assert spec.class_ids == (1, 2, 4, 7, 13, 16, 25, 46, 70, 90) and len(spec.classes) == 10
@@ -235,8 +235,8 @@ def test_fields_that_cannot_work_are_refused(wrong):
 # Batches
 
 
-def test_every_picture_is_evaluated_once(drawn_boxes: Path):
-    """13 pictures in batches of 4: the last batch is filled up, and what fills it is not valid."""
+def test_every_image_is_evaluated_once(drawn_boxes: Path):
+    """13 images in batches of 4: the last batch is filled up, and what fills it is not valid."""
     with opened(at(drawn_boxes)) as loader:
         batches = take(loader, "val", 4)
     ids = torch.cat([batch["image_id"][batch["valid"]] for batch in batches]).tolist()
@@ -275,20 +275,20 @@ def test_records_alone_make_the_same_training_batches(drawn_boxes: Path, as_reco
 def test_the_cache_is_filled_once_and_then_read(drawn_boxes: Path, tmp_path: Path):
     root = shutil.copytree(drawn_boxes, tmp_path / "data")
     with opened(at(root, cache="ram"), workers=2) as loader:
-        first = take(loader, "train", 4)  # all but the last three pictures
+        first = take(loader, "train", 4)  # all but the last three images
         kept = loader.feeds["train"].feed.bound.load.keywords["cache"]
         assert sum(kept.get(index) is not None for index in range(19)) >= 16
         for path in (root / "train2017").iterdir():
             path.write_bytes(b"gone")
         assert_same(take(loader, "train", 4), first)
-        assert loader.notes[0].startswith("cache ON: 19 pictures of train need") and "of val" in loader.notes[1]
+        assert loader.notes[0].startswith("cache ON: 19 images of train need") and "of val" in loader.notes[1]
 
 
 def test_auto_says_why_it_is_off(drawn_boxes: Path, tmp_path: Path, monkeypatch):
     (tmp_path / "meminfo").write_text("MemTotal: 100 kB\n")
     monkeypatch.setattr(cache, "MEMINFO", tmp_path / "meminfo")
     with opened(at(drawn_boxes)) as loader:
-        assert loader.notes[0].startswith("cache OFF: 19 pictures of train need")
+        assert loader.notes[0].startswith("cache OFF: 19 images of train need")
         assert loader.feeds["train"].feed.bound.load.keywords == {"cache": None}
     with pytest.raises(UsageError, match="--data.cache ram"), opened(at(drawn_boxes, cache="ram")):
         pass
@@ -327,7 +327,7 @@ def batches(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_static_batches_are_replayed_bit_by_bit(batches: Path, workers: int):
-    """What a run of that seed would have seen, then the same again."""
+    """The batches that a run of that seed would have seen, then the same again."""
     with opened(SYNTHETIC) as real:
         expected = take(real, "train", 3)
     with opened(dataclasses.replace(SYNTHETIC, static=str(batches)), workers) as replay:
@@ -361,8 +361,8 @@ def test_static_batches_say_what_they_are(batches: Path):
 
 def test_static_batches_of_another_size_or_damaged_are_refused(batches: Path):
     config = dataclasses.replace(SYNTHETIC, static=str(batches))
-    told = "has batches of 4 samples, this run takes 3 .* --train.global-batch 4"
-    with pytest.raises(UsageError, match=told), opened(config, batch=3):
+    reported = "has batches of 4 samples, this run takes 3 .* --train.global-batch 4"
+    with pytest.raises(UsageError, match=reported), opened(config, batch=3):
         pass
     fingerprint = config.open("train", 0).fingerprint
     with pytest.raises(UsageError, match="is not empty"):
@@ -386,7 +386,7 @@ def test_static_batches_of_another_size_or_damaged_are_refused(batches: Path):
 
 
 @pytest.mark.parametrize("last", ["drop", "pad", "wrap"])
-def test_static_batches_go_on_into_the_next_epoch_as_the_run_would(tmp_path: Path, last: str):
+def test_static_batches_continue_into_the_next_epoch_as_the_run_would(tmp_path: Path, last: str):
     samples = len(SYNTHETIC.open("train", seed=3))
     batch = samples - 1  # one is left over
     dump(SYNTHETIC, tmp_path / "batches", batch=batch, steps=3, seed=3, progress=nothing, last=last)
@@ -397,7 +397,7 @@ def test_static_batches_go_on_into_the_next_epoch_as_the_run_would(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("changes", "split", "told"),
+    ("changes", "split", "reported"),
     [
         ({"size": 56}, "train", r"size is \(48, 48\) there, \(56, 56\) here"),
         ({"mean": (0.0, 0.0, 0.0)}, "train", r"mean is \(0.485, .* \(0.0, 0.0, 0.0\) here"),
@@ -406,9 +406,9 @@ def test_static_batches_go_on_into_the_next_epoch_as_the_run_would(tmp_path: Pat
     ],
     ids=str,
 )
-def test_static_batches_of_another_recipe_are_refused(batches: Path, changes: dict, split: str, told: str):
-    """Else evaluation would see other pictures than training."""
-    with pytest.raises(BadData, match=told):
+def test_static_batches_of_another_recipe_are_refused(batches: Path, changes: dict, split: str, reported: str):
+    """Else evaluation would see other images than training."""
+    with pytest.raises(BadData, match=reported):
         dataclasses.replace(SYNTHETIC, static=str(batches), **changes).open(split, 0)
 
 

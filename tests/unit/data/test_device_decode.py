@@ -1,4 +1,4 @@
-"""Pictures that travel encoded and are decoded, cut and resized where the network is: the same samples, nearly the
+"""Images that travel encoded and are decoded, cut and resized where the network is: the same samples, nearly the
 same pixels. The CPU stands in for the device here: it decodes the same batch through the same path."""
 
 import io
@@ -75,7 +75,7 @@ def test_same_samples_same_geometry(photos, split, workers):
     plain = batches(photos, split, False, 3)
     moved = batches(photos, split, True, 3, workers)
     for before, after in zip(plain, moved, strict=True):
-        assert before.keys() == after.keys()  # nothing encoded goes on to the step
+        assert before.keys() == after.keys()  # nothing encoded reaches the step
         for key in before.keys() - {"image"}:
             assert torch.equal(before[key], after[key]), key
         difference = (before["image"].int() - after["image"].int()).abs()
@@ -91,8 +91,8 @@ def test_what_does_not_fit_the_device_is_finished_on_the_cpu_to_the_bit(photos):
     assert torch.equal(plain[0]["image"], moved[0]["image"])
 
 
-def test_a_broken_picture_follows_the_policy(photos):
-    """The decoder of a batch refuses it as a whole; it is then loaded as on the CPU, which names the picture."""
+def test_a_broken_image_follows_the_policy(photos):
+    """The decoder of a batch refuses it as a whole; it is then loaded as on the CPU, which names the image."""
     broken = photos / "train" / "c0" / "00.jpg"
     data = broken.read_bytes()
     start = data.index(b"\xff\xda") + 2
@@ -167,17 +167,17 @@ def test_a_gpu_decodes_where_nothing_is_in_the_way_and_says_what_is(photos, monk
     bound = ClassificationData(**{"path": str(photos), **fields}).open("train", 0).bind(gpu, 8)
     assert (bound.decode is not None) == bool(bound.host_keys) == (reason is None)
     if reason is None:
-        assert bound.notes == ("pictures are decoded on a GPU",)
+        assert bound.notes == ("images are decoded on a GPU",)
     elif not reason:
         assert bound.notes == ()
     else:
-        (told,) = bound.notes
-        assert told.startswith("pictures are decoded on the CPU: ") and reason in told
+        (reported,) = bound.notes
+        assert reported.startswith("images are decoded on the CPU: ") and reason in reported
         with pytest.raises(UsageError, match="--data.decoder gpu: .*; use --data.decoder auto or cpu"):
             ClassificationData(**{"path": str(photos), **fields}, decoder="gpu").open("train", 0).bind(gpu, 8)
 
 
-def test_a_first_picture_that_is_no_jpeg_keeps_the_cpu(tmp_path):
+def test_a_first_image_that_is_not_a_jpeg_keeps_the_cpu(tmp_path):
     stream = io.BytesIO()
     Image.new("RGB", (8, 8)).save(stream, "PNG")
     for split in ("train", "val"):
@@ -187,5 +187,5 @@ def test_a_first_picture_that_is_no_jpeg_keeps_the_cpu(tmp_path):
     assert not ClassificationData(path="synthetic:classes=2,samples=4,size=8").open("train", 0).starts_with_jpeg()
 
 
-def test_a_first_picture_that_is_one_does_not(photos):
+def test_a_first_image_that_is_one_does_not(photos):
     assert ClassificationData(path=str(photos)).open("train", 0).starts_with_jpeg()

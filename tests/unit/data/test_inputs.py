@@ -1,4 +1,4 @@
-"""Which files the command line means, and under which names."""
+"""The files that the command line names, and the names they get."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 from sightline.data.inputs import list_files, read_bytes
 from sightline.errors import BadSample, UsageError
 
-PICTURES = (".jpg", ".png")
+IMAGES = (".jpg", ".png")
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def tree(tmp_path: Path) -> Path:
 
 
 def names(inputs: list[Path], out: Path = Path("nowhere")) -> list[str]:
-    return list(list_files(inputs, PICTURES, out))
+    return list(list_files(inputs, IMAGES, out))
 
 
 def test_a_folder_is_searched_to_the_bottom_in_order(tree: Path):
-    found = list_files([tree], PICTURES, Path("nowhere"))
+    found = list_files([tree], IMAGES, Path("nowhere"))
     assert list(found) == ["a/deep/er/y.PNG", "a/x.jpg", "b/x.jpg", "z.png"]
     assert all(path.read_text() == name for name, path in found.items())
 
@@ -56,7 +56,7 @@ def test_links_in_a_circle_end(tree: Path):
     assert names([tree]) == ["a/deep/er/y.PNG", "a/gone.jpg", "a/x.jpg", "b/x.jpg", "z.png"]
 
 
-def test_results_inside_the_input_are_not_taken_for_pictures(tree: Path):
+def test_results_inside_the_input_are_not_taken_for_images(tree: Path):
     (tree / "out").mkdir()
     (tree / "out" / "x.jpg").write_text("drawn")
     assert names([tree], tree / "out") == ["a/deep/er/y.PNG", "a/x.jpg", "b/x.jpg", "z.png"]
@@ -81,28 +81,28 @@ def task(tmp_path: Path) -> Path:
 
 
 def volumes(*inputs: Path) -> tuple[dict[str, str], list[str]]:
-    """What is found, as name -> content, and what is said."""
-    told: list[str] = []
-    found = list_files(inputs, VOLUMES, Path("nowhere"), told.append)
-    return {name: path.read_text() for name, path in found.items()}, told
+    """Return the files found, as name -> content, and the messages."""
+    reported: list[str] = []
+    found = list_files(inputs, VOLUMES, Path("nowhere"), reported.append)
+    return {name: path.read_text() for name, path in found.items()}, reported
 
 
 def test_of_a_task_the_test_images_are_meant_or_else_those_of_training(task: Path):
     assert volumes(task / "imagesTs") == ({"c.nii.gz": "imagesTs"}, [])
-    found, (told,) = volumes(task)
+    found, (reported,) = volumes(task)
     assert found == {"c.nii.gz": "imagesTs"}
-    assert told == f"{task} is the folder of a task (it has a dataset.json): only its imagesTs is taken"
+    assert reported == f"{task} is the folder of a task (it has a dataset.json): only its imagesTs is taken"
     (task / "imagesTs" / "c.nii.gz").unlink()  # a folder with nothing but hidden files is as good as none
     for _ in range(2):
-        found, (told,) = volumes(task)
-        assert found == {"a.nii.gz": "imagesTr", "b.nii.gz": "imagesTr"} and "only its imagesTr is taken" in told
+        found, (reported,) = volumes(task)
+        assert found == {"a.nii.gz": "imagesTr", "b.nii.gz": "imagesTr"} and "only its imagesTr is taken" in reported
         shutil.rmtree(task / "imagesTs", ignore_errors=True)
 
 
 def test_a_task_below_a_folder_gives_no_labels_either(task: Path):
     (task.parent / "z.nii").write_text("z")
-    found, told = volumes(task.parent)
-    assert found == {"Task04_Hippocampus/imagesTs/c.nii.gz": "imagesTs", "z.nii": "z"} and len(told) == 1
+    found, reported = volumes(task.parent)
+    assert found == {"Task04_Hippocampus/imagesTs/c.nii.gz": "imagesTs", "z.nii": "z"} and len(reported) == 1
 
 
 def test_a_task_without_images_has_nothing_to_predict(task: Path):

@@ -26,7 +26,7 @@ def test_error_of_a_job_comes_back(count):
         list(run(operator.truediv, [1, 0, 1]))
 
 
-def test_process_that_dies_is_told():
+def test_process_that_dies_is_reported():
     with pytest.raises(PeerLost, match="a process died; .*out-of-memory"), over_processes(2, os._exit) as run:
         list(run(operator.call, [9]))
 

@@ -325,7 +325,7 @@ def test_own_tasks_are_known_from_their_folder(tmp_path: Path, data: Segmentatio
 
 @pytest.mark.parametrize("task", ["04", "own"])
 @pytest.mark.parametrize("given", ["around", "around/Task04_Hippocampus"])
-def test_a_task_that_was_not_prepared_is_told_from_other_folders(tmp_path: Path, task: str, given: str):
+def test_a_task_that_was_not_prepared_is_distinguished_from_other_folders(tmp_path: Path, task: str, given: str):
     raw = tmp_path / "around" / "Task04_Hippocampus"
     raw.mkdir(parents=True)
     (raw / "dataset.json").write_text("{}")
@@ -408,12 +408,12 @@ def test_a_bad_volume_is_named_or_left_out(tmp_path: Path, data: SegmentationDat
     for split, index in (("train", 2), ("val", DEPTHS[int(names["val"][0][4:])])):
         with pytest.raises(BadSample, match=bad[split]):
             config.open(split, 0).bind(CPU, 8).load(0, index)
-    told: list[Any] = []
-    with opened(replace(config, on_bad_sample="skip"), on_bad=told.append) as loader:
+    reported: list[Any] = []
+    with opened(replace(config, on_bad_sample="skip"), on_bad=reported.append) as loader:
         batches = take(loader, "train", 4)
         assert all((batch["image"] > 0).all() for batch in batches)  # another volume came in its place
         evaluated = take(loader, "val", loader.feeds["val"].order.steps_per_epoch)
-    assert sorted(each.name for each in told) == sorted(bad.values())
+    assert sorted(each.name for each in reported) == sorted(bad.values())
     valid = torch.cat([batch["volume"][batch["valid"]] for batch in evaluated])
     assert len(valid) == DEPTHS[int(names["val"][0][4:])] and (valid == 0).all()
 
@@ -426,12 +426,12 @@ def test_a_volume_with_one_bad_slice_is_left_out_whole(tmp_path: Path, data: Seg
     _, label = arrays(folder, source.name(1))
     label[-1, 3, 3] = 9
     np.save(folder / f"{source.name(1)}_y.npy", label)
-    told: list[Any] = []
-    with opened(config, on_bad=told.append) as loader:
+    reported: list[Any] = []
+    with opened(config, on_bad=reported.append) as loader:
         evaluated = take(loader, "val", loader.feeds["val"].order.steps_per_epoch)
     valid = torch.cat([batch["volume"][batch["valid"]] for batch in evaluated])
     assert valid.tolist() == [0] * source.shape(0)[0]
-    assert len(told) == 1 and "holds class 9" in told[0].reason  # once, not once for each of its slices
+    assert len(reported) == 1 and "holds class 9" in reported[0].reason  # once, not once for each of its slices
 
 
 def test_check_lists_all_that_is_wrong(tmp_path: Path, data: SegmentationData):

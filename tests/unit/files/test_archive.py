@@ -117,7 +117,7 @@ def test_entries_are_those_that_python_finds(tmp_path, form):
 
 
 def test_tar_in_a_tar_is_read_in_place(tmp_path):
-    inner = tar_bytes({"x.JPEG": b"picture", "y.JPEG": b"another"})
+    inner = tar_bytes({"x.JPEG": b"image", "y.JPEG": b"another"})
     path = written(tmp_path, tar_bytes({"first.tar": inner, "second.tar": tar_bytes({"z.JPEG": b"third"})}))
     with path.open("rb") as file:
         outer = list(tar_members(file, "outer"))
@@ -126,7 +126,7 @@ def test_tar_in_a_tar_is_read_in_place(tmp_path):
             for tar in outer
             for m in tar_members(file, "inner", start=tar.offset, end=tar.offset + tar.size)
         }
-    assert found == {"first.tar/x.JPEG": b"picture", "first.tar/y.JPEG": b"another", "second.tar/z.JPEG": b"third"}
+    assert found == {"first.tar/x.JPEG": b"image", "first.tar/y.JPEG": b"another", "second.tar/z.JPEG": b"third"}
 
 
 def test_a_file_inside_a_tar_does_not_end_beyond_it(tmp_path):
@@ -183,10 +183,10 @@ def test_names_that_are_refused(tmp_path, name):
         assert not (tmp_path / "out").exists()
 
 
-def test_half_a_letter_is_no_name():
-    with pytest.raises(BadArchive, match="holds half a letter"):
+def test_half_a_character_is_not_a_name():
+    with pytest.raises(BadArchive, match="holds half a character"):
         clean_name(json.loads('"a\\ud800"'), "dataset.json")
-    assert clean_name("caf\udce9", "some.tar") == "caf\udce9"  # a byte that is no text
+    assert clean_name("caf\udce9", "some.tar") == "caf\udce9"  # a byte that is not text
 
 
 def test_plain_names_are_cleaned():
@@ -470,7 +470,7 @@ def test_zip_of_too_many_files_is_refused_before_they_take_memory(tmp_path):
 
 
 def test_zip64_does_not_get_around_the_limit_of_the_list(tmp_path, monkeypatch):
-    """The record of 32 bits tells of one file, that of 64 bits, which counts, of a hundred."""
+    """The record of 32 bits counts one file, that of 64 bits, which holds, a hundred."""
     monkeypatch.setattr(archive, "_MAX_ZIP_DIRECTORY", 2000)
     files = listed(100)
     wide = struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, 100, 100, len(files), 4)
@@ -503,7 +503,7 @@ def test_zip64_is_read(tmp_path):
 # Disk
 
 
-def test_too_little_room_is_told_before_writing(tmp_path, monkeypatch):
+def test_too_little_room_is_reported_before_writing(tmp_path, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(10**6))
     with pytest.raises(DiskFull, match=r"unpacking some.tar needs 0.0 GB, .* has 0.0 GB free; make room"):
@@ -567,20 +567,20 @@ def test_zip_members_in_any_order(tmp_path, method):
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_damage_in_a_zip_member_is_noticed(tmp_path, method):
-    """Every byte of a member's own header and data in turn: either it does not matter or it is told."""
+    """Every byte of a member's own header and data in turn: either it does not matter or it is reported."""
     whole = {"x": bytes(range(256)) * 3}
     path = zipped(tmp_path / "a.zip", whole, method)
     stored = path.read_bytes()
     [member] = zip_members(path)
-    told = 0
+    reported = 0
     for at in range(member.offset, member.offset + 31 + member.stored):
         path.write_bytes(stored[:at] + bytes([stored[at] ^ 0x41]) + stored[at + 1 :])
         try:
             with path.open("rb") as file:
                 assert b"".join(packed_chunks(file, member, "a")) == whole["x"]
         except BadArchive:
-            told += 1
-    assert told >= member.stored
+            reported += 1
+    assert reported >= member.stored
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

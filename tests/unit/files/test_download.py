@@ -77,7 +77,7 @@ def first(*some):
 
 
 def cut(count: int, etag: str = '"one"'):
-    """Announces all and sends a part."""
+    """Announce all and send a part."""
     return lambda handler: handler.reply(200, DATA[:count], Content_Length=len(DATA), ETag=etag)
 
 
@@ -172,7 +172,7 @@ def test_a_record_that_says_nothing_leaves_what_was_begun_alone(serve, target, r
     assert part.read_bytes() == DATA[:1000]
 
 
-def test_a_server_without_ranges_starts_anew(serve, target):
+def test_a_server_without_ranges_starts_again(serve, target):
     def whole(handler: Handler) -> None:
         handler.reply(200, DATA, Content_Length=len(DATA))
 
@@ -181,14 +181,14 @@ def test_a_server_without_ranges_starts_anew(serve, target):
     assert target.read_bytes() == DATA and len(server.asked) == 2
 
 
-def test_a_file_that_changed_on_the_server_starts_anew(serve, target):
+def test_a_file_that_changed_on_the_server_starts_again(serve, target):
     server = serve(first(cut(50_000, etag='"old"'), ranges()))
     get(server, target)
     assert server.asked[1][1]["If-Range"] == '"old"'
     assert target.read_bytes() == DATA
 
 
-def test_a_weak_etag_is_no_validator(serve, target):
+def test_a_weak_etag_is_not_a_validator(serve, target):
     date = "Wed, 21 Oct 2015 07:28:00 GMT"
 
     def weak(handler: Handler) -> None:
@@ -200,7 +200,7 @@ def test_a_weak_etag_is_no_validator(serve, target):
 
 
 @pytest.mark.parametrize("given", ["bytes 0-1023999/1024000", "bytes 5000-1023999/*", ""])
-def test_another_range_than_asked_for_starts_anew(serve, target, given):
+def test_another_range_than_asked_for_starts_again(serve, target, given):
     def wrong(handler: Handler) -> None:
         handler.reply(206, DATA[5000:], Content_Length=len(DATA) - 5000, Content_Range=given)
 
@@ -209,7 +209,7 @@ def test_another_range_than_asked_for_starts_anew(serve, target, given):
     assert target.read_bytes() == DATA and "Range" not in server.asked[2][1]
 
 
-def test_range_not_satisfiable_starts_anew(serve, target):
+def test_range_not_satisfiable_starts_again(serve, target):
     server = serve(first(cut(5000), lambda handler: handler.reply(416), ranges()))
     get(server, target)
     assert target.read_bytes() == DATA and "Range" not in server.asked[2][1]
@@ -230,7 +230,7 @@ def test_patience_ends(serve, target):
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410])
-def test_errors_that_stay_are_told_at_once(serve, target, status):
+def test_errors_that_stay_are_reported_at_once(serve, target, status):
     server = serve(lambda handler: handler.reply(status, b"<html>"))
     with pytest.raises(NotFetched, match=f"answers {status}"):
         get(server, target)
@@ -238,7 +238,7 @@ def test_errors_that_stay_are_told_at_once(serve, target, status):
 
 
 @pytest.mark.parametrize("body", [DATA + b"x", DATA[:-1], b"<html>no such file</html>", b""])
-def test_wrong_size_is_told_before_a_byte_is_taken(serve, target, body):
+def test_wrong_size_is_reported_before_a_byte_is_taken(serve, target, body):
     server = serve(lambda handler: handler.reply(200, body, Content_Length=len(body)))
     with pytest.raises(NotFetched, match=f"announces {len(body)} bytes, 1024000 were expected"):
         get(server, target)
@@ -407,7 +407,7 @@ def test_packed_answers_are_refused(serve, target):
         get(server, target)
 
 
-def test_too_little_room_is_told_before_anything_is_asked(serve, target, monkeypatch):
+def test_too_little_room_is_reported_before_anything_is_asked(serve, target, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr("shutil.disk_usage", lambda folder: usage(0, 0, 1000))
     server = serve(ranges())

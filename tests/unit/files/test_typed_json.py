@@ -37,7 +37,7 @@ def test_values_that_fit(value, hint, expected):
 
 
 @pytest.mark.parametrize(
-    ("value", "hint", "told"),
+    ("value", "hint", "reported"),
     [
         (True, int, "a whole number"),
         (1, bool, "true or false"),
@@ -59,8 +59,8 @@ def test_values_that_fit(value, hint, expected):
         ("a\ud800", str, "a text without NUL"),
     ],
 )
-def test_values_that_do_not_fit_are_refused(value, hint, told):
-    with pytest.raises(ValueError, match=f"expected {told}"):
+def test_values_that_do_not_fit_are_refused(value, hint, reported):
+    with pytest.raises(ValueError, match=f"expected {reported}"):
         typed(value, hint)
 
 
@@ -84,8 +84,12 @@ class Some:
 def test_a_dataclass_of_plain_values():
     assert as_dataclass(Some, {"step": 3, "scores": {"a": 1}}) == Some(3, {"a": 1.0})
     assert math.isnan(as_dataclass(Some, {"step": 3, "scores": {"a": math.nan}}).scores["a"])
-    for values, told in (({}, "step is missing"), ({"step": "x"}, "step is 'x', expected a whole"), ([], "an object")):
-        with pytest.raises(ValueError, match=told):
+    for values, reported in (
+        ({}, "step is missing"),
+        ({"step": "x"}, "step is 'x', expected a whole"),
+        ([], "an object"),
+    ):
+        with pytest.raises(ValueError, match=reported):
             as_dataclass(Some, values)
     with pytest.raises(UnknownField, match="pace, which this version does not know"):
         as_dataclass(Some, {"step": 3, "pace": 1})

@@ -47,7 +47,7 @@ def turn_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Screen]:
 
 
 def obeyed(text: str) -> list[str]:
-    """What of HOSTILE a terminal would obey; rich's own sequences are not among it."""
+    """Return the parts of HOSTILE that a terminal would obey; rich's own sequences do not count."""
     return [part for part in ("\x1b]", "\x07", "\x1b[2J", "\x9b", "\u202e", "\x7f") if part in text]
 
 
@@ -67,7 +67,7 @@ def test_what_is_shown_names_the_character_and_the_rest_stays():
     assert terminal.visible("caf\udce9 Käfer", "ascii") == r"caf\udce9 K\xe4fer"
 
 
-def test_guard_shows_what_anybody_prints_and_is_no_terminal(turn_on):
+def test_guard_shows_what_anybody_prints_and_is_not_a_terminal(turn_on):
     screen = turn_on()
     with terminal.guarded():
         print(HOSTILE)

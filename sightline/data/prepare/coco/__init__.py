@@ -69,7 +69,7 @@ OFFICIAL = (
 
 @dataclass(frozen=True)
 class CocoOptions:
-    """Make COCO 2017 ready for training, from train2017.zip, val2017.zip and annotations_trainval2017.zip.
+    """Prepare COCO 2017 for training, from train2017.zip, val2017.zip and annotations_trainval2017.zip.
 
     folder: train2017/*.jpg, val2017/*.jpg and annotations/instances_{train,val}2017.json, the images as they are.
     tfrecord: train-00000-of-00256.tfrecord and val-00000-of-00032.tfrecord, as the TensorFlow originals read them, with

@@ -46,10 +46,10 @@ _TAR, _RAW, _STATISTICS = f"{NOTES}/tar.json", f"{NOTES}/raw", f"{NOTES}/statist
 
 @dataclass(frozen=True)
 class DecathlonOptions:
-    """Make a task of the Medical Segmentation Decathlon ready, from its folder or tar.
+    """Prepare a task of the Medical Segmentation Decathlon, from its folder or tar.
 
     Writes CASE_x.npy, CASE_y.npy (training) and, when all are there, plan.json. The ten tasks have their patch, spacing
-    and CT numbers from a table; data of one's own in the same form gets them from its training set.
+    and CT numbers from a table; other data in the same form gets them from its training set.
     A start after a kill resumes with what is missing; the files are the same for any number of jobs.
     """
 
@@ -58,7 +58,7 @@ class DecathlonOptions:
     out: Path
     """Folder to write into."""
     task: Literal["auto", "own", "01", "02", "03", "04", "05", "06", "07", "08", "09", "10"] = "auto"
-    """auto: told from the name of the folder or in dataset.json; own: none of the ten, statistics from the data."""
+    """auto: found from the name of the folder or in dataset.json; own: other data, statistics from its training set."""
     dim: Literal[2, 3] = 2
     """2: for a network of slices, nothing is resampled; 3: of volumes, at the task's spacing."""
     mode: Mode = "training"
@@ -74,7 +74,7 @@ class DecathlonOptions:
     jobs: int = 0
     """Processes; 0 takes one per core, at most 16."""
     memory_gb: float = 0.0
-    """What cases worked on at once may take together; 0 takes three quarters of what is free. One always runs."""
+    """Memory for the cases processed at once; 0: three quarters of what is free. One case always runs."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory_gb < 1e6:
@@ -112,7 +112,7 @@ def prepare(options: DecathlonOptions, progress: Progress) -> dict[str, int]:
             spec = _own_spec(raw, options, jobs, memory, progress)
         else:
             spec = _known_spec(raw, task, options.dim)
-        # Data of one's own may be fixed until it is ready, which changes its statistics.
+        # The user may fix the data between two starts, which changes its statistics.
         may_change = () if (options.out / PLAN).is_file() else ("spec",)
         journal.begin({**asked, "task": task or OWN, "spec": spec.to_json()}, may_change)
         cases = list_cases(raw, options.mode, spec.channels, progress)
@@ -178,7 +178,7 @@ def _counts(plan: VolumePlan, made: int) -> dict[str, int]:
 
 
 def _known_spec(raw: Raw, task: str, dim: int) -> DataSpec:
-    """Return the spec of the table, after a look whether the data is what the table means."""
+    """Return the spec of the table, after a check that the data fits the table."""
     spec = spec_of(task, dim)
     for what, found, wanted in (
         ("modalities", raw.modalities, TASKS[task].modalities),

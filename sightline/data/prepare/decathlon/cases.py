@@ -1,4 +1,4 @@
-"""Cases made ready, several at once within a memory budget, and what an earlier start has left of them.
+"""Prepare cases, several at once within a memory budget, and reuse those of an earlier start.
 
 The notes in OUT/.prepare stay, one for each case: what it was made from and what it became. A case whose files are
 whole and whose sources are as they were is not made again.
@@ -47,7 +47,7 @@ def make_cases(
     missing = [case for case in cases if case.name not in done]
     problems = []
     if missing:
-        # What the plan says of a case holds until the case is made again.
+        # The plan is valid until a case is made again.
         (work.out / PLAN).unlink(missing_ok=True)
         check_room(work.out, sum(stored_bytes(case, work) for case in missing), f"{work.out}")
     finished = len(done)

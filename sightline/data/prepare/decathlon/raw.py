@@ -23,7 +23,7 @@ _MAX_JSON_BYTES = 16 * 2**20  # a case takes 100 bytes
 _LIMITS = Limits(members=100_000)
 _SAME_PLACE_VOXELS = 0.1  # how far the corners of a label may lie from those of its image
 _SHOWN = 20  # problems in one message
-# What dataset.json calls two tasks whose folders are called otherwise.
+# Two tasks whose names in dataset.json differ from their folders.
 _ALIASES = {"brats": "01", "leftatrium": "02"}
 
 
@@ -144,7 +144,7 @@ def _file(entry: Any, path: Path) -> str:
 
 
 def resolve_task(asked: str, raw: Raw) -> str | None:
-    """Return which of the ten this is; None for a task of one's own."""
+    """Return which of the ten this is; None for other data."""
     if asked in TASKS:
         return asked
     if asked == "auto":

@@ -1,4 +1,4 @@
-"""What the table of the ten tasks would say of data of one's own: spacing, patch and CT numbers of its training set."""
+"""Spacing, patch and CT numbers of data outside the ten tasks, measured on its training set."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ CHANNELS = ("FLAIR", "T1w", "t1gd", "T2w")
 LABELS = ("background", "edema", "non-enhancing tumor", "enhancing tumour")
 
 # Brightness of each tissue in each channel, after how the four MR contrasts look: fluid is dark in FLAIR and bright
-# in T2w, only the enhancing part lights up in t1gd, so no single channel tells all labels apart.
+# in T2w, only the enhancing part lights up in t1gd, so no single channel distinguishes all labels.
 _BRIGHTNESS = {
     "grey": (0.60, 0.50, 0.52, 0.62),
     "white": (0.50, 0.72, 0.74, 0.45),

@@ -1,4 +1,4 @@
-"""The batched geometry agrees with `Augmentation.apply`, picture by picture."""
+"""The batched geometry agrees with `Augmentation.apply`, image by image."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from sightline.data.augment import batched
 from sightline.data.augment.classification import Augmentation
 
 
-def pictures(rng, count=24):
+def images(rng, count=24):
     """Smooth and noisy ones, of many shapes."""
     found = []
     for number in range(count):
@@ -27,7 +27,7 @@ def on_device(augment, params, made, device="cpu"):
 
 
 def compare(augment, params, made, levels, device="cpu"):
-    expected = np.stack([augment.apply(p, picture) for p, picture in zip(params, made, strict=True)])
+    expected = np.stack([augment.apply(p, image) for p, image in zip(params, made, strict=True)])
     found = on_device(augment, params, made, device)
     assert found.shape == expected.shape and found.dtype == np.uint8
     difference = np.abs(found.astype(int) - expected.astype(int))
@@ -39,8 +39,8 @@ def compare(augment, params, made, levels, device="cpu"):
 @pytest.mark.parametrize("geometry", [{"size": 64, "eval_resize": 80, "eval_size": 72}, {"size": 224}])
 def test_training_crops(interpolation, levels, geometry):
     augment = Augmentation(interpolation=interpolation, **geometry)
-    made = pictures(np.random.default_rng(1))
-    params = [augment.draw(5, 0, index, *picture.shape[:2]) for index, picture in enumerate(made)]
+    made = images(np.random.default_rng(1))
+    params = [augment.draw(5, 0, index, *image.shape[:2]) for index, image in enumerate(made)]
     assert {p.flip for p in params} == {True, False}
     compare(augment, params, made, levels)
 
@@ -49,17 +49,17 @@ def test_training_crops(interpolation, levels, geometry):
 @pytest.mark.parametrize("resize", [40, 80])
 @pytest.mark.parametrize("eval_geometry", ["short_side", "stretch"])
 def test_evaluation_windows(interpolation, levels, resize, eval_geometry):
-    """A window smaller than the resized picture, and a larger one, which has a black border."""
+    """A window smaller than the resized image, and a larger one, which has a black border."""
     augment = Augmentation(eval_resize=resize, eval_size=64, interpolation=interpolation, eval_geometry=eval_geometry)
-    made = pictures(np.random.default_rng(2))
+    made = images(np.random.default_rng(2))
     compare(augment, [augment.evaluation_params(*p.shape[:2]) for p in made], made, levels)
 
 
 def test_groups_are_bounded_and_complete(monkeypatch):
     monkeypatch.setattr(batched, "GROUP_BYTES", 200 * 200 * 3 * 4)
     augment = Augmentation(size=32)
-    made = pictures(np.random.default_rng(3))
-    params = [augment.draw(5, 0, index, *picture.shape[:2]) for index, picture in enumerate(made)]
+    made = images(np.random.default_rng(3))
+    params = [augment.draw(5, 0, index, *image.shape[:2]) for index, image in enumerate(made)]
     rows = torch.from_numpy(np.stack([batched.as_row(p) for p in params]))
     groups = batched._groups(rows, 32)
     assert len(groups) > 2 and sorted(torch.cat(groups).tolist()) == list(range(len(made)))
@@ -83,6 +83,6 @@ def test_on_the_device_too():
         pytest.skip("needs CUDA")
     for interpolation, levels in (("bilinear", 2), ("bicubic", 2), ("legacy", 1)):
         augment = Augmentation(interpolation=interpolation)
-        made = pictures(np.random.default_rng(4))
-        params = [augment.draw(5, 0, index, *picture.shape[:2]) for index, picture in enumerate(made)]
+        made = images(np.random.default_rng(4))
+        params = [augment.draw(5, 0, index, *image.shape[:2]) for index, image in enumerate(made)]
         compare(augment, params, made, levels, "cuda")

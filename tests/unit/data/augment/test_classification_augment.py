@@ -100,11 +100,11 @@ def test_crop_equals_torchvision_fed_with_the_same_numbers(monkeypatch, options)
 @pytest.mark.parametrize("size", [(375, 500), (60, 300)])
 def test_crop_distribution_matches_torchvision(size):
     height, width = size
-    picture = torch.empty(3, height, width, device="meta")
+    image = torch.empty(3, height, width, device="meta")
     reference = v2.RandomResizedCrop(224)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        theirs = [reference.make_params([picture]) for _ in range(1500)]
+        theirs = [reference.make_params([image]) for _ in range(1500)]
     theirs = np.array([[each[key] for key in ("top", "left", "height", "width")] for each in theirs])
     ours = np.array([box_of(Augmentation().draw(0, 0, index, height, width)) for index in range(1500)])
     scale = np.array([height, width, height, width])
@@ -115,7 +115,7 @@ def test_crop_distribution_matches_torchvision(size):
 
 
 @pytest.mark.parametrize("size", [(1, 1), (30000, 1), (1, 30000), (2, 3)])
-def test_boxes_stay_inside_extreme_pictures(size):
+def test_boxes_stay_inside_extreme_images(size):
     for augment in (Augmentation(), Augmentation(crop_ratio=(3.0, 4.0)), Augmentation(crop_ratio=(0.1, 0.2))):
         for index in range(30):
             top, left, height, width = box_of(augment.draw(0, 0, index, *size))
@@ -242,7 +242,7 @@ def test_training_pixels_equal_torchvision(size, interpolation):
     assert seen_flips == {False, True}
 
 
-# 64/72: the crop is larger than the resized picture, so a border appears; 33 and 71 hit the odd halves.
+# 64/72: the crop is larger than the resized image, so a border appears; 33 and 71 hit the odd halves.
 @pytest.mark.parametrize("geometry", [(256, 224), (64, 72), (64, 71), (65, 224), (40, 33)])
 @pytest.mark.parametrize("size", [*SIZES, (40, 41), (41, 40), (77, 131)])
 def test_evaluation_pixels_equal_torchvision(size, geometry):
@@ -292,7 +292,7 @@ def test_resizing_only_what_is_seen_changes_nothing(monkeypatch, size, interpola
 
 
 def test_every_field_changes_something():
-    """What a field changes: the draw, the evaluation, the batch or the pixels; mean and std act on the device.
+    """Each changes the draw, the evaluation, the batch or the pixels; mean and std act on the device.
 
     Strengths of a policy matter beside that policy.
     """

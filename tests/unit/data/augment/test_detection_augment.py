@@ -37,7 +37,7 @@ BOXES = np.array([[0.1, 0.1, 0.5, 0.5], [0.4, 0.3, 0.95, 0.9], [0.2, 0.3, 0.45, 
 SMALL = np.array([[0.7, 0.1, 0.75, 0.16]])
 
 
-def picture(height: int, width: int) -> np.ndarray:
+def image(height: int, width: int) -> np.ndarray:
     """As tests/golden/tensorflow_detection.py makes it."""
     y, x, channel = np.mgrid[:height, :width, :3]
     return ((37 * y + 101 * x + 59 * channel + 7 * x * y) % 256).astype(np.uint8)
@@ -94,7 +94,7 @@ def test_every_crop_keeps_its_promises(kind: str, boxes: np.ndarray, draws: int)
     overlaps = box_iou(torch.tensor(crops, dtype=torch.float64), torch.from_numpy(boxes))
     assert (overlaps > torch.tensor(leasts, dtype=torch.float64)[:, None]).all()
     assert whole / draws > 1 / 7
-    # A box of 0.3 % of the picture meets no overlap but the smallest, so most tosses are in vain.
+    # A box of 0.3 % of the image meets no overlap but the smallest, so most tosses are in vain.
     assert (whole / draws > 0.45) == (boxes is SMALL)
 
 
@@ -156,7 +156,7 @@ def test_flipping_twice_changes_nothing():
     twice, _ = move_boxes(Params(flip=True), once)
     np.testing.assert_allclose(twice, boxes, rtol=0, atol=1e-15)
     assert not np.allclose(once, boxes)
-    pixels = picture(20, 30)
+    pixels = image(20, 30)
     for augment in (Augmentation(size=16), Augmentation(size=16, resize="antialias")):
         for params in (Params(is_training=True), Params()):
             straight = augment.apply(params, pixels, 20)
@@ -165,7 +165,7 @@ def test_flipping_twice_changes_nothing():
 
 
 def test_boxes_follow_the_pixels():
-    """A white rectangle on black, through a hundred draws: where the boxes end up, the picture is white."""
+    """A white rectangle on black, through a hundred draws: where the boxes end up, the image is white."""
     pixels = np.zeros((120, 160, 3), np.uint8)
     pixels[30:90, 40:120] = 255
     boxes = np.array([[30 / 120, 40 / 160, 90 / 120, 120 / 160]])
@@ -186,14 +186,14 @@ def test_boxes_follow_the_pixels():
 
 @pytest.mark.parametrize("case", GOLDEN["crops"], ids=lambda case: f"{case['from']} to {case['size']}")
 def test_crop_and_resize_is_tensorflows(case):
-    pixels = picture(*case["from"])
+    pixels = image(*case["from"])
     found = crop_and_resize(pixels, tuple(case["box"]), len(pixels), case["size"], flip=False)
     assert np.abs(found - np.array(case["pixels"])).max() <= HALF_A_LEVEL
 
 
 def test_a_large_crop_is_tensorflows_and_needs_no_rows_below():
     case = GOLDEN["large"]
-    pixels = picture(*case["from"])
+    pixels = image(*case["from"])
     augment = Augmentation(size=case["size"])
     params = Params(tuple(case["box"]), is_training=True)
     found = augment.apply(params, pixels, len(pixels))
@@ -208,7 +208,7 @@ def test_a_large_crop_is_tensorflows_and_needs_no_rows_below():
 
 
 def test_evaluation_is_the_legacy_resize_and_training_is_corner_aligned():
-    pixels = picture(40, 60)
+    pixels = image(40, 60)
     augment = Augmentation(size=32)
     assert np.array_equal(augment.apply(Params(), pixels, 40), resize_legacy(pixels, (32, 32), (0, 0), 32, False))
     trained = augment.apply(Params(is_training=True), pixels, 40)
@@ -217,7 +217,7 @@ def test_evaluation_is_the_legacy_resize_and_training_is_corner_aligned():
 
 def test_antialiased_resize_is_torchvisions_on_whole_pixels():
     """MLPerf's reference cuts at int(edge * side) and resizes antialiased."""
-    pixels = picture(90, 70)
+    pixels = image(90, 70)
     augment = Augmentation(size=32, resize="antialias")
     crop = (0.11, 0.23, 0.78, 0.91)
     expected = torch.from_numpy(pixels)[int(0.11 * 90) : int(0.78 * 90), int(0.23 * 70) : int(0.91 * 70)].permute(
@@ -225,7 +225,7 @@ def test_antialiased_resize_is_torchvisions_on_whole_pixels():
     )
     expected = v2.functional.resize(expected, [32, 32], antialias=True).permute(1, 2, 0).numpy()
     assert np.array_equal(augment.apply(Params(crop, is_training=True), pixels, 90), expected)
-    assert augment.apply(Params((0.5, 0.5, 0.501, 0.501)), picture(2, 2), 2).shape == (32, 32, 3)
+    assert augment.apply(Params((0.5, 0.5, 0.501, 0.501)), image(2, 2), 2).shape == (32, 32, 3)
 
 
 # Colours
@@ -239,8 +239,8 @@ def test_colours_are_tensorflows(case):
     torch.testing.assert_close(found[0], torch.tensor(case["pixels"]), rtol=0, atol=1e-5)
 
 
-def test_a_plain_picture_turns_as_the_formulas_say():
-    """A constant picture has no contrast. (.6, .4, .2): S is 2/3 of .6, half of it is 1/3; a sixth of the circle on,
+def test_a_plain_image_turns_as_the_formulas_say():
+    """A constant image has no contrast. (.6, .4, .2): S is 2/3 of .6, half of it is 1/3; a sixth of the circle on,
     red falls as green rises."""
     constant = torch.tensor([0.6, 0.4, 0.2]).expand(1, 8, 8, 3)
 
@@ -259,7 +259,7 @@ def test_a_plain_picture_turns_as_the_formulas_say():
     assert sorted(set(contrasted.flatten().tolist())) == pytest.approx([0.125, 0.875])
 
 
-def test_each_picture_has_its_own_numbers():
+def test_each_image_has_its_own_numbers():
     images = torch.rand(3, 5, 6, 3, generator=torch.Generator().manual_seed(0))
     numbers = torch.tensor([[0.1, 1.2, 0.7, 0.03], [0.0, 1.0, 1.0, 0.0], [-0.1, 0.6, 1.4, -0.04]])
     together = jitter_tf(images, numbers)
@@ -297,7 +297,7 @@ def test_mlperf_colours_are_torchvisions_on_8_bits():
 @pytest.mark.parametrize("jitter", ["tf", "mlperf", "off"])
 def test_the_device_half_normalises_in_channels_last(jitter: str):
     augment = Augmentation(size=8, jitter=jitter)
-    images = torch.from_numpy(np.stack([picture(8, 8), 255 - picture(8, 8)]))
+    images = torch.from_numpy(np.stack([image(8, 8), 255 - image(8, 8)]))
     params = [augment.draw(0, 0, n, BOXES) for n in range(2)]
     carried = [augment.carried(each) for each in params]
     assert all({k: (v.shape, str(v.dtype)) for k, v in row.items()} == augment.jitter_keys for row in carried)
@@ -318,7 +318,7 @@ def test_the_device_half_normalises_in_channels_last(jitter: str):
 @pytest.mark.parametrize("jitter", ["tf", "mlperf"])
 def test_the_device_half_compiles_into_one_graph(jitter: str):
     augment = Augmentation(size=8, jitter=jitter)
-    images = torch.from_numpy(picture(8, 8))[None]
+    images = torch.from_numpy(image(8, 8))[None]
     carried = {k: torch.from_numpy(v)[None] for k, v in augment.carried(augment.draw(0, 0, 1, BOXES)).items()}
 
     def finish(images, jitter, order):

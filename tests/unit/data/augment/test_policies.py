@@ -34,7 +34,7 @@ def bins_of(name: str) -> int:
     return {"autoaugment": 10, "augmix": 10}.get(name, 31)
 
 
-def pictures(side: int = SIDE) -> dict[str, Image.Image]:
+def images(side: int = SIDE) -> dict[str, Image.Image]:
     random = np.random.default_rng(0)
     noise = random.integers(0, 256, (side, side, 3), np.uint8)
     smooth = Image.fromarray(noise[:5, :5]).resize((side, side), Image.Resampling.BICUBIC)
@@ -47,9 +47,9 @@ def pictures(side: int = SIDE) -> dict[str, Image.Image]:
     }
 
 
-def carried_out(operation: str, magnitude: float, picture: Image.Image, interpolation: str) -> np.ndarray:
-    made = policies.apply(((1.0, ((operation, magnitude),)),), picture, RESAMPLING[interpolation])
-    assert made.mode == "RGB" and made.size == picture.size
+def carried_out(operation: str, magnitude: float, image: Image.Image, interpolation: str) -> np.ndarray:
+    made = policies.apply(((1.0, ((operation, magnitude),)),), image, RESAMPLING[interpolation])
+    assert made.mode == "RGB" and made.size == image.size
     return np.asarray(made)
 
 
@@ -68,32 +68,32 @@ def test_an_operation_equals_torchvisions_at_every_magnitude(operation: str, int
     if operation == "Posterize":
         magnitudes -= {0.0}  # see below
     assert len(magnitudes) == {"Posterize": 8}.get(operation, 1 if operation in WITHOUT_MAGNITUDE else len(magnitudes))
-    for kind, picture in pictures().items():
+    for kind, image in images().items():
         for magnitude in magnitudes:
-            expected = reference._apply_image_or_video_transform(picture, operation, magnitude, MODE[interpolation], {})
-            made = carried_out(operation, magnitude, picture, interpolation)
+            expected = reference._apply_image_or_video_transform(image, operation, magnitude, MODE[interpolation], {})
+            made = carried_out(operation, magnitude, image, interpolation)
             assert np.array_equal(made, np.asarray(expected)), (kind, magnitude)
 
 
 def test_no_bits_are_black():
     """AugMix's strongest, which torchvision carries out on tensors; Pillow's own function refuses it."""
-    picture = pictures()["noise"]
-    expected = functional.posterize(functional.pil_to_tensor(picture), 0)
-    assert np.array_equal(carried_out("Posterize", 0.0, picture, "bilinear"), expected.permute(1, 2, 0).numpy())
-    assert not carried_out("Posterize", 0.0, picture, "bilinear").any()
+    image = images()["noise"]
+    expected = functional.posterize(functional.pil_to_tensor(image), 0)
+    assert np.array_equal(carried_out("Posterize", 0.0, image, "bilinear"), expected.permute(1, 2, 0).numpy())
+    assert not carried_out("Posterize", 0.0, image, "bilinear").any()
 
 
-def test_an_operation_leaves_its_picture_alone():
-    picture = pictures()["noise"]
-    before = picture.tobytes()
+def test_an_operation_leaves_its_image_alone():
+    image = images()["noise"]
+    before = image.tobytes()
     for operation in (*policies.OPERATIONS, "Invert"):
-        carried_out(operation, policies.magnitude_at("randaugment", operation, 9, SIDE), picture, "bilinear")
-    assert picture.tobytes() == before
+        carried_out(operation, policies.magnitude_at("randaugment", operation, 9, SIDE), image, "bilinear")
+    assert image.tobytes() == before
 
 
-def test_an_unknown_operation_is_ours_to_mend():
+def test_an_unknown_operation_is_a_bug_of_ours():
     with pytest.raises(AssertionError, match="no operation is called Blur"):
-        carried_out("Blur", 1.0, pictures()["noise"], "bilinear")
+        carried_out("Blur", 1.0, images()["noise"], "bilinear")
 
 
 # Tables
@@ -145,8 +145,8 @@ class ReplayedTorch:
         return torch.tensor(self.random.dirichlet(alphas[0].tolist()), dtype=torch.float32)[None]
 
 
-def replay(monkeypatch, reference: v2.Transform, random: np.random.Generator, picture, do) -> Image.Image:
-    """torchvision's own forward with our numbers; `do(operation, magnitude, picture)` makes the pixels."""
+def replay(monkeypatch, reference: v2.Transform, random: np.random.Generator, image, do) -> Image.Image:
+    """torchvision's own forward with our numbers; `do(operation, magnitude, image)` makes the pixels."""
     if isinstance(reference, v2.AugMix):  # lists its operations in another order; all are equally likely in any
         space = reference._AUGMENTATION_SPACE
         reference._AUGMENTATION_SPACE = {operation: space[operation] for operation in policies.AUGMIX_OPERATIONS}
@@ -154,14 +154,14 @@ def replay(monkeypatch, reference: v2.Transform, random: np.random.Generator, pi
     monkeypatch.setattr(v2._auto_augment, "torch", replayed)
     reference._sample_dirichlet = replayed.sample_dirichlet
     reference._apply_image_or_video_transform = lambda image, operation, magnitude, **_: do(operation, magnitude, image)
-    made = reference(picture)
+    made = reference(image)
     monkeypatch.undo()
     return made
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_draws_equal_torchvision_fed_with_the_same_numbers(monkeypatch, name: str):
-    picture = pictures()["noise"]
+    image = images()["noise"]
     seen: Counter[str] = Counter()
     for index, (magnitude, severity) in itertools.product(range(60), [(9, 3), (0, 1), (30, 10)]):
         reference = references("bilinear")[name]
@@ -172,7 +172,7 @@ def test_draws_equal_torchvision_fed_with_the_same_numbers(monkeypatch, name: st
             theirs.append((operation, strength))
             return image
 
-        replay(monkeypatch, reference, generator(1, 2, index, "policy"), picture, note)
+        replay(monkeypatch, reference, generator(1, 2, index, "policy"), image, note)
         drawn = policies.draw(name, generator(1, 2, index, "policy"), SIDE, magnitude, severity)
         ours = [step for _, chain in drawn for step in chain]
         assert [operation for operation, _ in ours] == [operation for operation, _ in theirs]
@@ -184,7 +184,7 @@ def test_draws_equal_torchvision_fed_with_the_same_numbers(monkeypatch, name: st
 def test_augmix_mixes_as_torchvision(monkeypatch):
     """The weights come from 64 bits here and from 32 there, so a value that is cut off may differ by one."""
     for kind, index in itertools.product(("noise", "smooth"), range(15)):
-        picture = pictures()[kind]
+        image = images()[kind]
         drawn = policies.draw("augmix", generator(0, 0, index, "policy"), SIDE, 9, 5)
         assert sum(weight for weight, _ in drawn) == pytest.approx(1) and drawn[0][1] == () and len(drawn) == 4
         steps = iter([step for _, chain in drawn for step in chain])
@@ -195,8 +195,8 @@ def test_augmix_mixes_as_torchvision(monkeypatch):
 
         reference = references("bilinear")["augmix"]
         reference.severity = 5
-        expected = replay(monkeypatch, reference, generator(0, 0, index, "policy"), picture, ours)
-        made = policies.apply(drawn, picture, Image.Resampling.BILINEAR)
+        expected = replay(monkeypatch, reference, generator(0, 0, index, "policy"), image, ours)
+        made = policies.apply(drawn, image, Image.Resampling.BILINEAR)
         gap = np.abs(np.asarray(made).astype(int) - np.asarray(expected))
         assert gap.max() <= 1 and (gap > 0).mean() < 0.05
 
@@ -222,7 +222,7 @@ def test_operations_and_signs_are_equally_likely(name: str):
 
 
 def test_augmix_weights_are_flat():
-    """Half for the picture itself on average, and a third of the rest for each chain, with Dirichlet's variances."""
+    """Half for the image itself on average, and a third of the rest for each chain, with Dirichlet's variances."""
     policy = [Augmentation(policy="augmix").draw(3, 0, index, 8, 8).policy for index in range(1500)]
     weights = np.array([[weight for weight, _ in each] for each in policy])
     assert np.allclose(weights.sum(1), 1)
@@ -242,7 +242,7 @@ def test_autoaugment_follows_its_probabilities():
         assert found[operation] / 4000 == pytest.approx(expected[operation], abs=0.04), operation
 
 
-# Within the whole way of a picture
+# Within the whole way of an image
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -265,7 +265,7 @@ def test_a_policy_is_drawn_from_its_key_and_shifts_nothing_else(name: str):
 @pytest.mark.parametrize("name", ["autoaugment", "randaugment", "trivialaugment"])
 def test_policies_act_on_the_cropped_and_flipped_square(name: str, interpolation: str):
     """The order of torchvision's presets, with the filter of the resize."""
-    pixels = np.asarray(pictures(90)["smooth"])
+    pixels = np.asarray(images(90)["smooth"])
     augment = Augmentation(policy=name, size=SIDE, interpolation=interpolation, policy_magnitude=20)
     reference = references(interpolation)[name]
     for index in range(25):

@@ -161,7 +161,7 @@ def test_noise_is_normal_and_of_its_key():
 
 
 def test_noise_written_again_with_pythons_integers():
-    """A run that goes on elsewhere, or with another version, must see the noise it saw before."""
+    """A run resumed elsewhere, or with another version, must see the noise it saw before."""
 
     def mix(word: int) -> int:
         word = (word ^ (word >> 16)) * 0x7FEB352D % 2**32

@@ -24,14 +24,14 @@ DRAWS = 10_000
 HALF_A_LEVEL = 0.5 + 1e-4  # pixels are rounded, positions are 32-bit numbers
 
 
-def picture(height: int, width: int) -> np.ndarray:
+def image(height: int, width: int) -> np.ndarray:
     """As tests/golden/tensorflow_input.py makes it."""
     y, x, channel = np.mgrid[:height, :width, :3]
     return ((37 * y + 101 * x + 59 * channel + 7 * x * y) % 256).astype(np.uint8)
 
 
 def whole(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """All of the resized picture."""
+    """All of the resized image."""
     size = max(height, width)
     return resize_legacy(pixels, (height, width), (0, 0), size, flip=False)[:height, :width]
 
@@ -59,14 +59,14 @@ def test_enlarging_starts_at_the_first_pixel_and_repeats_the_last():
 @pytest.mark.parametrize("case", GOLDEN["resizes"], ids=lambda case: f"{case['from']} to {case['to']}")
 def test_resize_is_tensorflows(case):
     expected = np.array(case["pixels"])
-    actual = whole(picture(*case["from"]), *case["to"])
+    actual = whole(image(*case["from"]), *case["to"])
     assert actual.dtype == np.uint8 and actual.shape == expected.shape
     assert np.abs(actual - expected).max() <= HALF_A_LEVEL
 
 
-def test_resize_of_a_photograph_sized_picture_is_tensorflows():
+def test_resize_of_a_photograph_sized_image_is_tensorflows():
     case = GOLDEN["large"]
-    actual = whole(picture(*case["from"]), *case["to"])
+    actual = whole(image(*case["from"]), *case["to"])
     assert max(np.abs(actual[y, x] - colour).max() for y, x, *colour in case["points"]) <= HALF_A_LEVEL
 
 
@@ -74,7 +74,7 @@ def test_resize_of_a_photograph_sized_picture_is_tensorflows():
 @pytest.mark.parametrize("corner", [(0, 0), (3, 5), (-2, 4), (4, -3), (-6, -5)])
 def test_a_window_is_a_part_of_the_whole(corner, flip):
     """Rows and columns outside are black; only what is seen is computed."""
-    pixels, size = picture(30, 41)[2:28, 3:38], 12  # a crop, so its rows do not lie one after the other
+    pixels, size = image(30, 41)[2:28, 3:38], 12  # a crop, so its rows do not lie one after the other
     resized = np.pad(whole(pixels, 16, 18), ((6, 12), (6, 12), (0, 0)))
     top, left = corner[0] + 6, corner[1] + 6
     expected = resized[top : top + size, left : left + size]
@@ -87,8 +87,8 @@ def test_a_window_is_a_part_of_the_whole(corner, flip):
 
 
 @pytest.mark.parametrize("size", [(30000, 1), (1, 30000), (1, 1), (2, 3)])
-def test_extreme_pictures_survive(size):
-    augment, pixels = Augmentation(**TF), picture(*size)
+def test_extreme_images_survive(size):
+    augment, pixels = Augmentation(**TF), image(*size)
     pixels.setflags(write=False)
     for index in range(5):
         top, left, height, width = draw_box(generator(0, 0, index, "crop"), *size, (0.05, 1.0), (0.75, 1.33))
@@ -98,7 +98,7 @@ def test_extreme_pictures_survive(size):
 
 
 def test_training_crops_resizes_and_flips():
-    augment, pixels = Augmentation(**TF, size=20), picture(70, 90)
+    augment, pixels = Augmentation(**TF, size=20), image(70, 90)
     flips = set()
     for index in range(12):
         params = augment.draw(3, 1, index, 70, 90)
@@ -113,7 +113,7 @@ def test_training_crops_resizes_and_flips():
 
 def test_a_policy_goes_with_the_legacy_resize():
     augment = Augmentation(**TF, policy="randaugment", size=32)
-    assert augment.apply(augment.draw(0, 0, 1, 50, 60), picture(50, 60)).shape == (32, 32, 3)
+    assert augment.apply(augment.draw(0, 0, 1, 50, 60), image(50, 60)).shape == (32, 32, 3)
 
 
 # The crop
@@ -166,7 +166,7 @@ def test_height_is_uniform_and_area_is_not():
     assert stats.kstest((tall / 400) ** 2, stats.uniform(0.1, 0.9).cdf).statistic > 0.1
 
 
-def test_the_whole_picture_where_no_crop_is_large_enough():
+def test_the_whole_image_where_no_crop_is_large_enough():
     """The largest crop of a 40x600 strip is 40x53, less than a tenth of it."""
     theirs = GOLDEN["crops"][-1]
     assert theirs["size"] == [40, 600] and theirs["area"][-1] == theirs["width"][-1] == DRAWS
@@ -209,7 +209,7 @@ def test_some_short_sides_lose_a_pixel():
 def test_evaluation_pixels_are_tensorflows():
     height, width, short, size = GOLDEN["evaluation"]["geometry"]
     augment = Augmentation(**TF, eval_resize=short, eval_size=size)
-    square = augment.apply(augment.evaluation_params(height, width), picture(height, width))
+    square = augment.apply(augment.evaluation_params(height, width), image(height, width))
     assert np.abs(square[[0, -1]] - np.array(GOLDEN["evaluation"]["first_and_last_row"])).max() <= HALF_A_LEVEL
 
 

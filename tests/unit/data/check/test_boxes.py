@@ -1,4 +1,4 @@
-"""`check` of pictures with boxes: each thing that can be wrong is found, named and nothing else; both forms."""
+"""`check` of images with boxes: each thing that can be wrong is found, named and nothing else; both forms."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def problems(report) -> set[tuple[str, str, str]]:
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    """Good COCO folders: 6 + 3 pictures, two boxes each but for one picture without any, and a crowd."""
+    """Good COCO folders: 6 + 3 images, two boxes each but for one image without any, and a crowd."""
     root = tmp_path / "data"
     (root / "annotations").mkdir(parents=True)
     for split, count, base in (("train", 6, 10), ("val", 3, 50)):
@@ -111,7 +111,7 @@ def test_good_data(data, decode):
 def test_good_records(data, tmp_path):
     report = check(as_records(data, tmp_path / "out"), classes=2)
     assert report.problems == []
-    # The picture without boxes has no record.
+    # The image without boxes has no record.
     assert report.facts["train"] == FACTS | {
         "images": 5,
         "without boxes": 0,
@@ -135,7 +135,7 @@ def test_drawn_shapes(tmp_path):
     assert check(tmp_path / "detection").problems == []
 
 
-def test_real_pictures(shared_data):
+def test_real_images(shared_data):
     report = check(shared_data / "coco-tiny", classes=80)
     assert report.problems == []
     assert report.facts["train"]["boxes"] == 705 and report.facts["train"]["crowds"] == 6
@@ -208,17 +208,17 @@ def test_everything_at_once(data):
 
 
 @pytest.mark.parametrize("decode", [True, False])
-def test_turned_pictures_may_be_annotated_as_stored_or_as_seen(data, decode):
+def test_turned_images_may_be_annotated_as_stored_or_as_seen(data, decode):
     """As training takes them."""
     path = data / "train2017" / "000000000012.jpg"
-    picture = Image.open(path)
-    exif = picture.getexif()
+    image = Image.open(path)
+    exif = image.getexif()
     exif[0x0112] = 6  # a quarter turn
-    picture.save(path, exif=exif)
+    image.save(path, exif=exif)
     assert not check(data, decode=decode).problems
-    picture.transpose(Image.Transpose.ROTATE_90).save(path, exif=exif)
+    image.transpose(Image.Transpose.ROTATE_90).save(path, exif=exif)
     assert not check(data, decode=decode).problems
-    picture.transpose(Image.Transpose.ROTATE_90).save(path)
+    image.transpose(Image.Transpose.ROTATE_90).save(path)
     [problem] = check(data, decode=decode).problems
     assert problem.kind == "size differs" and "is 30x40, its annotations are for 40x30" in problem.text
 
@@ -310,7 +310,7 @@ def test_records(data, tmp_path, name):
     assert all(where.startswith(f"{shard.name} at byte ") for *_, where in found)
 
 
-def test_no_picture_in_a_record(data, tmp_path):
+def test_no_image_in_a_record(data, tmp_path):
     out = as_records(data, tmp_path / "out")
     edit_records(out / "val-00000-of-00001.tfrecord", set_to("image/encoded", [b"<html>"]))
     assert {kind for kind, *_ in problems(check(out))} == {"unreadable", "wrong checksum"}

@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[Callable[[dict], object], str]] = {
     "image: id as a fraction": (image(id=5.0), "id is 5.0"),
     "image: id is true": (image(id=True), "id is True"),
     "image: id beyond 64 bits": (image(id=2**63), "id is 9223372036854775808"),
-    "image: id twice": (again("images"), "image 5 is there already"),
+    "image: id twice": (again("images"), "image 5 appears twice"),
     "image: no height": (without("images", "height"), "height is None"),
     "image: height 0": (image(height=0), "height is 0, expected a whole number from 1 to 1048576"),
     "image: height beyond": (image(height=2**20 + 1), "height is 1048577"),
@@ -104,20 +104,20 @@ REFUSED: dict[str, tuple[Callable[[dict], object], str]] = {
     "image: the folder": (image(file_name="."), "expected the name of a file"),
     "image: way out": (image(file_name="../val2017/5.jpg"), "leads out of its folder"),
     "image: absolute": (image(file_name="/etc/passwd"), "is an absolute path"),
-    "image: half a letter": (image(file_name="\ud800.jpg"), "file_name is "),
-    "image: a byte that is no letter": (image(file_name="\udc80.jpg"), "file_name is "),
+    "image: half a character": (image(file_name="\ud800.jpg"), "file_name is "),
+    "image: a byte that is not a letter": (image(file_name="\udc80.jpg"), "file_name is "),
     "image: not there": (image(file_name="away.jpg"), "away.jpg"),
     "image: a number": (lambda d: d["images"].append(7), "7, expected an object"),
     "category: negative": (category(id=-1), "id is -1, expected a whole number from 0"),
     "category: beyond": (category(id=2**31 + 1), "id is 2147483649"),
     "category: no name": (without("categories", "name"), "name is None"),
-    "category: half a letter": (category(name="\udfff"), "name is "),
+    "category: half a character": (category(name="\udfff"), "name is "),
     "category: id twice": (again("categories", name="man"), "category 1 is 'person' already"),
     "category: not those of val": (category(name="man"), "categories"),
     "box: negative category": (box(category_id=-1), "category_id is -1, expected a whole number from 0"),
     "box: unknown category": (box(category_id=3), "annotation 50 has category 3, which is not in the list"),
     "box: unknown image": (box(image_id=7), "annotation 50 belongs to image 7, which is not in the list"),
-    "box: id twice": (again("annotations"), "annotation 50 is there already"),
+    "box: id twice": (again("annotations"), "annotation 50 appears twice"),
     "box: id beyond 64 bits": (box(id=-(2**63) - 1), "id is -9223372036854775809"),
     "box: no sides": (without("annotations", "bbox"), "annotation 50 has bbox None"),
     "box: three sides": (box(bbox=[1, 2, 3]), "annotation 50 has bbox [1, 2, 3]"),
@@ -152,11 +152,11 @@ TAKEN: dict[str, Callable[[dict], object]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_one_of_them_refuses_no_other_takes(readers, name):
-    change, told = REFUSED[name]
+    change, reported = REFUSED[name]
     said = readers(change)
     assert all(said.values()), said
-    if name not in ("image: not there", "category: not those of val"):  # which the json alone does not tell
-        assert {reader: told in text and "instances_train2017.json" in text for reader, text in said.items()} == {
+    if name not in ("image: not there", "category: not those of val"):  # which the json alone does not show
+        assert {reader: reported in text and "instances_train2017.json" in text for reader, text in said.items()} == {
             "train": True,
             "check": True,
             "prepare": True,
@@ -183,9 +183,11 @@ def test_all_wrong_entries_reach_the_callback_and_the_others_are_kept():
     described["images"].append({"id": 7})
     described["annotations"][1]["image_id"] = 7
     described["annotations"][2]["bbox"] = None
-    told: list[tuple[str, str]] = []
-    found = read_instances([json.dumps(described).encode()], "x", lambda kind, where, text: told.append((kind, where)))
-    assert told == [
+    reported: list[tuple[str, str]] = []
+    found = read_instances(
+        [json.dumps(described).encode()], "x", lambda kind, where, text: reported.append((kind, where))
+    )
+    assert reported == [
         ("unreadable entry", "x: images[2]"),
         ("unreadable entry", "x: annotations[2]"),
         ("unknown image", "x: annotations[1]"),

@@ -94,7 +94,7 @@ def test_png_with_two_headers_is_refused(place):
 def test_png_of_a_kind_that_there_is_not_is_refused(kind):
     data = png(64, 48, pixels=bytes(48 * 193))
     header = struct.pack(">II", 64, 48) + bytes(kind)
-    assert_refused(data[:8] + chunk(b"IHDR", header) + data[33:], "of a kind that there is not", str(kind))
+    assert_refused(data[:8] + chunk(b"IHDR", header) + data[33:], "of an unknown kind", str(kind))
 
 
 @pytest.mark.parametrize("marker", [0x01, 0x02, 0xBF, 0xD0, 0xD7, 0xD8, 0xC8, 0xDE, 0xDF, 0xF0, 0xFD])
@@ -217,7 +217,7 @@ def test_bmp_that_lies_is_refused():
 
 
 def test_decoding_keeps_no_second_copy(monkeypatch):
-    """Of what Python and NumPy allocate; Pillow's own 4 bytes a pixel are not seen here."""
+    """Only what Python and NumPy allocate is counted, not Pillow's own 4 bytes a pixel."""
     monkeypatch.setattr(decode, "_BAND_PIXELS", 2**16)
     data = encode(Image.new("RGBA", (1000, 1000), (1, 2, 3, 4)), "PNG", compress_level=1)
     tracemalloc.start()

@@ -62,7 +62,7 @@ def test_label(save, dtype):
 
 
 @pytest.mark.parametrize(("value", "said"), [(0.5, "0.5"), (-1, "-1"), (256, "256"), (np.nan, "nan")])
-def test_label_that_is_no_class_number(save, value, said):
+def test_label_that_is_not_a_class_number(save, value, said):
     voxels = np.zeros((3, 3, 3), np.float32)
     voxels[1, 2, 0] = value
     with pytest.raises(BadSample, match=f"^case 7: a label of {said}.*0 to 255"):
@@ -78,7 +78,7 @@ def test_scan_that_is_not_finite(save, value):
 
 
 @pytest.mark.filterwarnings("error")
-def test_numbers_that_overflow_are_told_without_a_warning(save):
+def test_numbers_that_overflow_are_reported_without_a_warning(save):
     path = save(np.full((3, 3, 3), 1e300), "a.nii")
     content = bytearray(path.read_bytes())
     content[352:360] = b"\x01\x00\x00\x00\x00\x00\xf0\x7f"  # a signalling NaN
@@ -110,7 +110,7 @@ def test_written_as_nibabel_reads_it(tmp_path, shape, name):
 
 
 def change(path, offset, form, value):
-    """Packs a value into the header of a .nii.gz."""
+    """Pack a value into the header of a .nii.gz."""
     content = bytearray(gzip.decompress(path.read_bytes()))
     struct.pack_into(form, content, offset, value)
     path.write_bytes(gzip.compress(bytes(content)))
@@ -228,7 +228,7 @@ def test_only_what_is_kept_is_held_in_memory(save, read, kept, scale):
     assert peak < kept * voxels.size + 5 * 2**20  # a block on its way
 
 
-def test_damage_is_told_before_what_the_damage_has_made(save):
+def test_damage_is_reported_before_its_consequences(save):
     """A flipped bit makes a wrong label; the reason is not the label."""
     path = save(np.zeros((64, 64, 64), np.float32))
     content = bytearray(gzip.decompress(path.read_bytes()))

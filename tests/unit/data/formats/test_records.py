@@ -160,7 +160,7 @@ def test_what_is_accepted_of_damaged_bytes_is_what_protobuf_reads(example_class)
         b"\x02\x00",  # field 0
         b"\x0b\x0c",  # a group
         b"\x0d\x00\x00\x00",  # three of four bytes
-        b"\x0a\x05\x0a\x03\x0a\x01\xff",  # a name that is no text
+        b"\x0a\x05\x0a\x03\x0a\x01\xff",  # a name that is not text
         records.encode_example({"a": [1.0]}).replace(b"\x04\x00\x00\x80\x3f", b"\x03\x00\x00\x80\x3f"),
     ],
 )
@@ -203,16 +203,16 @@ class Watched:
         return self.data[at]
 
 
-@pytest.mark.parametrize("name", ["a picture", "z picture"], ids=["before the label", "after it"])
-def test_peeking_leaves_the_picture_alone(name: str):
-    picture = b"\xff" * 5000
-    data = b"before" + records.encode_example({"label": [7], "synset": b"n1", name: picture}) + b"after"
+@pytest.mark.parametrize("name", ["an image", "z image"], ids=["before the label", "after it"])
+def test_peeking_leaves_the_image_alone(name: str):
+    image = b"\xff" * 5000
+    data = b"before" + records.encode_example({"label": [7], "synset": b"n1", name: image}) + b"after"
     buffer = Watched(data)
     found = records.peek_example(buffer, 6, len(data) - 5, {"label", "synset", "absent"})
     assert found == {"label": [7], "synset": [b"n1"]}
-    start = data.index(picture)
-    assert not buffer.touched & set(range(start, start + len(picture)))
-    assert records.peek_example(data, 6, len(data) - 5, {name}) == {name: [picture]}
+    start = data.index(image)
+    assert not buffer.touched & set(range(start, start + len(image)))
+    assert records.peek_example(data, 6, len(data) - 5, {name}) == {name: [image]}
 
 
 # Writing

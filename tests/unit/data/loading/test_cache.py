@@ -1,4 +1,4 @@
-"""Pictures kept in memory: when they are, what is said of it, and that processes share them."""
+"""Images kept in memory: when they are, what is said of it, and that processes share them."""
 
 import gc
 import multiprocessing
@@ -32,15 +32,15 @@ def memory(tmp_path: Path, monkeypatch):
 
 def test_auto_says_on_or_off_by_the_memory_there_is(memory):
     needed = FILES * KIB_EACH
-    memory(MemTotal=2 * needed + 1)  # an old kernel tells no more
+    memory(MemTotal=2 * needed + 1)  # all that an old kernel reports
     assert decide("auto", ROOM, "train") == (
         True,
-        "cache ON: 256 pictures of train need 244.1 GiB, 488.3 GiB are available",
+        "cache ON: 256 images of train need 244.1 GiB, 488.3 GiB are available",
     )
     memory(MemTotal=2 * needed - 1)
     assert decide("auto", ROOM, "train") == (
         False,
-        "cache OFF: 256 pictures of train need 244.1 GiB, 488.3 GiB are available, of which auto takes 50%",
+        "cache OFF: 256 images of train need 244.1 GiB, 488.3 GiB are available, of which auto takes 50%",
     )
 
 
@@ -64,7 +64,7 @@ def test_off_is_silent_and_ram_is_an_order(memory):
     assert decide("off", ROOM, "train") == (False, "")
     assert decide("ram", ROOM, "val")[0]
     memory(MemAvailable=FILES * KIB_EACH - 1)
-    with pytest.raises(UsageError, match=r"--data.cache ram: 256 pictures of val need .* use --data.cache auto or off"):
+    with pytest.raises(UsageError, match=r"--data.cache ram: 256 images of val need .* use --data.cache auto or off"):
         decide("ram", ROOM, "val")
 
 
@@ -77,7 +77,7 @@ def test_what_was_put_in_comes_out_and_nothing_else():
     assert [kept.get(index) for index in range(4)] == [b"abcde", None, b"xy", None]
 
 
-def test_a_picture_that_is_being_written_is_not_believed():
+def test_an_image_that_is_being_written_is_not_used():
     kept = ImageCache(np.array([5, 5], np.int64))
     kept.put(0, b"abcde")
     kept.put(1, b"fghij")

@@ -116,7 +116,7 @@ def test_from_the_middle_they_are_the_same_as_from_the_start(loader: Loader, ref
 
 
 def test_seeking_away_from_batches_already_asked_for(loader: Loader, reference):
-    """What was requested for the old position must not land in the batches of the new one."""
+    """Answers to requests for the old position must not land in the batches of the new one."""
     for start in (0, 20, 3, 24):
         loader.seek("train", start, 28)
         assert_same([loader.next("train")], reference["train"][start : start + 1])
@@ -200,7 +200,7 @@ def test_a_stop_request_is_answered_while_waiting(workers: int):
 
 @pytest.fixture(scope="module")
 def damaged(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shapes with one training and one evaluation picture cut short."""
+    """The shapes with one training and one evaluation image cut short."""
     root = tmp_path_factory.mktemp("damaged") / "shapes"
     shutil.copytree(shapes, root)
     for split, index in (("train", 11), ("val", 7)):
@@ -240,7 +240,7 @@ def test_skip_replaces_in_training_and_marks_in_evaluation(damaged: Path, shapes
             if feed == "val":
                 assert torch.equal(batch["valid"], healthy["valid"] & ~bad)
             elif bad.any():
-                assert batch["image"][bad].any(), f"step {step} trains on an empty picture"
+                assert batch["image"][bad].any(), f"step {step} trains on an empty image"
 
 
 def test_replacements_of_a_sample_differ_by_epoch(damaged: Path):
@@ -264,11 +264,11 @@ def test_too_many_bad_samples_end_the_run_after_all(damaged: Path):
     assert name in str(error.value)
 
 
-def test_a_set_without_one_good_sample_is_no_endless_loop(tmp_path: Path):
+def test_a_set_without_one_good_sample_does_not_loop_forever(tmp_path: Path):
     for split in ("train", "val"):
         (tmp_path / split / "ant").mkdir(parents=True)
         for number in range(8):
-            (tmp_path / split / "ant" / f"{number}.jpg").write_text("no picture")
+            (tmp_path / split / "ant" / f"{number}.jpg").write_text("no image")
     config = dataclasses.replace(CONFIG, path=str(tmp_path), on_bad_sample="skip")
     with opened(config, workers=0) as loader, pytest.raises(BadData, match="samples in a row could not be read"):
         take(loader, "train", 0, 1)

@@ -1,4 +1,4 @@
-"""Which sample comes when: every data set size from 1 to 40, every split over 1 to 4 ranks, against plain lists."""
+"""The order of samples: every dataset size from 1 to 40, every split over 1 to 4 ranks, against plain lists."""
 
 import re
 
@@ -58,7 +58,7 @@ def test_pad_fills_the_last_batch_from_the_start_of_the_epoch(ranks: int):
 @pytest.mark.parametrize("last", ["drop", "pad", "wrap"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_cap_shortens_every_epoch(last: str, ranks: int):
-    """Each epoch begins its own order anew; a wrapped stream goes on, and only its epochs are shorter."""
+    """Each epoch starts its own order; a wrapped stream continues, and only its epochs are shorter."""
     samples, batch = 30, 4
     for cap, steps in ((1, 1), (3, 3), (7, 7), (99, 8 if last == "pad" else 7)):
         orders = [TrainOrder(samples, batch, SEED, last, rank, ranks, cap=cap) for rank in range(ranks)]

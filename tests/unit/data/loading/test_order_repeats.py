@@ -81,7 +81,7 @@ def test_no_two_copies_of_a_sample_are_drawn_alike():
     assert {index for _, index in pairs} > first_epoch, "another epoch sees others"
 
 
-def test_copies_of_a_picture_meet_different_ranks_and_are_never_neighbours():
+def test_copies_of_an_image_meet_different_ranks_and_are_never_neighbours():
     parts = [TrainOrder(24, 12, SEED, rank=rank, ranks=3, repeats=3).batch(0)[1].tolist() for rank in range(3)]
     assert parts[0] == parts[1] == parts[2]
     assert len(set(parts[0])) == 4

@@ -13,9 +13,9 @@ SYNSETS = ("n01440764", "n02105855", "n03018349")
 def jpeg(seed: int, mode: str = "RGB", size: tuple[int, int] = (24, 16), form: str = "JPEG") -> bytes:
     channels = {"RGB": 3, "L": 1, "CMYK": 4}[mode]
     coarse = np.random.default_rng(seed).bytes(6 * 4 * channels)
-    picture = Image.frombytes(mode, (6, 4), coarse).resize(size)
+    image = Image.frombytes(mode, (6, 4), coarse).resize(size)
     out = io.BytesIO()
-    picture.save(out, form, **({"quality": 95} if form == "JPEG" else {}))
+    image.save(out, form, **({"quality": 95} if form == "JPEG" else {}))
     return out.getvalue()
 
 
@@ -29,19 +29,19 @@ def tar_of(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def train_pictures(per_class: int) -> dict[str, dict[str, bytes]]:
-    """With ImageNet's one PNG and one of its CMYK pictures, both called .JPEG, and a grey one."""
-    pictures = {
+def train_images(per_class: int) -> dict[str, dict[str, bytes]]:
+    """With ImageNet's one PNG and one of its CMYK images, both called .JPEG, and a grey one."""
+    images = {
         synset: {f"{synset}_{i}.JPEG": jpeg(1000 * label + i, size=(24 + i % 5, 16)) for i in range(per_class)}
         for label, synset in enumerate(SYNSETS)
     }
-    pictures["n01440764"]["n01440764_7.JPEG"] = jpeg(7, "L")
-    pictures["n02105855"]["n02105855_2933.JPEG"] = jpeg(8, form="PNG")
-    pictures["n03018349"]["n03018349_4028.JPEG"] = jpeg(9, "CMYK")
-    return pictures
+    images["n01440764"]["n01440764_7.JPEG"] = jpeg(7, "L")
+    images["n02105855"]["n02105855_2933.JPEG"] = jpeg(8, form="PNG")
+    images["n03018349"]["n03018349_4028.JPEG"] = jpeg(9, "CMYK")
+    return images
 
 
-def val_pictures(count: int) -> dict[str, bytes]:
+def val_images(count: int) -> dict[str, bytes]:
     return {f"ILSVRC2012_val_{i:08d}.JPEG": jpeg(5000 + i) for i in range(1, count + 1)}
 
 
@@ -50,11 +50,11 @@ def val_synsets(count: int) -> list[str]:
 
 
 def make_archives(folder: Path, per_class: int = 12, val: int = 7) -> list[str]:
-    """Writes the three files; returns the flags that name them."""
+    """Write the three files; return the flags that name them."""
     folder.mkdir(parents=True, exist_ok=True)
     # Neither level is sorted, as in no archive one may count on.
-    outer = {f"{s}.tar": tar_of(dict(reversed(p.items()))) for s, p in reversed(train_pictures(per_class).items())}
+    outer = {f"{s}.tar": tar_of(dict(reversed(p.items()))) for s, p in reversed(train_images(per_class).items())}
     (folder / "train.tar").write_bytes(tar_of(outer))
-    (folder / "val.tar").write_bytes(tar_of(dict(reversed(val_pictures(val).items()))))
+    (folder / "val.tar").write_bytes(tar_of(dict(reversed(val_images(val).items()))))
     (folder / "labels.txt").write_text("".join(f"{synset}\n" for synset in val_synsets(val)))
     return ["--train", f"{folder}/train.tar", "--val", f"{folder}/val.tar", "--labels", f"{folder}/labels.txt"]

@@ -1,4 +1,4 @@
-"""Tiny zips with the structure of COCO 2017's three: pictures by split, and the annotations of both."""
+"""Tiny zips with the structure of COCO 2017's three: images by split, and the annotations of both."""
 
 import io
 import json
@@ -19,15 +19,15 @@ def jpeg(seed: int, size: tuple[int, int]) -> bytes:
 
 
 def content(split: str, count: int) -> tuple[dict, dict[str, bytes]]:
-    """(json, pictures). Of every ten pictures: no annotation, only a zero-size box, only a box over the edge, a crowd,
+    """(json, images). Of every ten images: no annotation, only a zero-size box, only a box over the edge, a crowd,
     a box that ends exactly at the edge, and others with one to three boxes beside bad ones."""
-    images, annotations, pictures = [], [], {}
+    images, annotations, encoded = [], [], {}
     base = 1000 if split == "train" else 5000
     for number in range(count):
         width, height = 32 + number % 3, 24
         image_id = base + 7 * ((number * 11) % count)  # neither sorted nor without gaps
         file = f"{image_id:012d}.jpg"
-        pictures[file] = jpeg(image_id, (width, height))
+        encoded[file] = jpeg(image_id, (width, height))
         images.append({"id": image_id, "file_name": file, "height": height, "width": width, "license": 1})
         good = [1.5, 2.25, 10.0, 7.5]
         boxes = {
@@ -51,7 +51,7 @@ def content(split: str, count: int) -> tuple[dict, dict[str, bytes]]:
                 }
             )
     categories = [{"id": number, "name": name, "supercategory": "x"} for number, name in CATEGORIES.items()]
-    return {"info": {}, "images": images, "annotations": annotations, "categories": categories}, pictures
+    return {"info": {}, "images": images, "annotations": annotations, "categories": categories}, encoded
 
 
 def write_zip(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> None:
@@ -63,12 +63,12 @@ def write_zip(path: Path, files: dict[str, bytes], method: int = zipfile.ZIP_STO
 
 
 def make_zips(folder: Path, train: int = 40, val: int = 20) -> Path:
-    """The three files as they are published: pictures stored, annotations deflated, among them some of no use here."""
+    """The three files as they are published: images stored, annotations deflated, among them some of no use here."""
     folder.mkdir(parents=True, exist_ok=True)
     jsons = {"annotations/captions_train2017.json": b"{}"}
     for split, count in (("train", train), ("val", val)):
-        described, pictures = content(split, count)
-        write_zip(folder / f"{split}2017.zip", {f"{split}2017/{name}": data for name, data in pictures.items()})
+        described, images = content(split, count)
+        write_zip(folder / f"{split}2017.zip", {f"{split}2017/{name}": data for name, data in images.items()})
         jsons[f"annotations/instances_{split}2017.json"] = json.dumps(described).encode()
     write_zip(folder / "annotations_trainval2017.zip", jsons, zipfile.ZIP_DEFLATED)
     return folder

@@ -1,4 +1,4 @@
-"""`prepare coco` from generated zips: which boxes and pictures are kept, what records hold, what is refused."""
+"""`prepare coco` from generated zips: which boxes and images are kept, what records hold, what is refused."""
 
 import hashlib
 import json
@@ -44,8 +44,8 @@ def float32(value: float) -> float:
 
 
 def expected(split: str, count: int) -> list[dict]:
-    """By hand, from the rules: the original's filter, training without pictures that have no box left."""
-    described, pictures = content(split, count)
+    """By hand, from the rules: the original's filter, training without images that have no box left."""
+    described, images = content(split, count)
     names = {each["id"]: each["name"].encode() for each in described["categories"]}
     found = []
     for image in described["images"]:
@@ -57,7 +57,7 @@ def expected(split: str, count: int) -> list[dict]:
                 boxes.append(each)
         if not boxes and split == "train":
             continue
-        data = pictures[image["file_name"]]
+        data = images[image["file_name"]]
         found.append(
             {
                 "image/height": [image["height"]],
@@ -104,7 +104,7 @@ def test_records(shards):
 def test_counts(zips, tmp_path, capsys):
     assert prepare(zips, tmp_path / "out", "--form", "tfrecord") == 0
     [line] = capsys.readouterr().out.splitlines()
-    # Of ten training pictures one has no annotation, two have only bad ones.
+    # Of ten training images one has no annotation, two have only bad ones.
     kept, dropped = len(expected("train", 40)), 0
     for split, count in (("train", 40), ("val", 20)):
         described, _ = content(split, count)
@@ -119,8 +119,8 @@ def test_folder(zips, tmp_path):
     found = contents(tmp_path / "out")
     wanted = {}
     for split, count in (("train", 40), ("val", 20)):
-        described, pictures = content(split, count)
-        wanted |= {f"{split}2017/{name}": data for name, data in pictures.items()}
+        described, images = content(split, count)
+        wanted |= {f"{split}2017/{name}": data for name, data in images.items()}
         wanted[f"annotations/instances_{split}2017.json"] = json.dumps(described).encode()
     assert {k: v for k, v in found.items() if k not in ("prepared.json", ".prepare.lock")} == wanted
 
@@ -161,12 +161,12 @@ def test_a_second_start_does_nothing(zips, shards, tmp_path, capsys):
     assert "was begun with shards.train=7, now it is 8" in capsys.readouterr().err
 
 
-def test_damaged_picture_in_the_zip(zips, tmp_path, capsys):
+def test_damaged_image_in_the_zip(zips, tmp_path, capsys):
     source = tmp_path / "in"
     make_zips(source)
     stored = (source / "train2017.zip").read_bytes()
-    picture = content("train", 40)[1]["000000001049.jpg"]
-    at = stored.index(picture) + len(picture) // 2
+    image = content("train", 40)[1]["000000001049.jpg"]
+    at = stored.index(image) + len(image) // 2
     (source / "train2017.zip").write_bytes(stored[:at] + bytes([stored[at] ^ 1]) + stored[at + 1 :])
     few = ("--shards", "5", "--val-shards", "2")
     for form in ("folder", "tfrecord"):
@@ -197,7 +197,7 @@ BAD = {
     "no json": (lambda d: b"{", "is not a whole JSON file"),
     "deep": (lambda d: b"[" * 200_000, "is not a whole JSON file"),
     "captions": (lambda d: b'{"images": []}', "has no images and no annotations and no categories"),
-    "image twice": (lambda d: d["images"].append(d["images"][0]), r"image \d+ is there already"),
+    "image twice": (lambda d: d["images"].append(d["images"][0]), r"image \d+ appears twice"),
     "no number": (lambda d: d["annotations"][0].update(bbox=[1, float("nan"), 2, 3]), "has bbox .*nan"),
     "image missing": (lambda d: d["images"][0].update(file_name="x.jpg"), "1 of 40 images .*x.jpg"),
     "way out": (lambda d: d["images"][0].update(file_name="../val2017/x.jpg"), "leads out of its folder"),
@@ -237,11 +237,11 @@ def test_area_and_crowd_may_be_left_out(tmp_path):
     assert first["image/object/area"] == [75.0] and first["image/object/is_crowd"] == [0]
 
 
-def test_no_picture_in_a_picture(tmp_path, capsys):
+def test_an_image_file_that_holds_no_image(tmp_path, capsys):
     source = make_zips(tmp_path / "in")
-    pictures = content("val", 20)[1]
-    pictures["000000005000.jpg"] = b"<html>"
-    write_zip(source / "val2017.zip", {f"val2017/{name}": data for name, data in pictures.items()})
+    images = content("val", 20)[1]
+    images["000000005000.jpg"] = b"<html>"
+    write_zip(source / "val2017.zip", {f"val2017/{name}": data for name, data in images.items()})
     assert prepare(source, tmp_path / "out", "--form", "tfrecord", "--shards", "1") == 3
     assert "val2017/000000005000.jpg" in capsys.readouterr().err
 
@@ -254,7 +254,7 @@ def test_hostile_zip(tmp_path, capsys):
 
 
 def test_counts_of_the_whole_set_are_checked(zips, tmp_path, monkeypatch, capsys):
-    """As if COCO 2017 had 40 training pictures."""
+    """As if COCO 2017 had 40 training images."""
     monkeypatch.setattr(coco, "_COCO_2017", {"train": 40, "train with boxes": 28, "val": 20})
     assert prepare(zips, tmp_path / "good") == 0
     monkeypatch.setattr(coco, "_COCO_2017", {"train": 40, "train with boxes": 29, "val": 20})
@@ -295,8 +295,8 @@ def test_places_that_cannot_be(zips, tmp_path, capsys):
     assert prepare(zips, tmp_path / "out", "--jobs", "-1") == 2
 
 
-def test_real_pictures(shared_data, tmp_path):
-    """The small real set, zipped here: every picture and box arrives, and the records parse."""
+def test_real_images(shared_data, tmp_path):
+    """The small real set, zipped here: every image and box arrives, and the records parse."""
     tiny = shared_data / "coco-tiny"
     source = tmp_path / "in"
     source.mkdir()

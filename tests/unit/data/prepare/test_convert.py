@@ -105,7 +105,7 @@ def test_names_in_each_form(file, in_folder, in_tar):
 @pytest.mark.parametrize(
     "pair", [("a.jpg", "a.png"), ("a.jpg", "a.JPEG"), ("a-b.jpg", "a.b.jpg"), ("x.jpg", "x.y.jpg")]
 )
-def test_names_that_tar_cannot_keep_apart_or_in_order_are_told(tmp_path, capsys, pair):
+def test_names_that_tar_cannot_keep_apart_or_in_order_are_reported(tmp_path, capsys, pair):
     for split in ("train", "val"):
         (tmp_path / "in" / split / "only").mkdir(parents=True)
         for seed, name in enumerate(pair):
@@ -140,8 +140,8 @@ def test_repair_only_when_asked_for(odd, tmp_path):
     assert convert(odd, tmp_path / "out", "folder", "--repair") == 0
     for name, data in contents(odd).items():
         stored = (tmp_path / "out" / name).read_bytes()
-        with Image.open(io.BytesIO(stored)) as picture:
-            assert picture.format == "JPEG"
+        with Image.open(io.BytesIO(stored)) as image:
+            assert image.format == "JPEG"
         assert (stored == data) == (name.rpartition(".")[2].lower() in ("jpg", "jpeg"))
 
 
@@ -173,21 +173,21 @@ def test_classes_in_records_do_not_lead_out(tmp_path, capsys, synset):
     assert not (tmp_path / "out" / "train").exists()
 
 
-def test_hidden_file_names_are_told(tmp_path, capsys):
+def test_hidden_file_names_are_reported(tmp_path, capsys):
     source = tfrecords(tmp_path / "in", record(b".hidden.jpg"))
     assert convert(source, tmp_path / "out", "folder") == 3
     assert "starts with a dot is hidden" in capsys.readouterr().err
 
 
-def test_two_records_of_one_name_are_told(tmp_path, capsys):
+def test_two_records_of_one_name_are_reported(tmp_path, capsys):
     source = tfrecords(tmp_path / "in", record(b"x.jpg") + record(b"x.jpg"))
     assert convert(source, tmp_path / "out", "folder") == 3
     assert "x.jpg and x.jpg of one class would have one name" in capsys.readouterr().err
 
 
 def test_records_without_names_keep_their_order(tmp_path):
-    pictures = [jpeg(i) for i in range(12)]
-    features = ({"image/encoded": p, "image/class/label": 1 + i % 2} for i, p in enumerate(pictures))
+    images = [jpeg(i) for i in range(12)]
+    features = ({"image/encoded": p, "image/class/label": 1 + i % 2} for i, p in enumerate(images))
     source = tfrecords(tmp_path / "in", b"".join(frame(encode_example(each)) for each in features))
     before = samples(source, "train")
     assert convert(source, tmp_path / "out", "folder") == 0
@@ -202,7 +202,7 @@ def test_first_label(tmp_path):
     assert {n.split("/")[1] for n in contents(tmp_path / "out") if n.startswith("train/")} == {"zero", "one"}
 
 
-def test_damage_in_the_source_is_told_and_mended_by_a_second_start(shapes, tmp_path, capsys):
+def test_damage_in_the_source_is_reported_and_repaired_by_a_second_start(shapes, tmp_path, capsys):
     source = tmp_path / "in"
     assert convert(shapes, source, "tfrecord", "--shards", "4") == 0
     shard = source / "train" / "train-00002-of-00004"

@@ -39,7 +39,7 @@ def run(source, out, **options):
 
 @pytest.fixture
 def hippocampus(tmp_path):
-    """Looks like task 04: one MRI channel, three classes."""
+    """A folder like task 04: one MRI channel, three classes."""
     return make_folder(tmp_path / "Task04_Hippocampus")
 
 
@@ -149,7 +149,7 @@ def test_processes_change_nothing(hippocampus, tmp_path):
 # What an earlier start has left.
 
 
-def test_goes_on_after_a_kill(hippocampus, tmp_path):
+def test_resumes_after_a_kill(hippocampus, tmp_path):
     whole, out = tmp_path / "whole", tmp_path / "out"
     run(hippocampus, whole)
     shutil.copytree(whole, out)
@@ -163,11 +163,11 @@ def test_goes_on_after_a_kill(hippocampus, tmp_path):
     first = (out / "case_000_x.npy").stat().st_ino
     assert run(hippocampus, out) == {"cases of task 04": 3, "made now": 2}
     assert contents(out) == contents(whole)
-    assert (out / "case_000_x.npy").stat().st_ino == first  # writing anew would make another file
+    assert (out / "case_000_x.npy").stat().st_ino == first  # writing it again would make another file
     assert run(hippocampus, out) == {"cases of task 04": 3, "made now": 0}
 
 
-def test_a_changed_source_is_made_anew_and_nothing_else(hippocampus, tmp_path):
+def test_a_changed_source_is_made_again_and_nothing_else(hippocampus, tmp_path):
     out = tmp_path / "out"
     run(hippocampus, out)
     before = contents(out)
@@ -309,7 +309,7 @@ def test_a_header_cannot_ask_for_memory_by_its_spacing(hippocampus, tmp_path):
     assert run(hippocampus, tmp_path / "flat") == {"cases of task 04": 3, "made now": 3}  # nothing is resampled
 
 
-def test_all_problems_are_told_and_the_rest_is_kept(hippocampus, tmp_path):
+def test_all_problems_are_reported_and_the_rest_is_kept(hippocampus, tmp_path):
     nan(hippocampus)
     voxels = np.full(SIZES[2], np.inf, np.float32)
     write(hippocampus / "imagesTr" / "case_002.nii.gz", voxels)
@@ -398,7 +398,7 @@ def test_own_ct_numbers(tmp_path):
     assert spec.clip == pytest.approx(tuple(np.percentile(found, [0.5, 99.5])), abs=1e-3)
     assert spec.mean == pytest.approx((found.mean(),), abs=1e-3) and spec.std == pytest.approx((found.std(),), abs=1e-3)
     assert spec.classes == ("background", "organ", "tumour") and spec.size == (20, 24)
-    # The same for images without labels, and after a mended case.
+    # The same for images without labels, and after a repaired case.
     run(source, tmp_path / "test", mode="test")
     assert read_plan(tmp_path / "test").spec == spec
 
@@ -410,7 +410,7 @@ def test_own_statistics_are_taken_once(tmp_path, monkeypatch):
     assert run(source, tmp_path / "out")["made now"] == 0
 
 
-def test_own_data_mended_before_it_was_ready(tmp_path):
+def test_own_data_repaired_before_it_was_finished(tmp_path):
     source = make_folder(tmp_path / "Mine", modality="CT")
     label = scan(1, SIZES[1], 1, True)[1]
     label[3, 3, 3] = 5

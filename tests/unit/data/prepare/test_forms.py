@@ -1,4 +1,4 @@
-"""The same pictures as class folders, tar shards and TFRecords: the same samples, and the same batches bit for bit."""
+"""The same images as class folders, tar shards and TFRecords: the same samples, and the same batches bit for bit."""
 
 import io
 import random
@@ -24,8 +24,8 @@ def folders(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
         for split in SPLITS:
             for each in sorted((given / split).iterdir())[:4]:
                 (root / split / each.name).mkdir(parents=True)
-                for picture in sorted(each.iterdir())[:6]:
-                    shutil.copy(picture, root / split / each.name)
+                for image in sorted(each.iterdir())[:6]:
+                    shutil.copy(image, root / split / each.name)
         return root
     rng = np.random.default_rng(0)
     for split in SPLITS:
@@ -38,7 +38,7 @@ def folders(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pictures(folders: Path) -> dict[str, list[tuple[int, Path]]]:
+def images(folders: Path) -> dict[str, list[tuple[int, Path]]]:
     """(label, file) of each split, shuffled."""
     classes = sorted(path.name for path in (folders / "train").iterdir())
     found = {}
@@ -50,11 +50,11 @@ def pictures(folders: Path) -> dict[str, list[tuple[int, Path]]]:
 
 
 @pytest.fixture
-def records_path(pictures, tmp_path: Path, write_records) -> Path:
+def records_path(images, tmp_path: Path, write_records) -> Path:
     for split, folder_name in SPLITS.items():
         for number in range(3):
             examples = []
-            for label, path in pictures[split][number::3]:
+            for label, path in images[split][number::3]:
                 width, height = Image.open(path).size
                 examples.append(
                     {
@@ -74,13 +74,13 @@ def records_path(pictures, tmp_path: Path, write_records) -> Path:
 
 
 @pytest.fixture
-def numbered_path(pictures, tmp_path: Path, write_tar) -> Path:
+def numbered_path(images, tmp_path: Path, write_tar) -> Path:
     """As WebDataset writes it, with a list of the classes."""
-    names = sorted({path.parent.name for _, path in pictures["train"]})
+    names = sorted({path.parent.name for _, path in images["train"]})
     for split in SPLITS:
         for number in range(2):
             members = []
-            for label, path in pictures[split][number::2]:
+            for label, path in images[split][number::2]:
                 members += [(f"{path.stem}.cls", b"%d" % label), (f"{path.stem}.jpg", path.read_bytes())]
             write_tar(tmp_path / "numbered" / f"{split}-{number:06d}.tar", members)
     (tmp_path / "numbered" / "classes.txt").write_text("\n".join(names))
@@ -88,10 +88,10 @@ def numbered_path(pictures, tmp_path: Path, write_tar) -> Path:
 
 
 @pytest.fixture
-def named_path(pictures, tmp_path: Path, write_tar) -> Path:
+def named_path(images, tmp_path: Path, write_tar) -> Path:
     """A tar of class folders."""
     for split in SPLITS:
-        members = [(f"{split}/{path.parent.name}/{path.name}", path.read_bytes()) for _, path in pictures[split]]
+        members = [(f"{split}/{path.parent.name}/{path.name}", path.read_bytes()) for _, path in images[split]]
         write_tar(tmp_path / "named" / split / "all.tar", members)
     return tmp_path / "named"
 
@@ -117,7 +117,7 @@ def test_all_forms_give_the_same_samples_and_batches(
                 assert all(np.array_equal(other[key], loaded[0][key]) for key in other)
 
 
-def test_a_read_gives_the_picture_as_it_was_packed(pictures, named_path: Path):
+def test_a_read_gives_the_image_as_it_was_packed(images, named_path: Path):
     source = tar.open_source(str(named_path), "val")
     assert Image.open(io.BytesIO(source.read(0).data)).format == "JPEG"
-    assert {source.read(i).data for i in range(len(source))} == {path.read_bytes() for _, path in pictures["val"]}
+    assert {source.read(i).data for i in range(len(source))} == {path.read_bytes() for _, path in images["val"]}

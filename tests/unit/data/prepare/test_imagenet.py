@@ -55,13 +55,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def expected_train() -> dict[str, bytes]:
     """CLASS/FILE -> bytes as they are to be stored, in sorted order."""
-    pictures = MADE["train_pictures"](12)
-    return {f"{s}/{n}": repair(pictures[s][n], n) for s in sorted(pictures) for n in sorted(pictures[s])}
+    images = MADE["train_images"](12)
+    return {f"{s}/{n}": repair(images[s][n], n) for s in sorted(images) for n in sorted(images[s])}
 
 
 def expected_val() -> dict[str, bytes]:
     """CLASS/FILE -> bytes in the order of the file names."""
-    pairs = zip(sorted(MADE["val_pictures"](7).items()), MADE["val_synsets"](7), strict=True)
+    pairs = zip(sorted(MADE["val_images"](7).items()), MADE["val_synsets"](7), strict=True)
     return {f"{synset}/{name}": data for (name, data), synset in pairs}
 
 
@@ -98,8 +98,8 @@ def test_tfrecord_has_the_originals_files_and_features(made):
     for features, index in zip((each for shard in shards for each in shard), order, strict=True):
         name, data = expected[index]
         synset, _, file = name.partition("/")
-        with Image.open(io.BytesIO(data)) as picture:
-            width, height = picture.size
+        with Image.open(io.BytesIO(data)) as image:
+            width, height = image.size
         assert features == {
             "image/height": [height],
             "image/width": [width],
@@ -122,7 +122,7 @@ def test_shuffle_is_what_it_was():
     assert order == SHUFFLED_TEN
 
 
-def test_trailing_tfrecord_shards_are_empty_where_pictures_are_few(archives, tmp_path):
+def test_trailing_tfrecord_shards_are_empty_where_images_are_few(archives, tmp_path):
     assert run(archives, tmp_path / "out", "tfrecord", "--shards", "20") == 0
     sizes = [(tmp_path / f"out/train/train-{i:05d}-of-00020").stat().st_size for i in range(20)]
     assert all(sizes[:19]) and sizes[19] == 0, "chunks of 2 fill 19 shards"
@@ -241,7 +241,7 @@ def test_full_disk_is_exit_7_and_a_later_start_finishes(archives, made, tmp_path
     assert contents(tmp_path / "out") == contents(made("tfrecord"))
 
 
-def test_too_little_room_is_told_before_the_first_file(archives, tmp_path, capsys, monkeypatch):
+def test_too_little_room_is_reported_before_the_first_file(archives, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(LabelledImages, "room", lambda self: 10**15)
     assert run(archives, tmp_path / "out", "folder") == 7
     assert "needs 1000000.0 GB" in capsys.readouterr().err
@@ -254,23 +254,23 @@ def test_too_little_room_is_told_before_the_first_file(archives, tmp_path, capsy
 @pytest.mark.parametrize("name", ["n02105855_2933.JPEG", "anything_else.jpg"])
 def test_png_becomes_a_jpeg_by_content(name):
     stored = jpeg(8, form="PNG")
-    mended = repair(stored, name)
-    with Image.open(io.BytesIO(mended)) as picture, Image.open(io.BytesIO(stored)) as before:
-        assert (picture.format, picture.mode, picture.size) == ("JPEG", "RGB", before.size)
-        assert np.abs(np.asarray(picture, int) - np.asarray(before, int)).mean() < 8  # colour has half the resolution
+    repaired = repair(stored, name)
+    with Image.open(io.BytesIO(repaired)) as image, Image.open(io.BytesIO(stored)) as before:
+        assert (image.format, image.mode, image.size) == ("JPEG", "RGB", before.size)
+        assert np.abs(np.asarray(image, int) - np.asarray(before, int)).mean() < 8  # colour has half the resolution
 
 
 @pytest.mark.parametrize("name", ["n03018349_4028.JPEG", "not_on_the_list.JPEG"])
 def test_cmyk_becomes_rgb_by_content(name):
     stored = jpeg(9, "CMYK")
-    mended = repair(stored, name)
+    repaired = repair(stored, name)
     with Image.open(io.BytesIO(stored)) as before:
         cmyk = np.asarray(before).astype(float) / 255  # ink, 1 is full
     naive = 255 * (1 - cmyk[..., :3]) * (1 - cmyk[..., 3:])
-    with Image.open(io.BytesIO(mended)) as picture:
-        assert (picture.format, picture.mode) == ("JPEG", "RGB")
-        assert np.abs(np.asarray(picture) - naive).mean() < 4
-        assert max(max(table) for table in picture.quantization.values()) == 1, "quality 100"
+    with Image.open(io.BytesIO(repaired)) as image:
+        assert (image.format, image.mode) == ("JPEG", "RGB")
+        assert np.abs(np.asarray(image) - naive).mean() < 4
+        assert max(max(table) for table in image.quantization.values()) == 1, "quality 100"
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
@@ -279,10 +279,10 @@ def test_good_jpegs_keep_their_bytes(mode):
     assert repair(stored, "n02105855_2933.JPEG") is stored
 
 
-def test_broken_pictures_are_kept_and_counted_in_folders_and_named_for_records(archives, tmp_path, capsys):
-    pictures = MADE["train_pictures"](12)
-    pictures["n01440764"]["n01440764_0.JPEG"] = b"<html>gone</html>"
-    outer = {f"{synset}.tar": tar_of(files) for synset, files in pictures.items()}
+def test_broken_images_are_kept_and_counted_in_folders_and_named_for_records(archives, tmp_path, capsys):
+    images = MADE["train_images"](12)
+    images["n01440764"]["n01440764_0.JPEG"] = b"<html>gone</html>"
+    outer = {f"{synset}.tar": tar_of(files) for synset, files in images.items()}
     (tmp_path / "train.tar").write_bytes(tar_of(outer))
     flags = ["--train", str(tmp_path / "train.tar"), *archives[2:]]
     assert run(flags, tmp_path / "folder", "folder") == 0
@@ -313,7 +313,7 @@ def test_a_synset_list_out_of_all_proportion_is_not_read(archives, tmp_path, cap
     [
         ("n01440764\n" * 6, "has 6 lines, .* has 7 images; expected one synset per image"),
         ("n01440764\n" * 8, "has 8 lines"),
-        ("n01440764\n" * 6 + "n09999999\n", r":7: 'n09999999' is none of the 3 training classes \(n01440764, "),
+        ("n01440764\n" * 6 + "n09999999\n", r":7: 'n09999999' is not one of the 3 training classes \(n01440764, "),
         ("", "has 0 lines"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`sightline prepare shapes`: equal bits, real formats, safe re-runs, and pictures that have to be learnt."""
+"""`sightline prepare shapes`: equal bits, real formats, safe re-runs, and images that have to be learnt."""
 
 import json
 import shutil
@@ -66,22 +66,22 @@ def test_two_processes_draw_the_same_bytes_as_one(drawn, options, tmp_path):
     assert files(tmp_path) == files(drawn)
 
 
-def test_another_seed_draws_other_pictures(drawn, options, tmp_path):
+def test_another_seed_draws_other_images(drawn, options, tmp_path):
     draw_parts(replace(options, out=tmp_path, seed=1, only=("classification",)), silent, processes=1)
     mine, theirs = files(tmp_path / "classification"), files(drawn / "classification")
     assert mine.keys() == theirs.keys()
     assert all(mine[name] != theirs[name] for name in mine)
 
 
-def test_a_larger_set_begins_with_the_pictures_of_a_smaller_one(drawn, options, tmp_path):
+def test_a_larger_set_begins_with_the_images_of_a_smaller_one(drawn, options, tmp_path):
     draw_parts(replace(options, out=tmp_path, train_per_class=3, only=("classification",)), silent, processes=1)
     larger, smaller = files(tmp_path / "classification/train"), files(drawn / "classification/train")
     assert smaller.items() < larger.items()
 
 
-def test_no_picture_is_drawn_twice(drawn):
-    pictures = [content for name, content in files(drawn).items() if name.endswith((".jpg", ".nii.gz"))]
-    assert len(set(pictures)) == len(pictures)
+def test_no_image_is_drawn_twice(drawn):
+    images = [content for name, content in files(drawn).items() if name.endswith((".jpg", ".nii.gz"))]
+    assert len(set(images)) == len(images)
 
 
 def test_importing_the_command_needs_neither_torch_nor_tyro():
@@ -98,8 +98,8 @@ def test_class_folders(drawn):
         assert [folder.name for folder in folders] == sorted(CATEGORY_IDS)
         for folder in folders:
             assert [p.name for p in sorted(folder.iterdir())] == [f"{i:05d}.jpg" for i in range(count)]
-            with Image.open(folder / "00000.jpg") as picture:
-                assert (picture.format, picture.mode, picture.size) == ("JPEG", "RGB", (64, 64))
+            with Image.open(folder / "00000.jpg") as image:
+                assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (64, 64))
 
 
 def test_coco_images_are_the_files_with_the_stated_size(coco):
@@ -108,9 +108,9 @@ def test_coco_images_are_the_files_with_the_stated_size(coco):
     assert len({image["id"] for image in content["images"]}) == len(content["images"])
     for image in content["images"]:
         assert image["file_name"] == f"{image['id']:012d}.jpg"
-        with Image.open(folder / image["file_name"]) as picture:
-            picture.load()
-            assert picture.size == (image["width"], image["height"])
+        with Image.open(folder / image["file_name"]) as opened:
+            opened.load()
+            assert opened.size == (image["width"], image["height"])
 
 
 def test_coco_annotations_are_consistent(coco):
@@ -131,7 +131,7 @@ def test_coco_annotations_are_consistent(coco):
         assert np.abs(np.array(extent) - a["bbox"]).max() <= 0.02
 
 
-def test_some_coco_pictures_show_nothing_and_none_shows_more_than_six(drawn):
+def test_some_coco_images_show_nothing_and_none_shows_more_than_six(drawn):
     content = json.loads((drawn / "detection/annotations/instances_train2017.json").read_text())
     shown = [sum(a["image_id"] == image["id"] for a in content["annotations"]) for image in content["images"]]
     assert min(shown) == 0 and 2 <= max(shown) <= 6
@@ -210,7 +210,7 @@ def test_lesions_are_nested_inside_the_brain():
             assert not ((a == 3) & (b == 0)).any() and not ((a == 0) & (b == 3)).any()
 
 
-def test_channels_tell_different_parts_apart():
+def test_channels_distinguish_different_parts():
     image, label, _ = volume(0, "train", 0)
     healthy = (label == 0) & image.any(axis=3)
     brightness = np.array([image[mask].mean(axis=0) for mask in (healthy, label == 1, label == 2, label == 3)])
@@ -351,7 +351,7 @@ def test_a_folder_of_other_origin_is_left_alone(options, tmp_path):
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"counts": 3}', '{"counts": {"train": "many"}}'])
-def test_a_record_that_is_not_ours_is_no_finished_part(drawn, options, tmp_path, record):
+def test_a_record_that_is_not_ours_is_not_a_finished_part(drawn, options, tmp_path, record):
     shutil.copytree(drawn / "classification", tmp_path / "classification")
     (tmp_path / "classification/shapes.json").write_text(record)
     with pytest.raises(UsageError, match="classification holds shapes.json, train, val, not written by this command"):

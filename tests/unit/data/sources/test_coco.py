@@ -27,7 +27,7 @@ def annotation(number: int, image: int, box: list[float], **more) -> dict:
 
 @pytest.fixture
 def written(tmp_path: Path):
-    """written(content changes): a data set of 20x10 pictures with ids 30, 7, 11, 5; 11 and 5 have no usable box."""
+    """written(content changes): a data set of 20x10 images with ids 30, 7, 11, 5; 11 and 5 have no usable box."""
 
     def write(split: str = "train", year: str = "2017", **changes) -> Path:
         root = tmp_path / "data"
@@ -52,11 +52,11 @@ def written(tmp_path: Path):
         } | changes
         (root / "annotations").mkdir(parents=True, exist_ok=True)
         (root / "annotations" / f"instances_{split}{year}.json").write_text(json.dumps(content, indent=2))
-        pictures = root / f"{split}{year}"
-        pictures.mkdir(exist_ok=True)
+        images = root / f"{split}{year}"
+        images.mkdir(exist_ok=True)
         for image in content["images"]:
             if isinstance(image, dict) and isinstance(image.get("file_name"), str) and "/" not in image["file_name"]:
-                Image.new("RGB", (20, 10), (9, 8, 7)).save(pictures / image["file_name"], "JPEG")
+                Image.new("RGB", (20, 10), (9, 8, 7)).save(images / image["file_name"], "JPEG")
         return root
 
     return write
@@ -65,14 +65,14 @@ def written(tmp_path: Path):
 # What is kept
 
 
-def test_training_leaves_out_boxes_by_rule_and_pictures_without_one(written):
+def test_training_leaves_out_boxes_by_rule_and_images_without_one(written):
     source = open_boxes("auto", str(written()), "train")
     assert [source.objects(i).image_id for i in range(len(source))] == [7, 30]
     first, second = source.objects(0), source.objects(1)
     assert first.boxes.tolist() == [[0, 0, 20, 10], [2, 3, 4, 5]] and first.crowd.tolist() == [True, False]
     assert second.boxes.tolist() == [[1.5, 2.25, 3, 4]] and second.area.tolist() == [7.125]
     assert (first.height, first.width) == (10, 20) and source.most_objects == 2
-    assert source.name(0) == "train2017/000000000007.jpg" and source.picture(0)[:2] == b"\xff\xd8"
+    assert source.name(0) == "train2017/000000000007.jpg" and source.image(0)[:2] == b"\xff\xd8"
 
 
 def test_evaluation_keeps_everything_as_annotated(written):
@@ -102,9 +102,9 @@ def test_names_without_a_year_and_folders_below(written):
         annotations=[annotation(1, 30, [1, 1, 2, 2])],
     )
     (root / "train" / "a").mkdir()
-    (root / "train" / "a" / "b.jpg").write_bytes(b"picture")
+    (root / "train" / "a" / "b.jpg").write_bytes(b"image")
     source = open_boxes("auto", str(root), "train")
-    assert source.name(0) == "train/a/b.jpg" and source.picture(0) == b"picture"
+    assert source.name(0) == "train/a/b.jpg" and source.image(0) == b"image"
 
 
 def test_area_and_crowd_may_be_missing(written):
@@ -140,10 +140,10 @@ def test_reading_in_small_pieces_gives_the_same(shared_data: Path, monkeypatch):
     assert annotations_file._read_json(file).content() == whole.content()
 
 
-# What is told apart
+# Cases that must be distinguished
 
 
-def test_a_source_of_boxes_is_none_of_labels_and_the_other_way_round(written, shapes: Path, drawn_boxes: Path):
+def test_a_source_of_boxes_is_not_one_of_labels_and_the_other_way_round(written, shapes: Path, drawn_boxes: Path):
     root = written()
     assert coco.detect(str(root)) and not folder.detect(str(root)) and not coco.detect(str(shapes))
     with pytest.raises(UsageError, match="nothing a source can read"):
@@ -160,7 +160,7 @@ def test_records_of_boxes_are_none_of_labels(drawn_boxes: Path, as_records, tmp_
     assert type(open_boxes("auto", str(out), "val")) is coco_tfrecord.CocoTFRecordSource
 
 
-def test_the_fingerprint_follows_annotations_and_pictures(written, settle):
+def test_the_fingerprint_follows_annotations_and_images(written, settle):
     root = written()
     before = open_boxes("auto", str(root), "train").fingerprint
     assert open_boxes("auto", str(root), "train").fingerprint == before
@@ -200,9 +200,9 @@ def test_sources_travel_to_workers(written, drawn_boxes: Path, as_records, tmp_p
     ):
         twin = pickle.loads(pickle.dumps(source))
         assert (
-            np.array_equal(twin.picture(1), source.picture(1))
+            np.array_equal(twin.image(1), source.image(1))
             if source.room.sum() == 0
-            else (twin.picture(1) == source.picture(1))
+            else (twin.image(1) == source.image(1))
         )
         assert np.array_equal(twin.objects(1).boxes, source.objects(1).boxes)
 
@@ -211,7 +211,7 @@ def test_synthetic_boxes_are_where_they_are_said_to_be():
     source = open_boxes("auto", "synthetic:classes=3,samples=16,size=40", "train")
     assert (len(source), len(open_boxes("auto", "synthetic:classes=3,samples=16,size=40", "val"))) == (16, 2)
     for index in range(16):
-        pixels, found = source.picture(index), source.objects(index)
+        pixels, found = source.image(index), source.objects(index)
         x, y, wide, tall = found.boxes[-1].astype(int)  # the last one lies on top
         assert pixels[y : y + tall, x : x + wide].reshape(-1, 3).std(0).max() == 0
         assert found.labels.min() >= 1 and found.labels.max() <= 3 and len(found.boxes) <= source.most_objects
@@ -240,7 +240,7 @@ def test_annotations_without_a_box_to_train_on_are_refused(written):
         lambda data: b"<html>not found</html>",
     ],
 )
-def test_what_is_no_json_is_refused(written, damage):
+def test_what_is_not_json_is_refused(written, damage):
     root = written()
     file = root / "annotations" / "instances_train2017.json"
     file.write_bytes(damage(file.read_bytes()))
@@ -295,11 +295,11 @@ def test_missing_files_are_named(written):
         open_boxes("auto", str(root), "val")
 
 
-def test_a_picture_that_goes_away_later_is_a_bad_sample(written):
+def test_an_image_that_goes_away_later_is_a_bad_sample(written):
     source = open_boxes("auto", str(written()), "train")
     os.unlink(source.folder / "000000000007.jpg")
     with pytest.raises(BadSample, match="train2017/000000000007.jpg: cannot be read"):
-        source.picture(0)
+        source.image(0)
 
 
 def test_both_splits_need_the_same_categories(written):
@@ -319,7 +319,7 @@ def test_records_without_json_say_the_same_within_32_bits(drawn_boxes: Path, as_
         assert len(packed) == len(plain)
         for index in range(len(plain)):
             one, other = plain.objects(index), packed.objects(index)
-            assert one.image_id == other.image_id and packed.picture(index) == plain.picture(index)
+            assert one.image_id == other.image_id and packed.image(index) == plain.image(index)
             assert np.array_equal(one.labels, other.labels) and np.array_equal(one.crowd, other.crowd)
             np.testing.assert_allclose(other.boxes, one.boxes, rtol=0, atol=1e-4)  # pixels
 
@@ -335,7 +335,7 @@ def test_with_the_json_records_say_the_same_to_the_last_digit(shared_data: Path,
                 vars(plain.objects(index)).values(), vars(packed.objects(index)).values(), strict=True
             ):
                 assert np.array_equal(one, other)
-            assert packed.picture(index) == plain.picture(index)
+            assert packed.image(index) == plain.image(index)
 
 
 def test_records_must_call_their_categories_alike(drawn_boxes: Path, as_records, tmp_path: Path):
@@ -358,11 +358,11 @@ def test_records_are_indexed_once(drawn_boxes: Path, as_records, tmp_path: Path,
     first = open_boxes("auto", str(out), "train")
     monkeypatch.setattr(coco_tfrecord, "_Scan", None)
     second = open_boxes("auto", str(out), "train")
-    assert second.fingerprint == first.fingerprint and second.picture(3) == first.picture(3)
+    assert second.fingerprint == first.fingerprint and second.image(3) == first.image(3)
 
 
 def test_a_touching_box_stays_inside_in_32_bits():
-    """Shares as records store them, of boxes that end on the edge: none may be pushed out of the picture."""
+    """Shares as records store them, of boxes that end on the edge: none may be pushed out of the image."""
     random = np.random.default_rng(0)
     low = random.uniform(0, 0.99, 5000).astype(np.float32).astype(np.float64)
     for length in (640, 427, 333):
@@ -371,7 +371,7 @@ def test_a_touching_box_stays_inside_in_32_bits():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"image/source_id": b"seven"}, "expected an image id as text"),
         ({"image/source_id": 7}, "expected an image id as text"),
@@ -382,9 +382,9 @@ def test_a_touching_box_stays_inside_in_32_bits():
         ({"image/object/class/text": lambda row: [b"a", b"b"] * len(row)}, "other numbers of edges or names"),
     ],
 )
-def test_records_that_contradict_themselves_are_refused(drawn_boxes, as_records, tmp_path, change, told):
+def test_records_that_contradict_themselves_are_refused(drawn_boxes, as_records, tmp_path, change, reported):
     out = as_records(drawn_boxes, tmp_path / "records", change)
-    with pytest.raises(BadData, match=told) as raised:
+    with pytest.raises(BadData, match=reported) as raised:
         open_boxes("auto", str(out), "train")
     assert "train-00000-of-00004.tfrecord: record at byte 0" in str(raised.value)
 
@@ -408,4 +408,4 @@ def test_a_damaged_record_is_a_bad_sample(drawn_boxes: Path, as_records, tmp_pat
     data[int(source.places["offset"][0]) + 400] ^= 1
     shard.write_bytes(data)
     with pytest.raises(BadSample, match="fail their checksum"):
-        source.picture(0)
+        source.image(0)

@@ -48,7 +48,7 @@ def test_specs():
             spec = spec_of(task, dim)
             assert len(spec.size) == len(spec.spacing) == dim
             assert DataSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-    with pytest.raises(UsageError, match="task '11' is none"):
+    with pytest.raises(UsageError, match="task '11' is not one of"):
         spec_of("11", 2)
     with pytest.raises(UsageError, match="dim=4"):
         spec_of("01", 4)
@@ -94,9 +94,9 @@ def test_plan_round_trip(prepared):
         (("format",), 2, "its format is 2"),
         (("mode",), "train", "its mode is 'train'"),
         (("dim",), 4, "dim is 4"),
-        (("dim",), 3, "not 3 axes"),
+        (("dim",), 3, "does not have 3 axes"),
         (("task",), "11", "its task is '11'"),
-        (("name",), None, "name is no text"),
+        (("name",), None, "name is not a text"),
         (("cases",), [], "lists no cases"),
         (("cases", 0, "name"), "../x", "a case is called '../x'"),
         (("cases", 0, "name"), "liver_1", "the same name"),
@@ -123,11 +123,11 @@ def test_plans_that_cannot_be(prepared, where, value, said):
         target = target[key]
     target[last] = value
     (prepared / "plan.json").write_text(json.dumps(content))
-    with pytest.raises(BadData, match=f"plan.json is no plan of format 1: .*{said}.*; prepare it again"):
+    with pytest.raises(BadData, match=f"plan.json is not a plan of format 1: .*{said}.*; prepare it again"):
         read_plan(prepared)
 
 
-def test_plans_that_are_no_json(prepared):
+def test_plans_that_are_not_json(prepared):
     for content in ("", "{", "[]", "[" * 100_000, '{"format": 1}'):
         (prepared / "plan.json").write_text(content)
         with pytest.raises(BadData, match="prepare it again"):

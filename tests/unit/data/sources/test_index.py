@@ -19,7 +19,7 @@ ARRAYS = {"a": np.arange(5, dtype=np.int64), "b": np.zeros(0, np.uint8), "c": np
 
 @pytest.fixture
 def data(tmp_path: Path, write_records, write_tar, settle) -> Path:
-    """Two records and two pictures in a tar, side by side."""
+    """Two records and two images in a tar, side by side."""
     root = tmp_path / "data"
     for number in (1, 2):
         features = {"image/class/label": number, "image/encoded": b"%d" % number, "image/filename": b"%d" % number}
@@ -32,7 +32,7 @@ def data(tmp_path: Path, write_records, write_tar, settle) -> Path:
 
 @pytest.fixture
 def scans(monkeypatch) -> list[str]:
-    """Which kinds were scanned, not taken from an index."""
+    """List the kinds that were scanned, not taken from an index."""
     seen: list[str] = []
     for module in (tar, tfrecord):
         build, kind = module._build_index, module.__name__.rpartition(".")[2]
@@ -137,7 +137,7 @@ def test_read_only_data_are_indexed_in_the_cache_folder(data: Path, scans: list[
     assert len(scans) == 3
 
 
-def test_nowhere_to_keep_an_index_is_no_error(data: Path, scans: list[str], monkeypatch):
+def test_nowhere_to_keep_an_index_is_not_an_error(data: Path, scans: list[str], monkeypatch):
     monkeypatch.setattr(os, "open", without_room(data, OSError(28, "No space left")))
     for home in ("/dev/null/none", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", home)
@@ -212,7 +212,7 @@ def test_a_well_formed_file_of_nonsense_counts_as_absent(tmp_path: Path, header:
 
 
 @pytest.mark.parametrize("begin", [b"", index_files._MAGIC, index_files._MAGIC + bytes(32) + b"\xff\xff\xff\xff"])
-def test_what_is_no_index_is_not_read_whole(tmp_path: Path, begin: bytes):
+def test_what_is_not_an_index_is_not_read_whole(tmp_path: Path, begin: bytes):
     path = tmp_path / ".sightline-index-x"
     path.write_bytes(begin)
     os.truncate(path, 2**40)  # takes no room on the disk
@@ -233,7 +233,7 @@ def test_what_is_no_index_is_not_read_whole(tmp_path: Path, begin: bytes):
         ("class_labels", 5),
     ],
 )
-def test_an_index_that_points_outside_is_made_anew(data: Path, scans: list[str], column: str, value: int):
+def test_an_index_that_points_outside_is_made_again(data: Path, scans: list[str], column: str, value: int):
     """Its checksum and key may be right: whoever wrote the data may have written it."""
     first = opened(data)
     shards = [Shard.at(data, data / f"train-{n}.tar") for n in (1, 2)]
@@ -254,9 +254,9 @@ def test_an_index_that_points_outside_is_made_anew(data: Path, scans: list[str],
 
 
 @pytest.fixture
-def pictures(tmp_path: Path, settle, monkeypatch) -> Path:
+def images(tmp_path: Path, settle, monkeypatch) -> Path:
     monkeypatch.setattr(folder, "MIN_KEPT", 3)
-    root = tmp_path / "pictures"
+    root = tmp_path / "images"
     for name in ("train/ant/1.jpg", "train/ant/deep/2.jpg", "train/bee/3.jpg", "val/ant/4.jpg"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(name.encode())
@@ -266,7 +266,7 @@ def pictures(tmp_path: Path, settle, monkeypatch) -> Path:
 
 @pytest.fixture
 def listings(monkeypatch) -> list[str]:
-    """Which roots were listed, not taken from an index."""
+    """List the roots that were listed, not taken from an index."""
     seen: list[str] = []
     walk = folder.Walk.list
 
@@ -283,13 +283,13 @@ def listed(root: Path, split: str = "train") -> tuple:
     return source.classes, source.fingerprint, [(source.name(i), source.read(i)) for i in range(len(source))]
 
 
-def test_a_large_folder_is_listed_once(pictures: Path, listings: list[str]):
-    first = listed(pictures)
-    assert listed(pictures) == first
+def test_a_large_folder_is_listed_once(images: Path, listings: list[str]):
+    first = listed(images)
+    assert listed(images) == first
     assert listings == ["train"]
-    listed(pictures, "val"), listed(pictures, "val")
+    listed(images, "val"), listed(images, "val")
     assert listings == ["train", "val", "val"]  # a small one every time
-    assert kept_files(pictures) == [".sightline-index-folder-train"]
+    assert kept_files(images) == [".sightline-index-folder-train"]
 
 
 @pytest.mark.parametrize(
@@ -304,33 +304,33 @@ def test_a_large_folder_is_listed_once(pictures: Path, listings: list[str]):
     ],
     ids=["added", "removed", "renamed", "class renamed", "class added", "folder removed"],
 )
-def test_a_changed_folder_is_listed_again(pictures: Path, listings: list[str], change):
-    first = listed(pictures)
-    change(pictures / "train")
-    again = listed(pictures)
+def test_a_changed_folder_is_listed_again(images: Path, listings: list[str], change):
+    first = listed(images)
+    change(images / "train")
+    again = listed(images)
     assert again != first
     assert listings == ["train", "train"]
-    (pictures / ".sightline-index-folder-train").unlink()
-    assert listed(pictures) == again
+    (images / ".sightline-index-folder-train").unlink()
+    assert listed(images) == again
 
 
-def test_a_class_that_val_gains_is_seen(pictures: Path, settle, monkeypatch):
+def test_a_class_that_val_gains_is_seen(images: Path, settle, monkeypatch):
     monkeypatch.setattr(folder, "MIN_KEPT", 1)
-    listed(pictures, "val")
-    shutil.copytree(pictures / "train" / "bee", pictures / "val" / "bee")
-    assert [name for name, _ in listed(pictures, "val")[2]] == ["ant/4.jpg", "bee/3.jpg"]
+    listed(images, "val")
+    shutil.copytree(images / "train" / "bee", images / "val" / "bee")
+    assert [name for name, _ in listed(images, "val")[2]] == ["ant/4.jpg", "bee/3.jpg"]
 
 
-def test_long_scans_tell_how_far_they_are(data: Path, pictures: Path, capsys, monkeypatch):
+def test_long_scans_report_their_progress(data: Path, images: Path, capsys, monkeypatch):
     opened(data)
     assert capsys.readouterr().err == ""  # short ones do not
     monkeypatch.setattr(index_files, "PROGRESS_EVERY_S", 0)
     for path in data.glob(".sightline-index-*"):
         path.unlink()
-    opened(data), listed(pictures)
-    told = capsys.readouterr().err
-    assert f"indexing {data}/train: 1 of 2 files (once; later runs use the index)" in told
-    assert f"indexing {data}: 1 of 2 files" in told and "1 of 2 class folders" in told
+    opened(data), listed(images)
+    reported = capsys.readouterr().err
+    assert f"indexing {data}/train: 1 of 2 files (once; later runs use the index)" in reported
+    assert f"indexing {data}: 1 of 2 files" in reported and "1 of 2 class folders" in reported
     monkeypatch.setenv("RANK", "1")
-    listed(pictures, "val")
+    listed(images, "val")
     assert capsys.readouterr().err == ""

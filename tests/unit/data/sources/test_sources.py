@@ -1,4 +1,4 @@
-"""Folders and synthetic pictures: what is found, how it is numbered, when it counts as changed, what is refused."""
+"""Folders and synthetic images: what is found, how it is numbered, when it counts as changed, what is refused."""
 
 import os
 import pickle
@@ -13,9 +13,9 @@ from sightline.errors import BadData, BadSample, UsageError
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def images(tmp_path: Path) -> Path:
     """Contents do not matter to a source: it lists names and hands out bytes."""
-    root = tmp_path / "pictures"
+    root = tmp_path / "images"
     for name in (
         "train/ant/1.jpg",
         "train/ant/2.JPEG",
@@ -38,63 +38,63 @@ def fingerprints(root: Path) -> tuple[str, str]:
 # Folders
 
 
-def test_folder_lists_names_labels_and_bytes(pictures: Path):
-    source = folder.open_source(str(pictures), "train")
+def test_folder_lists_names_labels_and_bytes(images: Path):
+    source = folder.open_source(str(images), "train")
     assert source.classes == ("ant", "bee", "cat")
     rows = [(source.name(i), source.read(i).label, source.read(i).data) for i in range(len(source))]
     names = ["ant/1.jpg", "ant/2.JPEG", "bee/a.webp", "bee/deep/er/3.png", "cat/x.bmp"]
     assert rows == [(n, "abc".index(n[0]), f"train/{n}".encode()) for n in names]
 
 
-def test_val_keeps_the_numbers_of_train(pictures: Path):
-    source = folder.open_source(str(pictures), "val")  # it has no bee
+def test_val_keeps_the_numbers_of_train(images: Path):
+    source = folder.open_source(str(images), "val")  # it has no bee
     assert source.classes == ("ant", "bee", "cat")
     assert [source.read(i).label for i in range(len(source))] == [0, 2]
 
 
-def test_val_alone_has_its_own_classes(pictures: Path):
-    shutil.rmtree(pictures / "train")
-    assert folder.open_source(str(pictures), "val").classes == ("ant", "cat")
+def test_val_alone_has_its_own_classes(images: Path):
+    shutil.rmtree(images / "train")
+    assert folder.open_source(str(images), "val").classes == ("ant", "cat")
 
 
-def test_what_is_no_picture_is_left_out(pictures: Path):
-    before = fingerprints(pictures)
-    (pictures / "train" / "README.txt").write_text("")
-    (pictures / "train" / "ant" / "notes.txt").write_text("")
-    (pictures / "train" / "ant" / ".1.jpg.swp.jpg").write_text("")
-    (pictures / "train" / ".cache").mkdir()
-    (pictures / "train" / "loose.jpg").write_text("")
-    assert fingerprints(pictures) == before
+def test_what_is_not_an_image_is_left_out(images: Path):
+    before = fingerprints(images)
+    (images / "train" / "README.txt").write_text("")
+    (images / "train" / "ant" / "notes.txt").write_text("")
+    (images / "train" / "ant" / ".1.jpg.swp.jpg").write_text("")
+    (images / "train" / ".cache").mkdir()
+    (images / "train" / "loose.jpg").write_text("")
+    assert fingerprints(images) == before
 
 
-def test_a_link_back_to_its_own_folder_is_followed_once(pictures: Path):
-    count = len(folder.open_source(str(pictures), "train"))
-    (pictures / "train" / "ant" / "again").symlink_to(pictures / "train" / "ant", target_is_directory=True)
-    assert len(folder.open_source(str(pictures), "train")) == count
+def test_a_link_back_to_its_own_folder_is_followed_once(images: Path):
+    count = len(folder.open_source(str(images), "train"))
+    (images / "train" / "ant" / "again").symlink_to(images / "train" / "ant", target_is_directory=True)
+    assert len(folder.open_source(str(images), "train")) == count
 
 
-def test_a_dangling_link_is_listed_and_reading_it_is_a_bad_sample(pictures: Path):
-    (pictures / "train" / "ant" / "3.jpg").symlink_to(pictures / "nowhere.jpg")
-    source = folder.open_source(str(pictures), "train")
+def test_a_dangling_link_is_listed_and_reading_it_is_a_bad_sample(images: Path):
+    (images / "train" / "ant" / "3.jpg").symlink_to(images / "nowhere.jpg")
+    source = folder.open_source(str(images), "train")
     assert source.name(2) == "ant/3.jpg"
     with pytest.raises(BadSample, match="ant/3.jpg: cannot be read: No such file"):
         source.read(2)
 
 
-def test_names_that_are_no_utf8_are_read(pictures: Path):
+def test_names_that_are_not_utf8_are_read(images: Path):
     name = os.fsdecode(b"train/ant/caf\xe9.jpg")
-    (pictures / name).write_bytes(b"here")
-    source = folder.open_source(str(pictures), "train")
+    (images / name).write_bytes(b"here")
+    source = folder.open_source(str(images), "train")
     (index,) = (i for i in range(len(source)) if source.read(i).data == b"here")
     assert os.fsencode(source.name(index)) == b"ant/caf\xe9.jpg"
 
 
-def test_fingerprint_does_not_depend_on_the_place_or_the_time(pictures: Path, tmp_path: Path):
+def test_fingerprint_does_not_depend_on_the_place_or_the_time(images: Path, tmp_path: Path):
     copy = tmp_path / "elsewhere" / "copy"
-    shutil.copytree(pictures, copy)
+    shutil.copytree(images, copy)
     for path in copy.rglob("*.jpg"):
         os.utime(path, (1, 1))
-    assert fingerprints(copy) == fingerprints(pictures)
+    assert fingerprints(copy) == fingerprints(images)
     assert fingerprints(copy)[0] != fingerprints(copy)[1]
 
 
@@ -111,13 +111,13 @@ def test_fingerprint_does_not_depend_on_the_place_or_the_time(pictures: Path, tm
     ],
     ids=["added", "removed", "renamed", "moved to another class", "another size", "class renamed", "class added"],
 )
-def test_fingerprint_notices(pictures: Path, change):
-    before = folder.open_source(str(pictures), "train").fingerprint
-    change(pictures / "train")
-    assert folder.open_source(str(pictures), "train").fingerprint != before
+def test_fingerprint_notices(images: Path, change):
+    before = folder.open_source(str(images), "train").fingerprint
+    change(images / "train")
+    assert folder.open_source(str(images), "train").fingerprint != before
 
 
-def test_fingerprint_tells_where_one_name_ends_and_the_next_begins(tmp_path: Path):
+def test_fingerprint_shows_where_one_name_ends_and_the_next_begins(tmp_path: Path):
     """The same letters, cut elsewhere."""
     found = []
     for number, names in enumerate((("a/1.jpg", "a/1.jpga/2.jpg"), ("a/1.jpga/1.jpg", "a/2.jpg"))):
@@ -129,17 +129,17 @@ def test_fingerprint_tells_where_one_name_ends_and_the_next_begins(tmp_path: Pat
     assert found[0] != found[1]
 
 
-def test_folder_refusals_name_the_place(pictures: Path, tmp_path: Path):
+def test_folder_refusals_name_the_place(images: Path, tmp_path: Path):
     with pytest.raises(BadData, match="gone/train does not exist; expected PATH/train/CLASS"):
         folder.open_source(str(tmp_path / "gone"), "train")
 
-    (pictures / "val" / "dog").mkdir()
-    with pytest.raises(BadData, match=r"val has class folders that .*/train has not: dog"):
-        folder.open_source(str(pictures), "val")
+    (images / "val" / "dog").mkdir()
+    with pytest.raises(BadData, match=r"val has class folders that .*/train lacks: dog"):
+        folder.open_source(str(images), "val")
 
-    (pictures / "train" / "empty").mkdir()
+    (images / "train" / "empty").mkdir()
     with pytest.raises(BadData, match="train/empty holds no images"):
-        folder.open_source(str(pictures), "train")
+        folder.open_source(str(images), "train")
 
     (tmp_path / "bare" / "train").mkdir(parents=True)
     with pytest.raises(BadData, match="bare/train holds no class folders"):
@@ -150,12 +150,12 @@ def test_folder_refusals_name_the_place(pictures: Path, tmp_path: Path):
         folder.open_source(str(tmp_path / "hollow"), "val")
 
 
-def test_a_folder_source_travels_to_a_worker_small(pictures: Path):
-    source = folder.open_source(str(pictures), "train")
+def test_a_folder_source_travels_to_a_worker_small(images: Path):
+    source = folder.open_source(str(images), "train")
     again = pickle.loads(pickle.dumps(source))
     assert [again.name(i) for i in range(len(again))] == [source.name(i) for i in range(len(source))]
     many = folder.FolderSource(
-        pictures, ("ant",), [b"ant/%07d.jpg" % i for i in range(10_000)], [0] * 10_000, [1] * 10_000
+        images, ("ant",), [b"ant/%07d.jpg" % i for i in range(10_000)], [0] * 10_000, [1] * 10_000
     )
     assert len(pickle.dumps(many)) < 10_000 * (15 + 8 + 4) + 2_000  # name, offset, label; no object per file
 
@@ -184,7 +184,7 @@ def test_synthetic_is_deterministic_and_its_splits_differ():
 
 
 def test_synthetic_classes_differ_by_more_than_noise():
-    """Nearest mean picture of the training split names every val picture: the classes can be learnt."""
+    """Nearest mean image of the training split names every val image: the classes can be learnt."""
     path = "synthetic:classes=5,samples=80,size=16"
     train, val = (synthetic.open_source(path, split) for split in ("train", "val"))
     pixels = np.stack([train.read(i).data.astype(float) for i in range(80)])
@@ -195,7 +195,7 @@ def test_synthetic_classes_differ_by_more_than_noise():
 
 
 def test_synthetic_pixels_do_not_wrap_around():
-    """Pictures of one class differ by their noise alone, which spans 80; a wrapped byte would differ by 176 or more."""
+    """Images of one class differ by their noise alone, which spans 80; a wrapped byte would differ by 176 or more."""
     source = synthetic.open_source("synthetic:classes=40,samples=80,size=8", "train")
     for index in range(40):
         one, other = source.read(index).data.astype(int), source.read(index + 40).data.astype(int)
@@ -217,11 +217,11 @@ def test_synthetic_refuses_what_would_only_fill_memory(part: str):
 # Choosing one
 
 
-def test_auto_recognises_each_kind(pictures: Path):
-    assert type(open_source("auto", str(pictures), "train")) is folder.FolderSource
+def test_auto_recognises_each_kind(images: Path):
+    assert type(open_source("auto", str(images), "train")) is folder.FolderSource
     assert type(open_source("auto", "synthetic:samples=4", "train")) is synthetic.SyntheticSource
-    shutil.rmtree(pictures / "train")
-    assert len(open_source("auto", str(pictures), "val")) == 2
+    shutil.rmtree(images / "train")
+    assert len(open_source("auto", str(images), "val")) == 2
     assert kinds() == ["folder", "synthetic", "tar", "tfrecord"]  # and not the modules they share
 
 
@@ -235,7 +235,7 @@ def test_what_no_source_reads_is_refused(tmp_path: Path):
         open_source("zip", str(tmp_path), "train")
 
 
-def test_a_named_kind_is_taken_at_its_word(pictures: Path):
-    assert len(open_source("folder", str(pictures), "train")) == 5
+def test_a_named_kind_is_taken_at_its_word(images: Path):
+    assert len(open_source("folder", str(images), "train")) == 5
     with pytest.raises(BadData, match="synthetic:samples=4/train does not exist"):
         open_source("folder", "synthetic:samples=4", "train")

@@ -19,7 +19,7 @@ from sightline.errors import BadData, BadSample
 Members = list[tuple[str, bytes]]
 
 
-def numbered(key: str, label: int, data: bytes = b"picture", extension: str = "jpg") -> Members:
+def numbered(key: str, label: int, data: bytes = b"image", extension: str = "jpg") -> Members:
     return [(f"{key}.{extension}", data), (f"{key}.cls", str(label).encode())]
 
 
@@ -60,7 +60,7 @@ def test_numbered_samples_and_their_order(write):
     assert names(train) == ["c.PNG", "x/a.jpeg", "b.jpg"]  # by label, then by the name without its folders
     assert train.name(0) == "train/000000.tar:c.PNG"
     assert train.classes == val.classes == ("class0000", "class0001")
-    assert rows(val) == [(b"picture", 1)]
+    assert rows(val) == [(b"image", 1)]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_every_place_of_shards_is_known(tmp_path: Path, write_tar, files: tuple[
 
 
 def test_a_tar_of_class_folders(write):
-    """Pictures of one stem but other endings are samples of their own; what is none, and .hidden, is left out."""
+    """Images of one stem but other endings are separate samples; other files, and .hidden, are left out."""
     folder = tarfile.TarInfo("train/cat")
     folder.type = tarfile.DIRTYPE
     path = write(
@@ -104,7 +104,7 @@ def test_a_tar_of_class_folders(write):
     assert train.classes == val.classes == ("ant", "cat")
     assert rows(train) == [(b"ax2", 0), (b"ax", 0), (b"c1a", 1), (b"c1b", 1), (b"c2", 1)]
     assert rows(val) == [(b"c9", 1)]
-    with pytest.raises(BadData, match="data/val has classes that train has not: dog; remove or rename them"):
+    with pytest.raises(BadData, match="data/val has classes that train lacks: dog; remove or rename them"):
         tar.open_source(write(val=[("dog/9.jpg", b"")]), "val")
 
 
@@ -144,7 +144,7 @@ def test_classes_txt_names_and_orders(write):
         source = tar.open_source(path, split)
         assert (source.classes, rows(source)) == (("cat", "ant", "dog"), expected)
         assert names(source)[0].startswith("cat/")
-    with pytest.raises(BadData, match="data/train has classes that classes.txt has not: bee"):
+    with pytest.raises(BadData, match="data/train has classes that classes.txt lacks: bee"):
         tar.open_source(write(train=[("bee/1.jpg", b"")]), "train")
 
 
@@ -156,7 +156,7 @@ def test_a_bad_classes_txt_is_refused(write, content: bytes):
         tar.open_source(path, "train")
 
 
-def test_a_labelled_key_may_hold_more_than_its_picture(write):
+def test_a_labelled_key_may_hold_more_than_its_image(write):
     """As WebDataset reads it, KEY.seg.png is another part of the sample."""
     path = write(train=[("a.jpg", b"a"), ("a.seg.png", b"mask"), ("a.cls", b"0"), ("b.2.jpg", b"b"), ("b.cls", b"1")])
     assert rows(tar.open_source(path, "train")) == [(b"a", 0), (b"b", 1)]
@@ -198,7 +198,7 @@ def test_gaps_between_numbers_need_a_declared_number(write):
         ),
     ],
 )
-def test_what_is_no_sample_is_refused_by_name(write, members: Members, message: str):
+def test_what_is_not_a_sample_is_refused_by_name(write, members: Members, message: str):
     with pytest.raises(BadData) as error:
         tar.open_source(write(train=members), "train")
     assert message in str(error.value)
@@ -233,7 +233,7 @@ def test_every_format_with_long_and_foreign_names(tmp_path: Path, write_tar, for
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
 @pytest.mark.parametrize("name", ["cat/a.jpg", "cat/b.cls"])
-def test_a_picture_or_label_that_is_no_file_is_refused(write, kind: bytes, name: str):
+def test_an_image_or_label_that_is_not_a_file_is_refused(write, kind: bytes, name: str):
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, "/etc/hostname"
     with pytest.raises(BadData, match=f"train/000000.tar: {name} is a link or a device; pack the file itself"):
@@ -243,7 +243,7 @@ def test_a_picture_or_label_that_is_no_file_is_refused(write, kind: bytes, name:
     assert len(tar.open_source(write(train=[*numbered("cat/b", 0), (other, b"")]), "train")) == 1
 
 
-def test_a_sparse_picture_is_refused(tmp_path: Path, write_tar):
+def test_a_sparse_image_is_refused(tmp_path: Path, write_tar):
     info = tarfile.TarInfo("cat/a.jpg")
     info.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.size": "100000", "GNU.sparse.map": "0,10"}
     write_tar(tmp_path / "train" / "0.tar", [(info, b"0123456789")], format=tarfile.PAX_FORMAT)
@@ -267,7 +267,7 @@ def test_pickles_are_never_opened(write, tmp_path: Path):
     (tmp_path / "marker").unlink()  # it works
     hidden = [(f"a.{ending}", payload) for ending in ("pyd", "pkl", "pickle", "pt", "pth")]
     source = tar.open_source(write(train=[*numbered("a", 0), *hidden]), "train")
-    assert rows(source) == [(b"picture", 0)]
+    assert rows(source) == [(b"image", 0)]
     assert not (tmp_path / "marker").exists()
 
 
@@ -385,7 +385,7 @@ def test_damage_found_when_reading_is_a_bad_sample(shard: Path, tmp_path: Path):
         pickle.loads(pickle.dumps(source)).read(1)
 
 
-def test_a_picture_beyond_the_limit_is_a_bad_sample(shard: Path, tmp_path: Path, monkeypatch):
+def test_an_image_beyond_the_limit_is_a_bad_sample(shard: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(tar, "MAX_BYTES", 699)
     with pytest.raises(BadSample, match="b.jpg: member at byte 3072: 700 bytes, more than the 699 allowed"):
         tar.open_source(str(tmp_path), "train").read(1)

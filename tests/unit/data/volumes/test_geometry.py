@@ -1,4 +1,4 @@
-"""What happens to a volume, against MONAI, map_coordinates and a few lines of NumPy."""
+"""The way of a volume from scan to input, against MONAI, map_coordinates and a few lines of NumPy."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""Pictures that cannot be read, and folders with odd things in them (B5: 20, 21, 29)."""
+"""Images that cannot be read, and folders with odd things in them (B5: 20, 21, 29)."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from sightline.data.sources import folder
 from sightline.errors import BadData
 
-PICTURES = ("--data.classes", "10")
+IMAGES = ("--data.classes", "10")
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def data(shapes: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bad(data: Path) -> dict[str, str]:
-    """Four damaged training pictures and what is to be said of them."""
+    """Four damaged training images and the reasons to be reported."""
     victims = sorted((data / "train").glob("*/*.jpg"))[::20]
     whole = [path.read_bytes() for path in victims]
     victims[0].write_bytes(whole[0][: len(whole[0]) // 2])
@@ -39,18 +39,18 @@ def listed(out: Path) -> list[dict[str, object]]:
 
 
 def test_fail_ends_with_exit_3_and_the_path(sightline, data, bad, tmp_path):
-    ended = sightline.run(tmp_path / "run", "--data.path", str(data), *PICTURES)
+    ended = sightline.run(tmp_path / "run", "--data.path", str(data), *IMAGES)
     assert ended.code == ended.exit_code_in_folder == 3, ended
     assert any(f"error: {name}: " in ended.stderr and reason in ended.stderr for name, reason in bad.items())
 
 
 def test_skip_ends_well_lists_them_and_repeats_its_bits(sightline, data, bad, tmp_path):
-    flags = ("--data.path", str(data), *PICTURES, "--data.on-bad-sample", "skip")
+    flags = ("--data.path", str(data), *IMAGES, "--data.on-bad-sample", "skip")
     first = sightline.run(tmp_path / "first", *flags)
     assert first.code == 0, first
     found = listed(first.out)
     assert {record["name"]: record["feed"] for record in found} == dict.fromkeys(bad, "train")
-    assert len(found) == 4, "each is told once, although there were two epochs"
+    assert len(found) == 4, "each is reported once, although there were two epochs"
     assert all(bad[record["name"]] in record["reason"] for record in found)
     assert len(first.events("warning")) == 4
     # Again, and stopped on the way: the same replacements, the same bits.
@@ -65,7 +65,7 @@ def test_skip_ends_well_lists_them_and_repeats_its_bits(sightline, data, bad, tm
 def test_skip_in_evaluation_leaves_them_out_of_the_count(sightline, data, tmp_path):
     victim = sorted((data / "val").glob("*/*.jpg"))[3]
     victim.write_bytes(b"")
-    flags = ("--data.path", str(data), *PICTURES)
+    flags = ("--data.path", str(data), *IMAGES)
     ended = sightline.run(tmp_path / "fail", *flags)
     assert ended.code == 3 and str(victim.relative_to(data / "val")) in ended.stderr
     ended = sightline.run(tmp_path / "skip", *flags, "--data.on-bad-sample", "skip")
@@ -75,7 +75,7 @@ def test_skip_in_evaluation_leaves_them_out_of_the_count(sightline, data, tmp_pa
 
 
 def test_more_than_allowed_ends_with_exit_3_and_a_summary(sightline, data, bad, tmp_path):
-    flags = ("--data.path", str(data), *PICTURES, "--data.on-bad-sample", "skip", "--data.max-bad-samples", "3")
+    flags = ("--data.path", str(data), *IMAGES, "--data.on-bad-sample", "skip", "--data.max-bad-samples", "3")
     ended = sightline.run(tmp_path / "run", *flags)
     assert ended.code == ended.exit_code_in_folder == 3, ended
     assert "4 samples cannot be read" in ended.stderr
@@ -99,7 +99,7 @@ def test_images_that_hide_their_size_are_skipped_and_named(sightline, data, tmp_
         struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
         for kind, content in chunks
     ))  # fmt: skip
-    ended = sightline.run(tmp_path / "run", "--data.path", str(data), *PICTURES, "--data.on-bad-sample", "skip")
+    ended = sightline.run(tmp_path / "run", "--data.path", str(data), *IMAGES, "--data.on-bad-sample", "skip")
     assert ended.code == 0, ended
     found = {record["name"]: record["reason"] for record in listed(ended.out)}
     assert "second header" in found.pop(str(png_victim.relative_to(data / "train")))
@@ -107,9 +107,9 @@ def test_images_that_hide_their_size_are_skipped_and_named(sightline, data, tmp_
     assert not found
 
 
-def test_picture_that_vanishes_while_training(sightline, data, tmp_path):
+def test_image_that_vanishes_while_training(sightline, data, tmp_path):
     """Listed at the start, gone when its turn comes."""
-    flags = ("--data.path", str(data), *PICTURES)
+    flags = ("--data.path", str(data), *IMAGES)
     started = sightline.start(tmp_path / "run", *flags, FAULT="stop@train:1")
     started.until_stopped()
     shutil.rmtree(data / "train")
@@ -124,7 +124,7 @@ def test_picture_that_vanishes_while_training(sightline, data, tmp_path):
 
 @pytest.fixture
 def few(shapes: Path, tmp_path: Path) -> Path:
-    """Two classes of a few pictures each."""
+    """Two classes of a few images each."""
     root = tmp_path / "few"
     for split in ("train", "val"):
         for name in sorted(os.listdir(shapes / split))[:2]:
@@ -133,14 +133,14 @@ def few(shapes: Path, tmp_path: Path) -> Path:
 
 
 def test_odd_names_are_trained_on(sightline, few, tmp_path):
-    """Unicode, blanks, newlines, markup, bytes that are no UTF-8; among them one that cannot be read and is told."""
+    """Unicode, blanks, newlines, markup, bytes that are not UTF-8; one of them cannot be read and is reported."""
     first, second = sorted((few / "train").iterdir())
     odd = "süß 猫\n[bold]x <script>"
     for split in ("train", "val"):
         (few / split / first.name).rename(few / split / odd)
-    pictures = sorted((few / "train" / odd).iterdir())
-    pictures[0].rename(pictures[0].with_name("new\nline.jpg"))
-    os.rename(pictures[1], os.fsencode(pictures[1].parent) + b"/\xff\xfe.jpg")
+    images = sorted((few / "train" / odd).iterdir())
+    images[0].rename(images[0].with_name("new\nline.jpg"))
+    os.rename(images[1], os.fsencode(images[1].parent) + b"/\xff\xfe.jpg")
     shutil.copytree(second, few / "train" / ".hidden")
     (few / "train" / odd / ".hidden.jpg").write_bytes(b"not looked at")
     (few / "train" / odd / "notes.txt").write_text("not looked at")
@@ -172,9 +172,9 @@ def test_link_to_itself_is_passed_over_or_named(few):
     ("damage", "message"),
     [
         ("empty class", "train/nothing holds no images"),
-        ("class of val only", "val has class folders that .*train has not: nothing"),
+        ("class of val only", "val has class folders that .*train lacks: nothing"),
         ("no val", "val does not exist"),
-        ("no pictures", "train/.* holds no images"),
+        ("no images", "train/.* holds no images"),
     ],
 )
 def test_folders_that_cannot_work_are_refused_by_name(sightline, few, tmp_path, damage, message):
