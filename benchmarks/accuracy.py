@@ -90,33 +90,33 @@ def theirs(args: argparse.Namespace, seed: int, device: Device) -> dict[str, flo
     optimizer = torch.optim.SGD(model.parameters(), args.lr, MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True)
     criterion = nn.CrossEntropyLoss(label_smoothing=LABEL_SMOOTHING)
     steps = args.epochs * len(train_loader)
-    step, images, seconds, top1 = 0, 0, 0.0, 0.0
+    step, seen, seconds, top1 = 0, 0, 0.0, 0.0
 
-    def logits(pictures: torch.Tensor) -> torch.Tensor:
-        pictures = pictures.to(device.torch_device, non_blocking=True, memory_format=torch.channels_last)
+    def logits(images: torch.Tensor) -> torch.Tensor:
+        images = images.to(device.torch_device, non_blocking=True, memory_format=torch.channels_last)
         with torch.autocast(device.kind, DTYPES[args.precision], enabled=args.precision != "fp32"):
-            return model(pictures)
+            return model(images)
 
     for epoch in range(args.epochs):
         model.train()
         device.synchronize()
         epoch_started = time.perf_counter()
-        for pictures, labels in train_loader:
+        for images, labels in train_loader:
             for group in optimizer.param_groups:
                 group["lr"] = rate(step, args.lr, steps, WARMUP_EPOCHS * len(train_loader))
-            loss = criterion(logits(pictures).float(), labels.to(device.torch_device, non_blocking=True))
+            loss = criterion(logits(images).float(), labels.to(device.torch_device, non_blocking=True))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             step += 1
         device.synchronize()
         if epoch > 0 or args.epochs == 1:
-            images, seconds = images + len(train_loader) * args.batch, seconds + time.perf_counter() - epoch_started
+            seen, seconds = seen + len(train_loader) * args.batch, seconds + time.perf_counter() - epoch_started
         model.eval()
         with torch.no_grad():
             hits = [(logits(p).argmax(1).cpu() == labels).sum().item() for p, labels in val_loader]
         top1 = sum(hits) / len(val_set)
-    return {"top1": top1, "images_per_s": images / seconds, "wall_s": time.perf_counter() - started}
+    return {"top1": top1, "images_per_s": seen / seconds, "wall_s": time.perf_counter() - started}
 
 
 def rate(step: int, lr: float, steps: int, warmup_steps: int) -> float:

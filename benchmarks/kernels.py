@@ -153,7 +153,7 @@ def main() -> None:
     shapes = [tuple(map(int, text.split(","))) for text in args.shapes]
     for text, shape in zip(args.shapes, shapes, strict=True):
         if len(shape) != 4 or min(shape) < 1:
-            parser.error(f"--shapes {text}: give pictures,channels,height,width, e.g. 64,32,192,160")
+            parser.error(f"--shapes {text}: give images,channels,height,width, e.g. 64,32,192,160")
     if not torch.cuda.is_available():
         parser.error("needs CUDA: our kernels apply nowhere else; torch finds no CUDA device on this machine")
     device, now, started = devices.select("cuda"), datetime.now(UTC), time.perf_counter()

@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--calls", type=int, default=CALLS_PER_ROUND, help="calls per round and row")
-    parser.add_argument("--size", type=int, default=128, help="height and width of the step's pictures")
+    parser.add_argument("--size", type=int, default=128, help="height and width of the step's images")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args()

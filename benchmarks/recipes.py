@@ -3,7 +3,7 @@
     python benchmarks/recipes.py --data DIR --classes 20 --epochs 30 --size 64 --seeds 0 1 2
 
 DIR is anything a recipe reads. Network, optimizer, weight decay, losses and augmentation are the recipe's own; epochs,
-drops of the rate and pictures are cut to the size of the data. All runs are started at once: their scores do not
+drops of the rate and images are cut to the size of the data. All runs are started at once: their scores do not
 depend on it, their speed does and is not reported.
 """
 

@@ -74,7 +74,7 @@ class Run:
     """Dummy steps on the first batch before the run, so that none of the run's own steps compiles or allocates; all
     they change is put back."""
     channels_last: bool = True
-    """Memory format of pictures and weights; faster for convolutions almost everywhere."""
+    """Memory format of images and weights; faster for convolutions almost everywhere."""
     log_every_steps: int = 10
     """Steps between log lines; each line costs one synchronisation with the device."""
     checkpoint_initial: bool = False

@@ -36,7 +36,7 @@ from sightline.train.signals import StopSignals
 
 TABLE = "evaluation.json"
 MAX_TABLE_BYTES = 2**22  # a row takes 500 bytes
-SMALL_BYTES = 2**28  # what any network may take besides its weights: anchors, a first picture
+SMALL_BYTES = 2**28  # what any network may take besides its weights: anchors, a first image
 MAKERS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 BUILD_ERRORS = (RuntimeError, ValueError, ArithmeticError, MemoryError)  # of numbers that cannot be sizes
 

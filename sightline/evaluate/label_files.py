@@ -23,14 +23,14 @@ from sightline.files.arrays import map_array
 from sightline.files.typed_json import read_json
 from sightline.parts import PredictOptions, Scores
 from sightline.report.predictions import DOCUMENT, write_whole
-from sightline.report.volumes import compared_picture
+from sightline.report.volumes import compared_slices
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 
 DOCUMENT_OF_SCORES = "scores-labels.json"
 PROBABILITIES = ".npy"
 WORST = 20
-PICTURES = 4  # of the worst cases of a run
+DRAWN = 4  # worst cases of a run
 _VALUES = 256  # a label is a byte
 _AFFINE_MM = 1e-3  # headers hold 32-bit floats
 _MAX_JSON_BYTES = 16 * 2**20
@@ -78,11 +78,11 @@ def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
             old.unlink()
     log = RunLog(folder, Screen(trained.run.progress), attempt=None)
     scores = _tell(pairs, trained.spec.classes, folder, log, checkpoint=str(trained.path))
-    for row in scores.worst[:PICTURES]:
+    for row in scores.worst[:DRAWN]:
         case = row["name"]
-        picture = compared_picture(case, images[case], *pairs[case], trained.spec.classes)
-        write_whole(folder / f"{case}.png", picture.save)
-    log.say(f"masks, {DOCUMENT_OF_SCORES} and pictures of the worst cases are in {folder}")
+        image = compared_slices(case, images[case], *pairs[case], trained.spec.classes)
+        write_whole(folder / f"{case}.png", image.save)
+    log.say(f"masks, {DOCUMENT_OF_SCORES} and images of the worst cases are in {folder}")
     return scores
 
 

@@ -291,7 +291,7 @@ def place(model: nn.Module, device: Device, channels_last: bool) -> nn.Module:
 
 
 def lay_channels_last(model: nn.Module) -> None:
-    """Weights of convolutions as kernels for pictures and volumes like them, with the channels last in memory."""
+    """Weights of convolutions as kernels for images and volumes like them, with the channels last in memory."""
     is_3d = any(parameter.dim() == 5 for parameter in model.parameters())
     model.to(memory_format=torch.channels_last_3d if is_3d else torch.channels_last)
 

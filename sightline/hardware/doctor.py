@@ -47,7 +47,7 @@ EXTRAS = {  # module -> its name for pip, what it is for
 }
 GIB = 1 << 30
 LEAST_MEMORY = 4 * GIB  # torch, its loader workers and a ResNet-50 at a small batch
-LEAST_SHARED_MEMORY = GIB  # 3 batches ahead of 256 pictures of 224x224 are 0.1 GiB; Docker's default is 64 MiB
+LEAST_SHARED_MEMORY = GIB  # 3 batches ahead of 256 images of 224x224 are 0.1 GiB; Docker's default is 64 MiB
 LEAST_DISK = 5 * GIB  # three ResNet-50 checkpoints with SGD state are 0.6 GiB, with room for logs and reports
 LEAST_OPEN_FILES = 1024
 WORKER_TIMEOUT_S = 60
@@ -194,7 +194,7 @@ def check_jpeg() -> Check:
     try:
         from sightline.data.decode import decode_rgb  # here: a decoder that cannot be imported is a finding
 
-        pixels = np.asarray(decode_rgb(data.getvalue(), "a picture made by doctor"))
+        pixels = np.asarray(decode_rgb(data.getvalue(), "an image made by doctor"))
     except (ImportError, OSError, RuntimeError, SightlineError) as error:
         return Check("jpeg", "fail", f"decoding fails: {error}", remedy)
     is_right = pixels.shape == (32, 48, 3) and np.abs(pixels.mean((0, 1)) - (200, 100, 50)).max() < 4

@@ -177,7 +177,7 @@ def as_text(result: dict[str, Any]) -> str:
     if "step" in result:
         step, ours = result["step"], result["step"]["contenders"][0]
         lines.append(
-            f"{step['forward_gflop']:.3g} GFLOP forward per picture, counted three times per step; matrix product peak "
+            f"{step['forward_gflop']:.3g} GFLOP forward per image, counted three times per step; matrix product peak "
             f"{step['peak']['tflops']:.3g} TFLOP/s ({step['peak']['dtype']}, {step['peak']['side']} cubed); data wait "
             f"{ours['data_wait']:.1%}; peak memory {ours['peak_memory_gb']:.2f} GB"
         )

@@ -34,7 +34,7 @@ def deltas(starts: Sequence[float], warmup: int) -> list[float]:
 
 
 def perf(what: str, seconds: Sequence[float], images_per_s: float) -> dict[str, float]:
-    """The five numbers, flat: pictures (slices, where data are slices) per second, and milliseconds per batch."""
+    """The five numbers, flat: images (slices, where data are slices) per second, and milliseconds per batch."""
     found = {f"throughput_{what}": images_per_s, f"latency_{what}_mean": 1000 * statistics.fmean(seconds)}
     found |= {f"latency_{what}_{level}": 1000 * float(np.percentile(seconds, level)) for level in PERCENTILES}
     return {name: round(value, 3) for name, value in found.items()}

@@ -167,10 +167,10 @@ class PeerStep(Contender):
         self.scaler.update()
 
 
-def forward_flop(model: nn.Module, picture: Tensor) -> int:
+def forward_flop(model: nn.Module, image: Tensor) -> int:
     """Count multiplications and additions of one forward pass of (1, channels, height, width), on the meta device."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.eval()(picture)
+        model.eval()(image)
     return counter.get_total_flops()
 
 
@@ -254,7 +254,7 @@ def check_comparable(data: Any) -> None:
         raise UsageError(f"--loader compares classification pipelines; {type(data).__name__} describes none")
     if not (Path(data.path) / "train").is_dir() or not data.path:
         raise UsageError(
-            f"--loader reads pictures from class folders, and --data.path '{data.path}' has no train/CLASS/*.jpg; give "
+            f"--loader reads images from class folders, and --data.path '{data.path}' has no train/CLASS/*.jpg; give "
             f"some, best the photographs you train on (`sightline prepare shapes --out DIR` draws some)"
         )
     if data.augment != "on" or getattr(data, "policy", "none") != "none":

@@ -123,11 +123,11 @@ class Network:
         return sum(gradient.size for gradient in self.gradients)
 
 
-def network_of(model: nn.Module, picture: Tensor) -> Network:
+def network_of(model: nn.Module, image: Tensor) -> Network:
     """Describe a model by one image (1, channels, height, width) on the meta device. A layer's backward pass is taken
     to last as long as its share of the products, and layers to run in the order in which they are named."""
     with FlopCounterMode(display=False, depth=None) as counter, torch.no_grad():  # type: ignore[arg-type]
-        model.eval()(picture)
+        model.eval()(image)
     root = type(model).__name__
     counts = {name: sum(by_kind.values()) for name, by_kind in counter.get_flop_counts().items()}
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -266,7 +266,7 @@ def epoch_of(row: dict[str, Any], work: Work, rounds: Rounds) -> dict[str, float
 
 
 def predict_recipe(
-    recipe: Recipe, run: Run, bound: Bound, picture: Tensor, options: ScalingOptions, measured: dict[str, Any]
+    recipe: Recipe, run: Run, bound: Bound, image: Tensor, options: ScalingOptions, measured: dict[str, Any]
 ) -> dict[str, Any]:
     """Predict for every number of devices; `measured` is our row of the benchmark, or {} with --step-ms."""
     cluster, batch, spread = options.cluster(), recipe.train.global_batch, options.spread
@@ -281,7 +281,7 @@ def predict_recipe(
     work = Work(
         step_s,
         batch,
-        network_of(model, picture),
+        network_of(model, image),
         run.bucket_mb * MIB,
         recipe.train.accumulation,
         recipe.train.bn_group,
@@ -319,9 +319,9 @@ def spread_of(seconds: Sequence[float]) -> float:
 def sample_bytes_of(bound: Bound) -> tuple[float, str]:
     """Return bytes read per training sample, where not given, and the source of the number."""
     if "boxes" in bound.layout:
-        return 19_336_861_798 / 118_287, "COCO: train2017.zip over its pictures"
+        return 19_336_861_798 / 118_287, "COCO: train2017.zip over its images"
     if not bound.layout["label"][0]:
-        return 147_897_477_120 / 1_281_167, "ImageNet: ILSVRC2012_img_train.tar over its pictures"
+        return 147_897_477_120 / 1_281_167, "ImageNet: ILSVRC2012_img_train.tar over its images"
     shapes = [(shape, np.dtype(dtype).itemsize) for shape, dtype in (bound.layout["image"], bound.layout["label"])]
     read = sum(math.prod(shape) * size for shape, size in shapes) / bound.samples_per_item
     return read, "a crop of a prepared volume, not compressed"

@@ -21,9 +21,9 @@ def classes_found(logits: Tensor, spec: DataSpec, top: int, threshold: float) ->
 def boxes_found(
     boxes: Tensor, scores: Tensor, labels: Tensor, spec: DataSpec, top: int, threshold: float
 ) -> list[list[Finding]]:
-    """The surest boxes of each sample, cut off at the edges of the picture.
+    """The surest boxes of each sample, cut off at the edges of the image.
 
-    `boxes` (batch, K, 4) are ymin, xmin, ymax, xmax as shares of the picture; label n is class n - 1, 0 is none.
+    `boxes` (batch, K, 4) are ymin, xmin, ymax, xmax as shares of the image; label n is class n - 1, 0 is none.
     """
     ids = spec.class_ids or range(1, len(spec.classes) + 1)
     found = []

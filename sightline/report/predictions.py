@@ -87,7 +87,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 class Predictions(ResultFolder):
-    """Findings of pictures. A picture keeps its name, and its format where that is one we write; else it is a PNG."""
+    """Findings of images. An image keeps its name, and its format where that is one we write; else it is a PNG."""
 
     def __init__(
         self,
@@ -99,21 +99,21 @@ class Predictions(ResultFolder):
         say: Callable[[str], None],
     ):
         if options.probabilities:
-            raise UsageError("--save-probabilities is for volumes; predictions.json holds the scores of pictures")
+            raise UsageError("--save-probabilities is for volumes; predictions.json holds the scores of images")
         self.findings = findings
         self.spec = spec
         self.options = options
-        self._pictures = _picture_names(files)
-        super().__init__(folder, files, list(self._pictures.values()) if options.draws else [], say)
+        self._drawings = _drawing_names(files)
+        super().__init__(folder, files, list(self._drawings.values()) if options.draws else [], say)
 
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
-        """Draws, tells and keeps what was found in each file."""
+        """Draw, print and store the findings of each file."""
         found = self.findings(predictions, self.spec, self.options.top, self.options.threshold)
         for name, findings in zip(names, found, strict=True):
             if name is not None:
-                self._add_picture(name, findings)
+                self._add_image(name, findings)
 
-    def _add_picture(self, name: str, findings: Sequence[Finding]) -> None:
+    def _add_image(self, name: str, findings: Sequence[Finding]) -> None:
         try:
             data = read_bytes(self._files[name], name)
             height, width = read_header(data, name).shape[:2]
@@ -124,9 +124,9 @@ class Predictions(ResultFolder):
         row: dict[str, Any] = {"file": name, "path": str(self._files[name]), "width": width, "height": height}
         row["found"] = [_as_json(finding, width, height) for finding in findings]
         if pixels is not None:
-            row["picture"] = self._pictures[name]
-            picture, encoder = draw(pixels, findings), _ENCODERS[Path(self._pictures[name]).suffix.lower()]
-            self.replace(self._pictures[name], lambda path: picture.save(path, **encoder))
+            row["picture"] = self._drawings[name]
+            drawing, encoder = draw(pixels, findings), _ENCODERS[Path(self._drawings[name]).suffix.lower()]
+            self.replace(self._drawings[name], lambda path: drawing.save(path, **encoder))
         self._rows[name] = row
         for line in as_lines(row):
             self.say(line)
@@ -156,7 +156,7 @@ def _as_json(finding: Finding, width: int, height: int) -> dict[str, Any]:
     return values
 
 
-def _picture_names(files: Mapping[str, Path]) -> dict[str, str]:
+def _drawing_names(files: Mapping[str, Path]) -> dict[str, str]:
     names = {name: name if Path(name).suffix.lower() in _ENCODERS else f"{name}.png" for name in files}
     if len(set(names.values())) < len(names):  # "x" beside "x.png"
         names = {name: f"{name}.png" for name in files}

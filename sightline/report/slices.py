@@ -19,7 +19,7 @@ SLICES = 8
 COLUMNS = 4
 TILE = 360  # pixels of the longer side of a slice
 _GAP = 6
-_FINE = 2  # outlines are made this many times finer than the picture, so that they come out smooth
+_FINE = 2  # outlines are made this many times finer than the image, so that they come out smooth
 _MARGIN_VOXELS = 2
 _PERCENTILES = (1, 99)
 _SAMPLED = 2**20  # voxels that the percentiles are taken from
@@ -129,7 +129,7 @@ def _outlined(tile: Image.Image, mask: np.ndarray, label: np.ndarray | None) -> 
 def _regions(classes: np.ndarray, size: tuple[int, int]) -> list[tuple[int, np.ndarray]]:
     """Return the region of each class in an image of this size, rounded where voxels are larger than pixels."""
     numbers = np.unique(np.append(classes, 0)).tolist()
-    # Between pixels of a smaller picture a class of one voxel would melt away.
+    # Between pixels of a smaller image a class of one voxel would melt away.
     way = Image.Resampling.BILINEAR if size[0] >= classes.shape[1] else Image.Resampling.NEAREST
     shares = [np.asarray(Image.fromarray((classes == n).astype(np.float32)).resize(size, way)) for n in numbers]
     strongest = np.argmax(shares, axis=0)

@@ -1,4 +1,4 @@
-"""What `sightline predict` leaves of volumes: masks in the geometry of their files, pictures of slices, millilitres."""
+"""Results of `sightline predict` for volumes: masks in the geometry of their files, images of slices, millilitres."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class VolumePredictions(ResultFolder):
         if image is not None:
             row["picture"] = f"{case}.png"
             look = Look(case, image, header.spacing, header.affine, self.spec.classes, mask)
-            picture = contact_sheet(look)
-            self.replace(row["picture"], lambda temporary: picture.save(temporary, format="PNG", compress_level=4))
+            drawing = contact_sheet(look)
+            self.replace(row["picture"], lambda temporary: drawing.save(temporary, format="PNG", compress_level=4))
         self._rows[name] = row
         self.say(as_line(row))
 
@@ -109,7 +109,7 @@ def as_line(row: Mapping[str, Any]) -> str:
     return "  ".join([row["file"], sides, *(f"{each['class']} {each['ml']:.3f} ml" for each in row["found"][1:])])
 
 
-def compared_picture(case: str, image: Path, mask: Path, label: Path, classes: tuple[str, ...]) -> Image.Image:
+def compared_slices(case: str, image: Path, mask: Path, label: Path, classes: tuple[str, ...]) -> Image.Image:
     """Draw slices of a volume with the outlines of its mask and of its label."""
     scan = read_scan(image, case)
     found, truth = read_label(mask, case)[0], read_label(label, case)[0]

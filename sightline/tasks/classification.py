@@ -4,12 +4,12 @@ Batch keys: image (after finish(): batch, 3, height, width), label (batch,), ind
 (batch,); in training those of data.random_erase, data.mixup and data.cutmix, listed below.
 """
 
-# random_erase   erase (batch, 4): the box of each picture that is set to zero, as top, left, bottom, right (the last
+# random_erase   erase (batch, 4): the box of each image that is set to zero, as top, left, bottom, right (the last
 #                two are outside); all zero where there is none
-# mixup, cutmix  mix (), with mixup_per=sample (batch,): the share of each picture against its partner in the batch;
+# mixup, cutmix  mix (), with mixup_per=sample (batch,): the share of each image against its partner in the batch;
 #                partner (batch,), after finish(): which one that is, where it is not the one before;
 #                mix_rank (batch,): random numbers whose order is a random partner's
-# cutmix         cut_top, cut_left, cut_bottom, cut_right (): the box in which each picture is its partner;
+# cutmix         cut_top, cut_left, cut_bottom, cut_right (): the box in which each image is its partner;
 #                label_share (): the share of its own label. A batch is either mixed, then the box is empty and
 #                label_share equals mix, or cut, then mix is 1.
 
@@ -48,7 +48,7 @@ class Classification(Task):
         """Mean cross entropy. With mixup or cutmix, accuracy counts the class that has the larger share."""
         logits = model(batch["image"]).float()  # (batch, classes)
         label, share = batch["label"], batch.get("label_share", batch.get("mix"))
-        # One share for all mixes two means; one for each picture mixes its two losses before the mean.
+        # One share for all mixes two means; one for each image mixes its two losses before the mean.
         reduction = "none" if share is not None and share.ndim else "mean"
         total = F.cross_entropy(logits, label, label_smoothing=self.label_smoothing, reduction=reduction)
         if share is not None:

@@ -39,9 +39,9 @@ class Detection(Task):
     nms_iou: float = 0.5
     """Of two detections of one class that overlap so much or more, the one with the lower score is dropped."""
     candidates: int = 200
-    """How many anchors with the highest scores are looked at, per class and picture."""
+    """How many anchors with the highest scores are looked at, per class and image."""
     per_image: int = 200
-    """How many detections are kept per picture; COCO's scores count the best 100."""
+    """How many detections are kept per image; COCO's scores count the best 100."""
 
     headline = "ap"
     peers = "detection"
@@ -56,13 +56,13 @@ class Detection(Task):
                 raise UsageError(f"task.{name}={getattr(self, name)} must be at least 1; the original has 200")
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Per picture: cross entropy of matched anchors and hard negatives plus Huber loss of the matched offsets,
-        divided by the number of matched anchors; then the mean. A picture without boxes adds nothing."""
+        """Per image: cross entropy of matched anchors and hard negatives plus Huber loss of the matched offsets,
+        divided by the number of matched anchors; then the mean. An image without boxes adds nothing."""
         logits, offsets, anchors = model(batch["image"])
         classes, targets = match(batch["boxes"], batch["labels"], anchors, self.lineage)
         is_positive = classes > 0  # (batch, anchors)
         # Made again for the gradient: what that would keep, in fp32, is twice the size of half-precision logits (362 MB
-        # more for 128 pictures), and whether a compiler sees it by itself depends on what stands around it.
+        # more for 128 images), and whether a compiler sees it by itself depends on what stands around it.
         cross_entropy = checkpoint(_cross_entropy, logits, classes, use_reentrant=False, preserve_rng_state=False)
         is_chosen = is_positive | hard_negatives(cross_entropy, is_positive)
         matched = is_positive.sum(1)  # (batch,)

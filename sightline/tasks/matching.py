@@ -24,12 +24,12 @@ def match(
     Of two boxes that claim one anchor so, `tf` gives it to the first and `mlperf` to the last.
     """
     if labels.device.type == "cpu" and not torch.compiler.is_compiling():
-        # Where reading a number costs nothing, places that no picture of the batch uses are left out: most of them.
+        # Where reading a number costs nothing, places that no image of the batch uses are left out: most of them.
         used = int(((labels > 0).any(0) * torch.arange(1, labels.shape[1] + 1)).max())
         boxes, labels = boxes[:, : max(used, 1)], labels[:, : max(used, 1)]
     boxes = torch.where(labels[..., None] > 0, boxes, 0.0)  # without an area they overlap nothing
     corners = to_corners(anchors)
-    # Two maxima over one table (batch, n, anchors) would make a compiler store it, 0.9 GB for 128 pictures of 200
+    # Two maxima over one table (batch, n, anchors) would make a compiler store it, 0.9 GB for 128 images of 200
     # places; each over a table of its own is one loop. What the best overlap is, is then computed again.
     box_of = iou(corners, boxes).argmax(2)  # (batch, anchors); of equal ones the first
     best_anchor = iou(boxes, corners).argmax(2)  # (batch, n)
@@ -67,7 +67,7 @@ def _claims(
 
 
 def hard_negatives(losses: Tensor, is_positive: Tensor) -> Tensor:
-    """The background anchors (batch, anchors) with the largest losses: three per positive of their picture, as far as
+    """The background anchors (batch, anchors) with the largest losses: three per positive of their image, as far as
     there are so many; of equal ones the first. A loss that is not a number counts as large, so that it is seen."""
     # The original ranks positives among the negatives, with loss 0: where fewer than three negatives per positive have
     # a loss, it counts positives twice. Here they stand behind all negatives and are never chosen.

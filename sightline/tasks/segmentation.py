@@ -40,9 +40,9 @@ class Segmentation(Task):
     dice_over: Literal["local", "world"] = "local"
     """Which samples the Dice of a batch sums over: those of the device, as in the original, or of all devices."""
     tta: bool = False
-    """Mean of the scores of the picture and of all its mirror images; 4 times the work for slices, 8 for volumes."""
+    """Mean of the scores of the image and of all its mirror images; 4 times the work for slices, 8 for volumes."""
     overlap: float = 0.5
-    """How much of a window the next one covers, where pictures are larger than the network's patch."""
+    """How much of a window the next one covers, where images are larger than the network's patch."""
     blend: Literal["gaussian", "constant"] = "gaussian"
     """How windows are averaged where they overlap: by a weight that falls towards their edges, or evenly."""
     window_batch: int = 64

@@ -90,9 +90,9 @@ def test_list(sightline):
 
 def test_list_of_a_recipe_of_ones_own(sightline, tmp_path: Path):
     path = tmp_path / "mine.py"
-    path.write_text('"""My own pictures.\n\nExpected: much.\n"""\n\n\ndef recipe():\n    pass\n')
+    path.write_text('"""My own images.\n\nExpected: much.\n"""\n\n\ndef recipe():\n    pass\n')
     said = sightline("list", path)
-    assert said.code == 0 and "My own pictures." in said.out
+    assert said.code == 0 and "My own images." in said.out
 
 
 # inspect
@@ -150,7 +150,7 @@ def test_prepare(sightline, tmp_path: Path):
     assert said.code == 0 and said.out.startswith("shapes: ") and str(tmp_path / "drawn") in said.out
     assert len(list((tmp_path / "drawn" / "classification" / "train").iterdir())) == 10
     assert "shapes" in sightline("prepare", "--help").out
-    for arguments in ([], ["pictures"]):
+    for arguments in ([], ["images"]):
         refused = sightline("prepare", *arguments)
         assert refused.code == 2 and "prepare what? Known: " in refused.err and "shapes" in refused.err
     assert sightline("prepare", "shapes").code == 2  # --out is missing
@@ -349,7 +349,7 @@ def test_evaluate_refuses_what_is_no_run(sightline, tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_evaluate_on_other_pictures(sightline, run: Path, shapes: Path, tmp_path: Path):
+def test_evaluate_on_other_images(sightline, run: Path, shapes: Path, tmp_path: Path):
     """The same classes elsewhere are scored; other classes are refused, also where their number is the same."""
     for split in ("train", "val"):
         for source in sorted((shapes / split).iterdir()):
@@ -381,9 +381,9 @@ def test_evaluate_writes_elsewhere_when_told_to(sightline, run: Path, tmp_path: 
 def test_evaluate_does_not_hold_the_folder_after_an_error(sightline, run: Path, shapes: Path):
     """The lock of a run folder ends with the command, however it ended."""
     victim = next(path for path in sorted((shapes / "val").rglob("*")) if path.is_file())
-    copy = run.parent / "pictures"
+    copy = run.parent / "images"
     shutil.copytree(shapes, copy)
-    (copy / victim.relative_to(shapes)).write_text("no picture")
+    (copy / victim.relative_to(shapes)).write_text("not an image")
     assert sightline("evaluate", run, *HERE[:2], f"--data.path={copy}").code == 3
     assert sightline("evaluate", run, *HERE[:2]).code == 0
 

@@ -39,9 +39,9 @@ PROGRAMS = ("sightline", "make", "python", "torchrun", "SIGHTLINE_MIGRATE=1", "T
 # What stands for something of the reader's own; "" leaves a word out.
 PLACEHOLDERS = {
     "RECIPE": "demo_classification",
-    "DIR": "pictures",
-    "DATA": "pictures",
-    "IMAGENET": "pictures",
+    "DIR": "images",
+    "DATA": "images",
+    "IMAGENET": "images",
     "N": "10",
     "IMAGE...": "photo.jpg",
     "IMAGE_OR_FOLDER": "photo.jpg",
@@ -112,8 +112,8 @@ def commands(name: str) -> list[str]:
 # What the commands read
 
 
-def pictures(path: Path) -> None:
-    """Class folders: ten classes, four and two pictures each."""
+def images(path: Path) -> None:
+    """Class folders: ten classes, four and two images each."""
     amounts = ["--only", "classification", "--train-per-class=4", "--val-per-class=2"]
     assert cli.main(["prepare", "shapes", "--out", f"{path}.drawn", *amounts]) == 0
     Path(f"{path}.drawn", "classification").rename(path)
@@ -140,7 +140,7 @@ def coco(path: Path, train: int = 20) -> None:
 
 
 def coco_by_heart(path: Path) -> None:
-    """Training pictures that are those of the evaluation too, as docs/recipes_ssd.md says."""
+    """Training images that are those of the evaluation too, as docs/recipes_ssd.md says."""
     coco(path, 80)
     shutil.rmtree(path / "val2017")
     (path / "val2017").symlink_to("train2017")
@@ -221,7 +221,7 @@ for epoch in range(2):
 """
 
 INPUTS: dict[str, Callable[[Path], None]] = {
-    "pictures": pictures,
+    "images": images,
     "photo.jpg": photo,
     "ILSVRC2012_img_train.tar": archive("train.tar"),
     "ILSVRC2012_img_val.tar": archive("val.tar"),
@@ -378,7 +378,7 @@ def test_make_demo_is_the_quickstart():
 
 def test_the_script_of_the_quickstart_trains_and_predicts(here: Path, capsys: pytest.CaptureFixture[str]):
     [script] = [block.text for block in blocks("quickstart.md") if "api.train" in block.text]
-    pictures(here / "demo" / "shapes" / "classification")
+    images(here / "demo" / "shapes" / "classification")
     photo(here / "photo.jpg")
     given = '"demo/shapes/classification"]'
     assert script.count(given) == 1 and script.count('out="seen"') == 1

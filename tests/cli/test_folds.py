@@ -12,7 +12,7 @@ from sightline import cli
 from sightline.errors import BadData
 from sightline.evaluate import folds
 
-# Fold 1 cannot be opened while a file `missing` lies in the folder. Each fold has its own number of pictures.
+# Fold 1 cannot be opened while a file `missing` lies in the folder. Each fold has its own number of images.
 RECIPE = '''"""Three folds of numbers."""
 
 from dataclasses import dataclass, replace

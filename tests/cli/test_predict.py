@@ -56,14 +56,14 @@ def document(folder: Path) -> dict:
     return json.loads((folder / "predictions.json").read_text(), parse_constant=refuse)
 
 
-def expected_probabilities(run: Path, which: str, picture: Path) -> torch.Tensor:
+def expected_probabilities(run: Path, which: str, image: Path) -> torch.Tensor:
     """By torchvision's transforms and the weights as they lie on disk."""
     state = json.loads((run / "checkpoints" / which / "state.json").read_text())
     recipe, _ = config.from_json(state["recipe"])
     model = recipe.model.build(DataSpec.from_json(state["spec"]))
     model.load_state_dict(load_file(run / "checkpoints" / which / "model.safetensors"))
     steps = [v2.Resize(24, antialias=True), v2.CenterCrop(24), v2.ToDtype(torch.float32, scale=True)]
-    pixels = torchvision.io.decode_image(str(picture), torchvision.io.ImageReadMode.RGB)
+    pixels = torchvision.io.decode_image(str(image), torchvision.io.ImageReadMode.RGB)
     image = v2.Compose([*steps, v2.Normalize(recipe.data.mean, recipe.data.std)])(pixels)
     with torch.inference_mode():
         return model.eval()(image[None])[0].softmax(0)
@@ -103,7 +103,7 @@ def test_predictions_agree_with_evaluate(sightline, trained: Path, shapes: Path,
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["predictions.json"]  # draws=False
 
 
-def test_pictures_keep_their_names_colours_and_formats(sightline, trained: Path, tmp_path: Path):
+def test_images_keep_their_names_colours_and_formats(sightline, trained: Path, tmp_path: Path):
     pixels = np.zeros((360, 480, 3), np.uint8)
     pixels[:, :160], pixels[:, 160:320], pixels[:, 320:] = (250, 10, 10), (10, 250, 10), (10, 10, 250)
     (tmp_path / "in" / "a").mkdir(parents=True)
@@ -145,7 +145,7 @@ def test_workers_and_batches_change_nothing(sightline, trained: Path, shapes: Pa
 def test_unreadable_files_are_listed_and_the_rest_goes_on(sightline, trained: Path, shapes: Path, tmp_path: Path):
     folder = tmp_path / "in"
     shutil.copytree(shapes / "val" / "star", folder)
-    (folder / "bad.jpg").write_text("no picture")
+    (folder / "bad.jpg").write_text("not an image")
     (folder / "cut.jpg").write_bytes((folder / "00000.jpg").read_bytes()[:400])
     (folder / "gone.png").symlink_to("nowhere.png")
     command = ["predict", trained, folder, "--out", tmp_path / "out", *HERE]
@@ -159,7 +159,7 @@ def test_unreadable_files_are_listed_and_the_rest_goes_on(sightline, trained: Pa
     assert (code, err) == (0, "") and document(tmp_path / "out") == told
 
 
-def test_pictures_are_never_drawn_over(sightline, trained: Path, shapes: Path, tmp_path: Path):
+def test_images_are_never_drawn_over(sightline, trained: Path, shapes: Path, tmp_path: Path):
     folder = tmp_path / "in"
     shutil.copytree(shapes / "val" / "star", folder)
     before = contents(folder)

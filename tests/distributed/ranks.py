@@ -134,7 +134,7 @@ def ready_made(dataset: Dataset) -> Bound:
 
 
 def bad_steps(world: World) -> dict[str, Any]:
-    """Three steps, in the second of which the pictures of rank 1 alone hold what is not finite."""
+    """Three steps, in the second of which the images of rank 1 alone hold what is not finite."""
     found = {}
     for precision in ("fp32", "fp16"):
         recipe = recipe_with(precision=precision)

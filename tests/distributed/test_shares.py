@@ -55,7 +55,7 @@ def test_ranks_share_an_epoch_without_rest_or_overlap(last: str):
         else:  # all come before any of the next epoch does
             assert set(counts.values()) == {1}
             assert sum(epoch < copies for epoch, _ in counts) == samples
-        # Every copy of a picture is one of `repeats`, with draws of its own.
+        # Every copy of an image is one of `repeats`, with draws of its own.
         first = Counter(index for epoch, index in counts if epoch < copies)
         assert max(first.values()) <= copies and set(first) <= set(range(samples))
         if last != "drop":

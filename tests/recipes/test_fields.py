@@ -771,8 +771,8 @@ def parsed(name: str) -> dict[tuple[str, ...], Any]:
 def named(shapes: Path, volumes: Path, blobs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By the word, and where it depends on the data, by their class."""
     root = tmp_path_factory.mktemp("named")
-    pictures = Path(shutil.copytree(shapes, root / "pictures"))
-    damage(min(path for path in (pictures / "train").rglob("*") if path.is_file()))
+    images = Path(shutil.copytree(shapes, root / "images"))
+    damage(min(path for path in (images / "train").rglob("*") if path.is_file()))
     options = drawings.ShapesOptions(root, only=("detection",), train_pictures=8, val_pictures=3)
     drawings.prepare(options, lambda what, done, total: None)
     boxes = Path(shutil.copytree(root / "detection", root / "damaged boxes"))
@@ -781,7 +781,7 @@ def named(shapes: Path, volumes: Path, blobs, tmp_path_factory: pytest.TempPathF
     held_out = {case.name for case in SegmentationData(path=str(torn), task="own").source("val").cases}
     damage(min(path for path in torn.glob("*_x.npy") if path.name.removesuffix("_x.npy") not in held_out))
     return {
-        "DAMAGED ClassificationData": pictures,
+        "DAMAGED ClassificationData": images,
         "DAMAGED DetectionData": boxes,
         "DAMAGED SegmentationData": torn,
         "DRAWN": root / "detection",

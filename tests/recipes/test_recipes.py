@@ -126,8 +126,8 @@ VARIANTS = {
 
 
 def known_to(name: str, flags: list[str]) -> list[str]:
-    """Those flags that name fields of the recipe: what mixes pictures is no field of detection data, and volumes have
-    a path but no pictures in it."""
+    """Those flags that name fields of the recipe: what mixes images is no field of detection data, and volumes have
+    a path but no images in it."""
     made = recipes.find(name).recipe()
 
     def is_known(flag: str) -> bool:

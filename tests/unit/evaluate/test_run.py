@@ -93,7 +93,7 @@ def test_precision_is_used(shapes: Path):
 
 @pytest.fixture
 def spoilt(shapes: Path, tmp_path: Path) -> Path:
-    """The shapes, with links in place of copies and some val pictures that are none."""
+    """The shapes, with links in place of copies and some val images that are none."""
     root = tmp_path / "spoilt"
     for path in shapes.rglob("*"):
         if path.is_file() and path.suffix != ".json":
@@ -106,7 +106,7 @@ def spoilt(shapes: Path, tmp_path: Path) -> Path:
 def spoil(root: Path, count: int) -> None:
     for path in sorted(p for p in (root / "val").rglob("*") if p.is_symlink())[:count]:
         path.unlink()
-        path.write_text("no picture")
+        path.write_text("not an image")
 
 
 def test_skipped_samples_are_told_and_not_counted(spoilt: Path, shapes: Path):

@@ -84,8 +84,8 @@ def test_a_mask_lies_where_its_file_does(tmp_path: Path):
     assert lines == [f"case.nii.gz  9x26x20  one {ones * voxel:.3f} ml  two {twos * voxel:.3f} ml"]
     assert json.loads((tmp_path / "out" / "predictions.json").read_text()) == document
     assert document["classes"] == list(CLASSES) and document["unreadable"] == []
-    with Image.open(tmp_path / "out" / "case.png") as picture:
-        assert picture.format == "PNG" and picture.width > 480
+    with Image.open(tmp_path / "out" / "case.png") as image:
+        assert image.format == "PNG" and image.width > 480
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["case.nii.gz", "case.png", "predictions.json"]
 
 
@@ -162,6 +162,6 @@ def test_files_of_the_user_are_never_written_over(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("options", "flag"), [({"top": 3}, "--top 3"), ({"threshold": 0.5}, "--score-threshold 0.5")])
-def test_what_belongs_to_pictures_is_refused(tmp_path: Path, options: dict, flag: str):
+def test_what_belongs_to_images_is_refused(tmp_path: Path, options: dict, flag: str):
     with pytest.raises(UsageError, match=flag):
         VolumePredictions(tmp_path / "out", {}, FLAT, PredictOptions(**options), print)

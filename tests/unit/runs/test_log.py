@@ -235,7 +235,7 @@ def test_the_board_has_the_numbers_of_the_original_scripts(tmp_path: Path):
     begins, ends = board.Scalars("evaluate/begin"), board.Scalars("evaluate/end")
     assert [event.step for event in begins] == [event.step for event in ends] == [3, 6]
     assert all(begin.wall_time <= end.wall_time for begin, end in zip(begins, ends, strict=True))
-    # A rate of steps times the batch is the rate of pictures.
+    # A rate of steps times the batch is the rate of images.
     for steps, images in zip(board.Scalars("train/steps_per_s"), board.Scalars("train/images_per_s"), strict=True):
         assert images.value == pytest.approx(8 * steps.value, rel=1e-5)
     session = board.SummaryMetadata("_hparams_/session_start_info").plugin_data.content

@@ -164,7 +164,7 @@ def test_one_graph_without_breaks():
 
 
 class Network(nn.Module):
-    """Small, for slices or volumes; `equivariant` makes its answers turn with the picture."""
+    """Small, for slices or volumes; `equivariant` makes its answers turn with the image."""
 
     def __init__(self, patch: tuple[int, ...], equivariant: bool = False):
         super().__init__()
@@ -181,7 +181,7 @@ class Network(nn.Module):
         return self.layers(image)
 
 
-def pictures(*shape: int) -> Tensor:
+def random_images(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(9))
 
 
@@ -189,7 +189,7 @@ def pictures(*shape: int) -> Tensor:
 @pytest.mark.parametrize("space", [(8, 6), (4, 8, 6)])
 def test_mirror_images(space: tuple[int, ...]):
     """An equivariant network says the same; any other network the mean, over flips of the last axes only."""
-    image = pictures(2, 2, *space)
+    image = random_images(2, 2, *space)
     network = Network(space, equivariant=True)
     plain = Segmentation().predict(network, {"image": image})
     turned = Segmentation(tta=True).predict(network, {"image": image})
@@ -208,7 +208,7 @@ def test_mirror_images(space: tuple[int, ...]):
 
 @torch.no_grad()
 def test_slices_are_predicted_in_one_pass():
-    image, network = pictures(5, 2, 8, 6), Network((8, 6))
+    image, network = random_images(5, 2, 8, 6), Network((8, 6))
     found = Segmentation(window_batch=2).predict(network, {"image": image.bfloat16().float()})
     assert [len(seen) for seen in network.seen] == [5]
     assert found["logits"].dtype == torch.float32 and found["classes"].dtype == torch.uint8
@@ -222,7 +222,7 @@ EXTENTS = [[9, 11, 13], [9, 14, 7], [3, 5, 4]]
 @pytest.mark.parametrize("blend", ["gaussian", "constant"])
 def test_whole_volumes_go_through_windows(blend):
     """Each as if it were alone, without its padding: so says MONAI."""
-    image, network = pictures(3, 2, 9, 14, 13), Network((4, 8, 6))
+    image, network = random_images(3, 2, 9, 14, 13), Network((4, 8, 6))
     task = Segmentation(blend=blend, window_batch=3, overlap=0.25)
     found = task.predict(network, {"image": image, "extent": torch.tensor(EXTENTS)})
     assert max(len(seen) for seen in network.seen) == 3
@@ -248,7 +248,7 @@ def test_whole_volumes_go_through_windows(blend):
 @pytest.mark.parametrize("tta", [False, True])
 def test_network_for_slices_on_volumes_equals_slice_by_slice(tta: bool):
     """Whatever the depth and however many windows go at once; mirrored in height and width, never in depth."""
-    image, network = pictures(2, 2, 7, 14, 13), Network((8, 6))
+    image, network = random_images(2, 2, 7, 14, 13), Network((8, 6))
     task = Segmentation(window_batch=4, tta=tta)
     found = task.predict(network, {"image": image, "extent": torch.tensor([[7, 14, 13], [5, 9, 13]])})
     for number, (d, h, w) in enumerate([(7, 14, 13), (5, 9, 13)]):
@@ -271,7 +271,7 @@ def sliding(network: Network, volume: Tensor) -> Tensor:
 
 @torch.no_grad()
 def test_volumes_that_could_not_be_read_cost_nothing():
-    image, network = pictures(3, 2, 9, 14, 13), Network((4, 8, 6))
+    image, network = random_images(3, 2, 9, 14, 13), Network((4, 8, 6))
     extent = torch.tensor([[0, 0, 0], EXTENTS[1], [99, 99, 99]])
     batch = {"image": image, "extent": extent, "valid": torch.tensor([False, True, False])}
     found = Segmentation().predict(network, batch)
