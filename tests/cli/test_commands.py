@@ -160,7 +160,7 @@ def test_doctor(sightline, tmp_path: Path):
     said = sightline("doctor", "--folder", tmp_path)
     rows = [line.split()[0] for line in said.out.splitlines()]
     assert said.code == (2 if "fail" in rows else 0)
-    assert set(rows) <= {"ok", "warn", "fail"} and any("torch" in line for line in said.out.splitlines())
+    assert set(rows) <= {"ok", "absent", "warn", "fail"} and any("torch" in line for line in said.out.splitlines())
     assert list(tmp_path.iterdir()) == []
 
 
