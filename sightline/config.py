@@ -33,7 +33,7 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True)
 class Run:
-    """Where and how a recipe is run; nothing here is compared on resume."""
+    """The place and the way of a run; nothing here is compared on resume."""
 
     out: str = ""
     """Run folder; default runs/RECIPE."""
@@ -105,7 +105,7 @@ class Run:
     profile: str = ""
     """FIRST,LAST: trace exactly these optimizer steps, e.g. 5,8 for four; writes profile/ in the run folder."""
     progress: Literal["auto", "live", "plain", "off"] = "auto"
-    """What the terminal shows; auto is live on a terminal and plain lines elsewhere."""
+    """Display on the terminal; auto is live on a terminal and plain lines elsewhere."""
     rank_output: Literal["main", "all"] = "main"
     """Several ranks: whose lines the terminal shows, all of them with [rank N] in front. Each has a rank_N.log too."""
     timeout_s: int = 300

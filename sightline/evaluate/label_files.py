@@ -1,4 +1,4 @@
-"""`sightline evaluate --labels`: masks, or what a run says of its val split, against label files in their own geometry.
+"""`sightline evaluate --labels`: masks, or a run's predictions of its val split, against label files in their geometry.
 
 Dice of each case and class: 1 where a class is neither in the mask nor in the label, 0 where it is in one of them only.
 """
@@ -53,7 +53,7 @@ class Counts:
 
 
 def evaluate_folder(predicted: Path, labels: Path) -> Scores:
-    """Every CASE.nii.gz, or CASE.npy of probabilities, of a folder against CASE.nii.gz of another."""
+    """Score every CASE.nii.gz, or CASE.npy of probabilities, of a folder against CASE.nii.gz of another."""
     files = list_files([predicted], (*SUFFIXES, PROBABILITIES), labels)
     cases: dict[str, Path] = {}
     for name, path in files.items():
@@ -87,7 +87,7 @@ def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
 
 
 def compare(case: str, predicted: Path, label: Path, classes: int) -> Counts:
-    """Count the voxels of one case; raise BadSample where the two are not a pair, or hold a number that is no class."""
+    """Count the voxels of one case; raise BadSample where the two are not a pair, or hold a number without a class."""
     found, affine = _read_predicted(case, predicted)
     truth, wanted = read_label(label, case)
     if found.shape != truth.shape:
@@ -152,7 +152,7 @@ def _label_of(folder: Path, case: str) -> Path:
 
 
 def _read_predicted(case: str, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """(depth, height, width) uint8 and, where the file has one, its affine."""
+    """Return (depth, height, width) uint8 and, where the file has one, its affine."""
     if not path.name.endswith(PROBABILITIES):
         return read_label(path, case)
     scores = map_array(path, case, "predict it again")

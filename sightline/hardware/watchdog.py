@@ -74,8 +74,8 @@ class Watchdog:
             self._thread.join()
 
     def beat(self, is_long: bool = False) -> None:
-        """A step is done; the first one ends the time in which ranks compile and index at their own pace. What comes
-        next `is_long` where rank 0 writes and the others wait for it."""
+        """Note that a step is done; the first one ends the longer limit, in which ranks compile and index.
+        `is_long` allows more time for what comes next: rank 0 writes and the others wait for it."""
         self._last = time.monotonic()
         self._limit_s = max(CONNECT_TIMEOUT.total_seconds(), self.timeout_s) if is_long else self.timeout_s
         if not (is_long or self._has_stepped) and self._store is not None:
@@ -108,20 +108,20 @@ class Watchdog:
                     break
                 self._end(f"no step was done in {waited:.0f} s", has_answered)
             if not has_answered and self._alarmed.is_set():
-                # The main thread, which may be saving, has its own error to come; if none comes, this goes on.
+                # The main thread, which may be saving, will raise its own error; if not, this loop ends the process.
                 has_answered = True
                 self._dump_stacks("another rank has given up")
                 self._limit_s = min(limit, waited + LEAVE_S) if limit == self.timeout_s else limit
         faulthandler.cancel_dump_traceback_later()
 
     def _forgive(self, stood_still: float) -> None:
-        """Time in which this thread stood still too is no step's. Taken off, not counted from zero: on a machine that
-        is late again and again a hung rank must still be found."""
+        """Do not count time in which this thread stood still too. Subtract it, do not reset to zero: on a machine that
+        stalls again and again a hung rank must still be found."""
         if stood_still > STOPPED_S:
             self._last = min(time.monotonic(), self._last + stood_still)
 
     def _end(self, why: str, has_answered: bool) -> None:
-        """Tells, and ends the process: the main thread may be in a call that never returns."""
+        """Report and end the process: the main thread may be in a call that never returns."""
         last_resort = threading.Timer(LEAVE_S, os._exit, (PeerLost.exit_code,))
         last_resort.daemon = True
         last_resort.start()
@@ -129,14 +129,14 @@ class Watchdog:
             self._dump_stacks(why)
         words = self._consult()
         is_first = min(words) == self.world.rank
-        remedy = f"the stacks of all ranks are in {self._stacks_at}; if that is no fault, raise --run.timeout-s"
+        remedy = f"the stacks of all ranks are in {self._stacks_at}; if the step is only slow, raise --run.timeout-s"
         self._on_lost(f"{self._verdict(words, f'{why}: ', '')}; {remedy}", is_first)
         if is_first:
             time.sleep(FAREWELL_S)
         os._exit(PeerLost.exit_code)
 
     def _listen(self) -> None:
-        """Beside the watch: a store on a host that was cut off answers nothing, not even with an error."""
+        """Listen for alarms beside the watch: a store on a host that was cut off never answers, not even an error."""
         while not self._closed.wait(self._interval_s):
             if self._alarm_is_raised():
                 self._leave_word(self._place())
@@ -158,7 +158,7 @@ class Watchdog:
         return heard[0] if heard else {self.world.rank: self._place()}
 
     def _verdict(self, words: dict[int, Words], why: str, error: str) -> str:
-        """Who was lost or has not come: who ended, else who does not answer, else who has begun fewest collectives."""
+        """Name the lost rank: one that ended, else one that does not answer, else that with the fewest collectives."""
         own = {rank: each for rank, each in words.items() if each.get("end", PeerLost.exit_code) != PeerLost.exit_code}
         if own:
             return "; ".join(

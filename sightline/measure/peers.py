@@ -79,7 +79,7 @@ class Peer:
     channels_last: bool
     compile: Literal["", "default", "reduce-overhead"] = ""
     fused: bool = False
-    """Whether its users would ask for the fused optimizer; torchvision's and timm's scripts do not."""
+    """True if its users would ask for the fused optimizer; torchvision's and timm's scripts do not."""
 
     @property
     def name(self) -> str:
@@ -211,7 +211,7 @@ class PeerLoader(Contender):
             tensor.to(self.device, non_blocking=True)
 
     def rest(self) -> None:
-        """DataLoader goes on filling its queues when nobody asks; it must not do so in another contender's turn."""
+        """Stop the workers: DataLoader would keep filling its queues in another contender's turn."""
         self._signal_workers(signal.SIGSTOP)
 
     def wake(self) -> None:
@@ -227,7 +227,7 @@ class PeerLoader(Contender):
 
 
 def _pipeline(kind: Literal["v2", "pil"], data: Any) -> dict[str, Any]:
-    """ImageFolder's transform and loader for the crops and flips that `data` describes."""
+    """Return ImageFolder's transform and loader for the crops and flips that `data` describes."""
     crop: dict[str, Any] = {
         "scale": data.crop_scale,
         "ratio": data.crop_ratio,

@@ -1,4 +1,4 @@
-"""`sightline benchmark RECIPE --scaling`: what a step measured on one device would take on many. Predicted, not run.
+"""`sightline benchmark RECIPE --scaling`: predict, from one device, the step on many; nothing runs there.
 
 Each device keeps its batch. A step is the one-device step, plus gradients that are still travelling when the backward
 pass has ended, plus collectives that all wait for, plus the wait for the slowest. docs/scaling.md tests the model.
@@ -119,7 +119,7 @@ class Network:
 
     @property
     def size(self) -> int:
-        """Bytes of all gradients."""
+        """Return the bytes of all gradients."""
         return sum(gradient.size for gradient in self.gradients)
 
 
@@ -169,8 +169,8 @@ def exposed_s(buckets: Sequence[Gradient], backward_s: float, devices: int, clus
 
 
 def statistics_s(channels: Sequence[int], bn_group: int, devices: int, cluster: Cluster) -> float:
-    """Batch-norms that share statistics: one exchange of 2 C + 1 numbers forward and one of 2 C backward, each waited
-    for. The gather is priced as a sum, which it is not slower than."""
+    """Return seconds of shared batch-norm statistics: one exchange of 2 C + 1 numbers forward and one of 2 C backward,
+    each waited for. The gather counts as a sum, which it is not slower than."""
     group = devices if bn_group == ALL_RANKS else min(bn_group, devices)
     if group < 2:
         return 0.0
@@ -178,7 +178,7 @@ def statistics_s(channels: Sequence[int], bn_group: int, devices: int, cluster: 
 
 
 def slowest(devices: int) -> float:
-    """By how many standard deviations the slowest of that many devices is late (Blom's approximation)."""
+    """Return by how many standard deviations the slowest of `devices` is late (Blom's approximation)."""
     return statistics.NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25))
 
 
@@ -197,7 +197,7 @@ class Work:
 
 
 def predict(work: Work, devices: int, cluster: Cluster, storage: float = math.inf) -> dict[str, Any]:
-    """The step on that many devices, by its parts."""
+    """Return the step on that many devices, by its parts."""
     # Only the last part of an accumulated batch sends.
     backward_s = BACKWARD_SHARE * work.step_s / work.accumulation
     buckets = buckets_of(work.network.gradients, work.bucket_bytes)
@@ -238,11 +238,11 @@ class Rounds:
     checkpoint_bytes: int
     checkpoint_every_epochs: int
     disk: float  # bytes/s
-    in_background: bool  # whether training goes on while a checkpoint is written
+    in_background: bool  # whether training continues while a checkpoint is written
 
 
 def epoch_of(row: dict[str, Any], work: Work, rounds: Rounds) -> dict[str, float]:
-    """Mean seconds of an epoch by its parts; rank 0 writes, so more devices do not make a checkpoint cheaper."""
+    """Return mean seconds of an epoch by its parts; rank 0 writes, so more devices do not make a checkpoint cheaper."""
     devices = row["devices"]
     steps = max(1, rounds.samples // (devices * work.batch))
     train_s = steps * row["step_s"]
@@ -311,7 +311,7 @@ def predict_recipe(
 
 
 def spread_of(seconds: Sequence[float]) -> float:
-    """Standard deviation over median of single steps, from their 16th and 84th percentiles: an outlier is no habit."""
+    """Return deviation over median of single steps, from their 16th and 84th percentiles, which ignore outliers."""
     low, high = np.percentile(seconds, (15.87, 84.13))
     return float((high - low) / 2 / statistics.median(seconds))
 
@@ -351,7 +351,7 @@ def rounds_of(recipe: Recipe, run: Run, bound: Bound, options: ScalingOptions) -
 
 
 def checkpoint_bytes(recipe: Recipe, dataset: Dataset) -> int:
-    """Weights, their average where there is one, and what the optimizer keeps."""
+    """Return the bytes of the weights, of their average where there is one, and of the optimizer's state."""
     model = recipe.model.build(dataset.spec)
     choose_trainable(model, recipe.train.trainable)
     optimizer = recipe.optimizer.build(model, torch.device("cpu"))

@@ -30,7 +30,7 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom; the last two are ou
 
 
 def draw(pixels: np.ndarray, findings: Sequence[Finding]) -> Image.Image:
-    """The image (height, width, 3) uint8 RGB with what was found in it."""
+    """Return the image (height, width, 3) uint8 RGB with its findings drawn in."""
     image = _on_screen(Image.fromarray(pixels))
     boxes = [finding for finding in findings if finding.box is not None]
     if boxes:
@@ -39,7 +39,7 @@ def draw(pixels: np.ndarray, findings: Sequence[Finding]) -> Image.Image:
 
 
 def colour_of(number: int) -> Colour:
-    """The colour of a class, the same in every image; neighbours differ in hue and lightness."""
+    """Return the colour of a class, the same in every image; neighbours differ in hue and lightness."""
     lightness = _LIGHTNESS[number % len(_LIGHTNESS)]
     while True:
         red, green, blue = colorsys.hls_to_rgb(number * _GOLDEN % 1.0, lightness, 0.85)
@@ -94,7 +94,7 @@ def _with_boxes(image: Image.Image, findings: Sequence[Finding]) -> Image.Image:
 
 
 def _pixels(finding: Finding, image: Image.Image) -> Box:
-    """The box in pixels of the image, at least 3 wide and high and inside."""
+    """Return the box in pixels of the image, at least 3 wide and high and inside."""
     assert finding.box is not None, "only findings with a box have a place"
     left, top, right, bottom = finding.box
     x = min(round(left * image.width), image.width - 3)
@@ -127,7 +127,7 @@ def _common_area(one: Box, other: Box) -> int:
 
 
 def _with_strip(image: Image.Image, findings: Sequence[Finding]) -> Image.Image:
-    """The image above one row for each class; a bar behind the name is as long as its probability."""
+    """Return the image above one row for each class; a bar behind the name is as long as its probability."""
     width = max(image.width, SMALLEST)
     size = max(13, round(width / 36))
     font, row, margin = font_of(size), round(size * 1.6), round(size * 0.6)
@@ -161,7 +161,7 @@ def plain(name: str) -> str:
 
 
 def fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: float) -> str:
-    """The text, its middle left out where it is too long: scores stand at its end."""
+    """Return the text, without its middle if it is too long: scores stand at its end."""
     shown, kept = text, min(len(text), _LONGEST)
     while (len(shown) > _LONGEST or font.getlength(shown) > room) and kept > 2:
         kept -= 1

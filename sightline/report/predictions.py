@@ -48,12 +48,12 @@ class ResultFolder(Reporter):
             raise UsageError(f"{folder} cannot be made: {error.strerror}; give another --out DIR") from error
 
     def note_unreadable(self, name: str, reason: str) -> None:
-        """A file that the rest goes on without."""
+        """List an unreadable file and warn; the others are still predicted."""
         self.unreadable.append({"file": name, "path": str(self._files[name]), "reason": reason})
         self.say(f"warning: {name} cannot be read: {reason}")
 
     def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """predictions.json, with the files in the order they were given."""
+        """Write predictions.json, with the files in the order they were given."""
         rows = [self._rows[name] for name in self._files if name in self._rows]
         document = {"format": FORMAT, **about, "files": rows, "unreadable": self.unreadable}
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
@@ -61,11 +61,11 @@ class ResultFolder(Reporter):
         return document
 
     def replace(self, name: str, write: Callable[[Path], object]) -> None:
-        """A file of the folder."""
+        """Write a file of the folder, in place of an old one."""
         write_whole(self.folder / name, write)
 
     def _protect_inputs(self, results: Sequence[str]) -> None:
-        """The files of the user are never written over."""
+        """Refuse results that would overwrite the files of the user."""
         inputs = {os.path.realpath(path) for path in self._files.values()}
         for result in results:
             if os.path.realpath(self.folder / result) in inputs:
@@ -73,7 +73,7 @@ class ResultFolder(Reporter):
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """A result, whole or not at all; a link that lies there is replaced, not followed."""
+    """Write a result, whole or not at all; a link at `path` is replaced, not followed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A folder of our own, for writers that open files by name; under that name, whose ending some go by.
@@ -133,7 +133,7 @@ class Predictions(ResultFolder):
 
 
 def as_lines(row: Mapping[str, Any]) -> list[str]:
-    """A row of predictions.json for the terminal: one line of classes, or a line for each box."""
+    """Format a row of predictions.json for the terminal: one line of classes, or a line for each box."""
     found = row["found"]
     if not found:
         return [f"{row['file']}  nothing found"]

@@ -53,7 +53,7 @@ class VolumePredictions(ResultFolder):
             self._add_volume(name, to_original(logits, geometry), geometry)
 
     def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """predictions.json, with the names of the classes that masks hold as numbers."""
+        """Write predictions.json, with the names of the classes that masks hold as numbers."""
         return super().write({**about, "classes": list(self.spec.classes)})
 
     def _add_volume(self, name: str, scores: np.ndarray, geometry: Geometry) -> None:
@@ -93,7 +93,7 @@ class VolumePredictions(ResultFolder):
 
 
 def probabilities(scores: np.ndarray, geometry: Geometry) -> np.ndarray:
-    """Softmax over the classes (classes, depth, height, width); where nothing was predicted all are equal."""
+    """Return the softmax over the classes (classes, depth, height, width); equal where nothing was predicted."""
     shares = scores - scores.max(0)
     np.exp(shares, out=shares)
     shares /= shares.sum(0)
@@ -104,7 +104,7 @@ def probabilities(scores: np.ndarray, geometry: Geometry) -> np.ndarray:
 
 
 def as_line(row: Mapping[str, Any]) -> str:
-    """A row of predictions.json for the terminal."""
+    """Format a row of predictions.json for the terminal."""
     sides = "x".join(map(str, row["shape"]))
     return "  ".join([row["file"], sides, *(f"{each['class']} {each['ml']:.3f} ml" for each in row["found"][1:])])
 

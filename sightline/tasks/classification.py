@@ -45,7 +45,7 @@ class Classification(Task):
             raise UsageError(f"task.label_smoothing={self.label_smoothing} must be in [0, 1)")
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Mean cross entropy. With mixup or cutmix, accuracy counts the class that has the larger share."""
+        """Return the mean cross entropy. With mixup or cutmix, accuracy counts the class that has the larger share."""
         logits = model(batch["image"]).float()  # (batch, classes)
         label, share = batch["label"], batch.get("label_share", batch.get("mix"))
         # One share for all mixes two means; one for each image mixes its two losses before the mean.
@@ -64,13 +64,13 @@ class Classification(Task):
         return {"logits": model(batch["image"]).float()}
 
     def metric(self, spec: DataSpec, device: torch.device) -> TopK:
-        """Top-1, top-5, loss."""
+        """Build the metric: top-1, top-5, loss."""
         return TopK(spec.classes, self.label_smoothing, device)
 
     def findings(
         self, predictions: Mapping[str, Tensor], spec: DataSpec, top: int | None, threshold: float | None
     ) -> list[list[Finding]]:
-        """The five most probable classes, unless told otherwise."""
+        """Return the most probable classes, by default five."""
         return classes_found(predictions["logits"], spec, 5 if top is None else top, threshold or 0.0)
 
     def reporter(

@@ -47,7 +47,7 @@ class OneHost(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Nobody else could join."""
+        """Do nothing: nobody else could join."""
 
     def num_nodes_waiting(self) -> int:
         return 0

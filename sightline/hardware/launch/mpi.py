@@ -32,7 +32,7 @@ FAMILIES = {
 
 
 def detect(environ: Environ) -> Place | None:
-    """The place that mpirun or mpiexec gives."""
+    """Return the place that mpirun or mpiexec gives."""
     for launcher, names in FAMILIES.items():
         if not any(name in environ for name in names):
             continue
@@ -67,7 +67,7 @@ class MpiOptions:
 
 
 def command(plan: LaunchPlan, options: MpiOptions) -> list[str]:
-    """mpirun for all hosts, started on one that reaches the others by ssh."""
+    """Return the mpirun command for all hosts, started on one that reaches the others by ssh."""
     words = ["mpirun"]
     if options.root or os.geteuid() == 0:
         words.append("--allow-run-as-root")

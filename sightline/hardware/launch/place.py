@@ -17,7 +17,7 @@ STORE = "SIGHTLINE_STORE"  # of `--run.devices`: the file in which ranks meet, i
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank of how many, here and in all, and where they meet; `launcher` says who told it."""
+    """The rank of a process among all and on its host, and where ranks meet; `launcher` names the source."""
 
     launcher: str
     rank: int
