@@ -40,8 +40,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         length = length_of(cfg, order)
         steps = min(length.steps, cfg.max_steps or sys.maxsize)
         traced = parse_window(run.profile, steps)
-        metric = recipe.task.metric(sets["val"].spec, device.torch_device)
-        refuse_unwatchable(recipe.schedule, metric.names())
+        refuse_unwatchable(recipe.schedule, recipe.task.metric(sets["val"].spec, device.torch_device).names())
 
         # Build the model, then resume it; a new run begins with pretrained weights where it names some.
         built = build_model(recipe, run, sets["train"].spec, device, world)
