@@ -40,7 +40,7 @@ MOMENTUM, WEIGHT_DECAY, LABEL_SMOOTHING, WARMUP_EPOCHS = 0.9, 5e-4, 0.1, 1
 
 
 def ours(args: argparse.Namespace, seed: int, folder: Path) -> dict[str, float]:
-    """Through the command's own door: a recipe and flags."""
+    """Train as the command does: a recipe and flags."""
     flags = f"""--data.classes={args.classes} --data.size={args.size} --data.eval-size={args.size}
         --data.eval-resize={resize(args.size)} --data.crop-scale {CROP_SCALE[0]} {CROP_SCALE[1]}
         --model.depth={args.depth} --model.width=64 --task.label-smoothing={LABEL_SMOOTHING}
@@ -63,7 +63,7 @@ def ours(args: argparse.Namespace, seed: int, folder: Path) -> dict[str, float]:
 
 
 def theirs(args: argparse.Namespace, seed: int, device: Device) -> dict[str, float]:
-    """A plain loop: ImageFolder, torchvision transforms, DataLoader, SGD, autocast, channels_last; no compilation."""
+    """Train with a plain loop: ImageFolder, torchvision transforms, DataLoader, SGD, autocast, channels_last, eager."""
     started = time.perf_counter()
     torch.manual_seed(seed)
     to_float = [
@@ -120,19 +120,19 @@ def theirs(args: argparse.Namespace, seed: int, device: Device) -> dict[str, flo
 
 
 def rate(step: int, lr: float, steps: int, warmup_steps: int) -> float:
-    """A linear rise to `lr`, then half a cosine down to 0."""
+    """Return the rate: a linear rise to `lr`, then half a cosine down to 0."""
     if step < warmup_steps:
         return lr * (step + 1) / warmup_steps
     return lr * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))
 
 
 def resize(size: int) -> int:
-    """The usual margin around the middle crop: 256 for 224."""
+    """Return the size before the middle crop, with the usual margin: 256 for 224."""
     return round(size * 256 / 224)
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds of the accuracy, medians of the speeds, and every run."""
+    """Return mean and standard deviation over seeds of the accuracy, medians of the speeds, and every run."""
     top1 = [run["top1"] for run in runs]
     return {
         "top1_mean": statistics.mean(top1),
@@ -144,7 +144,7 @@ def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder with train/CLASS and val/CLASS")
     parser.add_argument("--classes", type=int, required=True)
@@ -162,7 +162,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Trains both with every seed, in turn, and writes what came out."""
+    """Train both with every seed, in turn, and write the results."""
     args = arguments(argv)
     device = devices.select(args.device)
     device.activate()

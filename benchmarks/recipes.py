@@ -26,7 +26,7 @@ RECIPES = ("resnet50", "resnet50_keras", "resnet50_lars")
 
 
 def schedule(recipe: str, epochs: int) -> list[str]:
-    """The recipe's schedule within fewer epochs: its shape is kept, its epochs are not."""
+    """Fit the recipe's schedule into fewer epochs: its shape is kept, its epochs are not."""
     if recipe == "resnet50":  # 90 epochs that begin with 4 of warm-up and drop at a third, two thirds and eight ninths
         drops = [1, 2, 3, 4, epochs // 3 + 4, 2 * epochs // 3 + 2, 8 * epochs // 9]
         return ["--schedule.table-epochs", *map(str, drops)]

@@ -370,7 +370,7 @@ def test_evaluate_on_other_images(sightline, run: Path, shapes: Path, tmp_path: 
 
 
 def test_evaluate_writes_elsewhere_when_told_to(sightline, run: Path, tmp_path: Path):
-    """Of a run that is still at work, or that belongs to somebody else."""
+    """Needed for a run that is still at work, or that belongs to somebody else."""
     before = contents(run)
     said = sightline("evaluate", run, *HERE[:2], f"--run.out={tmp_path / 'mine'}")
     assert said.code == 0
@@ -389,7 +389,7 @@ def test_evaluate_does_not_hold_the_folder_after_an_error(sightline, run: Path, 
 
 
 def test_the_exit_code_outlives_the_terminal():
-    """What writes to a terminal that was closed gets an error of its own."""
+    """Writing to a closed terminal is itself an error, which must not hide the code."""
     master, slave = pty.openpty()
     wait = "import sys; from sightline.cli import main; sys.stdin.read(); sys.exit(main(['nonsense']))"
     with subprocess.Popen([sys.executable, "-c", wait], stdin=subprocess.PIPE, stderr=slave) as process:

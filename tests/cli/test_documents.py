@@ -95,7 +95,7 @@ class Shown(NamedTuple):
         return [line for line in lines if line.partition(" ")[0] in PROGRAMS] if not self.language else []
 
     def told(self, command: str) -> list[str]:
-        """What is shown of the lines of train.py behind a prompt with this command."""
+        """Return the lines of train.py that are shown behind a prompt with this command."""
         told = f"{self.text}\n$ ".partition(f"$ {command}\n")[2].partition("\n$ ")[0]
         return [line.strip() for line in told.splitlines() if "train.py:" in line]
 
@@ -113,7 +113,7 @@ def commands(name: str) -> list[str]:
 
 
 def images(path: Path) -> None:
-    """Class folders: ten classes, four and two images each."""
+    """Write class folders: ten classes, four and two images each."""
     amounts = ["--only", "classification", "--train-per-class=4", "--val-per-class=2"]
     assert cli.main(["prepare", "shapes", "--out", f"{path}.drawn", *amounts]) == 0
     Path(f"{path}.drawn", "classification").rename(path)
@@ -176,13 +176,13 @@ def labels_of_test_cases(path: Path) -> None:
 
 
 def backbone(path: Path) -> None:
-    """Weights of the small network that stands in for ResNet-34."""
+    """Write weights of the small network that stands in for ResNet-34."""
     spec = DataSpec(("a", "b"), 3, (48, 48), (0.5,) * 3, (0.2,) * 3)
     torch.save(ResNetConfig(depth=18, width=4).build(spec).state_dict(), path)
 
 
 def own_recipe() -> str:
-    """That of docs/quickstart.md."""
+    """Return the recipe of docs/quickstart.md."""
     [source] = [block.text for block in blocks("quickstart.md") if "def recipe()" in block.text]
     return source
 
@@ -257,7 +257,7 @@ HERE = ["--run.device=cpu", "--run.workers=0"]
 
 
 def tiny(words: list[str]) -> list[str]:
-    """What is added to a command of sightline so that it takes no time; the last of two values counts."""
+    """Return flags that make a command of sightline fast; the last of two values counts."""
     if words[0] == "prepare":
         shards = ["--shards=2", "--val-shards=1"] if "tfrecord" in words else []
         return PREPARE[words[1]] + shards
@@ -423,7 +423,7 @@ def test_the_dataset_json_of_ones_own_is_prepared(here: Path, capsys: pytest.Cap
 
 
 def inline(name: str) -> list[str]:
-    """Those of sightline and of the scripts in benchmarks/; `... --flag` goes on with the one before."""
+    """Those of sightline and of the scripts in benchmarks/; `... --flag` continues the one before."""
     text = re.sub(r"^```.*?^```", "", DOCUMENTS[name].read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     found: list[str] = []
     for span in re.findall(r"`([^`]+)`", text):

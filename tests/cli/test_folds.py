@@ -1,4 +1,4 @@
-"""`--data.fold all`: one ordinary run per fold by one command, which goes on where it was cut, and what they score."""
+"""`--data.fold all`: one ordinary run per fold by one command, which resumes where it was cut, and their scores."""
 
 import json
 import statistics

@@ -307,7 +307,7 @@ def test_all_leaves_damaged_checkpoints_out(sightline, run: Path):
     code, out, err = sightline("evaluate", run, "--all", *HERE)
     assert (code, err) == (0, "") and evaluations(run) == [5]
     assert out.count("is left out: ") == 2 and "warning: ckpt-00000010 is left out: " in out and "is damaged" in out
-    assert (run / "checkpoints" / "ckpt-00000010").is_dir()  # for whoever wants to mend it
+    assert (run / "checkpoints" / "ckpt-00000010").is_dir()  # for whoever wants to repair it
     shutil.rmtree(run / "checkpoints" / "ckpt-00000005")
     (run / "evaluation.json").write_text('{"checkpoints": [{"step": 3}, 7')
     code, _, err = sightline("evaluate", run, "--all", *HERE)

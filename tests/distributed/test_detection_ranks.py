@@ -15,7 +15,7 @@ HERE = ["--run.device=cpu", "--run.workers=0", "--task.score-threshold=0"]
 
 
 def everything() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Predictions and batch of all images: the first have no detections, the last no ground truth."""
+    """Return predictions and batch of all images: the first have no detections, the last no ground truth."""
     random = torch.Generator().manual_seed(0)
     low = torch.rand(IMAGES, PLACES, 2, generator=random, dtype=torch.float64) * 0.6
     size = 0.1 + 0.3 * torch.rand(IMAGES, PLACES, 2, generator=random, dtype=torch.float64)

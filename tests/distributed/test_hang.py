@@ -52,7 +52,7 @@ def test_a_rank_that_fails_alone_is_named_with_its_reason(ranks, tmp_path: Path)
 @slow
 @pytest.mark.parametrize("how", ["--run.save-in-background", "--run.no-save-in-background"])
 def test_a_slow_disk_is_no_hung_rank(ranks, tmp_path: Path, how: str):
-    """Ranks wait for rank 0 where it waits for the disk, three times as long as a step may take."""
+    """All ranks wait for rank 0, which waits for the disk, three times as long as a step may take."""
     out = tmp_path / "run"
     said = ranks.run(out, 2, "--run.timeout-s=3", "--run.checkpoint-every-steps=2", how, FAULT="disk@0:4")
     assert ranks.ended(out)["code"] == 0, said

@@ -173,7 +173,7 @@ class Training:
         return [line for line in lines if line["event"] == kind]
 
     def ranks(self) -> list[int]:
-        """Of every start that has made a step."""
+        """Return the number of ranks of every start that has made a step."""
         lines = sorted(self.events("start") + self.events("train"), key=lambda line: line["time"])
         pairs = itertools.pairwise(lines)
         return [8 // a["local_batch"] for a, b in pairs if a["event"] == "start" and b["event"] == "train"]
@@ -249,7 +249,7 @@ def test_a_host_goes_on_alone_until_the_other_is_back(hosts: list[Host], tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [(2, 1)], ids=["main rank lost"], indirect=True)
 def test_a_host_that_waits_for_the_other_ends_with_equal_bits(hosts: list[Host], tmp_path: Path):
-    """Always 2 ranks; equal to the last bit to two ranks that nothing happened to."""
+    """With 2 ranks throughout; equal to the last bit to two ranks that nothing happened to."""
     training = Training(tmp_path, hosts, "2:2")
     cut = cut_off(training)
     training.wait("the loss to be noticed", lambda: any(e["code"] == 8 for e in training.events("exit")))

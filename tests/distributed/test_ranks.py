@@ -201,7 +201,7 @@ def test_evaluate_on_two_ranks_gives_the_scores_of_one(answers: dict):
 
 
 def assert_same_course(run: Path, alone: Path, steps: int) -> None:
-    """Losses and gradient norms of the first `steps` steps; only the order of sums differs between them."""
+    """Compare losses and gradient norms of the first `steps` steps; only the order of sums differs between them."""
     ours, theirs = (events(folder, "train")[:steps] for folder in (run, alone))
     assert [e["step"] for e in ours] == [e["step"] for e in theirs] == list(range(1, steps + 1))
     for key in ("loss", "top1", "grad_norm", "lr"):

@@ -13,7 +13,7 @@ RANKS = (1, 2, 3, 4, 5, 7, 8, 16, 64)
 
 
 def drawn(random: np.random.Generator, last: str) -> dict:
-    """Options of a TrainOrder that it accepts, for several ranks."""
+    """Draw options that a TrainOrder accepts, for several ranks."""
     ranks, each = int(random.choice(RANKS)), int(random.choice((1, 1, 2, 5, 32)))
     items = ranks * int(random.integers(1, 5))  # of one step
     least = 1 if last == "pad" else items

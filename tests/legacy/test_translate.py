@@ -1,4 +1,4 @@
-"""What command lines become, against numbers worked out by hand from descriptions of the originals."""
+"""Translations of command lines against numbers worked out by hand from descriptions of the originals."""
 
 import json
 import shlex

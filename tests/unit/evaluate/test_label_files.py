@@ -1,4 +1,4 @@
-"""Masks against label files: Dice as NumPy and torchmetrics have it, and an error for whatever is no pair."""
+"""Masks against label files: Dice as NumPy and torchmetrics have it, and an error for everything that is not a pair."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_dice_of_every_case_and_class(folders, capsys):
 
 
 def test_torchmetrics_agrees(folders):
-    """Where a class is present in every case, which is where its rules and ours are the same."""
+    """Only with every class present in every case: there its rules and ours are the same."""
     masks, labels = folders
     metric = DiceScore(num_classes=4, include_background=False, average="none", input_format="index")
     for path in sorted(masks.glob("*.nii.gz")):

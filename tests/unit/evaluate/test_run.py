@@ -93,7 +93,7 @@ def test_precision_is_used(shapes: Path):
 
 @pytest.fixture
 def spoilt(shapes: Path, tmp_path: Path) -> Path:
-    """The shapes, with links in place of copies and some val images that are none."""
+    """The shapes, with links in place of copies and some val files that are not images."""
     root = tmp_path / "spoilt"
     for path in shapes.rglob("*"):
         if path.is_file() and path.suffix != ".json":

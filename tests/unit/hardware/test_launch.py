@@ -1,4 +1,4 @@
-"""What each launcher's variables say of a process's place. The variables are those that its documents name."""
+"""The place of a process from each launcher's variables, which are those that its documents name."""
 
 import os
 

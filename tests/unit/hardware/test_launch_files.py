@@ -1,4 +1,4 @@
-"""What launchers are given: every word as it was, hosts that cannot be options, files that their readers accept."""
+"""The input of launchers: every word as it was, hosts that cannot be options, files that their readers accept."""
 
 import itertools
 import json
@@ -179,7 +179,7 @@ def test_ssh_hands_every_word_through_the_shell_of_the_host():
         remote = words[-1].replace("-m torch.distributed.run", f"-c {shlex.quote(say)}", 1)
         done = subprocess.run(["sh", "-c", remote], capture_output=True, text=True, check=True)
         seen, mine, terminal = json.loads(done.stdout)
-        assert terminal == "dumb", "the terminal of -tt is no place to draw on: its lines get a tag"
+        assert terminal == "dumb", "nothing may be drawn on the terminal of -tt: its lines get a tag"
         assert seen[-len(COMMAND) :] == list(COMMAND) and f"--node-rank={node}" in seen and mine == "it's $HOME"
 
 
@@ -203,7 +203,7 @@ def test_two_runs_of_a_recipe_do_not_meet_but_the_hosts_of_one_do(launcher, rest
 
 
 def test_two_elastic_starts_by_ssh_are_two_commands():
-    """Attempts with one id take a run folder over from each other."""
+    """Equal ids let attempts take over a run folder from each other."""
     options = LaunchOptions(hosts="a:1,b:1", launcher="ssh", max_restarts=1)
     starts = [re.findall(r"--rdzv-id=(\S+)", text_of(options)) for _ in range(2)]
     assert all(len(ids) == 2 and ids[0] == ids[1] for ids in starts), "the hosts of one start are one command"
@@ -224,7 +224,7 @@ def directives(text: str) -> dict[str, str]:
 
 
 def run_script(text: str, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """What bash makes of the file: the words that srun gets, and its environment."""
+    """Run the file in bash; return the words that srun gets, and its environment."""
     say = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
     for name, body in (("srun", f'exec {sys.executable} -c {shlex.quote(say)} "$@"'), ("scontrol", "echo n7; echo n9")):
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -302,7 +302,7 @@ Judge = Callable[[dict], None]
 
 @pytest.fixture
 def judge() -> Judge:
-    """Raises at what the schemas of Kubernetes do not allow."""
+    """Raise at what the schemas of Kubernetes do not allow."""
     judges = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate, of the extra `dev`")
     return lambda document: judges.validate(document, "1.37", strict=True)
 

@@ -21,7 +21,7 @@ def model_of(blocks: int = 2) -> nn.Module:
 
 
 def dtypes(model: nn.Module, *paths: str) -> dict[str, torch.dtype]:
-    """What each module gave in one pass under bf16."""
+    """Return the output type of each module in one pass under bf16."""
     seen: dict[str, torch.dtype] = {}
     hooks = [
         model.get_submodule(path).register_forward_hook(lambda _m, _i, out, path=path: seen.update({path: out.dtype}))

@@ -1,4 +1,4 @@
-"""What a process does first; the CPUs it is bound to."""
+"""The setup of a process; the CPUs it is bound to."""
 
 import os
 import subprocess

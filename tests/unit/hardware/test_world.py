@@ -21,7 +21,7 @@ COMPLETE = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "h
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Sets the variables a launcher would, and only those."""
+    """Set the variables a launcher would, and only those."""
 
     def set_to(values: dict[str, str]) -> None:
         for name in COMPLETE:

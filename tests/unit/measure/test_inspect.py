@@ -1,4 +1,4 @@
-"""What `inspect` says of a recipe, against published numbers and the fact sheet of the original."""
+"""The output of `inspect` against published numbers and the fact sheet of the original."""
 
 import pytest
 

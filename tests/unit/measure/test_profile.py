@@ -235,7 +235,7 @@ class Net(nn.Module):
 
 
 class Training:
-    """Steps of a small network, and a loader's clock that goes on by 1 ms per step."""
+    """Steps of a small network, and a loader's clock that advances by 1 ms per step."""
 
     def __init__(self):
         self.network = Net()

@@ -316,7 +316,7 @@ def test_changed_and_cut_data_are_noticed(tmp_path):
 
 
 def test_bytes_with_right_checksums_are_values_or_our_error(tmp_path):
-    """Past the checksums, as a hostile file comes: random changes of every block, sealed anew."""
+    """Past the checksums, as a hostile file comes: random changes of every block, with new checksums."""
     rng = random.Random(0)
     body = bytearray(ONE[:-5])
     tracemalloc.start()

@@ -21,7 +21,7 @@ def look(sides=(6, 40, 30), affine=LPS, spacing=(1.0, 1.0, 1.0), label=None, fil
 
 
 def share_of(image: Image.Image, colour: tuple[int, int, int], box=None) -> int:
-    """Pixels close to a colour."""
+    """Count the pixels close to a colour."""
     pixels = np.asarray(image.crop(box) if box else image).astype(int)
     return int((np.abs(pixels - colour).max(-1) < 24).sum())
 

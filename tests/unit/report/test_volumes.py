@@ -37,7 +37,7 @@ def write_pair(folder: Path, name: str = "case", sides=(20, 26, 9)) -> tuple[Pat
 
 
 def perfect_logits(path: Path, label: np.ndarray, spec: DataSpec) -> torch.Tensor:
-    """Of a network that knows the label, in the geometry that it sees."""
+    """Return the logits of a network that knows the label, in the geometry that it sees."""
     scan = read_scan(path, "case")
     _, geometry = prepare_image(scan, spec, "case")
     known = prepare_label(np.ascontiguousarray(label.T), geometry, scan.spacing, spec)

@@ -22,7 +22,7 @@ def opened(split: str = "train", **fields):
 
 
 def batch_of(dataset, step: int = 0, rows: int = BATCH) -> dict[str, torch.Tensor]:
-    """What the loader makes of a dataset, without its workers."""
+    """Return a batch of a dataset as the loader makes it, without workers."""
     samples = [dataset.load(0, index) for index in range(rows)]
     assert all(set(sample) == set(dataset.layout) for sample in samples)
     for key, (shape, dtype) in dataset.layout.items():

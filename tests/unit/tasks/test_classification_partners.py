@@ -29,7 +29,7 @@ def opened(split: str = "train", **fields):
 
 
 def batch_of(dataset, step: int = 0, rows: int = BATCH) -> dict[str, torch.Tensor]:
-    """What the loader makes of a dataset, without its workers."""
+    """Return a batch of a dataset as the loader makes it, without workers."""
     samples = [dataset.load(0, index) for index in range(rows)]
     for key, (shape, dtype) in dataset.layout.items():
         assert all(sample[key].shape == shape and sample[key].dtype == dtype for sample in samples)
@@ -53,7 +53,7 @@ def partners_by_hand(kind: str, batch: dict[str, torch.Tensor]) -> list[int]:
 
 
 def loss_by_hand(logits: torch.Tensor, label, partner, share, smoothing: float) -> float:
-    """Cross entropy of mixed, smoothed one-hot targets in 64 bits."""
+    """Return the cross entropy of mixed, smoothed one-hot targets in 64 bits."""
     scores = logits.detach().double().numpy()
     scores = scores - scores.max(1, keepdims=True)
     log_probabilities = scores - np.log(np.exp(scores).sum(1, keepdims=True))

@@ -51,7 +51,7 @@ def random_case(seed: int, classes: int = 5, scale: float = 2.0) -> tuple[Answer
 
 
 def loss_by_hand(model: Answers, batch: dict[str, torch.Tensor], lineage: str = "tf") -> tuple[float, float, int]:
-    """Sums over the batch in 64 bits, image by image, with two argsorts for the hard negatives."""
+    """Sum over the batch in 64 bits, image by image, with two argsorts for the hard negatives."""
     logits, offsets = model.logits.detach().double().numpy(), model.offsets.detach().double().numpy()
     classes, targets = (t.numpy() for t in match(batch["boxes"], batch["labels"], model.anchors, lineage))
     class_loss, box_loss, matched = 0.0, 0.0, 0

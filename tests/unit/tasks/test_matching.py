@@ -23,7 +23,7 @@ def anchors() -> torch.Tensor:
 
 
 def padded(images: list[list[tuple[float, ...]]], places: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Boxes and labels 1, 2, ... of a batch."""
+    """Return boxes and labels 1, 2, ... of a batch."""
     boxes, labels = torch.zeros(len(images), places, 4), torch.zeros(len(images), places, dtype=torch.int64)
     for number, image in enumerate(images):
         boxes[number, : len(image)] = torch.tensor(image).view(-1, 4)
@@ -100,7 +100,7 @@ def test_two_boxes_that_claim_one_anchor(anchors):
 
 
 def test_exactly_one_half_is_enough_for_one_lineage_only():
-    """Of a box of 1/2 by 1/2: the whole of it, its half, a little less than that."""
+    """Anchors are the whole of a box of 1/2 by 1/2, its half, and a little less than that."""
     anchors = to_centres(torch.tensor([[0, 0, 0.5, 0.5], [0, 0, 0.25, 0.5], [0, 0, 0.2499, 0.5]]))
     boxes, labels = padded([[(0, 0, 0.5, 0.5)]], 2)
     assert iou(boxes[0, :1], to_corners(anchors))[0, :2].tolist() == [1.0, 0.5]

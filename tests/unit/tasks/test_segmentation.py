@@ -30,7 +30,7 @@ class Answers(nn.Module):
 
 
 def random_case(*space: int, samples: int = 3, classes: int = 4, seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits and batch; class 2 is nowhere in the labels."""
+    """Return logits and batch; class 2 is nowhere in the labels."""
     random = torch.Generator().manual_seed(seed)
     label = torch.randint(0, classes, (samples, *space), generator=random)
     label[label == 2] = 1
@@ -264,7 +264,7 @@ def test_network_for_slices_on_volumes_equals_slice_by_slice(tta: bool):
 
 
 def sliding(network: Network, volume: Tensor) -> Tensor:
-    """Slices (1, channels, depth, ...) as MONAI sees them."""
+    """Return slices (1, channels, depth, ...) as MONAI sees them."""
     found = sliding_window_inference(volume[0].movedim(1, 0), network.patch, 4, network, 0.5, "gaussian")
     return found.movedim(0, 1)[None]
 
@@ -300,7 +300,7 @@ def test_regions_need_the_labels_of_brain_tumours():
 
 
 def blobs(volumes: int, depth: int, size: int) -> dict[str, Tensor]:
-    """Slices of noisy volumes with a bright and a dark ball, as a batch for training and evaluation at once."""
+    """Return slices of noisy volumes with a bright and a dark ball, as a batch for training and evaluation at once."""
     random = torch.Generator().manual_seed(2)
     grid = torch.stack(torch.meshgrid(torch.arange(depth), torch.arange(size), torch.arange(size), indexing="ij"), -1)
     image = 0.4 * torch.randn(volumes, depth, size, size, generator=random)

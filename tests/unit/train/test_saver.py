@@ -54,7 +54,7 @@ def test_what_scored_best_is_saved_between_turns(tmp_path: Path):
 
 
 def test_a_run_stopped_between_turns_ends_with_the_bits_of_one_that_was_not(tmp_path: Path):
-    """2 + 2 epochs against 4: step, rate and momentum go on."""
+    """2 + 2 epochs against 4: step, rate and momentum continue."""
     flags = ["--train.epochs=4", "--schedule.kind=cosine", *EVERY_2]
     train(tmp_path / "whole", *flags)
     train(tmp_path / "parts", *flags, "--train.max-steps=5")

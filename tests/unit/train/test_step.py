@@ -179,7 +179,7 @@ def test_accumulation_changes_the_memory_and_not_the_update():
 
 
 def test_accumulation_hands_numbers_of_the_whole_batch_to_every_part():
-    mixed = {**batch_of(0), "mix": torch.tensor(1.0)}  # a share of 1 is no mixing
+    mixed = {**batch_of(0), "mix": torch.tensor(1.0)}  # a share of 1 does not mix
     step, state = built(recipe_with(accumulation=2))
     step(mixed, 0, 0.1)
     reference, expected = built(recipe_with())
@@ -467,7 +467,7 @@ def test_bad_steps_are_counted_over_the_whole_run():
 
 
 def losses(recipe: Recipe, steps: list[int], rank: int = 0) -> list[float]:
-    """Of one and the same batch and weights: only the masks can make a difference."""
+    """Return losses of one and the same batch and weights: only the masks can make a difference."""
     step, _ = built(recipe)
     step.seed = (recipe.train.seed, rank)
     seen = []
