@@ -210,7 +210,7 @@ def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
     A manifest proves that nothing has changed, not that a checkpoint was written: what it lists is looked at as well.
     """
     names = verify(path)
-    with _damage_is_told(path, STATE):
+    with _damage_is_reported(path, STATE):
         state = read_json(path / STATE, MAX_STATE_BYTES, refuse_twice=True)
         found = typed(typed(state, dict[str, Any]).get("format"), int)
         if found > FORMAT:
@@ -221,14 +221,14 @@ def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
     tensors = {}
     for name in names:
         if name.endswith(".safetensors"):
-            with _damage_is_told(path, name):
+            with _damage_is_reported(path, name):
                 tensors[name.removesuffix(".safetensors")] = read_tensors(path / name)
     return tensors, state
 
 
 def verify(path: Path) -> list[str]:
     """Return the files of a checkpoint; raise BadCheckpoint with file and reason unless all are as written."""
-    with _damage_is_told(path, MANIFEST):
+    with _damage_is_reported(path, MANIFEST):
         manifest = read_json(path / MANIFEST, MAX_MANIFEST_BYTES, refuse_twice=True)
         entries = typed(manifest.get("files") if isinstance(manifest, dict) else manifest, dict[str, dict[str, Any]])
         for name, entry in entries.items():
@@ -246,7 +246,7 @@ def verify(path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _damage_is_told(path: Path, name: str) -> Iterator[None]:
+def _damage_is_reported(path: Path, name: str) -> Iterator[None]:
     """Turn errors of reading a checkpoint's file into our own."""
     try:
         yield

@@ -17,13 +17,13 @@ class StopTime:
         self.run = run
         self.signals = signals
         self.log = log
-        self._is_told = False
+        self._was_reported = False
 
     def __call__(self, saved: Saved) -> None:
         """Report the cost of a checkpoint, and the time that a launcher must leave a run that it stops."""
-        if self._is_told or not self.signals.answer_s:
+        if self._was_reported or not self.signals.answer_s:
             return
-        self._is_told = True
+        self._was_reported = True
         size = sum(file.stat().st_size for file in saved.path.glob("*")) / 1e6
         how = ", in the background," if self.run.save_in_background else ""
         needed = self.signals.answer_s + saved.copied_s + saved.written_s

@@ -296,7 +296,7 @@ def test_out_of_memory_is_6_with_advice(sightline, shapes: Path, tmp_path: Path)
     assert told["code"] == 6 and "--train.accumulation 2" in told["reason"]
 
 
-def test_an_error_that_is_not_ours_keeps_its_traceback_and_is_told(shapes: Path, tmp_path: Path):
+def test_an_error_that_is_not_ours_keeps_its_traceback_and_is_reported(shapes: Path, tmp_path: Path):
     path = own_recipe(tmp_path, 'raise RuntimeError("a bug")')
     run = tmp_path / "run"
     with pytest.raises(RuntimeError, match="a bug"):
@@ -341,7 +341,7 @@ def test_evaluate_chooses_a_checkpoint(sightline, run: Path):
     assert missing.code == 4 and "holds no 'ckpt-7'" in missing.err
 
 
-def test_evaluate_refuses_what_is_no_run(sightline, tmp_path: Path):
+def test_evaluate_refuses_a_folder_that_is_not_a_run(sightline, tmp_path: Path):
     for folder in (tmp_path, tmp_path / "missing"):
         said = sightline("evaluate", folder)
         assert said.code == 4 and "is neither a run folder nor a checkpoint" in said.err

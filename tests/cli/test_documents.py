@@ -351,7 +351,7 @@ def test_all_commands_run(name: str, here: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-def test_a_script_is_told_of_as_is_shown(here: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_output_of_a_script_is_as_shown(here: Path, capsys: pytest.CaptureFixture[str]):
     if torch.cuda.is_available():
         pytest.skip("shows a machine without a GPU")
     [shown] = [block for block in blocks("migration.md") if "$ " in block.text]

@@ -42,7 +42,7 @@ def test_print_is_what_can_be_saved_and_handed_over(capsys: pytest.CaptureFixtur
         (["--hosts=elsewhere:8,there:8"], "run each line of --print on its host"),
     ],
 )
-def test_what_cannot_be_started_is_told(words: list[str], text: str, capsys: pytest.CaptureFixture[str]):
+def test_a_start_that_cannot_be_is_refused(words: list[str], text: str, capsys: pytest.CaptureFixture[str]):
     assert launch(*words) == 2
     assert text in capsys.readouterr().err
 
@@ -54,7 +54,7 @@ def test_a_flag_that_neither_launch_nor_the_recipe_knows_is_refused(capsys: pyte
 
 
 @pytest.mark.parametrize(("launcher", "program"), [("slurm", "sbatch"), ("kubernetes", "kubectl")])
-def test_without_the_scheduler_the_user_is_told_to_carry_the_file(
+def test_without_the_scheduler_the_user_is_asked_to_carry_the_file(
     launcher: str, program: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("PATH", str(tmp_path))

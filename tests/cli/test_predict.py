@@ -142,7 +142,7 @@ def test_workers_and_batches_change_nothing(sightline, trained: Path, shapes: Pa
     assert [f["score"] for f in same["found"]] == pytest.approx([f["score"] for f in alone[0]["found"]], abs=1e-5)
 
 
-def test_unreadable_files_are_listed_and_the_rest_goes_on(sightline, trained: Path, shapes: Path, tmp_path: Path):
+def test_unreadable_files_are_listed_and_the_rest_is_predicted(sightline, trained: Path, shapes: Path, tmp_path: Path):
     folder = tmp_path / "in"
     shutil.copytree(shapes / "val" / "star", folder)
     (folder / "bad.jpg").write_text("not an image")
@@ -284,7 +284,7 @@ def test_all_checkpoints_but_the_initial_one_are_evaluated_in_order(sightline, r
     assert float(table[3][1]) == pytest.approx(expected[15], abs=1e-4)
 
 
-def test_all_goes_on_with_what_is_missing(sightline, run: Path, tmp_path: Path):
+def test_all_resumes_with_what_is_missing(sightline, run: Path, tmp_path: Path):
     for name in ("ckpt-00000010", "ckpt-00000015"):
         shutil.move(run / "checkpoints" / name, tmp_path / name)
     assert sightline("evaluate", run, "--all", *HERE)[0] == 0

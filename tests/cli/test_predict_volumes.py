@@ -147,7 +147,7 @@ def test_one_file_alone_with_workers_gives_the_same_mask(sightline, home: Path, 
         )
 
 
-def test_bad_files_are_listed_and_the_rest_goes_on(sightline, home: Path, tmp_path: Path):
+def test_bad_files_are_listed_and_the_rest_is_predicted(sightline, home: Path, tmp_path: Path):
     images = tmp_path / "in"
     shutil.copytree(home / "Task04_Hippocampus" / "imagesTr", images)
     (images / "bad.nii.gz").write_text("no volume")

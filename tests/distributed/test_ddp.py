@@ -200,7 +200,7 @@ def test_what_torch_is_asked_for(seen):
     assert bucket_bytes(larger) == [total]
 
 
-def test_the_user_is_told_of_levels(seen):
+def test_levels_are_reported_to_the_user(seen):
     assert seen[0]["flat 1 off"]["notes"] == []
     two = "run.reduce=hierarchical: gradients are summed within 2 hosts of 2 ranks each first"
     assert seen[0]["hierarchical 1 off"]["notes"] == [two]

@@ -104,7 +104,7 @@ def test_what_ends_in_vain_is_not_tried_again_until_a_person_does(ranks, tmp_pat
 
 @slow
 @pytest.mark.parametrize(("first", "second", "lr"), [(1, 2, 0.02), (2, 3, 0.01), (3, 1, 0.01)])
-def test_another_number_of_ranks_goes_on_in_the_order_of_samples(ranks, tmp_path, monkeypatch, first, second, lr):
+def test_another_number_of_ranks_resumes_in_the_order_of_samples(ranks, tmp_path, monkeypatch, first, second, lr):
     traced = Traced(ranks, tmp_path / "traced", monkeypatch)
     before = traced.train(first, "--train.max-steps=7")
     samples = [*before, *traced.train(second)]

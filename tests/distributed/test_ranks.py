@@ -208,7 +208,7 @@ def assert_same_course(run: Path, alone: Path, steps: int) -> None:
         assert [e[key] for e in ours] == pytest.approx([e[key] for e in theirs], rel=1e-4, abs=1e-6), key
 
 
-def test_two_ranks_train_as_one_and_a_stopped_run_goes_on_with_another_number(recipe_file: Path, tmp_path: Path):
+def test_two_ranks_train_as_one_and_a_stopped_run_resumes_with_another_number(recipe_file: Path, tmp_path: Path):
     """SIGTERM to all processes of the launcher: all ranks leave in the same step, and rank 0 saves once."""
     run, alone = tmp_path / "two", tmp_path / "one"
     command = ["train", recipe_file, *FLAGS, f"--run.out={run}", "--train.epochs=200"]

@@ -63,7 +63,7 @@ def test_ranks_share_an_epoch_without_rest_or_overlap(last: str):
 
 
 @pytest.mark.parametrize("last", ["drop", "pad", "wrap"])
-def test_the_stream_goes_on_whatever_the_number_of_ranks(last: str):
+def test_the_stream_continues_whatever_the_number_of_ranks(last: str):
     """A position counted in samples: a restart with more or fewer ranks neither repeats nor leaves out a sample."""
     random = np.random.default_rng(2)
     for _ in range(CASES // 4):

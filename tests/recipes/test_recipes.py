@@ -200,7 +200,7 @@ class Stopping(RunLog):
     ],
     ids=str,
 )
-def test_a_signal_saves_and_the_same_command_goes_on(
+def test_a_signal_saves_and_the_same_command_resumes(
     name: str, tmp_path: Path, train, finished, load, number: signal.Signals, signal_at: tuple[str, int]
 ):
     whole = finished(name)

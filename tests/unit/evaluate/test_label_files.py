@@ -112,7 +112,7 @@ def test_names_come_from_the_predictions_or_nowhere(folders):
     assert [row["class"] for row in scores.tables["classes"]] == ["L1", "L2", "L3"]
 
 
-def test_what_is_no_pair_is_named(folders):
+def test_files_without_a_partner_are_named(folders):
     masks, labels = folders
 
     def message() -> str:

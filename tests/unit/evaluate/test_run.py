@@ -70,7 +70,7 @@ def test_worst_samples_have_names(shapes: Path):
         assert row["name"].startswith(f"{row['class']}/")
 
 
-def test_progress_is_told_between_batches(shapes: Path):
+def test_progress_is_reported_between_batches(shapes: Path):
     told = []
     scored(shapes, 16, lambda done, total: told.append((done, total)))
     assert told == [(0, 3), (1, 3), (2, 3)]
@@ -109,7 +109,7 @@ def spoil(root: Path, count: int) -> None:
         path.write_text("not an image")
 
 
-def test_skipped_samples_are_told_and_not_counted(spoilt: Path, shapes: Path):
+def test_skipped_samples_are_reported_and_not_counted(spoilt: Path, shapes: Path):
     spoil(spoilt, 3)
     scores, *_ = scored(spoilt, 16, on_bad_sample="skip")
     assert scores.values["samples"] == 37 and scores.values["skipped"] == 3

@@ -203,7 +203,7 @@ def test_two_choices_are_refused():
         config.load("demo_classification", ["--run.affinity=socket", "--run.max-cpus=1"])
 
 
-def test_a_system_that_cannot_bind_is_told(monkeypatch):
+def test_a_system_that_cannot_bind_is_reported(monkeypatch):
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     flags = ["--run.affinity=single", "--run.device=cpu"]
     with pytest.raises(UsageError, match=r"run.affinity=single: \w+ cannot bind a process to CPUs; use disabled"):

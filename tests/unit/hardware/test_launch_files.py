@@ -55,7 +55,7 @@ def test_hosts():
         *("", "a,,b", "a:0", "a:-1", "a:x", "::1", "a:8,a:8", "a-:8", "a" * 300),
     ],
 )
-def test_what_is_no_host_is_refused(text: str):
+def test_a_name_that_is_not_a_host_is_refused(text: str):
     with pytest.raises(UsageError, match="--hosts"):
         parse_hosts(text)
 

@@ -110,7 +110,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
-def test_kernels_are_told_apart_by_name(kind, name):
+def test_kernels_are_classified_by_name(kind, name):
     assert kind_of(name) == kind
 
 

@@ -106,7 +106,7 @@ def test_what_was_missed_is_shown_too():
     assert contact_sheet(missed).width > 3 * contact_sheet(alone).width / 2  # slices 0 to 3, not 3 alone
 
 
-def test_a_volume_of_one_value_is_no_error():
+def test_a_volume_of_one_value_is_not_an_error():
     empty = look()
     image = contact_sheet(Look("flat", np.full_like(empty.image, 3), (1, 1, 1), LPS, CLASSES, empty.mask))
     assert image.width > 400

@@ -135,7 +135,7 @@ def test_rows_without_a_file_are_passed_over(tmp_path: Path):
     ]
 
 
-def test_a_file_that_has_changed_is_told(tmp_path: Path):
+def test_a_file_that_has_changed_is_reported(tmp_path: Path):
     path, label = write_pair(tmp_path)
     dataset = VolumeFiles({"case": path}, FLAT)
     batch = dataset.finish({k: torch.from_numpy(v)[None] for k, v in dataset.load(0, 0).items()}, torch.float32)

@@ -128,7 +128,7 @@ def test_sizes_that_do_not_divide_take_the_voxels_that_interpolation_takes(size:
     assert total.item() == pytest.approx((2 * sum(parts[0]) + sum(parts[1])) / 3, abs=1e-6)
 
 
-def test_one_tensor_is_no_deep_supervision():
+def test_one_tensor_is_not_deep_supervision():
     logits, batch = random_case(6, 5)
     assert of_plain(Segmentation(), logits, batch) == of_plain(Segmentation(supervision="exact"), logits, batch)
 

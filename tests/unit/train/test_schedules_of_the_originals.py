@@ -147,7 +147,7 @@ def test_polynomial_of_keras_step_by_step(epochs: int, decay: int, batch: int):
 
 
 @pytest.mark.parametrize("warmup_from", ["next", "zero"])
-def test_polynomial_without_warmup_is_no_division_by_zero(warmup_from: str):
+def test_polynomial_without_warmup_does_not_divide_by_zero(warmup_from: str):
     schedule = ScheduleConfig("polynomial", warmup_from=warmup_from, power=1.0)
     got = [schedule.rate(step, 0.9, RunLength(2, 4)) for step in range(8)]
     first = 0 if warmup_from == "zero" else 1

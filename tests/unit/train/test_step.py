@@ -552,7 +552,7 @@ def test_initial_weights_are_a_function_of_the_seed():
 
 
 @pytest.mark.parametrize("kind", ["sgd", "sgd_keras", "lars", "adamw"])
-def test_a_state_loaded_from_another_goes_on_with_the_same_bits(kind: str):
+def test_a_state_loaded_from_another_continues_with_the_same_bits(kind: str):
     optimizer = OptimizerConfig(kind, lr=0.01, weight_decay=0.01)
     recipe = recipe_with(model=SmallNet(norm=True), optimizer=optimizer, ema=0.9, precision="fp16")
     step, state = built(recipe)
