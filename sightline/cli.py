@@ -347,7 +347,7 @@ def _refuse_value_of_flag(flags: Sequence[str], value: str, usage: str) -> None:
     """Refuse a positional argument after a flag of the recipe: only the recipe in RUN knows which flags take values."""
     before = flags[flags.index(value) - 1] if value in flags[1:] else ""
     if before.startswith("--") and "." in before and "=" not in before:
-        raise UsageError(f"'{value}' stands after {before}; begin with `sightline {usage}`, then {before} and the like")
+        raise UsageError(f"'{value}' comes after {before}; begin with `sightline {usage}`, then {before} and the like")
 
 
 def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped-def]  # (Recipe, Run), not imported here

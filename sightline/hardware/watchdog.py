@@ -47,7 +47,7 @@ class Watchdog:
         self.world = world
         self.timeout_s = timeout_s
         self._dump_stacks = dump_stacks
-        self._on_lost = on_lost  # (what happened, whether it is ours to tell)
+        self._on_lost = on_lost  # (what happened, whether this rank reports it)
         self._stacks_at = stacks_at
         self._store = world.store.clone() if world.size > 1 else None  # one that the main thread does not wait in
         if self._store is not None:
@@ -56,7 +56,7 @@ class Watchdog:
         self._limit_s = CONNECT_TIMEOUT.total_seconds()
         self._has_stepped = False
         self._last = time.monotonic()
-        self._ending = threading.Lock()  # taken by whoever tells the end of this rank first, and kept
+        self._ending = threading.Lock()  # taken by the first to report the end of this rank, and kept
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._alarmed = threading.Event()
@@ -164,16 +164,16 @@ class Watchdog:
             return "; ".join(
                 f"rank {rank} ended with exit {w['end']}: {w['reason']}" for rank, w in sorted(own.items())
             )
-        told = f" ({error})" if error else ""
+        text = f" ({error})" if error else ""
         gone = [rank for rank in range(self.world.size) if rank not in words]
         if gone:
-            return f"{why}{_named(gone)} lost: killed, out of memory, stopped or cut off; the launcher may know{told}"
+            return f"{why}{_named(gone)} lost: killed, out of memory, stopped or cut off; the launcher may know{text}"
         begun = {rank: each["collectives"] for rank, each in words.items() if "collectives" in each}
         late = [rank for rank, number in sorted(begun.items()) if number < max(begun.values())]
         if not late:
-            return f"{why}nobody knows which rank the others wait for{told}"
+            return f"{why}nobody knows which rank the others wait for{text}"
         where = ", ".join(f"{words[rank]['place']}" for rank in late[:4])
-        return f"{why}{_named(late)} late, in {where}, and the others wait{told}"
+        return f"{why}{_named(late)} late, in {where}, and the others wait{text}"
 
     def _place(self) -> Words:
         """Return where the main thread is."""

@@ -199,7 +199,7 @@ def _listener(address: str, port: int) -> int | None:
         if error.errno == errno.EADDRNOTAVAIL:
             return None
         why = os.strerror(error.errno or 0)
-        raise PeerLost(f"no rank can be met at {address}:{port}: {why}; set MASTER_PORT to a free one") from error
+        raise PeerLost(f"ranks cannot meet at {address}:{port}: {why}; set MASTER_PORT to a free one") from error
 
 
 def _meet(store: Any, world: World) -> Any:
@@ -218,7 +218,7 @@ def _meet(store: Any, world: World) -> Any:
         except RuntimeError as error:
             if not _is_timeout(error):
                 raise
-            raise PeerLost(f"rank 0 did not come within {CONNECT_TIMEOUT}; its own output says why") from error
+            raise PeerLost(f"rank 0 did not connect within {CONNECT_TIMEOUT}; its own output says why") from error
         group = store.get(answer).decode()
         store.set(f"sightline/ready/{group}/{world.rank}", "")
         return dist.PrefixStore(f"sightline/{group}", store)
@@ -233,7 +233,7 @@ def _meet(store: Any, world: World) -> Any:
         if time.monotonic() > deadline:
             named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
             raise PeerLost(
-                f"of {world.size} ranks {len(missing)} did not come within {CONNECT_TIMEOUT}: {named}; their own "
+                f"of {world.size} ranks {len(missing)} did not connect within {CONNECT_TIMEOUT}: {named}; their own "
                 f"output says why"
             )
         time.sleep(0.01)

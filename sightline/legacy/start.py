@@ -147,7 +147,7 @@ def with_variables(start: Start, variables: Mapping[str, str]) -> Start:
             rows.append((f"{name}={value}", VARIABLES[name][0] or "-", VARIABLES[name][1]))
         elif not _is_passed(name):
             raise UsageError(
-                f"{name}={value}: this variable is none that the READMEs name and none that our processes read; "
+                f"{name}={value}: neither the READMEs nor our processes know this variable; "
                 "leave it out, or export it before"
             )
     return replace(start, variables={**start.variables, **variables}, rows=tuple(rows))

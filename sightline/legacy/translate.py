@@ -75,7 +75,7 @@ def find_scripts(path: str, arguments: Sequence[str] = ()) -> list[Script]:
         names = sorted({script.name for script in SCRIPTS})
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"'{path}' is none of the original scripts; {hint}Known: {', '.join(names)}")
+        raise UsageError(f"'{path}' is not one of the original scripts; {hint}Known: {', '.join(names)}")
     in_folder = [script for script in named if "/" in path and f"/{script.path}".endswith(_last_two(path))]
     candidates = in_folder or named
     if len(candidates) == 1 or wants_help(arguments):

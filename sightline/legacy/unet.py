@@ -411,7 +411,7 @@ FLAGS = (
     ),
     Flag("--hmp-fp32", "text", "", Field("--train.fp32-ops", effect=HMP, make=nothing)),
     Flag("--hmp-opt-level", "text", "O1", Notice("there is one level of autocast")),
-    Flag("--hmp-verbose", "switch", False, Notice("autocast has nothing to tell")),
+    Flag("--hmp-verbose", "switch", False, Notice("autocast prints nothing")),
     Flag(
         "--bucket_cap_mb",
         "int",

@@ -149,7 +149,7 @@ class Checkpoints:
         if corrupt:
             raise BadCheckpoint(
                 f"{self.folder} holds no checkpoint that verifies ({', '.join(corrupt[:5])}); "
-                f"start afresh with another --run.out, or delete {self.folder}"
+                f"start again with another --run.out, or delete {self.folder}"
             )
         return None
 
@@ -298,7 +298,7 @@ def check_fit(stem: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tenso
         if (tensor.shape, tensor.dtype) != (given[name].shape, given[name].dtype):
             raise BadCheckpoint(
                 f"the checkpoint's {stem}/{name} has shape {tuple(given[name].shape)} of {given[name].dtype}, "
-                f"this model wants {tuple(tensor.shape)} of {tensor.dtype}"
+                f"this model has {tuple(tensor.shape)} of {tensor.dtype}"
             )
 
 

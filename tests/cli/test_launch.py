@@ -37,7 +37,7 @@ def test_print_is_what_can_be_saved_and_handed_over(capsys: pytest.CaptureFixtur
     [
         (["--hosts=-oProxyCommand=x:8", "--print"], "is not a host"),
         (["--hosts=a:7", "--print"], "global_batch=512 cannot be split over 7 devices"),
-        (["--print"], "say where"),
+        (["--print"], "give the hosts"),
         (["--hosts=a:8", "--run.devices=8", "--print"], "--hosts says how many ranks"),
         (["--hosts=elsewhere:8,there:8"], "run each line of --print on its host"),
     ],

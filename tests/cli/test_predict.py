@@ -197,8 +197,8 @@ def test_predict_refuses_what_it_cannot_understand(sightline, run: Path, shapes:
         ([run, star, "--out", tmp_path / "out", "--top", 0], 2, "--top 0 must be at least 1"),
         ([run, star, "--out", tmp_path / "out", "--score-threshold", 50], 2, "--score-threshold 50.0 must be in 0..1"),
         ([run, star, "--out", tmp_path / "out", "--data.eval-size=16"], 2, "flags must not change what the network is"),
-        (["--run.workers", 0, run, star, "--out", tmp_path / "out"], 2, "'0' stands after --run.workers"),
-        ([run, "--run.device", "cpu", star, "--out", tmp_path / "out"], 2, "'cpu' stands after --run.device"),
+        (["--run.workers", 0, run, star, "--out", tmp_path / "out"], 2, "'0' comes after --run.workers"),
+        ([run, "--run.device", "cpu", star, "--out", tmp_path / "out"], 2, "'cpu' comes after --run.device"),
         ([run, star, "--out", run / "config.yaml"], 2, "cannot be made"),
     ):
         got, _, err = sightline("predict", *arguments)
@@ -292,7 +292,7 @@ def test_all_resumes_with_what_is_missing(sightline, run: Path, tmp_path: Path):
     for name in ("ckpt-00000010", "ckpt-00000015"):
         shutil.move(tmp_path / name, run / "checkpoints" / name)
     code, out, _ = sightline("evaluate", run, "--all", *HERE)
-    assert code == 0 and evaluations(run) == [5, 10, 15] and "ckpt-00000005 stands in " in out
+    assert code == 0 and evaluations(run) == [5, 10, 15] and "ckpt-00000005 is in " in out
     assert len(out.splitlines()[-4:]) == 4 and [row["step"] for row in rows(run)] == [5, 10, 15]
     assert sightline("evaluate", run, "--all", *HERE)[0] == 0 and evaluations(run) == [5, 10, 15]  # each once
     # Other numbers, or other bytes, are another question.
@@ -306,7 +306,7 @@ def test_all_leaves_damaged_checkpoints_out(sightline, run: Path):
         file.write_bytes(file.read_bytes()[:-1])
     code, out, err = sightline("evaluate", run, "--all", *HERE)
     assert (code, err) == (0, "") and evaluations(run) == [5]
-    assert out.count("is left out: ") == 2 and "warning: ckpt-00000010 is left out: " in out and "is damaged" in out
+    assert out.count("is skipped: ") == 2 and "warning: ckpt-00000010 is skipped: " in out and "is damaged" in out
     assert (run / "checkpoints" / "ckpt-00000010").is_dir()  # for whoever wants to repair it
     shutil.rmtree(run / "checkpoints" / "ckpt-00000005")
     (run / "evaluation.json").write_text('{"checkpoints": [{"step": 3}, 7')
@@ -316,13 +316,13 @@ def test_all_leaves_damaged_checkpoints_out(sightline, run: Path):
 
 def test_all_wants_a_run(sightline, run: Path, tmp_path: Path):
     code, _, err = sightline("evaluate", run / "checkpoints" / "ckpt-00000005", "--all")
-    assert code == 2 and "--all wants a run folder" in err
+    assert code == 2 and "--all needs a run folder" in err
     assert sightline("evaluate", tmp_path / "missing", "--all")[0] == 4
 
 
 def test_a_value_is_not_taken_for_the_run(sightline, run: Path):
     code, _, err = sightline("evaluate", "--run.workers", 0, run)
-    assert code == 2 and "'0' stands after --run.workers; begin with `sightline evaluate RUN`" in err
+    assert code == 2 and "'0' comes after --run.workers; begin with `sightline evaluate RUN`" in err
     code, _, err = sightline("evaluate", "--checkpoint", "latest", run, "--run.workers", 0, *HERE[1:])
     assert (code, err) == (0, "")
     code, _, err = sightline("evaluate", "--run.workers=0", run, *HERE[1:])

@@ -74,9 +74,7 @@ def _examine_host(plan: LaunchPlan, host: Host, by_ssh: bool) -> list[HostCheck]
     try:
         seen = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        return [
-            HostCheck(host.name, how, f"an answer that is none: {done.stdout[-200:]!r}", "silence the host's profile")
-        ]
+        return [HostCheck(host.name, how, f"unexpected output: {done.stdout[-200:]!r}", "silence its shell profile")]
     return [HostCheck(host.name, how, f"reached, Python {seen['python']}"), *_judge(plan, host, seen)]
 
 

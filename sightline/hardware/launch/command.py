@@ -100,7 +100,7 @@ def launch(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run: Ru
         findings = _check(options, plan, text)
         show(check.as_text(findings))
         if any(finding.remedy for finding in findings):
-            raise UsageError("not all is ready for this start; the lines marked `fail` say what is missing")
+            raise UsageError("this start is not ready; the lines marked `fail` say what is missing")
     elif options.print:
         show(text.rstrip("\n"))
     else:
@@ -183,7 +183,7 @@ def _run_id(options: LaunchOptions, name: str, out: str) -> str:
 
 def _hosts(options: LaunchOptions, in_cluster: bool) -> tuple[Host, ...]:
     if bool(options.hosts) == bool(options.nodes):
-        raise UsageError("say where: --hosts a:8,b:8, or with slurm and kubernetes also --nodes 2 --per-node 8")
+        raise UsageError("give the hosts: --hosts a:8,b:8, or with slurm and kubernetes also --nodes 2 --per-node 8")
     if options.hosts:
         return parse_hosts(options.hosts)
     if not in_cluster:
@@ -257,7 +257,7 @@ def _run(options: LaunchOptions, plan: LaunchPlan, text: str) -> None:
 def _hand_over(command: Sequence[str], text: str) -> None:
     if not shutil.which(command[0]):
         raise UsageError(
-            f"{command[0]} is not installed here; write the file with --print and hand it over where it is"
+            f"{command[0]} is not installed here; write the file with --print and submit it on a machine that has it"
         )
     done = subprocess.run(command, input=text, text=True)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Kubernetes: one pod per host, with torchrun inside for its devices, or one process per pod told by an operator.
+"""Kubernetes: one pod per host, with torchrun inside for its devices, or one process per pod placed by an operator.
 
 Three forms: a plain Indexed Job with a headless Service, which every cluster has, and Kubeflow's PyTorchJob and
 TrainJob.
@@ -155,7 +155,7 @@ def _train_job(plan: LaunchPlan, options: KubernetesOptions, metadata: dict[str,
     if options.volumes or plan.are_named:
         asked = "--kubernetes.volumes" if options.volumes else "--hosts"
         raise UsageError(
-            f"{asked} cannot be said in a TrainJob: its versions spell changes of pods differently; put volumes and "
+            f"{asked} cannot be written in a TrainJob: its versions spell changes of pods differently; put volumes and "
             f"hosts into the runtime that --kubernetes.runtime names (and say --nodes and --per-node), or use "
             "--kubernetes.form job"
         )

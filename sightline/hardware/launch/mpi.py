@@ -1,4 +1,4 @@
-"""MPI as a launcher only: Open MPI, MPICH, Intel MPI and MVAPICH tell ranks in variables; torch does the talking.
+"""MPI as a launcher only: Open MPI, MPICH, Intel MPI and MVAPICH set variables; torch communicates.
 
 The command is in Open MPI 5's words (prte); the originals wrote Open MPI 4's --tag-output, --output-filename and
 plm_rsh_args, of which 5 has made --output and plm_ssh_args.
@@ -43,8 +43,8 @@ def detect(environ: Environ) -> Place | None:
         return Place(launcher, rank, size, local_rank, local_size, where, port(environ, _job(environ)))
     if "PMIX_RANK" in environ and "SLURM_PROCID" not in environ:
         raise UsageError(
-            f"PMIX_RANK={environ['PMIX_RANK']} is set, but OMPI_COMM_WORLD_SIZE and the like are missing, so nobody "
-            "tells how many ranks there are; start with Open MPI's mpirun or with torchrun, or unset PMIX_RANK"
+            f"PMIX_RANK={environ['PMIX_RANK']} is set, but OMPI_COMM_WORLD_SIZE and the like are missing, so the "
+            "number of ranks is unknown; start with Open MPI's mpirun or with torchrun, or unset PMIX_RANK"
         )
     return None
 

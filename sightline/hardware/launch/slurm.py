@@ -1,4 +1,4 @@
-"""Slurm: srun tells each task its place; the batch file gives every device a task, and needs no torchrun."""
+"""Slurm: srun gives each task its place; the batch file gives every device a task, and needs no torchrun."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def run(plan: LaunchPlan) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     if stopped:
-        raise RankFailed(128 + stopped[0], f"stopped by signal {stopped[0]}; all hosts were told")
+        raise RankFailed(128 + stopped[0], f"stopped by signal {stopped[0]}; it was passed on to all hosts")
     if code:
         hint = (
             f"; ssh itself failed, try `{shlex.join(['ssh', '-p', str(plan.ssh_port), failed])}`" if code == 255 else ""

@@ -63,8 +63,8 @@ def test_a_name_that_is_not_a_host_is_refused(text: str):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, "say where: --hosts a:8,b:8"),
-        ({"hosts": "a:8", "nodes": 2}, "say where"),
+        ({}, "give the hosts: --hosts a:8,b:8"),
+        ({"hosts": "a:8", "nodes": 2}, "give the hosts"),
         ({"nodes": 2}, "torchrun chooses no hosts"),
         ({"nodes": 2, "per_node": 0, "launcher": "slurm"}, "both must be at least 1"),
         ({"hosts": "a:8", "interfaces": "-x"}, "--interfaces '-x' must be like eth0"),
@@ -413,7 +413,7 @@ def test_the_form_of_kubeflow_2():
     assert document["spec"]["runtimeRef"] == {"name": "torch-distributed"}
     assert expanded(trainer["command"], {})[-len(COMMAND) :] == list(COMMAND)
     for changes in ({"volumes": ("claim:a:/b",)}, {"nodes": 0, "hosts": "a:8"}):
-        with pytest.raises(UsageError, match="cannot be said in a TrainJob"):
+        with pytest.raises(UsageError, match="cannot be written in a TrainJob"):
             kubernetes_text("trainjob", **changes)
 
 
