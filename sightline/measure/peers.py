@@ -261,7 +261,7 @@ def check_comparable(data: Any) -> None:
         raise UsageError("--loader compares random crops and flips; add --data.augment on --data.policy none")
     if data.crop != "area" or data.interpolation not in {mode.value for mode in InterpolationMode}:
         raise UsageError(
-            f"--loader compares with torchvision's crops and filters, which know no crop={data.crop} with "
+            f"--loader compares with torchvision's crops and filters, which do not have crop={data.crop} with "
             f"interpolation={data.interpolation}; add --data.crop area --data.interpolation bilinear"
         )
 
