@@ -40,7 +40,7 @@ MOMENTUM, WEIGHT_DECAY, LABEL_SMOOTHING, WARMUP_EPOCHS = 0.9, 5e-4, 0.1, 1
 
 
 def ours(args: argparse.Namespace, seed: int, folder: Path) -> dict[str, float]:
-    """Through the command's own door: a recipe and flags."""
+    """Train as the command does: a recipe and flags."""
     flags = f"""--data.classes={args.classes} --data.size={args.size} --data.eval-size={args.size}
         --data.eval-resize={resize(args.size)} --data.crop-scale {CROP_SCALE[0]} {CROP_SCALE[1]}
         --model.depth={args.depth} --model.width=64 --task.label-smoothing={LABEL_SMOOTHING}
@@ -63,7 +63,7 @@ def ours(args: argparse.Namespace, seed: int, folder: Path) -> dict[str, float]:
 
 
 def theirs(args: argparse.Namespace, seed: int, device: Device) -> dict[str, float]:
-    """A plain loop: ImageFolder, torchvision transforms, DataLoader, SGD, autocast, channels_last; no compilation."""
+    """Train with a plain loop: ImageFolder, torchvision transforms, DataLoader, SGD, autocast, channels_last, eager."""
     started = time.perf_counter()
     torch.manual_seed(seed)
     to_float = [
@@ -90,49 +90,49 @@ def theirs(args: argparse.Namespace, seed: int, device: Device) -> dict[str, flo
     optimizer = torch.optim.SGD(model.parameters(), args.lr, MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=True)
     criterion = nn.CrossEntropyLoss(label_smoothing=LABEL_SMOOTHING)
     steps = args.epochs * len(train_loader)
-    step, images, seconds, top1 = 0, 0, 0.0, 0.0
+    step, seen, seconds, top1 = 0, 0, 0.0, 0.0
 
-    def logits(pictures: torch.Tensor) -> torch.Tensor:
-        pictures = pictures.to(device.torch_device, non_blocking=True, memory_format=torch.channels_last)
+    def logits(images: torch.Tensor) -> torch.Tensor:
+        images = images.to(device.torch_device, non_blocking=True, memory_format=torch.channels_last)
         with torch.autocast(device.kind, DTYPES[args.precision], enabled=args.precision != "fp32"):
-            return model(pictures)
+            return model(images)
 
     for epoch in range(args.epochs):
         model.train()
         device.synchronize()
         epoch_started = time.perf_counter()
-        for pictures, labels in train_loader:
+        for images, labels in train_loader:
             for group in optimizer.param_groups:
                 group["lr"] = rate(step, args.lr, steps, WARMUP_EPOCHS * len(train_loader))
-            loss = criterion(logits(pictures).float(), labels.to(device.torch_device, non_blocking=True))
+            loss = criterion(logits(images).float(), labels.to(device.torch_device, non_blocking=True))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             step += 1
         device.synchronize()
         if epoch > 0 or args.epochs == 1:
-            images, seconds = images + len(train_loader) * args.batch, seconds + time.perf_counter() - epoch_started
+            seen, seconds = seen + len(train_loader) * args.batch, seconds + time.perf_counter() - epoch_started
         model.eval()
         with torch.no_grad():
             hits = [(logits(p).argmax(1).cpu() == labels).sum().item() for p, labels in val_loader]
         top1 = sum(hits) / len(val_set)
-    return {"top1": top1, "images_per_s": images / seconds, "wall_s": time.perf_counter() - started}
+    return {"top1": top1, "images_per_s": seen / seconds, "wall_s": time.perf_counter() - started}
 
 
 def rate(step: int, lr: float, steps: int, warmup_steps: int) -> float:
-    """A linear rise to `lr`, then half a cosine down to 0."""
+    """Return the rate: a linear rise to `lr`, then half a cosine down to 0."""
     if step < warmup_steps:
         return lr * (step + 1) / warmup_steps
     return lr * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))
 
 
 def resize(size: int) -> int:
-    """The usual margin around the middle crop: 256 for 224."""
+    """Return the size before the middle crop, with the usual margin: 256 for 224."""
     return round(size * 256 / 224)
 
 
 def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds of the accuracy, medians of the speeds, and every run."""
+    """Return mean and standard deviation over seeds of the accuracy, medians of the speeds, and every run."""
     top1 = [run["top1"] for run in runs]
     return {
         "top1_mean": statistics.mean(top1),
@@ -144,7 +144,7 @@ def summary(runs: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder with train/CLASS and val/CLASS")
     parser.add_argument("--classes", type=int, required=True)
@@ -162,7 +162,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Trains both with every seed, in turn, and writes what came out."""
+    """Train both with every seed, in turn, and write the results."""
     args = arguments(argv)
     device = devices.select(args.device)
     device.activate()

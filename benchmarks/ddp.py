@@ -1,4 +1,4 @@
-"""What DistributedDataParallel costs before there is anybody to talk to: one rank in a group of one, ResNet-50.
+"""The cost of DistributedDataParallel without communication: one rank in a group of one, ResNet-50.
 
     python benchmarks/ddp.py --batch 256
 
@@ -31,14 +31,14 @@ class WithoutGraph(OurStep):
 
 
 class WithDdp(OurStep):
-    """As a rank of several runs it; the group that it talks to has no other rank."""
+    """Ours as one of several ranks; the group has no other rank."""
 
     name = "compiled, DDP in a group of one"
     world = World(size=2)
 
 
 def main() -> None:
-    """Measures, prints and writes."""
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="resnet50")
     parser.add_argument("--batch", type=int, default=256)

@@ -22,7 +22,7 @@ class DynUnetConfig(ModelConfig):
     """Filters of the first level."""
 
     def build(self, spec: DataSpec) -> nn.Module:
-        """MONAI's initial weights, as its users have them."""
+        """Build the network with MONAI's initial weights."""
         ours = UnetConfig(width=self.width, deep_supervision=True).build(spec)
         return DynUnet(dynunet(ours, spec), ours.patch)
 
@@ -41,5 +41,5 @@ class DynUnet(nn.Module):
 
 
 def recipe() -> Recipe:
-    """unet2d with another network."""
+    """Return unet2d with another network."""
     return replace(unet2d.recipe(), name="dynunet", model=DynUnetConfig())

@@ -36,7 +36,7 @@ Call = Callable[[Tensor], Tensor]
 
 
 def contenders(channels: int, with_compiled: bool) -> dict[str, tuple[Call, bool, list[nn.Parameter]]]:
-    """Name: the call, whether it is given channels_last, and its parameters."""
+    """Return by name: the call, whether its input is channels_last, and its parameters."""
     norm = nn.InstanceNorm2d(channels, EPS, affine=True)
     layers = nn.Sequential(norm, nn.LeakyReLU(SLOPE)).cuda()
 
@@ -54,7 +54,7 @@ def contenders(channels: int, with_compiled: bool) -> dict[str, tuple[Call, bool
 
 
 def captured(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """`work` as a graph, after runs in which everything is compiled."""
+    """Capture `work` as a graph, after runs in which everything is compiled."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -70,7 +70,7 @@ def captured(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
 def workloads(
     shape: tuple[int, ...], dtype: torch.dtype, with_compiled: bool
 ) -> tuple[dict[tuple[str, str], Callable[[], Any]], int]:
-    """What is timed, by contender and by what it does, and how many inputs each goes through."""
+    """Return the calls to time, by contender and direction, and the number of inputs each goes through."""
     example = torch.empty(shape, dtype=dtype, device="meta")
     inputs = min(max(-(-CACHE_BYTES // example.nbytes), 2), MOST_INPUTS)
     plain = [torch.randn(shape, device="cuda").to(dtype).requires_grad_() for _ in range(inputs)]
@@ -105,7 +105,7 @@ def workloads(
 
 
 def measure(shape: tuple[int, ...], dtype: torch.dtype, with_compiled: bool, repeats: int) -> list[dict[str, Any]]:
-    """One row per contender and per thing it does: microseconds of a call, median and spread, and GB/s."""
+    """Return one row per contender and direction: microseconds of a call, median and spread, and GB/s."""
     work, inputs = workloads(shape, dtype, with_compiled)
     graphs = {key: captured(each) for key, each in work.items()}
     times: dict[tuple[str, str], list[float]] = {key: [] for key in graphs}
@@ -153,7 +153,7 @@ def main() -> None:
     shapes = [tuple(map(int, text.split(","))) for text in args.shapes]
     for text, shape in zip(args.shapes, shapes, strict=True):
         if len(shape) != 4 or min(shape) < 1:
-            parser.error(f"--shapes {text}: give pictures,channels,height,width, e.g. 64,32,192,160")
+            parser.error(f"--shapes {text}: give images,channels,height,width, e.g. 64,32,192,160")
     if not torch.cuda.is_available():
         parser.error("needs CUDA: our kernels apply nowhere else; torch finds no CUDA device on this machine")
     device, now, started = devices.select("cuda"), datetime.now(UTC), time.perf_counter()

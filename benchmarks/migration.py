@@ -1,10 +1,10 @@
-"""What does migration cost? Nanoseconds per call that is replaced and that is not, and a ResNet-50 step, on and off.
+"""The cost of migration: nanoseconds per call that is replaced and that is not, and a ResNet-50 step, on and off.
 
     python benchmarks/migration.py                                  # about two minutes on one core
     python benchmarks/migration.py --rounds 5 --size 64 --batch 2   # a quick look
 
 Migration is turned on and off in turn in one process, so that both sides see the same machine; medians of the rounds
-with the smallest and the largest. The clock is the process's own CPU time: other people's load stays out. "off" asks
+with the smallest and the largest. The clock is the process's own CPU time, without other processes. "off" asks
 for the device "cpu", "on" for "cuda"; all work is done by the CPU, in one thread.
 """
 
@@ -54,7 +54,7 @@ def ns_per_call(call: Call, device: str, calls: int) -> float:
 
 
 def build_step(size: int, batch: int) -> Callable[[str], None]:
-    """A plain training step in torchvision's reference style, moves to the device included."""
+    """Build a plain training step in torchvision's reference style, moves to the device included."""
     torch.manual_seed(0)
     model = torchvision.models.resnet50()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -74,7 +74,7 @@ def build_step(size: int, batch: int) -> Callable[[str], None]:
 
 
 def measure(rounds: int, calls: int, size: int, batch: int) -> list[dict[str, Any]]:
-    """Every row with all its rounds, off and on in turn; the first round warms up and does not count."""
+    """Return every row with all its rounds, off and on in turn; the first round warms up and does not count."""
     rows: dict[str, dict[str, Any]] = {}
     step = build_step(size, batch)
     for at in range(rounds + 1):
@@ -95,7 +95,7 @@ def measure(rounds: int, calls: int, size: int, batch: int) -> list[dict[str, An
 
 
 def as_row(row: dict[str, Any]) -> str:
-    """A line of the table in docs/migration.md; the step in milliseconds."""
+    """Format a line of the table in docs/migration.md; the step in milliseconds."""
     scale, digits = (1e6, 1) if row["what"] == "step" else (1, 0)
     off, on = ([value / scale for value in row[side]] for side in ("off", "on"))
     cells = [
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--calls", type=int, default=CALLS_PER_ROUND, help="calls per round and row")
-    parser.add_argument("--size", type=int, default=128, help="height and width of the step's pictures")
+    parser.add_argument("--size", type=int, default=128, help="height and width of the step's images")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args()

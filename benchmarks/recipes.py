@@ -3,7 +3,7 @@
     python benchmarks/recipes.py --data DIR --classes 20 --epochs 30 --size 64 --seeds 0 1 2
 
 DIR is anything a recipe reads. Network, optimizer, weight decay, losses and augmentation are the recipe's own; epochs,
-drops of the rate and pictures are cut to the size of the data. All runs are started at once: their scores do not
+drops of the rate and images are cut to the size of the data. All runs are started at once: their scores do not
 depend on it, their speed does and is not reported.
 """
 
@@ -26,7 +26,7 @@ RECIPES = ("resnet50", "resnet50_keras", "resnet50_lars")
 
 
 def schedule(recipe: str, epochs: int) -> list[str]:
-    """The recipe's schedule within fewer epochs: its shape is kept, its epochs are not."""
+    """Fit the recipe's schedule into fewer epochs: its shape is kept, its epochs are not."""
     if recipe == "resnet50":  # 90 epochs that begin with 4 of warm-up and drop at a third, two thirds and eight ninths
         drops = [1, 2, 3, 4, epochs // 3 + 4, 2 * epochs // 3 + 2, 8 * epochs // 9]
         return ["--schedule.table-epochs", *map(str, drops)]

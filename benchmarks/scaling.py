@@ -76,7 +76,7 @@ PUBLISHED = (
 
 
 def network_named(recipe: Recipe) -> Network:
-    """What a recipe's network sends."""
+    """Return the gradients and statistics that a recipe's network sends."""
     bound = synthetic_data(recipe, devices.select("cpu"))
     with torch.device("meta"):
         model = recipe.model.build(bound.dataset.spec)
@@ -84,7 +84,7 @@ def network_named(recipe: Recipe) -> Network:
 
 
 def beside_published() -> list[dict[str, Any]]:
-    """Every row with links alone, and with steps as uneven as one number for all rows says."""
+    """Predict every row by links alone, and with one number for the unevenness of steps in all rows."""
     networks = {name: network_named(config.load(name, [])[0]) for name in {row.recipe for row in PUBLISHED}}
     found = []
     for row in PUBLISHED:
@@ -106,7 +106,7 @@ def beside_published() -> list[dict[str, Any]]:
 
 
 def published_as_text(rows: Sequence[dict[str, Any]]) -> str:
-    """For people; the first lines of it stand in docs/scaling.md."""
+    """Format the rows for people; the first lines are in docs/scaling.md."""
     names = f"{'published':>9} {'links alone':>11} {'error':>7} {'predicted':>9} {'error':>7}"
     lines = [f"{'':<32} {'one':>6} {'devices':>7} {names}"] + [
         f"{row['what']:<32} {row['one']:>6,.0f} {row['devices']:>7} {row['many']:>9,.0f} {row['links_alone']:>11,.0f} "
@@ -127,13 +127,13 @@ class RankStep(OurStep):
     """The step of one rank among others; as OurStep in all else."""
 
     def join(self, recipe: Recipe, run: Run, world: World) -> None:
-        """From now on gradients are exchanged."""
+        """Exchange gradients from now on."""
         bound = synthetic_data(recipe, self.device)
         self.step = build_step(recipe, run, self.device, world, self.state, bound)
 
 
 def timed(call: Callable[[], object], times: int) -> list[float]:
-    """Seconds of each of `times` calls."""
+    """Return seconds of each of `times` calls."""
     moments = [time.perf_counter()]
     for _ in range(times):
         call()
@@ -142,7 +142,7 @@ def timed(call: Callable[[], object], times: int) -> list[float]:
 
 
 def rank_main(rank: int, folder: str, flags: list[str], name: str, steps: int, rounds: int) -> None:
-    """One of the ranks: every phase begins together; rank 0 writes what it has timed."""
+    """Run one of the ranks: every phase begins together; rank 0 writes its times."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=RANKS)
     recipe, run = config.load(name, flags)
@@ -173,7 +173,7 @@ def rank_main(rank: int, folder: str, flags: list[str], name: str, steps: int, r
 
 
 def two_ranks(name: str, flags: list[str], steps: int, rounds: int) -> dict[str, Any]:
-    """What two ranks took, and what the model says they would."""
+    """Time two ranks and compare with the model's prediction."""
     flags = [*flags, "--run.device=cpu", "--run.workers=0", "--train.precision=fp32"]
     recipe, _ = config.load(name, flags)
     with tempfile.TemporaryDirectory() as folder:
@@ -191,7 +191,7 @@ def two_ranks(name: str, flags: list[str], steps: int, rounds: int) -> dict[str,
 
 
 def compare(found: dict[str, list[float]], network: Network, batch: int, bn_group: int, start: str) -> dict[str, Any]:
-    """Two ranks together, predicted from one alone or from two apart, beside what was measured."""
+    """Predict two ranks together, from one alone or from two apart, beside the measurement."""
     value = {phase: statistics.median(each) for phase, each in found.items()}
     # Of two ranks a ring sends every byte once in each direction: 2 (N - 1) / N = 1.
     bandwidth = scaling.BUCKET_MIB * scaling.MIB / (value["bucket"] - value["small"])
@@ -214,7 +214,7 @@ def compare(found: dict[str, list[float]], network: Network, batch: int, bn_grou
 
 
 def ranks_as_text(found: dict[str, Any]) -> str:
-    """For people."""
+    """Format the rows for people."""
     lines = [
         f"{found['recipe']}: {found['batch_per_rank']} samples per rank, {found['gradient_bytes'] / 1e6:.3g} MB of "
         f"gradients in {found['buckets']} buckets; {len(found['seconds']['joined'])} steps of each kind; ms",
@@ -231,7 +231,7 @@ def ranks_as_text(found: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Runs one of the two comparisons and keeps its result."""
+    """Run one of the two comparisons and write its result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("ranks", "published"))
     parser.add_argument("--recipe", default="demo_classification", help="ranks: a small one")

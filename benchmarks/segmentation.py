@@ -26,7 +26,7 @@ NETWORKS = {"sightline": "unet2d", "MONAI DynUNet": str(HERE / "dynunet.py")}
 
 
 def main() -> None:
-    """Trains, scores, prints and writes."""
+    """Train, score, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="folder written by `sightline prepare decathlon`")
     parser.add_argument("--raw", type=Path, required=True, help="the folder it was prepared from")
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def trained_and_scored(name: str, fold: int, arguments: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
-    """One run and its Dice against the label files."""
+    """Train once and return the Dice against the label files."""
     folder = arguments.runs / f"{NETWORKS[name].rpartition('/')[2].removesuffix('.py')}-{fold}"
     given = ["--data.path", arguments.data, "--data.task", arguments.task, "--data.fold", str(fold)]
     given += ["--train.epochs", str(arguments.epochs), "--run.out", str(folder), *flags]
@@ -74,12 +74,12 @@ def trained_and_scored(name: str, fold: int, arguments: argparse.Namespace, flag
 
 
 def recipe_file(name: str) -> str:
-    """Recipes of ours are found by name, others by their file."""
+    """Return the recipe file; "" for our own recipes, which are found by name."""
     return NETWORKS[name] if NETWORKS[name].endswith(".py") else ""
 
 
 def spread(values: list[float]) -> dict[str, Any]:
-    """Mean, deviation and all."""
+    """Return mean, deviation and all values."""
     return {"mean": statistics.mean(values), "sd": statistics.stdev(values) if len(values) > 1 else 0.0, "all": values}
 
 

@@ -24,7 +24,7 @@ SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def list_recipes(flags: Sequence[str]) -> None:
-    """the recipes, one line each; `list NAME` shows one whole"""
+    """List the recipes, or describe one: `sightline list resnet50`"""
     arguments = _parser("list", list_recipes, "[RECIPE]").parse_known_args(flags)[1]
     for name in arguments:
         if name not in recipes.names():
@@ -36,7 +36,7 @@ def list_recipes(flags: Sequence[str]) -> None:
 
 
 def prepare(flags: Sequence[str]) -> None:
-    """prepare data for training, convert them, or draw some: `prepare shapes --out DIR`"""
+    """Prepare, convert or draw data for training: `sightline prepare shapes --out DIR`"""
     known = sorted(m.name for m in pkgutil.iter_modules([str(PREPARE)]) if not m.name.startswith("_"))
     if not flags or flags[0] not in known:
         if flags and flags[0] in ("-h", "--help"):
@@ -55,9 +55,9 @@ def prepare(flags: Sequence[str]) -> None:
 
 
 def check(flags: Sequence[str]) -> None:
-    """check every sample before training, list all problems: `check RECIPE --data.path DIR [--json]`"""
-    parser = _parser("check", check)
-    what = "decode every image; without, only its header is read"
+    """Check every sample before training and list all problems: `sightline check resnet50 --data.path DIR`"""
+    parser = _parser("check", check, "RECIPE [--no-decode] [--json] [--part.field VALUE ...]")
+    what = "decode every image; without, read only its header"
     parser.add_argument("--decode", action=argparse.BooleanOptionalAction, default=True, help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
@@ -74,7 +74,7 @@ def check(flags: Sequence[str]) -> None:
 
 
 def train(flags: Sequence[str]) -> None:
-    """train a recipe, or resume it: `train RECIPE [--config FILE] [--part.field VALUE ...]`"""
+    """Train a recipe, or resume its run: `sightline train resnet50 --data.path DIR --train.epochs 90`"""
     if flags and flags[0] in ("-h", "--help"):
         _parser("train", train, "RECIPE [--config FILE] [--part.field VALUE ...]").print_help()
         print(f"\nrecipes: {', '.join(recipes.names())}; `sightline train RECIPE --help` lists every field of one")
@@ -99,20 +99,20 @@ def train(flags: Sequence[str]) -> None:
 
 
 def evaluate(flags: Sequence[str]) -> None:
-    """evaluate a run, a checkpoint or masks: `evaluate RUN [--checkpoint best|latest|NAME | --all] [--labels DIR]`"""
+    """Score a run, a checkpoint or a folder of masks: `sightline evaluate runs/resnet50 --checkpoint latest`"""
     parser = _parser("evaluate", evaluate)
     parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder; with --labels also one of masks")
     _add_checkpoint(parser)
     parser.add_argument(
-        "--all", action="store_true", help="every checkpoint the run keeps, as a table; resumes if interrupted"
+        "--all", action="store_true", help="score every checkpoint of the run, as a table; resumes if interrupted"
     )
-    what = "label files, or a Decathlon folder: score volumes in the geometry of their files; without, as prepared"
+    what = "label files, or a Decathlon folder: score volumes in the geometry of their files, not as prepared"
     parser.add_argument("--labels", metavar="DIR", help=what)
     arguments, rest = parser.parse_known_args(flags)
     _refuse_value_of_flag(flags, arguments.run, "evaluate RUN")
     if arguments.all and arguments.labels:
-        raise UsageError("--all and --labels do not go together; name one with --checkpoint")
-    devices = _value_of("devices", rest, "0")  # if it is no number, the recipe's own reading of it says so
+        raise UsageError("--all cannot be combined with --labels; name one checkpoint with --checkpoint")
+    devices = _value_of("devices", rest, "0")  # if it is not a number, parsing the recipe's flags reports it
     if devices.isdecimal() and _ran_as_ranks(["evaluate", *flags], int(devices), _value_of("device", rest, "auto")):
         return
     from sightline import api
@@ -139,16 +139,16 @@ def evaluate(flags: Sequence[str]) -> None:
 
 
 def predict(flags: Sequence[str]) -> None:
-    """predict images or volumes with a run, drawn and as JSON: `predict RUN FILE_OR_FOLDER ... --out DIR`"""
+    """Predict images or volumes; write JSON, masks and drawings: `sightline predict runs/resnet50 a.jpg --out DIR`"""
     parser = _parser("predict", predict)
     parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder")
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="images, NIfTI volumes, or folders of them")
     parser.add_argument("--out", required=True, help="folder for predictions.json, masks and drawings")
-    parser.add_argument("--top", type=int, help="most classes or boxes of an image")
-    parser.add_argument("--score-threshold", type=float, help="least score of what is shown, 0 to 1")
-    what = "draw what was found; without, only predictions.json is written"
+    parser.add_argument("--top", type=int, help="largest number of classes or boxes per image")
+    parser.add_argument("--score-threshold", type=float, help="lowest score to show, 0 to 1")
+    what = "draw the findings; without, write predictions.json only"
     parser.add_argument("--draw", action=argparse.BooleanOptionalAction, default=True, help=what)
-    what = "of volumes also CASE.npy: the probability of every class at every voxel, float32"
+    what = "volumes: also write CASE.npy, the probability of every class at every voxel, float32"
     parser.add_argument("--save-probabilities", action="store_true", help=what)
     _add_checkpoint(parser)
     arguments, rest = parser.parse_known_args(flags)
@@ -175,7 +175,7 @@ def predict(flags: Sequence[str]) -> None:
 
 
 def average(flags: Sequence[str]) -> None:
-    """mean weights of several checkpoints: `average RUN/checkpoints/ckpt-* --out DIR`, then `evaluate DIR`"""
+    """Average the weights of checkpoints into a new one: `sightline average runs/resnet50 --out DIR`"""
     parser = _parser("average", average)
     parser.add_argument("checkpoints", type=Path, nargs="+", help="ckpt-* folders, or a run folder for all it keeps")
     parser.add_argument("--out", type=Path, required=True, help="folder of the new checkpoint")
@@ -188,7 +188,7 @@ def average(flags: Sequence[str]) -> None:
 
 
 def benchmark(flags: Sequence[str]) -> None:
-    """how fast a recipe's step or input is: `benchmark RECIPE [--peers] [--loader] [--scaling] [--data real]`"""
+    """Measure the speed of a recipe's step or input: `sightline benchmark resnet50 --peers`"""
     from sightline.config import split_options
     from sightline.measure import benchmark as measure
 
@@ -198,10 +198,12 @@ def benchmark(flags: Sequence[str]) -> None:
 
 
 def inspect(flags: Sequence[str]) -> None:
-    """what a recipe is made of: parameters, FLOP, groups, steps, learning rates: `inspect RECIPE [--lr-at STEP ...]`"""
-    parser = _parser("inspect", inspect)
-    parser.add_argument("--lr-at", type=int, nargs="+", default=[], metavar="STEP", help="steps to show the rate of")
-    parser.add_argument("--ranks", type=int, default=1, help="devices the run would have; some rates depend on it")
+    """Show parameters, FLOP, steps and learning rates of a recipe: `sightline inspect resnet50 --lr-at 0 5000`"""
+    parser = _parser("inspect", inspect, "RECIPE [--lr-at STEP ...] [--ranks N] [--json] [--part.field VALUE ...]")
+    parser.add_argument(
+        "--lr-at", type=int, nargs="+", default=[], metavar="STEP", help="show the rates of these steps"
+    )
+    parser.add_argument("--ranks", type=int, default=1, help="number of devices of the run; some rates depend on it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
     recipe, run = _load_recipe("inspect", rest)
@@ -211,21 +213,21 @@ def inspect(flags: Sequence[str]) -> None:
 
 
 def doctor(flags: Sequence[str]) -> None:
-    """what this machine can do, and what is missing"""
+    """Report what this machine can do and what is missing: `sightline doctor --folder runs`"""
     parser = _parser("doctor", doctor)
-    parser.add_argument("--folder", type=Path, default=Path("."), help="where runs would be written")
+    parser.add_argument("--folder", type=Path, default=Path("."), help="folder in which runs will be written")
     arguments = parser.parse_args(flags)
     from sightline.hardware.doctor import examine
 
     checks = examine(arguments.folder)
     for check in checks:
-        print(f"{check.status:5} {check.name:24} {check.value}" + (f"  -> {check.remedy}" if check.remedy else ""))
+        print(f"{check.status:6} {check.name:24} {check.value}" + (f"  -> {check.remedy}" if check.remedy else ""))
     if any(check.status == "fail" for check in checks):
         raise UsageError("this machine cannot train; the lines marked `fail` say why")
 
 
 def migrate(flags: Sequence[str]) -> None:
-    """run an unmodified CUDA script on the device that is there: `migrate [--target cpu] script.py ...`"""
+    """Run an unmodified CUDA script on another device: `sightline migrate --target cpu script.py`"""
     from sightline.migrate import cli
 
     code = cli.main(flags)
@@ -234,7 +236,7 @@ def migrate(flags: Sequence[str]) -> None:
 
 
 def launch(flags: Sequence[str]) -> None:
-    """train on several hosts: `launch RECIPE --hosts a:8,b:8 --launcher mpirun|slurm|kubernetes|... [--print]`"""
+    """Train on several hosts: `sightline launch resnet50 --hosts a:8,b:8 --launcher ssh --data.path DIR`"""
     from sightline.config import split_options
     from sightline.hardware.launch import command
 
@@ -244,7 +246,7 @@ def launch(flags: Sequence[str]) -> None:
 
 
 def legacy(flags: Sequence[str]) -> None:
-    """run a command line of the original READMEs: `legacy [--print] SCRIPT ARGS ...`, `legacy -- LINE`"""
+    """Run a command line of the original READMEs: `sightline legacy --print train.py --batch-size 256`"""
     from sightline.legacy import command
 
     command.legacy(flags, print, lambda words: COMMANDS[words[0]](words[1:]))
@@ -324,7 +326,10 @@ def _complain(text: str) -> None:
 def _overview() -> str:
     lines = [f"sightline {__version__}: vision training", "", "usage: sightline COMMAND ...", ""]
     lines += [f"  {name:10} {(command.__doc__ or '').strip()}" for name, command in COMMANDS.items()]
-    lines += ["", "`sightline train RECIPE --help` lists every field of a recipe; docs/quickstart.md shows the way."]
+    lines += [
+        "",
+        "`sightline COMMAND --help` lists options, `sightline train RECIPE --help` all fields of a recipe.",
+    ]
     return "\n".join(lines)
 
 
@@ -342,7 +347,7 @@ def _refuse_value_of_flag(flags: Sequence[str], value: str, usage: str) -> None:
     """Refuse a positional argument after a flag of the recipe: only the recipe in RUN knows which flags take values."""
     before = flags[flags.index(value) - 1] if value in flags[1:] else ""
     if before.startswith("--") and "." in before and "=" not in before:
-        raise UsageError(f"'{value}' stands after {before}; begin with `sightline {usage}`, then {before} and the like")
+        raise UsageError(f"'{value}' comes after {before}; begin with `sightline {usage}`, then {before} and the like")
 
 
 def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped-def]  # (Recipe, Run), not imported here

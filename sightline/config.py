@@ -33,7 +33,7 @@ Parsed = TypeVar("Parsed")
 
 @dataclass(frozen=True)
 class Run:
-    """Where and how a recipe is run; nothing here is compared on resume."""
+    """The place and the way of a run; nothing here is compared on resume."""
 
     out: str = ""
     """Run folder; default runs/RECIPE."""
@@ -74,7 +74,7 @@ class Run:
     """Dummy steps on the first batch before the run, so that none of the run's own steps compiles or allocates; all
     they change is put back."""
     channels_last: bool = True
-    """Memory format of pictures and weights; faster for convolutions almost everywhere."""
+    """Memory format of images and weights; faster for convolutions almost everywhere."""
     log_every_steps: int = 10
     """Steps between log lines; each line costs one synchronisation with the device."""
     checkpoint_initial: bool = False
@@ -105,7 +105,7 @@ class Run:
     profile: str = ""
     """FIRST,LAST: trace exactly these optimizer steps, e.g. 5,8 for four; writes profile/ in the run folder."""
     progress: Literal["auto", "live", "plain", "off"] = "auto"
-    """What the terminal shows; auto is live on a terminal and plain lines elsewhere."""
+    """Display on the terminal; auto is live on a terminal and plain lines elsewhere."""
     rank_output: Literal["main", "all"] = "main"
     """Several ranks: whose lines the terminal shows, all of them with [rank N] in front. Each has a rank_N.log too."""
     timeout_s: int = 300

@@ -27,7 +27,7 @@ class BadData(SightlineError):
 
 
 class BadSample(BadData):
-    """One sample cannot be read; `--data.on-bad-sample` decides whether the run goes on without it."""
+    """One sample cannot be read; `--data.on-bad-sample` decides whether the run continues without it."""
 
     def __init__(self, name: str, reason: str):
         super().__init__(f"{name}: {reason}")

@@ -36,7 +36,7 @@ from sightline.train.signals import StopSignals
 
 TABLE = "evaluation.json"
 MAX_TABLE_BYTES = 2**22  # a row takes 500 bytes
-SMALL_BYTES = 2**28  # what any network may take besides its weights: anchors, a first picture
+SMALL_BYTES = 2**28  # what any network may take besides its weights: anchors, a first image
 MAKERS = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 BUILD_ERRORS = (RuntimeError, ValueError, ArithmeticError, MemoryError)  # of numbers that cannot be sizes
 
@@ -191,7 +191,7 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
     and a row of the same checkpoint, data and fields is reused, so an interrupted call resumes.
     """
     if (run / checkpoint.MANIFEST).is_file():
-        raise UsageError(f"{run} is a checkpoint and --all wants a run folder; leave out --all")
+        raise UsageError(f"{run} is a checkpoint and --all needs a run folder; leave out --all")
     paths = [path for path in checkpoint.all_of(run) if int(path.name.removeprefix("ckpt-")) > 0]
     newest, tensors, stored = _newest(run, paths)
     with opened(Trained.set_up(newest, tensors, stored, recipe_file, flags), run) as evaluation:
@@ -206,13 +206,13 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
             try:
                 key = {**made_with, "manifest": _sha256(path / checkpoint.MANIFEST)}
                 if _has(table.get(path.name, {}), key):
-                    log.say(f"{path.name} stands in {log.folder.path / TABLE} already")
+                    log.say(f"{path.name} is in {log.folder.path / TABLE} already")
                     continue
                 tensors, its = checkpoint.read(path)
                 checkpoint.require(its, "progress")
                 load_weights(evaluation.model, tensors)
             except (BadCheckpoint, FileNotFoundError) as error:  # a run at work may remove one meanwhile
-                log.say(f"warning: {path.name} is left out: {error}")
+                log.say(f"warning: {path.name} is skipped: {error}")
                 continue
             scores = evaluation.score(path, its)
             table[path.name] = {

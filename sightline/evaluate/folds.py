@@ -57,7 +57,7 @@ def _over(columns: dict[str, list[float | None]], least: int, measure: Any) -> d
 
 
 def as_text(document: dict[str, Any]) -> str:
-    """The table for people."""
+    """Format the table for people."""
     headline, names = document["headline"], list(document["mean"]["classes"])
     widths = {name: max(6, len(name)) for name in (headline, *names)}
 

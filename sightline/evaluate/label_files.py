@@ -1,4 +1,4 @@
-"""`sightline evaluate --labels`: masks, or what a run says of its val split, against label files in their own geometry.
+"""`sightline evaluate --labels`: masks, or a run's predictions of its val split, against label files in their geometry.
 
 Dice of each case and class: 1 where a class is neither in the mask nor in the label, 0 where it is in one of them only.
 """
@@ -23,14 +23,14 @@ from sightline.files.arrays import map_array
 from sightline.files.typed_json import read_json
 from sightline.parts import PredictOptions, Scores
 from sightline.report.predictions import DOCUMENT, write_whole
-from sightline.report.volumes import compared_picture
+from sightline.report.volumes import compared_slices
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 
 DOCUMENT_OF_SCORES = "scores-labels.json"
 PROBABILITIES = ".npy"
 WORST = 20
-PICTURES = 4  # of the worst cases of a run
+DRAWN = 4  # worst cases of a run
 _VALUES = 256  # a label is a byte
 _AFFINE_MM = 1e-3  # headers hold 32-bit floats
 _MAX_JSON_BYTES = 16 * 2**20
@@ -53,7 +53,7 @@ class Counts:
 
 
 def evaluate_folder(predicted: Path, labels: Path) -> Scores:
-    """Every CASE.nii.gz, or CASE.npy of probabilities, of a folder against CASE.nii.gz of another."""
+    """Score every CASE.nii.gz, or CASE.npy of probabilities, of a folder against CASE.nii.gz of another."""
     files = list_files([predicted], (*SUFFIXES, PROBABILITIES), labels)
     cases: dict[str, Path] = {}
     for name, path in files.items():
@@ -78,16 +78,16 @@ def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
             old.unlink()
     log = RunLog(folder, Screen(trained.run.progress), attempt=None)
     scores = _tell(pairs, trained.spec.classes, folder, log, checkpoint=str(trained.path))
-    for row in scores.worst[:PICTURES]:
+    for row in scores.worst[:DRAWN]:
         case = row["name"]
-        picture = compared_picture(case, images[case], *pairs[case], trained.spec.classes)
-        write_whole(folder / f"{case}.png", picture.save)
-    log.say(f"masks, {DOCUMENT_OF_SCORES} and pictures of the worst cases are in {folder}")
+        image = compared_slices(case, images[case], *pairs[case], trained.spec.classes)
+        write_whole(folder / f"{case}.png", image.save)
+    log.say(f"masks, {DOCUMENT_OF_SCORES} and images of the worst cases are in {folder}")
     return scores
 
 
 def compare(case: str, predicted: Path, label: Path, classes: int) -> Counts:
-    """Count the voxels of one case; raise BadSample where the two are not a pair, or hold a number that is no class."""
+    """Count the voxels of one case; raise BadSample where the two are not a pair, or hold a number without a class."""
     found, affine = _read_predicted(case, predicted)
     truth, wanted = read_label(label, case)
     if found.shape != truth.shape:
@@ -152,7 +152,7 @@ def _label_of(folder: Path, case: str) -> Path:
 
 
 def _read_predicted(case: str, path: Path) -> tuple[np.ndarray, np.ndarray | None]:
-    """(depth, height, width) uint8 and, where the file has one, its affine."""
+    """Return (depth, height, width) uint8 and, where the file has one, its affine."""
     if not path.name.endswith(PROBABILITIES):
         return read_label(path, case)
     scores = map_array(path, case, "predict it again")

@@ -23,7 +23,7 @@ def best_boxes(
 
     `boxes` (batch, anchors, 4) are corner boxes, `scores` (batch, anchors, classes) exclude the background. n is
     `per_image`, or less if classes and candidates cannot fill it. Equal scores are ordered by class, then by anchor.
-    `static` avoids shapes that depend on scores, for devices and exports; by default it is off on the CPU only. The
+    `static` avoids shapes that depend on scores, for devices and compilers; by default it is off on the CPU only. The
     result is the same.
     """
     batch, anchors, classes = scores.shape

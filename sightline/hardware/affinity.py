@@ -32,7 +32,7 @@ class Topology:
     near: tuple[frozenset[int], ...] = ()  # CPUs beside the device of each local rank; empty where unknown
 
     def homes(self, ranks: int) -> list[frozenset[int]]:
-        """CPUs among which each rank belongs: those beside its device, else those of a socket, taken in turn."""
+        """Return the CPUs to choose from per rank: those beside its device, else those of a socket, taken in turn."""
         sockets = sorted(set(self.socket.values()))
         found = []
         for rank in range(ranks):
@@ -43,8 +43,8 @@ class Topology:
 
 
 def cores_for(mode: str, local_rank: int, local_size: int, topology: Topology) -> list[int]:
-    """The CPUs of one rank, rising. The unique modes give no CPU to two ranks; socket_unique gives whole cores, with
-    all their threads, as long as there are as many cores as ranks."""
+    """Return the CPUs of one rank, rising. The unique modes give no CPU to two ranks; socket_unique gives whole cores,
+    with all their threads, as long as there are as many cores as ranks."""
     homes = topology.homes(local_size)
     home = sorted(homes[local_rank])
     if mode == "socket":
@@ -73,7 +73,7 @@ def _can_split(homes: Sequence[frozenset[int]]) -> bool:
 
 
 def _share(cpus: Sequence[int], at: int, of: int, interleaved: bool, topology: Topology) -> list[int]:
-    """Part `at` of `of`, as even as can be: every so many cores, or neighbours."""
+    """Return part `at` of `of`, as even as can be: every so many cores, or neighbours."""
     by_core: dict[int, list[int]] = {}
     for cpu in cpus:
         by_core.setdefault(topology.core[cpu], []).append(cpu)
@@ -83,7 +83,7 @@ def _share(cpus: Sequence[int], at: int, of: int, interleaved: bool, topology: T
 
 
 def _one_each(homes: Sequence[frozenset[int]], topology: Topology) -> list[int]:
-    """One CPU per rank, the first of its home on a core that no rank has; later ones take what is left."""
+    """Return one CPU per rank, the first of its home on a core that no rank has; later ones take what is left."""
     taken: list[int] = []
     for home in homes:
         free = [cpu for cpu in sorted(topology.socket) if cpu not in taken]
@@ -129,7 +129,7 @@ def read_topology(cpus: frozenset[int], near: tuple[frozenset[int], ...] = (), s
 
 
 def near_devices(device: Device, local_size: int, system: Path = SYSTEM) -> tuple[frozenset[int], ...]:
-    """The CPUs beside the device of each local rank; local rank n has device n. None where torch knows no places."""
+    """Return the CPUs beside the device of each local rank n, which is device n; empty if torch does not know."""
     if device.kind != "cuda":
         return ()
     indices = range(local_size) if local_size > 1 else [device.index]
@@ -145,7 +145,7 @@ def near_devices(device: Device, local_size: int, system: Path = SYSTEM) -> tupl
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """The kernel's lists: `0-3,8` is 0, 1, 2, 3, 8; what is none gives nothing."""
+    """Parse a list of the kernel: `0-3,8` is 0, 1, 2, 3, 8; return nothing for any other text."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

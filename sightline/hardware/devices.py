@@ -1,4 +1,4 @@
-"""What training runs on: cuda, hpu, xpu, npu, mps, cpu, one row each in one table. Nothing else asks for a kind.
+"""The devices to train on: cuda, hpu, xpu, npu, mps, cpu, one row each in one table. Nothing else asks for a kind.
 
 Importing this file touches no device. To add one, add a row.
 """
@@ -70,20 +70,20 @@ class Device:
     autocast: tuple[Precision, ...] = ("bf16", "fp16")
     """Types that --train.precision may name besides fp32, in the order `auto` prefers them."""
     has_bf16: Callable[[], bool] = _always
-    """Whether the hardware itself computes in bf16; emulation does not count."""
+    """True if the hardware itself computes in bf16; emulation does not count."""
     auto_fp16: bool = True
-    """Whether `auto` may fall back to fp16 where bf16 is not native."""
+    """True if `auto` may fall back to fp16 where bf16 is not native."""
     is_indexed: bool = True
-    """Whether a process names its device by a number."""
+    """True if a process names its device by a number."""
     is_shared: bool = False
-    """Whether any number of processes may use it at once."""
+    """True if any number of processes may use it at once."""
     can_pin: bool = False
     has_streams: bool = False
     has_graphs: bool = False
     compile_backend: str = ""
     """Backend of torch.compile; "" where there is none."""
     compile_auto: bool = False
-    """Whether `--run.compile auto` switches it on."""
+    """True if `--run.compile auto` switches it on."""
     compile_needs: str = ""
     """A package that the compile backend generates code for, besides a C++ compiler."""
     tested: bool = False
@@ -95,7 +95,7 @@ class Device:
 
     @property
     def api(self) -> Any:
-        """The module torch.KIND: its streams, events and graphs."""
+        """Return the module torch.KIND: its streams, events and graphs."""
         return getattr(torch, self.kind)
 
     def activate(self) -> None:
@@ -111,7 +111,7 @@ class Device:
             self.api.synchronize()
 
     def resolve_precision(self, wanted: str) -> Precision:
-        """`auto` becomes what this device does well; what it cannot do is an error."""
+        """Return the precision to use: `auto` is what this device does well; what it cannot do is an error."""
         if wanted == "auto":
             return self._preferred_precision()
         for known in get_args(Precision):
@@ -126,7 +126,7 @@ class Device:
         return "fp16" if self.auto_fp16 and "fp16" in self.autocast else "fp32"
 
     def peak_memory_bytes(self) -> int:
-        """The most memory tensors took so far (of the cpu: the whole process); 0 where it cannot be known."""
+        """Return the most memory that tensors took so far (of the cpu: the whole process); 0 if unknown."""
         if self.kind == "cpu":
             # ru_maxrss counts bytes on macOS and KiB elsewhere.
             unit = 1 if sys.platform == "darwin" else 1024
@@ -208,7 +208,7 @@ KINDS: dict[str, Device] = {
 
 
 def unavailable_because(kind: str) -> str:
-    """Why this kind cannot be used here; "" if it can."""
+    """Return why this kind cannot be used here; "" if it can."""
     row = KINDS[kind]
     if row.package:
         top = row.package.partition(".")[0]
@@ -225,12 +225,12 @@ def unavailable_because(kind: str) -> str:
 
 
 def available() -> list[str]:
-    """The kinds usable here, in the order `auto` prefers them; the cpu always ends the list."""
+    """Return the kinds usable here, in the order `auto` prefers them; the cpu always ends the list."""
     return [kind for kind in KINDS if not unavailable_because(kind)]
 
 
 def select(wanted: str = "auto", local_rank: int = 0) -> Device:
-    """The device of this process: `auto`, a kind, or a kind and number such as cuda:1."""
+    """Return the device of this process: `auto`, a kind, or a kind and number such as cuda:1."""
     kind, colon, number = wanted.partition(":")
     if wanted == "auto":
         kind = available()[0]
@@ -267,7 +267,7 @@ def _named_index(row: Device, index: int, local_rank: int) -> int:
 
 
 def set_deterministic(on: bool) -> None:
-    """Equal bits from equal inputs, or the fastest kernels. Call it before the device is initialised."""
+    """Choose equal bits from equal inputs, or the fastest kernels. Call it before the device is initialised."""
     if on:
         _require_cublas_workspace()
     torch.use_deterministic_algorithms(on)
@@ -291,7 +291,7 @@ def place(model: nn.Module, device: Device, channels_last: bool) -> nn.Module:
 
 
 def lay_channels_last(model: nn.Module) -> None:
-    """Weights of convolutions as kernels for pictures and volumes like them, with the channels last in memory."""
+    """Store the weights of convolutions, as the kernels expect them, with the channels last in memory."""
     is_3d = any(parameter.dim() == 5 for parameter in model.parameters())
     model.to(memory_format=torch.channels_last_3d if is_3d else torch.channels_last)
 
@@ -311,7 +311,7 @@ def _require_cublas_workspace() -> None:
 
 
 def _cpu_fact(name: str) -> str:
-    """The first line `name: value` of /proc/cpuinfo, "" where there is none."""
+    """Return the first value of `name: value` of /proc/cpuinfo, "" where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

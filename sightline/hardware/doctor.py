@@ -42,29 +42,27 @@ EXTRAS = {  # module -> its name for pip, what it is for
     "tensorboard": ("tensorboard", "curves in TensorBoard"),
     "nibabel": ("nibabel", "NIfTI volumes"),
     "faster_coco_eval": ("faster-coco-eval", "faster detection scores"),
-    "onnx": ("onnx", "export to ONNX"),
-    "onnxruntime": ("onnxruntime", "checking an ONNX export"),
 }
 GIB = 1 << 30
 LEAST_MEMORY = 4 * GIB  # torch, its loader workers and a ResNet-50 at a small batch
-LEAST_SHARED_MEMORY = GIB  # 3 batches ahead of 256 pictures of 224x224 are 0.1 GiB; Docker's default is 64 MiB
-LEAST_DISK = 5 * GIB  # three ResNet-50 checkpoints with SGD state are 0.6 GiB, with room for logs and reports
+LEAST_SHARED_MEMORY = GIB  # 3 batches ahead of 256 images of 224x224 are 0.1 GiB; Docker's default is 64 MiB
+LEAST_DISK = 5 * GIB  # three ResNet-50 checkpoints with SGD state are 0.6 GiB, with room for logs and drawings
 LEAST_OPEN_FILES = 1024
 WORKER_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `fail` stops a run, `warn` slows or endangers it."""
+    """One finding. `fail` stops a run, `warn` slows or endangers it, `absent` is an optional part that is not there."""
 
     name: str
-    status: Literal["ok", "warn", "fail"]
+    status: Literal["ok", "absent", "warn", "fail"]
     value: str
     remedy: str = ""
 
 
 def examine(folder: Path) -> list[Check]:
-    """Every finding about this machine, for runs that are to be written into `folder`."""
+    """Return every finding about this machine, for runs that write into `folder`."""
     return [
         check_python(),
         *(check_package(module) for module in PACKAGES),
@@ -106,7 +104,7 @@ def check_device(kind: str) -> Check:
         hidden = bool(row.node) and Path(row.node).exists()
         remedy = f"install the {kind} driver and the torch build that match" if hidden else ""
         untested = "" if row.tested else " (and untested by us)"
-        return Check(kind, "warn" if hidden else "ok", f"not available: {reason}{untested}", remedy)
+        return Check(kind, "warn" if hidden else "absent", f"not available: {reason}{untested}", remedy)
     try:
         total = float(torch.ones(8, device=row.torch_device).sum())
     except RuntimeError as error:  # e.g. no kernel image for this GPU
@@ -127,7 +125,7 @@ def check_precision() -> Check:
 def check_onednn(probe: Callable[[], object] = onednn.probe) -> Check:
     """Look whether the workaround for upstream's issue is needed here; it is active either way."""
     if not torch.backends.mkldnn.is_available():
-        return Check("oneDNN", "ok", "this torch is built without it")
+        return Check("oneDNN", "absent", "this torch is built without it")
     ending = _ending_of(probe)
     if not ending:
         return Check("oneDNN", "ok", f"needs no workaround for {onednn.ISSUE}: a probe without it is right")
@@ -154,7 +152,7 @@ def check_memory() -> Check:
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
     if not folder.is_dir():
-        return Check("shared memory", "ok", f"no {folder} on this system")
+        return Check("shared memory", "absent", f"no {folder} on this system")
     usage = shutil.disk_usage(folder)
     value = f"{_gib(usage.free)} free of {_gib(usage.total)} in {folder}"
     remedy = "start the container with --shm-size=8g, or lower --run.prefetch, or use --run.workers 0"
@@ -194,7 +192,7 @@ def check_jpeg() -> Check:
     try:
         from sightline.data.decode import decode_rgb  # here: a decoder that cannot be imported is a finding
 
-        pixels = np.asarray(decode_rgb(data.getvalue(), "a picture made by doctor"))
+        pixels = np.asarray(decode_rgb(data.getvalue(), "an image made by doctor"))
     except (ImportError, OSError, RuntimeError, SightlineError) as error:
         return Check("jpeg", "fail", f"decoding fails: {error}", remedy)
     is_right = pixels.shape == (32, 48, 3) and np.abs(pixels.mean((0, 1)) - (200, 100, 50)).max() < 4
@@ -254,7 +252,7 @@ def check_extra(module: str) -> Check:
     package, purpose = EXTRAS[module]
     if importlib.util.find_spec(module) is not None:
         return Check(package, "ok", "installed")
-    return Check(package, "ok", f"not installed; only for {purpose}", f"pip install {package}")
+    return Check(package, "absent", f"not installed; needed only for {purpose}", f"pip install {package}")
 
 
 def _judge(name: str, is_good: bool, value: str, remedy: str) -> Check:
@@ -277,7 +275,7 @@ def _gib(size: float) -> str:
 
 
 def _nearest_folder(folder: Path) -> Path:
-    """`folder`, or the parent in which a run would create it."""
+    """Return `folder`, or the parent in which a run would create it."""
     folder = folder.absolute()
     return next((place for place in (folder, *folder.parents) if place.is_dir()), Path(folder.anchor))
 

@@ -1,4 +1,4 @@
-"""What this process may use of its machine: cores by affinity and by the cgroup's quota, memory by the cgroup."""
+"""The share of the machine for this process: cores by affinity and by the cgroup's quota, memory by the cgroup."""
 
 from __future__ import annotations
 

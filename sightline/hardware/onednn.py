@@ -23,7 +23,7 @@ BLOCK = 16  # input channels oneDNN handles at once with AVX-512; with AVX2 it i
 def is_affected(
     input: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int] | str, groups: int
 ) -> bool:
-    """Whether oneDNN may write too far in the weight gradient of such a convolution.
+    """Return whether oneDNN may write too far in the weight gradient of such a convolution.
 
     oneDNN copies the pixels that a stride leaves into a workspace with room for the channels that there are, and fills
     it as if there were a whole block of them. It does so only where the stride divides the size.
@@ -48,7 +48,7 @@ def _is_narrow(weight: Sequence[int], stride: Sequence[int], padding: Sequence[i
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
-    """One of input and weight is enough for torch to bring both into this layout."""
+    """Return whether a tensor is channels_last; if input or weight is, torch brings both into this layout."""
     return tensor.layout == torch.strided and tensor.stride(-3) * tensor.shape[-3] <= tensor.stride(-1)
 
 

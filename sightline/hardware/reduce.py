@@ -60,7 +60,7 @@ class _Levels:
         self._scratch: dict[int, tuple[int, Tensor | None, Tensor]] = {}
 
     def scratch(self, bucket: dist.GradBucket) -> tuple[Tensor | None, Tensor]:
-        """(padded, share): room for the bucket where it cannot be cut evenly, and for the part this rank adds up."""
+        """Return (padded, share): room for the bucket if it cannot be cut evenly, and for the part this rank sums."""
         buffer, index = bucket.buffer(), bucket.index()
         # The buckets of the first step are not those of the others.
         if index not in self._scratch or self._scratch[index][0] != len(buffer):
@@ -70,7 +70,7 @@ class _Levels:
         return self._scratch[index][1:]
 
     def beside(self) -> contextlib.AbstractContextManager[Any]:
-        """The stream on which buckets travel one after another while the backward pass goes on.
+        """Switch to the stream on which buckets travel one after another while the backward pass continues.
 
         One after another and not as callbacks of each other, which may run in another order on another rank. Devices
         without streams wait here.
@@ -82,7 +82,7 @@ class _Levels:
 
 
 def _reduce(levels: _Levels, bucket: dist.GradBucket) -> Future[Tensor]:
-    """The mean of a bucket over all ranks."""
+    """Return the mean of a bucket over all ranks."""
     buffer = bucket.buffer()
     padded, share = levels.scratch(bucket)
     done: Future[Tensor] = Future(devices=[buffer.device] if levels.stream is not None else [])
@@ -101,7 +101,7 @@ def _reduce(levels: _Levels, bucket: dist.GradBucket) -> Future[Tensor]:
 
 
 def _group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """Made by its members alone: else all ranks would wait for each of the groups of all hosts in turn."""
+    """Make a group by its members alone: else all ranks would wait for each of the groups of all hosts in turn."""
     group = dist.new_group(list(ranks), use_local_synchronization=True)
     assert isinstance(group, dist.ProcessGroup), "this rank is a member"
     return group

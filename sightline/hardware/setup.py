@@ -24,7 +24,8 @@ def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
     if run.devices and run.devices != world.local_size(here):
         raise UsageError(
             f"run.devices={run.devices}, but this process is one of {world.local_size(here)} on this host; only the "
-            f"commands train and evaluate start ranks by themselves; elsewhere use torchrun"
+            "commands train and evaluate start ranks by themselves. Other commands use one device: leave --run.devices "
+            f"out; start a script of your own with `torchrun --nproc-per-node {run.devices}`"
         )
     devices.set_deterministic(recipe.train.deterministic)  # before anything initialises the device
     device = devices.select(run.device, here.local_rank)

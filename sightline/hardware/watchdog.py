@@ -47,7 +47,7 @@ class Watchdog:
         self.world = world
         self.timeout_s = timeout_s
         self._dump_stacks = dump_stacks
-        self._on_lost = on_lost  # (what happened, whether it is ours to tell)
+        self._on_lost = on_lost  # (what happened, whether this rank reports it)
         self._stacks_at = stacks_at
         self._store = world.store.clone() if world.size > 1 else None  # one that the main thread does not wait in
         if self._store is not None:
@@ -56,7 +56,7 @@ class Watchdog:
         self._limit_s = CONNECT_TIMEOUT.total_seconds()
         self._has_stepped = False
         self._last = time.monotonic()
-        self._ending = threading.Lock()  # taken by whoever tells the end of this rank first, and kept
+        self._ending = threading.Lock()  # taken by the first to report the end of this rank, and kept
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._alarmed = threading.Event()
@@ -74,8 +74,8 @@ class Watchdog:
             self._thread.join()
 
     def beat(self, is_long: bool = False) -> None:
-        """A step is done; the first one ends the time in which ranks compile and index at their own pace. What comes
-        next `is_long` where rank 0 writes and the others wait for it."""
+        """Note that a step is done; the first one ends the longer limit, in which ranks compile and index.
+        `is_long` allows more time for what comes next: rank 0 writes and the others wait for it."""
         self._last = time.monotonic()
         self._limit_s = max(CONNECT_TIMEOUT.total_seconds(), self.timeout_s) if is_long else self.timeout_s
         if not (is_long or self._has_stepped) and self._store is not None:
@@ -108,20 +108,20 @@ class Watchdog:
                     break
                 self._end(f"no step was done in {waited:.0f} s", has_answered)
             if not has_answered and self._alarmed.is_set():
-                # The main thread, which may be saving, has its own error to come; if none comes, this goes on.
+                # The main thread, which may be saving, will raise its own error; if not, this loop ends the process.
                 has_answered = True
                 self._dump_stacks("another rank has given up")
                 self._limit_s = min(limit, waited + LEAVE_S) if limit == self.timeout_s else limit
         faulthandler.cancel_dump_traceback_later()
 
     def _forgive(self, stood_still: float) -> None:
-        """Time in which this thread stood still too is no step's. Taken off, not counted from zero: on a machine that
-        is late again and again a hung rank must still be found."""
+        """Do not count time in which this thread stood still too. Subtract it, do not reset to zero: on a machine that
+        stalls again and again a hung rank must still be found."""
         if stood_still > STOPPED_S:
             self._last = min(time.monotonic(), self._last + stood_still)
 
     def _end(self, why: str, has_answered: bool) -> None:
-        """Tells, and ends the process: the main thread may be in a call that never returns."""
+        """Report and end the process: the main thread may be in a call that never returns."""
         last_resort = threading.Timer(LEAVE_S, os._exit, (PeerLost.exit_code,))
         last_resort.daemon = True
         last_resort.start()
@@ -129,14 +129,14 @@ class Watchdog:
             self._dump_stacks(why)
         words = self._consult()
         is_first = min(words) == self.world.rank
-        remedy = f"the stacks of all ranks are in {self._stacks_at}; if that is no fault, raise --run.timeout-s"
+        remedy = f"the stacks of all ranks are in {self._stacks_at}; if the step is only slow, raise --run.timeout-s"
         self._on_lost(f"{self._verdict(words, f'{why}: ', '')}; {remedy}", is_first)
         if is_first:
             time.sleep(FAREWELL_S)
         os._exit(PeerLost.exit_code)
 
     def _listen(self) -> None:
-        """Beside the watch: a store on a host that was cut off answers nothing, not even with an error."""
+        """Listen for alarms beside the watch: a store on a host that was cut off never answers, not even an error."""
         while not self._closed.wait(self._interval_s):
             if self._alarm_is_raised():
                 self._leave_word(self._place())
@@ -158,22 +158,22 @@ class Watchdog:
         return heard[0] if heard else {self.world.rank: self._place()}
 
     def _verdict(self, words: dict[int, Words], why: str, error: str) -> str:
-        """Who was lost or has not come: who ended, else who does not answer, else who has begun fewest collectives."""
+        """Name the lost rank: one that ended, else one that does not answer, else that with the fewest collectives."""
         own = {rank: each for rank, each in words.items() if each.get("end", PeerLost.exit_code) != PeerLost.exit_code}
         if own:
             return "; ".join(
                 f"rank {rank} ended with exit {w['end']}: {w['reason']}" for rank, w in sorted(own.items())
             )
-        told = f" ({error})" if error else ""
+        text = f" ({error})" if error else ""
         gone = [rank for rank in range(self.world.size) if rank not in words]
         if gone:
-            return f"{why}{_named(gone)} lost: killed, out of memory, stopped or cut off; the launcher may know{told}"
+            return f"{why}{_named(gone)} lost: killed, out of memory, stopped or cut off; the launcher may know{text}"
         begun = {rank: each["collectives"] for rank, each in words.items() if "collectives" in each}
         late = [rank for rank, number in sorted(begun.items()) if number < max(begun.values())]
         if not late:
-            return f"{why}nobody knows which rank the others wait for{told}"
+            return f"{why}nobody knows which rank the others wait for{text}"
         where = ", ".join(f"{words[rank]['place']}" for rank in late[:4])
-        return f"{why}{_named(late)} late, in {where}, and the others wait{told}"
+        return f"{why}{_named(late)} late, in {where}, and the others wait{text}"
 
     def _place(self) -> Words:
         """Return where the main thread is."""

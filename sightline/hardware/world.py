@@ -49,13 +49,13 @@ class World:
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, on every rank."""
+        """Return the sum over ranks, on every rank."""
         if self.size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """The tensors of all ranks, which have one shape, one after the other along dimension 0."""
+        """Return the tensors of all ranks, which have one shape, concatenated along dimension 0."""
         if self.size == 1:
             return tensor
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -188,8 +188,8 @@ def _store(world: World) -> Any:
 
 
 def _listener(address: str, port: int) -> int | None:
-    """A socket that listens at this address alone, where torch by itself listens on all interfaces. None where only
-    that will do: a name may mean another address on other hosts, and a gateway may have the address that they know."""
+    """Open a socket at this address alone; torch by itself listens on all interfaces. Return None if only that works: a
+    name may mean another address on other hosts, and a gateway may have the address that they know."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
         return socket.create_server((address, port), family=family).detach()
@@ -199,11 +199,11 @@ def _listener(address: str, port: int) -> int | None:
         if error.errno == errno.EADDRNOTAVAIL:
             return None
         why = os.strerror(error.errno or 0)
-        raise PeerLost(f"no rank can be met at {address}:{port}: {why}; set MASTER_PORT to a free one") from error
+        raise PeerLost(f"ranks cannot meet at {address}:{port}: {why}; set MASTER_PORT to a free one") from error
 
 
 def _meet(store: Any, world: World) -> Any:
-    """A part of the store that only the ranks of this very group know.
+    """Return a part of the store that only the ranks of this very group know.
 
     A launcher's store outlives a group: a second one (train, then evaluate) and an attempt after a rank was lost would
     find the addresses of the first. What is left of those, also greetings, must not count, so rank 0 answers every
@@ -218,7 +218,7 @@ def _meet(store: Any, world: World) -> Any:
         except RuntimeError as error:
             if not _is_timeout(error):
                 raise
-            raise PeerLost(f"rank 0 did not come within {CONNECT_TIMEOUT}; its own output says why") from error
+            raise PeerLost(f"rank 0 did not connect within {CONNECT_TIMEOUT}; its own output says why") from error
         group = store.get(answer).decode()
         store.set(f"sightline/ready/{group}/{world.rank}", "")
         return dist.PrefixStore(f"sightline/{group}", store)
@@ -233,7 +233,7 @@ def _meet(store: Any, world: World) -> Any:
         if time.monotonic() > deadline:
             named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
             raise PeerLost(
-                f"of {world.size} ranks {len(missing)} did not come within {CONNECT_TIMEOUT}: {named}; their own "
+                f"of {world.size} ranks {len(missing)} did not connect within {CONNECT_TIMEOUT}: {named}; their own "
                 f"output says why"
             )
         time.sleep(0.01)

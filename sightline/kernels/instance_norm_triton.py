@@ -30,7 +30,7 @@ class Tiling(NamedTuple):
 
     @property
     def launch_options(self) -> dict[str, int | bool]:
-        """Keyword arguments of a launch. Multiply-adds are always fused, whatever Triton's default."""
+        """Return the keyword arguments of a launch. Multiply-adds are always fused, whatever Triton's default."""
         sizes = {"ROWS": self.rows, "CHANNELS": self.channels}
         if self.chunks:
             sizes["TILES"] = self.tiles
@@ -38,7 +38,7 @@ class Tiling(NamedTuple):
 
     @property
     def joining(self) -> "Tiling":
-        """Tiling of the join, in which one program reads the chunks of an image as rows."""
+        """Return the tiling of the join, in which one program reads the chunks of an image as rows."""
         return self._replace(rows=JOINED, tiles=triton.cdiv(self.chunks, JOINED), warps=2)
 
 

@@ -27,6 +27,8 @@ Run a command line of one of the original READMEs as it is written there.
   --print                  show the commands of ours and what became of every word; start nothing
   --device WORD            cpu, or a device by its number, e.g. cuda:1; without, what the machine has
   --set part.field=value   one more field of ours, e.g. --set run.workers=4
+
+Example: sightline legacy --print train.py --batch-size 256 --epochs 90
 """
 MAX_FILE_BYTES = 1 << 20
 BOARD = "--run.tensorboard"

@@ -1,4 +1,4 @@
-"""What the two TensorFlow classifiers share: flags for ImageNet, batches, logs, and how records are prepared."""
+"""Shared by the two TensorFlow classifiers: flags for ImageNet, batches, logs, and the preparation of records."""
 
 from __future__ import annotations
 

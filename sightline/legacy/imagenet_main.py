@@ -54,7 +54,7 @@ def _checkpoints(given: Given) -> Sequence[str]:
 
 
 def _hooks(given: Given) -> Sequence[str]:
-    """Of the hooks, only the profiler needs a field; the others' numbers are in the log anyway."""
+    """Write the field for the profiler hook; the numbers of the other hooks are in the log anyway."""
     asked = [name.strip().lower() for name in given["hooks"].split(",")]
     if unknown := [name for name in asked if name not in HOOKS]:
         raise UsageError(f"--hooks {', '.join(unknown)}: the script knows {', '.join(HOOKS.values())}")
@@ -62,7 +62,7 @@ def _hooks(given: Given) -> Sequence[str]:
 
 
 def _max_eval_steps(given: Given) -> Sequence[str]:
-    """Those that cover the set are the default."""
+    """Write a limit for evaluation if it does not cover the set, as the default does."""
     steps = given["max_eval_steps"]
     covers = steps is None or steps * given["batch_size"] >= VALIDATION_IMAGES
     return [] if covers else ["--train.eval-max-steps", str(steps)]

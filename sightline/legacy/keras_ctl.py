@@ -39,7 +39,7 @@ def _is_lars(given: Given) -> bool:
 
 
 def _warmup(given: Given) -> float:
-    """None meant 5 epochs for piecewise; for polynomial 5, or 25 from a batch of 32,768 on."""
+    """Return the warm-up; by default 5 epochs, for polynomial 25 from a batch of 32,768 on."""
     if given["warmup_epochs"] is not None:
         return float(given["warmup_epochs"])
     return 25 if given["lr_schedule"] == "polynomial" and global_batch(given) >= 32768 else 5
@@ -62,7 +62,7 @@ def _schedule(given: Given) -> Sequence[str]:
 
 
 def _rate(given: Given) -> Sequence[str]:
-    """Polynomial rates are absolute, the others are for a batch of 256. Written out for LARS: 2.5 or 9.5."""
+    """Write the rate: absolute for polynomial, else for a batch of 256. For LARS always: its default is 2.5 or 9.5."""
     lr, is_absolute = given["base_learning_rate"], given["lr_schedule"] == "polynomial"
     if _is_lars(given):
         return ["--optimizer.lr", f"{lr:g}", *([] if is_absolute else ["--optimizer.lr-for-batch", "256"])]
@@ -75,7 +75,7 @@ def _decay_form(given: Given) -> Sequence[str]:
 
 
 def _log_every(given: Given) -> Sequence[str]:
-    """A line when a loop of --steps_per_loop ends, which is at most an epoch long; --log_steps is a lower bound."""
+    """Log when a loop of --steps_per_loop ends, which is at most an epoch long; --log_steps is a lower bound."""
     epoch = max(1, min(IMAGES // global_batch(given), given["train_steps"] or IMAGES))
     lines = min(given["steps_per_loop"], epoch)
     if "log_steps" in given.named:
@@ -150,7 +150,9 @@ MAIN_FLAGS = (
         "int",
         50,
         Field(
-            "--run.log-every-steps", effect="a line per loop, at most an epoch long; there is no loop", make=_log_every
+            "--run.log-every-steps",
+            effect="a line per loop, at most an epoch long; there is no loop",
+            make=_log_every,
         ),
     ),
     Flag(

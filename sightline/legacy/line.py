@@ -43,7 +43,7 @@ INTERPRETER = re.compile(r"(.*/)?python(\d(\.\d+)?)?|(.*/)?bash|(.*/)?sh")
 
 
 class OutOfScope(UsageError):
-    """A line that sets up a machine or a folder, and is no command of an original script."""
+    """A line that sets up a machine or a folder, and does not run an original script."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ def read(words: Sequence[str], start: Start) -> Line:
 
 
 def _behind_interpreter(words: list[str]) -> list[str]:
-    """`python3 -u`, or a `-u` alone where $PYTHON was empty."""
+    """Skip `python3 -u`, or a `-u` alone where $PYTHON was empty."""
     rest = words[1:] if words and INTERPRETER.fullmatch(words[0]) else words
     while rest and rest[0] in ("-u", "-O", "-B"):
         rest = rest[1:]

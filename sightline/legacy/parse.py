@@ -17,7 +17,7 @@ HELP = ("-h", "--help", "--helpfull", "--helpshort")
 
 
 def wants_help(words: Sequence[str]) -> bool:
-    """Whether the command line asks what there is."""
+    """Return whether the command line asks for help."""
     return any(word in HELP for word in words)
 
 

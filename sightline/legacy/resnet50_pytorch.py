@@ -110,7 +110,7 @@ def _resume(given: Given) -> Sequence[str]:
 
 
 def _device(given: Given) -> str:
-    """cuda, hpu and the like are what the machine has; cpu, or one by its number, is what was asked for."""
+    """Return cpu, or a device by its number, as asked for; cuda, hpu and the like mean what the machine has."""
     word = given["device"]
     return given.start.device or (word if word == "cpu" or ":" in word else "")
 

@@ -45,7 +45,7 @@ def _epochs(given: Given) -> int:
 
 
 def _training_length(given: Given) -> Sequence[str]:
-    """The epochs; mode train never evaluates."""
+    """Write the epochs; mode train never evaluates."""
     epochs = _epochs(given)
     words = [] if epochs == 50 else ["--train.epochs", str(epochs)]
     return [*words, "--train.eval-every-epochs", str(epochs + 1), "--train.no-eval-at-end"]
@@ -61,7 +61,7 @@ def _drops(given: Given) -> Sequence[str]:
 
 
 def _weights(given: Given) -> Sequence[str]:
-    """A folder of TensorFlow's checkpoint, whose network pads as SAME does; a .pth file is torchvision's."""
+    """Write the initial weights: a TensorFlow checkpoint folder, with SAME padding, or a .pth file of torchvision."""
     path = given["resnet_checkpoint"].rstrip("/")
     if not path:
         return []

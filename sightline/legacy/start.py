@@ -76,12 +76,12 @@ MCA = {"plm_rsh_args", "plm_ssh_args", "btl_tcp_if_include", "oob_tcp_if_include
 
 @dataclass(frozen=True)
 class Start:
-    """How a command line starts its ranks."""
+    """The ranks that a command line starts, and where."""
 
     launcher: str = ""
     """mpirun or torchrun, where the line begins with one."""
     ranks: int = 0
-    """In all; 0 where neither the line nor the environment says."""
+    """Number on all hosts; 0 if neither the line nor the environment gives it."""
     is_rank: bool = False
     """A launcher has started this process as one of the ranks already."""
     rank: int = 0
@@ -95,9 +95,9 @@ class Start:
     device: str = ""
     """cpu, or one by its number; "" is what the machine has."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the line and of this process, as far as VARIABLES and PASSED know them."""
+    """Variables of the line and of this process that VARIABLES or PASSED list."""
     rows: tuple[Row, ...] = ()
-    """What became of the words before the script."""
+    """Rows of the table for the words before the script."""
 
     @property
     def passed(self) -> dict[str, str]:
@@ -147,7 +147,7 @@ def with_variables(start: Start, variables: Mapping[str, str]) -> Start:
             rows.append((f"{name}={value}", VARIABLES[name][0] or "-", VARIABLES[name][1]))
         elif not _is_passed(name):
             raise UsageError(
-                f"{name}={value}: this variable is none that the READMEs name and none that our processes read; "
+                f"{name}={value}: neither the READMEs nor our processes know this variable; "
                 "leave it out, or export it before"
             )
     return replace(start, variables={**start.variables, **variables}, rows=tuple(rows))
@@ -188,7 +188,7 @@ def read_mpirun(words: Sequence[str], start: Start) -> tuple[Start, list[str]]:
 
 
 def _with_options(start: Start, found: Mapping[str, str], mca: Mapping[str, str]) -> Start:
-    """The options that say where and how many."""
+    """Apply the options for hosts and numbers of ranks."""
     counts = [found[name] for name in ("np", "n") if name in found]
     hosts = _hosts(found.get("host", ""))
     if counts and not (counts[0].isdecimal() and int(counts[0])):
@@ -218,7 +218,7 @@ def _with_options(start: Start, found: Mapping[str, str], mca: Mapping[str, str]
 
 
 def with_networks(start: Start, include: str) -> Start:
-    """Networks as 10.0.0.0/24 are mpirun's; interfaces by name are for all backends."""
+    """Set networks such as 10.0.0.0/24, for mpirun only, or interfaces by name, for all backends."""
     interfaces = start.variables.get("HCCL_SOCKET_IFNAME", "")
     if not include:
         return replace(start, interfaces=interfaces)

@@ -1,4 +1,4 @@
-"""What the table of an original script is made of: its flags as it parsed them, and what becomes of each here.
+"""Parts of the table of an original script: its flags as it parsed them, and what becomes of each here.
 
 One file of this folder per original; translate.py turns a command line and its table into commands of ours.
 """
@@ -51,7 +51,7 @@ class Field:
     """The flag sets fields of a recipe, or an option of one of our commands."""
 
     to: str
-    """What it sets, e.g. --optimizer.lr; several separated by spaces."""
+    """Flag that it sets, e.g. --optimizer.lr; several separated by spaces."""
     ours: Any = None
     """The recipe's own value, which need not be written; by recipe where a script has several."""
     effect: str = ""
@@ -96,7 +96,7 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """The one for people: the first long one."""
+        """Return the name for people: the first long one."""
         return next((name for name in self.names if name.startswith("--")), self.names[0])
 
     @property
@@ -114,11 +114,11 @@ class Act:
 
 @dataclass(frozen=True)
 class Mode:
-    """Which of our commands a command line becomes."""
+    """Our command that a command line becomes."""
 
     command: str
     words: tuple[str, ...] = ()
-    """What follows the command: the recipe, or the run folder, and what no flag says."""
+    """Words after the command: the recipe or the run folder, and everything that no flag sets."""
     recipe: str = ""
     before: tuple[Act, ...] = ()
     after: tuple[Act, ...] = ()
@@ -139,7 +139,7 @@ class Script:
     complete: Callable[[Given], Given] = field(default=lambda given: given)
     """Set values that the original derives from others, where the command line does not name them."""
     settle: Callable[[Given], Start] = field(default=lambda given: given.start)
-    """Who starts how many ranks, now that the flags are known; raises where they contradict each other."""
+    """Decide who starts how many ranks, from the flags; raise where they contradict each other."""
     forward: Callable[[Given], tuple[str, list[str]]] | None = None
     """A launcher: the script that it calls, and the flags it passes on."""
     operands: tuple[str, ...] = ()

@@ -42,18 +42,18 @@ SAME = "as it is"
 
 @dataclass(frozen=True)
 class Translation:
-    """What a line becomes: steps in their order, and a row for every word that was read."""
+    """The result for a line: steps in their order, and a row for every word that was read."""
 
     script: Script
     steps: tuple[tuple[str, ...] | Act, ...]
     """A command of ours without `sightline`, or something done beside them."""
     rows: tuple[Row, ...]
     variables: dict[str, str]
-    """Of the line, that our processes read."""
+    """Variables of the line that our processes read."""
     ranks: int = 1
     device: str = ""
     is_main: bool = True
-    """Whether this process speaks for all ranks."""
+    """True if this process prints for all ranks."""
 
     def as_text(self) -> str:
         """Return the commands as they could be typed, and what is done beside them as comments."""
@@ -75,7 +75,7 @@ def find_scripts(path: str, arguments: Sequence[str] = ()) -> list[Script]:
         names = sorted({script.name for script in SCRIPTS})
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"'{path}' is none of the original scripts; {hint}Known: {', '.join(names)}")
+        raise UsageError(f"'{path}' is not one of the original scripts; {hint}Known: {', '.join(names)}")
     in_folder = [script for script in named if "/" in path and f"/{script.path}".endswith(_last_two(path))]
     candidates = in_folder or named
     if len(candidates) == 1 or wants_help(arguments):
@@ -138,7 +138,7 @@ def _refuse(script: Script, given: Given) -> None:
 
 
 def _words(script: Script, given: Given, mode: Mode) -> tuple[list[str], list[Row]]:
-    """Words of our command, and a row for each flag that was named or whose default must be written."""
+    """Return the words of our command, and a row for each flag that was named or whose default must be written."""
     words: list[str] = []
     rows: list[Row] = []
     for flag in script.flags:

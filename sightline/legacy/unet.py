@@ -33,7 +33,7 @@ WITH_BENCHMARK = "with --benchmark; the schedule of a training does not know it"
 
 
 def _data(given: Given) -> Sequence[str]:
-    """`/data` means the task's folder in it."""
+    """Return the data flags; `/data` means the folder of the task in it."""
     path = given["data"].rstrip("/") or "/"
     return ["--data.path", f"/data/{_task(given)}_{given['dim']}d" if path == "/data" else path]
 
@@ -45,7 +45,7 @@ def _task(given: Given) -> str:
 
 
 def _batch(given: Given) -> Sequence[str]:
-    """Slices (3D: patches) and volumes of one device there, of all devices here."""
+    """Write the batch in slices (3D: patches) and volumes: per device in the original, over all devices here."""
     ranks = given.ranks
     words = ["--train.global-batch", str(given["batch_size"] * ranks)]
     nvol = given["nvol"] * ranks
@@ -164,7 +164,7 @@ def _mode(given: Given) -> Mode:
 
 
 def _benchmark(given: Given, results: str, notes: Sequence[tuple[str, str, str]]) -> Mode:
-    """One device: our own benchmark. Several: a training of twice the batches, whose second half is timed."""
+    """Measure speed. One device: our own benchmark. Several: a training of twice the batches, second half timed."""
     predicts = given["exec_mode"] == "predict"
     batches, flag = (
         (given["test_batches"], "--test_batches") if predicts else (given["train_batches"], "--train_batches")
@@ -411,7 +411,7 @@ FLAGS = (
     ),
     Flag("--hmp-fp32", "text", "", Field("--train.fp32-ops", effect=HMP, make=nothing)),
     Flag("--hmp-opt-level", "text", "O1", Notice("there is one level of autocast")),
-    Flag("--hmp-verbose", "switch", False, Notice("autocast has nothing to tell")),
+    Flag("--hmp-verbose", "switch", False, Notice("autocast prints nothing")),
     Flag(
         "--bucket_cap_mb",
         "int",

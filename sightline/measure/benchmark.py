@@ -42,11 +42,17 @@ from sightline.train.step import build_step
 
 SCHEMA = 1
 OURS = "sightline"
+ONE_DEVICE = (
+    "benchmark measures one device; start it once, without a launcher and without --run.devices. For several devices, "
+    "`sightline train RECIPE --run.devices N` logs images_per_s, and `sightline benchmark RECIPE --scaling` predicts it"
+)
 
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """Measure how fast a recipe's step or input is. What is not listed here is the recipe, or a flag of it."""
+    """Measure the speed of a recipe's step or input. The recipe comes first; flags not listed here are passed to it.
+
+    Example: `sightline benchmark resnet50 --peers`"""
 
     steps: int = 50
     """Steps (with --loader: batches) per repeat."""
@@ -95,7 +101,7 @@ class BenchmarkOptions:
 def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> dict[str, Any]:
     """Measure what `options` ask for on this process's device, and write it to a file under `options.out`."""
     if run.devices > 1:
-        raise UsageError(f"run.devices={run.devices}: benchmark measures one device; leave --run.devices out")
+        raise UsageError(f"run.devices={run.devices}: {ONE_DEVICE}")
     if options.loader:
         peers.check_comparable(recipe.data)
     for flag, folder in (("--out", options.out), ("--logname", Path(options.logname).parent)):
@@ -106,7 +112,7 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
     run = scaling.as_on_many(run) if options.scaling else run
     here, device, recipe = set_up(recipe, run)
     if here.size > 1:
-        raise UsageError("benchmark measures one device; start it without torchrun")
+        raise UsageError(f"a launcher has started {here.size} ranks: {ONE_DEVICE}")
     now = datetime.now(UTC)
     result: dict[str, Any] = {
         "schema": SCHEMA,
@@ -177,7 +183,7 @@ def as_text(result: dict[str, Any]) -> str:
     if "step" in result:
         step, ours = result["step"], result["step"]["contenders"][0]
         lines.append(
-            f"{step['forward_gflop']:.3g} GFLOP forward per picture, counted three times per step; matrix product peak "
+            f"{step['forward_gflop']:.3g} GFLOP forward per image, counted three times per step; matrix product peak "
             f"{step['peak']['tflops']:.3g} TFLOP/s ({step['peak']['dtype']}, {step['peak']['side']} cubed); data wait "
             f"{ours['data_wait']:.1%}; peak memory {ours['peak_memory_gb']:.2f} GB"
         )
@@ -381,7 +387,7 @@ def _image(bound: Bound) -> torch.Tensor:
 
 
 def matmul_peak(device: Device, precision: str) -> dict[str, Any]:
-    """TFLOP/s of a plain matrix product, the ceiling MFU is read against: bf16, on the CPU in the run's precision."""
+    """Measure TFLOP/s of a plain matrix product, the ceiling for MFU: bf16, on the CPU in the run's precision."""
     on_cpu = device.kind == "cpu"
     side, products = (512, 4) if on_cpu else (8192, 10)
     dtype = DTYPES[precision] if on_cpu else torch.bfloat16

@@ -27,9 +27,9 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1)
     with torch.device("meta"):
         model = recipe.model.build(spec).eval()
         choose_trainable(model, recipe.train.trainable)
-        picture = torch.zeros(1, spec.channels, *spec.size)
+        image = torch.zeros(1, spec.channels, *spec.size)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model(picture)
+            model(image)
     found: dict[str, Any] = {
         "recipe": recipe.name,
         "classes": len(spec.classes),
@@ -58,7 +58,7 @@ def as_text(found: dict[str, Any], as_json: bool) -> str:
         return json.dumps(found, indent=1)
     lines = [
         f"{found['recipe']}: {found['parameters']:,} parameters, {found['forward_gflop']:.3g} GFLOP forward per "
-        f"picture, {found['classes']} classes"
+        f"image, {found['classes']} classes"
     ]
     form = found["config"]["optimizer"]["decay_form"]
     lines += [

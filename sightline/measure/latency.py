@@ -1,4 +1,4 @@
-"""How long one training step or one batch of predictions takes, in a pass that waits for the device after each.
+"""Latency of one training step or one batch of predictions, in a pass that waits for the device after each.
 
 The five numbers and their names are those of the original U-Net's perf.json. What is predicted with is here too.
 """
@@ -28,13 +28,13 @@ PERCENTILES = (90, 95, 99)
 
 
 def deltas(starts: Sequence[float], warmup: int) -> list[float]:
-    """Seconds from the start of each batch to that of the next, the first `warmup` batches left out: of 12 batches with
-    3 to warm up, nine starts and so eight times."""
+    """Return seconds from the start of each batch to that of the next, without the first `warmup` batches: 12 batches
+    with 3 to warm up leave nine starts and so eight times."""
     return [after - before for before, after in itertools.pairwise(starts[warmup:])]
 
 
 def perf(what: str, seconds: Sequence[float], images_per_s: float) -> dict[str, float]:
-    """The five numbers, flat: pictures (slices, where data are slices) per second, and milliseconds per batch."""
+    """Return the five numbers, flat: images (slices, where data are slices) per second, and milliseconds per batch."""
     found = {f"throughput_{what}": images_per_s, f"latency_{what}_mean": 1000 * statistics.fmean(seconds)}
     found |= {f"latency_{what}_{level}": 1000 * float(np.percentile(seconds, level)) for level in PERCENTILES}
     return {name: round(value, 3) for name, value in found.items()}
@@ -70,16 +70,16 @@ class EvalRounds:
 
     @property
     def local_batch(self) -> int:
-        """Samples of one batch."""
+        """Return the samples of one batch."""
         return self.order.local_batch
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of a round."""
+        """Return the batches of a round."""
         return max(1, self.order.samples // self.order.local_batch)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """(epochs, indices) of the samples of batch `step`."""
+        """Return (epochs, indices) of the samples of batch `step`."""
         return self.order.batch(step % self.steps_per_epoch)
 
 

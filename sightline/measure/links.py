@@ -1,4 +1,4 @@
-"""What connects devices, and how long an all-reduce over it takes: ring, tree, and two levels.
+"""Links between devices, and the time of an all-reduce over them: ring, tree, and two levels.
 
 Below `scaling.py`. Bandwidths are bytes per second in one direction and per device, as collectives reach them.
 """
@@ -60,7 +60,7 @@ LINKS = {
 
 
 def parse(text: str) -> Link:
-    """A link by name, or a name of one's own with what it reaches: `nvlink4`, `rail,45GB/s`, `wan,1Gbit/s,2000us`."""
+    """Parse a known link, or an own name with its speed: `nvlink4`, `rail,45GB/s`, `wan,1Gbit/s,2000us`."""
     name, *rest = text.split(",")
     if not rest:
         if name not in LINKS:
@@ -100,31 +100,31 @@ class Cluster:
     per_host: int
 
     def split(self, devices: int) -> tuple[int, int]:
-        """(hosts, devices of each) that this many devices lie on; the last host may be half full."""
+        """Return (hosts, devices of each) that this many devices lie on; the last host may be half full."""
         local = min(devices, self.per_host)
         return -(-devices // local), local
 
     def overlaps(self, devices: int) -> bool:
-        """True if gradients travel while the device computes."""
+        """Return whether gradients travel while the device computes."""
         return self.inside.overlaps and (devices <= self.per_host or self.between.overlaps)
 
 
 def ring_s(devices: int, size: float, cluster: Cluster) -> float:
-    """One ring through all devices (on many hosts: as many as each has ports): every byte passes twice."""
+    """Return seconds of one ring over all devices (many hosts: as many rings as ports); every byte passes twice."""
     hosts, _ = cluster.split(devices)
     hops = (devices - hosts) * cluster.inside.hop_s + (hosts - 1) * cluster.between.hop_s
     return _start(devices, cluster) + 2 * hops + 2 * (devices - 1) / devices * size / _through(devices, cluster)
 
 
 def tree_s(devices: int, size: float, cluster: Cluster) -> float:
-    """A chain inside each host, a tree over hosts (two that share the bytes, so that every port is busy)."""
+    """Return seconds of a chain inside each host and a tree over hosts (two share the bytes, to use every port)."""
     hosts, local = cluster.split(devices)
     hops = (local - 1) * cluster.inside.hop_s + math.ceil(math.log2(hosts)) * cluster.between.hop_s
     return _start(devices, cluster) + 2 * hops + 2 * size / _through(devices, cluster)
 
 
 def hierarchical_s(devices: int, size: float, cluster: Cluster) -> float:
-    """Reduce-scatter inside each host, a ring over hosts of each device's part, all-gather inside each host."""
+    """Return seconds of reduce-scatter inside each host, a ring over hosts for each part, all-gather inside."""
     hosts, local = cluster.split(devices)
     inside, between = cluster.inside, cluster.between
     within = 2 * (local - 1) * (inside.hop_s + size / local / inside.bandwidth)
@@ -145,7 +145,7 @@ def all_reduce_s(devices: int, size: float, cluster: Cluster) -> float:
 
 
 def all_reduce_by(devices: int, size: float, cluster: Cluster) -> str:
-    """The name of that way."""
+    """Name the fastest algorithm."""
     return min(ALGORITHMS, key=lambda name: ALGORITHMS[name](devices, size, cluster)) if devices > 1 else "none"
 
 

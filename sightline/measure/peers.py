@@ -79,7 +79,7 @@ class Peer:
     channels_last: bool
     compile: Literal["", "default", "reduce-overhead"] = ""
     fused: bool = False
-    """Whether its users would ask for the fused optimizer; torchvision's and timm's scripts do not."""
+    """True if its users would ask for the fused optimizer; torchvision's and timm's scripts do not."""
 
     @property
     def name(self) -> str:
@@ -167,10 +167,10 @@ class PeerStep(Contender):
         self.scaler.update()
 
 
-def forward_flop(model: nn.Module, picture: Tensor) -> int:
+def forward_flop(model: nn.Module, image: Tensor) -> int:
     """Count multiplications and additions of one forward pass of (1, channels, height, width), on the meta device."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.eval()(picture)
+        model.eval()(image)
     return counter.get_total_flops()
 
 
@@ -211,7 +211,7 @@ class PeerLoader(Contender):
             tensor.to(self.device, non_blocking=True)
 
     def rest(self) -> None:
-        """DataLoader goes on filling its queues when nobody asks; it must not do so in another contender's turn."""
+        """Stop the workers: DataLoader would keep filling its queues in another contender's turn."""
         self._signal_workers(signal.SIGSTOP)
 
     def wake(self) -> None:
@@ -227,7 +227,7 @@ class PeerLoader(Contender):
 
 
 def _pipeline(kind: Literal["v2", "pil"], data: Any) -> dict[str, Any]:
-    """ImageFolder's transform and loader for the crops and flips that `data` describes."""
+    """Return ImageFolder's transform and loader for the crops and flips that `data` describes."""
     crop: dict[str, Any] = {
         "scale": data.crop_scale,
         "ratio": data.crop_ratio,
@@ -254,14 +254,14 @@ def check_comparable(data: Any) -> None:
         raise UsageError(f"--loader compares classification pipelines; {type(data).__name__} describes none")
     if not (Path(data.path) / "train").is_dir() or not data.path:
         raise UsageError(
-            f"--loader reads pictures from class folders, and --data.path '{data.path}' has no train/CLASS/*.jpg; give "
+            f"--loader reads images from class folders, and --data.path '{data.path}' has no train/CLASS/*.jpg; give "
             f"some, best the photographs you train on (`sightline prepare shapes --out DIR` draws some)"
         )
     if data.augment != "on" or getattr(data, "policy", "none") != "none":
         raise UsageError("--loader compares random crops and flips; add --data.augment on --data.policy none")
     if data.crop != "area" or data.interpolation not in {mode.value for mode in InterpolationMode}:
         raise UsageError(
-            f"--loader compares with torchvision's crops and filters, which know no crop={data.crop} with "
+            f"--loader compares with torchvision's crops and filters, which do not have crop={data.crop} with "
             f"interpolation={data.interpolation}; add --data.crop area --data.interpolation bilinear"
         )
 

@@ -58,7 +58,7 @@ def torchvision_twin(model: nn.Module, image: Tensor, classes: int) -> str:
     with torch.no_grad():
         if not isinstance(model.eval()(image), Tensor):
             raise UsageError(
-                f"--peers compares with torchvision's classifiers, and {type(model).__name__} is none; leave --peers"
+                f"--peers compares with torchvision's classifiers, and {type(model).__name__} is not one; leave --peers"
                 f" out"
             )
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}

@@ -19,8 +19,8 @@ from sightline.hardware.devices import Device
 from sightline.measure.peers import BATCHES, Maker, Ours, Peer, PeerStep
 from sightline.parts import DataSpec
 
-BOXES = 8  # of every picture
-SHIPPED = "torchvision ssd300_vgg16: eager"  # resizes pictures to 300 pixels by itself
+BOXES = 8  # of every image
+SHIPPED = "torchvision ssd300_vgg16: eager"  # resizes images to 300 pixels by itself
 STEP_PEERS = (
     Peer("our network, plain loss: torch.compile", "bf16", True, "default", fused=True),
     Peer("our network, plain loss: eager", "bf16", True, fused=True),

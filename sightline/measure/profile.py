@@ -1,7 +1,7 @@
 """The profile window `--run.profile 5,8`: a trace of exactly these steps, and a table of where their time went.
 
 The table is read from the trace itself. A replayed CUDA graph shows kernels without the ops that launched them, so
-kernels are told apart by name (KINDS); on the CPU the ops themselves are, by the time they spent outside other ops.
+kernels are classified by name (KINDS); on the CPU the ops themselves are, by the time they spent outside other ops.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _OUTSIDE = contextlib.nullcontext()
 
 
 def parse_window(text: str, steps: int) -> tuple[int, int] | None:
-    """First and last step to trace of a run of `steps`; "" is none."""
+    """Return the first and last step to trace of a run of `steps`; "" is none."""
     if not text:
         return None
     parts = text.split(",")
@@ -100,7 +100,7 @@ class ProfileWindow:
         self._told = False
 
     def step(self, number: int) -> contextlib.AbstractContextManager[None]:
-        """Around everything that belongs to update `number`; costs nothing outside the window."""
+        """Wrap everything that belongs to update `number`; costs nothing outside the window."""
         if self.window is None:
             return _OUTSIDE
         if not self.window[0] <= number <= self.window[1]:
@@ -109,7 +109,7 @@ class ProfileWindow:
         return _TracedStep(self, number)
 
     def take_summary(self) -> str:
-        """The summary, the first time it is asked for; else ""."""
+        """Return the summary, the first time it is asked for; else ""."""
         text, self._told = "" if self._told else self.summary, self._told or bool(self.summary)
         return text
 
@@ -249,7 +249,7 @@ def tabulate(events: list[Event], data_wait_s: float) -> dict[str, Any]:
 
 
 def as_text(table: dict[str, Any]) -> str:
-    """The table for people."""
+    """Format the table for people."""
     steps = table["steps"]
     lines = [
         f"steps {steps[0]} to {steps[-1]} on {table['device']}: {table['step_ms']:.2f} ms per step; all {len(steps)} "
@@ -267,8 +267,8 @@ def as_text(table: dict[str, Any]) -> str:
 
 
 def _device_events(events: list[Event], calls: list[Event], steps: _Steps) -> tuple[list[Event], list[Event]]:
-    """Device events that the steps launched, and all others. The device works behind the host, so what counts is
-    when the launching call was made; a graph's kernels all share the call that launched the graph."""
+    """Return the device events that the steps launched, and all others. The device works behind the host, so what
+    counts is when the launching call was made; a graph's kernels all share the call that launched the graph."""
     launches = {call.get("args", {}).get("correlation"): float(call["ts"]) for call in calls}
     ours: list[Event] = []
     others: list[Event] = []
@@ -307,7 +307,7 @@ def _idle_between(spans: list[_Span], others: list[Event]) -> float:
 
 
 def _host_spans(events: list[Event], steps: _Steps) -> list[_Span]:
-    """The ops of the steps, each with the time it spent outside the ops it called."""
+    """Return the ops of the steps, each with the time it spent outside the ops it called."""
     threads: dict[Any, list[Event]] = defaultdict(list)
     for event in events:
         if event.get("cat") == "cpu_op" and steps.hold(event["ts"]):
@@ -330,7 +330,7 @@ def _host_spans(events: list[Event], steps: _Steps) -> list[_Span]:
 
 
 def _covered(spans: list[_Span]) -> float:
-    """Length of the union of all spans."""
+    """Return the length of the union of all spans."""
     total, until = 0.0, 0.0
     for span in sorted(spans, key=lambda span: span.start):
         total += max(0.0, span.end - max(span.start, until))

@@ -1,4 +1,4 @@
-"""Where a number comes from: commit, versions, machine and command it was measured with, and the file it goes to."""
+"""The origin of a number: commit, versions, machine and command it was measured with, and the file it goes to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def provenance(device: Device) -> dict[str, Any]:
 
 
 def commit_of(package: Path) -> dict[str, Any]:
-    """The commit of a package's folder and whether it was changed since; "unknown" outside a git checkout."""
+    """Return the commit of a package's folder and whether it was changed since; "unknown" outside a git checkout."""
 
     def git(*arguments: str) -> str | None:
         try:

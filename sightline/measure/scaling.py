@@ -1,4 +1,4 @@
-"""`sightline benchmark RECIPE --scaling`: what a step measured on one device would take on many. Predicted, not run.
+"""`sightline benchmark RECIPE --scaling`: predict, from one device, the step on many; nothing runs there.
 
 Each device keeps its batch. A step is the one-device step, plus gradients that are still travelling when the backward
 pass has ended, plus collectives that all wait for, plus the wait for the slowest. docs/scaling.md tests the model.
@@ -119,15 +119,15 @@ class Network:
 
     @property
     def size(self) -> int:
-        """Bytes of all gradients."""
+        """Return the bytes of all gradients."""
         return sum(gradient.size for gradient in self.gradients)
 
 
-def network_of(model: nn.Module, picture: Tensor) -> Network:
+def network_of(model: nn.Module, image: Tensor) -> Network:
     """Describe a model by one image (1, channels, height, width) on the meta device. A layer's backward pass is taken
     to last as long as its share of the products, and layers to run in the order in which they are named."""
     with FlopCounterMode(display=False, depth=None) as counter, torch.no_grad():  # type: ignore[arg-type]
-        model.eval()(picture)
+        model.eval()(image)
     root = type(model).__name__
     counts = {name: sum(by_kind.values()) for name, by_kind in counter.get_flop_counts().items()}
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -169,8 +169,8 @@ def exposed_s(buckets: Sequence[Gradient], backward_s: float, devices: int, clus
 
 
 def statistics_s(channels: Sequence[int], bn_group: int, devices: int, cluster: Cluster) -> float:
-    """Batch-norms that share statistics: one exchange of 2 C + 1 numbers forward and one of 2 C backward, each waited
-    for. The gather is priced as a sum, which it is not slower than."""
+    """Return seconds of shared batch-norm statistics: one exchange of 2 C + 1 numbers forward and one of 2 C backward,
+    each waited for. The gather counts as a sum, which it is not slower than."""
     group = devices if bn_group == ALL_RANKS else min(bn_group, devices)
     if group < 2:
         return 0.0
@@ -178,7 +178,7 @@ def statistics_s(channels: Sequence[int], bn_group: int, devices: int, cluster: 
 
 
 def slowest(devices: int) -> float:
-    """By how many standard deviations the slowest of that many devices is late (Blom's approximation)."""
+    """Return by how many standard deviations the slowest of `devices` is late (Blom's approximation)."""
     return statistics.NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25))
 
 
@@ -197,7 +197,7 @@ class Work:
 
 
 def predict(work: Work, devices: int, cluster: Cluster, storage: float = math.inf) -> dict[str, Any]:
-    """The step on that many devices, by its parts."""
+    """Return the step on that many devices, by its parts."""
     # Only the last part of an accumulated batch sends.
     backward_s = BACKWARD_SHARE * work.step_s / work.accumulation
     buckets = buckets_of(work.network.gradients, work.bucket_bytes)
@@ -238,11 +238,11 @@ class Rounds:
     checkpoint_bytes: int
     checkpoint_every_epochs: int
     disk: float  # bytes/s
-    in_background: bool  # whether training goes on while a checkpoint is written
+    in_background: bool  # whether training continues while a checkpoint is written
 
 
 def epoch_of(row: dict[str, Any], work: Work, rounds: Rounds) -> dict[str, float]:
-    """Mean seconds of an epoch by its parts; rank 0 writes, so more devices do not make a checkpoint cheaper."""
+    """Return mean seconds of an epoch by its parts; rank 0 writes, so more devices do not make a checkpoint cheaper."""
     devices = row["devices"]
     steps = max(1, rounds.samples // (devices * work.batch))
     train_s = steps * row["step_s"]
@@ -266,7 +266,7 @@ def epoch_of(row: dict[str, Any], work: Work, rounds: Rounds) -> dict[str, float
 
 
 def predict_recipe(
-    recipe: Recipe, run: Run, bound: Bound, picture: Tensor, options: ScalingOptions, measured: dict[str, Any]
+    recipe: Recipe, run: Run, bound: Bound, image: Tensor, options: ScalingOptions, measured: dict[str, Any]
 ) -> dict[str, Any]:
     """Predict for every number of devices; `measured` is our row of the benchmark, or {} with --step-ms."""
     cluster, batch, spread = options.cluster(), recipe.train.global_batch, options.spread
@@ -281,7 +281,7 @@ def predict_recipe(
     work = Work(
         step_s,
         batch,
-        network_of(model, picture),
+        network_of(model, image),
         run.bucket_mb * MIB,
         recipe.train.accumulation,
         recipe.train.bn_group,
@@ -311,7 +311,7 @@ def predict_recipe(
 
 
 def spread_of(seconds: Sequence[float]) -> float:
-    """Standard deviation over median of single steps, from their 16th and 84th percentiles: an outlier is no habit."""
+    """Return deviation over median of single steps, from their 16th and 84th percentiles, which ignore outliers."""
     low, high = np.percentile(seconds, (15.87, 84.13))
     return float((high - low) / 2 / statistics.median(seconds))
 
@@ -319,9 +319,9 @@ def spread_of(seconds: Sequence[float]) -> float:
 def sample_bytes_of(bound: Bound) -> tuple[float, str]:
     """Return bytes read per training sample, where not given, and the source of the number."""
     if "boxes" in bound.layout:
-        return 19_336_861_798 / 118_287, "COCO: train2017.zip over its pictures"
+        return 19_336_861_798 / 118_287, "COCO: train2017.zip over its images"
     if not bound.layout["label"][0]:
-        return 147_897_477_120 / 1_281_167, "ImageNet: ILSVRC2012_img_train.tar over its pictures"
+        return 147_897_477_120 / 1_281_167, "ImageNet: ILSVRC2012_img_train.tar over its images"
     shapes = [(shape, np.dtype(dtype).itemsize) for shape, dtype in (bound.layout["image"], bound.layout["label"])]
     read = sum(math.prod(shape) * size for shape, size in shapes) / bound.samples_per_item
     return read, "a crop of a prepared volume, not compressed"
@@ -351,7 +351,7 @@ def rounds_of(recipe: Recipe, run: Run, bound: Bound, options: ScalingOptions) -
 
 
 def checkpoint_bytes(recipe: Recipe, dataset: Dataset) -> int:
-    """Weights, their average where there is one, and what the optimizer keeps."""
+    """Return the bytes of the weights, of their average where there is one, and of the optimizer's state."""
     model = recipe.model.build(dataset.spec)
     choose_trainable(model, recipe.train.trainable)
     optimizer = recipe.optimizer.build(model, torch.device("cpu"))

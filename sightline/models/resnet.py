@@ -130,7 +130,7 @@ class ResNetConfig(ModelConfig):
 
     @property
     def has_v2_ends(self) -> bool:
-        """Whether the norm stands before the head instead of after the stem."""
+        """True if the norm stands before the head instead of after the stem."""
         return self.is_pre_activated or self.version == "v2_ends"
 
     def build(self, spec: DataSpec) -> ResNet:

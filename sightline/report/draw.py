@@ -30,16 +30,16 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom; the last two are ou
 
 
 def draw(pixels: np.ndarray, findings: Sequence[Finding]) -> Image.Image:
-    """The picture (height, width, 3) uint8 RGB with what was found in it."""
-    picture = _on_screen(Image.fromarray(pixels))
+    """Return the image (height, width, 3) uint8 RGB with its findings drawn in."""
+    image = _on_screen(Image.fromarray(pixels))
     boxes = [finding for finding in findings if finding.box is not None]
     if boxes:
-        return _with_boxes(picture, boxes)
-    return _with_strip(picture, findings)
+        return _with_boxes(image, boxes)
+    return _with_strip(image, findings)
 
 
 def colour_of(number: int) -> Colour:
-    """The colour of a class, the same in every picture; neighbours differ in hue and lightness."""
+    """Return the colour of a class, the same in every image; neighbours differ in hue and lightness."""
     lightness = _LIGHTNESS[number % len(_LIGHTNESS)]
     while True:
         red, green, blue = colorsys.hls_to_rgb(number * _GOLDEN % 1.0, lightness, 0.85)
@@ -55,51 +55,51 @@ def luminance(colour: Colour) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def _on_screen(picture: Image.Image) -> Image.Image:
-    longer = max(picture.size)
+def _on_screen(image: Image.Image) -> Image.Image:
+    longer = max(image.size)
     if longer > LARGEST:
-        sides = [max(1, round(side * LARGEST / longer)) for side in picture.size]
-        return picture.resize((sides[0], sides[1]), Image.Resampling.LANCZOS)
+        sides = [max(1, round(side * LARGEST / longer)) for side in image.size]
+        return image.resize((sides[0], sides[1]), Image.Resampling.LANCZOS)
     if longer < SMALLEST:
         times = -(-SMALLEST // longer)
-        return picture.resize((picture.width * times, picture.height * times), Image.Resampling.NEAREST)
-    return picture
+        return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
+    return image
 
 
-def _with_boxes(picture: Image.Image, findings: Sequence[Finding]) -> Image.Image:
-    pen = ImageDraw.Draw(picture)
-    size = max(11, round(max(picture.size) / 45))
+def _with_boxes(image: Image.Image, findings: Sequence[Finding]) -> Image.Image:
+    pen = ImageDraw.Draw(image)
+    size = max(11, round(max(image.size) / 45))
     font = font_of(size)
     line = max(2, size // 7)
     placed: list[Box] = []
     labels = []
     # The surest last, so that it lies on top; its label is placed first, so that it gets the best place.
     for finding in reversed(findings):
-        left, top, right, bottom = _pixels(finding, picture)
+        left, top, right, bottom = _pixels(finding, image)
         # A dark line on both sides keeps the outline visible on ground of its own colour.
         pen.rectangle((left - 1, top - 1, right, bottom), outline=_DARK, width=line + 2)
         pen.rectangle((left, top, right - 1, bottom - 1), outline=colour_of(finding.class_id), width=line)
     for finding in findings:
-        box = _pixels(finding, picture)
-        room = max(box[2] - box[0], picture.width // 2) - size // 2
+        box = _pixels(finding, image)
+        room = max(box[2] - box[0], image.width // 2) - size // 2
         text = fitting(f"{plain(finding.name)} {finding.score:.2f}", font, room)
         width, height = round(font.getlength(text)) + size // 2, round(size * 1.3)
-        place = _place(box, width, height, picture.size, placed)
+        place = _place(box, width, height, image.size, placed)
         placed.append(place)
         labels.append((place, text, finding.class_id))
     for place, text, number in reversed(labels):
         pen.rectangle((place[0], place[1], place[2] - 1, place[3] - 1), fill=colour_of(number))
         pen.text((place[0] + size // 4, (place[1] + place[3]) / 2), text, fill=_DARK, font=font, anchor="lm")
-    return picture
+    return image
 
 
-def _pixels(finding: Finding, picture: Image.Image) -> Box:
-    """The box in pixels of the picture, at least 3 wide and high and inside."""
+def _pixels(finding: Finding, image: Image.Image) -> Box:
+    """Return the box in pixels of the image, at least 3 wide and high and inside."""
     assert finding.box is not None, "only findings with a box have a place"
     left, top, right, bottom = finding.box
-    x = min(round(left * picture.width), picture.width - 3)
-    y = min(round(top * picture.height), picture.height - 3)
-    return max(x, 0), max(y, 0), max(round(right * picture.width), x + 3), max(round(bottom * picture.height), y + 3)
+    x = min(round(left * image.width), image.width - 3)
+    y = min(round(top * image.height), image.height - 3)
+    return max(x, 0), max(y, 0), max(round(right * image.width), x + 3), max(round(bottom * image.height), y + 3)
 
 
 def _place(box: Box, width: int, height: int, sides: tuple[int, int], placed: Sequence[Box]) -> Box:
@@ -126,17 +126,17 @@ def _common_area(one: Box, other: Box) -> int:
     return max(0, width) * max(0, height)
 
 
-def _with_strip(picture: Image.Image, findings: Sequence[Finding]) -> Image.Image:
-    """The picture above one row for each class; a bar behind the name is as long as its probability."""
-    width = max(picture.width, SMALLEST)
+def _with_strip(image: Image.Image, findings: Sequence[Finding]) -> Image.Image:
+    """Return the image above one row for each class; a bar behind the name is as long as its probability."""
+    width = max(image.width, SMALLEST)
     size = max(13, round(width / 36))
     font, row, margin = font_of(size), round(size * 1.6), round(size * 0.6)
     strip = len(findings) or 1
-    canvas = Image.new("RGB", (width, picture.height + strip * row + 2 * margin), GROUND)
-    canvas.paste(picture, ((width - picture.width) // 2, 0))
+    canvas = Image.new("RGB", (width, image.height + strip * row + 2 * margin), GROUND)
+    canvas.paste(image, ((width - image.width) // 2, 0))
     pen = ImageDraw.Draw(canvas)
     for number, finding in enumerate(findings):
-        top = picture.height + margin + number * row
+        top = image.height + margin + number * row
         percent = f"{finding.score:.1%}"
         room = width - 3 * margin - round(font.getlength("100.0%"))
         pen.rectangle((margin, top + 1, margin + round(room * finding.score), top + row - 3), fill=_BAR)
@@ -145,7 +145,7 @@ def _with_strip(picture: Image.Image, findings: Sequence[Finding]) -> Image.Imag
         pen.text((margin + size // 3, middle), name, fill=TEXT, font=font, anchor="lm")
         pen.text((width - margin, middle), percent, fill=TEXT, font=font, anchor="rm")
     if not findings:
-        pen.text((margin, picture.height + margin + row / 2), "nothing found", fill=TEXT, font=font, anchor="lm")
+        pen.text((margin, image.height + margin + row / 2), "nothing found", fill=TEXT, font=font, anchor="lm")
     return canvas
 
 
@@ -161,7 +161,7 @@ def plain(name: str) -> str:
 
 
 def fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: float) -> str:
-    """The text, its middle left out where it is too long: scores stand at its end."""
+    """Return the text, without its middle if it is too long: scores stand at its end."""
     shown, kept = text, min(len(text), _LONGEST)
     while (len(shown) > _LONGEST or font.getlength(shown) > room) and kept > 2:
         kept -= 1

@@ -10,7 +10,7 @@ from sightline.parts import DataSpec, Finding
 
 
 def classes_found(logits: Tensor, spec: DataSpec, top: int, threshold: float) -> list[list[Finding]]:
-    """The most probable classes of each sample; a score is a probability."""
+    """Return the most probable classes of each sample; a score is a probability."""
     scores, labels = logits.float().softmax(1).topk(min(top, logits.shape[1]))  # (batch, top)
     return [
         [Finding(spec.classes[label], label, score) for score, label in rows if score >= threshold]
@@ -21,9 +21,9 @@ def classes_found(logits: Tensor, spec: DataSpec, top: int, threshold: float) ->
 def boxes_found(
     boxes: Tensor, scores: Tensor, labels: Tensor, spec: DataSpec, top: int, threshold: float
 ) -> list[list[Finding]]:
-    """The surest boxes of each sample, cut off at the edges of the picture.
+    """Return the boxes with the highest scores of each sample, cut off at the edges of the image.
 
-    `boxes` (batch, K, 4) are ymin, xmin, ymax, xmax as shares of the picture; label n is class n - 1, 0 is none.
+    `boxes` (batch, K, 4) are ymin, xmin, ymax, xmax as shares of the image; label n is class n - 1, 0 is none.
     """
     ids = spec.class_ids or range(1, len(spec.classes) + 1)
     found = []

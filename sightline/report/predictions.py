@@ -48,12 +48,12 @@ class ResultFolder(Reporter):
             raise UsageError(f"{folder} cannot be made: {error.strerror}; give another --out DIR") from error
 
     def note_unreadable(self, name: str, reason: str) -> None:
-        """A file that the rest goes on without."""
+        """List an unreadable file and warn; the others are still predicted."""
         self.unreadable.append({"file": name, "path": str(self._files[name]), "reason": reason})
         self.say(f"warning: {name} cannot be read: {reason}")
 
     def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """predictions.json, with the files in the order they were given."""
+        """Write predictions.json, with the files in the order they were given."""
         rows = [self._rows[name] for name in self._files if name in self._rows]
         document = {"format": FORMAT, **about, "files": rows, "unreadable": self.unreadable}
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
@@ -61,11 +61,11 @@ class ResultFolder(Reporter):
         return document
 
     def replace(self, name: str, write: Callable[[Path], object]) -> None:
-        """A file of the folder."""
+        """Write a file of the folder, in place of an old one."""
         write_whole(self.folder / name, write)
 
     def _protect_inputs(self, results: Sequence[str]) -> None:
-        """The files of the user are never written over."""
+        """Refuse results that would overwrite the files of the user."""
         inputs = {os.path.realpath(path) for path in self._files.values()}
         for result in results:
             if os.path.realpath(self.folder / result) in inputs:
@@ -73,7 +73,7 @@ class ResultFolder(Reporter):
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """A result, whole or not at all; a link that lies there is replaced, not followed."""
+    """Write a result, whole or not at all; a link at `path` is replaced, not followed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A folder of our own, for writers that open files by name; under that name, whose ending some go by.
@@ -87,7 +87,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 class Predictions(ResultFolder):
-    """Findings of pictures. A picture keeps its name, and its format where that is one we write; else it is a PNG."""
+    """Findings of images. An image keeps its name, and its format where that is one we write; else it is a PNG."""
 
     def __init__(
         self,
@@ -99,21 +99,21 @@ class Predictions(ResultFolder):
         say: Callable[[str], None],
     ):
         if options.probabilities:
-            raise UsageError("--save-probabilities is for volumes; predictions.json holds the scores of pictures")
+            raise UsageError("--save-probabilities is for volumes; predictions.json holds the scores of images")
         self.findings = findings
         self.spec = spec
         self.options = options
-        self._pictures = _picture_names(files)
-        super().__init__(folder, files, list(self._pictures.values()) if options.draws else [], say)
+        self._drawings = _drawing_names(files)
+        super().__init__(folder, files, list(self._drawings.values()) if options.draws else [], say)
 
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
-        """Draws, tells and keeps what was found in each file."""
+        """Draw, print and store the findings of each file."""
         found = self.findings(predictions, self.spec, self.options.top, self.options.threshold)
         for name, findings in zip(names, found, strict=True):
             if name is not None:
-                self._add_picture(name, findings)
+                self._add_image(name, findings)
 
-    def _add_picture(self, name: str, findings: Sequence[Finding]) -> None:
+    def _add_image(self, name: str, findings: Sequence[Finding]) -> None:
         try:
             data = read_bytes(self._files[name], name)
             height, width = read_header(data, name).shape[:2]
@@ -124,16 +124,16 @@ class Predictions(ResultFolder):
         row: dict[str, Any] = {"file": name, "path": str(self._files[name]), "width": width, "height": height}
         row["found"] = [_as_json(finding, width, height) for finding in findings]
         if pixels is not None:
-            row["picture"] = self._pictures[name]
-            picture, encoder = draw(pixels, findings), _ENCODERS[Path(self._pictures[name]).suffix.lower()]
-            self.replace(self._pictures[name], lambda path: picture.save(path, **encoder))
+            row["picture"] = self._drawings[name]
+            drawing, encoder = draw(pixels, findings), _ENCODERS[Path(self._drawings[name]).suffix.lower()]
+            self.replace(self._drawings[name], lambda path: drawing.save(path, **encoder))
         self._rows[name] = row
         for line in as_lines(row):
             self.say(line)
 
 
 def as_lines(row: Mapping[str, Any]) -> list[str]:
-    """A row of predictions.json for the terminal: one line of classes, or a line for each box."""
+    """Format a row of predictions.json for the terminal: one line of classes, or a line for each box."""
     found = row["found"]
     if not found:
         return [f"{row['file']}  nothing found"]
@@ -156,7 +156,7 @@ def _as_json(finding: Finding, width: int, height: int) -> dict[str, Any]:
     return values
 
 
-def _picture_names(files: Mapping[str, Path]) -> dict[str, str]:
+def _drawing_names(files: Mapping[str, Path]) -> dict[str, str]:
     names = {name: name if Path(name).suffix.lower() in _ENCODERS else f"{name}.png" for name in files}
     if len(set(names.values())) < len(names):  # "x" beside "x.png"
         names = {name: f"{name}.png" for name in files}

@@ -19,7 +19,7 @@ SLICES = 8
 COLUMNS = 4
 TILE = 360  # pixels of the longer side of a slice
 _GAP = 6
-_FINE = 2  # outlines are made this many times finer than the picture, so that they come out smooth
+_FINE = 2  # outlines are made this many times finer than the image, so that they come out smooth
 _MARGIN_VOXELS = 2
 _PERCENTILES = (1, 99)
 _SAMPLED = 2**20  # voxels that the percentiles are taken from
@@ -43,7 +43,7 @@ class Look:
 
 
 def contact_sheet(look: Look) -> Image.Image:
-    """Up to eight slices through what was predicted or is true, or through the middle, above a legend."""
+    """Draw up to eight slices through the prediction and the label, or through the middle, above a legend."""
     rows, columns, turns, marks = _view(look)
     height = (rows.stop - rows.start) * look.spacing[1]
     width = (columns.stop - columns.start) * look.spacing[2]
@@ -66,7 +66,7 @@ def outline_colour(number: int) -> Colour:
 
 
 def shown_slices(mask: np.ndarray) -> list[int]:
-    """Evenly from the first slice with a class to the last; without any, through the middle half of the volume."""
+    """Choose slices evenly from the first one with a class to the last; without any, through its middle half."""
     with_class = np.flatnonzero(mask.reshape(len(mask), -1).any(1))
     if len(with_class):
         first, last = int(with_class[0]), int(with_class[-1])
@@ -76,12 +76,12 @@ def shown_slices(mask: np.ndarray) -> list[int]:
 
 
 def millilitres(voxels: int, spacing: Sequence[float]) -> float:
-    """The volume of so many voxels."""
+    """Return the volume of so many voxels."""
     return voxels * math.prod(spacing) / 1000
 
 
 def _view(look: Look) -> tuple[slice, slice, tuple[slice, slice], tuple[str, str]]:
-    """The rows and columns that show something, the way to turn them, and what lies on the left and on top."""
+    """Return the rows and columns that show something, how to turn them, and the names of the left and upper sides."""
     shown = (look.image > look.image.min()).any(0) | (look.mask > 0).any(0)
     edges = []
     for axis in (0, 1):
@@ -108,7 +108,7 @@ def _window(image: np.ndarray) -> tuple[float, float]:
 
 
 def _outlined(tile: Image.Image, mask: np.ndarray, label: np.ndarray | None) -> Image.Image:
-    """The prediction as lines inside its edge; a label as hairlines outside of its own, so that both stay visible."""
+    """Draw the prediction as lines inside its edge; a label as hairlines outside of its own, so that both show."""
     fine = tile.width * _FINE, tile.height * _FINE
     lines = []
     for number, inside in _regions(mask, fine):
@@ -129,7 +129,7 @@ def _outlined(tile: Image.Image, mask: np.ndarray, label: np.ndarray | None) -> 
 def _regions(classes: np.ndarray, size: tuple[int, int]) -> list[tuple[int, np.ndarray]]:
     """Return the region of each class in an image of this size, rounded where voxels are larger than pixels."""
     numbers = np.unique(np.append(classes, 0)).tolist()
-    # Between pixels of a smaller picture a class of one voxel would melt away.
+    # Between pixels of a smaller image a class of one voxel would melt away.
     way = Image.Resampling.BILINEAR if size[0] >= classes.shape[1] else Image.Resampling.NEAREST
     shares = [np.asarray(Image.fromarray((classes == n).astype(np.float32)).resize(size, way)) for n in numbers]
     strongest = np.argmax(shares, axis=0)

@@ -1,4 +1,4 @@
-"""What `sightline predict` leaves of volumes: masks in the geometry of their files, pictures of slices, millilitres."""
+"""Results of `sightline predict` for volumes: masks in the geometry of their files, images of slices, millilitres."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class VolumePredictions(ResultFolder):
             self._add_volume(name, to_original(logits, geometry), geometry)
 
     def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """predictions.json, with the names of the classes that masks hold as numbers."""
+        """Write predictions.json, with the names of the classes that masks hold as numbers."""
         return super().write({**about, "classes": list(self.spec.classes)})
 
     def _add_volume(self, name: str, scores: np.ndarray, geometry: Geometry) -> None:
@@ -77,8 +77,8 @@ class VolumePredictions(ResultFolder):
         if image is not None:
             row["picture"] = f"{case}.png"
             look = Look(case, image, header.spacing, header.affine, self.spec.classes, mask)
-            picture = contact_sheet(look)
-            self.replace(row["picture"], lambda temporary: picture.save(temporary, format="PNG", compress_level=4))
+            drawing = contact_sheet(look)
+            self.replace(row["picture"], lambda temporary: drawing.save(temporary, format="PNG", compress_level=4))
         self._rows[name] = row
         self.say(as_line(row))
 
@@ -93,7 +93,7 @@ class VolumePredictions(ResultFolder):
 
 
 def probabilities(scores: np.ndarray, geometry: Geometry) -> np.ndarray:
-    """Softmax over the classes (classes, depth, height, width); where nothing was predicted all are equal."""
+    """Return the softmax over the classes (classes, depth, height, width); equal where nothing was predicted."""
     shares = scores - scores.max(0)
     np.exp(shares, out=shares)
     shares /= shares.sum(0)
@@ -104,12 +104,12 @@ def probabilities(scores: np.ndarray, geometry: Geometry) -> np.ndarray:
 
 
 def as_line(row: Mapping[str, Any]) -> str:
-    """A row of predictions.json for the terminal."""
+    """Format a row of predictions.json for the terminal."""
     sides = "x".join(map(str, row["shape"]))
     return "  ".join([row["file"], sides, *(f"{each['class']} {each['ml']:.3f} ml" for each in row["found"][1:])])
 
 
-def compared_picture(case: str, image: Path, mask: Path, label: Path, classes: tuple[str, ...]) -> Image.Image:
+def compared_slices(case: str, image: Path, mask: Path, label: Path, classes: tuple[str, ...]) -> Image.Image:
     """Draw slices of a volume with the outlines of its mask and of its label."""
     scan = read_scan(image, case)
     found, truth = read_label(mask, case)[0], read_label(label, case)[0]

@@ -1,4 +1,4 @@
-"""What a result depends on besides its recipe: versions, device, threads, host, command."""
+"""Everything a result depends on besides its recipe: versions, device, threads, host, command."""
 
 from __future__ import annotations
 

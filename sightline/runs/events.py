@@ -1,4 +1,4 @@
-"""What programs read of a run: log.jsonl, bad_samples.jsonl, rank_N.log, TensorBoard, the benchmark log.
+"""The files of a run that programs read: log.jsonl, bad_samples.jsonl, rank_N.log, TensorBoard, the benchmark log.
 
 log.jsonl is one JSON object per line; every line has `event` and `time`, the first one `schema`. Rank 0 writes it;
 rank N has rank_N.log, plain text, for its lines, its warnings and, where ranks hang, its stacks.

@@ -39,7 +39,7 @@ class RunFolder:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes the log and the files of the run."""
+        """True if this rank writes the log and the files of the run."""
         return self.rank == 0
 
     def claim(self) -> None:

@@ -1,4 +1,4 @@
-"""What the person at the terminal sees of a run: lines, or one bar that moves, and numbers as people read them."""
+"""The terminal output of a run: lines, or one bar that moves, and numbers as people read them."""
 
 from __future__ import annotations
 

@@ -4,12 +4,12 @@ Batch keys: image (after finish(): batch, 3, height, width), label (batch,), ind
 (batch,); in training those of data.random_erase, data.mixup and data.cutmix, listed below.
 """
 
-# random_erase   erase (batch, 4): the box of each picture that is set to zero, as top, left, bottom, right (the last
+# random_erase   erase (batch, 4): the box of each image that is set to zero, as top, left, bottom, right (the last
 #                two are outside); all zero where there is none
-# mixup, cutmix  mix (), with mixup_per=sample (batch,): the share of each picture against its partner in the batch;
+# mixup, cutmix  mix (), with mixup_per=sample (batch,): the share of each image against its partner in the batch;
 #                partner (batch,), after finish(): which one that is, where it is not the one before;
 #                mix_rank (batch,): random numbers whose order is a random partner's
-# cutmix         cut_top, cut_left, cut_bottom, cut_right (): the box in which each picture is its partner;
+# cutmix         cut_top, cut_left, cut_bottom, cut_right (): the box in which each image is its partner;
 #                label_share (): the share of its own label. A batch is either mixed, then the box is empty and
 #                label_share equals mix, or cut, then mix is 1.
 
@@ -45,10 +45,10 @@ class Classification(Task):
             raise UsageError(f"task.label_smoothing={self.label_smoothing} must be in [0, 1)")
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Mean cross entropy. With mixup or cutmix, accuracy counts the class that has the larger share."""
+        """Return the mean cross entropy. With mixup or cutmix, accuracy counts the class that has the larger share."""
         logits = model(batch["image"]).float()  # (batch, classes)
         label, share = batch["label"], batch.get("label_share", batch.get("mix"))
-        # One share for all mixes two means; one for each picture mixes its two losses before the mean.
+        # One share for all mixes two means; one for each image mixes its two losses before the mean.
         reduction = "none" if share is not None and share.ndim else "mean"
         total = F.cross_entropy(logits, label, label_smoothing=self.label_smoothing, reduction=reduction)
         if share is not None:
@@ -64,13 +64,13 @@ class Classification(Task):
         return {"logits": model(batch["image"]).float()}
 
     def metric(self, spec: DataSpec, device: torch.device) -> TopK:
-        """Top-1, top-5, loss."""
+        """Build the metric: top-1, top-5, loss."""
         return TopK(spec.classes, self.label_smoothing, device)
 
     def findings(
         self, predictions: Mapping[str, Tensor], spec: DataSpec, top: int | None, threshold: float | None
     ) -> list[list[Finding]]:
-        """The five most probable classes, unless told otherwise."""
+        """Return the most probable classes, by default five."""
         return classes_found(predictions["logits"], spec, 5 if top is None else top, threshold or 0.0)
 
     def reporter(

@@ -32,16 +32,16 @@ class Detection(Task):
     """The loss of SSD and COCO's average precision."""
 
     lineage: Literal["tf", "mlperf"] = "tf"
-    """Where they differ: tf matches an anchor from IoU 0.5 on and gives one that two boxes claim to the first of them,
-    mlperf above 0.5 and to the last."""
+    """Rules of matching. tf: an anchor matches from IoU 0.5 on, and one that two boxes claim goes to the first of them;
+    mlperf: above 0.5, and to the last."""
     score_threshold: float = 0.05
     """A detection needs a higher score than this."""
     nms_iou: float = 0.5
-    """Of two detections of one class that overlap so much or more, the one with the lower score is dropped."""
+    """IoU from which on two detections of one class count as the same: the one with the lower score is dropped."""
     candidates: int = 200
-    """How many anchors with the highest scores are looked at, per class and picture."""
+    """Anchors with the highest scores that are looked at, per class and image."""
     per_image: int = 200
-    """How many detections are kept per picture; COCO's scores count the best 100."""
+    """Detections that are kept per image; COCO's scores count the best 100."""
 
     headline = "ap"
     peers = "detection"
@@ -56,13 +56,13 @@ class Detection(Task):
                 raise UsageError(f"task.{name}={getattr(self, name)} must be at least 1; the original has 200")
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Per picture: cross entropy of matched anchors and hard negatives plus Huber loss of the matched offsets,
-        divided by the number of matched anchors; then the mean. A picture without boxes adds nothing."""
+        """Return, per image, cross entropy of matched anchors and hard negatives plus Huber loss of matched offsets,
+        divided by the number of matched anchors; then the mean. An image without boxes adds nothing."""
         logits, offsets, anchors = model(batch["image"])
         classes, targets = match(batch["boxes"], batch["labels"], anchors, self.lineage)
         is_positive = classes > 0  # (batch, anchors)
         # Made again for the gradient: what that would keep, in fp32, is twice the size of half-precision logits (362 MB
-        # more for 128 pictures), and whether a compiler sees it by itself depends on what stands around it.
+        # more for 128 images), and whether a compiler sees it by itself depends on what stands around it.
         cross_entropy = checkpoint(_cross_entropy, logits, classes, use_reentrant=False, preserve_rng_state=False)
         is_chosen = is_positive | hard_negatives(cross_entropy, is_positive)
         matched = is_positive.sum(1)  # (batch,)
@@ -74,8 +74,8 @@ class Detection(Task):
         return Loss((class_loss + box_loss).mean(), sums)
 
     def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """boxes (batch, n, 4) corner boxes, not clipped; scores (batch, n), descending; labels (batch, n) from 1, 0
-        where there is none."""
+        """Return boxes (batch, n, 4), corners, not clipped; scores (batch, n), descending; labels (batch, n) from 1, 0
+        for no detection."""
         logits, offsets, anchors = model(batch["image"])
         scores = logits.float().softmax(2)[..., 1:]  # (batch, anchors, classes)
         boxes = decode(offsets.float(), anchors)
@@ -85,13 +85,13 @@ class Detection(Task):
         return {"boxes": boxes, "scores": scores, "labels": labels}
 
     def metric(self, spec: DataSpec, device: torch.device) -> CocoMap:
-        """COCO's twelve numbers."""
+        """Build the metric: COCO's twelve numbers."""
         return CocoMap(spec.classes, device)
 
     def findings(
         self, predictions: Mapping[str, Tensor], spec: DataSpec, top: int | None, threshold: float | None
     ) -> list[list[Finding]]:
-        """At most 20 boxes with scores from 0.3 on, unless told otherwise; the original shows 10 from 0.05 on."""
+        """Return the best boxes, by default 20 with scores from 0.3 on; the original shows 10 from 0.05 on."""
         boxes, scores, labels = (predictions[key] for key in ("boxes", "scores", "labels"))
         return boxes_found(boxes, scores, labels, spec, top or 20, 0.3 if threshold is None else threshold)
 

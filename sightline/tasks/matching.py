@@ -1,5 +1,5 @@
-"""What a single-shot detector should answer at each anchor: which ground truth it is matched to, and which of the
-anchors without one are hard enough to learn from. Whole batches on the device, of static shapes."""
+"""Targets of a single-shot detector: the ground truth that each anchor is matched to, and the anchors without one
+that are hard enough to learn from. Whole batches on the device, of static shapes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ NEGATIVES_PER_POSITIVE = 3
 def match(
     boxes: Tensor, labels: Tensor, anchors: Tensor, lineage: Literal["tf", "mlperf"] = "tf"
 ) -> tuple[Tensor, Tensor]:
-    """(class of each anchor (batch, anchors), 0 for background; offsets to its box (batch, anchors, 4), 0 there too).
+    """Return the class of each anchor (batch, anchors), 0 for background, and offsets to its box (batch, anchors, 4).
 
     `boxes` (batch, n, 4) are corner boxes, `labels` (batch, n) their classes, 0 where a row is padding. An anchor is
     matched to the box it overlaps most, where that is enough, and in any case to a box that overlaps no anchor more.
     Of two boxes that claim one anchor so, `tf` gives it to the first and `mlperf` to the last.
     """
     if labels.device.type == "cpu" and not torch.compiler.is_compiling():
-        # Where reading a number costs nothing, places that no picture of the batch uses are left out: most of them.
+        # Where reading a number costs nothing, places that no image of the batch uses are left out: most of them.
         used = int(((labels > 0).any(0) * torch.arange(1, labels.shape[1] + 1)).max())
         boxes, labels = boxes[:, : max(used, 1)], labels[:, : max(used, 1)]
     boxes = torch.where(labels[..., None] > 0, boxes, 0.0)  # without an area they overlap nothing
     corners = to_corners(anchors)
-    # Two maxima over one table (batch, n, anchors) would make a compiler store it, 0.9 GB for 128 pictures of 200
+    # Two maxima over one table (batch, n, anchors) would make a compiler store it, 0.9 GB for 128 images of 200
     # places; each over a table of its own is one loop. What the best overlap is, is then computed again.
     box_of = iou(corners, boxes).argmax(2)  # (batch, anchors); of equal ones the first
     best_anchor = iou(boxes, corners).argmax(2)  # (batch, n)
@@ -44,19 +44,19 @@ def match(
 
 
 def _pick(boxes: Tensor, box_of: Tensor) -> Tensor:
-    """The box (batch, anchors, 4) of each anchor."""
+    """Return the box (batch, anchors, 4) of each anchor."""
     return boxes.gather(1, box_of[..., None].expand(-1, -1, 4))
 
 
 def _paired_iou(a: Tensor, b: Tensor) -> Tensor:
-    """The overlap (batch, n) of each box in a (batch, n, 4) with the one in its place in b (n, 4)."""
+    """Return the overlap (batch, n) of each box in a (batch, n, 4) with the one in its place in b (n, 4)."""
     return iou(a[..., None, :], b[:, None, :])[..., 0, 0]
 
 
 def _claims(
     best_anchor: Tensor, is_box: Tensor, anchors: int, lineage: Literal["tf", "mlperf"]
 ) -> tuple[Tensor, Tensor]:
-    """(which box claims an anchor, whether any does), both (batch, anchors), from the best anchor of each box."""
+    """Return (the box that claims an anchor, whether any does), both (batch, anchors), by best anchors."""
     boxes = best_anchor.shape[1]
     number = torch.arange(boxes, device=best_anchor.device)
     nobody, first_or_last = (boxes, "amin") if lineage == "tf" else (-1, "amax")
@@ -67,8 +67,8 @@ def _claims(
 
 
 def hard_negatives(losses: Tensor, is_positive: Tensor) -> Tensor:
-    """The background anchors (batch, anchors) with the largest losses: three per positive of their picture, as far as
-    there are so many; of equal ones the first. A loss that is not a number counts as large, so that it is seen."""
+    """Choose the background anchors (batch, anchors) with the largest losses: three per positive of their image, if
+    there are so many; of equal ones the first. A loss that is not a number counts as large, so that it shows."""
     # The original ranks positives among the negatives, with loss 0: where fewer than three negatives per positive have
     # a loss, it counts positives twice. Here they stand behind all negatives and are never chosen.
     losses = torch.where(is_positive, -1.0, losses.detach().clamp(min=0))  # rounding can make a loss of 0 negative

@@ -33,18 +33,18 @@ class Segmentation(Task):
     """Soft Dice and cross entropy; Dice of whole volumes."""
 
     voxel_loss: Literal["ce", "focal"] = "ce"
-    """What is added to the Dice loss: cross entropy, or the focal loss with gamma 2; means over all voxels."""
+    """Added to the Dice loss: cross entropy, or the focal loss with gamma 2; means over all voxels."""
     supervision: Literal["original", "exact"] = "original"
     """With deep supervision output i of n weighs 0.5^i: times 1 / (2 - 2^-n) as in the original, where n = 3 gives 0.93
     in all, or divided by their sum."""
     dice_over: Literal["local", "world"] = "local"
-    """Which samples the Dice of a batch sums over: those of the device, as in the original, or of all devices."""
+    """Samples over which the Dice of a batch sums: those of the device, as in the original, or of all devices."""
     tta: bool = False
-    """Mean of the scores of the picture and of all its mirror images; 4 times the work for slices, 8 for volumes."""
+    """Mean of the scores of the image and of all its mirror images; 4 times the work for slices, 8 for volumes."""
     overlap: float = 0.5
-    """How much of a window the next one covers, where pictures are larger than the network's patch."""
+    """Share of a window that the next one covers, for images larger than the network's patch."""
     blend: Literal["gaussian", "constant"] = "gaussian"
-    """How windows are averaged where they overlap: by a weight that falls towards their edges, or evenly."""
+    """Average of overlapping windows: by a weight that falls towards their edges, or evenly."""
     window_batch: int = 64
     """Windows that go through the network at once; where a split holds slices, its own batches count."""
     regions: Literal["none", "brats"] = "none"
@@ -60,7 +60,7 @@ class Segmentation(Task):
             raise UsageError(f"task.window_batch={self.window_batch} must be at least 1, e.g. 64 for slices")
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Dice loss, background excluded, of sums over the whole batch, plus cross entropy or focal loss.
+        """Return the Dice loss, background excluded, of sums over the whole batch, plus cross entropy or focal loss.
 
         With accumulation the Dice is that of each part. Shown are sums over slices (over patches in 3D) of what adds
         up to the loss: supervised outputs by their weight.
@@ -88,8 +88,8 @@ class Segmentation(Task):
         return Loss(dice_part + voxel_part, shown)
 
     def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """logits (batch, classes, *space) in fp32, classes (batch, *space) uint8; both 0 outside of a volume's
-        extent."""
+        """Return logits (batch, classes, *space) in fp32 and classes (batch, *space) uint8; both 0 outside of a
+        volume's extent."""
         image = batch["image"]
         if "extent" not in batch:
             logits = self._flipped_mean(model, image, image.ndim - 2)
@@ -113,7 +113,7 @@ class Segmentation(Task):
         return {"logits": logits, "classes": classes}
 
     def metric(self, spec: DataSpec, device: torch.device) -> Dice:
-        """Dice per volume and class, and the loss of whole volumes."""
+        """Build the metric: Dice per volume and class, and the loss of whole volumes."""
         if self.regions == "brats" and len(spec.classes) != BRATS_CLASSES:
             raise UsageError(
                 f"task.regions=brats knows the labels of Decathlon task 01 (background, edema, non-enhancing and "
@@ -129,7 +129,7 @@ class Segmentation(Task):
         options: PredictOptions,
         say: Callable[[str], None],
     ) -> Reporter:
-        """Masks in the geometry of their files, and slices with outlines."""
+        """Write masks in the geometry of their files, and draw slices with outlines."""
         return VolumePredictions(folder, files, spec, options, say)
 
     def _flipped_mean(self, forward: Callable[[Tensor], Tensor], image: Tensor, axes: int) -> Tensor:
@@ -157,7 +157,7 @@ def _weighted(values: list[Tensor] | tuple[Tensor, ...], weights: list[float]) -
 
 
 def _nearest(label: Tensor, size: torch.Size) -> Tensor:
-    """The label at the resolution of an output, by the voxels that F.interpolate(mode="nearest") takes."""
+    """Return the label at the resolution of an output, by the voxels that F.interpolate(mode="nearest") takes."""
     strides = [have // want for have, want in zip(label.shape[1:], size, strict=True)]
     if all(have == want * stride for have, want, stride in zip(label.shape[1:], size, strides, strict=True)):
         return label[:, *(slice(None, None, stride) for stride in strides)]
@@ -165,8 +165,8 @@ def _nearest(label: Tensor, size: torch.Size) -> Tensor:
 
 
 def _over_ranks(sums: Tensor) -> Tensor:
-    """The sums of all ranks, with the gradient of this rank's part times their number: DDP then takes the mean over
-    ranks, and what comes out is the gradient of the whole batch."""
+    """Return the sums of all ranks, with the gradient of this rank's part times their number: DDP takes the mean over
+    ranks, which then is the gradient of the whole batch."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return sums
     totals = sums.detach().clone()

@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there: safetensors and JSON, a manifest with sha256 written last, a rename.
 
 A folder ckpt-STEP holds model, optimizer (ema, loss_scale).safetensors, state.json and manifest.json. Reading goes
-from the newest to the oldest; what does not match its manifest is moved to *.corrupt and the reason is told.
+from the newest to the oldest; what does not match its manifest is moved to *.corrupt and the reason is reported.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Checkpoints:
         return final
 
     def names(self) -> list[str]:
-        """Finished checkpoints, newest first, valid or not."""
+        """Return the names of finished checkpoints, newest first, valid or not."""
         if not self.folder.is_dir():
             return []
         try:
@@ -119,7 +119,7 @@ class Checkpoints:
     def newest(
         self, check: Callable[[Tensors, dict[str, Any]], None] = lambda tensors, state: None
     ) -> tuple[Tensors, dict[str, Any], Path] | None:
-        """The newest checkpoint that verifies and passes `check`, or None where there never was one.
+        """Return the newest checkpoint that verifies and passes `check`, or None where there never was one.
 
         One that verifies but fails `check` (BadCheckpoint) is moved aside only if an older one passes: where none does,
         the program has changed, not the files.
@@ -149,7 +149,7 @@ class Checkpoints:
         if corrupt:
             raise BadCheckpoint(
                 f"{self.folder} holds no checkpoint that verifies ({', '.join(corrupt[:5])}); "
-                f"start afresh with another --run.out, or delete {self.folder}"
+                f"start again with another --run.out, or delete {self.folder}"
             )
         return None
 
@@ -159,7 +159,7 @@ class Checkpoints:
         self.say(f"{error}; moved to {aside.name}, trying the one before")
 
     def _recover_old(self) -> None:
-        """A crash between the two renames of a second save leaves only the .old one: it goes back to its place."""
+        """Rename .old back where a crash between the two renames of a second save left nothing else."""
         for old in self.folder.glob("ckpt-*.old"):
             final = old.with_suffix("")
             if final.exists():
@@ -173,7 +173,7 @@ class Checkpoints:
             _remove(leftover)
 
     def _abandon_after(self, step: int) -> None:
-        """Newer checkpoints than the one just written belong to a past that was left by going back to an older one."""
+        """Rename checkpoints newer than the one just written: the run went back behind them."""
         for name in self.names():
             if int(name.removeprefix("ckpt-")) > step:
                 os.rename(self.folder / name, _free_name(self.folder / name, "abandoned"))
@@ -188,7 +188,7 @@ class Checkpoints:
 
 
 def write(folder: Path, tensors: Tensors, state: dict[str, Any], *, are_copies: bool = False) -> Path:
-    """A checkpoint in a new folder, flushed to the disk; the manifest comes last and makes it one."""
+    """Write a checkpoint into a new folder and flush it to the disk; the manifest comes last and makes it valid."""
     folder.mkdir(parents=True)
     for stem, named in tensors.items():
         # Not save_file(): it hides the errno of a full disk and makes files only their owner can read.
@@ -210,7 +210,7 @@ def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
     A manifest proves that nothing has changed, not that a checkpoint was written: what it lists is looked at as well.
     """
     names = verify(path)
-    with _damage_is_told(path, STATE):
+    with _damage_is_reported(path, STATE):
         state = read_json(path / STATE, MAX_STATE_BYTES, refuse_twice=True)
         found = typed(typed(state, dict[str, Any]).get("format"), int)
         if found > FORMAT:
@@ -221,14 +221,14 @@ def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
     tensors = {}
     for name in names:
         if name.endswith(".safetensors"):
-            with _damage_is_told(path, name):
+            with _damage_is_reported(path, name):
                 tensors[name.removesuffix(".safetensors")] = read_tensors(path / name)
     return tensors, state
 
 
 def verify(path: Path) -> list[str]:
-    """The files of a checkpoint; raises BadCheckpoint with the file and the reason unless all are as written."""
-    with _damage_is_told(path, MANIFEST):
+    """Return the files of a checkpoint; raise BadCheckpoint with file and reason unless all are as written."""
+    with _damage_is_reported(path, MANIFEST):
         manifest = read_json(path / MANIFEST, MAX_MANIFEST_BYTES, refuse_twice=True)
         entries = typed(manifest.get("files") if isinstance(manifest, dict) else manifest, dict[str, dict[str, Any]])
         for name, entry in entries.items():
@@ -246,7 +246,7 @@ def verify(path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def _damage_is_told(path: Path, name: str) -> Iterator[None]:
+def _damage_is_reported(path: Path, name: str) -> Iterator[None]:
     """Turn errors of reading a checkpoint's file into our own."""
     try:
         yield
@@ -263,7 +263,7 @@ def _damage_is_told(path: Path, name: str) -> Iterator[None]:
 
 
 def _check_state(state: dict[str, Any]) -> None:
-    """ValueError, or UnknownField, where a part that is there cannot have been written by a run."""
+    """Raise ValueError, or UnknownField, where a part that is there cannot have been written by a run."""
     readers: dict[str, Callable[[Any], object]] = {
         "progress": TrainProgress.from_json,
         "spec": DataSpec.from_json,
@@ -283,14 +283,14 @@ def _check_state(state: dict[str, Any]) -> None:
 
 
 def require(state: dict[str, Any], *parts: str) -> None:
-    """BadCheckpoint unless a state that was read holds these parts."""
+    """Raise BadCheckpoint unless a state that was read holds these parts."""
     for part in parts:
         if part not in state:
             raise BadCheckpoint(f"the checkpoint is damaged: its {STATE} holds no {part}")
 
 
 def check_fit(stem: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """BadCheckpoint unless both have the same names, shapes and types."""
+    """Raise BadCheckpoint unless both have the same names, shapes and types."""
     if wanted.keys() != given.keys():
         odd = ", ".join(sorted(wanted.keys() ^ given.keys())[:5])[:300]
         raise BadCheckpoint(f"the checkpoint's {stem} does not fit this model: {odd} on one side only")
@@ -298,12 +298,12 @@ def check_fit(stem: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tenso
         if (tensor.shape, tensor.dtype) != (given[name].shape, given[name].dtype):
             raise BadCheckpoint(
                 f"the checkpoint's {stem}/{name} has shape {tuple(given[name].shape)} of {given[name].dtype}, "
-                f"this model wants {tuple(tensor.shape)} of {tensor.dtype}"
+                f"this model has {tuple(tensor.shape)} of {tensor.dtype}"
             )
 
 
 def find(run: Path, which: str) -> Path:
-    """The checkpoint of a run folder that `which` names: best, latest, or a folder name; or `run` itself is one."""
+    """Return the checkpoint of a run folder that `which` names: best, latest, or a folder name; or `run` itself."""
     if (run / MANIFEST).is_file():
         return run
     folder = run / "checkpoints"
@@ -322,7 +322,7 @@ def find(run: Path, which: str) -> Path:
 
 
 def all_of(path: Path) -> list[Path]:
-    """The checkpoint itself, or all that a run folder keeps, oldest first."""
+    """Return the checkpoint itself, or all that a run folder keeps, oldest first."""
     if (path / MANIFEST).is_file():
         return [path]
     folder = path / "checkpoints"
@@ -338,7 +338,7 @@ def copies(tensors: Tensors) -> Tensors:
 
 
 def _on_host(named: dict[str, Tensor]) -> dict[str, Tensor]:
-    # Plain contiguous copies: safetensors stores no strides, and the run may go on changing the originals.
+    # Plain contiguous copies: safetensors stores no strides, and the run may keep changing the originals.
     return {n: t.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for n, t in named.items()}
 
 
@@ -352,7 +352,7 @@ def _replace_text(path: Path, text: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    """A folder with what is in it, or a file; of a link, the link."""
+    """Remove a folder with its contents, or a file; of a link, only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -15,7 +15,7 @@ class TrainConfig:
     """Length, batch, precision and evaluation of a run."""
 
     epochs: int
-    """How often every training sample is seen."""
+    """Passes over all training samples."""
     global_batch: int
     """Samples per optimizer update, over all devices and accumulation steps."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -107,7 +107,7 @@ class TrainConfig:
 
     @property
     def eval_precision(self) -> str:
-        """The precision of evaluation."""
+        """Return the precision of evaluation."""
         return self.precision if self.eval_autocast else "fp32"
 
     def evaluates_after(self, epochs: int) -> bool:

@@ -35,7 +35,7 @@ Groups = list[tuple[float, list[tuple[str, nn.Parameter]]]]
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How gradients change weights."""
+    """The rule by which gradients change weights."""
 
     kind: Literal["sgd", "sgd_keras", "rmsprop", "adam", "adamw", "radam", "lars"] = "sgd"
     """sgd: v = momentum * v + g; w -= lr * v, which is also TensorFlow 1's momentum. sgd_keras: the rate goes into the
@@ -92,7 +92,7 @@ class OptimizerConfig:
 
     @property
     def skips_by_itself(self) -> bool:
-        """True if the optimizer itself skips a step that is not finite."""
+        """Return whether the optimizer itself skips a step that is not finite."""
         return self.kind in (*FUSED, *OURS)
 
     def base_lr(self, global_batch: int, ranks: int) -> float:
@@ -132,7 +132,7 @@ class OptimizerConfig:
         return {"weight_decay": 2 * decay if self.decay_form == "keras_l2" else decay}
 
     def build(self, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-        """The optimizer over `groups`; its rate is one tensor on the device, but a number where torch wants one."""
+        """Build the optimizer over `groups`; its rate is one tensor on the device, but a number if torch needs it."""
         groups: Any = [{"params": [p for _, p in g], **self._group_options(*key)} for key, g in self._groups(model)]
         on_device = device.type != "cpu"
         fused = self.kind in FUSED
@@ -159,7 +159,7 @@ class OptimizerConfig:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate of the next step."""
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -168,7 +168,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def _with_state(optimizer: torch.optim.Optimizer, *names: str, count: bool = False) -> torch.optim.Optimizer:
-    """State from the start instead of from the first step: a skipped first step would leave it uninitialised,
+    """Make the state now, not in the first step: a skipped first step would leave it uninitialised,
     a captured step would allocate it inside the graph, and a checkpoint of step 0 would lack it."""
     for group in optimizer.param_groups:
         on_host = not (group.get("fused") or group.get("capturable"))

@@ -23,7 +23,7 @@ LOSS_THRESHOLD, LEAST_DROP = 1e-4, 1e-8  # defaults of torch's ReduceLROnPlateau
 
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is, in epochs, steps and samples."""
+    """The length of a run in epochs, steps and samples."""
 
     epochs: int
     steps_per_epoch: int
@@ -32,20 +32,20 @@ class RunLength:
 
     @property
     def steps(self) -> int:
-        """Optimizer updates of all epochs."""
+        """Return the optimizer updates of all epochs."""
         return self.epochs * self.steps_per_epoch
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How the learning rate moves from optimizer.lr over the run."""
+    """The course of the learning rate, from optimizer.lr over the run."""
 
     kind: Literal["constant", "cosine", "step", "exponential", "table", "plateau", "polynomial"] = "cosine"
     """cosine: to final_lr; step: times factor at drop_epochs; exponential: times factor per epoch; table: absolute
     rates from given epochs on; plateau: times factor when the score does not rise any more (see patience);
     polynomial: to final_lr as the share of the way left to the given power."""
     unit: Literal["step", "epoch"] = "step"
-    """How often cosine, exponential, polynomial and warm-up move: with every step, or only with every epoch."""
+    """Cosine, exponential, polynomial and warm-up move with every step, or only with every epoch."""
     epoch_steps: Literal["whole", "exact", "less_one"] = "whole"
     """Steps that an epoch of this schedule has. whole: those of the run; exact: samples / global_batch as a fraction,
     sums of epochs are cut down; less_one: one fewer than the run's, as one of the originals counts."""
@@ -54,10 +54,10 @@ class ScheduleConfig:
     warmup: Literal["linear", "constant"] = "linear"
     """linear: from warmup_factor * lr up to lr; constant: warmup_factor * lr throughout."""
     warmup_factor: float = 0.0
-    """Where warm-up starts, as a share of lr. With unit step and 0, the first step has lr / (warm-up steps)."""
+    """Start of warm-up, as a share of lr. With unit step and 0, the first step has lr / (warm-up steps)."""
     warmup_from: Literal["next", "zero"] = "next"
     """Unit step: the first step of W is 1 / W up the ramp (next), or at its foot (zero), as TensorFlow counts;
-    polynomial goes on counting in the same way."""
+    polynomial counts in the same way."""
     final_lr: float = 0.0
     """cosine, polynomial: the rate after the last step."""
     cosine_from: Literal["warmup", "start"] = "warmup"

@@ -70,7 +70,7 @@ class StopSignals:
 
     @property
     def answer_s(self) -> float:
-        """Seconds that a signal may wait before the run saves: its step and, where ranks must agree, one more."""
+        """Return how long a signal may wait before the run saves: its step and, if ranks must agree, one more."""
         return self.interval_s * (1 if self.world.size == 1 else 2)
 
     def _measure(self) -> None:

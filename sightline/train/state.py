@@ -43,7 +43,7 @@ class TrainState:
 
     @property
     def evaluated_model(self) -> nn.Module:
-        """The moving average where there is one: it is evaluated, called best, and exported."""
+        """Return the moving average where there is one: it is evaluated and called best."""
         return self.ema.model if self.ema else self.model
 
     def batch_norm_statistics(self) -> list[Tensor]:
@@ -54,7 +54,7 @@ class TrainState:
         return [b for m, names in kept for n, b in m.named_buffers() if n in names and b.is_floating_point()]
 
     def share_batch_norm(self, rule: str, world: World) -> None:
-        """Ranks see different images, so their statistics differ; `rule` chooses those to evaluate and save."""
+        """Make statistics, which differ between ranks, equal; `rule` chooses those to evaluate and save."""
         if rule == "averaged":
             world.average(self.batch_norm_statistics())
         elif rule == "rank0":

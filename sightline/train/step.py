@@ -251,7 +251,7 @@ class Step:
         self._totals += torch.where(finite | (torch.arange(len(row), device=row.device) == BAD_STEPS), row, 0.0)
 
     def _restore_unless(self, finite: Tensor) -> None:
-        """tensor = finite ? tensor : kept, on the bits as integers, because NaN * 0 is NaN; a few launches for all."""
+        """Restore what was kept unless `finite`, on the bits as integers, because NaN * 0 is NaN; in a few launches."""
         for tensors, kept in zip(self._guarded, self._kept, strict=True):
             old = kept.split([len(tensor) for tensor in tensors])
             torch._foreach_mul_(tensors, finite.to(kept.device, kept.dtype))

@@ -27,7 +27,7 @@ class KerasSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]  # nobody here evaluates a loss twice
-        """One update of all groups."""
+        """Update all groups once."""
         for group in self.param_groups:
             weights = [p for p in group["params"] if p.grad is not None]
             if weights:
@@ -84,21 +84,21 @@ class DecoupledSGD(torch.optim.SGD):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """One update of all groups."""
+        """Update all groups once."""
         for group in self.param_groups:
             shrink([p for p in group["params"] if p.grad is not None], group, getattr(self, "found_inf", None))
         super().step()
 
 
 def shrink(weights: TensorRow, group: dict[str, Any], bad: Tensor | None) -> None:
-    """w *= 1 - lr * shrink; a bad step multiplies with 1, which keeps the bits."""
+    """Compute w *= 1 - lr * shrink; a bad step multiplies with 1, which keeps the bits."""
     if group["shrink"] and weights:
         share = group["lr"] * group["shrink"]
         torch._foreach_mul_(weights, 1 - (share if bad is None else share * (1 - bad)))
 
 
 def _unless(bad: Tensor | None, tensors: TensorRow) -> TensorRow:
-    """The tensors, or +0.0 throughout in a bad step: on the bits, because NaN * 0 is NaN."""
+    """Return the tensors, or +0.0 throughout in a bad step: on the bits, because NaN * 0 is NaN."""
     if bad is None:
         return tensors
     keep = (bad == 0).to(AS_INTEGERS[tensors[0].itemsize])

@@ -8,7 +8,7 @@ from sightline import cli
 
 
 class Said(NamedTuple):
-    """What a command returned and printed."""
+    """Exit code and output of a command."""
 
     code: int
     out: str

@@ -65,7 +65,7 @@ def test_everything_that_is_wrong_is_listed_at_once(check, data):
     sorted(train[0].iterdir())[1].write_bytes(b"")
     shutil.rmtree(train[1])
     train[1].mkdir()  # an empty class, which a run refuses
-    shutil.rmtree(data / "val" / names[2])  # no validation pictures
+    shutil.rmtree(data / "val" / names[2])  # no validation images
     (data / "val" / "stranger").mkdir()  # a class that train has not, which a run refuses
     shutil.copy(sorted(train[3].iterdir())[0], data / "val" / "stranger" / "leak.jpg")
     shutil.copy(sorted(train[4].iterdir())[0], train[4] / "again.jpg")
@@ -143,8 +143,8 @@ def test_other_forms(check, data, tmp_path, form):
 
 
 def test_same_name_twice_in_records(check, data, tmp_path):
-    pictures = sorted((data / "train").rglob("*.jpg"))
-    for split, some in (("train", pictures[:2]), ("validation", pictures[2:3])):
+    images = sorted((data / "train").rglob("*.jpg"))
+    for split, some in (("train", images[:2]), ("validation", images[2:3])):
         (tmp_path / "records" / split).mkdir(parents=True)
         features = {"image/class/label": 1, "image/class/synset": b"one", "image/filename": b"x.jpg"}
         records = b"".join(frame(encode_example(features | {"image/encoded": p.read_bytes()})) for p in some)
@@ -171,6 +171,6 @@ def test_usage(check, tmp_path, capsys):
     assert check(tmp_path / "nothing")[0] == 2
 
 
-def test_synthetic_pictures_have_no_files(check):
+def test_synthetic_images_have_no_files(check):
     code, out, _ = check("synthetic:classes=10,samples=80,size=8")
     assert code == 0 and "images                 80" in out

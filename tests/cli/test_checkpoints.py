@@ -1,4 +1,4 @@
-"""Which checkpoints a run leaves behind, how the same command goes on, and what one from a stranger cannot do."""
+"""Checkpoints that a run leaves, resuming by the same command, and the limits of a checkpoint from a stranger."""
 
 import json
 import shutil
@@ -61,7 +61,7 @@ def with_recipe(run: Path, **changes: dict) -> Path:
 
 
 def test_a_checkpoint_cannot_say_where_results_are_written(sightline, tmp_path: Path):
-    """Items of a list in its recipe used to become flags of the command."""
+    """List items in its recipe used to become flags of the command."""
     elsewhere = tmp_path / "elsewhere"
     run = with_recipe(tmp_path / "run", train={"fp32_ops": [f"--run.out={elsewhere}", "--data.path=/etc"]})
     said = sightline("evaluate", run, *HERE)

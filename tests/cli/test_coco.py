@@ -18,7 +18,7 @@ make_zips = runpy.run_path(str(REPO / "tests/unit/data/prepare/coco_zips.py"))["
 
 @pytest.fixture
 def check(sightline):
-    """The pictures here have three classes, not COCO's eighty."""
+    """The images here have three classes, not COCO's eighty."""
     few = ("--data.classes=0", "--run.workers=0")
     return lambda path, *flags: sightline("check", "ssd_resnet34", f"--data.path={path}", *few, *flags)
 

@@ -90,9 +90,9 @@ def test_list(sightline):
 
 def test_list_of_a_recipe_of_ones_own(sightline, tmp_path: Path):
     path = tmp_path / "mine.py"
-    path.write_text('"""My own pictures.\n\nExpected: much.\n"""\n\n\ndef recipe():\n    pass\n')
+    path.write_text('"""My own images.\n\nExpected: much.\n"""\n\n\ndef recipe():\n    pass\n')
     said = sightline("list", path)
-    assert said.code == 0 and "My own pictures." in said.out
+    assert said.code == 0 and "My own images." in said.out
 
 
 # inspect
@@ -150,7 +150,7 @@ def test_prepare(sightline, tmp_path: Path):
     assert said.code == 0 and said.out.startswith("shapes: ") and str(tmp_path / "drawn") in said.out
     assert len(list((tmp_path / "drawn" / "classification" / "train").iterdir())) == 10
     assert "shapes" in sightline("prepare", "--help").out
-    for arguments in ([], ["pictures"]):
+    for arguments in ([], ["images"]):
         refused = sightline("prepare", *arguments)
         assert refused.code == 2 and "prepare what? Known: " in refused.err and "shapes" in refused.err
     assert sightline("prepare", "shapes").code == 2  # --out is missing
@@ -160,7 +160,7 @@ def test_doctor(sightline, tmp_path: Path):
     said = sightline("doctor", "--folder", tmp_path)
     rows = [line.split()[0] for line in said.out.splitlines()]
     assert said.code == (2 if "fail" in rows else 0)
-    assert set(rows) <= {"ok", "warn", "fail"} and any("torch" in line for line in said.out.splitlines())
+    assert set(rows) <= {"ok", "absent", "warn", "fail"} and any("torch" in line for line in said.out.splitlines())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -296,7 +296,7 @@ def test_out_of_memory_is_6_with_advice(sightline, shapes: Path, tmp_path: Path)
     assert told["code"] == 6 and "--train.accumulation 2" in told["reason"]
 
 
-def test_an_error_that_is_not_ours_keeps_its_traceback_and_is_told(shapes: Path, tmp_path: Path):
+def test_an_error_that_is_not_ours_keeps_its_traceback_and_is_reported(shapes: Path, tmp_path: Path):
     path = own_recipe(tmp_path, 'raise RuntimeError("a bug")')
     run = tmp_path / "run"
     with pytest.raises(RuntimeError, match="a bug"):
@@ -341,7 +341,7 @@ def test_evaluate_chooses_a_checkpoint(sightline, run: Path):
     assert missing.code == 4 and "holds no 'ckpt-7'" in missing.err
 
 
-def test_evaluate_refuses_what_is_no_run(sightline, tmp_path: Path):
+def test_evaluate_refuses_a_folder_that_is_not_a_run(sightline, tmp_path: Path):
     for folder in (tmp_path, tmp_path / "missing"):
         said = sightline("evaluate", folder)
         assert said.code == 4 and "is neither a run folder nor a checkpoint" in said.err
@@ -349,7 +349,7 @@ def test_evaluate_refuses_what_is_no_run(sightline, tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_evaluate_on_other_pictures(sightline, run: Path, shapes: Path, tmp_path: Path):
+def test_evaluate_on_other_images(sightline, run: Path, shapes: Path, tmp_path: Path):
     """The same classes elsewhere are scored; other classes are refused, also where their number is the same."""
     for split in ("train", "val"):
         for source in sorted((shapes / split).iterdir()):
@@ -370,7 +370,7 @@ def test_evaluate_on_other_pictures(sightline, run: Path, shapes: Path, tmp_path
 
 
 def test_evaluate_writes_elsewhere_when_told_to(sightline, run: Path, tmp_path: Path):
-    """Of a run that is still at work, or that belongs to somebody else."""
+    """Needed for a run that is still at work, or that belongs to somebody else."""
     before = contents(run)
     said = sightline("evaluate", run, *HERE[:2], f"--run.out={tmp_path / 'mine'}")
     assert said.code == 0
@@ -381,15 +381,15 @@ def test_evaluate_writes_elsewhere_when_told_to(sightline, run: Path, tmp_path: 
 def test_evaluate_does_not_hold_the_folder_after_an_error(sightline, run: Path, shapes: Path):
     """The lock of a run folder ends with the command, however it ended."""
     victim = next(path for path in sorted((shapes / "val").rglob("*")) if path.is_file())
-    copy = run.parent / "pictures"
+    copy = run.parent / "images"
     shutil.copytree(shapes, copy)
-    (copy / victim.relative_to(shapes)).write_text("no picture")
+    (copy / victim.relative_to(shapes)).write_text("not an image")
     assert sightline("evaluate", run, *HERE[:2], f"--data.path={copy}").code == 3
     assert sightline("evaluate", run, *HERE[:2]).code == 0
 
 
 def test_the_exit_code_outlives_the_terminal():
-    """What writes to a terminal that was closed gets an error of its own."""
+    """Writing to a closed terminal is itself an error, which must not hide the code."""
     master, slave = pty.openpty()
     wait = "import sys; from sightline.cli import main; sys.stdin.read(); sys.exit(main(['nonsense']))"
     with subprocess.Popen([sys.executable, "-c", wait], stdin=subprocess.PIPE, stderr=slave) as process:

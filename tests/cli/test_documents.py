@@ -39,9 +39,9 @@ PROGRAMS = ("sightline", "make", "python", "torchrun", "SIGHTLINE_MIGRATE=1", "T
 # What stands for something of the reader's own; "" leaves a word out.
 PLACEHOLDERS = {
     "RECIPE": "demo_classification",
-    "DIR": "pictures",
-    "DATA": "pictures",
-    "IMAGENET": "pictures",
+    "DIR": "images",
+    "DATA": "images",
+    "IMAGENET": "images",
     "N": "10",
     "IMAGE...": "photo.jpg",
     "IMAGE_OR_FOLDER": "photo.jpg",
@@ -95,7 +95,7 @@ class Shown(NamedTuple):
         return [line for line in lines if line.partition(" ")[0] in PROGRAMS] if not self.language else []
 
     def told(self, command: str) -> list[str]:
-        """What is shown of the lines of train.py behind a prompt with this command."""
+        """Return the lines of train.py that are shown behind a prompt with this command."""
         told = f"{self.text}\n$ ".partition(f"$ {command}\n")[2].partition("\n$ ")[0]
         return [line.strip() for line in told.splitlines() if "train.py:" in line]
 
@@ -112,8 +112,8 @@ def commands(name: str) -> list[str]:
 # What the commands read
 
 
-def pictures(path: Path) -> None:
-    """Class folders: ten classes, four and two pictures each."""
+def images(path: Path) -> None:
+    """Write class folders: ten classes, four and two images each."""
     amounts = ["--only", "classification", "--train-per-class=4", "--val-per-class=2"]
     assert cli.main(["prepare", "shapes", "--out", f"{path}.drawn", *amounts]) == 0
     Path(f"{path}.drawn", "classification").rename(path)
@@ -140,7 +140,7 @@ def coco(path: Path, train: int = 20) -> None:
 
 
 def coco_by_heart(path: Path) -> None:
-    """Training pictures that are those of the evaluation too, as docs/recipes_ssd.md says."""
+    """Training images that are those of the evaluation too, as docs/recipes_ssd.md says."""
     coco(path, 80)
     shutil.rmtree(path / "val2017")
     (path / "val2017").symlink_to("train2017")
@@ -176,13 +176,13 @@ def labels_of_test_cases(path: Path) -> None:
 
 
 def backbone(path: Path) -> None:
-    """Weights of the small network that stands in for ResNet-34."""
+    """Write weights of the small network that stands in for ResNet-34."""
     spec = DataSpec(("a", "b"), 3, (48, 48), (0.5,) * 3, (0.2,) * 3)
     torch.save(ResNetConfig(depth=18, width=4).build(spec).state_dict(), path)
 
 
 def own_recipe() -> str:
-    """That of docs/quickstart.md."""
+    """Return the recipe of docs/quickstart.md."""
     [source] = [block.text for block in blocks("quickstart.md") if "def recipe()" in block.text]
     return source
 
@@ -221,7 +221,7 @@ for epoch in range(2):
 """
 
 INPUTS: dict[str, Callable[[Path], None]] = {
-    "pictures": pictures,
+    "images": images,
     "photo.jpg": photo,
     "ILSVRC2012_img_train.tar": archive("train.tar"),
     "ILSVRC2012_img_val.tar": archive("val.tar"),
@@ -257,7 +257,7 @@ HERE = ["--run.device=cpu", "--run.workers=0"]
 
 
 def tiny(words: list[str]) -> list[str]:
-    """What is added to a command of sightline so that it takes no time; the last of two values counts."""
+    """Return flags that make a command of sightline fast; the last of two values counts."""
     if words[0] == "prepare":
         shards = ["--shards=2", "--val-shards=1"] if "tfrecord" in words else []
         return PREPARE[words[1]] + shards
@@ -351,7 +351,7 @@ def test_all_commands_run(name: str, here: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-def test_a_script_is_told_of_as_is_shown(here: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_output_of_a_script_is_as_shown(here: Path, capsys: pytest.CaptureFixture[str]):
     if torch.cuda.is_available():
         pytest.skip("shows a machine without a GPU")
     [shown] = [block for block in blocks("migration.md") if "$ " in block.text]
@@ -378,7 +378,7 @@ def test_make_demo_is_the_quickstart():
 
 def test_the_script_of_the_quickstart_trains_and_predicts(here: Path, capsys: pytest.CaptureFixture[str]):
     [script] = [block.text for block in blocks("quickstart.md") if "api.train" in block.text]
-    pictures(here / "demo" / "shapes" / "classification")
+    images(here / "demo" / "shapes" / "classification")
     photo(here / "photo.jpg")
     given = '"demo/shapes/classification"]'
     assert script.count(given) == 1 and script.count('out="seen"') == 1
@@ -423,7 +423,7 @@ def test_the_dataset_json_of_ones_own_is_prepared(here: Path, capsys: pytest.Cap
 
 
 def inline(name: str) -> list[str]:
-    """Those of sightline and of the scripts in benchmarks/; `... --flag` goes on with the one before."""
+    """Those of sightline and of the scripts in benchmarks/; `... --flag` continues the one before."""
     text = re.sub(r"^```.*?^```", "", DOCUMENTS[name].read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     found: list[str] = []
     for span in re.findall(r"`([^`]+)`", text):

@@ -1,4 +1,4 @@
-"""`--data.fold all`: one ordinary run per fold by one command, which goes on where it was cut, and what they score."""
+"""`--data.fold all`: one ordinary run per fold by one command, which resumes where it was cut, and their scores."""
 
 import json
 import statistics
@@ -12,7 +12,7 @@ from sightline import cli
 from sightline.errors import BadData
 from sightline.evaluate import folds
 
-# Fold 1 cannot be opened while a file `missing` lies in the folder. Each fold has its own number of pictures.
+# Fold 1 cannot be opened while a file `missing` lies in the folder. Each fold has its own number of images.
 RECIPE = '''"""Three folds of numbers."""
 
 from dataclasses import dataclass, replace
@@ -78,7 +78,7 @@ def weights(run: Path) -> bytes:
     return sorted(run.glob("checkpoints/ckpt-*/model.safetensors"))[-1].read_bytes()
 
 
-def test_all_folds_are_trained_and_an_interrupted_command_goes_on(here: Path, capsys):
+def test_all_folds_are_trained_and_an_interrupted_command_resumes(here: Path, capsys):
     command = ["train", "folded.py", *FLAGS, "--run.out", "runs/x", "--data.fold", "all", "--train.epochs", "2"]
     (here / "missing").touch()
     assert cli.main(command) == 3
@@ -169,7 +169,7 @@ def test_mean_and_spread_by_hand():
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"values": {}}', '{"values": {"dice": 1}, "tables": 3}'])
-def test_scores_that_cannot_be_read_are_told(tmp_path: Path, text: str):
+def test_scores_that_cannot_be_read_are_reported(tmp_path: Path, text: str):
     (tmp_path / "scores-best.json").write_text(text)
     with pytest.raises(BadData, match=r"fold 2 is trained, but .*scores-best.json cannot be read .*to train it again"):
         folds.read_fold(tmp_path, 2, "dice")

@@ -37,12 +37,12 @@ def test_print_is_what_can_be_saved_and_handed_over(capsys: pytest.CaptureFixtur
     [
         (["--hosts=-oProxyCommand=x:8", "--print"], "is not a host"),
         (["--hosts=a:7", "--print"], "global_batch=512 cannot be split over 7 devices"),
-        (["--print"], "say where"),
+        (["--print"], "give the hosts"),
         (["--hosts=a:8", "--run.devices=8", "--print"], "--hosts says how many ranks"),
         (["--hosts=elsewhere:8,there:8"], "run each line of --print on its host"),
     ],
 )
-def test_what_cannot_be_started_is_told(words: list[str], text: str, capsys: pytest.CaptureFixture[str]):
+def test_a_start_that_cannot_be_is_refused(words: list[str], text: str, capsys: pytest.CaptureFixture[str]):
     assert launch(*words) == 2
     assert text in capsys.readouterr().err
 
@@ -54,7 +54,7 @@ def test_a_flag_that_neither_launch_nor_the_recipe_knows_is_refused(capsys: pyte
 
 
 @pytest.mark.parametrize(("launcher", "program"), [("slurm", "sbatch"), ("kubernetes", "kubectl")])
-def test_without_the_scheduler_the_user_is_told_to_carry_the_file(
+def test_without_the_scheduler_the_user_is_asked_to_carry_the_file(
     launcher: str, program: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -121,4 +121,5 @@ def test_devices_that_cannot_be_are_refused(
 def test_a_command_that_starts_no_ranks_refuses_devices(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     words = ["benchmark", "demo_classification", "--run.devices=2", "--run.device=cpu", f"--out={tmp_path}"]
     assert cli.main(words) == 2
-    assert "run.devices=2: benchmark measures one device; leave --run.devices out" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "run.devices=2: benchmark measures one device; start it once, without a launcher" in said

@@ -56,14 +56,14 @@ def document(folder: Path) -> dict:
     return json.loads((folder / "predictions.json").read_text(), parse_constant=refuse)
 
 
-def expected_probabilities(run: Path, which: str, picture: Path) -> torch.Tensor:
+def expected_probabilities(run: Path, which: str, image: Path) -> torch.Tensor:
     """By torchvision's transforms and the weights as they lie on disk."""
     state = json.loads((run / "checkpoints" / which / "state.json").read_text())
     recipe, _ = config.from_json(state["recipe"])
     model = recipe.model.build(DataSpec.from_json(state["spec"]))
     model.load_state_dict(load_file(run / "checkpoints" / which / "model.safetensors"))
     steps = [v2.Resize(24, antialias=True), v2.CenterCrop(24), v2.ToDtype(torch.float32, scale=True)]
-    pixels = torchvision.io.decode_image(str(picture), torchvision.io.ImageReadMode.RGB)
+    pixels = torchvision.io.decode_image(str(image), torchvision.io.ImageReadMode.RGB)
     image = v2.Compose([*steps, v2.Normalize(recipe.data.mean, recipe.data.std)])(pixels)
     with torch.inference_mode():
         return model.eval()(image[None])[0].softmax(0)
@@ -103,7 +103,7 @@ def test_predictions_agree_with_evaluate(sightline, trained: Path, shapes: Path,
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["predictions.json"]  # draws=False
 
 
-def test_pictures_keep_their_names_colours_and_formats(sightline, trained: Path, tmp_path: Path):
+def test_images_keep_their_names_colours_and_formats(sightline, trained: Path, tmp_path: Path):
     pixels = np.zeros((360, 480, 3), np.uint8)
     pixels[:, :160], pixels[:, 160:320], pixels[:, 320:] = (250, 10, 10), (10, 250, 10), (10, 10, 250)
     (tmp_path / "in" / "a").mkdir(parents=True)
@@ -142,10 +142,10 @@ def test_workers_and_batches_change_nothing(sightline, trained: Path, shapes: Pa
     assert [f["score"] for f in same["found"]] == pytest.approx([f["score"] for f in alone[0]["found"]], abs=1e-5)
 
 
-def test_unreadable_files_are_listed_and_the_rest_goes_on(sightline, trained: Path, shapes: Path, tmp_path: Path):
+def test_unreadable_files_are_listed_and_the_rest_is_predicted(sightline, trained: Path, shapes: Path, tmp_path: Path):
     folder = tmp_path / "in"
     shutil.copytree(shapes / "val" / "star", folder)
-    (folder / "bad.jpg").write_text("no picture")
+    (folder / "bad.jpg").write_text("not an image")
     (folder / "cut.jpg").write_bytes((folder / "00000.jpg").read_bytes()[:400])
     (folder / "gone.png").symlink_to("nowhere.png")
     command = ["predict", trained, folder, "--out", tmp_path / "out", *HERE]
@@ -159,7 +159,7 @@ def test_unreadable_files_are_listed_and_the_rest_goes_on(sightline, trained: Pa
     assert (code, err) == (0, "") and document(tmp_path / "out") == told
 
 
-def test_pictures_are_never_drawn_over(sightline, trained: Path, shapes: Path, tmp_path: Path):
+def test_images_are_never_drawn_over(sightline, trained: Path, shapes: Path, tmp_path: Path):
     folder = tmp_path / "in"
     shutil.copytree(shapes / "val" / "star", folder)
     before = contents(folder)
@@ -197,8 +197,8 @@ def test_predict_refuses_what_it_cannot_understand(sightline, run: Path, shapes:
         ([run, star, "--out", tmp_path / "out", "--top", 0], 2, "--top 0 must be at least 1"),
         ([run, star, "--out", tmp_path / "out", "--score-threshold", 50], 2, "--score-threshold 50.0 must be in 0..1"),
         ([run, star, "--out", tmp_path / "out", "--data.eval-size=16"], 2, "flags must not change what the network is"),
-        (["--run.workers", 0, run, star, "--out", tmp_path / "out"], 2, "'0' stands after --run.workers"),
-        ([run, "--run.device", "cpu", star, "--out", tmp_path / "out"], 2, "'cpu' stands after --run.device"),
+        (["--run.workers", 0, run, star, "--out", tmp_path / "out"], 2, "'0' comes after --run.workers"),
+        ([run, "--run.device", "cpu", star, "--out", tmp_path / "out"], 2, "'cpu' comes after --run.device"),
         ([run, star, "--out", run / "config.yaml"], 2, "cannot be made"),
     ):
         got, _, err = sightline("predict", *arguments)
@@ -284,7 +284,7 @@ def test_all_checkpoints_but_the_initial_one_are_evaluated_in_order(sightline, r
     assert float(table[3][1]) == pytest.approx(expected[15], abs=1e-4)
 
 
-def test_all_goes_on_with_what_is_missing(sightline, run: Path, tmp_path: Path):
+def test_all_resumes_with_what_is_missing(sightline, run: Path, tmp_path: Path):
     for name in ("ckpt-00000010", "ckpt-00000015"):
         shutil.move(run / "checkpoints" / name, tmp_path / name)
     assert sightline("evaluate", run, "--all", *HERE)[0] == 0
@@ -292,7 +292,7 @@ def test_all_goes_on_with_what_is_missing(sightline, run: Path, tmp_path: Path):
     for name in ("ckpt-00000010", "ckpt-00000015"):
         shutil.move(tmp_path / name, run / "checkpoints" / name)
     code, out, _ = sightline("evaluate", run, "--all", *HERE)
-    assert code == 0 and evaluations(run) == [5, 10, 15] and "ckpt-00000005 stands in " in out
+    assert code == 0 and evaluations(run) == [5, 10, 15] and "ckpt-00000005 is in " in out
     assert len(out.splitlines()[-4:]) == 4 and [row["step"] for row in rows(run)] == [5, 10, 15]
     assert sightline("evaluate", run, "--all", *HERE)[0] == 0 and evaluations(run) == [5, 10, 15]  # each once
     # Other numbers, or other bytes, are another question.
@@ -306,8 +306,8 @@ def test_all_leaves_damaged_checkpoints_out(sightline, run: Path):
         file.write_bytes(file.read_bytes()[:-1])
     code, out, err = sightline("evaluate", run, "--all", *HERE)
     assert (code, err) == (0, "") and evaluations(run) == [5]
-    assert out.count("is left out: ") == 2 and "warning: ckpt-00000010 is left out: " in out and "is damaged" in out
-    assert (run / "checkpoints" / "ckpt-00000010").is_dir()  # for whoever wants to mend it
+    assert out.count("is skipped: ") == 2 and "warning: ckpt-00000010 is skipped: " in out and "is damaged" in out
+    assert (run / "checkpoints" / "ckpt-00000010").is_dir()  # for whoever wants to repair it
     shutil.rmtree(run / "checkpoints" / "ckpt-00000005")
     (run / "evaluation.json").write_text('{"checkpoints": [{"step": 3}, 7')
     code, _, err = sightline("evaluate", run, "--all", *HERE)
@@ -316,13 +316,13 @@ def test_all_leaves_damaged_checkpoints_out(sightline, run: Path):
 
 def test_all_wants_a_run(sightline, run: Path, tmp_path: Path):
     code, _, err = sightline("evaluate", run / "checkpoints" / "ckpt-00000005", "--all")
-    assert code == 2 and "--all wants a run folder" in err
+    assert code == 2 and "--all needs a run folder" in err
     assert sightline("evaluate", tmp_path / "missing", "--all")[0] == 4
 
 
 def test_a_value_is_not_taken_for_the_run(sightline, run: Path):
     code, _, err = sightline("evaluate", "--run.workers", 0, run)
-    assert code == 2 and "'0' stands after --run.workers; begin with `sightline evaluate RUN`" in err
+    assert code == 2 and "'0' comes after --run.workers; begin with `sightline evaluate RUN`" in err
     code, _, err = sightline("evaluate", "--checkpoint", "latest", run, "--run.workers", 0, *HERE[1:])
     assert (code, err) == (0, "")
     code, _, err = sightline("evaluate", "--run.workers=0", run, *HERE[1:])

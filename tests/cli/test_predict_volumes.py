@@ -123,8 +123,8 @@ def test_masks_and_probabilities_are_those_of_the_network(sightline, home: Path,
         assert [each["voxels"] for each in row["found"]] == counts
         assert [each["ml"] for each in row["found"]] == pytest.approx([n * 1.25 / 1000 for n in counts], abs=1e-6)
         seen += counts[1] + counts[2]
-        with Image.open(tmp_path / "out" / row["picture"]) as picture:
-            assert picture.format == "PNG" and min(picture.size) > 200
+        with Image.open(tmp_path / "out" / row["picture"]) as image:
+            assert image.format == "PNG" and min(image.size) > 200
     assert seen > 0, "a network that finds nothing tests nothing"
     lines = out.splitlines()
     assert len(lines) == 6 and lines[0].startswith("hippo_000.nii.gz  9x36x24  Anterior ")
@@ -147,7 +147,7 @@ def test_one_file_alone_with_workers_gives_the_same_mask(sightline, home: Path, 
         )
 
 
-def test_bad_files_are_listed_and_the_rest_goes_on(sightline, home: Path, tmp_path: Path):
+def test_bad_files_are_listed_and_the_rest_is_predicted(sightline, home: Path, tmp_path: Path):
     images = tmp_path / "in"
     shutil.copytree(home / "Task04_Hippocampus" / "imagesTr", images)
     (images / "bad.nii.gz").write_text("no volume")

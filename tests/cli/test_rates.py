@@ -1,6 +1,6 @@
 """The rates of the originals as a user asks for them: `sightline inspect RECIPE --lr-at ... --json`.
 
-Worked out beforehand from the originals' formulas over ImageNet's 1,281,167 pictures.
+Worked out beforehand from the originals' formulas over ImageNet's 1,281,167 images.
 """
 
 import json

@@ -16,7 +16,7 @@ REPO = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Installed:
-    """Where the wheel was unpacked, what it holds, and an empty folder to run commands from."""
+    """The unpacked wheel, its files, and an empty folder to run commands from."""
 
     site: Path
     files: frozenset[str]
@@ -38,7 +38,7 @@ def pip(*arguments: str | Path) -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Builds from a copy: setuptools leaves build/ behind, and would pack what an earlier build left there."""
+    """Build from a copy: setuptools leaves build/ behind, and would pack what an earlier build left there."""
     root = tmp_path_factory.mktemp("wheel")
     copy = root / "repo"
     shutil.copytree(REPO / "sightline", copy / "sightline", ignore=shutil.ignore_patterns("__pycache__"))
@@ -75,7 +75,7 @@ def test_runs_away_from_the_repository(installed: Installed):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is installed here, as links, without Sightline: neither its package nor its metadata."""
+    """Link everything that is installed here except Sightline: neither its package nor its metadata."""
     folder = tmp_path_factory.mktemp("site")
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
         if "sightline" not in entry.name:
@@ -84,7 +84,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(code: str, *paths: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs code in a process that finds what lies in `paths` and nothing else that is installed."""
+    """Run code in a process that can import from `paths` and nothing else that is installed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SIGHTLINE_MIGRATE")}
     environment |= {"PYTHONPATH": os.pathsep.join(map(str, paths)), **variables}
     command = [sys.executable, "-S", "-c", code]

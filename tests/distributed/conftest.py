@@ -27,7 +27,7 @@ class Ranks:
     def start(
         self, out: Path, launcher: list[str], *flags: str, **environ: str
     ) -> contextlib.AbstractContextManager[subprocess.Popen]:
-        """What is left of it at the end is killed."""
+        """Start ranks; those left at the end are killed."""
         command = [sys.executable, "-m", "torch.distributed.run", *launcher, "-m", "sightline", "train"]
         return STARTED["started"]([*command, self.recipe, *FLAGS, f"--run.out={out}", *flags], **environ)
 
@@ -56,7 +56,7 @@ class Ranks:
 
     @staticmethod
     def ended(out: Path) -> dict[str, Any]:
-        """How the run says that it ended."""
+        """Return how the run ended, by its own account."""
         return json.loads((out / "exit.json").read_text())
 
     @staticmethod

@@ -84,7 +84,7 @@ class FaultyTask(Classification):
 
 
 def recipe() -> Recipe:
-    """Two epochs of ten steps of twelve pictures."""
+    """Two epochs of ten steps of twelve images."""
     return Recipe(
         name="faulty_ranks",
         model=Regression() if os.environ.get("MODEL") == "regression" else Normed(),

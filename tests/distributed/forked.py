@@ -1,4 +1,4 @@
-"""What test files that load this one by its path know of tests/warm.py."""
+"""The names of tests/warm.py for test files that load this one by its path."""
 
 from warm import leave, once, run
 

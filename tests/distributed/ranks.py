@@ -76,12 +76,12 @@ def collectives(world: World) -> dict[str, Any]:
 
 
 def listening() -> list[str]:
-    """Addresses at which this rank can be reached."""
+    """Return the addresses at which this rank can be reached."""
     return sorted({link.laddr.ip for link in psutil.Process().net_connections("tcp") if link.status == "LISTEN"})
 
 
 def metric(world: World) -> dict[str, Any]:
-    """This rank's part of 101 made-up predictions."""
+    """Return this rank's part of 101 made-up predictions."""
     random = torch.Generator().manual_seed(0)
     label = torch.randint(0, 12, (101,), generator=random)
     logits = torch.randn(101, 12, generator=random)
@@ -115,7 +115,7 @@ def loader_of(feed: str, bound: Bound, order: Order) -> Loader:
 
 
 def indices(world: World) -> dict[str, Any]:
-    """What the loader hands out, step by step."""
+    """Return the samples that the loader hands out, step by step."""
     found = {}
     for last in ("drop", "pad", "wrap"):
         dataset = DATA.open("train", 0)
@@ -134,7 +134,7 @@ def ready_made(dataset: Dataset) -> Bound:
 
 
 def bad_steps(world: World) -> dict[str, Any]:
-    """Three steps, in the second of which the pictures of rank 1 alone hold what is not finite."""
+    """Train three steps; in the second, only the images of rank 1 have values that are not finite."""
     found = {}
     for precision in ("fp32", "fp16"):
         recipe = recipe_with(precision=precision)
@@ -155,7 +155,7 @@ def bad_steps(world: World) -> dict[str, Any]:
 
 
 def evaluations(world: World) -> dict[str, Any]:
-    """Scores where every rank has statistics of its own, and the samples that this rank was given for them."""
+    """Return scores with statistics of each rank's own, and the samples that this rank evaluated."""
     found = {}
     for shards in ("sharded", "full"):
         recipe = recipe_with(eval_shards=shards, bn_eval="local")

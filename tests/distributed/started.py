@@ -59,7 +59,7 @@ def started(words: list[str], **environ: str) -> Iterator[subprocess.Popen]:
 
 
 def finished(words: list[str], **environ: str) -> str:
-    """What it said; it must end well."""
+    """Return its output; it must end well."""
     with started(words, **environ) as process:
         out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, out
@@ -87,18 +87,18 @@ def wait_for_step(run: Path, step: int, process: subprocess.Popen) -> None:
 
 
 class Seen(NamedTuple):
-    """What was seen of a command's processes while it ran."""
+    """Observations of a command's processes while it ran."""
 
     listening: set[tuple[str, str]]
     """(RANK or "", address) of every TCP socket that listens."""
     store: str
     """The file in which its ranks meet."""
     store_mode: int
-    """Of the folder of that file."""
+    """Mode of the folder of that file."""
 
 
 def watched(words: list[str]) -> tuple[str, Seen]:
-    """What it said, and what was seen of it; it must end well."""
+    """Return its output, and what was seen of it; it must end well."""
     listening: set[tuple[str, str]] = set()
     store, mode = "", 0
     with started(words) as process:

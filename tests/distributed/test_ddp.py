@@ -1,4 +1,4 @@
-"""How gradients and scores travel: four real ranks as two hosts of two, on one level and on two, and fewer of them.
+"""The ways of gradients and scores: four real ranks as two hosts of two, on one level and on two, and fewer of them.
 
 warm.py runs main() of this file on every rank.
 """
@@ -72,7 +72,7 @@ RECIPE = Recipe(
 
 
 def trained(world: World, run: Run, accumulation: int = 1) -> dict[str, Any]:
-    """Gradients of every step of this rank's share, what torch knows of the exchange, and what the user was told."""
+    """Return gradients of every step of this rank's share, torch's facts on the exchange, and notes for the user."""
     recipe = dataclasses.replace(RECIPE, train=dataclasses.replace(RECIPE.train, accumulation=accumulation))
     dataset = recipe.data.open("train", 0)
     state = TrainState(recipe, build_model(recipe, run, dataset.spec, CPU, world), CPU, RunLength(1, 1))
@@ -92,7 +92,7 @@ def trained(world: World, run: Run, accumulation: int = 1) -> dict[str, Any]:
 
 
 def refused(world: World, local_rank: int, ranks_of_host: int) -> str:
-    """What a rank says that is started as this one of its host."""
+    """Return the error of a rank that is started as this one of its host."""
     os.environ["LOCAL_WORLD_SIZE"] = str(ranks_of_host)
     try:
         with pytest.raises(UsageError) as refusal:
@@ -140,7 +140,7 @@ def main(out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank saw."""
+    """Return the results of each rank."""
     out = warm.once(tmp_path_factory, "ddp", lambda out: warm.run(__file__, out, RANKS, PER_HOST, compiles=True))
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
@@ -200,7 +200,7 @@ def test_what_torch_is_asked_for(seen):
     assert bucket_bytes(larger) == [total]
 
 
-def test_the_user_is_told_of_levels(seen):
+def test_levels_are_reported_to_the_user(seen):
     assert seen[0]["flat 1 off"]["notes"] == []
     two = "run.reduce=hierarchical: gradients are summed within 2 hosts of 2 ranks each first"
     assert seen[0]["hierarchical 1 off"]["notes"] == [two]

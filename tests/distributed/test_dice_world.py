@@ -45,7 +45,7 @@ def everything() -> dict[str, Tensor]:
 
 
 def trained(world: World, dice_over, compiled: bool = False) -> dict[str, list[float]]:
-    """Loss and gradients of this rank's part of the batch."""
+    """Return loss and gradients of this rank's part of the batch."""
     rows = slice(world.rank * SAMPLES // world.size, (world.rank + 1) * SAMPLES // world.size)
     part = {key: value[rows] for key, value in everything().items()}
     model = TwoOutputs()
@@ -63,7 +63,7 @@ def trained(world: World, dice_over, compiled: bool = False) -> dict[str, list[f
 
 
 def measured(world: World) -> str:
-    """Scores as JSON; batches of two, of which a rank's last are not filled."""
+    """Return scores as JSON; batches have two rows, and a rank's last ones are not full."""
     whole, metric = everything(), Dice(CLASSES, torch.device("cpu"), "brats", "ce")
     task, model = Segmentation(), nn.Conv2d(2, 4, 3, padding=1)
     with torch.inference_mode():

@@ -104,7 +104,7 @@ def test_what_ends_in_vain_is_not_tried_again_until_a_person_does(ranks, tmp_pat
 
 @slow
 @pytest.mark.parametrize(("first", "second", "lr"), [(1, 2, 0.02), (2, 3, 0.01), (3, 1, 0.01)])
-def test_another_number_of_ranks_goes_on_in_the_order_of_samples(ranks, tmp_path, monkeypatch, first, second, lr):
+def test_another_number_of_ranks_resumes_in_the_order_of_samples(ranks, tmp_path, monkeypatch, first, second, lr):
     traced = Traced(ranks, tmp_path / "traced", monkeypatch)
     before = traced.train(first, "--train.max-steps=7")
     samples = [*before, *traced.train(second)]
@@ -122,7 +122,7 @@ def test_a_batch_that_cannot_be_split_is_said_once(ranks, tmp_path: Path):
 
 @slow
 def test_a_host_is_lost_and_comes_back(ranks, lose_host, tmp_path: Path):
-    """Two agents as two hosts: both train, one loses its power, the other goes on alone, then both train again."""
+    """Two agents as two hosts: both train, one loses its power, the other continues alone, then both train again."""
     out = tmp_path / "run"
     endpoint = f"localhost:{29500 + os.getpid() % 400}"
 
@@ -141,7 +141,7 @@ def test_a_host_is_lost_and_comes_back(ranks, lose_host, tmp_path: Path):
                 len(begun) >= starts
                 and begun[-1]["local_batch"] == 12 // ranks_now
                 and steps[-1:] > [begun[-1]["step"]]
-                and ranks.events(out, "checkpoint")  # what is lost before the first begins anew, also with its rate
+                and ranks.events(out, "checkpoint")  # what is lost before the first starts over, also with its rate
             ):
                 return
             assert process.poll() is None, process.stdout.read()
@@ -149,14 +149,14 @@ def test_a_host_is_lost_and_comes_back(ranks, lose_host, tmp_path: Path):
             time.sleep(0.1)
 
     flags = [EVERY_TWO, "--train.epochs=100000", "--run.progress=off"]
-    # Else torchrun keeps the address of its first store to itself, and a host that joins later waits for it in vain.
-    anew = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    with ranks.start(out, agent(1), *flags, **anew) as first:
-        with ranks.start(out, agent(0), *flags, **anew) as second:
+    # Without this, hosts that rejoin hang under torchrun 2.15.
+    rejoins = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with ranks.start(out, agent(1), *flags, **rejoins) as first:
+        with ranks.start(out, agent(0), *flags, **rejoins) as second:
             wait_for(2, 1, first)
             lose_host(second.pid)
         wait_for(1, 2, first)
-        with ranks.start(out, agent(0), *flags, **anew):
+        with ranks.start(out, agent(0), *flags, **rejoins):
             wait_for(2, 3, first)
     steps = [e["step"] for e in ranks.events(out, "resume")]
     assert steps == sorted(steps) and steps[0] > 0

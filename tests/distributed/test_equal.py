@@ -70,7 +70,7 @@ def loaded(task: str) -> tuple[Recipe, Run]:
 
 
 def trained(world: World, task: str, kind: str, states: list[State] | None = None) -> dict[str, Any]:
-    """Samples and gradients of every step; weights, statistics and optimizer before the first and after each.
+    """Return samples and gradients of every step; weights, statistics and optimizer before the first and after each.
 
     With `states`, each step starts from the one given for it instead of from where the last has ended.
     """
@@ -120,7 +120,7 @@ def flat(found: Any, *names: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def nested(file: Path) -> dict[str, Any]:
-    """What `flat` took apart."""
+    """Rebuild what `flat` took apart."""
     found: dict[str, Any] = {}
     for path, tensor in load_file(file).items():
         *names, last = path.split("|")
@@ -140,7 +140,7 @@ Seen = list[dict[tuple[str, str], dict[str, Any]]]
 
 
 def on_two_ranks(factory: pytest.TempPathFactory, function: str) -> Seen:
-    """What each of them saw."""
+    """Return the results of each of them."""
     out = warm.once(factory, f"equal-{function}", lambda out: warm.run(__file__, out, 2, function=function))
     return [
         {

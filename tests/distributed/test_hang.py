@@ -51,8 +51,8 @@ def test_a_rank_that_fails_alone_is_named_with_its_reason(ranks, tmp_path: Path)
 
 @slow
 @pytest.mark.parametrize("how", ["--run.save-in-background", "--run.no-save-in-background"])
-def test_a_slow_disk_is_no_hung_rank(ranks, tmp_path: Path, how: str):
-    """Ranks wait for rank 0 where it waits for the disk, three times as long as a step may take."""
+def test_a_slow_disk_is_not_a_hung_rank(ranks, tmp_path: Path, how: str):
+    """All ranks wait for rank 0, which waits for the disk, three times as long as a step may take."""
     out = tmp_path / "run"
     said = ranks.run(out, 2, "--run.timeout-s=3", "--run.checkpoint-every-steps=2", how, FAULT="disk@0:4")
     assert ranks.ended(out)["code"] == 0, said
@@ -106,7 +106,7 @@ class Clock:
     ],
     ids=["hung", "stopped", "stopped, then hung", "late"],
 )
-def test_time_in_which_the_whole_process_stood_still_is_no_steps(monkeypatch, pauses: list[float], told: list[str]):
+def test_time_in_which_the_whole_process_stood_still_does_not_count(monkeypatch, pauses: list[float], told: list[str]):
     clock, found = Clock(*pauses), []
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock.now))
     watched = Watchdog(World(rank=0, size=2, store=dist.HashStore()), 10.0, found.append, found.append, "here")

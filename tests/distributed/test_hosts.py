@@ -173,7 +173,7 @@ class Training:
         return [line for line in lines if line["event"] == kind]
 
     def ranks(self) -> list[int]:
-        """Of every start that has made a step."""
+        """Return the number of ranks of every start that has made a step."""
         lines = sorted(self.events("start") + self.events("train"), key=lambda line: line["time"])
         pairs = itertools.pairwise(lines)
         return [8 // a["local_batch"] for a, b in pairs if a["event"] == "start" and b["event"] == "train"]
@@ -215,7 +215,7 @@ def checkpoint(out: Path) -> Path:
     return out / "checkpoints" / f"ckpt-{STEPS:08d}"
 
 
-def assert_goes_on_from_checkpoints(training: Training, cut: int) -> None:
+def assert_resumes_from_checkpoints(training: Training, cut: int) -> None:
     """Each start from the newest checkpoint that there was, which a step that followed it proves to have been whole."""
     resumed = [line["step"] for line in training.events("resume")]
     assert resumed[0] % 10 == 0 and cut - 10 <= resumed[0] <= cut + 10 and resumed == sorted(resumed)
@@ -226,7 +226,7 @@ def assert_goes_on_from_checkpoints(training: Training, cut: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [(2, 1), (1, 2)], ids=["main rank lost", "main rank stays"], indirect=True)
-def test_a_host_goes_on_alone_until_the_other_is_back(hosts: list[Host], tmp_path: Path):
+def test_a_host_continues_alone_until_the_other_is_back(hosts: list[Host], tmp_path: Path):
     """2, 1 and 2 ranks; scores and weights are those of one process that nothing happened to, but for rounding."""
     training = Training(tmp_path, hosts, "1:2")
     cut = cut_off(training)
@@ -235,7 +235,7 @@ def test_a_host_goes_on_alone_until_the_other_is_back(hosts: list[Host], tmp_pat
     training.wait("both hosts again", lambda: training.ranks()[-1:] == [2] and len(training.ranks()) > 2)
     run_to_the_end(training)
     assert training.ranks()[:3] == [2, 1, 2]
-    assert_goes_on_from_checkpoints(training, cut)
+    assert_resumes_from_checkpoints(training, cut)
 
     alone = tmp_path / "alone"
     flags = [*FLAGS, f"--run.out={alone}", "--run.progress=off"]
@@ -249,7 +249,7 @@ def test_a_host_goes_on_alone_until_the_other_is_back(hosts: list[Host], tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [(2, 1)], ids=["main rank lost"], indirect=True)
 def test_a_host_that_waits_for_the_other_ends_with_equal_bits(hosts: list[Host], tmp_path: Path):
-    """Always 2 ranks; equal to the last bit to two ranks that nothing happened to."""
+    """With 2 ranks throughout; equal to the last bit to two ranks that nothing happened to."""
     training = Training(tmp_path, hosts, "2:2")
     cut = cut_off(training)
     training.wait("the loss to be noticed", lambda: any(e["code"] == 8 for e in training.events("exit")))
@@ -257,7 +257,7 @@ def test_a_host_that_waits_for_the_other_ends_with_equal_bits(hosts: list[Host],
     training.wait("both hosts again", lambda: training.ranks() == [2, 2])
     run_to_the_end(training)
     assert set(training.ranks()) == {2}
-    assert_goes_on_from_checkpoints(training, cut)
+    assert_resumes_from_checkpoints(training, cut)
 
     whole = tmp_path / "whole"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]

@@ -43,7 +43,7 @@ def test_devices_starts_ranks_that_share_the_batch(by_devices: tuple):
 
 
 def test_no_process_of_a_run_on_one_host_listens_beyond_it(by_devices: tuple):
-    """Ranks listen for tensors of each other. The launcher, where torch would unpickle what it receives, for nobody."""
+    """Only ranks listen, for tensors of each other. The launcher, where torch would unpickle, never listens."""
     seen = by_devices[2]
     assert seen.listening == {("0", "127.0.0.1"), ("1", "127.0.0.1")}
 

@@ -55,7 +55,7 @@ def recipe() -> Recipe:
         train=TrainConfig(epochs=2, global_batch=8, precision="fp32", clip=1.0, ema=0.9),
     )
 '''
-# 244 training pictures make 30 steps and a rest; 30 for evaluation make 3 batches and a rest, 4 and 2 on two ranks.
+# 244 training images make 30 steps and a rest; 30 for evaluation make 3 batches and a rest, 4 and 2 on two ranks.
 FLAGS = [
     "--data.path=synthetic:classes=4,samples=244,size=16",
     "--run.workers=0",
@@ -88,7 +88,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 def ask(folder: Path) -> None:
-    """13 evaluation pictures, which two ranks cannot share evenly."""
+    """13 evaluation images, which two ranks cannot share evenly."""
     run = folder / "run"
     tiny = ["--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--model.width=4", "--train.epochs=1"]
     data = ["--data.path=synthetic:classes=10,samples=104,size=24", "--train.global-batch=8", "--train.precision=fp32"]
@@ -179,7 +179,7 @@ def test_two_ranks_train_a_head_as_one(two: list[dict]):
     assert alone["changed"] == [*statistics, "3.bias", "3.weight"]
     first, second = (each["head_only"] for each in two)
     assert first["changed"] == second["changed"] == alone["changed"]
-    # Each rank normalises with the statistics of its own pictures, so the weights are near to those of one.
+    # Each rank normalises with the statistics of its own images, so the weights are near to those of one.
     assert first["head"] == second["head"] == pytest.approx(alone["head"], abs=0.1)
 
 
@@ -201,14 +201,14 @@ def test_evaluate_on_two_ranks_gives_the_scores_of_one(answers: dict):
 
 
 def assert_same_course(run: Path, alone: Path, steps: int) -> None:
-    """Losses and gradient norms of the first `steps` steps; only the order of sums differs between them."""
+    """Compare losses and gradient norms of the first `steps` steps; only the order of sums differs between them."""
     ours, theirs = (events(folder, "train")[:steps] for folder in (run, alone))
     assert [e["step"] for e in ours] == [e["step"] for e in theirs] == list(range(1, steps + 1))
     for key in ("loss", "top1", "grad_norm", "lr"):
         assert [e[key] for e in ours] == pytest.approx([e[key] for e in theirs], rel=1e-4, abs=1e-6), key
 
 
-def test_two_ranks_train_as_one_and_a_stopped_run_goes_on_with_another_number(recipe_file: Path, tmp_path: Path):
+def test_two_ranks_train_as_one_and_a_stopped_run_resumes_with_another_number(recipe_file: Path, tmp_path: Path):
     """SIGTERM to all processes of the launcher: all ranks leave in the same step, and rank 0 saves once."""
     run, alone = tmp_path / "two", tmp_path / "one"
     command = ["train", recipe_file, *FLAGS, f"--run.out={run}", "--train.epochs=200"]
@@ -244,7 +244,7 @@ def test_two_ranks_train_as_one_and_a_stopped_run_goes_on_with_another_number(re
 
 @pytest.mark.slow
 def test_evaluation_within_training_on_two_ranks_is_that_of_one(recipe_file: Path, tmp_path: Path):
-    """Also of a checkpoint that two ranks wrote: 30 pictures, of which the last batch is uneven."""
+    """Also of a checkpoint that two ranks wrote: 30 images, of which the last batch is uneven."""
     run = tmp_path / "run"
     finished(torchrun(2, "train", recipe_file, *FLAGS, f"--run.out={run}", "--train.epochs=1"))
     two = json.loads((run / "scores.json").read_text())

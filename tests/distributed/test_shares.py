@@ -13,7 +13,7 @@ RANKS = (1, 2, 3, 4, 5, 7, 8, 16, 64)
 
 
 def drawn(random: np.random.Generator, last: str) -> dict:
-    """Options of a TrainOrder that it accepts, for several ranks."""
+    """Draw options that a TrainOrder accepts, for several ranks."""
     ranks, each = int(random.choice(RANKS)), int(random.choice((1, 1, 2, 5, 32)))
     items = ranks * int(random.integers(1, 5))  # of one step
     least = 1 if last == "pad" else items
@@ -55,7 +55,7 @@ def test_ranks_share_an_epoch_without_rest_or_overlap(last: str):
         else:  # all come before any of the next epoch does
             assert set(counts.values()) == {1}
             assert sum(epoch < copies for epoch, _ in counts) == samples
-        # Every copy of a picture is one of `repeats`, with draws of its own.
+        # Every copy of an image is one of `repeats`, with draws of its own.
         first = Counter(index for epoch, index in counts if epoch < copies)
         assert max(first.values()) <= copies and set(first) <= set(range(samples))
         if last != "drop":
@@ -63,7 +63,7 @@ def test_ranks_share_an_epoch_without_rest_or_overlap(last: str):
 
 
 @pytest.mark.parametrize("last", ["drop", "pad", "wrap"])
-def test_the_stream_goes_on_whatever_the_number_of_ranks(last: str):
+def test_the_stream_continues_whatever_the_number_of_ranks(last: str):
     """A position counted in samples: a restart with more or fewer ranks neither repeats nor leaves out a sample."""
     random = np.random.default_rng(2)
     for _ in range(CASES // 4):

@@ -151,7 +151,7 @@ def _distinct(readme: str) -> list[Command]:
 
 
 def _code(text: str) -> str:
-    """What begins with a dash is typed."""
+    """Mark words that begin with a dash as code."""
     return f"`{text}`" if text.startswith("--") else text
 
 

@@ -32,7 +32,7 @@ def test_folders_of_workers_are_deleted_with_their_parent(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["missing", "empty"])
-def test_nothing_to_delete_is_no_error(tmp_path: Path, name: str):
+def test_nothing_to_delete_is_not_an_error(tmp_path: Path, name: str):
     (tmp_path / "empty").mkdir()
     delete_run(tmp_path / name)
     assert (tmp_path / "empty").is_dir()

@@ -211,7 +211,7 @@ TINY = {
 
 
 def single() -> dict[str, tuple[str, ...]]:
-    """Commands of one device by their text: of training, and of the benchmark that says where it writes."""
+    """Return commands of one device by their text: of training, and of the benchmark that says where it writes."""
     found = {}
     for readme in PAGES["TITLES"]:
         for command in PAGES["commands"](readme):

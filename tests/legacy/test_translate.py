@@ -1,4 +1,4 @@
-"""What command lines become, against numbers worked out by hand from descriptions of the originals."""
+"""Translations of command lines against numbers worked out by hand from descriptions of the originals."""
 
 import json
 import shlex
@@ -292,7 +292,7 @@ def test_what_cannot_be_is_an_error_with_the_remedy(text: str, named: str):
     assert named in str(error.value)
 
 
-def test_scripts_of_one_name_are_told_apart_by_folder_or_flags():
+def test_scripts_of_one_name_are_distinguished_by_folder_or_flags():
     paths = {
         text: find_scripts(*text.split(" ", 1)[:1], text.split()[1:])[0].path
         for text in (

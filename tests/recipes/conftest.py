@@ -51,7 +51,7 @@ TINY = {
 
 
 def tiny_flags(name: str, volumes: Path) -> list[str]:
-    """What makes a recipe small."""
+    """Return flags that make a recipe small."""
     recipe = recipes.find(name).recipe()
     parts = [getattr(recipe, part.name) for part in fields(recipe)[1:]]
     flags = [flag for part in [*parts, config.Run()] for flag in TINY.get(type(part).__name__, [])]
@@ -65,7 +65,7 @@ def loaded(name: str, *flags: str) -> tuple[config.Recipe, config.Run]:
 
 
 def write_blobs(folder: Path, numbers: Sequence[int], patch: tuple[int, ...] = (32, 32)) -> Path:
-    """Volumes as `sightline prepare decathlon` leaves them: noise with a bright and a dark ball; equal numbers give
+    """Write volumes as `sightline prepare decathlon` does: noise with a bright and a dark ball; equal numbers give
     equal ones. 32 pixels are the fewest that deep supervision has levels for."""
     folder.mkdir()
     shape = (6, 32, 32) if len(patch) == 2 else (10, 32, 32)
@@ -103,7 +103,7 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Result:
-    """What a run left behind."""
+    """The results of a run."""
 
     folder: Path
     scores: Scores | None = None

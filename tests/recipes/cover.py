@@ -1,4 +1,4 @@
-"""Which recipes the default set of tests takes: every kind of part occurs among them. The others are slow."""
+"""The recipes in the default set of tests: every kind of part occurs among them. The others are slow."""
 
 from collections.abc import Callable
 from typing import Any

@@ -126,7 +126,7 @@ def threads(result) -> Any:
 
 
 def measured(_) -> Any:
-    """What benchmark_run.log calls the last run, and the names in metric.log."""
+    """Return the name of the last run in benchmark_run.log, and the names in metric.log."""
     folder = Path("measured")
     if not folder.is_dir():
         return None
@@ -151,7 +151,7 @@ def updates_made(_) -> Any:
 
 
 def waited_for_saves(_) -> Any:
-    """Of all but the last, which always is."""
+    """Return whether each save was waited for, without the last, which always is."""
     return CALLED["save"][:-1]
 
 
@@ -225,7 +225,7 @@ def held_out(recipe: Recipe, run: Run) -> Any:
 
 @without_run
 def unread(recipe: Recipe, run: Run) -> Any:
-    """Samples that were skipped, and what ended it."""
+    """Return the samples that were skipped, and what ended the run."""
     bad: list[str] = []
     try:
         for _ in batches(recipe, run, "train", lambda record: bad.append(record.name)):
@@ -237,7 +237,7 @@ def unread(recipe: Recipe, run: Run) -> Any:
 
 @without_run
 def told(recipe: Recipe, run: Run) -> Any:
-    """Notes without their numbers, of which the memory that is free is another every time."""
+    """Return notes without their numbers: free memory differs every time."""
     with contextlib.closing(loader_of(recipe, run, bound_data(recipe))) as loader:
         return [note.partition(":")[0] for note in (*loader.notes, *built(recipe, run).notes)]
 
@@ -264,7 +264,7 @@ def shapes(recipe: Recipe, run: Run) -> Any:
 
 @without_run
 def network(recipe: Recipe, run: Run) -> Any:
-    """Its weights, and what it makes of a batch in training; its statistics have then moved."""
+    """Return its weights, and its outputs for a batch in training, which also moves its statistics."""
     state, spec = built(recipe, run), recipe.data.open("train", recipe.train.seed).spec
     image = torch.randn(4, spec.channels, *spec.size, generator=torch.Generator().manual_seed(0))
     answer = state.model.train()(image)
@@ -318,7 +318,7 @@ def updates(recipe: Recipe, run: Run) -> Any:
 
 @without_run
 def rates(recipe: Recipe, run: Run) -> Any:
-    """Of every step, on one rank and on two, after evaluations whose score stays while their loss falls."""
+    """Return rates of all steps, on one rank and on two, after evaluations whose score stays while their loss falls."""
     cfg, schedule = recipe.train, recipe.schedule
     plan = RunLength(cfg.epochs, 3, 28, 8)
     history = TrainProgress(history=[0.5] * 3, val_losses=[3.0, 2.0, 1.0], scores={"loss": 1.0}).watched(schedule)
@@ -333,7 +333,7 @@ def evaluated_by_second_rank(recipe: Recipe, run: Run) -> Any:
 
 @without_run
 def process(recipe: Recipe, run: Run) -> Any:
-    """What this process has been set to: its CPUs, threads and kernels."""
+    """Return the settings of this process: its CPUs, threads and kernels."""
     allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
     torch.set_num_threads(2)  # so that there are threads to lose, also on one CPU
     try:
@@ -348,7 +348,7 @@ def process(recipe: Recipe, run: Run) -> Any:
 
 @without_run
 def shared_statistics(recipe: Recipe, run: Run) -> Any:
-    """Weights of a run as the first of two ranks, the other of which adds nothing to any sum."""
+    """Return weights of a run as the first of two ranks, the other of which adds nothing to any sum."""
     whole = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, eval_shards="full"))
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     folder = Path("first of two").absolute()
@@ -372,11 +372,11 @@ class Flip:
     base: tuple[str, ...] = ()
     """Flags that both sides need for the field to matter."""
     same: Callable[..., Any] | None = None
-    """What must not change: evaluation does not reach into training."""
+    """Must not change: evaluation does not affect training."""
     before: tuple[str, ...] | None = None
     """Flags of a run made in the folder beforehand."""
     home: bool = False
-    """Whether the run gets no folder of its own."""
+    """True if the run gets no folder of its own."""
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ class ShownBy:
 
     file: str
     on_device: bool = False
-    """Whether it needs an accelerator. All others must be in the default set."""
+    """True if it needs an accelerator. All others must be in the default set."""
 
 
 DIVERGING = ("--optimizer.lr=1e30", "--schedule.kind=constant", "--schedule.warmup-epochs=0")
@@ -771,8 +771,8 @@ def parsed(name: str) -> dict[tuple[str, ...], Any]:
 def named(shapes: Path, volumes: Path, blobs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By the word, and where it depends on the data, by their class."""
     root = tmp_path_factory.mktemp("named")
-    pictures = Path(shutil.copytree(shapes, root / "pictures"))
-    damage(min(path for path in (pictures / "train").rglob("*") if path.is_file()))
+    images = Path(shutil.copytree(shapes, root / "images"))
+    damage(min(path for path in (images / "train").rglob("*") if path.is_file()))
     options = drawings.ShapesOptions(root, only=("detection",), train_pictures=8, val_pictures=3)
     drawings.prepare(options, lambda what, done, total: None)
     boxes = Path(shutil.copytree(root / "detection", root / "damaged boxes"))
@@ -781,7 +781,7 @@ def named(shapes: Path, volumes: Path, blobs, tmp_path_factory: pytest.TempPathF
     held_out = {case.name for case in SegmentationData(path=str(torn), task="own").source("val").cases}
     damage(min(path for path in torn.glob("*_x.npy") if path.name.removesuffix("_x.npy") not in held_out))
     return {
-        "DAMAGED ClassificationData": pictures,
+        "DAMAGED ClassificationData": images,
         "DAMAGED DetectionData": boxes,
         "DAMAGED SegmentationData": torn,
         "DRAWN": root / "detection",
@@ -796,13 +796,13 @@ def damage(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def known() -> dict[tuple, dict]:
-    """What was seen, by the flags: many flips share one baseline."""
+    """Observations by flags: many flips share one baseline."""
     return {}
 
 
 @pytest.fixture
 def called(monkeypatch) -> None:
-    """Notes calls in CALLED and makes them, but for compilations."""
+    """Record calls in CALLED and make them, except compilations."""
 
     def spy(owner: type, name: str, key: str, note: Callable[..., Any]) -> None:
         call = getattr(owner, name)

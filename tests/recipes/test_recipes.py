@@ -126,8 +126,8 @@ VARIANTS = {
 
 
 def known_to(name: str, flags: list[str]) -> list[str]:
-    """Those flags that name fields of the recipe: what mixes pictures is no field of detection data, and volumes have
-    a path but no pictures in it."""
+    """Return those flags that name fields of the recipe: detection data do not mix images, and volumes have a path but
+    no images in it."""
     made = recipes.find(name).recipe()
 
     def is_known(flag: str) -> bool:
@@ -200,7 +200,7 @@ class Stopping(RunLog):
     ],
     ids=str,
 )
-def test_a_signal_saves_and_the_same_command_goes_on(
+def test_a_signal_saves_and_the_same_command_resumes(
     name: str, tmp_path: Path, train, finished, load, number: signal.Signals, signal_at: tuple[str, int]
 ):
     whole = finished(name)
@@ -231,7 +231,7 @@ def test_a_finished_run_started_again_says_so_and_changes_nothing(name: str, tmp
 
 
 def first_of_its_model(name: str) -> bool:
-    """Whether no classifier before it has the same class of model; test_by_heart.py has every optimizer."""
+    """Return whether no classifier before it has the same class of model; test_by_heart.py has every optimizer."""
     kinds = [type(recipes.find(each).recipe().model) for each in CLASSIFIERS[: CLASSIFIERS.index(name) + 1]]
     return kinds.index(kinds[-1]) == len(kinds) - 1
 

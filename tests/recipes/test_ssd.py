@@ -1,4 +1,4 @@
-"""What the SSD recipe promises beyond what all recipes do: its decay, its checkpoints, its log, and half precision."""
+"""Promises of the SSD recipe beyond those of all recipes: its decay, its checkpoints, its log, and half precision."""
 
 import gzip
 import json
@@ -52,7 +52,7 @@ def test_steps_may_be_given_instead_of_epochs(tmp_path: Path, train):
 
 
 def test_two_epochs_and_two_more_are_four(tmp_path: Path, train):
-    """Step, rate and momentum go on; epochs are a total, not how many more."""
+    """Step, rate and momentum continue; epochs are a total, not how many more."""
     flags = ("--train.epochs=4", *FULL_RATE, "--schedule.drop-epochs", "1", "3")
     whole = train(RECIPE, tmp_path / "whole", *flags)
     half = train(RECIPE, tmp_path / "half", *flags, "--train.max-steps=6")

@@ -1,4 +1,4 @@
-"""What the U-Net recipe promises beyond what all recipes do: it learns four volumes by heart, to a named Dice."""
+"""Promises of the U-Net recipe beyond those of all recipes: it learns four volumes by heart, to a named Dice."""
 
 from pathlib import Path
 

@@ -14,7 +14,7 @@ ORDER = (torchrun.detect, mpi.detect, slurm.detect, kubernetes.detect)
 
 
 def detect(environ: Environ) -> Place | None:
-    """The place of this process, as the innermost launcher tells it; None where it was simply started."""
+    """Return the place of this process as the innermost launcher gives it; None without a launcher."""
     for each in ORDER:
         place = each(environ)
         if place is not None:

@@ -74,9 +74,7 @@ def _examine_host(plan: LaunchPlan, host: Host, by_ssh: bool) -> list[HostCheck]
     try:
         seen = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
-        return [
-            HostCheck(host.name, how, f"an answer that is none: {done.stdout[-200:]!r}", "silence the host's profile")
-        ]
+        return [HostCheck(host.name, how, f"unexpected output: {done.stdout[-200:]!r}", "silence its shell profile")]
     return [HostCheck(host.name, how, f"reached, Python {seen['python']}"), *_judge(plan, host, seen)]
 
 
@@ -97,7 +95,7 @@ def _judge(plan: LaunchPlan, host: Host, seen: dict[str, object]) -> list[HostCh
 
 
 def _reach(plan: LaunchPlan) -> HostCheck:
-    """Nothing listens before a run: to be refused means that the way is open."""
+    """Try to connect. Nothing listens before a run, so a refused connection means that the host can be reached."""
     first = plan.hosts[0].name
     try:
         with socket.create_connection((first, plan.port), timeout=CONNECT_TIMEOUT_S):
@@ -118,7 +116,7 @@ def try_scheduler(command: Sequence[str], text: str) -> HostCheck:
 
 
 def as_text(findings: Sequence[HostCheck]) -> str:
-    """A line each, as `sightline doctor` writes them."""
+    """Format one line per finding, as `sightline doctor` writes them."""
     return "\n".join(
         f"{'fail' if each.remedy else 'ok':5} {each.host:16} {each.what:10} {each.found}"
         + (f"  -> {each.remedy}" if each.remedy else "")

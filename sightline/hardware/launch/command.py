@@ -46,7 +46,9 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Start a recipe on several hosts. What is not listed here is a flag of the recipe and goes along."""
+    """Start a recipe on several hosts. Flags that are not listed here are passed to the recipe.
+
+    Example: `sightline launch resnet50 --hosts a:8,b:8 --launcher ssh --data.path DIR`"""
 
     hosts: str = ""
     """Hosts and the ranks on each, e.g. a:8,b:8; ranks meet at the first."""
@@ -63,13 +65,13 @@ class LaunchOptions:
     name: str = ""
     """Name of the job; default: that of the recipe."""
     port: int = 0
-    """Where ranks meet on the first host; default 29500, in a Slurm job one that follows from its number."""
+    """Port of the first host at which ranks meet; default 29500, in a Slurm job one derived from its number."""
     ssh_port: int = 22
     """mpirun, ssh: port of sshd on the hosts."""
     interfaces: str = ""
     """Network interfaces that ranks talk over, e.g. eth0,eth1, for NCCL, gloo, HCCL and MPI."""
     forward: tuple[str, ...] = FORWARDED
-    """mpirun, ssh: patterns of environment variables that go along; names of secrets never do."""
+    """mpirun, ssh: patterns of environment variables to pass on; names of secrets are never passed on."""
     env: tuple[str, ...] = ()
     """NAME=VALUE: further variables for all ranks."""
     cores: int = 0
@@ -98,7 +100,7 @@ def launch(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run: Ru
         findings = _check(options, plan, text)
         show(check.as_text(findings))
         if any(finding.remedy for finding in findings):
-            raise UsageError("not all is ready for this start; the lines marked `fail` say what is missing")
+            raise UsageError("this start is not ready; the lines marked `fail` say what is missing")
     elif options.print:
         show(text.rstrip("\n"))
     else:
@@ -169,8 +171,8 @@ def make_plan(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run:
 
 
 def _run_id(options: LaunchOptions, name: str, out: str) -> str:
-    """torchrun is started on each host by a command of its own, so the id must follow from what all of them say: where
-    they meet, and the run folder. ssh starts all from here. A Slurm job has a number, which its script adds."""
+    """Return the id of a start. Each host starts torchrun by its own command, so the id is derived from what all know:
+    where they meet, and the run folder. ssh starts all from here; the script of a Slurm job adds its number."""
     if options.launcher == "slurm":
         return name
     if options.launcher == "ssh":
@@ -181,7 +183,7 @@ def _run_id(options: LaunchOptions, name: str, out: str) -> str:
 
 def _hosts(options: LaunchOptions, in_cluster: bool) -> tuple[Host, ...]:
     if bool(options.hosts) == bool(options.nodes):
-        raise UsageError("say where: --hosts a:8,b:8, or with slurm and kubernetes also --nodes 2 --per-node 8")
+        raise UsageError("give the hosts: --hosts a:8,b:8, or with slurm and kubernetes also --nodes 2 --per-node 8")
     if options.hosts:
         return parse_hosts(options.hosts)
     if not in_cluster:
@@ -255,7 +257,7 @@ def _run(options: LaunchOptions, plan: LaunchPlan, text: str) -> None:
 def _hand_over(command: Sequence[str], text: str) -> None:
     if not shutil.which(command[0]):
         raise UsageError(
-            f"{command[0]} is not installed here; write the file with --print and hand it over where it is"
+            f"{command[0]} is not installed here; write the file with --print and submit it on a machine that has it"
         )
     done = subprocess.run(command, input=text, text=True)
     if done.returncode:
@@ -265,7 +267,7 @@ def _hand_over(command: Sequence[str], text: str) -> None:
 def _follow(words: Sequence[str], plan: LaunchPlan, as_signals: dict[int, int]) -> None:
     """Run a launcher, pass signals on and take over its exit code.
 
-    mpirun is told SIGUSR1 for any other: it passes that on, and ranks save and leave; at SIGTERM it kills them.
+    mpirun gets SIGUSR1 for any other signal: it passes that on, and ranks save and leave; at SIGTERM it kills them.
     """
     if not shutil.which(words[0]):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Kubernetes: one pod per host, with torchrun inside for its devices, or one process per pod told by an operator.
+"""Kubernetes: one pod per host, with torchrun inside for its devices, or one process per pod placed by an operator.
 
 Three forms: a plain Indexed Job with a headless Service, which every cluster has, and Kubeflow's PyTorchJob and
 TrainJob.
@@ -25,7 +25,7 @@ MAX_USER = 2**31 - 1
 
 
 def detect(environ: Environ) -> Place | None:
-    """The place of a process that is alone in its pod; with more in one, torchrun starts and tells them."""
+    """Return the place of a process that is alone in its pod; torchrun starts several and gives them theirs."""
     if not is_pod(environ):
         return None
     if "PET_RDZV_ENDPOINT" in environ:
@@ -49,7 +49,7 @@ def detect(environ: Environ) -> Place | None:
 
 
 def _of_torchrun_settings(environ: Environ) -> Place:
-    """PET_*: what torchrun would take as its options. Without torchrun, one process is all that a pod has."""
+    """Read the place from PET_*, the options of torchrun as variables; without torchrun a pod has one process."""
     each = environ.get("PET_NPROC_PER_NODE", "1")
     if each.isdecimal() and int(each) > 1:
         raise UsageError(
@@ -88,7 +88,7 @@ class KubernetesOptions:
 
 
 def documents(plan: LaunchPlan, options: KubernetesOptions) -> list[dict[str, Any]]:
-    """The manifest, one object per document."""
+    """Return the manifest, one object per document."""
     if not options.image:
         raise UsageError("--launcher kubernetes needs an image that holds Sightline: --kubernetes.image NAME:TAG")
     if options.namespace and not LABEL.fullmatch(options.namespace):
@@ -155,7 +155,7 @@ def _train_job(plan: LaunchPlan, options: KubernetesOptions, metadata: dict[str,
     if options.volumes or plan.are_named:
         asked = "--kubernetes.volumes" if options.volumes else "--hosts"
         raise UsageError(
-            f"{asked} cannot be said in a TrainJob: its versions spell changes of pods differently; put volumes and "
+            f"{asked} cannot be written in a TrainJob: its versions spell changes of pods differently; put volumes and "
             f"hosts into the runtime that --kubernetes.runtime names (and say --nodes and --per-node), or use "
             "--kubernetes.form job"
         )
@@ -175,7 +175,7 @@ def _train_job(plan: LaunchPlan, options: KubernetesOptions, metadata: dict[str,
 
 
 def _pod(plan: LaunchPlan, options: KubernetesOptions, container: str, command: list[str]) -> dict[str, Any]:
-    """The template of a pod; command lines hold $(VARIABLE) only where we wrote it."""
+    """Return the template of a pod; command lines hold $(VARIABLE) only where we wrote it."""
     volumes: list[dict[str, Any]] = [
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": options.shared_memory}}
     ]
@@ -208,8 +208,8 @@ def _pod(plan: LaunchPlan, options: KubernetesOptions, container: str, command: 
 
 
 def _security(options: KubernetesOptions) -> dict[str, Any]:
-    """Of a pod that is not root, whatever its image says; claims get its group, without a walk over all their files if
-    they have it already."""
+    """Return the security context: never root, whatever the image says. Claims get the group of the pod; their files
+    are left alone if they have it already."""
     return {
         "runAsNonRoot": True,
         "runAsUser": options.user,
@@ -221,7 +221,7 @@ def _security(options: KubernetesOptions) -> dict[str, Any]:
 
 
 def _affinity(plan: LaunchPlan) -> dict[str, Any]:
-    """One pod on each of the hosts."""
+    """Place one pod on each of the hosts."""
     key = "kubernetes.io/hostname"
     among = {"key": key, "operator": "In", "values": [host.name for host in plan.hosts]}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [among]}]}

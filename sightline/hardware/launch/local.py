@@ -47,7 +47,7 @@ class OneHost(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Nobody else could join."""
+        """Do nothing: nobody else could join."""
 
     def num_nodes_waiting(self) -> int:
         return 0
@@ -69,7 +69,7 @@ def start(count: int, device: str, arguments: Sequence[str]) -> bool:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: the cores are shared
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))  # torch's own 30 is short
     rendezvous_handler_registry.register(RENDEZVOUS, OneHost)
-    # Of mode 0700: what ranks tell each other is for nobody else to read or change.
+    # Mode 0700: nobody else may read or change what ranks exchange.
     with tempfile.TemporaryDirectory(prefix="sightline-") as folder:
         os.environ[STORE] = os.path.join(folder, "store")
         config = LaunchConfig(
@@ -100,7 +100,7 @@ def _run(config: LaunchConfig, count: int, arguments: Sequence[str]) -> None:
                 "same command resumes from the last checkpoint"
             ) from None
         raise RankFailed(
-            failure.exitcode, f"rank {rank} of {count} ended with exit code {failure.exitcode}; it says why above"
+            failure.exitcode, f"rank {rank} of {count} ended with exit code {failure.exitcode}; its error is above"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""MPI as a launcher only: Open MPI, MPICH, Intel MPI and MVAPICH tell ranks in variables; torch does the talking.
+"""MPI as a launcher only: Open MPI, MPICH, Intel MPI and MVAPICH set variables; torch communicates.
 
 The command is in Open MPI 5's words (prte); the originals wrote Open MPI 4's --tag-output, --output-filename and
 plm_rsh_args, of which 5 has made --output and plm_ssh_args.
@@ -32,7 +32,7 @@ FAMILIES = {
 
 
 def detect(environ: Environ) -> Place | None:
-    """The place that mpirun or mpiexec gives."""
+    """Return the place that mpirun or mpiexec gives."""
     for launcher, names in FAMILIES.items():
         if not any(name in environ for name in names):
             continue
@@ -43,8 +43,8 @@ def detect(environ: Environ) -> Place | None:
         return Place(launcher, rank, size, local_rank, local_size, where, port(environ, _job(environ)))
     if "PMIX_RANK" in environ and "SLURM_PROCID" not in environ:
         raise UsageError(
-            f"PMIX_RANK={environ['PMIX_RANK']} is set, but OMPI_COMM_WORLD_SIZE and the like are missing, so nobody "
-            "tells how many ranks there are; start with Open MPI's mpirun or with torchrun, or unset PMIX_RANK"
+            f"PMIX_RANK={environ['PMIX_RANK']} is set, but OMPI_COMM_WORLD_SIZE and the like are missing, so the "
+            "number of ranks is unknown; start with Open MPI's mpirun or with torchrun, or unset PMIX_RANK"
         )
     return None
 
@@ -67,7 +67,7 @@ class MpiOptions:
 
 
 def command(plan: LaunchPlan, options: MpiOptions) -> list[str]:
-    """mpirun for all hosts, started on one that reaches the others by ssh."""
+    """Return the mpirun command for all hosts, started on one that reaches the others by ssh."""
     words = ["mpirun"]
     if options.root or os.geteuid() == 0:
         words.append("--allow-run-as-root")

@@ -1,4 +1,4 @@
-"""A process's place among the ranks, as a launcher's variables tell it, and how these are read. Needs no torch."""
+"""A process's place among the ranks, as a launcher's variables give it, and how these are read. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STORE = "SIGHTLINE_STORE"  # of `--run.devices`: the file in which ranks meet, i
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank of how many, here and in all, and where they meet; `launcher` says who told it."""
+    """The rank of a process among all and on its host, and where ranks meet; `launcher` names the source."""
 
     launcher: str
     rank: int
@@ -75,11 +75,11 @@ def number(environ: Environ, name: str, launcher: str) -> int:
 
 
 def address(environ: Environ, launcher: str, is_one_host: bool, derived: str = "") -> str:
-    """Return where ranks meet: MASTER_ADDR, else as the launcher's variables tell, else this host if it is alone."""
+    """Return where ranks meet: MASTER_ADDR, else from the launcher's variables, else this host if it is alone."""
     found = environ.get("MASTER_ADDR") or derived or (LOOPBACK if is_one_host else "")
     if not found:
         raise UsageError(
-            f"{launcher} started ranks on several hosts and does not tell the first of them; set MASTER_ADDR to the "
+            f"{launcher} started ranks on several hosts and did not name the first of them; set MASTER_ADDR to the "
             f"host of rank 0 on all of them (mpirun: -x MASTER_ADDR=HOST), or let `sightline launch` write the command"
         )
     return found

@@ -47,13 +47,13 @@ class LaunchPlan:
 
     hosts: tuple[Host, ...]
     arguments: tuple[str, ...]
-    """What follows `sightline`: train, the recipe and its flags."""
+    """The words after `sightline`: train, the recipe and its flags."""
     name: str
     run_id: str
-    """By which the hosts of one start, and the attempts of one command, know each other and no one else."""
+    """Shared by the hosts of one start and the attempts of one command, and by nobody else."""
     python: str
     folder: str
-    """Where the command runs on every host."""
+    """Working folder of the command on every host."""
     port: int
     ssh_port: int = 22
     interfaces: str = ""
@@ -76,7 +76,7 @@ class LaunchPlan:
 
     @property
     def slots(self) -> int:
-        """Ranks of a host, for those launchers that give all the same."""
+        """Return the ranks of a host, for launchers that start equally many on each."""
         counts = sorted({host.slots for host in self.hosts})
         if len(counts) > 1:
             raise UsageError(
@@ -87,7 +87,7 @@ class LaunchPlan:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """`a:8,b:8`, or `a,b` for one rank each."""
+    """Parse `a:8,b:8`, or `a,b` for one rank each."""
     found = []
     for part in text.split(","):
         name, colon, slots = part.strip().partition(":")
@@ -139,7 +139,7 @@ def is_here(name: str) -> bool:
 
 
 def hangup() -> tuple[signal.Signals, ...]:
-    """SIGHUP, the end of a terminal, unless it is ignored since the start (nohup): then ranks are to outlive it."""
+    """Return SIGHUP, the end of a terminal, unless it was ignored at the start (nohup): ranks then outlive it."""
     return () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
 
 

@@ -1,4 +1,4 @@
-"""Slurm: srun tells each task its place; the batch file gives every device a task, and needs no torchrun."""
+"""Slurm: srun gives each task its place; the batch file gives every device a task, and needs no torchrun."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_HOSTS = 1 << 16
 
 
 def detect(environ: Environ) -> Place | None:
-    """The place of a task of srun. A batch script or a shell of salloc is no task, though SLURM_PROCID is set there."""
+    """Return the place of a task of srun. A batch script or a shell of salloc is not one but has SLURM_PROCID."""
     if not any(name in environ for name in ("SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS")):
         return None
     size = number(environ, "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS", "srun")
@@ -53,7 +53,7 @@ def _local_size(environ: Environ, size: int) -> int:
 
 
 def hosts_of(text: str) -> Iterator[str]:
-    """The names in a host list of Slurm, such as `gpu[01-03,07],login,rack[1-2]n[0-1]-ib`."""
+    """Yield the names in a host list of Slurm, such as `gpu[01-03,07],login,rack[1-2]n[0-1]-ib`."""
     depth, start = 0, 0
     for at, letter in enumerate(f"{text},"):
         depth += (letter == "[") - (letter == "]")
@@ -91,7 +91,7 @@ class SlurmOptions:
     account: str = ""
     """Account that pays."""
     time: str = ""
-    """Time limit, e.g. 12:00:00; ranks are told to save two minutes before."""
+    """Time limit, e.g. 12:00:00; ranks get the signal to save two minutes before."""
     gres: str = "gpu"
     """Kind of device that each node gives, e.g. gpu or gpu:h100; none: CPUs only."""
     extra: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class SlurmOptions:
 
 
 def script(plan: LaunchPlan, options: SlurmOptions) -> str:
-    """The file that sbatch takes."""
+    """Return the file that sbatch takes."""
     nodes, slots = len(plan.hosts), plan.slots
     directives = [f"--job-name={plan.name}", f"--nodes={nodes}"]
     directives.append("--ntasks-per-node=1" if plan.is_elastic else f"--ntasks-per-node={slots}")

@@ -25,15 +25,15 @@ CTRL_C = b"\x03"
 
 
 def login(plan: LaunchPlan, host: Host, words: Sequence[str], more: Sequence[str] = ()) -> list[str]:
-    """ssh that never asks and never waits long; the host comes after --, where it cannot be an option."""
+    """Return an ssh command that never asks nor waits long; the host comes after --, so that it cannot be an option."""
     settings = ["BatchMode=yes", f"ConnectTimeout={CONNECT_TIMEOUT_S}", "ServerAliveInterval=30"]
     options = [part for setting in settings for part in ("-o", setting)]
     return ["ssh", *more, *options, "-p", str(plan.ssh_port), "--", host.name, *words]
 
 
 def commands(plan: LaunchPlan) -> list[list[str]]:
-    """One per host. The terminal (-tt) is what tells the ranks there to stop, also when the connection goes; nothing is
-    drawn on it, since its lines are shown behind the name of the host."""
+    """Return one command per host. Its terminal (-tt) stops the ranks there, also when the connection is lost; nothing
+    is drawn on it, since its lines are shown behind the name of the host."""
     ours = {"TERM": "dumb", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SECONDS_TO_SAVE)}
     plan = replace(plan, environ={**ours, **plan.environ})
     return [
@@ -82,7 +82,7 @@ def run(plan: LaunchPlan) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     if stopped:
-        raise RankFailed(128 + stopped[0], f"stopped by signal {stopped[0]}; all hosts were told")
+        raise RankFailed(128 + stopped[0], f"stopped by signal {stopped[0]}; it was passed on to all hosts")
     if code:
         hint = (
             f"; ssh itself failed, try `{shlex.join(['ssh', '-p', str(plan.ssh_port), failed])}`" if code == 255 else ""
@@ -91,7 +91,7 @@ def run(plan: LaunchPlan) -> None:
 
 
 def _wait(plan: LaunchPlan, processes: list[subprocess.Popen[str]], stopped: list[int]) -> tuple[str, int]:
-    """The host that failed first with its exit code; 0 where all ended well."""
+    """Return the host that failed first with its exit code; 0 if all ended well."""
     failed, deadline = ("", 0), float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
         ended = [(host.name, process.poll()) for host, process in zip(plan.hosts, processes, strict=True)]
@@ -105,7 +105,7 @@ def _wait(plan: LaunchPlan, processes: list[subprocess.Popen[str]], stopped: lis
 
 
 def _interrupt(process: subprocess.Popen[str]) -> None:
-    """By the terminal there: ssh passes no signal on, and to end it would end the waiting, not the saving."""
+    """Type Ctrl-C on the terminal there: ssh passes no signal on, and killing it would not let the ranks save."""
     with contextlib.suppress(OSError):  # it has just ended
         if process.stdin:
             os.write(process.stdin.fileno(), CTRL_C)

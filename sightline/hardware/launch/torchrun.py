@@ -10,7 +10,7 @@ NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def detect(environ: Environ) -> Place | None:
-    """The place that torchrun gives, or whoever speaks like it."""
+    """Return the place that torchrun gives, or anything that sets the same variables."""
     if environ.get("RANK") is None and environ.get("WORLD_SIZE") is None:
         return None
     if not environ.get("LOCAL_RANK") and is_pod(environ):

@@ -27,7 +27,7 @@ class Sample:
 
 
 def jittered(truths: list[dict], height: int, width: int, classes: int, random: np.random.Generator) -> list[dict]:
-    """Detections made from ground truth: moved, missed, of another class, repeated, or of nothing at all. Many scores
+    """Make detections from ground truth: moved, missed, of another class, repeated, or of nothing at all. Many scores
     are equal."""
     found = []
     for truth in truths:
@@ -46,7 +46,7 @@ def jittered(truths: list[dict], height: int, width: int, classes: int, random: 
 
 
 def generated(samples: int, classes: int, seed: int = 0) -> list[Sample]:
-    """Images with boxes of all sizes, some of them crowds; some images without boxes, some without detections."""
+    """Make images with boxes of all sizes, some of them crowds; some images without boxes, some without detections."""
     random = np.random.default_rng(seed)
     made = []
     for number in range(samples):

@@ -34,7 +34,7 @@ def made(depths: tuple[int, ...] = DEPTHS, classes: int = 4, seed: int = 0) -> l
 
 
 def slices(volumes: list[tuple[Tensor, Tensor]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Predictions and batch of all slices of all volumes."""
+    """Return predictions and batch of all slices of all volumes."""
     logits = torch.cat([logits.movedim(1, 0) for logits, _ in volumes])
     label = torch.cat([label for _, label in volumes])
     volume = torch.repeat_interleave(torch.arange(len(volumes)), torch.tensor([len(label) for _, label in volumes]))
@@ -196,7 +196,7 @@ def test_nothing_valid_is_an_error():
 
 
 def test_sums_of_any_layout_and_precision():
-    """Logits of a network in bf16 and channels_last are read as they are and summed in full precision."""
+    """The logits of a network in bf16 and channels_last are read as they are and summed in full precision."""
     (logits, label), *_ = made()
     half = logits.movedim(1, 0).bfloat16()
     plain = soft_sums(half.float(), label, "ce")

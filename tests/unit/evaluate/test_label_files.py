@@ -1,4 +1,4 @@
-"""Masks against label files: Dice as NumPy and torchmetrics have it, and an error for whatever is no pair."""
+"""Masks against label files: Dice as NumPy and torchmetrics have it, and an error for everything that is not a pair."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_dice_of_every_case_and_class(folders, capsys):
 
 
 def test_torchmetrics_agrees(folders):
-    """Where a class is present in every case, which is where its rules and ours are the same."""
+    """Only with every class present in every case: there its rules and ours are the same."""
     masks, labels = folders
     metric = DiceScore(num_classes=4, include_background=False, average="none", input_format="index")
     for path in sorted(masks.glob("*.nii.gz")):
@@ -112,7 +112,7 @@ def test_names_come_from_the_predictions_or_nowhere(folders):
     assert [row["class"] for row in scores.tables["classes"]] == ["L1", "L2", "L3"]
 
 
-def test_what_is_no_pair_is_named(folders):
+def test_files_without_a_partner_are_named(folders):
     masks, labels = folders
 
     def message() -> str:

@@ -40,7 +40,7 @@ def by_loops(boxes: torch.Tensor, scores: torch.Tensor, score_threshold, nms_iou
 
 
 def listed(boxes: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor) -> list:
-    """What was found in one image; what stands behind it must be empty."""
+    """Return the detections of one image; everything after them must be empty."""
     count = int((labels > 0).sum())
     assert not labels[count:].any() and not scores[count:].any() and not boxes[count:].any()
     return list(zip(boxes[:count].tolist(), scores[:count].tolist(), labels[:count].tolist(), strict=True))

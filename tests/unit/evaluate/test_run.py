@@ -70,7 +70,7 @@ def test_worst_samples_have_names(shapes: Path):
         assert row["name"].startswith(f"{row['class']}/")
 
 
-def test_progress_is_told_between_batches(shapes: Path):
+def test_progress_is_reported_between_batches(shapes: Path):
     told = []
     scored(shapes, 16, lambda done, total: told.append((done, total)))
     assert told == [(0, 3), (1, 3), (2, 3)]
@@ -93,7 +93,7 @@ def test_precision_is_used(shapes: Path):
 
 @pytest.fixture
 def spoilt(shapes: Path, tmp_path: Path) -> Path:
-    """The shapes, with links in place of copies and some val pictures that are none."""
+    """The shapes, with links in place of copies and some val files that are not images."""
     root = tmp_path / "spoilt"
     for path in shapes.rglob("*"):
         if path.is_file() and path.suffix != ".json":
@@ -106,10 +106,10 @@ def spoilt(shapes: Path, tmp_path: Path) -> Path:
 def spoil(root: Path, count: int) -> None:
     for path in sorted(p for p in (root / "val").rglob("*") if p.is_symlink())[:count]:
         path.unlink()
-        path.write_text("no picture")
+        path.write_text("not an image")
 
 
-def test_skipped_samples_are_told_and_not_counted(spoilt: Path, shapes: Path):
+def test_skipped_samples_are_reported_and_not_counted(spoilt: Path, shapes: Path):
     spoil(spoilt, 3)
     scores, *_ = scored(spoilt, 16, on_bad_sample="skip")
     assert scores.values["samples"] == 37 and scores.values["skipped"] == 3

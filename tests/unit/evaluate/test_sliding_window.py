@@ -22,7 +22,7 @@ CASES = [  # size, window
 
 
 def network(axes: int) -> nn.Module:
-    """Sees the edge of its window, so where a window lies matters."""
+    """A network that sees the edge of its window, so that the place of a window matters."""
     torch.manual_seed(axes)
     convolution = {2: nn.Conv2d, 3: nn.Conv3d}[axes]
     return nn.Sequential(convolution(2, 4, 3, padding=1), nn.Tanh(), convolution(4, 3, 3, padding=1))

@@ -15,7 +15,7 @@ SMOOTHING = 0.1
 
 
 def case(classes: int, samples: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits that are right about half of the time, and labels; the last class has no sample."""
+    """Return logits that are right about half of the time, and labels; the last class has no sample."""
     random = torch.Generator().manual_seed(seed)
     label = torch.randint(0, max(1, classes - 1), (samples,), generator=random)
     logits = torch.randn(samples, classes, generator=random)
@@ -24,7 +24,7 @@ def case(classes: int, samples: int, seed: int = 0) -> tuple[torch.Tensor, torch
 
 
 def counted(logits: torch.Tensor, label: torch.Tensor, index: torch.Tensor, batch: int, classes: int) -> TopK:
-    """Batches of `batch`, the last one filled with rows that are not valid and would all be wrong."""
+    """Yield batches of `batch`, the last one filled with rows that are not valid and would all be wrong."""
     metric = TopK(tuple(f"class{i}" for i in range(classes)), SMOOTHING, CPU)
     for start in range(0, len(label), batch):
         rows = slice(start, start + batch)

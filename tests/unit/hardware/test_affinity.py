@@ -1,4 +1,4 @@
-"""Which CPUs each rank of a host gets, on made-up hosts; and that a process really keeps to them."""
+"""The CPUs of each rank, on made-up hosts; and a process that really keeps to its own."""
 
 import os
 import subprocess
@@ -119,7 +119,7 @@ def test_lists_of_cpus(text: str, cpus: set[int]):
 
 @dataclass
 class Properties:
-    """What torch tells of a device."""
+    """The properties of a device as torch has them."""
 
     pci_domain_id: int = 0
     pci_bus_id: int = 0x1B
@@ -203,7 +203,7 @@ def test_two_choices_are_refused():
         config.load("demo_classification", ["--run.affinity=socket", "--run.max-cpus=1"])
 
 
-def test_a_system_that_cannot_bind_is_told(monkeypatch):
+def test_a_system_that_cannot_bind_is_reported(monkeypatch):
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     flags = ["--run.affinity=single", "--run.device=cpu"]
     with pytest.raises(UsageError, match=r"run.affinity=single: \w+ cannot bind a process to CPUs; use disabled"):

@@ -18,7 +18,7 @@ HERE = [kind for kind in KINDS if not devices.unavailable_because(kind)]
 
 
 def play(monkeypatch, kind: str, count: int = 1, **api) -> None:
-    """Lets torch claim `count` devices of a kind."""
+    """Let torch claim `count` devices of a kind."""
     module = SimpleNamespace(is_available=lambda: count > 0, device_count=lambda: count, **api)
     monkeypatch.setattr(torch, kind, module, raising=False)
 

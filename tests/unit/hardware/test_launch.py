@@ -1,4 +1,4 @@
-"""What each launcher's variables say of a process's place. The variables are those that its documents name."""
+"""The place of a process from each launcher's variables, which are those that its documents name."""
 
 import os
 
@@ -220,7 +220,7 @@ def environment(monkeypatch: pytest.MonkeyPatch):
     return set_to
 
 
-def test_torch_is_told_in_its_own_words(environment):
+def test_torch_gets_the_place_in_its_own_variables(environment):
     """Its rendezvous, and what it starts, read torchrun's names."""
     environment(OPEN_MPI)
     assert world.detect() == World(1, 2, 1)

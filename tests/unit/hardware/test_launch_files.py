@@ -1,4 +1,4 @@
-"""What launchers are given: every word as it was, hosts that cannot be options, files that their readers accept."""
+"""The input of launchers: every word as it was, hosts that cannot be options, files that their readers accept."""
 
 import itertools
 import json
@@ -55,7 +55,7 @@ def test_hosts():
         *("", "a,,b", "a:0", "a:-1", "a:x", "::1", "a:8,a:8", "a-:8", "a" * 300),
     ],
 )
-def test_what_is_no_host_is_refused(text: str):
+def test_a_name_that_is_not_a_host_is_refused(text: str):
     with pytest.raises(UsageError, match="--hosts"):
         parse_hosts(text)
 
@@ -63,8 +63,8 @@ def test_what_is_no_host_is_refused(text: str):
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({}, "say where: --hosts a:8,b:8"),
-        ({"hosts": "a:8", "nodes": 2}, "say where"),
+        ({}, "give the hosts: --hosts a:8,b:8"),
+        ({"hosts": "a:8", "nodes": 2}, "give the hosts"),
         ({"nodes": 2}, "torchrun chooses no hosts"),
         ({"nodes": 2, "per_node": 0, "launcher": "slurm"}, "both must be at least 1"),
         ({"hosts": "a:8", "interfaces": "-x"}, "--interfaces '-x' must be like eth0"),
@@ -179,7 +179,7 @@ def test_ssh_hands_every_word_through_the_shell_of_the_host():
         remote = words[-1].replace("-m torch.distributed.run", f"-c {shlex.quote(say)}", 1)
         done = subprocess.run(["sh", "-c", remote], capture_output=True, text=True, check=True)
         seen, mine, terminal = json.loads(done.stdout)
-        assert terminal == "dumb", "the terminal of -tt is no place to draw on: its lines get a tag"
+        assert terminal == "dumb", "nothing may be drawn on the terminal of -tt: its lines get a tag"
         assert seen[-len(COMMAND) :] == list(COMMAND) and f"--node-rank={node}" in seen and mine == "it's $HOME"
 
 
@@ -203,7 +203,7 @@ def test_two_runs_of_a_recipe_do_not_meet_but_the_hosts_of_one_do(launcher, rest
 
 
 def test_two_elastic_starts_by_ssh_are_two_commands():
-    """Attempts with one id take a run folder over from each other."""
+    """Equal ids let attempts take over a run folder from each other."""
     options = LaunchOptions(hosts="a:1,b:1", launcher="ssh", max_restarts=1)
     starts = [re.findall(r"--rdzv-id=(\S+)", text_of(options)) for _ in range(2)]
     assert all(len(ids) == 2 and ids[0] == ids[1] for ids in starts), "the hosts of one start are one command"
@@ -224,7 +224,7 @@ def directives(text: str) -> dict[str, str]:
 
 
 def run_script(text: str, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """What bash makes of the file: the words that srun gets, and its environment."""
+    """Run the file in bash; return the words that srun gets, and its environment."""
     say = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
     for name, body in (("srun", f'exec {sys.executable} -c {shlex.quote(say)} "$@"'), ("scontrol", "echo n7; echo n9")):
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
@@ -302,7 +302,7 @@ Judge = Callable[[dict], None]
 
 @pytest.fixture
 def judge() -> Judge:
-    """Raises at what the schemas of Kubernetes do not allow."""
+    """Raise at what the schemas of Kubernetes do not allow."""
     judges = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate, of the extra `dev`")
     return lambda document: judges.validate(document, "1.37", strict=True)
 
@@ -413,7 +413,7 @@ def test_the_form_of_kubeflow_2():
     assert document["spec"]["runtimeRef"] == {"name": "torch-distributed"}
     assert expanded(trainer["command"], {})[-len(COMMAND) :] == list(COMMAND)
     for changes in ({"volumes": ("claim:a:/b",)}, {"nodes": 0, "hosts": "a:8"}):
-        with pytest.raises(UsageError, match="cannot be said in a TrainJob"):
+        with pytest.raises(UsageError, match="cannot be written in a TrainJob"):
             kubernetes_text("trainjob", **changes)
 
 

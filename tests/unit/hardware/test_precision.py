@@ -12,7 +12,7 @@ from sightline.hardware import devices
 from sightline.hardware.precision import autocast, keep_fp32
 
 CPU = devices.select("cpu")
-PICTURE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+IMAGE = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 def model_of(blocks: int = 2) -> nn.Module:
@@ -21,14 +21,14 @@ def model_of(blocks: int = 2) -> nn.Module:
 
 
 def dtypes(model: nn.Module, *paths: str) -> dict[str, torch.dtype]:
-    """What each module gave in one pass under bf16."""
+    """Return the output type of each module in one pass under bf16."""
     seen: dict[str, torch.dtype] = {}
     hooks = [
         model.get_submodule(path).register_forward_hook(lambda _m, _i, out, path=path: seen.update({path: out.dtype}))
         for path in paths
     ]
     with autocast(CPU, "bf16"):
-        model(PICTURE)
+        model(IMAGE)
     for hook in hooks:
         hook.remove()
     return seen
@@ -73,10 +73,10 @@ def test_a_kept_model_is_the_model_of_no_autocast():
     plain, kept = model_of(), model_of()
     assert keep_fp32(kept, ["ResNet"], CPU) == []
     with autocast(CPU, "bf16"):
-        assert torch.equal(kept(PICTURE), plain(PICTURE).float()) is False
-        assert torch.equal(kept(PICTURE.bfloat16().float()), kept(PICTURE.bfloat16()))
-        out = kept(PICTURE)
-    assert torch.equal(out, plain(PICTURE))
+        assert torch.equal(kept(IMAGE), plain(IMAGE).float()) is False
+        assert torch.equal(kept(IMAGE.bfloat16().float()), kept(IMAGE.bfloat16()))
+        out = kept(IMAGE)
+    assert torch.equal(out, plain(IMAGE))
 
 
 def test_names_types_and_copies_stay():
@@ -90,7 +90,7 @@ def test_names_types_and_copies_stay():
     nn.init.zeros_(other.fc.weight)
     nn.init.zeros_(other.fc.bias)
     with autocast(CPU, "bf16"):
-        assert other(PICTURE).abs().max() == 0 < kept(PICTURE).abs().max()
+        assert other(IMAGE).abs().max() == 0 < kept(IMAGE).abs().max()
     assert dtypes(other, "fc") == {"fc": torch.float32}
 
 
@@ -99,7 +99,7 @@ def test_torch_compile_sees_one_graph():
     keep_fp32(model, ["BatchNorm2d", "layer4.*", "fc"], CPU)
     compiled = torch.compile(model, backend="aot_eager_default_partitioner", fullgraph=True)
     with autocast(CPU, "bf16"):
-        out, expected = compiled(PICTURE), model(PICTURE)
+        out, expected = compiled(IMAGE), model(IMAGE)
     assert out.dtype == torch.float32 and torch.equal(out, expected)
     out.sum().backward()
     assert all(parameter.grad is not None and parameter.grad.dtype == torch.float32 for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""What a process does first; the CPUs it is bound to."""
+"""The setup of a process; the CPUs it is bound to."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def test_more_cpus_than_there_are_is_usage(allowed: list[int]):
     assert sorted(os.sched_getaffinity(0)) == allowed
 
 
-def test_a_system_that_cannot_bind_is_told(monkeypatch):
+def test_a_system_that_cannot_bind_is_reported(monkeypatch):
     monkeypatch.delattr(os, "sched_setaffinity")
     with pytest.raises(UsageError, match="run.max_cpus=1: linux cannot bind a process to CPUs; leave it out"):
         bind_to_cpus(1)

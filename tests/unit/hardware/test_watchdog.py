@@ -1,4 +1,4 @@
-"""How long a rank may take before it counts as hung; what happens then is in tests/distributed/test_hang.py."""
+"""The time after which a rank counts as hung; tests/distributed/test_hang.py tests what happens then."""
 
 import pytest
 

@@ -21,7 +21,7 @@ COMPLETE = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "h
 
 @pytest.fixture
 def environment(monkeypatch):
-    """Sets the variables a launcher would, and only those."""
+    """Set the variables a launcher would, and only those."""
 
     def set_to(values: dict[str, str]) -> None:
         for name in COMPLETE:
@@ -56,7 +56,7 @@ def test_half_an_environment_is_refused(environment, missing: str):
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
-def test_what_is_no_number_is_refused(environment, name: str):
+def test_text_that_is_not_a_number_is_refused(environment, name: str):
     environment({**COMPLETE, name: "two"})
     with pytest.raises(UsageError, match="must be whole numbers, got .*two"):
         world.detect()
@@ -113,7 +113,7 @@ def test_a_name_or_the_address_of_a_gateway_is_left_to_torch(address: str):
     assert world._listener(address, free_port()) is None
 
 
-def test_several_hosts_are_told_where_they_meet(environment):
+def test_several_hosts_know_where_they_meet(environment):
     environment(COMPLETE)
     assert "host:29500" in world.meeting_place(world.detect())
     environment({**COMPLETE, "LOCAL_WORLD_SIZE": "8"})

@@ -32,7 +32,7 @@ def test_both_train_on_every_batch(accuracy, shapes, tmp_path, capsys):
     assert json.loads(path.read_text())["results"] == result["results"]
     for name in ("sightline", "torchvision"):
         [run] = result["results"][name]["runs"]
-        assert 0 <= run["top1"] <= 1 and run["top1"] * 40 == pytest.approx(round(run["top1"] * 40))  # of 40 pictures
+        assert 0 <= run["top1"] <= 1 and run["top1"] * 40 == pytest.approx(round(run["top1"] * 40))  # of 40 images
         # The second of two epochs, 2 steps of 32, took less than everything together.
         assert 64 / run["images_per_s"] < run["wall_s"]
     assert result["settings"]["precision"] == "fp32" and result["settings"]["seeds"] == [3]

@@ -76,7 +76,7 @@ def test_real_data_go_through_the_loader(tmp_path, shapes):
     [row] = result["step"]["contenders"]
     check_rates(row)
     assert row["images_trained"] == 8 * row["calls"]
-    assert 0 < row["data_wait"] < 1  # loaded in this process, so the step waits for every picture
+    assert 0 < row["data_wait"] < 1  # loaded in this process, so the step waits for every image
     assert result["step"]["data"] == "real"
 
 
@@ -172,7 +172,7 @@ def test_bad_options(options, message):
 def test_one_process_only(tmp_path, monkeypatch):
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "x", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
-    with pytest.raises(UsageError, match="without torchrun"):
+    with pytest.raises(UsageError, match="started 2 ranks: .* without a launcher and without --run.devices"):
         measure(tmp_path)
 
 
@@ -225,7 +225,7 @@ def test_too_little_memory_for_ours_alone_is_an_error_with_a_remedy(tmp_path, mo
 
 
 def classifier_step(peer, network, images):
-    """As `peers_classification.steps` makes it, of any network for 3x8x8 pictures and 4 classes."""
+    """As `peers_classification.steps` makes it, of any network for 3x8x8 images and 4 classes."""
     batches = [
         (torch.randn(images, 3, 8, 8).to(memory_format=peer.layout), torch.randint(4, (images,)))
         for _ in range(peers.BATCHES)
@@ -290,16 +290,16 @@ def test_a_task_without_peers_is_refused(tmp_path):
 
 
 def test_networks_are_recognised_by_weights_and_work():
-    picture = torch.empty(1, 3, 64, 64, device="meta")
+    image = torch.empty(1, 3, 64, 64, device="meta")
     with torch.device("meta"):
         network = torchvision.models.resnext50_32x4d(num_classes=7)
-        assert peers_classification.torchvision_twin(network, picture, 7) == "resnext50_32x4d"
+        assert peers_classification.torchvision_twin(network, image, 7) == "resnext50_32x4d"
         moved = torchvision.models.resnet50(num_classes=7)
     # The original paper's form: the same weights, the stride in another convolution, less work.
     block = moved.layer2[0]
     block.conv1.stride, block.conv2.stride = (2, 2), (1, 1)
     with pytest.raises(UsageError, match="none of resnet18"):
-        peers_classification.torchvision_twin(moved, picture, 7)
+        peers_classification.torchvision_twin(moved, image, 7)
 
 
 @pytest.mark.slow  # a VGG at 300 pixels

@@ -1,4 +1,4 @@
-"""What `inspect` says of a recipe, against published numbers and the fact sheet of the original."""
+"""The output of `inspect` against published numbers and the fact sheet of the original."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_decay_of_norms_and_biases_apart():
     assert [(g["weight_decay"], g["tensors"]) for g in found["groups"]] == [(1e-4, 54), (0.0, 107)]
 
 
-def test_the_form_of_decay_is_told():
+def test_the_form_of_decay_is_shown():
     """Keras' 1e-4 is 2e-4 in the gradient: the number alone would mislead."""
     text = as_text(inspect(*config.load("resnet50_keras")), as_json=False)
     assert "decay by 0.0001 (keras_l2)" in text and "decay by 0\n" in text

@@ -120,7 +120,7 @@ def test_predictions_are_made_of_evaluation_batches(tmp_path: Path, monkeypatch,
     check_perf(result["perf"], "predict", row)
     assert "step" not in result and "latency of predict" in as_text(result)
     assert len(seen) == row["calls"] == 1 + 1 + 2 * (Contender.settle + 3) + (1 + 3 + 1)
-    rounds = BATCHES if data == "synthetic" else 40 // 8  # the val split of the shapes has 40 pictures
+    rounds = BATCHES if data == "synthetic" else 40 // 8  # the val split of the shapes has 40 images
     for number, (indices, training, dtype, inference) in enumerate(seen):
         assert indices == [number % rounds * 8 + k for k in range(8)]
         assert (training, dtype, inference) == (False, torch.float32, True)

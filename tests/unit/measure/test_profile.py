@@ -110,7 +110,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
-def test_kernels_are_told_apart_by_name(kind, name):
+def test_kernels_are_classified_by_name(kind, name):
     assert kind_of(name) == kind
 
 
@@ -235,7 +235,7 @@ class Net(nn.Module):
 
 
 class Training:
-    """Steps of a small network, and a loader's clock that goes on by 1 ms per step."""
+    """Steps of a small network, and a loader's clock that advances by 1 ms per step."""
 
     def __init__(self):
         self.network = Net()

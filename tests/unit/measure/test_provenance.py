@@ -1,4 +1,4 @@
-"""Which commit a number is said to come from."""
+"""The commit that a number comes from."""
 
 import subprocess
 

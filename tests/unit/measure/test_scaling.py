@@ -204,7 +204,7 @@ def test_the_slowest_of_many_against_drawn_numbers():
 
 def test_spread_of_steps():
     seconds = statistics.NormalDist(10, 0.5).samples(4000, seed=3)
-    assert scaling.spread_of([*seconds, 500.0]) == pytest.approx(0.05, rel=0.1)  # one hiccup is no habit
+    assert scaling.spread_of([*seconds, 500.0]) == pytest.approx(0.05, rel=0.1)  # one outlier does not count
 
 
 def test_storage_that_is_too_slow_sets_the_pace():

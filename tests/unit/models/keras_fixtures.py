@@ -20,7 +20,7 @@ CLASSES = 7
 
 
 def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Numbers for the array `layer/kind`, each from its index: the same here and in the tests."""
+    """Return numbers for the array `layer/kind`, each from its index: the same here and in the tests."""
     x = np.arange(np.prod(shape), dtype=np.uint32) + np.uint32(zlib.crc32(name.encode()))
     for factor, shift in ((2654435761, 15), (2246822519, 13), (3266489917, 16)):
         x = x * np.uint32(factor)
@@ -41,7 +41,7 @@ def values(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def fill(model) -> list[tuple[str, tuple[int, ...]]]:
-    """Sets every array of a Keras model to its values; the names and shapes."""
+    """Set every array of a Keras model to its values; return the names and shapes."""
     arrays = []
     for layer in model.layers:
         names = [f"{layer.name}/{w.name.rpartition('/')[2].removesuffix(':0')}" for w in layer.weights]

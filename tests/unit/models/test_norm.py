@@ -56,7 +56,7 @@ def layer_of(name: str) -> nn.Module:
 
 
 def data_of(name: str, rank: int, step: int) -> tuple[Tensor, Tensor]:
-    """What a rank sees, and what it multiplies the outputs with for its loss."""
+    """Return the input of a rank, and the factors of the outputs for its loss."""
     torch.manual_seed(100 * step + rank)
     shape = (ROWS[rank], *LAYERS[name][2])
     offset = 300.0 if name == "far_from_zero" else rank
@@ -64,7 +64,7 @@ def data_of(name: str, rank: int, step: int) -> tuple[Tensor, Tensor]:
 
 
 def passes(layer: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Outputs, gradients and buffers after a pass over each batch in turn, and the output of an evaluation."""
+    """Return outputs, gradients and buffers after a pass over each batch in turn, and the output of an evaluation."""
     found = {}
     for step, (x, factor) in enumerate(batches):
         x = x.clone().requires_grad_()
@@ -93,7 +93,7 @@ RECIPE = Recipe(
 
 
 def train_steps(world: World, bn_group: int, rows: slice) -> tuple[dict[str, Tensor], list[str]]:
-    """Gradients and statistics after two steps with these rows of the batch, and what the user was told."""
+    """Return gradients and statistics after two steps with these rows of the batch, and notes for the user."""
     recipe = replace(RECIPE, train=replace(RECIPE.train, bn_group=bn_group))
     dataset = recipe.data.open("train", 0)
     state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, CPU, world), CPU, RunLength(1, 1))
@@ -156,7 +156,7 @@ def main(out: Path) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank saw."""
+    """Return the results of each rank."""
     out = FORKED["once"](tmp_path_factory, "norm", lambda out: FORKED["run"](__file__, out, RANKS))
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 

@@ -317,7 +317,7 @@ def test_a_checkpoint_of_tensorflow_gives_tensorflows_features(name):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_checkpoint_of_tensorflow_under_torchs_padding_is_told():
+def test_a_checkpoint_of_tensorflow_under_torchs_padding_is_reported():
     config = SsdConfig(width=2, padding="torch", weights=str(GOLDEN / "trunk"))
     assert config.start_from(config.build(spec())).endswith("made with padding=same, this network has padding=torch")
 

@@ -258,7 +258,7 @@ def test_bad_places_are_refused_without_allocating(tmp_path, fields, message):
     assert most < 2**20
 
 
-def test_data_that_is_not_there_is_told(tmp_path):
+def test_missing_data_is_reported(tmp_path):
     shutil.copy(GOLDEN / "trunk.index", tmp_path)
     with pytest.raises(BadCheckpoint, match="needs trunk.data-00000-of-00001 in its folder, which does not exist"):
         TensorBundle(tmp_path / "trunk.index").read("conv2d/kernel")
@@ -316,7 +316,7 @@ def test_changed_and_cut_data_are_noticed(tmp_path):
 
 
 def test_bytes_with_right_checksums_are_values_or_our_error(tmp_path):
-    """Past the checksums, as a hostile file comes: random changes of every block, sealed anew."""
+    """Past the checksums, as a hostile file comes: random changes of every block, with new checksums."""
     rng = random.Random(0)
     body = bytearray(ONE[:-5])
     tracemalloc.start()

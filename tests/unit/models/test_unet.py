@@ -135,7 +135,7 @@ def test_training_gives_three_resolutions_and_evaluation_one():
 
 
 def in_order(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters in the order in which forward uses them: way down, then each level up, then the head."""
+    """Return the parameters in the order in which forward uses them: way down, then each level up, then the head."""
     if isinstance(model, Unet):
         parts = [*model.encoder, *model.decoder, model.heads[0]]
     else:
@@ -255,7 +255,7 @@ def dropping(steps: int) -> DropBlock:
 
 
 def chance(share: float, space: tuple[int, ...]) -> float:
-    """That a voxel is dropped: at least one of the centres within reach is there, of which borders have fewer."""
+    """Return the chance that a voxel is dropped: at least one centre is within reach, of which borders have fewer."""
     ones = torch.ones(1, 1, *space)
     count = functional.conv2d if len(space) == 2 else functional.conv3d
     reach = count(ones, torch.ones(1, 1, *(5,) * len(space)), padding=2)

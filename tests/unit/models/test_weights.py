@@ -106,7 +106,7 @@ def test_batch_counters_may_be_missing(tmp_path, source):
     assert_equal(model, source, but="bn.num_batches_tracked")
 
 
-def test_a_head_of_another_size_stays_fresh_and_is_told(tmp_path, source):
+def test_a_head_of_another_size_stays_fresh_and_is_reported(tmp_path, source):
     path, model = tmp_path / "w.pth", Small(classes=7)
     torch.save(source.state_dict(), path)
     fresh = model.fc.weight.clone()
@@ -284,7 +284,7 @@ def test_damaged_bytes_end_in_our_error_or_load(tmp_path, source, suffix, zipped
         ({"epoch": 3, "weights": {"a": torch.zeros(2)}}, "holds more than tensors: epoch (a int), weights (a dict)"),
     ],
 )
-def test_what_is_no_state_dict_is_refused(tmp_path, content, message):
+def test_a_file_that_is_not_a_state_dict_is_refused(tmp_path, content, message):
     path = tmp_path / "w.pth"
     torch.save(content, path)
 

@@ -1,4 +1,4 @@
-"""Pictures with what was found in them, looked at through their pixels."""
+"""Images with what was found in them, looked at through their pixels."""
 
 import itertools
 
@@ -64,7 +64,7 @@ def test_luminance_is_that_of_the_standard(colour, value: float):
     assert luminance(colour) == pytest.approx(value, abs=0.001)
 
 
-def test_a_strip_of_classes_stands_below_the_picture():
+def test_a_strip_of_classes_stands_below_the_image():
     photo = np.random.default_rng(0).integers(0, 256, (375, 500, 3), dtype=np.uint8)
     found = [Finding("tabby", 281, 0.8), Finding("tiger cat", 282, 0.1), Finding("lynx", 287, 0.0)]
     drawn = np.asarray(draw(photo, found))

@@ -1,4 +1,4 @@
-"""What a network says, as names and places."""
+"""The outputs of a network as names and places."""
 
 from dataclasses import dataclass
 
@@ -54,7 +54,7 @@ def test_boxes_by_threshold_and_number():
 
 @dataclass(frozen=True)
 class Numbered(DataSpec):
-    """Of a data set that numbers its classes with gaps, as COCO does."""
+    """The spec of a data set that numbers its classes with gaps, as COCO does."""
 
     class_ids: tuple[int, ...] = (1, 13, 90)
 

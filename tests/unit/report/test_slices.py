@@ -20,9 +20,9 @@ def look(sides=(6, 40, 30), affine=LPS, spacing=(1.0, 1.0, 1.0), label=None, fil
     return Look("case", image, spacing, affine, CLASSES, mask, label)
 
 
-def share_of(picture: Image.Image, colour: tuple[int, int, int], box=None) -> int:
-    """Pixels close to a colour."""
-    pixels = np.asarray(picture.crop(box) if box else picture).astype(int)
+def share_of(image: Image.Image, colour: tuple[int, int, int], box=None) -> int:
+    """Count the pixels close to a colour."""
+    pixels = np.asarray(image.crop(box) if box else image).astype(int)
     return int((np.abs(pixels - colour).max(-1) < 24).sum())
 
 
@@ -38,17 +38,17 @@ def test_slices_go_evenly_through_what_was_found():
 
 
 def test_outlines_are_lines_at_the_edge_of_their_class():
-    picture = contact_sheet(look(fill={1: ((10, 30), (10, 20))}))
+    image = contact_sheet(look(fill={1: ((10, 30), (10, 20))}))
     scale = TILE / 40
     one = outline_colour(1)
     left, top = 6 + 10 * scale, 6 + 10 * scale  # the first tile begins after a gap of 6
-    edge = share_of(picture, one, (round(left) - 2, round(top) + 20, round(left) + 6, round(top) + 120))
+    edge = share_of(image, one, (round(left) - 2, round(top) + 20, round(left) + 6, round(top) + 120))
     middle = (round(left) + 10, round(top) + 10, round(left + 10 * scale) - 10, round(top + 20 * scale) - 10)
     assert 150 <= edge <= 300  # two pixels wide, a hundred high
-    assert share_of(picture, one, middle) == 0
-    assert np.ptp(np.asarray(picture.crop(middle)), axis=-1).max() == 0  # not filled: as grey as the scan
-    tiles = (0, 0, picture.width, 2 * TILE)
-    assert share_of(picture, outline_colour(2), tiles) == 0  # it stands in the legend only
+    assert share_of(image, one, middle) == 0
+    assert np.ptp(np.asarray(image.crop(middle)), axis=-1).max() == 0  # not filled: as grey as the scan
+    tiles = (0, 0, image.width, 2 * TILE)
+    assert share_of(image, outline_colour(2), tiles) == 0  # it stands in the legend only
     both = contact_sheet(look(fill={1: ((10, 30), (10, 20)), 2: ((12, 16), (12, 15))}))
     assert share_of(both, outline_colour(2), middle) > 100
 
@@ -63,12 +63,12 @@ def test_classes_have_colours_of_their_own():
 def test_front_lies_on_top_and_right_on_the_left(affine: np.ndarray):
     """Whatever way a file stores them: class 1 is at the patient's front and right."""
     low, high = ((2, 12), (2, 12)), ((28, 38), (18, 28))
-    picture = contact_sheet(look(affine=affine, fill={1: low if affine is LPS else high}))
+    image = contact_sheet(look(affine=affine, fill={1: low if affine is LPS else high}))
     width, height = round(TILE * 30 / 40), TILE
     corner = (6, 6, 6 + width // 2, 6 + height // 2)
-    assert share_of(picture, outline_colour(1), corner) > 300
+    assert share_of(image, outline_colour(1), corner) > 300
     rest = (6, 6 + height // 2, 6 + width, 6 + height)
-    assert share_of(picture, outline_colour(1), rest) == 0
+    assert share_of(image, outline_colour(1), rest) == 0
 
 
 def test_slices_have_the_proportions_of_the_patient():
@@ -79,9 +79,9 @@ def test_slices_have_the_proportions_of_the_patient():
 
 @pytest.mark.parametrize("sides", [(3, 5, 4), (2, 700, 600), (1, 3, 400)])
 def test_small_ones_are_enlarged_and_large_ones_fit(sides: tuple[int, int, int]):
-    picture = contact_sheet(look(sides=sides, fill={1: ((1, 2), (1, 3))}))
-    assert 480 <= picture.width <= 4 * TILE + 40 and TILE // 10 < picture.height < 3 * TILE
-    assert share_of(picture, outline_colour(1)) > 20  # two voxels of one class are seen in both
+    image = contact_sheet(look(sides=sides, fill={1: ((1, 2), (1, 3))}))
+    assert 480 <= image.width <= 4 * TILE + 40 and TILE // 10 < image.height < 3 * TILE
+    assert share_of(image, outline_colour(1)) > 20  # two voxels of one class are seen in both
 
 
 def test_a_label_is_a_thinner_line_of_its_own():
@@ -106,7 +106,7 @@ def test_what_was_missed_is_shown_too():
     assert contact_sheet(missed).width > 3 * contact_sheet(alone).width / 2  # slices 0 to 3, not 3 alone
 
 
-def test_a_volume_of_one_value_is_no_error():
+def test_a_volume_of_one_value_is_not_an_error():
     empty = look()
-    picture = contact_sheet(Look("flat", np.full_like(empty.image, 3), (1, 1, 1), LPS, CLASSES, empty.mask))
-    assert picture.width > 400
+    image = contact_sheet(Look("flat", np.full_like(empty.image, 3), (1, 1, 1), LPS, CLASSES, empty.mask))
+    assert image.width > 400

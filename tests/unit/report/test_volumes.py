@@ -37,7 +37,7 @@ def write_pair(folder: Path, name: str = "case", sides=(20, 26, 9)) -> tuple[Pat
 
 
 def perfect_logits(path: Path, label: np.ndarray, spec: DataSpec) -> torch.Tensor:
-    """Of a network that knows the label, in the geometry that it sees."""
+    """Return the logits of a network that knows the label, in the geometry that it sees."""
     scan = read_scan(path, "case")
     _, geometry = prepare_image(scan, spec, "case")
     known = prepare_label(np.ascontiguousarray(label.T), geometry, scan.spacing, spec)
@@ -84,8 +84,8 @@ def test_a_mask_lies_where_its_file_does(tmp_path: Path):
     assert lines == [f"case.nii.gz  9x26x20  one {ones * voxel:.3f} ml  two {twos * voxel:.3f} ml"]
     assert json.loads((tmp_path / "out" / "predictions.json").read_text()) == document
     assert document["classes"] == list(CLASSES) and document["unreadable"] == []
-    with Image.open(tmp_path / "out" / "case.png") as picture:
-        assert picture.format == "PNG" and picture.width > 480
+    with Image.open(tmp_path / "out" / "case.png") as image:
+        assert image.format == "PNG" and image.width > 480
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["case.nii.gz", "case.png", "predictions.json"]
 
 
@@ -135,7 +135,7 @@ def test_rows_without_a_file_are_passed_over(tmp_path: Path):
     ]
 
 
-def test_a_file_that_has_changed_is_told(tmp_path: Path):
+def test_a_file_that_has_changed_is_reported(tmp_path: Path):
     path, label = write_pair(tmp_path)
     dataset = VolumeFiles({"case": path}, FLAT)
     batch = dataset.finish({k: torch.from_numpy(v)[None] for k, v in dataset.load(0, 0).items()}, torch.float32)
@@ -162,6 +162,6 @@ def test_files_of_the_user_are_never_written_over(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("options", "flag"), [({"top": 3}, "--top 3"), ({"threshold": 0.5}, "--score-threshold 0.5")])
-def test_what_belongs_to_pictures_is_refused(tmp_path: Path, options: dict, flag: str):
+def test_what_belongs_to_images_is_refused(tmp_path: Path, options: dict, flag: str):
     with pytest.raises(UsageError, match=flag):
         VolumePredictions(tmp_path / "out", {}, FLAT, PredictOptions(**options), print)

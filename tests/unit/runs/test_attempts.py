@@ -62,7 +62,7 @@ def test_only_a_restart_of_the_same_command_obeys(tmp_path: Path, attempt: Attem
         " " * 2**20 + "{}",
     ],
 )
-def test_a_damaged_mark_is_no_mark(tmp_path: Path, text: str):
+def test_a_damaged_mark_does_not_count(tmp_path: Path, text: str):
     (tmp_path / "exit.json").write_text(text)
     SECOND.obey(tmp_path)
 

@@ -58,7 +58,7 @@ def test_the_first_line_names_the_schema_and_comes_once(folder: Path):
     assert times == sorted(times)
 
 
-def test_a_line_is_on_disk_as_soon_as_it_is_told(log: RunLog, folder: Path):
+def test_a_line_is_on_disk_as_soon_as_it_is_logged(log: RunLog, folder: Path):
     log.event("start", step=1)
     assert lines(folder)[-1]["event"] == "start"
 
@@ -88,7 +88,7 @@ def test_scores_go_to_a_file_a_line_and_an_event(log: RunLog, folder: Path, caps
     assert capsys.readouterr().out == "evaluated epoch 2  step 40  top1 0.7500  loss 1.2500  on 8 samples\n"
 
 
-def test_twelve_scores_take_short_lines_and_what_could_not_be_measured_is_no_score(log: RunLog, folder: Path, capsys):
+def test_twelve_scores_take_short_lines_and_unmeasured_ones_are_not_scores(log: RunLog, folder: Path, capsys):
     values = {f"ap{number}": number / 10 for number in range(11)} | {"apl": -1.0, "samples": 8.0}
     log.scores(Scores(values, {}, []), "scores.json", epoch=2, step=40)
     said = capsys.readouterr().out.splitlines()
@@ -235,7 +235,7 @@ def test_the_board_has_the_numbers_of_the_original_scripts(tmp_path: Path):
     begins, ends = board.Scalars("evaluate/begin"), board.Scalars("evaluate/end")
     assert [event.step for event in begins] == [event.step for event in ends] == [3, 6]
     assert all(begin.wall_time <= end.wall_time for begin, end in zip(begins, ends, strict=True))
-    # A rate of steps times the batch is the rate of pictures.
+    # A rate of steps times the batch is the rate of images.
     for steps, images in zip(board.Scalars("train/steps_per_s"), board.Scalars("train/images_per_s"), strict=True):
         assert images.value == pytest.approx(8 * steps.value, rel=1e-5)
     session = board.SummaryMetadata("_hparams_/session_start_info").plugin_data.content

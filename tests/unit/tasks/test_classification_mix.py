@@ -22,7 +22,7 @@ def opened(split: str = "train", **fields):
 
 
 def batch_of(dataset, step: int = 0, rows: int = BATCH) -> dict[str, torch.Tensor]:
-    """What the loader makes of a dataset, without its workers."""
+    """Return a batch of a dataset as the loader makes it, without workers."""
     samples = [dataset.load(0, index) for index in range(rows)]
     assert all(set(sample) == set(dataset.layout) for sample in samples)
     for key, (shape, dtype) in dataset.layout.items():
@@ -38,7 +38,7 @@ def model() -> nn.Module:
 
 
 def by_torchvision(plain: torch.Tensor, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(pictures, soft labels) of torchvision's transform, given the share or box that was drawn."""
+    """(images, soft labels) of torchvision's transform, given the share or box that was drawn."""
     top, left, bottom, right = (int(batch[key]) if key in batch else 0 for key in CUT_KEYS)
     params = {"labels": batch["label"], "batch_size": len(plain), "lam": float(batch["mix"])}
     mixer: v2.Transform = v2.MixUp(num_classes=CLASSES)
@@ -51,7 +51,7 @@ def by_torchvision(plain: torch.Tensor, batch: dict[str, torch.Tensor]) -> tuple
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("fields", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}], ids=str)
-def test_pictures_and_loss_are_torchvisions(fields, smoothing: float):
+def test_images_and_loss_are_torchvisions(fields, smoothing: float):
     dataset, plain_dataset, network = opened(**fields), opened(), model()
     kinds = set()
     for step in range(24):
@@ -105,7 +105,7 @@ def test_what_is_off_leaves_no_trace():
             assert set(ours) == set(theirs) and all(np.array_equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_a_policy_changes_the_pictures_and_nothing_else():
+def test_a_policy_changes_the_images_and_nothing_else():
     plain = opened()
     for name in ("autoaugment", "randaugment", "trivialaugment", "augmix"):
         dataset = opened(policy=name)

@@ -29,7 +29,7 @@ def opened(split: str = "train", **fields):
 
 
 def batch_of(dataset, step: int = 0, rows: int = BATCH) -> dict[str, torch.Tensor]:
-    """What the loader makes of a dataset, without its workers."""
+    """Return a batch of a dataset as the loader makes it, without workers."""
     samples = [dataset.load(0, index) for index in range(rows)]
     for key, (shape, dtype) in dataset.layout.items():
         assert all(sample[key].shape == shape and sample[key].dtype == dtype for sample in samples)
@@ -53,7 +53,7 @@ def partners_by_hand(kind: str, batch: dict[str, torch.Tensor]) -> list[int]:
 
 
 def loss_by_hand(logits: torch.Tensor, label, partner, share, smoothing: float) -> float:
-    """Cross entropy of mixed, smoothed one-hot targets in 64 bits."""
+    """Return the cross entropy of mixed, smoothed one-hot targets in 64 bits."""
     scores = logits.detach().double().numpy()
     scores = scores - scores.max(1, keepdims=True)
     log_probabilities = scores - np.log(np.exp(scores).sum(1, keepdims=True))
@@ -67,7 +67,7 @@ def loss_by_hand(logits: torch.Tensor, label, partner, share, smoothing: float) 
 @pytest.mark.parametrize("background", ["none", "first", "last"])
 @pytest.mark.parametrize("partner", PARTNERS)
 @pytest.mark.parametrize("per", ["batch", "sample"])
-def test_pictures_and_labels_are_mixed_alike(per: str, partner: str, background: str):
+def test_images_and_labels_are_mixed_alike(per: str, partner: str, background: str):
     """With smoothing, which spreads over the background class too, and with erasing."""
     fields = {"mixup_partner": partner, "mixup_per": per, "background": background, "random_erase": 1.0}
     dataset, plain_dataset = opened(**fields), opened(mixup=0.0, random_erase=1.0)
@@ -172,7 +172,7 @@ def test_numbers_of_a_sample_travel_only_where_they_are_used():
         opened(mixup_per="sample", cutmix=0.3)
 
 
-def test_a_share_for_each_picture_keeps_the_type_and_rounds_once():
+def test_a_share_for_each_image_keeps_the_type_and_rounds_once():
     images = torch.randn(5, 3, 4, 6).contiguous(memory_format=torch.channels_last)
     share = torch.tensor([0.0, 0.1, 0.5, 0.93, 1.0])
     for partner in (None, torch.tensor([4, 3, 2, 1, 0])):
@@ -198,8 +198,8 @@ def test_loss_and_finish_are_one_graph(partner: str, image_type: str):
 
 
 @pytest.mark.parametrize("background", ["first", "last"])
-def test_evaluation_knows_that_no_picture_shows_the_background(background: str):
-    """It has a row without a score, and a picture taken for it is a mistake like any other."""
+def test_evaluation_knows_that_no_image_shows_the_background(background: str):
+    """It has a row without a score, and an image taken for it is a mistake like any other."""
     dataset = opened("val", background=background)
     metric = Classification().metric(dataset.spec, torch.device("cpu"))
     assert isinstance(metric, TopK)

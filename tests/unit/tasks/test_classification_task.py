@@ -42,7 +42,7 @@ def test_loss_is_the_mean_cross_entropy_of_smoothed_targets(model, batch, smooth
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.8, 1.0])
 def test_mixup_is_the_cross_entropy_of_mixed_targets(model, batch, share: float):
-    """As published: one loss against share * y + (1 - share) * y of the partner, which is the picture before."""
+    """As published: one loss against share * y + (1 - share) * y of the partner, which is the image before."""
     loss = Classification(0.1).loss(model, {**batch, "mix": torch.tensor(share)})
     partner = batch["label"][[4, 0, 1, 2, 3]]
     target = share * soft(batch["label"], 0.1) + (1 - share) * soft(partner, 0.1)

@@ -1,4 +1,4 @@
-"""Detection learns: eight pictures of coloured rectangles, from random weights to their boxes, on the CPU."""
+"""Detection learns: eight images of coloured rectangles, from random weights to their boxes, on the CPU."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from sightline.models.anchors import default_boxes
 from sightline.parts import DataSpec
 from sightline.tasks.detection import Detection
 
-SIZE, PICTURES, STEPS = 96, 8, 60
+SIZE, IMAGES, STEPS = 96, 8, 60
 COLOURS = torch.tensor([[1.0, 0.1, 0.1], [0.1, 1.0, 0.1], [0.1, 0.1, 1.0]])  # one per class
 SPEC = DataSpec(("red", "green", "blue"), 3, (SIZE, SIZE), (0.5,) * 3, (0.5,) * 3)
 
@@ -48,28 +48,28 @@ def small_ssd() -> nn.Module:
 def drawn() -> dict[str, torch.Tensor]:
     """Grey noise with one to three rectangles each, as a batch for training and for evaluation at once."""
     random = torch.Generator().manual_seed(0)
-    image = 0.1 * torch.randn(PICTURES, 3, SIZE, SIZE, generator=random)
-    boxes, labels = torch.zeros(PICTURES, 5, 4), torch.zeros(PICTURES, 5, dtype=torch.int64)
-    for picture in range(PICTURES):
-        for place in range(picture % 3 + 1):
+    image = 0.1 * torch.randn(IMAGES, 3, SIZE, SIZE, generator=random)
+    boxes, labels = torch.zeros(IMAGES, 5, 4), torch.zeros(IMAGES, 5, dtype=torch.int64)
+    for number in range(IMAGES):
+        for place in range(number % 3 + 1):
             height, width = (int(n) for n in torch.randint(16, 40, (2,), generator=random))
             # Each in a column of its own, so that none hides another.
             top = int(torch.randint(0, SIZE - height, (1,), generator=random))
-            left = place * SIZE // 3 if picture % 3 else int(torch.randint(0, SIZE - width, (1,), generator=random))
-            right = min(left + width, (place + 1) * SIZE // 3 - 2) if picture % 3 else left + width
+            left = place * SIZE // 3 if number % 3 else int(torch.randint(0, SIZE - width, (1,), generator=random))
+            right = min(left + width, (place + 1) * SIZE // 3 - 2) if number % 3 else left + width
             label = int(torch.randint(0, 3, (1,), generator=random))
-            image[picture, :, top : top + height, left:right] = COLOURS[label][:, None, None]
-            boxes[picture, place] = torch.tensor([top, left, top + height, right]) / SIZE
-            labels[picture, place] = label + 1
+            image[number, :, top : top + height, left:right] = COLOURS[label][:, None, None]
+            boxes[number, place] = torch.tensor([top, left, top + height, right]) / SIZE
+            labels[number, place] = label + 1
     ymin, xmin, ymax, xmax = (boxes.double() * SIZE).unbind(2)
     return {
         "image": image,
         "boxes": boxes,
         "labels": labels,
-        "index": torch.arange(PICTURES),
-        "valid": torch.ones(PICTURES, dtype=torch.bool),
-        "height": torch.full((PICTURES,), SIZE, dtype=torch.int32),
-        "width": torch.full((PICTURES,), SIZE, dtype=torch.int32),
+        "index": torch.arange(IMAGES),
+        "valid": torch.ones(IMAGES, dtype=torch.bool),
+        "height": torch.full((IMAGES,), SIZE, dtype=torch.int32),
+        "width": torch.full((IMAGES,), SIZE, dtype=torch.int32),
         "truth_boxes": torch.stack([xmin, ymin, xmax - xmin, ymax - ymin], dim=2),
         "truth_labels": labels,
         "truth_area": (xmax - xmin) * (ymax - ymin),
@@ -81,7 +81,7 @@ def drawn() -> dict[str, torch.Tensor]:
     "build",
     [pytest.param(lambda: TwoLevels(3), id="two levels", marks=pytest.mark.slow), pytest.param(small_ssd, id="ssd")],
 )
-def test_eight_pictures_are_learnt(build):
+def test_eight_images_are_learnt(build):
     torch.manual_seed(0)
     model, task, batch = build(), Detection(), drawn()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
@@ -101,5 +101,5 @@ def test_eight_pictures_are_learnt(build):
     metric.merge(World())
     values = metric.result().values
     assert values["ap50"] > 0.5, values
-    assert values["samples"] == PICTURES
+    assert values["samples"] == IMAGES
     assert values["ap"] > 0.25, values  # boxes that fit, not only overlap

@@ -39,7 +39,7 @@ class Answers(nn.Module):
 
 
 def random_case(seed: int, classes: int = 5, scale: float = 2.0) -> tuple[Answers, dict[str, torch.Tensor]]:
-    """Six pictures with 0 to 5 boxes."""
+    """Six images with 0 to 5 boxes."""
     random = torch.Generator().manual_seed(seed)
     anchors = default_boxes(*SMALL)
     corners = torch.rand(6, 8, 2, 2, generator=random).sort(2).values.flatten(2)
@@ -51,20 +51,20 @@ def random_case(seed: int, classes: int = 5, scale: float = 2.0) -> tuple[Answer
 
 
 def loss_by_hand(model: Answers, batch: dict[str, torch.Tensor], lineage: str = "tf") -> tuple[float, float, int]:
-    """Sums over the batch in 64 bits, picture by picture, with two argsorts for the hard negatives."""
+    """Sum over the batch in 64 bits, image by image, with two argsorts for the hard negatives."""
     logits, offsets = model.logits.detach().double().numpy(), model.offsets.detach().double().numpy()
     classes, targets = (t.numpy() for t in match(batch["boxes"], batch["labels"], model.anchors, lineage))
     class_loss, box_loss, matched = 0.0, 0.0, 0
-    for picture in range(len(classes)):
-        positive = classes[picture] > 0
+    for image in range(len(classes)):
+        positive = classes[image] > 0
         if not positive.any():
             continue
-        shifted = logits[picture] - logits[picture].max(1, keepdims=True)
-        entropy = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(shifted)), classes[picture]]
+        shifted = logits[image] - logits[image].max(1, keepdims=True)
+        entropy = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(shifted)), classes[image]]
         rank = np.argsort(np.argsort(-np.where(positive, 0, entropy)))
         chosen = rank < min(3 * positive.sum(), len(positive))
         class_loss += (entropy * (positive.astype(int) + chosen)).sum() / positive.sum()
-        away = np.abs(offsets[picture] - targets[picture])[positive]
+        away = np.abs(offsets[image] - targets[image])[positive]
         box_loss += np.where(away < 1, away**2 / 2, away - 0.5).sum() / positive.sum()
         matched += int(positive.sum())
     return class_loss, box_loss, matched
@@ -122,7 +122,7 @@ def test_gradients_in_64_bits():
         assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=2e-2)
 
 
-def test_pictures_without_boxes_add_nothing():
+def test_images_without_boxes_add_nothing():
     model, batch = random_case(0)
     empty = {**batch, "boxes": torch.zeros_like(batch["boxes"]), "labels": torch.zeros_like(batch["labels"])}
     loss = Detection().loss(model, empty)
@@ -151,7 +151,7 @@ def test_outputs_of_half_precision_are_read_in_fp32():
 
 
 def test_the_gradient_keeps_no_second_copy_of_the_logits():
-    """81 numbers for each of 8732 anchors of 128 pictures are 181 MB in half precision, and would be 362 in fp32."""
+    """81 numbers for each of 8732 anchors of 128 images are 181 MB in half precision, and would be 362 in fp32."""
     model, batch = random_case(2, classes=80)
     model = Answers(model.logits.detach().bfloat16(), model.offsets.detach().bfloat16(), model.anchors)
     kept: dict[int, int] = {}
@@ -187,8 +187,8 @@ def test_one_graph_for_the_compiler_with_the_same_loss():
         batch = {**batch, "boxes": batch["boxes"].flip(0), "labels": batch["labels"].flip(0)}
 
 
-def test_predictions_are_boxes_of_the_picture():
-    """One sure anchor per picture: its decoded box, its softmax score, its class."""
+def test_predictions_are_boxes_of_the_image():
+    """One sure anchor per image: its decoded box, its softmax score, its class."""
     anchors = default_boxes(*SMALL)
     logits = torch.zeros(2, len(anchors), 4)
     logits[..., 0] = 9

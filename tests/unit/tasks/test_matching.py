@@ -22,17 +22,17 @@ def anchors() -> torch.Tensor:
     )
 
 
-def padded(pictures: list[list[tuple[float, ...]]], places: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Boxes and labels 1, 2, ... of a batch."""
-    boxes, labels = torch.zeros(len(pictures), places, 4), torch.zeros(len(pictures), places, dtype=torch.int64)
-    for number, picture in enumerate(pictures):
-        boxes[number, : len(picture)] = torch.tensor(picture).view(-1, 4)
-        labels[number, : len(picture)] = torch.arange(1, len(picture) + 1)
+def padded(images: list[list[tuple[float, ...]]], places: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return boxes and labels 1, 2, ... of a batch."""
+    boxes, labels = torch.zeros(len(images), places, 4), torch.zeros(len(images), places, dtype=torch.int64)
+    for number, image in enumerate(images):
+        boxes[number, : len(image)] = torch.tensor(image).view(-1, 4)
+        labels[number, : len(image)] = torch.arange(1, len(image) + 1)
     return boxes, labels
 
 
 def assigned_by_loops(overlap: np.ndarray, lineage: str) -> dict[int, int]:
-    """Anchor -> box, one picture (boxes, anchors), as the two originals do it."""
+    """Anchor -> box, one image (boxes, anchors), as the two originals do it."""
     found = {}
     for anchor in range(overlap.shape[1]):
         best = max(range(len(overlap)), key=lambda box: overlap[box, anchor], default=None)
@@ -67,19 +67,19 @@ def test_golden_case(anchors, lineage: str):
 def test_batches_of_padded_boxes_as_by_loops(anchors, lineage: str):
     """Random boxes, some of them twice and some of them together in one cell, so that anchors are shared."""
     random = np.random.default_rng(0)
-    pictures = []
+    images = []
     for count in (0, 1, 7, 12, 3):
         low, high = np.sort(random.random((2, count, 2)), axis=0)
-        picture = [tuple(box) for box in np.concatenate([low, high], axis=1).tolist()]
+        image = [tuple(box) for box in np.concatenate([low, high], axis=1).tolist()]
         tiny = [(0.3 + d, 0.3 + d, 0.31 + d, 0.31 + d) for d in (0.0, 0.0005, 0.001)]
-        pictures.append([*picture, *picture[:2], *(tiny if count else [])])
-    boxes, labels = padded(pictures, 20)
+        images.append([*image, *image[:2], *(tiny if count else [])])
+    boxes, labels = padded(images, 20)
     classes, offsets = match(boxes, labels, anchors, lineage)
     overlaps = iou(boxes, to_corners(anchors)).numpy()
     shared = 0
-    for number, picture in enumerate(pictures):
-        expected = assigned_by_loops(overlaps[number, : len(picture)], lineage)
-        shared += len(picture) - len({int(row.argmax()) for row in overlaps[number, : len(picture)]})
+    for number, image in enumerate(images):
+        expected = assigned_by_loops(overlaps[number, : len(image)], lineage)
+        shared += len(image) - len({int(row.argmax()) for row in overlaps[number, : len(image)]})
         assert {int(a): int(classes[number, a]) - 1 for a in classes[number].nonzero()[:, 0]} == expected
         for anchor, box in expected.items():
             torch.testing.assert_close(offsets[number, anchor], encode(boxes[number, box], anchors[anchor]))
@@ -100,7 +100,7 @@ def test_two_boxes_that_claim_one_anchor(anchors):
 
 
 def test_exactly_one_half_is_enough_for_one_lineage_only():
-    """Of a box of 1/2 by 1/2: the whole of it, its half, a little less than that."""
+    """Anchors are the whole of a box of 1/2 by 1/2, its half, and a little less than that."""
     anchors = to_centres(torch.tensor([[0, 0, 0.5, 0.5], [0, 0, 0.25, 0.5], [0, 0, 0.2499, 0.5]]))
     boxes, labels = padded([[(0, 0, 0.5, 0.5)]], 2)
     assert iou(boxes[0, :1], to_corners(anchors))[0, :2].tolist() == [1.0, 0.5]
@@ -119,7 +119,7 @@ def test_padding_claims_nothing(lineage: str):
 
 
 def negatives_by_argsort(losses: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """The original's two argsorts, one picture; positives cannot be chosen."""
+    """The original's two argsorts, one image; positives cannot be chosen."""
     rank = np.argsort(np.argsort(-np.where(positive, -1, losses), kind="stable"), kind="stable")
     return (rank < min(3 * positive.sum(), len(losses))) & ~positive
 

@@ -30,7 +30,7 @@ class Answers(nn.Module):
 
 
 def random_case(*space: int, samples: int = 3, classes: int = 4, seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits and batch; class 2 is nowhere in the labels."""
+    """Return logits and batch; class 2 is nowhere in the labels."""
     random = torch.Generator().manual_seed(seed)
     label = torch.randint(0, classes, (samples, *space), generator=random)
     label[label == 2] = 1
@@ -128,7 +128,7 @@ def test_sizes_that_do_not_divide_take_the_voxels_that_interpolation_takes(size:
     assert total.item() == pytest.approx((2 * sum(parts[0]) + sum(parts[1])) / 3, abs=1e-6)
 
 
-def test_one_tensor_is_no_deep_supervision():
+def test_one_tensor_is_not_deep_supervision():
     logits, batch = random_case(6, 5)
     assert of_plain(Segmentation(), logits, batch) == of_plain(Segmentation(supervision="exact"), logits, batch)
 
@@ -164,7 +164,7 @@ def test_one_graph_without_breaks():
 
 
 class Network(nn.Module):
-    """Small, for slices or volumes; `equivariant` makes its answers turn with the picture."""
+    """Small, for slices or volumes; `equivariant` makes its answers turn with the image."""
 
     def __init__(self, patch: tuple[int, ...], equivariant: bool = False):
         super().__init__()
@@ -181,7 +181,7 @@ class Network(nn.Module):
         return self.layers(image)
 
 
-def pictures(*shape: int) -> Tensor:
+def random_images(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(9))
 
 
@@ -189,7 +189,7 @@ def pictures(*shape: int) -> Tensor:
 @pytest.mark.parametrize("space", [(8, 6), (4, 8, 6)])
 def test_mirror_images(space: tuple[int, ...]):
     """An equivariant network says the same; any other network the mean, over flips of the last axes only."""
-    image = pictures(2, 2, *space)
+    image = random_images(2, 2, *space)
     network = Network(space, equivariant=True)
     plain = Segmentation().predict(network, {"image": image})
     turned = Segmentation(tta=True).predict(network, {"image": image})
@@ -208,7 +208,7 @@ def test_mirror_images(space: tuple[int, ...]):
 
 @torch.no_grad()
 def test_slices_are_predicted_in_one_pass():
-    image, network = pictures(5, 2, 8, 6), Network((8, 6))
+    image, network = random_images(5, 2, 8, 6), Network((8, 6))
     found = Segmentation(window_batch=2).predict(network, {"image": image.bfloat16().float()})
     assert [len(seen) for seen in network.seen] == [5]
     assert found["logits"].dtype == torch.float32 and found["classes"].dtype == torch.uint8
@@ -222,7 +222,7 @@ EXTENTS = [[9, 11, 13], [9, 14, 7], [3, 5, 4]]
 @pytest.mark.parametrize("blend", ["gaussian", "constant"])
 def test_whole_volumes_go_through_windows(blend):
     """Each as if it were alone, without its padding: so says MONAI."""
-    image, network = pictures(3, 2, 9, 14, 13), Network((4, 8, 6))
+    image, network = random_images(3, 2, 9, 14, 13), Network((4, 8, 6))
     task = Segmentation(blend=blend, window_batch=3, overlap=0.25)
     found = task.predict(network, {"image": image, "extent": torch.tensor(EXTENTS)})
     assert max(len(seen) for seen in network.seen) == 3
@@ -248,7 +248,7 @@ def test_whole_volumes_go_through_windows(blend):
 @pytest.mark.parametrize("tta", [False, True])
 def test_network_for_slices_on_volumes_equals_slice_by_slice(tta: bool):
     """Whatever the depth and however many windows go at once; mirrored in height and width, never in depth."""
-    image, network = pictures(2, 2, 7, 14, 13), Network((8, 6))
+    image, network = random_images(2, 2, 7, 14, 13), Network((8, 6))
     task = Segmentation(window_batch=4, tta=tta)
     found = task.predict(network, {"image": image, "extent": torch.tensor([[7, 14, 13], [5, 9, 13]])})
     for number, (d, h, w) in enumerate([(7, 14, 13), (5, 9, 13)]):
@@ -264,14 +264,14 @@ def test_network_for_slices_on_volumes_equals_slice_by_slice(tta: bool):
 
 
 def sliding(network: Network, volume: Tensor) -> Tensor:
-    """Slices (1, channels, depth, ...) as MONAI sees them."""
+    """Return slices (1, channels, depth, ...) as MONAI sees them."""
     found = sliding_window_inference(volume[0].movedim(1, 0), network.patch, 4, network, 0.5, "gaussian")
     return found.movedim(0, 1)[None]
 
 
 @torch.no_grad()
 def test_volumes_that_could_not_be_read_cost_nothing():
-    image, network = pictures(3, 2, 9, 14, 13), Network((4, 8, 6))
+    image, network = random_images(3, 2, 9, 14, 13), Network((4, 8, 6))
     extent = torch.tensor([[0, 0, 0], EXTENTS[1], [99, 99, 99]])
     batch = {"image": image, "extent": extent, "valid": torch.tensor([False, True, False])}
     found = Segmentation().predict(network, batch)
@@ -300,7 +300,7 @@ def test_regions_need_the_labels_of_brain_tumours():
 
 
 def blobs(volumes: int, depth: int, size: int) -> dict[str, Tensor]:
-    """Slices of noisy volumes with a bright and a dark ball, as a batch for training and evaluation at once."""
+    """Return slices of noisy volumes with a bright and a dark ball, as a batch for training and evaluation at once."""
     random = torch.Generator().manual_seed(2)
     grid = torch.stack(torch.meshgrid(torch.arange(depth), torch.arange(size), torch.arange(size), indexing="ij"), -1)
     image = 0.4 * torch.randn(volumes, depth, size, size, generator=random)

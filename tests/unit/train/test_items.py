@@ -28,7 +28,7 @@ CPU = devices.select("cpu")
 
 
 class Strips(Dataset):
-    """Each training item is a strip of pictures, as many as a batch of `strips` strips needs."""
+    """Each training item is a strip of images, as many as a batch of `strips` strips needs."""
 
     spec = SPEC
     fingerprint = "strips"

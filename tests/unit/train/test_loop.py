@@ -44,14 +44,14 @@ def test_a_run_past_its_new_end_is_finished(tmp_path: Path):
     assert again.values == first.values and checkpoints(tmp_path) == before
 
 
-def test_more_epochs_with_override_go_on(tmp_path: Path):
+def test_more_epochs_with_override_resume(tmp_path: Path):
     train(tmp_path, "--train.epochs=1", "--schedule.kind=constant")
     train(tmp_path, "--train.epochs=3", "--schedule.kind=constant", "--run.override")
     assert [event["step"] for event in events(tmp_path, "train")] == list(range(1, 10))
 
 
 @pytest.mark.parametrize(("samples", "last"), [(16, 8), (48, 24)])  # epochs of 2 or of 6 steps instead of 3
-def test_other_data_with_override_go_on_from_their_step(tmp_path: Path, samples: int, last: int):
+def test_other_data_with_override_resume_from_their_step(tmp_path: Path, samples: int, last: int):
     train(tmp_path, "--train.epochs=4", "--train.max-steps=7")
     data = f"--data.path=synthetic:classes=10,samples={samples},size=24"
     train(tmp_path, "--train.epochs=4", data, "--run.override")
@@ -59,7 +59,7 @@ def test_other_data_with_override_go_on_from_their_step(tmp_path: Path, samples:
     assert events(tmp_path, "epoch")[-1]["epoch"] == 4
 
 
-def test_the_same_command_goes_on_also_where_it_began_with_another_runs_checkpoint(tmp_path: Path):
+def test_the_same_command_resumes_also_where_it_began_with_another_runs_checkpoint(tmp_path: Path):
     """`--run.resume PATH` begins there; after a stop the folder's own checkpoints are further."""
     donor, own = tmp_path / "donor", tmp_path / "own"
     train(donor, "--train.epochs=3", "--run.checkpoint-every-steps=1")
@@ -76,7 +76,7 @@ def test_the_same_command_goes_on_also_where_it_began_with_another_runs_checkpoi
 
 
 @pytest.mark.parametrize("rule", ["skip", "rewind"])
-def test_steps_that_are_not_finite_are_told_and_left_out(tmp_path: Path, rule: str):
+def test_steps_that_are_not_finite_are_reported_and_left_out(tmp_path: Path, rule: str):
     """A rate beyond all bounds: the first step is finite, all that follow are not."""
     diverging = ["--optimizer.lr=1e30", "--schedule.kind=constant", "--schedule.warmup-epochs=0", "--train.epochs=1"]
     train(tmp_path, *diverging, f"--run.on-nan={rule}")

@@ -1,4 +1,4 @@
-"""The numbers of a training line, on a clock that only reading pictures moves: 10 ms each, and nothing else costs."""
+"""The numbers of a training line, on a clock that only reading images moves: 10 ms each, and nothing else costs."""
 
 import json
 import time
@@ -36,7 +36,7 @@ def lines(tmp_path: Path, monkeypatch) -> list[dict]:
     return [event for event in events if event["event"] == "train"]
 
 
-def test_pictures_per_second_leave_evaluation_out(lines: list[dict]):
+def test_images_per_second_leave_evaluation_out(lines: list[dict]):
     assert [line["step"] for line in lines] == [2, 3, 4, 6, 8, 9]  # every second step, and where an epoch ends
     assert [line["images_per_s"] for line in lines] == pytest.approx([100.0] * 6)
     assert [line["steps_per_s"] for line in lines] == pytest.approx([12.5] * 6)

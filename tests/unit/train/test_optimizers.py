@@ -1,4 +1,4 @@
-"""Which parameters decay, and updates against torch's own optimizers in their plain form."""
+"""The parameters that decay, and updates against torch's own optimizers in their plain form."""
 
 import dataclasses
 import math

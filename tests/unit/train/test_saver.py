@@ -54,7 +54,7 @@ def test_what_scored_best_is_saved_between_turns(tmp_path: Path):
 
 
 def test_a_run_stopped_between_turns_ends_with_the_bits_of_one_that_was_not(tmp_path: Path):
-    """2 + 2 epochs against 4: step, rate and momentum go on."""
+    """2 + 2 epochs against 4: step, rate and momentum continue."""
     flags = ["--train.epochs=4", "--schedule.kind=cosine", *EVERY_2]
     train(tmp_path / "whole", *flags)
     train(tmp_path / "parts", *flags, "--train.max-steps=5")
@@ -66,7 +66,7 @@ def test_a_run_stopped_between_turns_ends_with_the_bits_of_one_that_was_not(tmp_
     assert events(tmp_path / "whole", "train")[-1]["lr"] == events(tmp_path / "parts", "train")[-1]["lr"]
 
 
-def test_no_initial_checkpoint_where_a_run_goes_on(tmp_path: Path):
+def test_no_initial_checkpoint_where_a_run_resumes(tmp_path: Path):
     train(tmp_path, "--train.epochs=2", "--train.max-steps=3", "--run.checkpoint-initial", "--run.keep=9")
     train(tmp_path, "--train.epochs=2", "--run.checkpoint-initial", "--run.keep=9")
     assert saved(tmp_path) == [0, 3, 6]
@@ -100,7 +100,7 @@ def scalars(folder: Path) -> dict[str, list[int]]:
     return {name: [event.step for event in board.Scalars(name)] for name in board.Tags()["scalars"]}
 
 
-def test_parts_of_a_loss_are_told_wherever_the_loss_is(tmp_path: Path, capsys):
+def test_parts_of_a_loss_are_shown_wherever_the_loss_is(tmp_path: Path, capsys):
     """A recipe of one's own whose task shows two sums, as a detector does."""
     recipe = tmp_path / "own.py"
     recipe.write_text(

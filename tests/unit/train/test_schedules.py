@@ -103,7 +103,7 @@ def test_plateau_of_the_score_takes_any_rise():
 
 
 def test_the_segmentation_schedules_are_torchs():
-    """What the original calls multistep and cosine: MultiStepLR with factor 0.3 and CosineAnnealingLR over all epochs,
+    """The original's multistep and cosine: MultiStepLR with factor 0.3 and CosineAnnealingLR over all epochs,
     both moved by the epoch."""
     plan = RunLength(epochs=10, steps_per_epoch=3)
     step = ScheduleConfig("step", drop_epochs=(4, 7), factor=0.3)

@@ -147,7 +147,7 @@ def test_polynomial_of_keras_step_by_step(epochs: int, decay: int, batch: int):
 
 
 @pytest.mark.parametrize("warmup_from", ["next", "zero"])
-def test_polynomial_without_warmup_is_no_division_by_zero(warmup_from: str):
+def test_polynomial_without_warmup_does_not_divide_by_zero(warmup_from: str):
     schedule = ScheduleConfig("polynomial", warmup_from=warmup_from, power=1.0)
     got = [schedule.rate(step, 0.9, RunLength(2, 4)) for step in range(8)]
     first = 0 if warmup_from == "zero" else 1
@@ -159,7 +159,7 @@ def test_epochs_of_one_step_can_be_a_step_short_only_in_name():
     assert schedule.rate(0, 1.0, RunLength(4, 1)) == 0.5
 
 
-# SSD on 117,266 pictures: 115 steps of 1024 in an epoch, the last one filled up; the rate is 0.003 for 32.
+# SSD on 117,266 images: 115 steps of 1024 in an epoch, the last one filled up; the rate is 0.003 for 32.
 SSD_COSINE = ScheduleConfig("cosine", warmup_epochs=7, warmup_from="zero", hold_epochs=15, decay_epochs=55, floor=0.01)
 
 

@@ -179,7 +179,7 @@ def test_accumulation_changes_the_memory_and_not_the_update():
 
 
 def test_accumulation_hands_numbers_of_the_whole_batch_to_every_part():
-    mixed = {**batch_of(0), "mix": torch.tensor(1.0)}  # a share of 1 is no mixing
+    mixed = {**batch_of(0), "mix": torch.tensor(1.0)}  # a share of 1 does not mix
     step, state = built(recipe_with(accumulation=2))
     step(mixed, 0, 0.1)
     reference, expected = built(recipe_with())
@@ -467,7 +467,7 @@ def test_bad_steps_are_counted_over_the_whole_run():
 
 
 def losses(recipe: Recipe, steps: list[int], rank: int = 0) -> list[float]:
-    """Of one and the same batch and weights: only the masks can make a difference."""
+    """Return losses of one and the same batch and weights: only the masks can make a difference."""
     step, _ = built(recipe)
     step.seed = (recipe.train.seed, rank)
     seen = []
@@ -552,7 +552,7 @@ def test_initial_weights_are_a_function_of_the_seed():
 
 
 @pytest.mark.parametrize("kind", ["sgd", "sgd_keras", "lars", "adamw"])
-def test_a_state_loaded_from_another_goes_on_with_the_same_bits(kind: str):
+def test_a_state_loaded_from_another_continues_with_the_same_bits(kind: str):
     optimizer = OptimizerConfig(kind, lr=0.01, weight_decay=0.01)
     recipe = recipe_with(model=SmallNet(norm=True), optimizer=optimizer, ema=0.9, precision="fp16")
     step, state = built(recipe)

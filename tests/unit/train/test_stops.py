@@ -144,7 +144,7 @@ def test_the_time_to_train_counts_over_starts(tmp_path: Path):
 # The target
 
 
-def test_the_target_ends_a_run_and_the_same_command_does_not_go_on(tmp_path: Path, capsys):
+def test_the_target_ends_a_run_and_the_same_command_does_not_resume(tmp_path: Path, capsys):
     flags = ["--train.target-score=0.01", "--data.path=synthetic:classes=2,samples=24,size=24", "--data.classes=2"]
     scores = train(tmp_path, *flags)
     score = scores.values["top1"]
@@ -184,7 +184,7 @@ def test_a_score_that_is_too_low_ends_the_run_with_code_5(tmp_path: Path, finish
     assert train(tmp_path) == scores and bits(tmp_path) == bits(plain)
 
 
-def test_a_score_that_is_no_number_has_diverged_too(tmp_path: Path):
+def test_a_score_that_is_not_a_number_has_diverged_too(tmp_path: Path):
     train(tmp_path / "run", "--train.epochs=1")
     path = checkpoint.find(tmp_path / "run", "latest")
     tensors, state = checkpoint.read(path)
@@ -217,7 +217,7 @@ def test_evaluations_are_counted_from_the_best_one(history: list[float], waited:
     assert TrainProgress(history=history).evaluations_since_best() == waited
 
 
-def test_patience_ends_a_run_after_its_least_epochs_and_a_larger_one_goes_on(tmp_path: Path, capsys):
+def test_patience_ends_a_run_after_its_least_epochs_and_a_larger_one_resumes(tmp_path: Path, capsys):
     """A rate of nothing: no score is better than the first."""
     still = [*CONSTANT, "--optimizer.lr=1e-30", "--optimizer.weight-decay=0", "--train.epochs=8"]
     flags = [*still, "--data.path=synthetic:classes=10,samples=800,size=24", "--train.steps-per-epoch=1"]
@@ -317,7 +317,7 @@ def train_scripted(folder: Path, scores: list[float], *flags: str) -> None:
 
 
 @pytest.mark.parametrize("stop", [0, 3, 7])
-def test_the_best_checkpoint_moves_on_from_a_score_that_is_no_number(tmp_path: Path, stop: int):
+def test_the_best_checkpoint_moves_on_from_a_score_that_is_not_a_number(tmp_path: Path, stop: int):
     """In one go, and on from where only NaN was known, or a number after it."""
     scores = [math.nan, 0.25, math.nan, 0.125]
     if stop:
@@ -373,7 +373,7 @@ def test_a_checkpoint_without_losses_still_loads(tmp_path: Path, finished):
     assert progress(tmp_path)["val_losses"] == progress(whole)["val_losses"][1:]
 
 
-def test_the_loss_has_two_names_and_a_task_without_one_is_told():
+def test_the_loss_has_two_names_and_a_task_without_one_is_refused():
     schedule = ScheduleConfig("plateau", plateau_on="val_loss")
     noted = TrainProgress()
     assert noted.watched(schedule) == []  # nothing is known before the first evaluation
@@ -410,7 +410,7 @@ def test_short_epochs_cannot_be_changed_on_the_way(tmp_path: Path):
 
 
 @pytest.mark.parametrize("stop", [2, 3, 4, 6])
-def test_a_hard_stop_is_evaluated_saved_and_goes_on_to_the_same_bits(tmp_path: Path, finished, stop: int):
+def test_a_hard_stop_is_evaluated_saved_and_resumes_to_the_same_bits(tmp_path: Path, finished, stop: int):
     """Within an epoch, at its end, and at the end of one without an evaluation; plateau looks at every score."""
     flags = ["--train.eval-every-epochs=2", "--schedule.kind=plateau", "--schedule.patience=0", "--train.ema=0.5"]
     whole, scores = finished(*flags)

@@ -1,4 +1,4 @@
-"""What learns and what does not: the head alone, and steps before the run that leave nothing behind."""
+"""Parts that learn and parts that do not: the head alone, and steps before the run that leave nothing behind."""
 
 import json
 from pathlib import Path

@@ -178,7 +178,7 @@ SCALED = {"conv.weight", "downsample.0.weight", "head.weight"}  # written out by
 
 
 def numpy_steps(names, weights, gradients, rates, *, momentum, scaled, decay, eta=0.0, eps=0.0, nesterov=False):
-    """Keras' SGD over named arrays; those of `scaled` decay, and with an eta above 0 they have their own rate."""
+    """Compute Keras' SGD over named arrays; those of `scaled` decay, and with eta above 0 they have their own rate."""
     weights, velocities = [w.copy() for w in weights], [np.zeros_like(w) for w in weights]
     for given, rate in zip(gradients, rates, strict=True):
         for i, (name, g) in enumerate(zip(names, given, strict=True)):
