@@ -53,7 +53,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A class-folder data set of ten drawn classes, 8 + 4 pictures each; for reading only, copy it to change it."""
+    """A class-folder data set of ten drawn classes, 8 + 4 images each; for reading only, copy it to change it."""
     from sightline.data.prepare.shapes import ShapesOptions, prepare
 
     base = tmp_path_factory.getbasetemp()
