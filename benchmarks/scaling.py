@@ -33,7 +33,7 @@ from sightline.config import Recipe, Run
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.measure import scaling
-from sightline.measure.benchmark import OurStep, _image, synthetic_data
+from sightline.measure.benchmark import OurStep, image_of, synthetic_data
 from sightline.measure.links import LINKS, Cluster, Link
 from sightline.measure.provenance import provenance, result_file
 from sightline.measure.scaling import Network, Work, buckets_of, network_of, predict
@@ -80,7 +80,7 @@ def network_named(recipe: Recipe) -> Network:
     bound = synthetic_data(recipe, devices.select("cpu"))
     with torch.device("meta"):
         model = recipe.model.build(bound.dataset.spec)
-    return network_of(model, _image(bound))
+    return network_of(model, image_of(bound))
 
 
 def beside_published() -> list[dict[str, Any]]:

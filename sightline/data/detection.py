@@ -137,7 +137,8 @@ class DetectionData(AugmentFields, DataConfig):
         """Check every image and every box of both splits under `path`."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR")
-        return check_boxes(self.path, self.source, self.classes, decode, processes, progress)
+        opens = partial(replace(self, static="").open, seed=0)
+        return check_boxes(self.path, self.source, self.classes, decode, processes, progress, opens)
 
     def spec_of(self, classes: tuple[str, ...], class_ids: tuple[int, ...]) -> DataSpec:
         """Return the spec of data with these classes; background is not one of them."""

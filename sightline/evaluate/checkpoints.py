@@ -178,6 +178,10 @@ def opened(trained: Trained, folder: Path) -> Iterator[Evaluation]:
         stack.callback(loader.close)
         for note in loader.notes:
             log.say(note)
+        if most := recipe.train.eval_max_steps:
+            log.say(
+                f"warning: train.eval_max_steps={most} scores a part; --train.eval-max-steps 0 scores all"
+            )
         if trained.stored.get("fingerprints", {}).get("val", dataset.fingerprint) != dataset.fingerprint:
             # Allowed, with a warning: another fold's validation split was trained on.
             log.say("warning: this val split is not the one that the run held out; it may have been trained on these")

@@ -134,7 +134,7 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
             result["step"] = _measure_steps(recipe, run, options, device, say)
         if options.scaling:
             bound, row = synthetic_data(recipe, device), _our_row(result)
-            found = scaling.predict_recipe(recipe, run, bound, _image(bound), options.machine, row)
+            found = scaling.predict_recipe(recipe, run, bound, image_of(bound), options.machine, row)
             result["scaling"] = found
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
@@ -306,7 +306,7 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
     bound = _bound(recipe, device) if is_real else synthetic_data(recipe, device)
     with torch.device("meta"):
         model = recipe.model.build(bound.dataset.spec)
-    image = _image(bound)
+    image = image_of(bound)
     flop = peers.forward_flop(model, image)
     timed = (options.warmup, options.steps)
     makers: list[Maker] = [lambda: OurStep(recipe, run, bound, device, is_real, say, timed)]
@@ -376,7 +376,7 @@ def _order(recipe: Recipe, bound: Bound) -> TrainOrder:
     return TrainOrder(len(bound.dataset), cfg.global_batch, cfg.seed, cfg.last_batch, samples_per_item=each)
 
 
-def _image(bound: Bound) -> torch.Tensor:
+def image_of(bound: Bound) -> torch.Tensor:
     """Return one training sample as the network sees it, on the meta device: (1, channels, height, width)."""
     sample = {
         key: torch.empty((1, *shape), dtype=getattr(torch, dtype), device="meta")

@@ -14,7 +14,6 @@ PREFIX = "SIGHTLINE_MIGRATE_"
 VENDOR_SWITCH = "PT_HPU_GPU_MIGRATION"
 VENDOR_NAMES = {"fp16_to_bf16": "PT_HPU_CONVERT_FP16_TO_BF16_FOR_MIGRATION", "log": "GPU_MIGRATION_LOG_LEVEL"}
 VENDOR_PACKAGE = "habana_frameworks"
-TARGETS = ("auto", "cpu", "hpu", "xpu", "mps", "npu")
 
 
 class MigrateError(RuntimeError):

@@ -56,7 +56,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         _find_epoch(progress, length)
         _refuse_diverged(recipe, progress)
         scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
-        if over := _why_over(recipe, progress, progress.epoch):
+        if over := _why_over(recipe, progress, progress.epoch, length):
             ended = f"{log.folder.path} is finished, {over}: {progress.scores}"
             log.say(f"{ended}; choose another --run.out to train again")
             return scores
@@ -116,7 +116,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 epochs_done = progress.epoch + is_whole
                 is_planned = is_whole and cfg.evaluates_after(epochs_done)
                 # A run that is over is evaluated too: patience may end it in an epoch without an evaluation.
-                ends = progress.step == steps or bool(_why_over(recipe, progress, epochs_done))
+                ends = progress.step == steps or bool(_why_over(recipe, progress, epochs_done, length))
                 if is_planned or (ends and cfg.eval_at_end):
                     state.share_batch_norm(cfg.bn_eval, world)
                     log.evaluation("begin", progress.step)
@@ -132,7 +132,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)
                     log.scores(scores, "scores.json", times, is_best, epoch=progress.epoch + 1, step=progress.step)
                 progress.epoch = epochs_done
-                over = _why_over(recipe, progress, epochs_done)
+                over = _why_over(recipe, progress, epochs_done, length)
                 saver.save_epoch(bool(over))
                 _refuse_diverged(recipe, progress)
                 meter.start_epoch()
@@ -163,7 +163,7 @@ def _base_lr(recipe: Recipe, world: World, resolved: float | None) -> float:
     return recipe.optimizer.base_lr(recipe.train.global_batch, world.size) if resolved is None else resolved
 
 
-def _why_over(recipe: Recipe, progress: TrainProgress, epochs_done: int) -> str:
+def _why_over(recipe: Recipe, progress: TrainProgress, epochs_done: int, length: RunLength) -> str:
     """Return why the run is over, "" while it is not. A function of progress, so that a restart decides alike."""
     cfg, headline = recipe.train, recipe.task.headline
     score = progress.scores.get(headline)
@@ -177,7 +177,9 @@ def _why_over(recipe: Recipe, progress: TrainProgress, epochs_done: int) -> str:
         if progress.best_score is not None:
             best = f"better {headline} than {progress.best_score:.4f} at step {progress.best_step}"
         return f"{waited} evaluations brought no {best} (train.patience={cfg.patience})"
-    is_done = progress.scored_step == progress.step or not cfg.eval_at_end
+    epochs, steps_left = divmod(progress.step, length.steps_per_epoch)
+    is_due = cfg.eval_at_end or (not steps_left and cfg.evaluates_after(epochs))  # a stop may have come before it
+    is_done = progress.scored_step == progress.step or not is_due
     is_past = progress.step > cfg.max_steps or (progress.step == cfg.max_steps and is_done)
     return f"train.max_steps={cfg.max_steps} steps are done" if cfg.max_steps and is_past else ""
 

@@ -220,6 +220,19 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert resumed.bits() == whole.bits() and resumed.scores == whole.scores
 
 
+def test_a_planned_evaluation_that_a_signal_cut_off_is_made_up_without_one_at_the_end(tmp_path: Path, train, load):
+    flags = ("--train.max-steps=3", "--train.no-eval-at-end")
+    whole = train("demo_classification", tmp_path / "whole", *flags)
+    recipe, run = load("demo_classification", *flags)
+    log = Stopping(tmp_path / "stopped")
+    log.signal_at = ("evaluation of step", 3)
+    with pytest.raises(Interrupted) as interrupted:
+        loop.train(recipe, replace(run, out=str(tmp_path / "stopped")), devices.select("cpu"), World(), log)
+    log.close(interrupted.value.exit_code, str(interrupted.value))
+    resumed = train("demo_classification", tmp_path / "stopped", *flags)
+    assert [e["epoch"] for e in resumed.events("evaluate")] == [1] and resumed.scores == whole.scores
+
+
 @EVERY_RECIPE
 def test_a_finished_run_started_again_says_so_and_changes_nothing(name: str, tmp_path: Path, train, finished):
     first = finished(name)

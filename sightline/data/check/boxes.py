@@ -10,7 +10,9 @@ import mmap
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,9 +80,17 @@ class Found:
     has_all_categories: bool = True  # records alone show those that have boxes
 
 
-def check_boxes(path: str, kind: str, classes: int, decode: bool, processes: int, progress: Progress) -> Report:
+def check_boxes(
+    path: str,
+    kind: str,
+    classes: int,
+    decode: bool,
+    processes: int,
+    progress: Progress,
+    opens: Callable[[Split], object] | None = None,
+) -> Report:
     """Check both splits below `path`, read as `kind` says: auto, coco, coco_tfrecord; `classes` is what the recipe
-    declares, or 0."""
+    declares, or 0; `opens` opens a split as a run would."""
     root, report = Path(path), Report()
     if kind == "synthetic" or path.startswith("synthetic:"):
         return report  # there are no files to check
@@ -100,16 +110,16 @@ def check_boxes(path: str, kind: str, classes: int, decode: bool, processes: int
             _describe(split, found, report)
     _check_both(every, classes, path, report)
     for split in every:
-        _check_opens(path, "coco_tfrecord" if is_records else "coco", split, report)
+        _check_opens(path, split, report, opens or partial(open_boxes, "coco_tfrecord" if is_records else "coco", path))
     return report
 
 
-def _check_opens(path: str, kind: str, split: Split, report: Report) -> None:
+def _check_opens(path: str, split: Split, report: Report, opens: Callable[[Split], object]) -> None:
     """Report the error that a run would stop with, where nothing above has found its reason."""
     if any(problem.split == split and problem.kind in _REFUSED for problem in report.problems):
         return
     try:
-        open_boxes(kind, path, split)
+        opens(split)
     except BadData as error:
         report.add("cannot be opened", split, path, str(error))
 

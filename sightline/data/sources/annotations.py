@@ -190,7 +190,7 @@ def read_annotations(file: Path, root: Path) -> Annotations:
         found = file.stat()
     except OSError as error:
         raise BadData(f"{file} cannot be read: {error.strerror}; unpack annotations_trainval2017.zip") from error
-    key = index_files.digest("coco annotations", 1, file.name, found.st_size, found.st_mtime_ns)
+    key = index_files.digest("coco annotations", 2, file.name, found.st_size, found.st_mtime_ns)
     name = f"coco-{file.stem}"
     kept = index_files.load(root, name, key)
     if kept is not None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from sightline.data.check import images
 from sightline.data.check.boxes import check_boxes
+from sightline.data.detection import DetectionData
 from sightline.data.formats.records import encode_example, frame, parse_example, scan_frames
 from sightline.data.prepare.coco import CocoOptions, prepare
 from sightline.data.sources import open_boxes
@@ -365,3 +366,10 @@ def test_folders_beside_records_are_checked_as_training_reads_them(data, tmp_pat
         shutil.copy(shard, data)
     (data / "train-00001-of-00002.tfrecord").write_bytes(b"damaged")
     assert type(open_boxes("auto", str(data), "train")).__name__ == "CocoSource" and check(data).problems == []
+
+
+def test_what_the_recipe_has_no_room_for_is_reported(data: Path):
+    """Training stops at an image with more boxes than data.max_boxes."""
+    assert not DetectionData(path=str(data)).check(True, 1, silent).problems
+    train, val = DetectionData(path=str(data), max_boxes=1).check(True, 1, silent).problems
+    assert (train.split, val.split) == ("train", "val") and "use --data.max-boxes 2" in train.text
