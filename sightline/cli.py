@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from sightline import __version__, recipes, terminal
-from sightline.errors import BadData, SightlineError, UsageError
+from sightline.errors import BadData, Interrupted, SightlineError, UsageError
 from sightline.hardware.launch.place import is_rank_0
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
@@ -305,6 +305,10 @@ def _run(flags: list[str]) -> int:
         COMMANDS[flags[0]](flags[1:])
         if sys.stdout:  # None where it was closed
             sys.stdout.flush()  # here, where a reader that has gone can be met; at exit it would be code 120
+    except Interrupted as stop:  # as asked for, so not an error
+        if is_rank_0():
+            _complain(str(stop))
+        return stop.exit_code
     except SightlineError as error:
         _complain(f"error: {error}")
         return error.exit_code
