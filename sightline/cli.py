@@ -139,14 +139,15 @@ def evaluate(flags: Sequence[str]) -> None:
 
 
 def predict(flags: Sequence[str]) -> None:
-    """Predict images or volumes; write JSON, masks and drawings: `sightline predict runs/resnet50 a.jpg --out DIR`"""
+    """Predict images or volumes; write JSON, CSV, masks and drawings: `sightline predict runs/resnet50 a.jpg`"""
     parser = _parser("predict", predict)
     parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder")
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="images, NIfTI volumes, or folders of them")
-    parser.add_argument("--out", required=True, help="folder for predictions.json, masks and drawings")
+    what = "folder for predictions.json, predictions.csv, masks and drawings; default: RUN/predictions, then -2, -3 ..."
+    parser.add_argument("--out", default="", help=what)
     parser.add_argument("--top", type=int, help="largest number of classes or boxes per image")
     parser.add_argument("--score-threshold", type=float, help="lowest score to show, 0 to 1")
-    what = "draw the findings; without, write predictions.json only"
+    what = "draw the findings; without, write predictions.json and predictions.csv only"
     parser.add_argument("--draw", action=argparse.BooleanOptionalAction, default=True, help=what)
     what = "volumes: also write CASE.npy, the probability of every class at every voxel, float32"
     parser.add_argument("--save-probabilities", action="store_true", help=what)

@@ -248,6 +248,17 @@ class PredictOptions:
     probabilities: bool = False  # write those of every class at every voxel
 
 
+@dataclass(frozen=True)
+class PredictJob:
+    """What a reporter needs: the files by name, the folder of the results, and how to show them."""
+
+    folder: Path
+    files: Mapping[str, Path]
+    spec: DataSpec
+    options: PredictOptions
+    say: Callable[[str], None]
+
+
 class Reporter(ABC):
     """Writes predictions into the output folder of `predict`."""
 
@@ -304,13 +315,10 @@ class Task(ABC):
     def metric(self, spec: DataSpec, device: torch.device) -> Metric:
         """Return an empty metric whose counts are on `device`."""
 
-    def reporter(
-        self,
-        folder: Path,
-        files: Mapping[str, Path],
-        spec: DataSpec,
-        options: PredictOptions,
-        say: Callable[[str], None],
-    ) -> Reporter:
-        """Return a reporter that writes predictions of these files into `folder`."""
+    def showing(self, options: PredictOptions) -> Task:
+        """Return the task whose `predict` keeps all that these options ask to see."""
+        return self
+
+    def reporter(self, job: PredictJob) -> Reporter:
+        """Return a reporter that writes the predictions of the job's files into its folder."""
         raise UsageError(f"{type(self).__name__} has no reporter, so there is no `predict` for it yet")
