@@ -40,6 +40,7 @@ __all__ = ["evaluate", "evaluate_all", "evaluate_labels", "load", "predict", "tr
 def train(recipe: Recipe, run: Run) -> Scores:
     """Train on this process's device, together with the other ranks if a launcher started several."""
     folder = Path(run.out or f"runs/{recipe.name}")
+    recipe, run = config.at_absolute_paths(recipe, run)  # `folder` is shown as it was typed
     attempt = attempts.detect()
     attempt.obey(folder)
     here, device, recipe = set_up(recipe, run)

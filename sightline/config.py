@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import difflib
 import itertools
+import os
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -228,6 +229,17 @@ def to_json(recipe: Recipe) -> dict[str, Any]:
 def dump(recipe: Recipe, run: Run) -> str:
     """Return the text of config.yaml; `load` of it gives the same objects."""
     return yaml.safe_dump({**to_json(recipe), "run": _plain(run)}, sort_keys=False)
+
+
+def at_absolute_paths(recipe: Recipe, run: Run) -> tuple[Recipe, Run]:
+    """Return what a run stores, so that it finds its data and its folder from any directory. Fields that are compared
+    on resume (model.weights, data.static) stay as they were typed."""
+    places = {"out": run.out or f"runs/{recipe.name}", "benchmark_log": run.benchmark_log}
+    if run.resume not in ("auto", "never"):
+        places["resume"] = run.resume
+    absolute = {name: os.path.abspath(path) for name, path in places.items() if path}
+    data = recipe.data.at_absolute_path()
+    return dataclasses.replace(recipe, data=data), dataclasses.replace(run, **absolute)
 
 
 def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:

@@ -5,11 +5,13 @@ A recipe puts concrete parts together; `train()` calls them in the order of this
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from sightline.errors import UsageError
 from sightline.files.typed_json import as_dataclass, short
@@ -151,6 +153,14 @@ class DataConfig(ABC):
     @abstractmethod
     def open(self, split: Split, seed: int) -> Dataset:
         """Find the samples of a split."""
+
+    def at_absolute_path(self) -> Self:
+        """Return this config with its `path`, where that is one on disk, absolute: a run stores it, so that it finds
+        its data from any directory. Others, such as synthetic:samples=64, stay."""
+        path = getattr(self, "path", "")
+        if not (isinstance(path, str) and path and os.path.exists(path)):
+            return self
+        return dataclasses.replace(self, path=os.path.abspath(path))  # type: ignore[type-var]  # all are dataclasses
 
     # Files that are not a split: `predict` and `evaluate --labels`
 
