@@ -175,6 +175,18 @@ def predict(flags: Sequence[str]) -> None:
     )
 
 
+def runs(flags: Sequence[str]) -> None:
+    """List runs with recipe, data, best score, epochs, time and state: `sightline runs demo`"""
+    parser = _parser("runs", runs)
+    parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, default=Path("runs"), help="default: runs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args(flags)
+    from sightline.runs import overview
+
+    found = overview.find_runs(arguments.folder)
+    print(overview.as_json(found) if arguments.json else overview.as_text(found, arguments.folder))
+
+
 def average(flags: Sequence[str]) -> None:
     """Average the weights of checkpoints into a new one: `sightline average runs/resnet50 --out DIR`"""
     parser = _parser("average", average)
@@ -258,6 +270,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "launch": launch,
     "evaluate": evaluate,
     "predict": predict,
+    "runs": runs,
     "list": list_recipes,
     "average": average,
     "benchmark": benchmark,
