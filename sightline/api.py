@@ -172,10 +172,12 @@ def predict(
     """
     trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")
     say = (lambda _: None) if trained.run.progress == "off" else terminal.say
-    folder = Path(out) if out else _free_folder(Path(trained.run.out or _run_of(trained.path)))
+    run = Path(trained.run.out or _run_of(trained.path))
+    folder = Path(out) if out else _free_folder(run)
     if folder.resolve() in {Path(each).resolve() for each in inputs}:
         raise UsageError(f"--out {folder} is also an input, and results would mix with it; give another folder")
-    files = list_files([Path(each) for each in inputs], trained.recipe.data.file_suffixes, folder, say)
+    results = folder if out else run  # where drawings of earlier calls may lie
+    files = list_files([Path(each) for each in inputs], trained.recipe.data.file_suffixes, results, say)
     return predict_files(trained, files, folder, PredictOptions(top, threshold, draws, probabilities))
 
 

@@ -73,7 +73,7 @@ class ResultFolder(Reporter):
 
     @abstractmethod
     def table_rows(self, row: Mapping[str, Any]) -> list[TableRow]:
-        """Return the rows of predictions.csv for a file of predictions.json, all with the same columns."""
+        """Return the rows of predictions.csv for a file of predictions.json, columns by name."""
 
     def replace(self, name: str, write: Callable[[Path], object]) -> None:
         """Write a file of the folder, in place of an old one."""
@@ -150,7 +150,8 @@ class Predictions(ResultFolder):
 def _as_csv(columns: Sequence[str], rows: Sequence[TableRow]) -> bytes:
     """Return the table as UTF-8; a name that is not text has its odd bytes written out."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0] if rows else columns, lineterminator="\n")
+    found = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, list(found or columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode("utf-8", "backslashreplace")

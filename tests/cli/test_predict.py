@@ -210,6 +210,14 @@ def test_results_go_into_a_new_folder_of_the_run_where_no_other_is_named(sightli
     assert lines == [["00000.jpg", found["class"], str(found["id"]), str(found["score"])] for found in row["found"]]
 
 
+def test_drawings_of_earlier_calls_are_not_predicted(sightline, run: Path, shapes: Path):
+    shutil.copy(shapes / "val" / "star" / "00000.jpg", run.parent / "x.jpg")
+    for _ in range(2):
+        code, out, err = sightline("predict", run, run.parent, *HERE)
+        assert (code, err) == (0, "") and "1 of 1 files predicted" in out
+    assert (run / "predictions-2" / "x.jpg").is_file()
+
+
 def test_names_in_the_table_may_hold_anything(sightline, trained: Path, shapes: Path, tmp_path: Path):
     odd = tmp_path / 'a, "b"\nü.jpg'
     shutil.copy(shapes / "val" / "star" / "00000.jpg", odd)
