@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ __all__ = ["evaluate", "evaluate_all", "evaluate_labels", "load", "predict", "tr
 def train(recipe: Recipe, run: Run) -> Scores:
     """Train on this process's device, together with the other ranks if a launcher started several."""
     folder = Path(run.out or f"runs/{recipe.name}")
+    recipe, run = config.at_absolute_paths(recipe, run)  # `folder` is shown as it was typed
     attempt = attempts.detect()
     attempt.obey(folder)
     here, device, recipe = set_up(recipe, run)
@@ -121,8 +124,7 @@ def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file
     """Score a checkpoint on its recipe's val split; flags may change data.path and run fields."""
     path = checkpoint.find(Path(run_folder), which)
     tensors, stored = checkpoint.read(path)
-    folder = path.parent.parent if path.parent.name == "checkpoints" else path
-    with checkpoints.opened(Trained.set_up(path, tensors, stored, recipe_file, flags), folder) as evaluation:
+    with checkpoints.opened(Trained.set_up(path, tensors, stored, recipe_file, flags), _run_of(path)) as evaluation:
         return evaluation.score(path, stored)
 
 
@@ -144,15 +146,14 @@ def evaluate_labels(
             )
         return label_files.evaluate_folder(folder, Path(labels))
     trained = open_trained(folder, which, flags, recipe_file, "evaluate --labels")
-    beside = trained.path.parent.parent if trained.path.parent.name == "checkpoints" else trained.path
-    out = Path(trained.run.out or beside) / f"predictions-{trained.path.name}"
+    out = Path(trained.run.out or _run_of(trained.path)) / f"predictions-{trained.path.name}"
     return label_files.evaluate_run(trained, Path(labels), out)
 
 
 def predict(
     run_folder: str,
     inputs: Sequence[str],
-    out: str,
+    out: str = "",
     flags: Sequence[str] = (),
     which: str = "best",
     recipe_file: str = "",
@@ -162,12 +163,30 @@ def predict(
     draws: bool = True,
     probabilities: bool = False,
 ) -> dict[str, Any]:
-    """Predict images or volumes, or all in folders: write predictions.json, masks of volumes and drawings into `out`.
+    """Predict images or volumes, or all in folders: write predictions.json, predictions.csv, masks of volumes and
+    drawings into `out`; without it into `predictions` of the run, or the next of predictions-2, predictions-3, ... that
+    does not exist yet.
 
     Return what predictions.json holds. Unreadable files are listed in it; they are an error at the end unless
-    data.on_bad_sample is skip.
+    data.on_bad_sample is skip, and always if no file could be read.
     """
     trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")
     say = (lambda _: None) if trained.run.progress == "off" else terminal.say
-    files = list_files([Path(each) for each in inputs], trained.recipe.data.file_suffixes, Path(out), say)
-    return predict_files(trained, files, Path(out), PredictOptions(top, threshold, draws, probabilities))
+    run = Path(trained.run.out or _run_of(trained.path))
+    folder = Path(out) if out else _free_folder(run)
+    if folder.resolve() in {Path(each).resolve() for each in inputs}:
+        raise UsageError(f"--out {folder} is also an input, and results would mix with it; give another folder")
+    results = folder if out else run  # where drawings of earlier calls may lie
+    files = list_files([Path(each) for each in inputs], trained.recipe.data.file_suffixes, results, say)
+    return predict_files(trained, files, folder, PredictOptions(top, threshold, draws, probabilities))
+
+
+def _run_of(path: Path) -> Path:
+    """Return the run folder of a checkpoint; the checkpoint itself where it lies alone."""
+    return path.parent.parent if path.parent.name == "checkpoints" else path
+
+
+def _free_folder(run: Path) -> Path:
+    """Return the first of predictions, predictions-2, ... below `run` that is not taken: results are never mixed."""
+    names = itertools.chain(["predictions"], (f"predictions-{number}" for number in itertools.count(2)))
+    return next(run / name for name in names if not os.path.lexists(run / name))

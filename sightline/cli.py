@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from sightline import __version__, recipes, terminal
-from sightline.errors import BadData, SightlineError, UsageError
+from sightline.errors import BadData, Interrupted, SightlineError, UsageError
 from sightline.hardware.launch.place import is_rank_0
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
@@ -139,14 +139,15 @@ def evaluate(flags: Sequence[str]) -> None:
 
 
 def predict(flags: Sequence[str]) -> None:
-    """Predict images or volumes; write JSON, masks and drawings: `sightline predict runs/resnet50 a.jpg --out DIR`"""
+    """Predict images or volumes; write JSON, CSV, masks and drawings: `sightline predict runs/resnet50 a.jpg`"""
     parser = _parser("predict", predict)
     parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder")
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="images, NIfTI volumes, or folders of them")
-    parser.add_argument("--out", required=True, help="folder for predictions.json, masks and drawings")
+    what = "folder for predictions.json, predictions.csv, masks and drawings; default: RUN/predictions, then -2, -3 ..."
+    parser.add_argument("--out", default="", help=what)
     parser.add_argument("--top", type=int, help="largest number of classes or boxes per image")
     parser.add_argument("--score-threshold", type=float, help="lowest score to show, 0 to 1")
-    what = "draw the findings; without, write predictions.json only"
+    what = "draw the findings; without, write predictions.json and predictions.csv only"
     parser.add_argument("--draw", action=argparse.BooleanOptionalAction, default=True, help=what)
     what = "volumes: also write CASE.npy, the probability of every class at every voxel, float32"
     parser.add_argument("--save-probabilities", action="store_true", help=what)
@@ -172,6 +173,18 @@ def predict(flags: Sequence[str]) -> None:
         draws=arguments.draw,
         probabilities=arguments.save_probabilities,
     )
+
+
+def runs(flags: Sequence[str]) -> None:
+    """List runs with recipe, data, best score, epochs, time and state: `sightline runs demo`"""
+    parser = _parser("runs", runs)
+    parser.add_argument("folder", metavar="DIR", nargs="?", type=Path, default=Path("runs"), help="default: runs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    arguments = parser.parse_args(flags)
+    from sightline.runs import overview
+
+    found = overview.find_runs(arguments.folder)
+    print(overview.as_json(found) if arguments.json else overview.as_text(found, arguments.folder))
 
 
 def average(flags: Sequence[str]) -> None:
@@ -257,6 +270,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "launch": launch,
     "evaluate": evaluate,
     "predict": predict,
+    "runs": runs,
     "list": list_recipes,
     "average": average,
     "benchmark": benchmark,
@@ -305,6 +319,10 @@ def _run(flags: list[str]) -> int:
         COMMANDS[flags[0]](flags[1:])
         if sys.stdout:  # None where it was closed
             sys.stdout.flush()  # here, where a reader that has gone can be met; at exit it would be code 120
+    except Interrupted as stop:  # as asked for, so not an error
+        if is_rank_0():
+            _complain(str(stop))
+        return stop.exit_code
     except SightlineError as error:
         _complain(f"error: {error}")
         return error.exit_code

@@ -1,6 +1,6 @@
 """Recipe and Run, and how they flow: recipe function, then YAML, then flags, then frozen objects, then config.yaml.
 
-The only file that knows tyro and yaml.
+The only file that knows tyro; files/plain_yaml.py reads YAML.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import difflib
 import itertools
+import os
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import yaml
 
 from sightline import recipes
 from sightline.errors import BadCheckpoint, UsageError
+from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import short, typed
 from sightline.parts import DataConfig, ModelConfig, Task
 from sightline.train import optimizers, schedules
@@ -27,7 +29,6 @@ from sightline.train.config import TrainConfig as TrainConfig
 from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
-MAX_YAML_BYTES = 1 << 16  # read in two seconds; a config file is a few kB
 Parsed = TypeVar("Parsed")
 
 
@@ -175,7 +176,7 @@ def _parse(name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequenc
 
 def recipe_named_in(config: Path) -> str:
     """Return the recipe that a config file belongs to."""
-    values = _safe_load(config)
+    values = read_yaml(config)
     if "recipe" not in values:
         raise UsageError(f"{config} names no recipe; give one on the command line or write `recipe: NAME` in it")
     name = str(values["recipe"])
@@ -228,6 +229,17 @@ def to_json(recipe: Recipe) -> dict[str, Any]:
 def dump(recipe: Recipe, run: Run) -> str:
     """Return the text of config.yaml; `load` of it gives the same objects."""
     return yaml.safe_dump({**to_json(recipe), "run": _plain(run)}, sort_keys=False)
+
+
+def at_absolute_paths(recipe: Recipe, run: Run) -> tuple[Recipe, Run]:
+    """Return what a run stores, so that it finds its data and its folder from any directory. Fields that are compared
+    on resume (model.weights, data.static) stay as they were typed."""
+    places = {"out": run.out or f"runs/{recipe.name}", "benchmark_log": run.benchmark_log}
+    if run.resume not in ("auto", "never"):
+        places["resume"] = run.resume
+    absolute: dict[str, Any] = {name: os.path.abspath(path) for name, path in places.items() if path}
+    data = recipe.data.at_absolute_path()
+    return dataclasses.replace(recipe, data=data), dataclasses.replace(run, **absolute)
 
 
 def diff(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
@@ -339,37 +351,8 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """YAML without anchors, aliases and merge keys: 500 bytes of these become gigabytes."""
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise yaml.composer.ComposerError(None, None, "anchors and aliases are not read", event.start_mark)
-        return super().compose_node(parent, index)
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(None, None, "merge keys are not read", key.start_mark)
-
-
-def _safe_load(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_YAML_BYTES + 1)
-        if len(data) > MAX_YAML_BYTES:
-            raise UsageError(f"{path} is larger than {MAX_YAML_BYTES} bytes; a config file is a few kB")
-        values = _PlainLoader(data.decode("utf-8")).get_single_data()
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:  # ValueError: no UTF-8, no such date
-        raise UsageError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise UsageError(f"{path} must hold `part: {{field: value}}` pairs, e.g. `train: {{epochs: 10}}`")
-    return values
-
-
 def _read_yaml(path: Path, recipe: Recipe) -> dict[str, Any]:
-    values = _safe_load(path)
+    values = read_yaml(path)
     values.pop("recipe", None)
     return _typed_fields(values, {**_parts(recipe), "run": Run()}, str(path))
 

@@ -4,6 +4,7 @@ A message says what came, what was expected and what to do. Raise them where the
 """
 
 import errno
+import signal
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # of an OSError
 
@@ -81,8 +82,11 @@ class RankFailed(SightlineError):
 
 
 class Interrupted(SightlineError):
-    """A signal asked the run to save and leave; carries the signal number."""
+    """A signal asked the run to save and leave; carries the signal number. `result` says what was done about it."""
 
-    def __init__(self, signal_number: int, message: str = ""):
-        super().__init__(message or f"stopped by signal {signal_number}")
+    def __init__(self, signal_number: int, result: str = ""):
+        name = signal.Signals(signal_number).name
+        cause = "Ctrl-C" if signal_number == signal.SIGINT else f"{name} (signal {signal_number})"
+        super().__init__(f"stopped by {cause}; {result}" if result else f"stopped by {cause}")
+        self.signal_number = signal_number
         self.exit_code = 128 + signal_number

@@ -5,11 +5,13 @@ A recipe puts concrete parts together; `train()` calls them in the order of this
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from sightline.errors import UsageError
 from sightline.files.typed_json import as_dataclass, short
@@ -152,6 +154,14 @@ class DataConfig(ABC):
     def open(self, split: Split, seed: int) -> Dataset:
         """Find the samples of a split."""
 
+    def at_absolute_path(self) -> Self:
+        """Return this config with its `path`, where that is one on disk, absolute: a run stores it, so that it finds
+        its data from any directory. Others, such as synthetic:samples=64, stay."""
+        path = getattr(self, "path", "")
+        if not (isinstance(path, str) and path and os.path.exists(path)):
+            return self
+        return dataclasses.replace(self, path=os.path.abspath(path))  # type: ignore[type-var]  # all are dataclasses
+
     # Files that are not a split: `predict` and `evaluate --labels`
 
     file_suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".bmp", ".webp")  # what is taken from a folder
@@ -248,6 +258,17 @@ class PredictOptions:
     probabilities: bool = False  # write those of every class at every voxel
 
 
+@dataclass(frozen=True)
+class PredictJob:
+    """What a reporter needs: the files by name, the folder of the results, and how to show them."""
+
+    folder: Path
+    files: Mapping[str, Path]
+    spec: DataSpec
+    options: PredictOptions
+    say: Callable[[str], None]
+
+
 class Reporter(ABC):
     """Writes predictions into the output folder of `predict`."""
 
@@ -304,13 +325,10 @@ class Task(ABC):
     def metric(self, spec: DataSpec, device: torch.device) -> Metric:
         """Return an empty metric whose counts are on `device`."""
 
-    def reporter(
-        self,
-        folder: Path,
-        files: Mapping[str, Path],
-        spec: DataSpec,
-        options: PredictOptions,
-        say: Callable[[str], None],
-    ) -> Reporter:
-        """Return a reporter that writes predictions of these files into `folder`."""
+    def showing(self, options: PredictOptions) -> Task:
+        """Return the task whose `predict` keeps all that these options ask to see."""
+        return self
+
+    def reporter(self, job: PredictJob) -> Reporter:
+        """Return a reporter that writes the predictions of the job's files into its folder."""
         raise UsageError(f"{type(self).__name__} has no reporter, so there is no `predict` for it yet")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -159,6 +160,9 @@ class Evaluation:
 def opened(trained: Trained, folder: Path) -> Iterator[Evaluation]:
     """Open the val split of a checkpoint's recipe; results go into `folder` unless run.out is given."""
     recipe, run, device = trained.recipe, trained.run, trained.device
+    path = getattr(recipe.data, "path", "")
+    if os.path.isabs(path) and not os.path.exists(path):
+        raise UsageError(f"the data of {trained.path} were in {path}, which does not exist; add --data.path DIR")
     dataset = recipe.data.open("val", recipe.train.seed)
     if dataset.spec != trained.spec:
         differences = _differences(trained.spec, dataset.spec)
@@ -179,9 +183,7 @@ def opened(trained: Trained, folder: Path) -> Iterator[Evaluation]:
         for note in loader.notes:
             log.say(note)
         if most := recipe.train.eval_max_steps:
-            log.say(
-                f"warning: train.eval_max_steps={most} scores a part; --train.eval-max-steps 0 scores all"
-            )
+            log.say(f"warning: train.eval_max_steps={most} scores a part; --train.eval-max-steps 0 scores all")
         if trained.stored.get("fingerprints", {}).get("val", dataset.fingerprint) != dataset.fingerprint:
             # Allowed, with a warning: another fold's validation split was trained on.
             log.say("warning: this val split is not the one that the run held out; it may have been trained on these")

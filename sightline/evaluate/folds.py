@@ -9,12 +9,11 @@ from typing import Any
 
 from sightline.errors import BadData
 from sightline.files.typed_json import read_json
-from sightline.runs.log import BEST_SCORES
+from sightline.runs.folder import BEST_SCORES, MAX_SCORES_BYTES
 from sightline.runs.screen import as_score
 
 DOCUMENT = "folds.json"
 SCORES = "scores.json"
-MAX_SCORES_BYTES = 16 * 2**20  # 20,000 classes take 3 MB
 
 
 def read_fold(folder: Path, fold: int, headline: str) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from sightline.data.loading.order import PADDING, EvalOrder
 from sightline.errors import BadData, UsageError
 from sightline.evaluate.checkpoints import Trained
 from sightline.hardware.precision import DTYPES, autocast
-from sightline.parts import Batch, Bound, PredictOptions, Reporter
-from sightline.report.predictions import DOCUMENT
+from sightline.parts import Batch, Bound, PredictJob, PredictOptions, Reporter, Task
+from sightline.report.predictions import DOCUMENT, TABLE
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 from sightline.train import checkpoint
@@ -34,7 +34,8 @@ def open_trained(run_folder: Path, which: str, flags: Sequence[str], recipe_file
 def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, options: PredictOptions) -> dict[str, Any]:
     """Write everything that the task's reporter makes of these files; return what predictions.json holds.
 
-    Files that cannot be read are listed in it; they are an error at the end unless data.on_bad_sample is skip.
+    Files that cannot be read are listed in it; they are an error at the end unless data.on_bad_sample is skip, and
+    always if no file could be read.
     """
     recipe, spec = trained.recipe, trained.spec
     dataset = recipe.data.open_files(files, spec)
@@ -43,7 +44,8 @@ def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, opt
     log = RunLog(folder, Screen(trained.run.progress), attempt=None)
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
-        reporter = recipe.task.reporter(folder, files, spec, options, log.say)
+        task = recipe.task.showing(options)
+        reporter = task.reporter(PredictJob(folder, files, spec, options, log.say))
         model = trained.build().eval()
         signals = stack.enter_context(StopSignals(trained.world))
         bound = dataset.bind(trained.device, recipe.train.global_batch)
@@ -54,10 +56,15 @@ def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, opt
             signals.check()
             log.evaluating(done, total, done, total)
 
-        _predict_all(trained, model, bound, list(files), loader, reporter, between_batches)
+        _predict_all(trained, task, model, bound, list(files), loader, reporter, between_batches)
         about = {"recipe": recipe.name, "model": type(model).__name__, "checkpoint": str(trained.path)}
         document = reporter.write({**about, "step": trained.stored["progress"]["step"]})
-        log.say(f"{len(document['files'])} of {len(files)} files predicted; {folder / DOCUMENT} lists them")
+        log.say(f"{len(document['files'])} of {len(files)} files predicted; {folder / DOCUMENT} and {TABLE} list them")
+    if not document["files"]:
+        raise BadData(
+            f"none of the {len(files)} files could be predicted (they are listed above and in {folder / DOCUMENT}); "
+            "give files that can be read"
+        )
     if reporter.unreadable and recipe.data.on_bad_sample == "fail":
         raise BadData(
             f"{len(reporter.unreadable)} of {len(files)} files cannot be read (they are listed above and in "
@@ -69,6 +76,7 @@ def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, opt
 @torch.inference_mode()
 def _predict_all(
     trained: Trained,
+    task: Task,
     model: torch.nn.Module,
     bound: Bound,
     names: Sequence[str],
@@ -76,8 +84,8 @@ def _predict_all(
     reporter: Reporter,
     on_batch: Callable[[int, int], None],
 ) -> None:
-    recipe, total = trained.recipe, loader.feeds["files"].order.steps_per_epoch
-    precision = recipe.train.eval_precision
+    total = loader.feeds["files"].order.steps_per_epoch
+    precision = trained.recipe.train.eval_precision
     loader.seek("files", 0, total)
     for number in range(total):
         on_batch(number, total)
@@ -87,7 +95,7 @@ def _predict_all(
             continue
         batch = bound.finish(loaded, DTYPES[precision])
         with autocast(trained.device, precision):
-            predictions = recipe.task.predict(model, batch)
+            predictions = task.predict(model, batch)
         reporter.add(names_here, predictions, batch)
 
 

@@ -1,10 +1,13 @@
-"""The results of `sightline predict` for images: predictions.json, a drawing for each, and lines to read."""
+"""The results of `sightline predict` for images: predictions.json and .csv, a drawing for each, lines to read."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import tempfile
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.inputs import read_bytes
 from sightline.errors import DISK_FULL, BadSample, DiskFull, UsageError
-from sightline.parts import Batch, DataSpec, Finding, PredictOptions, Reporter
+from sightline.parts import Batch, DataSpec, Finding, PredictJob, Reporter
 from sightline.report.draw import draw
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 # findings(predictions, spec, top, threshold): for each image the best first; None leaves the choice to the task.
 Findings = Callable[[Mapping[str, "Tensor"], DataSpec, int | None, float | None], list[list[Finding]]]
 DOCUMENT = "predictions.json"
+TABLE = "predictions.csv"
+TableRow = dict[str, str | int | float]
 FORMAT = 1
 # Full colour at every pixel: halved, thin red lines and small letters blur.
 _ENCODERS: dict[str, dict[str, Any]] = {
@@ -35,17 +40,21 @@ _ENCODERS: dict[str, dict[str, Any]] = {
 class ResultFolder(Reporter):
     """The folder of results: what every reporter does alike."""
 
-    def __init__(self, folder: Path, files: Mapping[str, Path], results: Sequence[str], say: Callable[[str], None]):
-        self.folder = folder
-        self.say = say
+    columns: tuple[str, ...]  # of predictions.csv where it has no rows, which may have more
+
+    def __init__(self, job: PredictJob, results: Sequence[str]):
+        self.folder = job.folder
+        self.spec = job.spec
+        self.options = job.options
+        self.say = job.say
         self.unreadable: list[dict[str, str]] = []
-        self._files = files
+        self._files = job.files
         self._rows: dict[str, dict[str, Any]] = {}
         self._protect_inputs(results)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{folder} cannot be made: {error.strerror}; give another --out DIR") from error
+            raise UsageError(f"{self.folder} cannot be made: {error.strerror}; give another --out DIR") from error
 
     def note_unreadable(self, name: str, reason: str) -> None:
         """List an unreadable file and warn; the others are still predicted."""
@@ -53,12 +62,18 @@ class ResultFolder(Reporter):
         self.say(f"warning: {name} cannot be read: {reason}")
 
     def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Write predictions.json, with the files in the order they were given."""
+        """Write predictions.json, with the files in the order they were given, and predictions.csv."""
         rows = [self._rows[name] for name in self._files if name in self._rows]
         document = {"format": FORMAT, **about, "files": rows, "unreadable": self.unreadable}
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
         self.replace(DOCUMENT, lambda path: path.write_text(text, encoding="utf-8"))
+        table = _as_csv(self.columns, [line for row in rows for line in self.table_rows(row)])
+        self.replace(TABLE, lambda path: path.write_bytes(table))
         return document
+
+    @abstractmethod
+    def table_rows(self, row: Mapping[str, Any]) -> list[TableRow]:
+        """Return the rows of predictions.csv for a file of predictions.json, columns by name."""
 
     def replace(self, name: str, write: Callable[[Path], object]) -> None:
         """Write a file of the folder, in place of an old one."""
@@ -89,22 +104,22 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 class Predictions(ResultFolder):
     """Findings of images. An image keeps its name, and its format where that is one we write; else it is a PNG."""
 
-    def __init__(
-        self,
-        findings: Findings,
-        folder: Path,
-        files: Mapping[str, Path],
-        spec: DataSpec,
-        options: PredictOptions,
-        say: Callable[[str], None],
-    ):
-        if options.probabilities:
+    columns = ("file", "class", "id", "score")
+
+    def __init__(self, findings: Findings, job: PredictJob):
+        if job.options.probabilities:
             raise UsageError("--save-probabilities is for volumes; predictions.json holds the scores of images")
         self.findings = findings
-        self.spec = spec
-        self.options = options
-        self._drawings = _drawing_names(files)
-        super().__init__(folder, files, list(self._drawings.values()) if options.draws else [], say)
+        self._drawings = _drawing_names(job.files)
+        super().__init__(job, list(self._drawings.values()) if job.options.draws else [])
+
+    def table_rows(self, row: Mapping[str, Any]) -> list[TableRow]:
+        """Return one row per finding; a file in which nothing was found has none."""
+        rows = []
+        for found in row["found"]:
+            box = zip(("x", "y", "width", "height"), found.get("box", ()), strict=False)
+            rows.append({"file": row["file"], **{key: found[key] for key in ("class", "id", "score")}, **dict(box)})
+        return rows
 
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
         """Draw, print and store the findings of each file."""
@@ -130,6 +145,16 @@ class Predictions(ResultFolder):
         self._rows[name] = row
         for line in as_lines(row):
             self.say(line)
+
+
+def _as_csv(columns: Sequence[str], rows: Sequence[TableRow]) -> bytes:
+    """Return the table as UTF-8; a name that is not text has its odd bytes written out."""
+    text = io.StringIO()
+    found = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, list(found or columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode("utf-8", "backslashreplace")
 
 
 def as_lines(row: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ from sightline.data.formats.nifti import Header, read_header, read_label, read_s
 from sightline.data.volumes.geometry import Geometry, Triple, to_original
 from sightline.data.volumes.inputs import case_name
 from sightline.errors import BadSample, UsageError
-from sightline.parts import Batch, DataSpec, PredictOptions
-from sightline.report.predictions import ResultFolder
+from sightline.parts import Batch, PredictJob
+from sightline.report.predictions import ResultFolder, TableRow
 from sightline.report.slices import Look, contact_sheet, millilitres
 
 if TYPE_CHECKING:
@@ -24,23 +24,17 @@ if TYPE_CHECKING:
 class VolumePredictions(ResultFolder):
     """CASE.nii.gz, CASE.png and, where they are wanted, probabilities as CASE.npy."""
 
-    def __init__(
-        self,
-        folder: Path,
-        files: Mapping[str, Path],
-        spec: DataSpec,
-        options: PredictOptions,
-        say: Callable[[str], None],
-    ):
+    columns = ("file", "mask")
+
+    def __init__(self, job: PredictJob):
+        options = job.options
         for flag, value in (("--top", options.top), ("--score-threshold", options.threshold)):
             if value is not None:
                 raise UsageError(f"{flag} {value}: every voxel gets its most probable class; leave {flag} out")
-        self.spec = spec
-        self.options = options
-        self._cases = _cases_of(files)
+        self._cases = _cases_of(job.files)
         endings = [".nii.gz", *[".npy"] * options.probabilities, *[".png"] * options.draws]
         results = [f"{case}{ending}" for case in self._cases.values() for ending in endings]
-        super().__init__(folder, files, results, say)
+        super().__init__(job, results)
 
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
         """Resample scores to the geometry of their file, and write, draw and report them."""
@@ -55,6 +49,11 @@ class VolumePredictions(ResultFolder):
     def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """Write predictions.json, with the names of the classes that masks hold as numbers."""
         return super().write({**about, "classes": list(self.spec.classes)})
+
+    def table_rows(self, row: Mapping[str, Any]) -> list[TableRow]:
+        """Return one row per file: its mask, and millilitres and voxels of every class but the background."""
+        amounts = {f"{each['class']} {unit}": each[unit] for each in row["found"][1:] for unit in ("ml", "voxels")}
+        return [{"file": row["file"], "mask": row["mask"], **amounts}]
 
     def _add_volume(self, name: str, scores: np.ndarray, geometry: Geometry) -> None:
         path, case = self._files[name], self._cases[name]

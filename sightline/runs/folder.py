@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from sightline.errors import DISK_FULL, PeerLost, UsageError
-from sightline.files.whole import open_text, replace_text
+from sightline.files.whole import no_link, open_text, replace_text
 from sightline.runs.attempts import EXIT, Attempt, is_in_vain, read_exit
 
+LOCK = ".lock"
+BEST_SCORES = "scores-best.json"
+MAX_SCORES_BYTES = 16 * 2**20  # 20,000 classes take 3 MB
 TAKE_OVER_S = 10.0  # a lock of an earlier attempt of the same command is taken over after this long without heartbeat
 HEARTBEAT_S = 1.0
 
@@ -75,7 +78,7 @@ class RunFolder:
     def _take_lock(self, command: str) -> IO[str]:
         """Open and hold .lock. The kernel frees a lock when its process dies, but that of a host that was cut off may
         live on: a lock from an earlier attempt of the same command without a recent heartbeat is taken over."""
-        path = self.path / ".lock"
+        path = self.path / LOCK
         deadline = time.monotonic() + TAKE_OVER_S
         lock = open_text(path, "a+")
         last_beat = os.fstat(lock.fileno()).st_mtime_ns
@@ -118,7 +121,7 @@ class RunFolder:
         if self._lock is None or self._lock.closed:
             return True
         with contextlib.suppress(FileNotFoundError):  # deleted by a person, not taken over
-            return os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / ".lock"))
+            return os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / LOCK))
         return True
 
     def prove_ours(self) -> None:
@@ -169,6 +172,18 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def is_at_work(folder: Path) -> bool:
+    """Return whether a run holds the lock of its folder. Shared, so that two who ask do not see each other."""
+    try:
+        with open(folder / LOCK, opener=no_link) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, UsageError):  # none, not ours to read, or a link
+        return False
+    return False
 
 
 def _locked(file: IO[str]) -> bool:

@@ -12,10 +12,9 @@ from sightline.data.loading.workers import Bad
 from sightline.parts import Scores
 from sightline.runs.attempts import ALONE, Attempt
 from sightline.runs.events import EventLog
-from sightline.runs.folder import RunFolder
+from sightline.runs.folder import BEST_SCORES, RunFolder
 from sightline.runs.screen import Screen, as_hours, as_line, as_score
 
-BEST_SCORES = "scores-best.json"
 ROW = 6  # scores in a line; COCO has twelve
 
 

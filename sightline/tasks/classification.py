@@ -15,9 +15,8 @@ Batch keys: image (after finish(): batch, 3, height, width), label (batch,), ind
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from torch.nn import functional as F
 
 from sightline.errors import UsageError
 from sightline.evaluate.topk import TopK
-from sightline.parts import Batch, DataSpec, Finding, Loss, PredictOptions, Reporter, Task
+from sightline.parts import Batch, DataSpec, Finding, Loss, PredictJob, Reporter, Task
 from sightline.report.findings import classes_found
 from sightline.report.predictions import Predictions
 
@@ -71,15 +70,10 @@ class Classification(Task):
         self, predictions: Mapping[str, Tensor], spec: DataSpec, top: int | None, threshold: float | None
     ) -> list[list[Finding]]:
         """Return the most probable classes, by default five."""
-        return classes_found(predictions["logits"], spec, 5 if top is None else top, threshold or 0.0)
+        return classes_found(
+            predictions["logits"], spec, 5 if top is None else top, 0.0 if threshold is None else threshold
+        )
 
-    def reporter(
-        self,
-        folder: Path,
-        files: Mapping[str, Path],
-        spec: DataSpec,
-        options: PredictOptions,
-        say: Callable[[str], None],
-    ) -> Reporter:
+    def reporter(self, job: PredictJob) -> Reporter:
         """List findings, and draw them into their images."""
-        return Predictions(self.findings, folder, files, spec, options, say)
+        return Predictions(self.findings, job)

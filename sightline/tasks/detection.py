@@ -7,9 +7,8 @@ The model answers (logits (batch, anchors, classes + 1), offsets (batch, anchors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -21,7 +20,7 @@ from sightline.boxes import decode
 from sightline.errors import UsageError
 from sightline.evaluate.coco_map import CocoMap
 from sightline.evaluate.nms import best_boxes
-from sightline.parts import Batch, DataSpec, Finding, Loss, PredictOptions, Reporter, Task
+from sightline.parts import Batch, DataSpec, Finding, Loss, PredictJob, PredictOptions, Reporter, Task
 from sightline.report.findings import boxes_found
 from sightline.report.predictions import Predictions
 from sightline.tasks.matching import hard_negatives, match
@@ -88,6 +87,17 @@ class Detection(Task):
         """Build the metric: COCO's twelve numbers."""
         return CocoMap(spec.classes, device)
 
+    def showing(self, options: PredictOptions) -> Detection:
+        """Keep boxes below score_threshold, or more than per_image, where they are asked for; the others stay."""
+        lowest = self.score_threshold if options.threshold is None else options.threshold
+        most = options.top or 0
+        return replace(
+            self,
+            score_threshold=min(self.score_threshold, lowest),
+            candidates=max(self.candidates, most),
+            per_image=max(self.per_image, most),
+        )
+
     def findings(
         self, predictions: Mapping[str, Tensor], spec: DataSpec, top: int | None, threshold: float | None
     ) -> list[list[Finding]]:
@@ -95,16 +105,9 @@ class Detection(Task):
         boxes, scores, labels = (predictions[key] for key in ("boxes", "scores", "labels"))
         return boxes_found(boxes, scores, labels, spec, top or 20, 0.3 if threshold is None else threshold)
 
-    def reporter(
-        self,
-        folder: Path,
-        files: Mapping[str, Path],
-        spec: DataSpec,
-        options: PredictOptions,
-        say: Callable[[str], None],
-    ) -> Reporter:
+    def reporter(self, job: PredictJob) -> Reporter:
         """List findings, and draw them into their images."""
-        return Predictions(self.findings, folder, files, spec, options, say)
+        return Predictions(self.findings, job)
 
 
 def _cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:

@@ -7,10 +7,9 @@ Batch keys: image (after finish(): batch, channels, *space), label (batch, *spac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -22,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from sightline.errors import UsageError
 from sightline.evaluate.dice import Dice, dice_loss, soft_sums
 from sightline.evaluate.sliding_window import sliding_window
-from sightline.parts import Batch, DataSpec, Loss, PredictOptions, Reporter, Task
+from sightline.parts import Batch, DataSpec, Loss, PredictJob, Reporter, Task
 from sightline.report.volumes import VolumePredictions
 
 BRATS_CLASSES = 4  # background, edema, non-enhancing tumour, enhancing tumour
@@ -121,16 +120,9 @@ class Segmentation(Task):
             )
         return Dice(spec.classes, device, self.regions, self.voxel_loss)
 
-    def reporter(
-        self,
-        folder: Path,
-        files: Mapping[str, Path],
-        spec: DataSpec,
-        options: PredictOptions,
-        say: Callable[[str], None],
-    ) -> Reporter:
+    def reporter(self, job: PredictJob) -> Reporter:
         """Write masks in the geometry of their files, and draw slices with outlines."""
-        return VolumePredictions(folder, files, spec, options, say)
+        return VolumePredictions(job)
 
     def _flipped_mean(self, forward: Callable[[Tensor], Tensor], image: Tensor, axes: int) -> Tensor:
         """Return scores in fp32; with tta their mean over all mirror images along the last `axes` axes."""

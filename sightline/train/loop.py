@@ -140,10 +140,10 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 log.finished(over, progress.scored_step, times)
             else:
                 log.say(f"{over}; nothing was evaluated")
-        except Interrupted:
+        except Interrupted as stop:
             saver.save(must_succeed=True)
-            log.say(f"saved at step {progress.step}; the same command resumes from there")
-            raise
+            saved = f"saved at step {progress.step}; the same command resumes from there"
+            raise Interrupted(stop.signal_number, saved) from None
         finally:
             window.close()
             loader.close()

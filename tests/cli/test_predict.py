@@ -1,10 +1,12 @@
 """`sightline predict` and `sightline evaluate --all` as a user types them."""
 
+import csv
 import json
 import math
 import shutil
 import textwrap
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -56,6 +58,11 @@ def document(folder: Path) -> dict:
     return json.loads((folder / "predictions.json").read_text(), parse_constant=refuse)
 
 
+def table(folder: Path) -> list[list[str]]:
+    with (folder / "predictions.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))
+
+
 def expected_probabilities(run: Path, which: str, file: Path) -> torch.Tensor:
     """By torchvision's transforms and the weights as they lie on disk."""
     state = json.loads((run / "checkpoints" / which / "state.json").read_text())
@@ -100,7 +107,7 @@ def test_predictions_agree_with_evaluate(sightline, trained: Path, shapes: Path,
     rows = document(tmp_path / "out")["files"]
     right = [row["file"].split("/")[0] == row["found"][0]["class"] for row in rows]
     assert sum(right) / len(right) == pytest.approx(scores.values["top1"])
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["predictions.json"]  # draws=False
+    assert sorted(contents(tmp_path / "out")) == ["predictions.csv", "predictions.json"]  # draws=False
 
 
 def test_images_keep_their_names_colours_and_formats(sightline, trained: Path, tmp_path: Path):
@@ -119,7 +126,9 @@ def test_images_keep_their_names_colours_and_formats(sightline, trained: Path, t
     rows = document(tmp_path / "out")["files"]
     assert [row["picture"] for row in rows] == ["a/x.jpg", "b/x.jpg", "b/x.png", "plain.png"]
     assert all(len(row["found"]) == 2 and (row["width"], row["height"]) == (480, 360) for row in rows)
-    assert sorted(contents(tmp_path / "out")) == sorted(["predictions.json", *(row["picture"] for row in rows)])
+    assert sorted(contents(tmp_path / "out")) == sorted(
+        ["predictions.csv", "predictions.json", *(row["picture"] for row in rows)]
+    )
     for row, kind in zip(rows, ("JPEG", "JPEG", "PNG", "PNG"), strict=True):
         with Image.open(tmp_path / "out" / row["picture"]) as drawn:
             assert drawn.format == kind and drawn.width == 480 and drawn.height > 360
@@ -164,7 +173,7 @@ def test_images_are_never_drawn_over(sightline, trained: Path, shapes: Path, tmp
     shutil.copytree(shapes / "val" / "star", folder)
     before = contents(folder)
     code, _, err = sightline("predict", trained, folder, "--out", folder, *HERE)
-    assert code == 2 and "holds no file" in err  # what lies in --out is taken for results
+    assert code == 2 and f"--out {folder} is also an input" in err
     code, _, err = sightline("predict", trained, folder / "00000.jpg", "--out", folder, *HERE)
     assert code == 2 and "would replace" in err
     assert contents(folder) == before
@@ -184,13 +193,50 @@ def test_nothing_is_written_but_the_results(sightline, run: Path, shapes: Path, 
     monkeypatch.chdir(tmp_path / "cwd")
     code, _, _ = sightline("predict", run, shapes / "val" / "star" / "00000.jpg", "--out", "results", *HERE)
     assert code == 0 and contents(run) == before
-    assert sorted(contents(Path())) == ["results/00000.jpg", "results/predictions.json"]
+    assert sorted(contents(Path())) == ["results/00000.jpg", "results/predictions.csv", "results/predictions.json"]
+
+
+def test_results_go_into_a_new_folder_of_the_run_where_no_other_is_named(sightline, run: Path, shapes: Path):
+    star = shapes / "val" / "star" / "00000.jpg"
+    for name in ("predictions", "predictions-2"):
+        code, out, err = sightline("predict", run, star, "--top", 3, *HERE)
+        assert (code, err) == (0, "") and str(run / name / "predictions.json") in out
+    (run / "predictions-3").symlink_to("elsewhere")
+    code, out, err = sightline("predict", run / "checkpoints" / "ckpt-00000015", star, "--top", 3, *HERE)
+    assert (code, err) == (0, "") and sorted(contents(run / "predictions-4")) == sorted(contents(run / "predictions"))
+    (row,) = document(run / "predictions-4")["files"]
+    header, *lines = table(run / "predictions-4")
+    assert header == ["file", "class", "id", "score"] and len(lines) == 3
+    assert lines == [["00000.jpg", found["class"], str(found["id"]), str(found["score"])] for found in row["found"]]
+
+
+def test_drawings_of_earlier_calls_are_not_predicted(sightline, run: Path, shapes: Path):
+    shutil.copy(shapes / "val" / "star" / "00000.jpg", run.parent / "x.jpg")
+    for _ in range(2):
+        code, out, err = sightline("predict", run, run.parent, *HERE)
+        assert (code, err) == (0, "") and "1 of 1 files predicted" in out
+    assert (run / "predictions-2" / "x.jpg").is_file()
+
+
+def test_names_in_the_table_may_hold_anything(sightline, trained: Path, shapes: Path, tmp_path: Path):
+    odd = tmp_path / 'a, "b"\nü.jpg'
+    shutil.copy(shapes / "val" / "star" / "00000.jpg", odd)
+    assert sightline("predict", trained, odd, "--out", tmp_path / "out", "--top", 1, *HERE)[0] == 0
+    assert table(tmp_path / "out")[1][0] == odd.name
+
+
+def test_nothing_predicted_is_never_a_success(sightline, trained: Path, tmp_path: Path):
+    (tmp_path / "bad.jpg").write_text("not an image")
+    command = ["predict", trained, tmp_path / "bad.jpg", "--out", tmp_path / "out", *HERE]
+    for policy in ("skip", "fail"):
+        code, out, err = sightline(*command, "--data.on-bad-sample", policy)
+        assert code == 3 and "error: none of the 1 files could be predicted" in err and "0 of 1 files" in out
+    assert [row["file"] for row in document(tmp_path / "out")["unreadable"]] == ["bad.jpg"]
 
 
 def test_predict_refuses_what_it_cannot_understand(sightline, run: Path, shapes: Path, tmp_path: Path):
     star = shapes / "val" / "star"
     for arguments, code, message in (
-        ([run, star], 2, "--out"),
         ([run, "--out", tmp_path / "out"], 2, "INPUT"),
         ([run, tmp_path / "nix.jpg", "--out", tmp_path / "out"], 2, "nix.jpg does not exist"),
         ([tmp_path, star, "--out", tmp_path / "out"], 4, "is neither a run folder nor a checkpoint"),
@@ -247,6 +293,11 @@ def test_boxes_are_drawn_printed_and_told_in_pixels_of_the_file(sightline, run: 
         f"  0.900 (3) {classes[2]}  (128, 40) (384, 200)",
         f"  0.600 (1) {classes[0]}  (320, 200) (640, 400)",
     ]
+    assert table(tmp_path / "out") == [
+        ["file", "class", "id", "score", "x", "y", "width", "height"],
+        ["street.png", classes[2], "3", ANY, "128.0", "40.0", "256.0", "160.0"],
+        ["street.png", classes[0], "1", ANY, "320.0", "200.0", "320.0", "200.0"],
+    ]
     (row,) = document(tmp_path / "out")["files"]
     assert [found["box"] for found in row["found"]] == [[128, 40, 256, 160], [320, 200, 320, 200]]
     assert [(found["class"], found["id"]) for found in row["found"]] == [(classes[2], 3), (classes[0], 1)]
@@ -258,6 +309,7 @@ def test_boxes_are_drawn_printed_and_told_in_pixels_of_the_file(sightline, run: 
     assert "  1 found" in best[1]
     nothing = sightline(*command, *HERE, "--score-threshold", "0.95")
     assert nothing[0] == 0 and nothing[1].splitlines()[0] == "street.png  nothing found"
+    assert table(tmp_path / "out") == [["file", "class", "id", "score"]]
 
 
 # evaluate --all

@@ -140,7 +140,7 @@ def test_one_file_alone_with_workers_gives_the_same_mask(sightline, home: Path, 
     code, _, err = sightline("predict", home / "run", *files, "--out", tmp_path / "out", *flags)
     assert (code, err) == (0, "")
     names = ["hippo_003.nii.gz", "other.nii.gz", "plain.nii.gz"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*names, "predictions.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [*names, "predictions.csv", "predictions.json"]
     for name in names:
         np.testing.assert_array_equal(
             voxels(tmp_path / "out" / name).T, expected_probabilities(home, "hippo_003").argmax(0)

@@ -215,12 +215,12 @@ def test_two_ranks_train_as_one_and_a_stopped_run_resumes_with_another_number(re
     process = warm.start("torchrun", "--standalone", "--nproc-per-node=2", "sightline", *command)
     process.until(lambda: any(e["step"] >= 40 for e in events(run, "train")))
     os.killpg(process.pid, signal.SIGTERM)
-    code, out, _ = process.wait()
+    code, out, err = process.wait()
     assert code != 0
     told = json.loads((run / "exit.json").read_text())
     assert told["code"] == 143, out
     stopped = events(run, "train")[-1]["step"]
-    assert f"saved at step {stopped}; the same command resumes from there" in out
+    assert err.count(f"SIGTERM (signal 15); saved at step {stopped}; the same command resumes from there") == 1
     saved = [e["step"] for e in events(run, "checkpoint")]
     assert saved == [*range(30, stopped, 30), stopped]  # one at the end of each epoch, and one
     assert "batch 8 (4 on each of 2)" in out and out.count("training and") == 1

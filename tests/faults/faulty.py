@@ -2,7 +2,8 @@
 
 FAULT="WHAT@WHERE:WHEN,..." e.g. "term@train:3". WHERE is what is counted, WHEN which of them fails, from 1 on:
 recipe, open (train, then val), train (losses), eval (predictions), save (tensor files); `load` means the sample of
-that index instead, and `sample` the training batch that holds it. Without FAULT it is an ordinary recipe.
+that index instead, and `sample` the training batch that holds it; `server` is the forkserver of loader workers when it
+imports this file. A signal `all-term` goes to the whole process group. Without FAULT it is an ordinary recipe.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import os
 import re
 import resource
 import signal
+import sys
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
@@ -39,6 +41,8 @@ def faults(where: str, numbers: set[int] | None = None) -> set[str]:
             continue
         if what in SIGNALS:
             os.kill(os.getpid(), SIGNALS[what])
+        elif what.startswith("all-"):
+            os.kill(0, SIGNALS[what.removeprefix("all-")])
         elif what == "nohup":
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         elif what == "oom":
@@ -128,7 +132,13 @@ def recipe() -> Recipe:
         demo,
         name="faulty",
         model=Thin(),
-        data=(FaultyData if re.search("@(open|load)", os.environ.get("FAULT", "")) else ClassificationData)(**data),
+        data=(FaultyData if re.search("@(open|load|server)", os.environ.get("FAULT", "")) else ClassificationData)(
+            **data
+        ),
         task=FaultyTask(label_smoothing=0.1),
         train=dataclasses.replace(demo.train, epochs=2, global_batch=8, precision="fp32"),
     )
+
+
+if sys.argv[:1] == ["-c"]:  # as multiprocessing starts the forkserver
+    faults("server")

@@ -157,6 +157,25 @@ def test_signal_to_the_whole_process_group(sightline, reference, tmp_path, name)
     assert sightline.run(out, *OFTEN).bits == reference().bits
 
 
+@pytest.mark.slow  # the forkserver imports torch
+@pytest.mark.parametrize(("name", "said"), [("int", "Ctrl-C"), ("term", "SIGTERM (signal 15)")])
+def test_signal_to_the_whole_process_group_while_loader_workers_start(sightline, reference, tmp_path, name, said):
+    out = tmp_path / "run"
+    stopped = sightline.run(out, "--run.workers", "2", cold_workers=True, FAULT=f"all-{name}@server:1")
+    assert stopped.code == stopped.exit_code_in_folder == CODES[name], stopped
+    assert stopped.stderr.startswith(f"stopped by {said}") and len(stopped.stderr.splitlines()) == 1
+    assert sightline.run(out).bits == reference().bits
+
+
+@pytest.mark.parametrize(("name", "said"), [("int", "Ctrl-C"), ("term", "SIGTERM (signal 15)")])
+def test_a_stop_is_one_plain_line_and_no_error(sightline, tmp_path, name, said):
+    stopped = sightline.run(tmp_path / "run", progress="plain", FAULT=f"{name}@train:3")
+    line = f"stopped by {said}; saved at step 3; the same command resumes from there"
+    assert stopped.code == CODES[name] and stopped.stderr == f"{line}\n"
+    assert "saved at step" not in stopped.stdout
+    assert json.loads((tmp_path / "run" / "exit.json").read_text())["reason"] == line
+
+
 def test_sighup_saves_too(sightline, tmp_path):
     stopped = sightline.run(tmp_path / "run", FAULT="hup@train:3")
     assert stopped.code == stopped.exit_code_in_folder == 129, stopped

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sightline.data.loading.workers import MAX_PART, PARTS_PER_WORKER, Bad, Feed, Request, Workers, as_arrays, fill
-from sightline.errors import BadData, UsageError
+from sightline.errors import BadData, PeerLost, UsageError
 from sightline.hardware.affinity import cpu_share
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World, local_size
@@ -93,7 +93,11 @@ class Loader:
             batches = _allocate(bound.layout, order.local_batch, slots, name, shared=workers > 0)
             filled[name] = Feed(bound, batches, name == "train", bad_samples.policy)
         self.notes = list(dict.fromkeys(note for bound, _ in feeds.values() for note in bound.notes))  # once each
-        self._workers = Workers(workers, filled) if workers else None
+        try:
+            self._workers = Workers(workers, filled) if workers else None
+        except PeerLost:
+            check_stop()  # a stop signal to the whole process group is the reason, not a fault
+            raise
         self.feeds = {
             name: _FeedState(feed, feeds[name][1], _Copier(device, feed, run.device_prefetch))
             for name, feed in filled.items()

@@ -15,6 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -145,6 +146,17 @@ def as_arrays(slot: Mapping[str, Tensor]) -> Arrays:
     return {key: tensor.numpy() for key, tensor in slot.items()}
 
 
+def _start_forkserver() -> None:
+    """Start the forkserver, unless it runs, with SIGINT blocked: Ctrl-C reaches the whole process group, and would end
+    it with a traceback while it imports torch; later it ignores SIGINT by itself."""
+    resource_tracker.ensure_running()  # before: starting it unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Workers:
     """A fixed set of processes that fill slots of any feed."""
 
@@ -154,6 +166,7 @@ class Workers:
             context.set_forkserver_preload(
                 ["sightline.data.loading.workers", type(next(iter(feeds.values())).bound.dataset).__module__]
             )
+            _start_forkserver()
         self._processes = []
         self._connections: list[multiprocessing.connection.Connection] = []
         self._queue: collections.deque[Request] = collections.deque()
@@ -165,6 +178,11 @@ class Workers:
             )
             try:
                 process.start()
+            except (EOFError, ConnectionError) as error:
+                raise PeerLost(
+                    "the forkserver, which starts loader workers, has died: its traceback is above, or it was killed "
+                    "(see dmesg); start again, or use --run.workers 0"
+                ) from error
             except OSError as error:  # most often: the path of the forkserver's socket, in TMPDIR, is too long
                 raise UsageError(
                     f"loader workers cannot be started: {error}; give a writable TMPDIR with a short path "

@@ -91,7 +91,7 @@ def _run(config: LaunchConfig, count: int, arguments: Sequence[str]) -> None:
     try:
         elastic_launch(config, sys.executable)("-u", "-m", "sightline", *arguments)
     except SignalException as error:
-        raise Interrupted(error.sigval) from None
+        raise Interrupted(error.sigval, f"all {count} ranks have ended") from None
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:

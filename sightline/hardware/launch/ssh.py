@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import IO
 
-from sightline.errors import RankFailed
+from sightline.errors import Interrupted, RankFailed
 from sightline.hardware.launch import torchrun
 from sightline.hardware.launch.plan import SECONDS_TO_SAVE, Host, LaunchPlan, hangup, in_shell
 
@@ -82,7 +82,7 @@ def run(plan: LaunchPlan) -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
     if stopped:
-        raise RankFailed(128 + stopped[0], f"stopped by signal {stopped[0]}; it was passed on to all hosts")
+        raise Interrupted(stopped[0], "the signal was passed on to all hosts")
     if code:
         hint = (
             f"; ssh itself failed, try `{shlex.join(['ssh', '-p', str(plan.ssh_port), failed])}`" if code == 255 else ""

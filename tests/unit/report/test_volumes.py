@@ -1,5 +1,6 @@
 """Predicted volumes: masks where their files have them, probabilities, millilitres; nothing of the user's is lost."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from sightline.data.formats.nifti import read_scan
 from sightline.data.volumes.geometry import prepare_image, prepare_label
 from sightline.data.volumes.inputs import VolumeFiles
 from sightline.errors import UsageError
-from sightline.parts import DataSpec, PredictOptions
+from sightline.parts import DataSpec, PredictJob, PredictOptions
 from sightline.report.volumes import VolumePredictions
 
 CLASSES = ("background", "one", "two")
@@ -48,7 +49,7 @@ def report(folder: Path, files: dict[str, Path], logits: dict[str, torch.Tensor]
     """predictions.json, and the lines, of these logits."""
     lines: list[str] = []
     dataset = VolumeFiles(files, spec)
-    reporter = VolumePredictions(folder, files, spec, PredictOptions(**options), lines.append)
+    reporter = VolumePredictions(PredictJob(folder, files, spec, PredictOptions(**options), lines.append))
     for index, name in enumerate(files):
         loaded = {key: torch.from_numpy(value)[None] for key, value in dataset.load(0, index).items()}
         reporter.add([name], {"logits": logits[name]}, dataset.finish(loaded, torch.float32))
@@ -86,7 +87,13 @@ def test_a_mask_lies_where_its_file_does(tmp_path: Path):
     assert document["classes"] == list(CLASSES) and document["unreadable"] == []
     with Image.open(tmp_path / "out" / "case.png") as image:
         assert image.format == "PNG" and image.width > 480
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["case.nii.gz", "case.png", "predictions.json"]
+    written = ["case.nii.gz", "case.png", "predictions.csv", "predictions.json"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == written
+    with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
+        (line,) = csv.DictReader(file)
+    assert list(line) == ["file", "mask", "one ml", "one voxels", "two ml", "two voxels"]
+    assert (line["file"], line["mask"], line["one voxels"]) == ("case.nii.gz", "case.nii.gz", str(ones))
+    assert float(line["two ml"]) == pytest.approx(twos * voxel, abs=1e-6)
 
 
 def test_probabilities_of_every_voxel(tmp_path: Path):
@@ -128,11 +135,11 @@ def test_volumes_at_another_spacing_come_back_to_their_own(tmp_path: Path):
 
 def test_rows_without_a_file_are_passed_over(tmp_path: Path):
     path, _ = write_pair(tmp_path)
-    reporter = VolumePredictions(tmp_path / "out", {"case": path}, FLAT, PredictOptions(), print)
+    reporter = VolumePredictions(PredictJob(tmp_path / "out", {"case": path}, FLAT, PredictOptions(), print))
     reporter.add([None], {"logits": torch.zeros(1, 3, 1, 1, 1)}, {})
-    assert reporter.write({})["files"] == [] and list((tmp_path / "out").iterdir()) == [
-        tmp_path / "out/predictions.json"
-    ]
+    assert reporter.write({})["files"] == []
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["predictions.csv", "predictions.json"]
+    assert (tmp_path / "out" / "predictions.csv").read_text() == "file,mask\n"
 
 
 def test_a_file_that_has_changed_is_reported(tmp_path: Path):
@@ -141,7 +148,7 @@ def test_a_file_that_has_changed_is_reported(tmp_path: Path):
     batch = dataset.finish({k: torch.from_numpy(v)[None] for k, v in dataset.load(0, 0).items()}, torch.float32)
     predictions = {"logits": perfect_logits(path, label, FLAT)}
     lines: list[str] = []
-    reporter = VolumePredictions(tmp_path / "out", {"case": path}, FLAT, PredictOptions(), lines.append)
+    reporter = VolumePredictions(PredictJob(tmp_path / "out", {"case": path}, FLAT, PredictOptions(), lines.append))
     write_pair(tmp_path, sides=(22, 26, 9))
     reporter.add(["case"], predictions, batch)
     path.write_text("gone")
@@ -154,14 +161,14 @@ def test_a_file_that_has_changed_is_reported(tmp_path: Path):
 def test_files_of_the_user_are_never_written_over(tmp_path: Path):
     path, _ = write_pair(tmp_path)
     with pytest.raises(UsageError, match=r"would replace .*case\.nii\.gz; give another folder"):
-        VolumePredictions(tmp_path, {"case.nii.gz": path}, FLAT, PredictOptions(), print)
+        VolumePredictions(PredictJob(tmp_path, {"case.nii.gz": path}, FLAT, PredictOptions(), print))
     files = {"x.nii.gz": path, "x.nii": path}
     with pytest.raises(UsageError, match=r"x\.nii\.gz and x\.nii would both become x\.nii\.gz"):
-        VolumePredictions(tmp_path / "out", files, FLAT, PredictOptions(), print)
+        VolumePredictions(PredictJob(tmp_path / "out", files, FLAT, PredictOptions(), print))
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("options", "flag"), [({"top": 3}, "--top 3"), ({"threshold": 0.5}, "--score-threshold 0.5")])
 def test_what_belongs_to_images_is_refused(tmp_path: Path, options: dict, flag: str):
     with pytest.raises(UsageError, match=flag):
-        VolumePredictions(tmp_path / "out", {}, FLAT, PredictOptions(**options), print)
+        VolumePredictions(PredictJob(tmp_path / "out", {}, FLAT, PredictOptions(**options), print))

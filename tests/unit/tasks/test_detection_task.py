@@ -11,7 +11,7 @@ from sightline.boxes import decode, encode
 from sightline.errors import UsageError
 from sightline.evaluate.coco_map import CocoMap
 from sightline.models.anchors import default_boxes
-from sightline.parts import DataSpec
+from sightline.parts import DataSpec, PredictOptions
 from sightline.tasks.detection import Detection
 from sightline.tasks.matching import match
 
@@ -229,3 +229,16 @@ def test_the_metric_is_cocos():
 def test_values_that_make_no_sense_are_refused(field: str, value: float):
     with pytest.raises(UsageError, match=f"task.{field}={value} must be"):
         Detection(**{field: value})
+
+
+def test_predict_shows_what_is_asked_for_beyond_the_limits_of_evaluation():
+    model, batch = random_case(3)
+    spec = DataSpec(tuple("abcde"), 3, (8, 8), (), ())
+    task = Detection(score_threshold=0.3, candidates=20, per_image=10)
+    shown = task.showing(PredictOptions(top=400, threshold=0.0))
+    found = shown.findings(shown.predict(model, batch), spec, 400, 0.0)
+    free = Detection(score_threshold=0.0, candidates=10_000, per_image=10_000)
+    assert found == free.findings(free.predict(model, batch), spec, 400, 0.0)
+    assert min(map(len, found)) > 50 and min(each[-1].score for each in found) < 0.3
+    for options in (PredictOptions(), PredictOptions(top=3, threshold=0.5)):
+        assert task.showing(options) == task

@@ -16,7 +16,7 @@ from sightline.config import Recipe, Run, TrainConfig
 from sightline.errors import Diverged, UsageError
 from sightline.evaluate.topk import TopK
 from sightline.parts import DataSpec, Scores
-from sightline.runs.log import BEST_SCORES
+from sightline.runs.folder import BEST_SCORES
 from sightline.tasks.classification import Classification
 from sightline.train import checkpoint
 from sightline.train.progress import TrainProgress
