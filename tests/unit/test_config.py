@@ -451,7 +451,7 @@ def test_help_shows_every_field_with_its_text(name: str, capsys):
     for part in ("model", "data", "task", "optimizer", "schedule", "train"):
         for field in dataclasses.fields(getattr(recipe, part)):
             assert f"--{part}.{field.name.replace('_', '-')}" in shown.replace("no-", "")
-    assert "How often every training sample is seen." in shown
+    assert "Passes over all training samples." in shown
 
 
 # What counts as a change
