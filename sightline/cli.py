@@ -87,20 +87,21 @@ def train(flags: Sequence[str]) -> None:
     if _ran_as_ranks(["train", *flags], run.devices, run.device):
         return
     from sightline import api
+    from sightline.runs.refused import as_before
 
+    folder = Path(run.out or f"runs/{recipe.name}")
     if wants_all_folds:
-        document = api.train_folds(recipe, run)
+        with as_before(folder / "fold-0"):
+            document = api.train_folds(recipe, run)
         if is_rank_0():
             from sightline.evaluate import folds
 
-            print(f"{folds.as_text(document)}\nfinished: results are in {run.out or f'runs/{recipe.name}'}")
+            print(f"{folds.as_text(document)}\nfinished: results are in {folder}")
         return
-    from sightline.runs.refused import as_before
-
-    with as_before(Path(run.out or f"runs/{recipe.name}")):
+    with as_before(folder):
         scores = api.train(recipe, run)
     if is_rank_0():
-        print(f"finished: {_values(scores.values)}; results are in {run.out or f'runs/{recipe.name}'}")
+        print(f"finished: {_values(scores.values)}; results are in {folder}")
 
 
 def evaluate(flags: Sequence[str]) -> None:
@@ -377,7 +378,10 @@ def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped
         words.refuse(command, name, rest)
     from sightline import config
 
-    return config.load(name or config.recipe_named_in(file), rest, file)  # type: ignore[arg-type]
+    if file and not name:
+        name = config.recipe_named_in(file)
+        words.refuse(command, name, rest)
+    return config.load(name, rest, file)
 
 
 def _refuse_recipe_named_first(flags: Sequence[str]) -> None:

@@ -72,10 +72,12 @@ def _parts_of(source: _Source) -> dict[str, Fields]:
         other = ast.unparse(_call(names[ast.unparse(made.args[0])]).func).removesuffix(".recipe")
         parts |= _parts_of(_module(source.imported[other]))
     for keyword in made.keywords:
-        if keyword.arg and keyword.arg != "name":
+        if keyword.arg is None:  # Recipe(**parts)
+            raise LookupError("**")
+        if keyword.arg != "name":
             part = _call(keyword.value)
             fields = parts[keyword.arg] if part.args else _fields_of(source, ast.unparse(part.func))
-            given = {each.arg: ast.unparse(each.value) for each in part.keywords if each.arg}
+            given = {each.arg or "**": ast.unparse(each.value) for each in part.keywords}
             parts[keyword.arg] = fields | {name: replace(fields[name], default=text) for name, text in given.items()}
     return parts
 
@@ -95,7 +97,8 @@ def _fields_of(source: _Source, name: str) -> Fields:
         return _fields_of(_module(module), name)
     found: Fields = {}
     node = source.defined[name]
-    assert isinstance(node, ast.ClassDef)
+    if not isinstance(node, ast.ClassDef):
+        raise LookupError(name)
     for base in reversed(node.bases):
         found |= _fields_of(source, ast.unparse(base))
     if not any("dataclass" in ast.unparse(each) for each in node.decorator_list):

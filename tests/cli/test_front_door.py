@@ -76,11 +76,31 @@ def test_flags_read_from_the_source_are_the_golden_ones(name: str):
 
 def test_a_recipe_that_cannot_be_read_is_left_to_the_parser(sightline, tmp_path: Path):
     own = tmp_path / "own.py"
-    own.write_text(f"import sightline.recipes.{NAME} as base\nrecipe = base.recipe\n")
-    assert fields.flags_of(str(own)) == {}
+    for source in (
+        f"from sightline.recipes.{NAME} import recipe\n",
+        f"from sightline.recipes import {NAME}\nbase = {NAME}.recipe()\n"
+        "def recipe():\n    return type(base)(**vars(base))\n",
+        f"from dataclasses import replace\nfrom sightline.recipes import {NAME}\nbase = {NAME}.recipe()\n"
+        "def task():\n    return base.task\ndef recipe():\n    return replace(base, task=task())\n",
+    ):
+        own.write_text(source)
+        assert fields.flags_of(str(own)) == {}
+        said = sightline("train", own, "--bath-size", 3)
+        assert said.code == 2 and "--bath-size" in said.err
+        assert "--model.bn-momentum" in sightline("train", own, "--help").out
+
+
+def test_a_recipe_of_ones_own_is_checked_like_ours(sightline, tmp_path: Path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        f"from dataclasses import replace\nfrom sightline.recipes import {NAME}\n"
+        "from sightline.train.schedules import ScheduleConfig\n\n\ndef recipe():\n"
+        f"    base = {NAME}.recipe()\n"
+        "    return replace(base, name='own', schedule=ScheduleConfig(kind='constant'))\n"
+    )
+    assert f"--{max(fields.flags_of(str(own)))}".replace("_", "-") == max(golden(NAME))
     said = sightline("train", own, "--bath-size", 3)
-    assert said.code == 2 and "--bath-size" in said.err
-    assert "--model.bn-momentum" in sightline("train", own, "--help").out
+    assert said.code == 2 and "did you mean --train.global-batch?" in said.err
 
 
 # Suggestions
@@ -102,6 +122,12 @@ def test_a_recipe_that_cannot_be_read_is_left_to_the_parser(sightline, tmp_path:
 def test_an_unknown_flag_leads_to_the_nearest(sightline, typed: str, meant: str):
     said = sightline("train", "resnet50", typed, 3)
     assert said.code == 2 and f"did you mean {meant}?" in said.err, said
+
+
+def test_unknown_flags_beside_a_config_file_get_a_suggestion(sightline, tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text(f"recipe: {NAME}\n")
+    said = sightline("train", "--config", tmp_path / "mine.yaml", "--bath-size", 3)
+    assert said.code == 2 and "did you mean --train.global-batch?" in said.err
 
 
 def test_words_without_a_neighbour_get_no_suggestion(sightline):
@@ -193,6 +219,12 @@ def test_a_refused_first_start_leaves_no_folder(sightline, shapes: Path, tmp_pat
         said = sightline("train", NAME, *SMALL, "--workers=0", "--device=cpu", "--out", tmp_path / "a" / "run", *flags)
         assert said.code in (2, 3, 4), said
         assert list(tmp_path.rglob("*")) == [], flags
+
+
+def test_a_refused_first_fold_leaves_no_folder(sightline, tmp_path: Path):
+    said = sightline("train", "unet2d", "--data.fold", "all", "--device=cpu", "--out", tmp_path / "folds")
+    assert said.code == 2 and "no data" in said.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_refused_start_keeps_files_that_were_there(sightline, tmp_path: Path):
