@@ -6,7 +6,6 @@ import difflib
 import itertools
 import os
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 
 from sightline import recipes
 from sightline.errors import UsageError
@@ -71,24 +70,31 @@ def _refuse_flags(command: str, recipe: str, flags: Sequence[str], known: Fields
             raise UsageError(f"{recipe} has no {name} (short: {short}); leave it out")
         near = " or ".join(nearest(name, known))
         hint = f" did you mean {near}?" if near else ""
+        own = f"; `sightline {command} --help` shows those of {command}" if command != "train" else ""
         raise UsageError(
             f"unknown flag {name} of {command} {recipe};{hint} `sightline train {recipe} --help` shows the usual ones, "
-            f"--help-all every one"
+            f"--help-all every one{own}"
         )
 
 
 def nearest(flag: str, known: Fields) -> list[str]:
     """Return the long flags whose last word is most like that of `flag`: --bath-size is near --batch-size."""
-    if flag in ALIASES:
-        return [ALIASES[flag]]
-    if of_part := [name for name in _spellings(known) if name.startswith(f"{flag}.")]:  # --model resnet18
+    names = list(_spellings(known))
+    aliases = {short: long for short, long in ALIASES.items() if long in names}
+    if flag in aliases:
+        return [aliases[flag]]
+    if of_part := [name for name in names if name.startswith(f"{flag}.")]:  # --model resnet18
         return of_part[:1]
     part, _, word = flag.removeprefix("--").rpartition(".")
     scores: dict[str, float] = {}
-    for short, long in (*ALIASES.items(), *((name, name) for name in _spellings(known))):
-        its_part, _, other = short.removeprefix("--").rpartition(".")
+    for typed, long in (*aliases.items(), *zip(names, names, strict=True)):
+        its_part, _, other = typed.removeprefix("--").rpartition(".")
         ratios = [_ratio(word, other), *(0.85 * _ratio(word, piece) for piece in other.split("-"))]
-        scores[long] = max(scores.get(long, 0), max(ratios) + (0.1 * _ratio(part, its_part) if part else 0))
+        if part:
+            ratios = [max(ratios) + 0.1 * _ratio(part, its_part)]
+        elif its_part:
+            ratios.append(_ratio(word, f"{its_part}-{other}"))  # --data-path
+        scores[long] = max(scores.get(long, 0), *ratios)
     near = [name for name in sorted(scores, key=lambda name: -scores[name]) if scores[name] >= NEAR]
     return [name for name in near if scores[name] > scores[near[0]] - 0.1][:SHOWN]
 
@@ -118,8 +124,8 @@ def _refuse_missing_data(flags: Sequence[str]) -> None:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(
-            f"--data.path '{path}' does not exist, seen from {Path.cwd()}; give the folder of your data, or draw some "
-            f"with `sightline prepare shapes --out DIR`"
+            f"--data.path '{path}' does not exist; give the folder of your data, or draw some with `sightline prepare "
+            f"shapes --out DIR`"
         ) from None
     except (OSError, ValueError):  # what opens the data says more
         return

@@ -113,6 +113,7 @@ def test_a_recipe_of_ones_own_is_checked_like_ours(sightline, tmp_path: Path):
         ("--batch_sise=3", "--train.global-batch"),
         ("--trian.epochs", "--train.epochs"),
         ("--data.paht", "--data.path"),
+        ("--data_path", "--data.path"),
         ("--momentum", "--optimizer.momentum"),
         ("--num-workers", "--run.workers"),
         ("--model", "--model.arch"),
@@ -135,6 +136,7 @@ def test_words_without_a_neighbour_get_no_suggestion(sightline):
     assert said.code == 2 and "unknown flag --xyzzy" in said.err and "did you mean" not in said.err
     said = sightline("train", "unet2d", "--weights", "a.pth")
     assert said.code == 2 and "unet2d has no --model.weights (short: --weights)" in said.err
+    assert "--model.weights" not in sightline("train", "unet2d", "--weigths", "a.pth").err
     said = sightline("train", "resnet50", "images", "--epochs", 3)
     assert said.code == 2 and "e.g. --data.path images" in said.err
 
