@@ -83,6 +83,8 @@ def nearest(flag: str, known: Fields) -> list[str]:
     aliases = {short: long for short, long in ALIASES.items() if long in names}
     if flag in aliases:
         return [aliases[flag]]
+    if (dotted := f"--{flag[2:].replace('-', '.', 1)}") in names:  # --data-path
+        return [dotted]
     if of_part := [name for name in names if name.startswith(f"{flag}.")]:  # --model resnet18
         return of_part[:1]
     part, _, word = flag.removeprefix("--").rpartition(".")
@@ -90,13 +92,10 @@ def nearest(flag: str, known: Fields) -> list[str]:
     for typed, long in (*aliases.items(), *zip(names, names, strict=True)):
         its_part, _, other = typed.removeprefix("--").rpartition(".")
         ratios = [_ratio(word, other), *(0.85 * _ratio(word, piece) for piece in other.split("-"))]
-        if part:
-            ratios = [max(ratios) + 0.1 * _ratio(part, its_part)]
-        elif its_part:
-            ratios.append(_ratio(word, f"{its_part}-{other}"))  # --data-path
-        scores[long] = max(scores.get(long, 0), *ratios)
+        scores[long] = max(scores.get(long, 0), max(ratios) + (0.1 * _ratio(part, its_part) if part else 0))
     near = [name for name in sorted(scores, key=lambda name: -scores[name]) if scores[name] >= NEAR]
-    return [name for name in near if scores[name] > scores[near[0]] - 0.1][:SHOWN]
+    first = aliases.get(f"--{word.partition('-')[0]}")  # --data-dir
+    return [name for name in near if scores[name] > scores[near[0]] - 0.1][:SHOWN] or ([first] if first else [])
 
 
 def _spellings(known: Fields) -> Iterator[str]:

@@ -114,6 +114,7 @@ def test_a_recipe_of_ones_own_is_checked_like_ours(sightline, tmp_path: Path):
         ("--trian.epochs", "--train.epochs"),
         ("--data.paht", "--data.path"),
         ("--data_path", "--data.path"),
+        ("--data-dir", "--data.path"),
         ("--momentum", "--optimizer.momentum"),
         ("--num-workers", "--run.workers"),
         ("--model", "--model.arch"),
