@@ -1,6 +1,5 @@
 """What a new user types first: short flags, misspelt words, --help, starts that are refused."""
 
-import fcntl
 import json
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import pytest
 import torchvision
 import yaml
 
-from sightline import cli, fields, help_text, recipes, words
+from sightline import fields, help_text, recipes, words
 
 NAME = "demo_classification"
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -234,23 +233,6 @@ def test_a_refused_start_keeps_files_that_were_there(sightline, tmp_path: Path):
     (tmp_path / "notes.txt").write_text("mine")
     assert sightline("train", NAME, "--workers=0", "--device=cpu", "--out", tmp_path).code == 2
     assert (tmp_path / "notes.txt").read_text() == "mine"
-
-
-def test_a_refused_start_leaves_another_run_alone(sightline, monkeypatch, tmp_path: Path):
-    out = tmp_path / "run"
-    real = cli.help_text.is_asked
-
-    def other_run_begins(flags):  # after the command was typed, before the folder is claimed
-        out.mkdir()
-        held.append((out / ".lock").open("a"))
-        fcntl.flock(held[0], fcntl.LOCK_EX)
-        return real(flags)
-
-    held = []
-    monkeypatch.setattr(cli.help_text, "is_asked", other_run_begins)
-    said = sightline("train", NAME, "--workers=0", "--device=cpu", "--out", out)
-    assert said.code == 2 and "another run is at work" in said.err
-    assert (out / ".lock").exists()
 
 
 def test_exit_json_of_a_finished_run_survives_a_usage_error(sightline, shapes: Path, tmp_path: Path):
