@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from sightline import __version__, recipes, terminal
+from sightline import __version__, help_text, recipes, terminal, words
 from sightline.errors import BadData, Interrupted, SightlineError, UsageError
 from sightline.hardware.launch.place import is_rank_0
 
@@ -27,8 +27,7 @@ def list_recipes(flags: Sequence[str]) -> None:
     """List the recipes, or describe one: `sightline list resnet50`"""
     arguments = _parser("list", list_recipes, "[RECIPE]").parse_known_args(flags)[1]
     for name in arguments:
-        if name not in recipes.names():
-            recipes.find(name)  # says which names there are
+        recipes.refuse_unknown(name)
         print(textwrap.indent(recipes.describe(name), "  "))
     if not arguments:
         for name in recipes.names():
@@ -77,25 +76,32 @@ def train(flags: Sequence[str]) -> None:
     """Train a recipe, or resume its run: `sightline train resnet50 --data.path DIR --train.epochs 90`"""
     if flags and flags[0] in ("-h", "--help"):
         _parser("train", train, "RECIPE [--config FILE] [--part.field VALUE ...]").print_help()
-        print(f"\nrecipes: {', '.join(recipes.names())}; `sightline train RECIPE --help` lists every field of one")
-        print("`--data.fold all`, where the data have folds, trains one run per fold and reports their mean and spread")
+        print(f"\n{help_text.of_train()}")
+        return
+    flags = words.expand(flags)
+    if help_text.is_asked(flags):
+        _print_help(flags)
         return
     rest, wants_all_folds = _without_all_folds(flags)
     recipe, run = _load_recipe("train", rest)
     if _ran_as_ranks(["train", *flags], run.devices, run.device):
         return
     from sightline import api
+    from sightline.runs.refused import as_before
 
+    folder = Path(run.out or f"runs/{recipe.name}")
     if wants_all_folds:
-        document = api.train_folds(recipe, run)
+        with as_before(folder / "fold-0"):
+            document = api.train_folds(recipe, run)
         if is_rank_0():
             from sightline.evaluate import folds
 
-            print(f"{folds.as_text(document)}\nfinished: results are in {run.out or f'runs/{recipe.name}'}")
+            print(f"{folds.as_text(document)}\nfinished: results are in {folder}")
         return
-    scores = api.train(recipe, run)
+    with as_before(folder):
+        scores = api.train(recipe, run)
     if is_rank_0():
-        print(f"finished: {_values(scores.values)}; results are in {run.out or f'runs/{recipe.name}'}")
+        print(f"finished: {_values(scores.values)}; results are in {folder}")
 
 
 def evaluate(flags: Sequence[str]) -> None:
@@ -202,6 +208,7 @@ def average(flags: Sequence[str]) -> None:
 
 def benchmark(flags: Sequence[str]) -> None:
     """Measure the speed of a recipe's step or input: `sightline benchmark resnet50 --peers`"""
+    _refuse_recipe_named_first(flags)
     from sightline.config import split_options
     from sightline.measure import benchmark as measure
 
@@ -250,6 +257,7 @@ def migrate(flags: Sequence[str]) -> None:
 
 def launch(flags: Sequence[str]) -> None:
     """Train on several hosts: `sightline launch resnet50 --hosts a:8,b:8 --launcher ssh --data.path DIR`"""
+    _refuse_recipe_named_first(flags)
     from sightline.config import split_options
     from sightline.hardware.launch import command
 
@@ -314,8 +322,7 @@ def _run(flags: list[str]) -> int:
         print(f"sightline {__version__}")
         return 0
     try:
-        if flags[0] not in COMMANDS:
-            raise UsageError(f"unknown command '{flags[0]}'; known: {', '.join(COMMANDS)}")
+        words.refuse_command(flags[0], COMMANDS)
         COMMANDS[flags[0]](flags[1:])
         if sys.stdout:  # None where it was closed
             sys.stdout.flush()  # here, where a reader that has gone can be met; at exit it would be code 120
@@ -346,7 +353,7 @@ def _overview() -> str:
     lines += [f"  {name:10} {(command.__doc__ or '').strip()}" for name, command in COMMANDS.items()]
     lines += [
         "",
-        "`sightline COMMAND --help` lists options, `sightline train RECIPE --help` all fields of a recipe.",
+        "`sightline COMMAND --help` lists options, `sightline train RECIPE --help` the usual flags of a recipe.",
     ]
     return "\n".join(lines)
 
@@ -377,15 +384,40 @@ def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped
         if at + 1 == len(rest):
             raise UsageError("--config needs a file, e.g. --config runs/demo/config.yaml")
         file = Path(rest[at + 1])
+        if not file.exists():
+            raise UsageError(f"--config {file} does not exist; give a YAML file, e.g. config.yaml of a run folder")
         del rest[at : at + 2]
     name = rest.pop(0) if rest and not rest[0].startswith("-") else ""
     if not name and file is None:
         raise UsageError(
             f"{command} what? Known: {', '.join(recipes.names())}; e.g. `sightline {command} {recipes.names()[0]}`"
         )
+    if name:
+        words.refuse(command, name, rest)
     from sightline import config
 
-    return config.load(name or config.recipe_named_in(file), rest, file)  # type: ignore[arg-type]
+    if file and not name:
+        name = config.recipe_named_in(file)
+        words.refuse(command, name, rest)
+    return config.load(name, rest, file)
+
+
+def _refuse_recipe_named_first(flags: Sequence[str]) -> None:
+    """Refuse an unknown recipe before the command's own options are parsed, which imports torch."""
+    if flags and not flags[0].startswith("-"):
+        recipes.refuse_unknown(flags[0])
+
+
+def _print_help(flags: Sequence[str]) -> None:
+    """Print the usual flags of a recipe, or with --help-all every flag, of one part if that is named."""
+    name, wants_all, part = help_text.question(flags)
+    recipes.refuse_unknown(name)
+    if not wants_all and (text := help_text.of_recipe(name)):
+        print(text)
+        return
+    from sightline import config
+
+    config.print_flags(name, part)
 
 
 def _without_all_folds(flags: Sequence[str]) -> tuple[list[str], bool]:

@@ -174,6 +174,17 @@ def _parse(name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequenc
     return parsed.recipe, parsed.run
 
 
+def print_flags(name: str, part: str = "") -> None:
+    """Print every flag of a recipe, or those of one part, with their texts and defaults."""
+    recipe = recipes.find(name).recipe()
+    if not part:
+        _parse(name, recipe, {}, ["--help"])  # exits
+    shown = {**_parts(recipe), "run": Run()}[part]
+    only = dataclasses.make_dataclass("only", [(part, type(shown))])
+    markers = (tyro.conf.AvoidSubcommands,)
+    tyro.cli(only, default=only(shown), config=markers, args=["--help"], prog=f"sightline train {name}")
+
+
 def recipe_named_in(config: Path) -> str:
     """Return the recipe that a config file belongs to."""
     values = read_yaml(config)

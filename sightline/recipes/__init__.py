@@ -6,6 +6,7 @@ import importlib
 import importlib.abc
 import importlib.util
 import os
+import re
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -42,20 +43,41 @@ def describe(name: str) -> str:
 
 def find(name: str) -> ModuleType:
     """Import a recipe: one of ours by name, or a user's own by the path of its .py file."""
+    refuse_unknown(name)
     if name.endswith(".py"):
         return _from_file(Path(name))
-    if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ";"
-        raise UsageError(
-            f"unknown recipe '{name}'{hint} Known: {', '.join(names())} (or the path of your own recipe ending in .py)"
-        )
     return importlib.import_module(f"{__name__}.{name}")
 
 
+def refuse_unknown(name: str) -> None:
+    """Raise UsageError for a name that is not a recipe's, and for a missing file of a user's own; imports nothing."""
+    if name in names():
+        return
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise UsageError(f"recipe file {name} does not exist; give the path of a .py file that defines recipe()")
+        return
+    near = difflib.get_close_matches(name, names(), n=1)
+    if re.fullmatch("u[-_]?net[-_]?3d?", name.lower()):
+        hint = "; the 3D network is `unet2d --data.dim 3 --train.global-batch 2`, on data prepared with --dim 3."
+    elif name in classifiers():
+        hint = f"; as a classifier it is `resnet50 --model.arch {name}`."
+    else:
+        hint = f"; did you mean '{near[0]}'?" if near else ";"
+    raise UsageError(
+        f"unknown recipe '{name}'{hint} Known: {', '.join(names())} (or the path of your own recipe ending in .py)"
+    )
+
+
+def classifiers() -> set[str]:
+    """Return the names of torchvision's classifiers, read from its source: importing it would import torch."""
+    found = importlib.util.find_spec("torchvision")
+    folders = [Path(each, "models") for each in (found.submodule_search_locations or [])] if found else []
+    texts = [path.read_text(encoding="utf-8") for folder in folders for path in folder.glob("*.py")]
+    return {name for text in texts for name in re.findall(r"^@register_model\(.*\)\n(?:@.*\n)*def (\w+)", text, re.M)}
+
+
 def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UsageError(f"recipe file {path} does not exist; give the path of a .py file that defines recipe()")
     # The name contains path and modification time, so that an edited file is imported again, e.g. in a notebook.
     version, place = path.stat().st_mtime_ns, os.fsencode(path.resolve()).hex()
     module = importlib.import_module(f"{OWN}{version:x}_{place}")

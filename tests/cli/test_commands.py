@@ -62,9 +62,14 @@ def test_every_command_explains_itself(sightline, command: str):
 
 
 def test_an_unknown_command_is_usage(sightline):
-    said = sightline("tarin", NAME)
-    assert (said.code, said.out) == (2, "")
-    assert said.err == f"error: unknown command 'tarin'; known: {', '.join(cli.COMMANDS)}\n"
+    for typed, hint in (
+        ("trian", "did you mean 'train'? Known"),
+        (NAME, f"did you mean `sightline train {NAME}`? Known"),
+        ("xyz", "known"),
+    ):
+        said = sightline(typed, NAME)
+        assert (said.code, said.out) == (2, "")
+        assert said.err == f"error: unknown command '{typed}'; {hint}: {', '.join(cli.COMMANDS)}\n"
 
 
 def test_ctrl_c_outside_of_training_is_130(sightline, monkeypatch):
@@ -232,7 +237,8 @@ def test_train_refuses_what_it_cannot_understand(sightline, tmp_path: Path):
         (["--config"], "--config needs a file"),
         (["resnet_50000"], "unknown recipe 'resnet_50000'"),
         ([tmp_path / "gone.py"], "does not exist"),
-        (["--config", tmp_path / "gone.yaml"], "cannot be read as YAML"),
+        (["--config", tmp_path / "gone.yaml"], "gone.yaml does not exist"),
+        (["--config", tmp_path], "cannot be read as YAML"),
         ([NAME, *HERE], "no data: give --data.path DIR"),
         ([NAME, "--run.device=abacus"], "device 'abacus' is unknown"),
         ([NAME, *HERE, f"--data.path={tmp_path}"], "is nothing a source can read"),
@@ -253,6 +259,8 @@ def refused(sightline, run: Path, code: int, message: str, *arguments: object) -
 
 
 def test_exit_codes_stand_in_the_run_folder(sightline, shapes: Path, tmp_path: Path):
+    for name in ("usage", "data"):
+        (tmp_path / name).mkdir()
     refused(sightline, tmp_path / "usage", 2, "no data", "--data.path=")
     refused(sightline, tmp_path / "data", 3, "10 classes", f"--data.path={shapes}", "--data.classes=7")
     (tmp_path / "checkpoint" / "checkpoints" / "ckpt-00000001").mkdir(parents=True)

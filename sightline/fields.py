@@ -1,0 +1,132 @@
+"""The flags of a recipe, read from its source and the sources of its parts: importing those would import torch.
+
+Help and refusals use it before anything slow is imported; config.py parses the flags.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sightline import recipes
+
+PACKAGE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A field of a recipe or of Run."""
+
+    default: str  # as in the source
+    text: str
+    is_switch: bool  # also has --part.no-field
+    choices: tuple[str, ...]  # of Literal[...]
+
+
+Fields = dict[str, Flag]
+
+
+def flags_of(recipe: str) -> Fields:
+    """Return "part.field" -> Flag of a recipe and of Run; empty if a user's own recipe cannot be read this way."""
+    path = Path(recipe) if recipe.endswith(".py") else recipes.FOLDER / f"{recipe}.py"
+    try:
+        parts = {**_parts_of(_read(path)), "run": _fields_of(_read(PACKAGE / "config.py"), "Run")}
+    except (LookupError, OSError, SyntaxError, ValueError):
+        return {}
+    return {f"{part}.{field}": flag for part, fields in parts.items() for field, flag in fields.items()}
+
+
+class _Source:
+    """The syntax tree of one file: what it defines and what it imports by name."""
+
+    def __init__(self, tree: ast.Module):
+        self.defined = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        self.imported: dict[str, str] = {}
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                self.imported |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+
+
+def _read(path: Path) -> _Source:
+    return _Source(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def _module(name: str) -> _Source:
+    """Read a module of this package. Raises LookupError for others: finding those may import their packages."""
+    first, *rest = name.split(".")
+    if first != "sightline":
+        raise LookupError(name)
+    return _read(PACKAGE.joinpath(*rest).with_suffix(".py"))
+
+
+def _parts_of(source: _Source) -> dict[str, Fields]:
+    """Return the fields of every part of `return Recipe(part=Class(...))`, or of `replace(base, part=...)`."""
+    function = source.defined["recipe"]
+    returned = next((node.value for node in function.body if isinstance(node, ast.Return)), None)
+    made = _call(returned)
+    parts: dict[str, Fields] = {}
+    if made.args:  # replace(base, ...) after `base = other_recipe.recipe()`
+        names = {ast.unparse(target): each.value for each in function.body if isinstance(each, ast.Assign)
+                 for target in each.targets}  # fmt: skip
+        other = ast.unparse(_call(names[ast.unparse(made.args[0])]).func).removesuffix(".recipe")
+        parts |= _parts_of(_module(source.imported[other]))
+    for keyword in made.keywords:
+        if keyword.arg is None:  # Recipe(**parts)
+            raise LookupError("**")
+        if keyword.arg != "name":
+            part = _call(keyword.value)
+            fields = parts[keyword.arg] if part.args else _fields_of(source, ast.unparse(part.func))
+            given = {each.arg or "**": ast.unparse(each.value) for each in part.keywords}
+            parts[keyword.arg] = fields | {name: replace(fields[name], default=text) for name, text in given.items()}
+    return parts
+
+
+def _call(node: ast.expr | None) -> ast.Call:
+    if not isinstance(node, ast.Call):
+        raise LookupError("not a call")
+    return node
+
+
+def _fields_of(source: _Source, name: str) -> Fields:
+    """Return the fields of a dataclass and of the classes it inherits from."""
+    if name in source.imported:
+        module, _, name = source.imported[name].rpartition(".")
+        if module == "abc":
+            return {}
+        return _fields_of(_module(module), name)
+    found: Fields = {}
+    node = source.defined[name]
+    if not isinstance(node, ast.ClassDef):
+        raise LookupError(name)
+    for base in reversed(node.bases):
+        found |= _fields_of(source, ast.unparse(base))
+    if not any("dataclass" in ast.unparse(each) for each in node.decorator_list):
+        return found
+    for field, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            kind = ast.unparse(field.annotation)
+            found[field.target.id] = Flag(_default(field.value), _text(after), kind == "bool", _choices(kind))
+    return found
+
+
+def _choices(kind: str) -> tuple[str, ...]:
+    """Return the words of Literal['a', 'b']."""
+    if not kind.startswith("Literal["):
+        return ()
+    values = ast.literal_eval(f"({kind.removeprefix('Literal[').removesuffix(']')},)")
+    return tuple(map(str, values))
+
+
+def _default(value: ast.expr | None) -> str:
+    """Return a default as it is written, without the mark undecisive()."""
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "undecisive":
+        value = value.args[0]
+    return ast.unparse(value) if value else ""
+
+
+def _text(node: ast.stmt | None) -> str:
+    """Return the string under a field as one line."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return " ".join(node.value.value.split())
+    return ""

@@ -1,0 +1,130 @@
+"""Words that a user types: short flags of `train`, suggestions for unknown words, refusals before torch is imported."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+from collections.abc import Collection, Iterator, Sequence
+
+from sightline import recipes
+from sightline.errors import UsageError
+from sightline.fields import Fields, flags_of
+from sightline.hardware import launch
+
+ALIASES = {
+    "--data": "--data.path",
+    "--epochs": "--train.epochs",
+    "--batch-size": "--train.global-batch",
+    "--lr": "--optimizer.lr",
+    "--out": "--run.out",
+    "--device": "--run.device",
+    "--workers": "--run.workers",
+    "--weights": "--model.weights",
+    "--resume": "--run.resume",
+}
+NEAR = 0.7  # ratio of difflib from which two words count as near
+SHOWN = 3  # most flags that a suggestion names
+OPENS_DATA = ("train", "check")  # commands that read --data.path on this machine
+
+
+def expand(flags: Sequence[str]) -> list[str]:
+    """Return the flags of `train` with short ones written out: --lr 0.1 is --optimizer.lr 0.1."""
+    return [_long(flag) for flag in flags]
+
+
+def _long(flag: str) -> str:
+    name, equals, value = flag.partition("=")
+    return ALIASES.get(name.replace("_", "-"), name) + equals + value
+
+
+def refuse(command: str, recipe: str, flags: Sequence[str]) -> None:
+    """Raise UsageError for an unknown recipe, unknown flags and a missing data path."""
+    recipes.refuse_unknown(recipe)
+    if known := flags_of(recipe):
+        _refuse_flags(command, recipe, flags, known)
+    if recipe in recipes.names() and command in OPENS_DATA and launch.detect(os.environ) is None:
+        _refuse_missing_data(flags)  # among ranks, one that ends this early would leave the others waiting
+
+
+def refuse_command(command: str, known: Collection[str]) -> None:
+    """Raise UsageError for an unknown command."""
+    if command in known:
+        return
+    near = difflib.get_close_matches(command, known, n=1)
+    meant = f"`sightline train {command}`" if command in recipes.names() else f"'{near[0]}'" if near else ""
+    hint = f"; did you mean {meant}? Known" if meant else "; known"
+    raise UsageError(f"unknown command '{command}'{hint}: {', '.join(known)}")
+
+
+def _refuse_flags(command: str, recipe: str, flags: Sequence[str], known: Fields) -> None:
+    names = set(_spellings(known))
+    if flags and not flags[0].startswith("-"):
+        raise UsageError(f"unexpected '{flags[0]}' after {recipe}; flags come next, e.g. --data.path {flags[0]}")
+    for flag in flags:
+        name = flag.partition("=")[0].replace("_", "-")
+        if not name.startswith("--") or name in names or name in ("--", "--help"):
+            continue
+        if name in ALIASES.values():  # perhaps written out by expand()
+            short = next(short for short, long in ALIASES.items() if long == name)
+            raise UsageError(f"{recipe} has no {name} (short: {short}); leave it out")
+        near = " or ".join(nearest(name, known))
+        hint = f" did you mean {near}?" if near else ""
+        own = f"; `sightline {command} --help` shows those of {command}" if command != "train" else ""
+        raise UsageError(
+            f"unknown flag {name} of {command} {recipe};{hint} `sightline train {recipe} --help` shows the usual ones, "
+            f"--help-all every one{own}"
+        )
+
+
+def nearest(flag: str, known: Fields) -> list[str]:
+    """Return the long flags whose last word is most like that of `flag`: --bath-size is near --batch-size."""
+    names = list(_spellings(known))
+    aliases = {short: long for short, long in ALIASES.items() if long in names}
+    if flag in aliases:
+        return [aliases[flag]]
+    if (dotted := f"--{flag[2:].replace('-', '.', 1)}") in names:  # --data-path
+        return [dotted]
+    if of_part := [name for name in names if name.startswith(f"{flag}.")]:  # --model resnet18
+        return of_part[:1]
+    part, _, word = flag.removeprefix("--").rpartition(".")
+    scores: dict[str, float] = {}
+    for typed, long in (*aliases.items(), *zip(names, names, strict=True)):
+        its_part, _, other = typed.removeprefix("--").rpartition(".")
+        ratios = [_ratio(word, other), *(0.85 * _ratio(word, piece) for piece in other.split("-"))]
+        scores[long] = max(scores.get(long, 0), max(ratios) + (0.1 * _ratio(part, its_part) if part else 0))
+    near = [name for name in sorted(scores, key=lambda name: -scores[name]) if scores[name] >= NEAR]
+    first = aliases.get(f"--{word.partition('-')[0]}")  # --data-dir
+    return [name for name in near if scores[name] > scores[near[0]] - 0.1][:SHOWN] or ([first] if first else [])
+
+
+def _spellings(known: Fields) -> Iterator[str]:
+    """Yield every flag of these fields, a switch also as --part.no-field."""
+    for name, flag in known.items():
+        part, _, field = name.replace("_", "-").partition(".")
+        yield f"--{part}.{field}"
+        if flag.is_switch:
+            yield f"--{part}.no-{field}"
+
+
+def _ratio(word: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, word, other, autojunk=False).ratio()
+
+
+def _refuse_missing_data(flags: Sequence[str]) -> None:
+    path = ""
+    for flag, after in itertools.pairwise([*flags, ""]):
+        name, equals, value = flag.partition("=")
+        if name == "--data.path":
+            path = value if equals else after
+    if not path or path.startswith("synthetic:"):
+        return
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(
+            f"--data.path '{path}' does not exist; give the folder of your data, or draw some with `sightline prepare "
+            f"shapes --out DIR`"
+        ) from None
+    except (OSError, ValueError):  # what opens the data says more
+        return
