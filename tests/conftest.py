@@ -10,6 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+gc.disable()  # until pytest_collection_finish: imports and collection leave nothing to collect
+
 REPO = Path(__file__).resolve().parents[1]
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 4 << 30  # what the folders of all test processes stay far below
@@ -35,6 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Spares the collector what has been imported, torch above all: a look at all of it takes half a second."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -192,7 +192,7 @@ class Ssd(nn.Module):
 
     def __init__(self, config: SsdConfig, classes: int, channels: int, size: int):
         super().__init__()
-        cells = feature_sizes(config, size)
+        cells = feature_sizes(size)
         ratios = config.parsed_ratios()[: len(cells)]
         self.split = (classes + 1, 4)  # channels of one anchor: scores, then offsets
         self.trunk = Trunk(config.trunk(), channels)
@@ -255,20 +255,17 @@ class Ssd(nn.Module):
         return torch.cat(logits, dim=1), torch.cat(offsets, dim=1), self.anchors
 
 
-def feature_sizes(config: SsdConfig, size: int) -> list[int]:
-    """Return the cells per side of every level of an image of `size` pixels."""
+def feature_sizes(size: int) -> list[int]:
+    """Return the cells per side of every level of an image of `size` pixels, for either padding."""
     if size < 1:
         raise UsageError(f"an image of {size} pixels has no levels; {SIZE} is the published size")
-    found: list[int] = []
-    thin = replace(config, width=1)
-    with torch.device("meta"), torch.no_grad():
-        x = Trunk(thin.trunk(), 1).eval()(torch.empty(1, 1, size, size))
-        found.append(x.shape[2])
-        for level, (*_, is_padded) in zip(_extras(thin, LEVELS), EXTRAS, strict=True):
-            if not is_padded and x.shape[2] < 3:
-                break
-            x = level(x)
-            found.append(x.shape[2])
+    cells = math.ceil(size / 8)
+    found = [cells]
+    for *_, stride, is_padded in EXTRAS:
+        if not is_padded and cells < 3:
+            break
+        cells = math.ceil(cells / stride) if is_padded else (cells - 3) // stride + 1
+        found.append(cells)
     return found
 
 
@@ -292,7 +289,7 @@ def _steps(config: SsdConfig, cells: Sequence[int], size: int) -> list[float]:
     over the whole image, as steps of 100 and 300 spread 3 and 1 cells over 300 pixels.
     """
     is_padded = (True, *(level[3] for level in EXTRAS))
-    published = feature_sizes(config, SIZE)
+    published = feature_sizes(SIZE)
     return [
         config.steps[level] * (1 if is_padded[level] else size / SIZE * published[level] / count)
         for level, count in enumerate(cells)

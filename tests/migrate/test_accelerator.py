@@ -95,7 +95,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("target", "first"), [("twin", "ours"), ("auto", "ours"), ("twin", "the device's")])
+@pytest.mark.parametrize(
+    ("target", "first"),
+    [
+        ("auto", "ours"),
+        # The same script: a target by name, which test_scripts.py has too, and the order that needs nothing of us.
+        pytest.param("twin", "ours", marks=pytest.mark.slow),
+        pytest.param("twin", "the device's", marks=pytest.mark.slow),
+    ],
+)
 def test_switched_on_by_the_environment(start: Run, library: str, tmp_path: Path, target: str, first: str) -> None:
     """`import torch` calls the hooks of all backends in the order of the path: ours may come before the device's."""
     (tmp_path / "script.py").write_text(SWITCHED_ON)

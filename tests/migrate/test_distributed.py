@@ -289,24 +289,20 @@ FLAGS = ("--samples", "64", "--lr", "2", "--model-ema", "--fast")
 
 @pytest.fixture(scope="module")
 def folder(once: Callable[..., Path], fork: Callable[..., Any]) -> Path:
-    """Where `sightline migrate torchrun` ran four scripts, one after the other: it starts one rank for each device."""
+    """Where `sightline migrate torchrun` ran two scripts, one after the other: it starts one rank for each device."""
 
     def run(folder: Path) -> None:
         (folder / "statistics.py").write_text(STATISTICS)
         (folder / "answers.py").write_text(ANSWERS)
-        # Each group meets in a file of its own: torchrun's store, for the last one, keeps what a group wrote.
-        apart, synced = (f"--dist-url=file://{folder}/{name}?rank=$RANK&world_size=2" for name in ("apart", "synced"))
-        runs = [
-            (REFERENCE, *FLAGS, apart),
-            (REFERENCE, *FLAGS, "--sync-bn", synced),
-            ("statistics.py",),
-            ("answers.py",),
-        ]
-        options = ("--target", "cpu", "--device-count", "2", "--log", "log", "torchrun")
-        words = ("--standalone", "--nproc-per-node", "gpu", FIXTURES / "several.py", json.dumps(runs, default=str))
-        fork(folder, "-m", "sightline.migrate", *options, *words)
+        _run_on_two(fork, folder, ("statistics.py",), ("answers.py",))
 
     return once("torchrun", run)
+
+
+def _run_on_two(fork: Callable[..., Any], folder: Path, *runs: tuple[object, ...]) -> None:
+    options = ("--target", "cpu", "--device-count", "2", "--log", "log", "torchrun")
+    words = ("--standalone", "--nproc-per-node", "gpu", FIXTURES / "several.py", json.dumps(runs, default=str))
+    fork(folder, "-m", "sightline.migrate", *options, *words)
 
 
 def _told(folder: Path, run: int = 0) -> list[str]:
@@ -315,9 +311,13 @@ def _told(folder: Path, run: int = 0) -> list[str]:
     return re.findall(r"^(?:step|Test samples|EMA samples) .*", text, re.MULTILINE)
 
 
-def test_the_reference_script_on_two_ranks(folder: Path, fork: Callable[..., Any], tmp_path: Path):
+@pytest.mark.slow
+def test_the_reference_script_on_two_ranks(fork: Callable[..., Any], tmp_path: Path):
     """nccl, set_device, barrier, DDP with device_ids, all_reduce on cuda; then synchronised batch norm."""
-    apart, synced = _told(folder, 1), _told(folder, 2)
+    # Each group meets in a file of its own: torchrun's store keeps what a group wrote.
+    urls = (f"--dist-url=file://{tmp_path}/{name}?rank=$RANK&world_size=2" for name in ("apart", "synced"))
+    _run_on_two(fork, tmp_path, (REFERENCE, *FLAGS, next(urls)), (REFERENCE, *FLAGS, "--sync-bn", next(urls)))
+    apart, synced = _told(tmp_path, 1), _told(tmp_path, 2)
     fork(tmp_path, FIXTURES / "ranks.py", 2, REFERENCE, "--device", "cpu", *FLAGS, warm=True)
     assert len(apart) == 6 and apart == _told(tmp_path)
     # Two ranks with synchronised statistics do what one rank with both batches does, up to the order of sums.

@@ -60,7 +60,7 @@ def tiny_flags(name: str, volumes: Path) -> list[str]:
 
 @cache
 def loaded(name: str, *flags: str) -> tuple[config.Recipe, config.Run]:
-    """Load a recipe. Building the parser takes as long as a tiny run, and many runs have the same flags."""
+    """Load a recipe, once for all runs with the same flags."""
     return config.load(name, flags)
 
 

@@ -7,7 +7,6 @@ an epoch, the network, the loss, one update, the learning rates. Only what takes
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
@@ -732,9 +731,6 @@ def as_flags(part: str, name: str, value: str, default: object) -> list[str]:
     return [f"--{part}.{flag}", *value.split()] if isinstance(default, tuple) else [f"--{part}.{flag}={value}"]
 
 
-# Loading takes as long as a tiny run, so many flags are parsed together, and each value is then changed alone.
-
-
 def load_together(name: str, changes: dict[tuple[str, str], list[str]]) -> tuple[Recipe, Run]:
     """Load flags by (part, field), without those that others exclude; these leave `changes`."""
     while True:
@@ -743,25 +739,6 @@ def load_together(name: str, changes: dict[tuple[str, str], list[str]]) -> tuple
         except UsageError as error:  # it names both, and the later one goes
             named = [(part, field) for part, field in changes if re.search(rf"\b{field}\b", str(error))]
             del changes[named[-1]]
-
-
-@functools.cache
-def parsed(name: str) -> dict[tuple[str, ...], Any]:
-    """The values of flags, of those that set one field and nothing else."""
-    fields = {(part, field) for by, part, field, _ in rows() if by == name}
-    fields -= {("optimizer", "kind"), ("optimizer", "lr"), ("schedule", "kind")}  # they reset others
-    values = parts_of(name)
-    texts: dict[tuple[str, str], list[str]] = {key: [] for key in sorted(fields)}
-    for part, field in texts:
-        for flip in flips_of(values[part], field):
-            texts[part, field] += flip.values if isinstance(flip, Flip) else ()
-    found: dict[tuple[str, ...], Any] = {}
-    while any(texts.values()):
-        some = {key: as_flags(*key, left.pop(), getattr(values[key[0]], key[1])) for key, left in texts.items() if left}
-        recipe, run = load_together(name, some)
-        for (part, field), flags in some.items():
-            found[tuple(flags)] = getattr(run if part == "run" else getattr(recipe, part), field)
-    return found
 
 
 # Words of the table that stand for files.
@@ -827,7 +804,7 @@ def called(monkeypatch) -> None:
 
 @pytest.fixture
 def seen(known: dict[tuple, dict], load, train, train_made, named, called: None, tmp_path: Path, monkeypatch):
-    """seen(recipe, flip, part, field, change): what the flip looks at with these flags."""
+    """seen(recipe, flip, change): what the flip looks at with these flags."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # --train.deterministic sets it in this process
 
@@ -846,16 +823,6 @@ def seen(known: dict[tuple, dict], load, train, train_made, named, called: None,
                 flag = flag.replace(word, str(path))
         return flag
 
-    def made(name: str, flip: Flip, part: str, field: str, change: list[str]) -> tuple[Recipe, Run]:
-        base, flags = ([spelt(name, flag) for flag in some] for some in (flip.base, change))
-        if flags and tuple(flags) not in parsed(name):
-            return load(name, *base, *flags)
-        recipe, run = load(name, *base)
-        value = {field: parsed(name)[tuple(flags)]} if flags else {}
-        if part == "run":
-            return recipe, dataclasses.replace(run, **value)
-        return dataclasses.replace(recipe, **{part: dataclasses.replace(getattr(recipe, part), **value)}), run
-
     def ran(recipe: Recipe, run: Run, flip: Flip) -> Any:
         if not flip.home:
             run = dataclasses.replace(run, out=str(tmp_path / f"run {len(list(tmp_path.iterdir()))}"))
@@ -865,11 +832,11 @@ def seen(known: dict[tuple, dict], load, train, train_made, named, called: None,
             calls.clear()
         return train_made(recipe, run)
 
-    def see(name: str, flip: Flip, part: str, field: str, change: list[str]) -> list[Any]:
+    def see(name: str, flip: Flip, change: list[str]) -> list[Any]:
         looks = [flip.look, *([flip.same] if flip.same else [])]
         found = known.setdefault((name, flip.before, flip.home, *flip.base, *change), {})
         if missing := [look for look in looks if look not in found]:
-            recipe, run = made(name, flip, part, field, change)
+            recipe, run = load(name, *(spelt(name, flag) for flag in (*flip.base, *change)))
             found.update({look: look(recipe, run) for look in missing if look in WITHOUT_RUN})
         if missing := [look for look in missing if look not in WITHOUT_RUN]:
             result = ran(recipe, run, flip)
@@ -924,7 +891,7 @@ def test_a_field_does_something(name: str, part: str, field_name: str, number: i
         now = getattr(run if part == "run" else getattr(recipe, part), field_name)
         text = next(each for each in flip.values if each != str(now))
     change = as_flags(part, field_name, text, getattr(value, field_name))
-    before, after = (seen(name, flip, part, field_name, flags) for flags in ([], change))
+    before, after = (seen(name, flip, flags) for flags in ([], change))
     assert after[0] != before[0], f"{' '.join(change)} changes nothing: {flip.look.__name__} stays {before[0]}"
     assert after[1:] == before[1:], f"{' '.join(change)} changes {flip.same.__name__} too"
 

@@ -195,13 +195,6 @@ def test_a_rate_that_is_asked_for_holds_for_any_number_of_ranks(tmp_path: Path, 
         assert (both.base_lr(2048, 1), both.base_lr(2048, 8)) == (5.0, 7.0)
 
 
-@pytest.mark.parametrize("name", recipes.names())
-def test_without_flags_the_objects_are_those_that_the_parser_builds(name: str):
-    """A flag that repeats the recipe's own value goes through tyro."""
-    restated = [f"--train.seed={recipes.find(name).recipe().train.seed}"]
-    assert repr(config.load(name)) == repr(config.load(name, restated))
-
-
 def test_without_flags_values_of_a_file_are_checked(tmp_path: Path):
     with pytest.raises(UsageError, match="train.epochs=0 must be at least 1"):
         loaded(tmp_path, "train: {epochs: 0}")

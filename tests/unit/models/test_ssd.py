@@ -53,7 +53,7 @@ def test_sizes_and_counts_are_the_published_ones(padding):
         logits, offsets, anchors = model(torch.empty(2, 3, 300, 300))
 
     assert (logits.shape, offsets.shape, anchors.shape) == ((2, 8732, 81), (2, 8732, 4), (8732, 4))
-    assert feature_sizes(SsdConfig(padding=padding), 300) == [38, 19, 10, 5, 3, 1]
+    assert feature_sizes(300) == [38, 19, 10, 5, 3, 1]
     assert count(model.parameters()) == 19_972_534
     assert count(model.trunk.parameters()) == 8_170_304
     assert count(model.extras.parameters()) == 3_574_400
@@ -123,6 +123,16 @@ def test_anchors_are_the_golden_ones_and_not_in_checkpoints():
     assert "anchors" in dict(model.named_buffers())
 
 
+@pytest.mark.parametrize("padding", ["torch", "same"])
+def test_levels_have_as_many_cells_as_the_network_computes(padding):
+    for size in (1, 2, 7, 23, 48, 75, 101, 147, 203):
+        model, found = build(classes=1, size=size, width=1, depth=18, padding=padding).eval(), []
+        for head in model.heads:
+            head.register_forward_pre_hook(lambda _, inputs, found=found: found.append(tuple(inputs[0].shape[2:])))
+        logits, _, anchors = model(torch.zeros(1, 3, size, size))
+        assert found == [(cells, cells) for cells in feature_sizes(size)] and logits.shape[1] == len(anchors), size
+
+
 @pytest.mark.parametrize(
     ("size", "cells"), [(128, [16, 8, 4, 2]), (256, [32, 16, 8, 4, 2]), (512, [64, 32, 16, 8, 6, 4]), (8, [1, 1, 1, 1])]
 )
@@ -133,7 +143,7 @@ def test_other_sizes_of_image(size, cells):
 
     logits, offsets, anchors = model(torch.randn(1, 3, size, size))
 
-    assert feature_sizes(SsdConfig(), size) == cells
+    assert feature_sizes(size) == cells
     counts = [n * n * each for n, each in zip(cells, per_cell, strict=True)]
     assert logits.shape == (1, sum(counts), 4)
     assert offsets.shape == (1, sum(counts), 4)
@@ -287,7 +297,8 @@ def test_outputs_are_put_together_by_one_copy_each_in_channels_last():
     assert offsets.is_contiguous()
 
 
-@pytest.mark.parametrize("padding", ["torch", "same"])
+# The other padding gives the same graph without the pads.
+@pytest.mark.parametrize("padding", [pytest.param("torch", marks=pytest.mark.slow), "same"])
 def test_it_compiles_as_one_graph(padding):
     model = build(classes=3, size=64, depth=18, width=2, padding=padding)
     pixels = torch.randn(2, 3, 64, 64)
