@@ -390,7 +390,8 @@ def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped
     name = rest.pop(0) if rest and not rest[0].startswith("-") else ""
     if not name and file is None:
         raise UsageError(
-            f"{command} what? Known: {', '.join(recipes.names())}; e.g. `sightline {command} {recipes.names()[0]}`"
+            f"{command} what? Known: {', '.join(recipes.names())}; "
+            f"e.g. `sightline {command} {recipes.names()[0]} --data.path DIR`"
         )
     if name:
         words.refuse(command, name, rest)

@@ -68,7 +68,7 @@ class DiskFull(SightlineError):
 
 
 class PeerLost(SightlineError):
-    """A loader worker or a rank died or hangs."""
+    """A loader worker died, or a rank died or hangs."""
 
     exit_code = 8
 

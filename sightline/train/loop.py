@@ -57,8 +57,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         _refuse_diverged(recipe, progress)
         scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
         if over := _why_over(recipe, progress, progress.epoch, length):
-            ended = f"{log.folder.path} is finished, {over}: {progress.scores}"
-            log.say(f"{ended}; choose another --run.out to train again")
+            log.say(f"{log.folder.path} is finished, {over}; choose another --run.out to train again")
             return scores
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
         step = build_step(recipe, run, device, world, state, bound["train"])
@@ -71,8 +70,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         log.event("start", **facts, workers=loader.worker_pids)
         log.say(
             f"{recipe.name}: {length.samples} training and {len(sets['val'])} evaluation samples, {cfg.epochs} "
-            f"epochs of {length.steps_per_epoch} steps, batch {cfg.global_batch} ({order.local_samples} "
-            f"on each of {world.size}), base rate {base_lr:g}, {cfg.precision} on {device.name()}"
+            f"epoch{'s' * (cfg.epochs > 1)} of {length.steps_per_epoch} steps, batch {cfg.global_batch} ("
+            f"{order.local_samples} on each of {world.size}), base rate {base_lr:g}, {cfg.precision} on {device.name()}"
             + (f"; resuming from step {progress.step}" if resumed else "")
         )
         for note in (*loader.notes, *state.notes):
@@ -170,7 +169,7 @@ def _why_over(recipe: Recipe, progress: TrainProgress, epochs_done: int, length:
     if cfg.target_score and score is not None and score >= cfg.target_score:
         return f"{headline} {score:.4f} has reached the target {cfg.target_score:g} at step {progress.scored_step}"
     if epochs_done >= cfg.epochs:
-        return f"{epochs_done} epochs are done"
+        return f"{epochs_done} epochs are done" if epochs_done > 1 else "1 epoch is done"
     waited = progress.evaluations_since_best()
     if cfg.patience and waited >= cfg.patience and epochs_done >= cfg.min_epochs:
         best = f"{headline} that is a number"

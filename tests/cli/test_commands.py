@@ -187,11 +187,11 @@ def test_train_says_what_it_does(sightline, shapes: Path, tmp_path: Path):
     said = sightline("train", NAME, *flags)
     lines = said.out.splitlines()
     assert said.code == 0
-    assert lines[0].startswith(f"{NAME}: 80 training and 40 evaluation samples, 1 epochs of 5 steps, batch 16 (16 on ")
+    assert lines[0].startswith(f"{NAME}: 80 training and 40 evaluation samples, 1 epoch of 5 steps, batch 16 (16 on ")
     assert lines[1].startswith("epoch 1/1  step 5/5  loss ")
     assert lines[-4].startswith("evaluated epoch 1  step 5  top1 ") and lines[-4].endswith("on 40 samples")
     assert lines[-3].startswith("a checkpoint is ") and "to stop takes up to" in lines[-3]
-    assert lines[-2].startswith("1 epochs are done; time to train 0:00:")
+    assert lines[-2].startswith("1 epoch is done; time to train 0:00:")
     assert lines[-1].startswith("finished: top1 ") and lines[-1].endswith(f"results are in {out}")
 
 
@@ -216,7 +216,7 @@ def test_train_stops_early_and_says_why(sightline, shapes: Path, tmp_path: Path)
     assert "base rate 0.2," in stopped.out and "evaluated epoch 2  step 7  top1 " in stopped.out
     assert stopped.out.splitlines()[-1].startswith("finished: top1 ")
     again = sightline(*command, "--train.max-steps=7", "--train.fp32-ops", "BatchNorm2d", "relu")
-    assert again.code == 0 and f"{out} is finished, train.max_steps=7 steps are done: " in again.out
+    assert again.code == 0 and f"{out} is finished, train.max_steps=7 steps are done; " in again.out
     assert "step 8/" not in again.out
     diverged = sightline(*command, "--train.diverged-score=1", "--train.fp32-ops", "BatchNorm2d", "relu")
     assert diverged.code == 5 and diverged.err.startswith("error: diverged: top1 ")

@@ -13,22 +13,6 @@ from sightline import cli, config
 from sightline.data import sources
 
 CONTRIBUTING = Path(__file__).resolve().parents[2] / "docs" / "contributing.md"
-IMPORTS = """import dataclasses
-from dataclasses import dataclass
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from sightline.config import Recipe
-from sightline.evaluate.topk import TopK
-from sightline.parts import Batch, DataSpec, Loss, Task
-from sightline.recipes import demo_classification
-
-"""
-RECIPE = """
-
-def recipe() -> Recipe:
-    return dataclasses.replace(demo_classification.recipe(), name="own_task", task=OneVersusRest())
-"""
 
 
 def example(heading: str) -> str:
@@ -68,7 +52,7 @@ def test_the_source_gives_the_batches_of_the_folders_that_it_lists(tmp_path: Pat
 
 def test_the_task_learns_and_its_field_is_a_flag(tmp_path: Path, tiny, train_made):
     file = tmp_path / "own_task.py"
-    file.write_text(IMPORTS + example("A task") + RECIPE, encoding="utf-8")
+    file.write_text(example("A task"), encoding="utf-8")
     flags = [*tiny("demo_classification"), "--data.path=synthetic:classes=10,samples=320,size=28", "--data.augment=off"]
     flags += ["--model.width=8", "--optimizer.lr=0.1", "--train.epochs=8", "--train.global-batch=32"]
     flags += ["--task.positive-weight=4", f"--run.out={tmp_path / 'run'}", "--train.eval-every-epochs=8"]
@@ -83,7 +67,7 @@ def test_the_task_learns_and_its_field_is_a_flag(tmp_path: Path, tiny, train_mad
 
 
 def test_a_task_without_a_reporter_says_so(tmp_path: Path, shapes: Path, capsys):
-    (tmp_path / "own_task.py").write_text(IMPORTS + example("A task") + RECIPE, encoding="utf-8")
+    (tmp_path / "own_task.py").write_text(example("A task"), encoding="utf-8")
     words = ["--recipe", str(tmp_path / "own_task.py"), "--run.device", "cpu", "--run.workers", "0"]
     flags = [
         "--data.path",

@@ -73,7 +73,7 @@ def test_an_epoch_tells_its_speed_its_losses_and_its_trace(tmp_path: Path, train
     assert line.endswith(" img/s")
     [epoch] = run.events("epoch")
     assert epoch["images_per_s"] == pytest.approx(24 / epoch["seconds"], rel=0.05)
-    assert "1 epochs are done; time to train 0:0" in run.shown
+    assert "1 epoch is done; time to train 0:0" in run.shown
     board = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
     for name in ("loss", "class_loss", "box_loss", "lr", "images_per_s", "steps_per_s"):
