@@ -232,7 +232,7 @@ def test_a_rank_of_a_launcher_trains_and_starts_none():
         ("scripts/train.py --task 01 --gpus 1 --fold 0 --dim 2", "--train.global-batch 64"),
         ("scripts/benchmark.py --mode predict --dim 2", "--steps 100 --warmup 50 --repeats 1 --what predict"),
         (
-            "generate_static_dataset.py -i /c/train* -o /s -b 4 -s 3",
+            "generate_static_dataset.py -i '/c/train*' -o /s -b 4 -s 3",
             "prepare static --out /s/worker_0 --batch 4 --steps 3",
         ),
         ("bash download_and_preprocess_coco.sh /c", "prepare coco --source /c-raw --out /c --form tfrecord --download"),
