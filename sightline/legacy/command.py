@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -12,8 +13,8 @@ from pathlib import Path
 from sightline.errors import UsageError
 from sightline.legacy import line, start
 from sightline.legacy.parse import wants_help
-from sightline.legacy.table import Act, Field, Notice, Script
-from sightline.legacy.translate import SCRIPTS, Translation, find_scripts, plain, translate
+from sightline.legacy.table import Act, Field, Notice, Script, plain
+from sightline.legacy.translate import SCRIPTS, Translation, find_scripts, translate
 
 USAGE = """usage: sightline legacy [--print] [--device WORD] [--set part.field=value ...] SCRIPT ARGS ...
        sightline legacy [options] -- LINE
@@ -109,12 +110,29 @@ def _run_file(options: Options, show: Show, run: RunCommand, environ: Mapping[st
                 exported |= set_now
                 continue
             begun = start.with_exports(start.of_environment(environ), exported)
-            _run_line(line.split(each, variables), options, begun, show, run)
+            words = line.split(each, variables)
+            with contextlib.nullcontext() if options.prints else _cpus_restored():
+                _run_line(words, options, begun, show, run)
             understood += 1
         except line.OutOfScope as error:
             show(f"skipped: {error}")
             out_of_scope += 1
     show(f"{path}: {understood} commands, {out_of_scope} lines out of scope")
+
+
+@contextlib.contextmanager
+def _cpus_restored() -> Iterator[None]:
+    """Give this process its CPUs and threads back, which --max_cpus or --affinity of a line took from those after."""
+    import torch
+
+    threads, cpus = torch.get_num_threads(), os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        for thread in Path("/proc/self/task").glob("*") if cpus else ():
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(thread.name), cpus)
 
 
 def _run_line(words: Sequence[str], options: Options, begun: start.Start, show: Show, run: RunCommand) -> None:
