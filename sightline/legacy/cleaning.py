@@ -25,7 +25,7 @@ INSIDE = {
         r"ckpt-\d+(\.(old|corrupt\d*|abandoned\d*|tmp-\d+))?|best|latest|\w+\.tmp|\.\w+\.part-\w+"
     ),
     "tensorboard": re.compile(r"events\..+"),
-    "profile": re.compile(r"trace\.json\.gz|time\.(json|txt)|tmp\w+|\.\w+\.part-\w+"),
+    "profile": re.compile(r"trace\.json\.gz|time\.(json|txt)|tmp\w{8}|\.\w+\.part-\w+"),
 }
 NOTHING_TO_KEEP = re.compile(r"rank_\d+\.log|\.lock[\w.]*")  # of a start that failed before it had a log
 

@@ -33,6 +33,7 @@ Example: sightline legacy --print train.py --batch-size 256 --epochs 90
 """
 MAX_FILE_BYTES = 1 << 20
 BOARD = "--run.tensorboard"
+BINDING = {"--run.max-cpus", "--run.affinity"}
 Show = Callable[[str], None]
 RunCommand = Callable[[Sequence[str]], None]
 
@@ -110,29 +111,12 @@ def _run_file(options: Options, show: Show, run: RunCommand, environ: Mapping[st
                 exported |= set_now
                 continue
             begun = start.with_exports(start.of_environment(environ), exported)
-            words = line.split(each, variables)
-            with contextlib.nullcontext() if options.prints else _cpus_restored():
-                _run_line(words, options, begun, show, run)
+            _run_line(line.split(each, variables), options, begun, show, run)
             understood += 1
         except line.OutOfScope as error:
             show(f"skipped: {error}")
             out_of_scope += 1
     show(f"{path}: {understood} commands, {out_of_scope} lines out of scope")
-
-
-@contextlib.contextmanager
-def _cpus_restored() -> Iterator[None]:
-    """Give this process its CPUs and threads back, which --max_cpus or --affinity of a line took from those after."""
-    import torch
-
-    threads, cpus = torch.get_num_threads(), os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        for thread in Path("/proc/self/task").glob("*") if cpus else ():
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-                os.sched_setaffinity(int(thread.name), cpus)
 
 
 def _run_line(words: Sequence[str], options: Options, begun: start.Start, show: Show, run: RunCommand) -> None:
@@ -166,7 +150,23 @@ def carry_out(translation: Translation, show: Show, run: RunCommand) -> None:
         step = _without_missing_board(translation, step, show)
         if translation.is_main:
             show("legacy: " + replace(translation, steps=(step,)).as_text())
-        run(step)
+        with _cpus_restored() if BINDING & set(step) else contextlib.nullcontext():
+            run(step)
+
+
+@contextlib.contextmanager
+def _cpus_restored() -> Iterator[None]:
+    """Give this process its CPUs and threads back, so that a line of a file does not bind those after it."""
+    import torch  # not before a line that needs this: OMP_NUM_THREADS of one is read now
+
+    threads, cpus = torch.get_num_threads(), os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        for thread in Path("/proc/self/task").glob("*") if cpus else ():
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(thread.name), cpus)
 
 
 def _without_missing_board(translation: Translation, step: tuple[str, ...], show: Show) -> tuple[str, ...]:
