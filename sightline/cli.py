@@ -315,13 +315,13 @@ def _folder_off_path() -> Iterator[None]:
 
 
 def _run(flags: list[str]) -> int:
-    if not flags or flags[0] in ("-h", "--help"):
-        print(_overview())
-        return 0 if flags else UsageError.exit_code
-    if flags[0] == "--version":
-        print(f"sightline {__version__}")
-        return 0
     try:
+        if not flags or flags[0] in ("-h", "--help"):
+            print(_overview(), flush=True)
+            return 0 if flags else UsageError.exit_code
+        if flags[0] == "--version":
+            print(f"sightline {__version__}", flush=True)
+            return 0
         words.refuse_command(flags[0], COMMANDS)
         COMMANDS[flags[0]](flags[1:])
         if sys.stdout:  # None where it was closed

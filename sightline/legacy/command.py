@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -12,8 +13,8 @@ from pathlib import Path
 from sightline.errors import UsageError
 from sightline.legacy import line, start
 from sightline.legacy.parse import wants_help
-from sightline.legacy.table import Act, Field, Notice, Script
-from sightline.legacy.translate import SCRIPTS, Translation, find_scripts, plain, translate
+from sightline.legacy.table import Act, Field, Notice, Script, plain
+from sightline.legacy.translate import SCRIPTS, Translation, find_scripts, translate
 
 USAGE = """usage: sightline legacy [--print] [--device WORD] [--set part.field=value ...] SCRIPT ARGS ...
        sightline legacy [options] -- LINE
@@ -32,6 +33,7 @@ Example: sightline legacy --print train.py --batch-size 256 --epochs 90
 """
 MAX_FILE_BYTES = 1 << 20
 BOARD = "--run.tensorboard"
+BINDING = {"--run.max-cpus", "--run.affinity"}
 Show = Callable[[str], None]
 RunCommand = Callable[[Sequence[str]], None]
 
@@ -148,7 +150,23 @@ def carry_out(translation: Translation, show: Show, run: RunCommand) -> None:
         step = _without_missing_board(translation, step, show)
         if translation.is_main:
             show("legacy: " + replace(translation, steps=(step,)).as_text())
-        run(step)
+        with _cpus_restored() if BINDING & set(step) else contextlib.nullcontext():
+            run(step)
+
+
+@contextlib.contextmanager
+def _cpus_restored() -> Iterator[None]:
+    """Give this process its CPUs and threads back, so that a line of a file does not bind those after it."""
+    import torch  # not before a line that needs this: OMP_NUM_THREADS of one is read now
+
+    threads, cpus = torch.get_num_threads(), os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        for thread in Path("/proc/self/task").glob("*") if cpus else ():
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                os.sched_setaffinity(int(thread.name), cpus)
 
 
 def _without_missing_board(translation: Translation, step: tuple[str, ...], show: Show) -> tuple[str, ...]:

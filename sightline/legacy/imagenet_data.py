@@ -68,7 +68,7 @@ def image_type(given: Given) -> Sequence[str]:
 
 def run_folder(given: Given) -> str:
     """Return where the original's first worker wrote: worker_0 of the model folder under Horovod."""
-    folder = given["model_dir"].rstrip("/") or "/"
+    folder = given.folder("model_dir")
     return f"{folder}/worker_0" if given["use_horovod"] else folder
 
 
@@ -139,7 +139,12 @@ USE_HOROVOD = Flag(
     "--use_horovod",
     "bool",
     False,
-    Field("--run.devices", effect="--batch_size is of one worker; the run lies in worker_0", make=whole_evaluation),
+    Field(
+        "--run.devices",
+        effect="--batch_size is of one worker; the run lies in worker_0",
+        make=whole_evaluation,
+        read_on=(EVALUATE,),
+    ),
 )
 SHARED = (
     Flag(

@@ -10,7 +10,7 @@ from sightline.legacy import imagenet_data, oplists
 from sightline.legacy.cleaning import clean
 from sightline.legacy.imagenet_data import BOTH, DATA_DIR, GRAPH, SHARED, USE_HOROVOD
 from sightline.legacy.start import Row, Start
-from sightline.legacy.table import EVALUATE, TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script, nothing
+from sightline.legacy.table import EVALUATE, TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script, nothing, plain
 
 VALIDATION_IMAGES = 50_000
 HOOKS = {
@@ -36,12 +36,12 @@ def _arch(given: Given) -> Sequence[str]:
 
 def _schedule(given: Given) -> Sequence[str]:
     warmup = 0.0 if given["disable_warmup"] else given["warmup_epochs"]
-    words = [] if warmup == 8 else ["--schedule.warmup-epochs", f"{warmup:g}"]
+    words = [] if warmup == 8 else ["--schedule.warmup-epochs", plain(warmup)]
     if given["use_cosine_lr"]:
         return words
     lr = 0.1 if given["fine_tune"] or (given["use_horovod"] and given.ranks > 16) else 0.128
     steps = ["--schedule.kind", "step", "--schedule.drop-epochs", "30", "60", "80", "90", "--schedule.drop-after"]
-    return [*steps, *words, "--optimizer.lr", f"{lr:g}"]
+    return [*steps, *words, "--optimizer.lr", plain(lr)]
 
 
 def _checkpoints(given: Given) -> Sequence[str]:
@@ -62,10 +62,13 @@ def _hooks(given: Given) -> Sequence[str]:
 
 
 def _max_eval_steps(given: Given) -> Sequence[str]:
-    """Write a limit for evaluation if it does not cover the set, as the default does."""
+    """Write a limit for evaluation if it does not cover the set, as the default does; alone, with the batch it counts
+    in: a run may have been trained with another."""
     steps = given["max_eval_steps"]
-    covers = steps is None or steps * given["batch_size"] >= VALIDATION_IMAGES
-    return [] if covers else ["--train.eval-max-steps", str(steps)]
+    if steps is None or steps * given["batch_size"] >= VALIDATION_IMAGES:
+        return []
+    batch = imagenet_data.batch(given) if given["eval_only"] else []
+    return [*batch, "--train.eval-max-steps", str(steps)]
 
 
 def _max_cpus(given: Given) -> Sequence[str]:
@@ -112,14 +115,22 @@ FLAGS = (
         "-bs --batch_size",
         "int",
         32,
-        Field("--train.global-batch", effect="of one worker there, of all here", make=imagenet_data.batch),
+        Field(
+            "--train.global-batch",
+            effect="of one worker there, of all here; evaluate: only with --max_eval_steps",
+            make=imagenet_data.batch,
+            read_on=(EVALUATE,),
+        ),
+        least=1,
     ),
     Flag("-te --train_epochs", "int", 10, Field("--train.epochs", 90)),
     Flag(
         "-md --model_dir",
         "text",
         "/tmp/resnet",
-        Field("--run.out", effect="worker_0 in it under Horovod, as there", make=imagenet_data.out),
+        Field(
+            "--run.out", effect="worker_0 in it under Horovod, as there", make=imagenet_data.out, read_on=(EVALUATE,)
+        ),
     ),
     Flag("--clean", "bool", False, Field("deletes --model_dir", effect="only if it is a run", make=nothing)),
     Flag(
@@ -132,7 +143,8 @@ FLAGS = (
         "-mes --max_eval_steps",
         "int",
         None,
-        Field("--train.eval-max-steps", effect="where they do not cover the set", make=_max_eval_steps),
+        Field("--train.eval-max-steps", effect="where they do not cover the set", make=_max_eval_steps, on=BOTH),
+        least=1,
     ),
     Flag("-mc --max_cpus", "int", 16, Field("--run.max-cpus", effect="off if not given", make=_max_cpus)),
     Flag(

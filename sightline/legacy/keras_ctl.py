@@ -20,7 +20,7 @@ from sightline.legacy.imagenet_data import (
     global_batch,
 )
 from sightline.legacy.start import Row, Start
-from sightline.legacy.table import TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script, nothing
+from sightline.legacy.table import TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script, nothing, plain
 
 KERAS, LARS = "resnet50_keras", "resnet50_lars"
 NETWORKS = ("ResNet50", "ResNet101", "ResNet152", "ResNet50V2", "ResNet101V2", "ResNet152V2")
@@ -50,12 +50,12 @@ def _schedule(given: Given) -> Sequence[str]:
     if kind == "constant":
         return ["--schedule.kind", "constant", "--schedule.warmup-epochs", "0"]
     warmup = _warmup(given)
-    words = [] if warmup == (3 if lars else 5) else ["--schedule.warmup-epochs", f"{warmup:g}"]
+    words = [] if warmup == (3 if lars else 5) else ["--schedule.warmup-epochs", plain(warmup)]
     if kind == "piecewise":
         steps = ["--schedule.kind", "step", "--schedule.drop-epochs", "30", "60", "80", "--schedule.drop-after"]
         return [*(steps if lars else []), *words]
     end = 1e-4 if given["end_learning_rate"] is None else given["end_learning_rate"]
-    final = [] if lars and end == 1e-4 else ["--schedule.final-lr", f"{end:g}"]
+    final = [] if lars and end == 1e-4 else ["--schedule.final-lr", plain(end)]
     decay = given["lars_decay_epochs"]
     words += ["--schedule.decay-epochs", str(decay)] if decay else []
     return [*([] if lars else ["--schedule.kind", "polynomial"]), *words, *final]
@@ -65,8 +65,8 @@ def _rate(given: Given) -> Sequence[str]:
     """Write the rate: absolute for polynomial, else for a batch of 256. For LARS always: its default is 2.5 or 9.5."""
     lr, is_absolute = given["base_learning_rate"], given["lr_schedule"] == "polynomial"
     if _is_lars(given):
-        return ["--optimizer.lr", f"{lr:g}", *([] if is_absolute else ["--optimizer.lr-for-batch", "256"])]
-    words = [] if lr == 0.1 else ["--optimizer.lr", f"{lr:g}"]
+        return ["--optimizer.lr", plain(lr), *([] if is_absolute else ["--optimizer.lr-for-batch", "256"])]
+    words = [] if lr == 0.1 else ["--optimizer.lr", plain(lr)]
     return [*words, *(["--optimizer.lr-for-batch", "0"] if is_absolute else [])]
 
 
@@ -96,7 +96,7 @@ def _arch(given: Given) -> Sequence[str]:
 
 
 def _lars_epsilon(given: Given) -> Sequence[str]:
-    return ["--optimizer.eps", f"{given['lars_epsilon']:g}"] if _is_lars(given) and given["lars_epsilon"] else []
+    return ["--optimizer.eps", plain(given["lars_epsilon"])] if _is_lars(given) and given["lars_epsilon"] else []
 
 
 def _mode(given: Given) -> Mode:
@@ -137,6 +137,7 @@ MAIN_FLAGS = (
             effect="of one worker under Horovod, of all under a strategy",
             make=imagenet_data.batch,
         ),
+        least=1,
     ),
     Flag("-te --train_epochs", "int", 1, Field("--train.epochs", {KERAS: 90, LARS: 40})),
     Flag(

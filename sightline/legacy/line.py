@@ -14,6 +14,8 @@ from sightline.legacy.start import Start, read_mpirun, read_torchrun, with_varia
 
 EXPANDED = ("PYTHON", "MPI_ROOT", "IMAGENET_HOME", "HOME", "PYTHONPATH", "SSD_PATH", "TMP_DIR")
 DEFAULTS = {"PYTHON": "python3", "PYTHONPATH": ""}
+VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+ONLY_NAMES = "of `$`, only $NAME and ${NAME} are expanded here; write the value, or put a literal $ in single quotes"
 TEMPLATE = re.compile(r"<[A-Za-z][\w./ -]*>")
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 OPERATORS = {
@@ -117,8 +119,23 @@ def split(text: str, variables: Mapping[str, str]) -> list[str]:
                 end += 1
             if text[at:end].endswith("$") and text[end : end + 1] == "(":
                 raise UsageError("`$(` runs another command, and no shell is started here; write what it would print")
+            _refuse_unquoted(text[at:end], is_start=word is None)
             word, at = (word or "") + _expanded(text[at:end], variables), end
     return [*words, word] if word is not None else words
+
+
+def _refuse_unquoted(text: str, is_start: bool) -> None:
+    """Refuse what a shell would replace: other forms of `$`, a home folder, and patterns of file names."""
+    rest = VARIABLE.sub("", text)
+    if "$" in rest:
+        raise UsageError(f"`{text}`: {ONLY_NAMES}")
+    if is_start and re.match(r"(\w+=)?~", text):
+        raise UsageError(f"`{text}`: `~` is not expanded here; write $HOME or the whole path")
+    if found := re.search(r"[*?[]", rest):
+        raise UsageError(
+            f"`{text}`: a shell would replace `{found[0]}` by names of files, and none is started here; write the "
+            f"names, or quote it: '{text}'"
+        )
 
 
 def _end_of_quote(text: str, at: int) -> int:
@@ -131,6 +148,8 @@ def _end_of_quote(text: str, at: int) -> int:
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
     if "`" in text or "$(" in text:
         raise UsageError(f"`{text}` runs another command, and no shell is started here; write what it would print")
+    if "${" in VARIABLE.sub("", text):
+        raise UsageError(f"`{text}`: {ONLY_NAMES}")
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]
@@ -138,7 +157,7 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
             raise UsageError(f"${name} is not expanded here; known: {', '.join(EXPANDED)}; write its value")
         return _value(name, variables)
 
-    return re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, text)
+    return VARIABLE.sub(value, text)
 
 
 def with_listed(word: str, variables: Mapping[str, str]) -> str:

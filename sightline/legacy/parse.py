@@ -27,6 +27,8 @@ def parse(script: Script, words: Sequence[str]) -> tuple[dict[str, Any], frozens
     for flag in script.flags:
         if flag.choices and flag.key in found and found[flag.key] not in flag.choices:
             raise UsageError(f"{flag.name} {found[flag.key]}: {script.name} knows {', '.join(flag.choices)}")
+        if flag.least is not None and flag.key in found and found[flag.key] < flag.least:
+            raise UsageError(f"{flag.name} {found[flag.key]}: expected {flag.least} or more")
     values = {flag.key: found.get(flag.key, flag.default) for flag in script.flags}
     return {**{name: found.get(name) for name in script.operands}, **values}, frozenset(found)
 

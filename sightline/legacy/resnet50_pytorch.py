@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sightline.errors import UsageError
 from sightline.legacy.start import Start
-from sightline.legacy.table import EVALUATE, TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script, nothing
+from sightline.legacy.table import EVALUATE, TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script, nothing, plain
 
 POLICIES = {"ra": "randaugment", "ta_wide": "trivialaugment", "augmix": "augmix", "imagenet": "autoaugment"}
 FALSE = ("0", "f", "false")
@@ -30,12 +30,12 @@ def _decoder(given: Given) -> Sequence[str]:
 
 def _optimizer(given: Given) -> Sequence[str]:
     kind = given["opt"].lower()
-    momentum = [] if given["momentum"] == 0.9 else ["--optimizer.momentum", f"{given['momentum']:g}"]
+    momentum = [] if given["momentum"] == 0.9 else ["--optimizer.momentum", plain(given["momentum"])]
     if kind.startswith("sgd"):
         return [*momentum, *(["--optimizer.nesterov"] if "nesterov" in kind else [])]
     if kind == "rmsprop":
         numbers = ["--optimizer.alpha", "0.9", "--optimizer.eps", "0.0316"]
-        return ["--optimizer.kind", "rmsprop", *numbers, "--optimizer.momentum", f"{given['momentum']:g}"]
+        return ["--optimizer.kind", "rmsprop", *numbers, "--optimizer.momentum", plain(given["momentum"])]
     if kind == "adamw":
         return ["--optimizer.kind", "adamw"]
     raise UsageError(f"--opt {given['opt']}: train.py knows sgd, sgd_nesterov, rmsprop and adamw")
@@ -51,19 +51,19 @@ def _schedule(given: Given) -> Sequence[str]:
             given["lr_step_size"],
         )
         words = ["--schedule.kind", "step", "--schedule.drop-epochs", *map(str, drops)]
-        words += ["--schedule.factor", f"{given['lr_gamma']:g}"]
+        words += ["--schedule.factor", plain(given["lr_gamma"])]
     elif kind == "cosineannealinglr":
-        words = ["--schedule.kind", "cosine", "--schedule.unit", "epoch", "--schedule.final-lr", f"{given['lr_min']:g}"]
+        words = ["--schedule.kind", "cosine", "--schedule.unit", "epoch", "--schedule.final-lr", plain(given["lr_min"])]
     elif kind == "exponentiallr":
         words = ["--schedule.kind", "exponential", "--schedule.unit", "epoch"]
-        words += ["--schedule.factor", f"{given['lr_gamma']:g}"]
+        words += ["--schedule.factor", plain(given["lr_gamma"])]
     elif kind != "custom_lr":
         known = "custom_lr, steplr, cosineannealinglr and exponentiallr"
         raise UsageError(f"--lr-scheduler {given['lr_scheduler']}: train.py knows {known}")
     if warmup:
         words += [] if "--schedule.unit" in words else ["--schedule.unit", "epoch"]
         words += ["--schedule.warmup-epochs", str(warmup), "--schedule.warmup", given["lr_warmup_method"]]
-        words += ["--schedule.warmup-factor", f"{given['lr_warmup_decay']:g}"]
+        words += ["--schedule.warmup-factor", plain(given["lr_warmup_decay"])]
     return words
 
 
@@ -85,7 +85,7 @@ def _policy(given: Given) -> Sequence[str]:
 def _ema(given: Given) -> Sequence[str]:
     if not given["model_ema"]:
         return []
-    words = ["--train.ema", f"{given['model_ema_decay']:g}", "--train.ema-every-steps", str(given["model_ema_steps"])]
+    words = ["--train.ema", plain(given["model_ema_decay"]), "--train.ema-every-steps", str(given["model_ema_steps"])]
     return [*words, "--train.ema-rule", "torchvision"]
 
 
@@ -158,6 +158,7 @@ FLAGS = (
         "int",
         32,
         Field("--train.global-batch", effect="of one rank there, of all here", make=_batch),
+        least=1,
     ),
     Flag("--epochs", "int", 90, Field("--train.epochs", 90)),
     Flag(
@@ -203,6 +204,7 @@ FLAGS = (
         "int",
         0,
         Field("--schedule.warmup-epochs", effect="crashed with custom_lr there", make=nothing),
+        least=0,
     ),
     Flag(
         "--lr-warmup-method",
@@ -212,16 +214,23 @@ FLAGS = (
         ("constant", "linear"),
     ),
     Flag("--lr-warmup-decay", "float", 0.01, Field("--schedule.warmup-factor", effect=WITH_SCHEDULER, make=nothing)),
-    Flag("--lr-step-size", "int", 30, Field("--schedule.drop-epochs", effect=WITH_SCHEDULER, make=nothing)),
+    Flag("--lr-step-size", "int", 30, Field("--schedule.drop-epochs", effect=WITH_SCHEDULER, make=nothing), least=1),
     Flag("--lr-gamma", "float", 0.1, Field("--schedule.factor", effect=WITH_SCHEDULER, make=nothing)),
     Flag("--lr-min", "float", 0.0, Field("--schedule.final-lr", effect=WITH_SCHEDULER, make=nothing)),
     Flag("--print-freq", "int", 10, Field("--run.log-every-steps", 10)),
-    Flag("--output-dir", "text", ".", Field("--run.out", effect="runs/resnet50 if not given", make=_out)),
+    Flag(
+        "--output-dir",
+        "text",
+        ".",
+        Field("--run.out", effect="runs/resnet50 if not given", make=_out, read_on=(EVALUATE,)),
+    ),
     Flag(
         "--resume",
         "text",
         "",
-        Field("--run.resume", effect="of our own runs, which also resume by themselves", make=_resume),
+        Field(
+            "--run.resume", effect="of our own runs, which also resume by themselves", make=_resume, read_on=(EVALUATE,)
+        ),
     ),
     Flag("--start-epoch", "int", 0, Refused("a run resumes at its step by itself; leave it out")),
     Flag("--seed", "int", 123, Field("--train.seed", 123)),

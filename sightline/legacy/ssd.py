@@ -24,6 +24,7 @@ from sightline.legacy.table import (
     Notice,
     Script,
     nothing,
+    plain,
 )
 
 FOLDER = "TensorFlow/computer_vision/SSD_ResNet34"
@@ -36,7 +37,7 @@ LAUNCHER = Notice("read and ignored there too; write mpirun -np N before the lin
 
 def _whole(flag: str, value: float) -> int:
     if value != int(value) or value < 1:
-        raise UsageError(f"{flag} {value:g}: expected a whole number of epochs")
+        raise UsageError(f"{flag} {plain(value)}: expected a whole number of epochs")
     return int(value)
 
 
@@ -94,7 +95,7 @@ def _max_cpus(given: Given) -> Sequence[str]:
 
 
 def _mode(given: Given) -> Mode:
-    run = given["model_dir"].rstrip("/")
+    run = given.folder("model_dir")
     if image := given["inference"]:
         seen = f"{run}/inference"
         words = (run, image, "--out", seen, "--checkpoint", "latest", "--top", "10", "--score-threshold", "0.05")
@@ -142,6 +143,7 @@ FLAGS = (
             effect="of one worker there, of all here",
             make=lambda given: [] if _batch(given) == 128 else ["--train.global-batch", str(_batch(given))],
         ),
+        least=1,
     ),
     Flag(
         "-e --epochs",
@@ -185,8 +187,13 @@ FLAGS = (
     Flag("--lr_warmup_epoch", "float", 5.0, Field("--schedule.warmup-epochs", 5.0)),
     Flag("--base_lr", "float", 3e-3, Field("--optimizer.lr", 3e-3, "for a batch of 32, as there")),
     Flag("--weight_decay", "float", 5e-4, Field("--optimizer.weight-decay", 5e-4)),
-    Flag("--k", "int", 0, Field("--schedule.drop-epochs", effect="40 and 50 times 1 + k / 10", make=_drops)),
-    Flag("--model_dir", "text", "/tmp/ssd", Field("--run.out", effect="rank 0 writes for all")),
+    Flag("--k", "int", 0, Field("--schedule.drop-epochs", effect="40 and 50 times 1 + k / 10", make=_drops), least=0),
+    Flag(
+        "--model_dir",
+        "text",
+        "/tmp/ssd",
+        Field("--run.out", effect="rank 0 writes for all", read_on=(EVALUATE, PREDICT)),
+    ),
     Flag(
         "--resnet_checkpoint",
         "text",
@@ -205,6 +212,7 @@ FLAGS = (
         "int",
         EXAMPLES,
         Field("--train.steps-per-epoch", effect="at most what the data has", make=_steps_per_epoch),
+        least=1,
     ),
     Flag("-s --steps", "int", 0, Field("--train.max-steps", 0, "the schedule stays that of all epochs")),
     Flag("-v --log_step_count_steps", "int", 1, Field("--run.log-every-steps", 10)),
@@ -292,7 +300,7 @@ STATIC = Script(
             Field("--data.path", effect="the folder of the records", make=nothing, on=ON),
         ),
         Flag("-o --output_dir", "text", None, Field("--out", effect="worker_0 in it", make=nothing, on=ON)),
-        Flag("-b --batch_size", "int", None, Field("--batch", make=nothing, on=ON)),
+        Flag("-b --batch_size", "int", None, Field("--batch", make=nothing, on=ON), least=1),
         Flag("-s --steps", "int", None, Field("--steps", make=nothing, on=ON)),
         Flag(
             "-w --workers",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sightline.errors import UsageError
 from sightline.legacy.start import Start
 
 Kind = Literal["text", "int", "float", "switch", "bool", "ints"]
@@ -33,12 +34,23 @@ class Given:
     def ranks(self) -> int:
         return max(1, self.start.ranks)
 
+    def folder(self, key: str) -> str:
+        """Return the folder that a flag names, without its last slash; an empty one is an error."""
+        if not self[key]:
+            raise UsageError(f"--{key} is empty; give a folder, e.g. --{key} /tmp/{key}")
+        return str(self[key]).rstrip("/") or "/"
+
     def variable(self, name: str) -> str:
         """Return the value of an environment variable, of the line itself or of this process; "" where unset."""
         return self.start.variables.get(name, "")
 
 
 Make = Callable[[Given], Sequence[str]]
+
+
+def plain(value: Any) -> str:
+    """Write a number without a needless .0 or exponent."""
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def nothing(given: Given) -> Sequence[str]:
@@ -60,6 +72,8 @@ class Field:
     """Words from all values; None: `to` and the value."""
     on: tuple[str, ...] = (TRAIN, BENCHMARK)
     """Commands that it is for."""
+    read_on: tuple[str, ...] = ()
+    """Other commands that take it in, as their run folder or another word of `Mode`."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,8 @@ class Flag:
     default: Any
     outcome: Outcome
     choices: tuple[str, ...] = ()
+    least: int | None = None
+    """Least value of a number; smaller ones are an error."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from sightline.legacy.table import (
     Refused,
     Script,
     nothing,
+    plain,
 )
 
 SCRIPTS: tuple[Script, ...] = (
@@ -51,6 +52,7 @@ class Translation:
     variables: dict[str, str]
     """Variables of the line that our processes read."""
     ranks: int = 1
+    """Number that our command starts on this machine; `launch` checks its hosts itself."""
     device: str = ""
     is_main: bool = True
     """True if this process prints for all ranks."""
@@ -125,7 +127,7 @@ def translate(line: Line, device: str = "", extra: Sequence[str] = ()) -> Transl
         (*mode.before, _command(given, mode, [*words, *extra]), *mode.after) if mode.command else mode.before,
         (*given.start.rows, *mode.notes, *rows),
         given.start.passed,
-        given.ranks if mode.command in (TRAIN, EVALUATE) and not given.start.is_rank else 1,
+        given.ranks if mode.command in (TRAIN, EVALUATE) and not (given.start.is_rank or given.start.hosts) else 1,
         given.start.device,
         given.start.rank == 0,
     )
@@ -147,10 +149,13 @@ def _words(script: Script, given: Given, mode: Mode) -> tuple[list[str], list[Ro
         if isinstance(outcome, Field):
             new = list(_field_words(flag, outcome, given)) if mode.command in outcome.on else []
             words += new
-            if is_named or new:
-                effect = outcome.effect if mode.command in outcome.on else f"not read by {mode.command}"
+            if is_named and mode.command in outcome.read_on:
+                rows.append((old, f"{mode.command} ...", outcome.effect))
+            elif is_named and mode.command not in outcome.on:
+                rows.append((old, "-", f"not read by {mode.command}"))
+            elif is_named or new:
                 goes_on = outcome.make is nothing and given[flag.key] != flag.default
-                rows.append((old, shlex.join(new) or (outcome.to if goes_on else SAME), effect))
+                rows.append((old, shlex.join(new) or (outcome.to if goes_on else SAME), outcome.effect))
         elif isinstance(outcome, Notice) and is_named:
             rows.append((old, "-", outcome.why))
         elif is_named:
@@ -175,11 +180,6 @@ def option(name: str, value: Any) -> list[str]:
     if isinstance(value, list | tuple):
         return [name, *map(plain, value)]
     return [name, plain(value)]
-
-
-def plain(value: Any) -> str:
-    """Write a number without a needless .0 or exponent."""
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def as_typed(flag: Flag, value: Any) -> str:

@@ -23,6 +23,7 @@ from sightline.legacy.table import (
     Refused,
     Script,
     nothing,
+    plain,
 )
 from sightline.legacy.unet_files import task_code
 
@@ -57,12 +58,12 @@ def _optimizer(given: Given) -> Sequence[str]:
     if kind not in ("sgd", "radam", "adam", "adamw", "fusedadamw"):
         raise UsageError(f"--optimizer {given['optimizer']}: main.py knows sgd, radam, adam, adamw and fusedadamw")
     if kind == "sgd":
-        return ["--optimizer.kind", "sgd", "--optimizer.momentum", f"{given['momentum']:g}"]
+        return ["--optimizer.kind", "sgd", "--optimizer.momentum", plain(given["momentum"])]
     return [] if kind.endswith("adamw") else ["--optimizer.kind", kind]
 
 
 def _schedule(given: Given) -> Sequence[str]:
-    kind, factor = given["scheduler"], f"{given['factor']:g}"
+    kind, factor = given["scheduler"], plain(given["factor"])
     if kind == "multistep":
         if not given["steps"]:
             raise UsageError("--scheduler multistep needs --steps EPOCH ...")
@@ -107,11 +108,24 @@ def _train_batches(given: Given) -> Sequence[str]:
 
 
 def _test_batches(given: Given) -> Sequence[str]:
-    if given["test_batches"] and not given["benchmark"]:
+    """Limit evaluations; a batch was one volume per device there, and is one of slices here in 2D."""
+    volumes, batch = given["test_batches"], given["batch_size"]
+    if not volumes or given["benchmark"]:
+        return []
+    asked = f"--test_batches {volumes}"
+    if given["exec_mode"] == "predict":
+        raise UsageError(f"{asked}: every volume of --data is predicted; give a folder with fewer, and leave it out")
+    if given["dim"] == "2":
         raise UsageError(
-            f"--test_batches {given['test_batches']}: an evaluation covers the whole set here; leave it out"
+            f"{asked} counts volumes, and a 2D evaluation can only be limited to batches of slices; leave it out, or "
+            "choose their number: `sightline legacy --set train.eval-max-steps=N main.py ...`"
         )
-    return []
+    if given["exec_mode"] == "evaluate":
+        return ["--data.dim", "3", "--train.global-batch", str(given.ranks), "--train.eval-max-steps", str(volumes)]
+    if volumes % batch:
+        near = -(-volumes // batch) * batch
+        raise UsageError(f"{asked} counts volumes, evaluated in batches of --batch_size {batch}; use e.g. {near}")
+    return ["--train.eval-max-steps", str(volumes // batch)]
 
 
 def _backups(given: Given) -> Sequence[str]:
@@ -146,7 +160,7 @@ def _is_benchmark(given: Given) -> bool:
 
 
 def _mode(given: Given) -> Mode:
-    results, notes = given["results"].rstrip("/"), tuple(oplists.torch_lists(given).rows)
+    results, notes = given.folder("results"), tuple(oplists.torch_lists(given).rows)
     if given["benchmark"]:
         return _benchmark(given, results, notes)
     if given["exec_mode"] == "train":
@@ -213,7 +227,13 @@ FLAGS = (
         "--data",
         "text",
         "/data",
-        Field("--data.path", effect="/data: /data/TASK_DIMd in it; must be prepared by us", make=_data, on=EVERY),
+        Field(
+            "--data.path",
+            effect="/data: /data/TASK_DIMd in it; must be prepared by us",
+            make=_data,
+            on=EVERY,
+            read_on=(PREDICT,),
+        ),
     ),
     Flag(
         "--results",
@@ -224,6 +244,7 @@ FLAGS = (
             effect="also for perf.json and eval_log.json",
             make=lambda given: ["--run.out", given["results"]],
             on=(TRAIN,),
+            read_on=(BENCHMARK, EVALUATE, PREDICT),
         ),
     ),
     Flag(
@@ -245,14 +266,28 @@ FLAGS = (
             "--data.task",
             effect="01 to 10",
             make=lambda given: [] if _task(given) == "01" else ["--data.task", _task(given)],
+            read_on=(EVALUATE, PREDICT),
         ),
     ),
-    Flag("--gpus", "int", 0, Field("--run.devices", effect="0 with --hpus 0: the CPU", make=nothing, on=EVERY)),
+    Flag(
+        "--gpus",
+        "int",
+        0,
+        Field("--run.devices", effect="0 with --hpus 0: the CPU", make=nothing, on=EVERY, read_on=(PREDICT,)),
+        least=0,
+    ),
     Flag(
         "--hpus",
         "int",
         0,
-        Field("--run.devices", effect="as many ranks, on what the machine has", make=nothing, on=EVERY),
+        Field(
+            "--run.devices",
+            effect="as many ranks (predict: one), on what the machine has",
+            make=nothing,
+            on=EVERY,
+            read_on=(PREDICT,),
+        ),
+        least=0,
     ),
     Flag("--learning_rate", "float", 1e-3, Field("--optimizer.lr", 1e-3)),
     Flag("--gradient_clip_val", "float", 0.0, Field("--train.clip", 0.0)),
@@ -261,7 +296,7 @@ FLAGS = (
         "--tta",
         "switch",
         False,
-        Field("--task.tta", False, "mirrors height and width; there depth and height", on=EVERY),
+        Field("--task.tta", False, "mirrors height and width; there depth and height", on=EVERY, read_on=(PREDICT,)),
     ),
     Flag(
         "--amp",
@@ -303,19 +338,28 @@ FLAGS = (
     ),
     Flag("--save_ckpt", "switch", False, Notice("the newest and the best are always kept")),
     Flag("--nfolds", "int", 5, Field("--data.folds", 5, on=EVERY)),
-    Flag("--fold", "int", 0, Field("--data.fold", 0, on=EVERY)),
+    Flag(
+        "--fold", "int", 0, Field("--data.fold", 0, "predict: in the name of the folder", on=EVERY, read_on=(PREDICT,))
+    ),
     Flag("--seed", "int", 1, Field("--train.seed", 0)),
     Flag(
         "--skip_first_n_eval",
         "int",
         0,
         Field("--train.eval-from-epoch", effect="N + 1; no scores are invented before", make=nothing),
+        least=0,
     ),
     Flag(
         "--ckpt_path",
         "text",
         None,
-        Field("--run.resume", effect="evaluate, predict: which checkpoint of which run", make=_resume, on=(TRAIN,)),
+        Field(
+            "--run.resume",
+            effect="evaluate, predict: which checkpoint of which run",
+            make=_resume,
+            on=(TRAIN,),
+            read_on=(EVALUATE, PREDICT),
+        ),
     ),
     Flag("--resume_training", "switch", False, Notice("the same command resumes the run in --results by itself")),
     Flag("--patience", "int", 100, Field("--train.patience", 100, "in evaluations", make=nothing)),
@@ -325,6 +369,7 @@ FLAGS = (
         "int",
         2,
         Field("--train.global-batch", effect="of one device there, of all here; volumes likewise", make=_batch),
+        least=1,
     ),
     Flag("--val_batch_size", "int", 4, Field("--task.window-batch", 64, "2D evaluation takes the training batch")),
     Flag("--steps", "ints", None, Field("--schedule.drop-epochs", effect="--scheduler multistep", make=nothing)),
@@ -340,7 +385,7 @@ FLAGS = (
     Flag("--momentum", "float", 0.99, Field("--optimizer.momentum", effect="--optimizer sgd", make=nothing)),
     Flag("--weight_decay", "float", 1e-4, Field("--optimizer.weight-decay", 1e-4, "sgd ignored it there")),
     Flag("--save_preds", "switch", False, Field("--save-probabilities", make=nothing, on=(PREDICT,))),
-    Flag("--dim", "text", "3", Field("--data.dim", "2"), ("2", "3")),
+    Flag("--dim", "text", "3", Field("--data.dim", "2", read_on=(EVALUATE, PREDICT)), ("2", "3")),
     Flag(
         "--num_workers",
         "int",
@@ -356,7 +401,7 @@ FLAGS = (
     ),
     Flag("--warmup", "int", 5, Field("benchmark --warmup", effect=WITH_BENCHMARK, make=nothing)),
     Flag("--norm", "text", "instance", Field("--model.norm", "instance"), ("instance", "batch", "group")),
-    Flag("--nvol", "int", 1, Field("--data.nvol", effect="of one device there, of all here", make=nothing)),
+    Flag("--nvol", "int", 1, Field("--data.nvol", effect="of one device there, of all here", make=nothing), least=1),
     Flag(
         "--data2d_dim",
         "text",
@@ -377,18 +422,21 @@ FLAGS = (
             effect="with --benchmark: what is measured, after --warmup",
             make=_train_batches,
             on=(TRAIN,),
+            read_on=(BENCHMARK,),
         ),
+        least=0,
     ),
     Flag(
         "--test_batches",
         "int",
         0,
         Field(
-            "benchmark --steps",
-            effect="with --benchmark --exec_mode predict; else an error",
+            "--train.eval-max-steps",
+            effect="volumes, so 3D only; benchmark --steps with --benchmark --exec_mode predict",
             make=_test_batches,
-            on=EVERY,
+            on=(*EVERY, PREDICT),
         ),
+        least=0,
     ),
     Flag(
         "--profile",
@@ -435,6 +483,7 @@ FLAGS = (
         "int",
         None,
         Field("--run.checkpoint-every-epochs", effect="all of them are kept", make=_backups, on=(TRAIN,)),
+        least=0,
     ),
     Flag("--set_aug_seed", "switch", False, SEEDED),
     Flag(

@@ -48,6 +48,17 @@ def test_version(sightline):
     assert (said.code, said.out) == (0, f"sightline {__version__}\n")
 
 
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_a_reader_that_went_away_ends_an_overview_quietly(flag: str):
+    """As after `sightline --help | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "sightline", flag]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_help_and_nothing_show_the_commands(sightline):
     for arguments, code in ((["--help"], 0), (["-h"], 0), ([], 2)):
         said = sightline(*arguments)

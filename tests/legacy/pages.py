@@ -172,8 +172,10 @@ sightline legacy ssd.py --help
   machine has. More ranks than devices are an error that says so; with `--device cpu` that many CPU ranks start.
 - `--set part.field=value` adds a field of ours, e.g. `--set run.workers=4`.
 - A line is split here and never handed to a shell. `$PYTHON`, `$MPI_ROOT` and a few more expand; `$(...)`, backticks,
-  `;`, `|`, `&` and redirections are refused by name; words such as `<epoch>` are named in the error.
-- A file may `export` variables; lines of pip, git, docker, apt, cd and the like are skipped and counted.
+  `;`, `|`, `&`, redirections, `${X%y}`, `~` and unquoted `*`, `?`, `[` are refused by name; words such as `<epoch>`
+  are named in the error.
+- A file may `export` variables; lines of pip, git, docker, apt, cd and the like are skipped and counted. `--max_cpus`
+  of a line does not bind those after it.
 - Under mpirun or torchrun that started it, `sightline legacy SCRIPT ARGS` is one rank of theirs.
 
 Defaults are the originals'; a value that is the recipe's own is not written. Each flag sets a field, or is accepted
@@ -194,7 +196,7 @@ OUTPUTS = """## Where results lie
 | Unet2D training: `RESULTS/logs.json` | `log.jsonl` |
 | Unet2D `--save_preds`: `RESULTS/preds_.../CASE.npy` | the same, with `CASE.nii.gz` and a drawing beside it |
 | SSD `--inference`: `out.png` | the same, and `model_dir/inference` |
-| `--clean` | deletes a folder that holds a run and nothing else; anything else is an error |
+| `--clean` | deletes a run, or what a failed start left; unknown files and the current folder are an error |
 
 Data that the originals prepared is read as it lies (ImageNet and COCO records, JPEG folders), except for Unet2D: its
 `config.pkl` could run anything, so volumes are prepared again by `preprocess.py`'s equivalent. `download.py` accepts a

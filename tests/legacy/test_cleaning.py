@@ -38,8 +38,66 @@ def test_nothing_to_delete_is_not_an_error(tmp_path: Path, name: str):
     assert (tmp_path / "empty").is_dir()
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        [".lock", "exit.json", "log.jsonl"],
+        ["rank_1.log"],
+        ["rank_1.log", ".lock"],
+        ["worker_0/"],
+        ["worker_0/log.jsonl", "worker_1/rank_1.log"],
+        ["log.jsonl", "checkpoints/ckpt-00000002.tmp-77/", "checkpoints/ckpt-00000001.corrupt/", "checkpoints/best"],
+        ["log.jsonl", "profile/trace.json.gz", "profile/time.txt", "tensorboard/events.out.tfevents.1.host"],
+    ],
+)
+def test_leftovers_of_runs_and_of_failed_starts_are_deleted(tmp_path: Path, left: list[str]):
+    for name in left:
+        path = tmp_path / "model" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("/"):
+            path.mkdir()
+        else:
+            path.touch()
+    delete_run(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", [".", "..", "../.."])
+def test_the_current_folder_and_those_above_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str):
+    run = make_run(tmp_path / "model")
+    monkeypatch.chdir({".": run, "..": run / "checkpoints"}.get(given, run / "checkpoints" / "ckpt-00000002"))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match="is the current folder or above it"):
+        delete_run(Path(given))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_error_of_the_file_system_is_one_of_usage(tmp_path: Path):
+    run = make_run(tmp_path / ("m" * 250))  # what it is renamed to is too long
+    with pytest.raises(UsageError, match="cannot be deleted"):
+        delete_run(run)
+    assert (run / "config.yaml").exists()
+
+
 def spoil_by_file(run: Path) -> Path:
     (run / "thesis.tex").touch()
+    return run
+
+
+def spoil_by_weights(run: Path) -> Path:
+    (run / "checkpoints" / "my_weights.pth").touch()
+    return run
+
+
+def spoil_by_notes(run: Path) -> Path:
+    (run / "tensorboard").mkdir()
+    (run / "tensorboard" / "notes.txt").touch()
+    return run
+
+
+def spoil_by_another_trace(run: Path) -> Path:
+    (run / "profile").mkdir()
+    (run / "profile" / "comparison.xlsx").touch()
     return run
 
 
@@ -71,6 +129,9 @@ def spoil_by_stray_beside_workers(run: Path) -> Path:
     ("spoil", "named"),
     [
         (spoil_by_file, "thesis.tex"),
+        (spoil_by_weights, "checkpoints/my_weights.pth"),
+        (spoil_by_notes, "tensorboard/notes.txt"),
+        (spoil_by_another_trace, "profile/comparison.xlsx"),
         (spoil_by_missing_log, "not recognised as a run"),
         (spoil_by_link, "link"),
         (spoil_by_linked_worker, "worker_0"),

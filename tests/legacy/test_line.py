@@ -24,6 +24,7 @@ VARIABLES = {"PYTHON": "/usr/bin/python3.8", "IMAGENET_HOME": "/data/in", "MPI_R
         ("-np 8 \\ $PYTHON x.py", ["-np", "8", "/usr/bin/python3.8", "x.py"]),
         ("x.py --a \\\n  --b", ["x.py", "--a", "--b"]),
         ("a\\ b c", ["a b", "c"]),
+        ("-i '/c/train*' \"~/[x]?\" a~b \\$5 '${HOME%x}'", ["-i", "/c/train*", "~/[x]?", "a~b", "$5", "${HOME%x}"]),
         ("''", [""]),
     ],
 )
@@ -49,6 +50,17 @@ def test_words_are_those_of_a_shell(text: str, words: list[str]):
         ("train.py --x=$HOME", "$HOME is not set"),
         ("ssd.py -e <epoch> -b <batch_size>", "<epoch>, <batch_size> stand for values"),
         ("train.py 'x", "does not close"),
+        ("train.py --x=${HOME%x}", "`--x=${HOME%x}`: of `$`, only $NAME and ${NAME} are expanded"),
+        ('train.py "${HOME%x}"', "only $NAME and ${NAME} are expanded"),
+        ("train.py --x $'a'", "`$`: of `$`"),
+        ("train.py ~/x", "`~` is not expanded here; write $HOME"),
+        ("TMP_DIR=~/x train.py", "`~` is not expanded"),
+        (
+            "train.py a*b",
+            "replace `*` by names of files, and none is started here; write the names, or quote it: 'a*b'",
+        ),
+        ("train.py a?b", "replace `?`"),
+        ("train.py --x=[ab]", "replace `[`"),
     ],
 )
 def test_what_only_a_shell_could_do_is_refused_by_name(text: str, named: str):

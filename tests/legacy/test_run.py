@@ -6,6 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 from PIL import Image
 
 from sightline import cli
+from sightline.hardware.setup import bind_to_cpus
+from sightline.legacy.command import legacy as run_legacy
 
 REPO = Path(__file__).resolve().parents[2]
 TESTS = REPO / "tests"
@@ -110,6 +113,9 @@ def test_the_estimator_script_profiles_logs_and_evaluates(shapes: Path, here: Pa
     assert list((here / "model" / "tensorboard").glob("events.*"))
     assert legacy(*words, "--eval_only") == 0
     assert "top1" in capsys.readouterr().out
+    assert legacy(*words, "--eval_only", "--max_eval_steps", "2", "-bs", "3") == 0
+    [scores] = (here / "model").glob("scores-ckpt-*.json")
+    assert json.loads(scores.read_text())["values"]["samples"] == 6
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +167,17 @@ def test_unet_trains_and_evaluates_into_the_originals_file(volumes: Path, here: 
     assert found["Mean dice"] == pytest.approx((found["L1"] + found["L2"]) / 2, abs=0.011)
 
 
+def test_a_3d_unet_evaluates_as_many_volumes_as_test_batches_says(here: Path):
+    volumes = BLOBS(here / "own", range(15), (8, 32, 32))  # three to evaluate
+    words = "--task 01 --gpus 0 --hpus 0 --dim 3 --batch_size 1 --results out --max_epochs 1 --train_batches 1".split()
+    words = ["main.py", *words, "--data", volumes, "--test_batches"]
+    assert legacy(*words, "1", fields=SMALL_VOLUMES) == 0
+    assert events(here / "out", "evaluate")[-1]["samples"] == 1
+    assert legacy(*words, "2", "--exec_mode", "evaluate") == 0
+    [scores] = (here / "out").glob("scores-ckpt-*.json")
+    assert json.loads(scores.read_text())["values"]["samples"] == 2
+
+
 def test_the_unet_benchmark_writes_the_five_numbers_where_logname_says(volumes: Path, here: Path):
     words = "--benchmark --train_batches 5 --warmup 2 --logname res_log".split()
     assert legacy("main.py", *MAIN_PY, "--data", volumes, *words, fields=SMALL_VOLUMES) == 0
@@ -184,6 +201,38 @@ def test_a_decathlon_task_is_found_prepared_and_scored(here: Path, capsys: pytes
     capsys.readouterr()
     assert cli.main(["legacy", "evaluate.py", "--preds", "preds", "--lbls", str(labels)]) == 0
     assert "1.0000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mpirun -np 16 -H 10.0.0.1:8,10.0.0.2:8 python3 ssd.py --use_horovod",
+        "MULTI_HLS_IPS=10.0.0.1,10.0.0.2 python3 demo_resnet_keras.py --use_horovod --num_workers_per_hls 8",
+    ],
+)
+def test_hosts_are_launched_from_one_without_devices(text: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    ran: list[list[str]] = []
+    run_legacy(["--", text], print, lambda words: ran.append(list(words)), environ={})
+    [words] = ran
+    assert words[0] == "launch" and "10.0.0.1:8,10.0.0.2:8" in words
+
+
+def test_a_line_of_a_file_does_not_bind_those_after_it(tmp_path: Path):
+    import torch
+
+    if not hasattr(os, "sched_setaffinity"):
+        pytest.skip("this system cannot bind a process to CPUs")
+    (tmp_path / "lines").write_text("imagenet_main.py --max_cpus 1\nimagenet_main.py --max_cpus 1\n")
+    found, before = [], (os.sched_getaffinity(0), torch.get_num_threads())
+
+    def bind(words: Sequence[str]) -> None:
+        found.append((os.sched_getaffinity(0), torch.get_num_threads()))
+        bind_to_cpus(1)
+        torch.set_num_threads(before[1] + 1)
+
+    run_legacy(["--from", str(tmp_path / "lines")], print, bind, environ={})
+    assert [*found, (os.sched_getaffinity(0), torch.get_num_threads())] == [before] * 3
 
 
 def test_devices_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -232,7 +232,7 @@ def test_a_rank_of_a_launcher_trains_and_starts_none():
         ("scripts/train.py --task 01 --gpus 1 --fold 0 --dim 2", "--train.global-batch 64"),
         ("scripts/benchmark.py --mode predict --dim 2", "--steps 100 --warmup 50 --repeats 1 --what predict"),
         (
-            "generate_static_dataset.py -i /c/train* -o /s -b 4 -s 3",
+            "generate_static_dataset.py -i '/c/train*' -o /s -b 4 -s 3",
             "prepare static --out /s/worker_0 --batch 4 --steps 3",
         ),
         ("bash download_and_preprocess_coco.sh /c", "prepare coco --source /c-raw --out /c --form tfrecord --download"),
@@ -242,6 +242,22 @@ def test_a_rank_of_a_launcher_trains_and_starts_none():
         ),
         ("ssd.py --inference a.jpg --model_dir /m", "predict /m a.jpg --out /m/inference --checkpoint latest --top 10"),
         ("imagenet_main.py --eval_only -md /m", "evaluate /m --checkpoint latest"),
+        (
+            "mpirun -np 2 imagenet_main.py --use_horovod --eval_only -md /m --max_eval_steps 10",
+            "evaluate /m/worker_0 --checkpoint latest --data.path /data/tensorflow/imagenet/tf_records/ "
+            "--train.global-batch 64 --train.eval-max-steps 10",
+        ),
+        ("main.py --task 01 --gpus 1 --batch_size 2 --test_batches 6", "--train.eval-max-steps 3"),
+        (
+            "main.py --task 01 --gpus 2 --exec_mode evaluate --test_batches 5",
+            "--data.dim 3 --train.global-batch 2 --train.eval-max-steps 5",
+        ),
+        ("train.py --model-ema --model-ema-decay 0.99999876", "--train.ema 0.99999876"),
+        ("train.py --momentum 0.87654321", "--optimizer.momentum 0.87654321"),
+        ("resnet_ctl_imagenet_main.py --base_learning_rate 0.12345678", "--optimizer.lr 0.12345678"),
+        ("imagenet_main.py --warmup_epochs 8.1234567", "--schedule.warmup-epochs 8.1234567"),
+        ("main.py --task 01 --optimizer sgd --momentum 0.98765432", "--optimizer.momentum 0.98765432"),
+        ("imagenet_main.py --model_dir /", "--run.out /"),
     ],
 )
 def test_a_flag_becomes_a_field(text: str, expected: str):
@@ -279,7 +295,20 @@ def test_a_flag_becomes_a_field(text: str, expected: str):
         ("main.py --task 01 --gpus 1 --hpus 1", "cannot be combined"),
         ("main.py --task 11 --gpus 1", "tasks 01 to 10"),
         ("main.py --gpus 1", "--task is missing"),
-        ("main.py --task 01 --gpus 1 --test_batches 5", "covers the whole set"),
+        ("main.py --task 01 --gpus 1 --test_batches 5", "counts volumes, evaluated in batches of --batch_size 2"),
+        ("main.py --task 01 --gpus 1 --dim 2 --exec_mode evaluate --test_batches 5", "limited to batches of slices"),
+        ("main.py --task 01 --gpus 1 --exec_mode predict --test_batches 5", "every volume of --data is predicted"),
+        ("demo_resnet_keras.py --batch_size 0", "--batch_size 0: expected 1 or more"),
+        ("imagenet_main.py --max_eval_steps 0", "--max_eval_steps 0: expected 1 or more"),
+        ("ssd.py --batch_size 0 --num_examples_per_epoch 10", "--batch_size 0: expected 1 or more"),
+        ("ssd.py --num_examples_per_epoch -1", "--num_examples_per_epoch -1: expected 1 or more"),
+        ("train.py --lr-scheduler steplr --lr-step-size 0", "--lr-step-size 0: expected 1 or more"),
+        ("main.py --task 01 --gpus 1 --ckpt_every -1", "--ckpt_every -1: expected 0 or more"),
+        ("main.py --task 01 --gpus -1", "--gpus -1: expected 0 or more"),
+        ("imagenet_main.py --model_dir ''", "--model_dir is empty"),
+        ("demo_resnet_keras.py --clean --model_dir=", "--model_dir is empty"),
+        ("ssd.py --model_dir ''", "--model_dir is empty"),
+        ("main.py --task 01 --gpus 1 --results ''", "--results is empty"),
         ("main.py --task 01 --gpus 1 --benchmark", "needs --train_batches above --warmup"),
         ("main.py --task 01 --profile", "--set run.profile=5,8"),
         ("mpirun -np 8 main.py --task 01", "write --hpus N"),
@@ -322,6 +351,14 @@ def test_lists_of_operations_keep_modules_in_fp32_and_name_the_rest(tmp_path: Pa
     found = became(f"imagenet_main.py -dt bf16 --bf16_config_path {tmp_path}/own.json")
     assert "--train.fp32-ops BatchNorm2d" in shlex.join(found.steps[0])
     assert "bf16 list: Exp" in {old for old, _, _ in found.rows}
+
+
+def test_rows_tell_what_a_command_reads_from_what_it_does_not():
+    text = "mpirun -np 2 imagenet_main.py --use_horovod --eval_only -md /m -mts 5 --max_eval_steps 10"
+    rows = {old: new for old, new, effect in became(text).rows}
+    assert rows["--model_dir /m"] == rows["--use_horovod"] == "evaluate ..."
+    assert rows["--max_eval_steps 10"] == "--train.global-batch 64 --train.eval-max-steps 10"
+    assert ("--max_train_steps 5", "-", "not read by evaluate") in became(text).rows
 
 
 def test_the_table_has_a_row_for_every_word_that_was_given():

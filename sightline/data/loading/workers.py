@@ -7,13 +7,14 @@ once per worker. Samples are written straight into batches in shared memory; pip
 from __future__ import annotations
 
 import collections
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any
@@ -157,6 +158,23 @@ def _start_forkserver() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextlib.contextmanager
+def _explaining() -> Iterator[None]:
+    """Turn what starting a process raises into errors with a remedy."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        raise PeerLost(
+            "the forkserver, which starts loader workers, has died: its traceback is above, or it was killed "
+            "(see dmesg); start again, or use --run.workers 0"
+        ) from error
+    except OSError as error:  # most often: the path of the forkserver's socket, in TMPDIR, is too long
+        raise UsageError(
+            f"loader workers cannot be started: {error}; give a writable TMPDIR with a short path "
+            f"(now {tempfile.gettempdir()}), or use --run.workers 0"
+        ) from error
+
+
 class Workers:
     """A fixed set of processes that fill slots of any feed."""
 
@@ -166,7 +184,8 @@ class Workers:
             context.set_forkserver_preload(
                 ["sightline.data.loading.workers", type(next(iter(feeds.values())).bound.dataset).__module__]
             )
-            _start_forkserver()
+            with _explaining():
+                _start_forkserver()
         self._processes = []
         self._connections: list[multiprocessing.connection.Connection] = []
         self._queue: collections.deque[Request] = collections.deque()
@@ -176,18 +195,8 @@ class Workers:
             process = context.Process(
                 target=_work, args=(theirs, feeds), daemon=True, name=f"sightline-loader-{number}"
             )
-            try:
+            with _explaining():
                 process.start()
-            except (EOFError, ConnectionError) as error:
-                raise PeerLost(
-                    "the forkserver, which starts loader workers, has died: its traceback is above, or it was killed "
-                    "(see dmesg); start again, or use --run.workers 0"
-                ) from error
-            except OSError as error:  # most often: the path of the forkserver's socket, in TMPDIR, is too long
-                raise UsageError(
-                    f"loader workers cannot be started: {error}; give a writable TMPDIR with a short path "
-                    f"(now {tempfile.gettempdir()}), or use --run.workers 0"
-                ) from error
             theirs.close()
             self._processes.append(process)
             self._connections.append(ours)
