@@ -21,8 +21,9 @@ from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.predict import predict_files
 from sightline.files.arrays import map_array
 from sightline.files.typed_json import read_json
+from sightline.files.whole import write_whole
 from sightline.parts import PredictOptions, Scores
-from sightline.report.predictions import DOCUMENT, write_whole
+from sightline.report.predictions import DOCUMENT
 from sightline.report.volumes import compared_slices
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen

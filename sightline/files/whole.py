@@ -9,7 +9,8 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, Literal
@@ -100,6 +101,20 @@ def write_text(target: Path, name: str, text: str, durable: bool = False) -> Non
     """Write a small file below `target` as `written_whole` does."""
     with written_whole(target, name, str(target / name), durable) as out:
         out.write(text.encode("utf-8", "surrogateescape"))
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` write a file by its name, whole or not at all; a link at `path` is replaced, not followed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A folder of our own, in which the file has its own name, whose ending some writers go by.
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=path.parent) as folder:
+            write(Path(folder, path.name))
+            os.replace(Path(folder, path.name), path)
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise DiskFull(f"{path} could not be written: {error.strerror}; free some space") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror}; give another folder for results") from error
 
 
 def refuse_link(path: str | Path) -> None:

@@ -17,7 +17,7 @@ WORKER = re.compile(r"worker_\d+")
 # What a run leaves; anything else is somebody's own and keeps the folder from being deleted.
 ENTRIES = re.compile(
     r"config\.yaml|environment\.json|log\.jsonl|exit\.json|bad_samples\.jsonl|evaluation\.json|rank_\d+\.log|checkpoints"
-    r"|tensorboard|profile|scores(-[\w.-]+)?\.json|predictions-[\w.-]+|\.lock[\w.]*|metric\.log|benchmark_run\.log"
+    r"|tensorboard|profile|scores(-[\w.-]+)?\.json|predictions(-[\w.-]+)?|\.lock[\w.]*|metric\.log|benchmark_run\.log"
     r"|\.\w+\.part-\w+"
 )
 INSIDE = {
@@ -25,7 +25,7 @@ INSIDE = {
         r"ckpt-\d+(\.(old|corrupt\d*|abandoned\d*|tmp-\d+))?|best|latest|\w+\.tmp|\.\w+\.part-\w+"
     ),
     "tensorboard": re.compile(r"events\..+"),
-    "profile": re.compile(r"trace\.json\.gz|time\.(json|txt)|tmp\w{8}|\.\w+\.part-\w+"),
+    "profile": re.compile(r"trace\.json\.gz|time\.(json|txt)|\.part-\w+|\.\w+\.part-\w+"),
 }
 NOTHING_TO_KEEP = re.compile(r"rank_\d+\.log|\.lock[\w.]*")  # of a start that failed before it had a log
 

@@ -111,7 +111,7 @@ def copy_drawn(drawn: Path, out: Path) -> None:
     """Put the drawn image where the original does, as a PNG; a link there is replaced, not followed."""
     from PIL import Image
 
-    from sightline.report.predictions import write_whole
+    from sightline.files.whole import write_whole
 
     with Image.open(drawn) as image:
         write_whole(out, image.save)

@@ -77,7 +77,7 @@ def write_perf(log: Path, out: Path, batch: int, batches: int, warmup: int) -> N
 
 
 def _write(out: Path, values: dict[str, float]) -> None:
-    from sightline.report.predictions import write_whole
+    from sightline.files.whole import write_whole
 
     write_whole(out, lambda path: path.write_text(json.dumps(values) + "\n", encoding="utf-8"))
 

@@ -12,7 +12,6 @@ import gzip
 import json
 import os
 import re
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 from sightline.errors import UsageError
-from sightline.files.whole import replace_text
+from sightline.files.whole import replace_text, write_whole
 from sightline.hardware.devices import Device
 
 MARK = "sightline step "  # name of the range around each traced step, followed by its number
@@ -135,11 +134,8 @@ class ProfileWindow:
         self.device.synchronize()
         profiler, self._profiler = self._profiler, None
         profiler.stop()
-        self.folder.mkdir(parents=True, exist_ok=True)
         trace = self.folder / "trace.json.gz"
-        with tempfile.TemporaryDirectory(dir=self.folder) as own:  # torch opens the file by its name
-            profiler.export_chrome_trace(os.path.join(own, trace.name))
-            os.replace(os.path.join(own, trace.name), trace)
+        write_whole(trace, lambda path: profiler.export_chrome_trace(str(path)))
         with gzip.open(trace, "rt", encoding="utf-8", errors="replace") as file:
             events = json.load(file)["traceEvents"]
         table = {"device": self.device.name(), **tabulate(events, self._waited_s)}

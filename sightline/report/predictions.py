@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.inputs import read_bytes
-from sightline.errors import DISK_FULL, BadSample, DiskFull, UsageError
+from sightline.errors import BadSample, UsageError
+from sightline.files.whole import write_whole
 from sightline.parts import Batch, DataSpec, Finding, PredictJob, Reporter
 from sightline.report.draw import draw
 
@@ -85,20 +85,6 @@ class ResultFolder(Reporter):
         for result in results:
             if os.path.realpath(self.folder / result) in inputs:
                 raise UsageError(f"--out {self.folder} would replace {self.folder / result}; give another folder")
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a result, whole or not at all; a link at `path` is replaced, not followed."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A folder of our own, for writers that open files by name; under that name, whose ending some go by.
-        with tempfile.TemporaryDirectory(prefix=".predicted-", dir=path.parent) as folder:
-            write(Path(folder, path.name))
-            os.replace(Path(folder, path.name), path)
-    except OSError as error:
-        if error.errno in DISK_FULL:
-            raise DiskFull(f"{path} could not be written: {error.strerror}; free some space") from error
-        raise UsageError(f"{path} cannot be written: {error.strerror}; give another folder for results") from error
 
 
 class Predictions(ResultFolder):

@@ -23,8 +23,7 @@ from sightline.data.prepare.decathlon.raw import unpack
 from sightline.data.sources import index_files
 from sightline.data.writing.pieces import Journal, alone_in
 from sightline.errors import UsageError
-from sightline.files.whole import write_text
-from sightline.report.predictions import write_whole
+from sightline.files.whole import write_text, write_whole
 from sightline.runs import folder as run_folder
 from sightline.runs.attempts import Attempt
 from sightline.runs.benchmark_log import BenchmarkLog
