@@ -1,7 +1,7 @@
 """`make audit`: the licences of all that Sightline needs, then known vulnerabilities of these versions.
 
 The licences come from the metadata of what is installed, followed from pyproject.toml; GPL and AGPL fail, and so does a
-licence that nobody states. Vulnerabilities are pip-audit's to find: it is no dependency, and needs an advisory service.
+missing licence. pip-audit finds the vulnerabilities; it is not a dependency, and needs an advisory service.
 """
 
 from __future__ import annotations

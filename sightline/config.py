@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import functools
 import io
-import itertools
 import os
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ import yaml
 
 from sightline import recipes
 from sightline.errors import BadCheckpoint, UsageError
+from sightline.fields import named
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import short, typed
 from sightline.parts import DataConfig, ModelConfig, Task
@@ -161,7 +161,7 @@ def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tu
 def _parse(name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequence[str]) -> tuple[Recipe, Run]:
     """Build objects from a recipe, values of a file ("part.field" -> value), and flags. Only flags are parsed: no text
     of a file is ever read as one."""
-    recipe, run = _holding(default, {**_resets(default, stored), **stored, **_resets(default, _named(flags))})
+    recipe, run = _holding(default, {**_resets(default, stored), **stored, **_resets(default, named(flags))})
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             return _parse_named(recipe, run, flags)
@@ -196,7 +196,7 @@ def _parse_named(recipe: Recipe, run: Run, flags: Sequence[str]) -> tuple[Recipe
     """Build what the whole parser builds, in a tenth of its time, with a parser of only the fields that flags name.
     Raise ValueError for flags of anything else. Every part is built again, which checks it."""
     parts = {**_parts(recipe), "run": run}
-    asked = {".".join(key.split(".")[:2]).replace(".no_", ".") for key in _named(flags)}
+    asked = {".".join(key.split(".")[:2]).replace(".no_", ".") for key in named(flags)}
     fields = {
         name: tuple(field.name for field in dataclasses.fields(part) if field.init and f"{name}.{field.name}" in asked)
         for name, part in parts.items()
@@ -352,16 +352,6 @@ def _resets(recipe: Recipe, named: Mapping[str, Any]) -> dict[str, Any]:
         if f"optimizer.{field}" in named and f"optimizer.{other}" not in named:
             resets[f"optimizer.{other}"] = value
     return resets
-
-
-def _named(flags: Sequence[str]) -> dict[str, str]:
-    """Return what flags set, as "part.field" -> the text of the last one."""
-    named = {}
-    for flag, after in itertools.pairwise([*flags, ""]):
-        if flag.startswith("--"):
-            key, equals, value = flag.removeprefix("--").partition("=")
-            named[key.replace("-", "_")] = value if equals else after
-    return named
 
 
 def _parts(recipe: Recipe) -> dict[str, Any]:

@@ -6,6 +6,8 @@ Help and refusals use it before anything slow is imported; config.py parses the 
 from __future__ import annotations
 
 import ast
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +37,16 @@ def flags_of(recipe: str) -> Fields:
     except (LookupError, OSError, SyntaxError, ValueError):
         return {}
     return {f"{part}.{field}": flag for part, fields in parts.items() for field, flag in fields.items()}
+
+
+def named(flags: Sequence[str]) -> dict[str, str]:
+    """Return what flags set, as "part.field" -> the text of the last one."""
+    found = {}
+    for flag, after in itertools.pairwise([*flags, ""]):
+        if flag.startswith("--"):
+            key, equals, value = flag.removeprefix("--").partition("=")
+            found[key.replace("-", "_")] = value if equals else after
+    return found
 
 
 class _Source:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import os
 from collections.abc import Collection, Iterator, Sequence
 
 from sightline import recipes
 from sightline.errors import UsageError
-from sightline.fields import Fields, flags_of
+from sightline.fields import Fields, flags_of, named
 from sightline.hardware import launch
 
 ALIASES = {
@@ -112,11 +111,7 @@ def _ratio(word: str, other: str) -> float:
 
 
 def _refuse_missing_data(flags: Sequence[str]) -> None:
-    path = ""
-    for flag, after in itertools.pairwise([*flags, ""]):
-        name, equals, value = flag.partition("=")
-        if name == "--data.path":
-            path = value if equals else after
+    path = named(flags).get("data.path")
     if not path or path.startswith("synthetic:"):
         return
     try:

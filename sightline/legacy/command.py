@@ -39,7 +39,7 @@ RunCommand = Callable[[Sequence[str]], None]
 
 
 @dataclass(frozen=True)
-class Options:
+class LegacyOptions:
     """Options of the command itself."""
 
     prints: bool = False
@@ -67,7 +67,7 @@ def legacy(flags: Sequence[str], show: Show, run: RunCommand, environ: Mapping[s
     _run_line(words, options, start.of_environment(environ), show, run)
 
 
-def read_options(flags: Sequence[str]) -> tuple[Options, list[str]]:
+def read_options(flags: Sequence[str]) -> tuple[LegacyOptions, list[str]]:
     """Split our own options, which stand first (--print anywhere), from the line."""
     prints = "--print" in flags
     rest = [flag for flag in flags if flag != "--print"]
@@ -91,10 +91,10 @@ def read_options(flags: Sequence[str]) -> tuple[Options, list[str]]:
         del rest[0]
     elif file and rest:
         raise UsageError(f"--from {file} brings the lines; leave out {' '.join(rest)}")
-    return Options(prints, device, tuple(extra), file), rest
+    return LegacyOptions(prints, device, tuple(extra), file), rest
 
 
-def _run_file(options: Options, show: Show, run: RunCommand, environ: Mapping[str, str]) -> None:
+def _run_file(options: LegacyOptions, show: Show, run: RunCommand, environ: Mapping[str, str]) -> None:
     path = Path(options.file)
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
@@ -119,7 +119,7 @@ def _run_file(options: Options, show: Show, run: RunCommand, environ: Mapping[st
     show(f"{path}: {understood} commands, {out_of_scope} lines out of scope")
 
 
-def _run_line(words: Sequence[str], options: Options, begun: start.Start, show: Show, run: RunCommand) -> None:
+def _run_line(words: Sequence[str], options: LegacyOptions, begun: start.Start, show: Show, run: RunCommand) -> None:
     read = line.read(words, begun)
     if wants_help(read.arguments):
         for script in find_scripts(read.script, read.arguments):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sightline import config, recipes
+from sightline import config, fields, recipes
 from sightline.errors import UsageError
 
 NAME = "demo_classification"
@@ -70,7 +70,7 @@ def recipe():
 
 def held(name: str, flags: list[str]) -> tuple[config.Recipe, config.Run]:
     default = recipes.find(name).recipe()
-    return config._holding(default, config._resets(default, config._named(flags)))
+    return config._holding(default, config._resets(default, fields.named(flags)))
 
 
 def named(name: str, flags: list[str]) -> tuple[config.Recipe, config.Run]:
