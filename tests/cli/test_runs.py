@@ -56,7 +56,7 @@ def test_a_finished_run_is_described_as_its_log_says(sightline, folder: Path, sh
         "best_epoch": epoch,
         "epochs_done": 3,
         "epochs": 3,
-        "seconds": pytest.approx(sum(ends) - sum(starts)),
+        "seconds": pytest.approx(sum(end - start for start, end in zip(starts, ends, strict=True))),
         "state": "finished",
         "exit_code": 0,
         "reason": "finished",
