@@ -11,6 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from sightline.errors import UsageError
@@ -96,6 +97,7 @@ class Dataset(ABC):
 
     spec: DataSpec
     fingerprint: str  # of what was found on disk, so that a resumed run notices other data
+    kept: Mapping[str, str] = MappingProxyType({})  # texts for files of the run folder, by name, e.g. of a drawn split
     predict_batch: int = 64  # most items `predict` takes at once: a training batch may not fit where it runs
 
     @abstractmethod
@@ -161,6 +163,10 @@ class DataConfig(ABC):
         if not (isinstance(path, str) and path and os.path.exists(path)):
             return self
         return dataclasses.replace(self, path=os.path.abspath(path))  # type: ignore[type-var]  # all are dataclasses
+
+    def in_run(self, folder: Path) -> Self:
+        """Return this config with what a run folder keeps of the data, e.g. the split that was drawn."""
+        return self
 
     # Files that are not a split: `predict` and `evaluate --labels`
 

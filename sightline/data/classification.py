@@ -16,6 +16,7 @@ from sightline.data.check.images import Report, check_images
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
 from sightline.data.sources import Sample, Source, SourceOptions, open_source
 from sightline.data.sources.named_files import FilesSource
+from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Layout, Split, undecisive
@@ -30,7 +31,7 @@ DEVICE_PIXELS = 2**24
 
 
 @dataclass(frozen=True)
-class ClassificationData(AugmentFields, DataConfig):
+class ClassificationData(AugmentFields, SplitFields, DataConfig):
     """Location of the images, and how they become the network's input."""
 
     path: str = undecisive("")
@@ -57,6 +58,7 @@ class ClassificationData(AugmentFields, DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        SplitFields.__post_init__(self)
         if self.background not in ("none", "first", "last"):
             raise UsageError(f"background={self.background!r} is unknown; use one of none, first, last")
 
@@ -65,11 +67,15 @@ class ClassificationData(AugmentFields, DataConfig):
         """The operations that these fields choose."""
         return with_fields_of(self, Augmentation)
 
+    @property
+    def _options(self) -> SourceOptions:
+        return SourceOptions(self.first_label, self.classes, self.val_fraction, self.split)
+
     def open(self, split: Split, seed: int) -> Dataset:
         """Open the train or val images under `path`."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`)")
-        source = open_source(self.source, self.path, split, SourceOptions(self.first_label, self.classes))
+        source = open_source(self.source, self.path, split, self._options)
         if self.classes and self.classes != len(source.classes):
             raise BadData(
                 f"{self.path} has {len(source.classes)} classes, the recipe declares {self.classes}; "
@@ -99,8 +105,7 @@ class ClassificationData(AugmentFields, DataConfig):
         """Check every image of both splits under `path`."""
         if not self.path:
             raise UsageError("no data: give --data.path DIR")
-        options = SourceOptions(self.first_label, self.classes)
-        return check_images(self.path, self.source, options, self.classes, decode, processes, progress)
+        return check_images(self.path, self.source, self._options, self.classes, decode, processes, progress)
 
     def spec_of(self, classes: tuple[str, ...]) -> DataSpec:
         """Return the spec of data with these classes."""
@@ -128,6 +133,7 @@ class ClassificationDataset(Dataset):
         self.is_training = split == "train"
         self.seed = seed
         self.fingerprint = source.fingerprint
+        self.kept = kept_of(source)
         self.spec = config.spec_of(source.classes)
         side = config.size if self.is_training else config.eval_size
         self.layout = {"image": ((side, side, 3), augmentation.packed_type), "label": ((), "int64")}

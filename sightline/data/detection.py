@@ -19,8 +19,9 @@ from sightline.data.decode import decode_rgb, read_header
 from sightline.data.formats.coco import usable
 from sightline.data.loading.cache import ImageCache, decide
 from sightline.data.loading.static import StaticDataset
-from sightline.data.sources import BoxSource, Objects, open_boxes
+from sightline.data.sources import BoxSource, Objects, SourceOptions, open_boxes
 from sightline.data.sources.named_files import BoxFilesSource
+from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Split, undecisive
@@ -28,7 +29,7 @@ from sightline.terminal.progress import Progress
 
 
 @dataclass(frozen=True)
-class DetectionData(AugmentFields, DataConfig):
+class DetectionData(AugmentFields, SplitFields, DataConfig):
     """Location of the images and their boxes, and how they become the network's input."""
 
     path: str = undecisive("")
@@ -56,6 +57,7 @@ class DetectionData(AugmentFields, DataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        SplitFields.__post_init__(self)
         if self.cache not in ("auto", "off", "ram"):
             raise UsageError(f"cache={self.cache!r} is unknown; use one of auto, off, ram")
         if self.max_boxes < 1:
@@ -76,7 +78,8 @@ class DetectionData(AugmentFields, DataConfig):
             raise UsageError(
                 "no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`: DIR/detection)"
             )
-        source = open_boxes(self.source, self.path, split)
+        options = SourceOptions(val_fraction=self.val_fraction, split=self.split)
+        source = open_boxes(self.source, self.path, split, options)
         if self.classes and self.classes != len(source.classes):
             raise BadData(
                 f"{self.path} has {len(source.classes)} classes, the recipe declares {self.classes}; "
@@ -156,6 +159,7 @@ class DetectionDataset(Dataset):
         self.is_training = split == "train"
         self.seed = seed
         self.fingerprint = source.fingerprint
+        self.kept = kept_of(source)
         self.spec = config.spec_of(source.classes, source.class_ids)
         self.layout = {
             "image": ((config.size, config.size, 3), "uint8"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import math
 import os
@@ -124,7 +125,8 @@ def recipe_of(
     try:
         checkpoint.require(stored, "progress", "recipe", "spec")
         recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
-        return recipe, run, DataSpec.from_json(stored["spec"])
+        data = recipe.data.in_run(path.parent.parent)
+        return dataclasses.replace(recipe, data=data), run, DataSpec.from_json(stored["spec"])
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{path}: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ class _PlainLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
                 raise yaml.constructor.ConstructorError(None, None, "merge keys are not read", key.start_mark)
+
+
+def to_text(values: Mapping[str, Any]) -> str:
+    """Format plain values as YAML, in their order; `read_yaml` reads it."""
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from sightline.evaluate.run import evaluate
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure.profile import ProfileWindow, parse_window
-from sightline.parts import Scores
+from sightline.parts import Dataset, Scores
 from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
 from sightline.train.bad_steps import BadSteps
@@ -34,7 +34,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     cfg = recipe.train
     with StopSignals(world) as signals:
         # Open the data and choose their order. What cannot be traced, scored or watched fails here, before slow work.
-        sets = {split: recipe.data.open(split, cfg.seed) for split in ("train", "val")}
+        data = recipe.data.in_run(log.folder.path)
+        sets = {split: data.open(split, cfg.seed) for split in ("train", "val")}
         bound = {split: dataset.bind(device, cfg.global_batch) for split, dataset in sets.items()}
         order = train_order_of(cfg, bound["train"], world)
         length = length_of(cfg, order)
@@ -50,8 +51,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         if not resumed and (note := state.load_pretrained(recipe.model)):
             log.say(note)
         # Written after resume, so that a rejected start cannot overwrite the run's config.
-        log.folder.write("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
-        log.folder.write("config.yaml", config.dump(recipe, run))
+        _write_facts(recipe, run, device, world, sets["train"], log)
         progress = state.progress
         _find_epoch(progress, length)
         _refuse_diverged(recipe, progress)
@@ -148,6 +148,15 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             loader.close()
             saver.close()
     return scores
+
+
+def _write_facts(recipe: Recipe, run: Run, device: Device, world: World, data: Dataset, log: RunLog) -> None:
+    """Write what this start runs with; what is kept of the data stays as the first start wrote it."""
+    log.folder.write("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
+    log.folder.write("config.yaml", config.dump(recipe, run))
+    for name, text in data.kept.items():
+        if not (log.folder.path / name).exists():
+            log.folder.write(name, text)
 
 
 def _find_epoch(progress: TrainProgress, length: RunLength) -> None:

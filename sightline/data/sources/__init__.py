@@ -1,21 +1,31 @@
 """Sources: where samples lie. One file is one kind: `detect(path)` and `open_source(path, split, options)` for images
-with a label, `open_boxes(path, split)` for images with boxes, or `open_volumes(path, split, spec, fold, folds)`.
+with a label, `open_boxes(path, split, options)` for images with boxes, or `open_volumes(path, split, spec, fold,
+folds)`. layouts.py finds the splits of kinds that may lie anywhere, and draws one where there is none.
 
 All kinds give samples in one order (by class and file name; by image id), so the same images in another form make the
 same batches. (TFRecords without file names keep the order of their records.)
 """
 
+from __future__ import annotations
+
 import importlib
+import os
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sightline.data.sources.layouts import Layout, contents, is_description, read_description
 from sightline.errors import UsageError
 from sightline.parts import DataSpec, Split
+
+if TYPE_CHECKING:
+    from sightline.data.sources.index_files import Names
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,8 @@ class SourceOptions:
 
     first_label: int = 1  # tfrecord: the smallest label in the files
     classes: int = 0  # tar, tfrecord: how many there are, where some of the numbered labels have no samples
+    val_fraction: float = 0.2  # without a val split: the share of every class that validates
+    split: str = ""  # without a val split: a file that lists the samples that validate; "": they are drawn
 
 
 DEFAULT_OPTIONS = SourceOptions()
@@ -55,6 +67,9 @@ class Images(ABC):
 
     classes: tuple[str, ...]
     fingerprint: str
+    layout: Layout | None = None  # where both splits were found, of kinds that may lie anywhere
+    held_out: Names | None = None  # of a split that was drawn: the names of the samples that validate
+    ignored: Mapping[str, int] = MappingProxyType({})  # files that are not read, by their endings
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -123,9 +138,9 @@ def open_source(kind: str, path: str, split: Split, options: SourceOptions = DEF
     return _opener("open_source", kind, path, _LABELLED)(path, split, options)
 
 
-def open_boxes(kind: str, path: str, split: Split) -> BoxSource:
+def open_boxes(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> BoxSource:
     """Open images with boxes in the same way."""
-    return _opener("open_boxes", kind, path, _WITH_BOXES)(path, split)
+    return _opener("open_boxes", kind, path, _WITH_BOXES)(path, split, options)
 
 
 def open_volumes(kind: str, path: str, split: Split, fold: int, folds: int, spec: DataSpec) -> VolumeSource:
@@ -144,23 +159,38 @@ def _opener(name: str, kind: str, path: str, expected: str) -> Callable[..., Any
     for candidate in known if kind == "auto" else [kind]:
         if kind != "auto" or _module(candidate).detect(path):
             return getattr(_module(candidate), name)
-    raise UsageError(
-        f"--data.path '{path}' is nothing {expected.format(path or 'PATH')}; known sources: {', '.join(known)}"
-    )
+    raise UsageError(_unknown(name, path, expected))
+
+
+def _unknown(name: str, path: str, expected: str) -> str:
+    """Say what lies at a path that no source of one sort recognises, and what to do."""
+    if is_description(path):
+        layout = read_description(path)
+        return f"{path}: kind '{layout.kind}' is unknown; known: {', '.join(kinds(name))}"
+    found = contents(Path(path)) if os.path.lexists(path) else "nothing: there is no such path"
+    for other, of_other in _RECIPES.items():
+        if other != name and any(_module(kind).detect(path) for kind in kinds(other)):
+            return f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
+    return f"--data.path '{path}' is nothing {expected.format(path or 'PATH')}; found there: {found}"
 
 
 def _module(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
+_RECIPES = {
+    "open_source": "images with a label (for recipes such as resnet50)",
+    "open_boxes": "images with boxes (for ssd_resnet34 and demo_detection)",
+    "open_volumes": "prepared volumes (for unet2d and demo_segmentation)",
+}
 _LABELLED = (
-    "a source can read; expected a folder with train/CLASS/*.jpg and val/CLASS/*.jpg (draw one with `sightline prepare "
-    "shapes --out DIR`), with train/*.tar and val/*.tar, or with train/train-00000-of-01024 and "
+    "a classifier can read; expected a folder per class with images in it, also below train/ and val/ (draw some with "
+    "`sightline prepare shapes --out DIR`), train/*.tar and val/*.tar, or train/train-00000-of-01024 and "
     "validation/validation-00000-of-00128"
 )
 _WITH_BOXES = (
-    "a source of boxes can read; expected annotations/instances_train2017.json with train2017/*.jpg, and the same of "
-    "val (draw some with `sightline prepare shapes --out DIR`, then DIR/detection), or train-00000-of-00256.tfrecord "
+    "a detector can read; expected annotations/instances_train2017.json with train2017/*.jpg and the same of val (draw "
+    "some with `sightline prepare shapes --out DIR`, then DIR/detection), or train-00000-of-00256.tfrecord "
     "and val-00000-of-00032.tfrecord"
 )
 _VOLUMES = (

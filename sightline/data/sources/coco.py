@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.decode import MAX_BYTES
-from sightline.data.sources import BoxSource, Objects, index_files
+from sightline.data.sources import DEFAULT_OPTIONS, BoxSource, Objects, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations, read_annotations
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
@@ -36,7 +36,7 @@ def places(root: Path, split: Split) -> list[tuple[Path, Path]]:
     return [(root / "annotations" / f"instances_{split}{year}.json", root / f"{split}{year}") for year in _YEARS]
 
 
-def open_boxes(path: str, split: Split) -> CocoSource:
+def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> CocoSource:
     """Read the annotations of a split and list its images."""
     root = Path(path)
     found = find(root, split)

@@ -17,7 +17,7 @@ import numpy as np
 
 from sightline.data.formats import records
 from sightline.data.formats.coco import MAX_CATEGORY, MAX_ID, MAX_SIDE, MIN_ID
-from sightline.data.sources import BoxSource, Objects, index_files
+from sightline.data.sources import DEFAULT_OPTIONS, BoxSource, Objects, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations, assembled, read_annotations
 from sightline.data.sources.coco import chosen
 from sightline.data.sources.shards import INDEX_FILES, OpenFiles, Shard, list_folder, scan_records
@@ -42,7 +42,7 @@ def detect(path: str) -> bool:
     return any(_SHARD.fullmatch(name) for name in list_folder(Path(path)))
 
 
-def open_boxes(path: str, split: Split) -> CocoTFRecordSource:
+def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> CocoTFRecordSource:
     """Index the shards of a split."""
     root = Path(path)
     shards = _find_shards(root, split)

@@ -148,7 +148,7 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
     return SyntheticSource(**_sizes(path), split=split)
 
 
-def open_boxes(path: str, split: Split) -> SyntheticBoxes:
+def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> SyntheticBoxes:
     """Do the same for images with boxes."""
     return SyntheticBoxes(**_sizes(path), split=split)
 

@@ -1,0 +1,202 @@
+"""Where the splits of a dataset lie, and which samples validate if the data have no split of their own.
+
+A dataset that needs more than one path is named by a description, a small YAML file given as --data.path:
+
+    kind: coco
+    train: {images: photos, labels: train.json}
+    val: {images: photos, labels: val.json}
+
+Paths count from the folder of the file. Without `val`, a part of `train` validates. A run writes what it found into
+data.yaml of its folder, and the names of the validation samples it chose into split.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sightline.errors import BadData, UsageError
+from sightline.files.plain_yaml import read_yaml
+from sightline.files.typed_json import read_json, short
+from sightline.parts import Split
+
+DESCRIPTION = "data.yaml"  # in a run folder
+SPLIT = "split.json"
+SPLITS: tuple[Split, ...] = ("train", "val")
+NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # of folders, by preference
+IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+_KEYS = ("kind", "train", "val", "classes")
+_SHOWN = 5
+_MAX_SPLIT_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Place:
+    """The files of one split."""
+
+    images: Path  # a folder
+    labels: Path | None = None  # the file or folder of the labels; None: images lie in class folders
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The splits of a dataset. Without `val`, a part of `train` validates; without `train`, only evaluation works."""
+
+    kind: str  # the source that reads it
+    train: Place | None
+    val: Place | None
+    classes: tuple[str, ...] = ()  # where the files only number them
+
+    def place(self, split: Split) -> Place:
+        """Return the place of a split: that of train if a part of it validates. Raises BadData if there is none."""
+        place = self.train if split == "train" else self.val or self.train
+        if place is None:
+            raise BadData(f"{self.val.images if self.val else self.kind} is a val split without a train split")
+        return place
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the validation samples are chosen among those of `train`."""
+        return self.val is None
+
+    def as_values(self) -> dict[str, Any]:
+        """Return what a description holds, with absolute paths."""
+        values: dict[str, Any] = {"kind": self.kind}
+        for split in SPLITS:
+            if place := getattr(self, split):
+                paths = {"images": place.images, "labels": place.labels}
+                values[split] = {name: os.path.abspath(path) for name, path in paths.items() if path}
+        return values | ({"classes": list(self.classes)} if self.classes else {})
+
+
+def is_description(path: str) -> bool:
+    """Return whether a path names a YAML file."""
+    return path.lower().endswith((".yaml", ".yml")) and os.path.isfile(path)
+
+
+def read_description(path: str) -> Layout:
+    """Read a description; UsageError if it is not one."""
+    values = read_yaml(Path(path))
+    example = "e.g. `kind: coco`, `train: {images: photos, labels: train.json}`; docs/data.md"
+    if unknown := [str(key) for key in values if key not in _KEYS]:
+        raise UsageError(
+            f"{path} has unknown entries {', '.join(unknown[:_SHOWN])}; expected {', '.join(_KEYS)}, {example}"
+        )
+    kind, classes = values.get("kind"), values.get("classes", [])
+    if not isinstance(kind, str):
+        raise UsageError(f"{path}: kind is {short(kind)}, expected the name of a source, {example}")
+    if not isinstance(classes, list) or not all(isinstance(name, str) and name for name in classes):
+        raise UsageError(f"{path}: classes is {short(classes)}, expected a list of names")
+    places = {split: _read_place(path, split, values[split]) for split in SPLITS if split in values}
+    if not places:
+        raise UsageError(f"{path} names no train and no val, {example}")
+    return Layout(kind, places.get("train"), places.get("val"), tuple(classes))
+
+
+def _read_place(file: str, split: Split, values: Any) -> Place:
+    values = {"images": values} if isinstance(values, str) else values
+    if not isinstance(values, dict) or "images" not in values or not set(values) <= {"images", "labels"}:
+        raise UsageError(f"{file}: {split} is {short(values)}, expected a folder, or {{images: FOLDER, labels: PATH}}")
+    paths = {}
+    for name, text in values.items():
+        if not isinstance(text, str) or not text or "\0" in text:
+            raise UsageError(f"{file}: {name} of {split} is {short(text)}, expected a path")
+        paths[name] = Path(file).parent / text
+        if not paths[name].exists():
+            raise UsageError(
+                f"{file}: {name} of {split} is {paths[name]}, which does not exist; paths count from {file}"
+            )
+    return Place(paths["images"], paths.get("labels"))
+
+
+def split_folders(root: Path) -> dict[Split, Path]:
+    """Return the folders below `root` that are called like a split; of several the first in NAMES."""
+    folders = {name.lower(): root / name for name in sorted(subfolders(root), reverse=True)}
+    found: dict[Split, Path] = {}
+    for split in SPLITS:
+        if name := next((name for name in NAMES[split] if name in folders), ""):
+            found[split] = folders[name]
+    return found
+
+
+def subfolders(root: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted, without hidden ones; none if it cannot be read."""
+    try:
+        return sorted(e.name for e in os.scandir(root) if not e.name.startswith(".") and is_folder(e))
+    except OSError:
+        return []
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder; a link to itself is not one."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
+def contents(path: Path) -> str:
+    """Say what a folder holds: `folders a, b and 3 more; 12 .txt files`."""
+    try:
+        entries = sorted((e for e in os.scandir(path) if not e.name.startswith(".")), key=lambda e: e.name)
+    except NotADirectoryError:
+        return f"a {path.suffix or 'plain'} file"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    folders = [e.name for e in entries if is_folder(e)]
+    kinds = Counter(suffix_of(e.name) for e in entries if not is_folder(e))
+    shown = ", ".join(folders[:_SHOWN]) + (f" and {len(folders) - _SHOWN} more" if len(folders) > _SHOWN else "")
+    parts = ([f"folders {shown}"] if folders else []) + ([f"files: {counted(kinds)}"] if kinds else [])
+    return "; ".join(parts) or "nothing"
+
+
+def suffix_of(name: str) -> str:
+    """Return the ending of a file name in lower case; `name without an ending` has none."""
+    return os.path.splitext(name)[1].lower() or "no ending"
+
+
+def counted(kinds: Counter[str]) -> str:
+    """Say how many files there are of each ending: `12 .heic, 3 .txt`."""
+    shown = [f"{count} {kind}" for kind, count in kinds.most_common(_SHOWN)]
+    return ", ".join(shown) + (" and others" if len(kinds) > _SHOWN else "")
+
+
+def chosen_for_val(names: Sequence[bytes], groups: Iterable[int], fraction: float, seed: int = 0) -> np.ndarray:
+    """Return which samples validate: `fraction` of every group, at least one of a group of two or more, never all.
+
+    The smallest hashes of the names are chosen, so neither the order nor other groups matter, and a new file moves at
+    most one other file of its group.
+    """
+    groups = np.asarray(groups, np.int64)
+    keys = np.asarray([hashlib.sha256(b"%d\0%b" % (seed, name)).digest()[:8] for name in names], "S8")
+    order = np.lexsort((np.frombuffer(keys.tobytes(), ">u8"), groups)) if len(names) else np.zeros(0, np.int64)
+    chosen = np.zeros(len(names), bool)
+    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        count = min(max(1, round((end - start) * fraction)), end - start - 1)
+        chosen[order[start : start + count]] = True
+    return chosen
+
+
+def kept_for_val(names: Sequence[bytes], file: Path) -> np.ndarray:
+    """Return which samples a split file lists; BadData if it lists none of them."""
+    try:
+        content = read_json(file, _MAX_SPLIT_BYTES)
+    except (OSError, ValueError) as error:
+        raise BadData(f"{file} cannot be read: {error}; give split.json of a run, or leave out --data.split") from error
+    listed = content.get("val") if isinstance(content, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise BadData(f'{file} is not a split; expected {{"val": [names of samples]}} as split.json of a run has it')
+    wanted = {os.fsencode(name) for name in listed}
+    chosen = np.asarray([name in wanted for name in names], bool)
+    if not chosen.any() or chosen.all():
+        which = "all" if chosen.any() else "none"
+        raise BadData(f"{file} lists {which} of the {len(names)} samples for validation; give the split of these data")
+    return chosen

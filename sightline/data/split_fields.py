@@ -1,0 +1,45 @@
+"""Fields of data that may come without a val split, and what a run keeps of the split it drew."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from sightline.data.sources import Images
+from sightline.data.sources.layouts import DESCRIPTION, SPLIT
+from sightline.errors import UsageError
+from sightline.files.plain_yaml import to_text
+from sightline.parts import undecisive
+
+
+@dataclass(frozen=True)
+class SplitFields:
+    """How samples are chosen for validation if the data have no val split."""
+
+    val_fraction: float = 0.2
+    """Data without a val split: share of the training samples (of each class) that validate. They are chosen by their
+    names, the same ones for every seed, and kept in split.json of the run folder."""
+    split: str = undecisive("")
+    """Data without a val split: JSON file that lists the samples that validate, e.g. split.json of another run."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.val_fraction < 1:
+            raise UsageError(f"val_fraction={self.val_fraction} must be between 0 and 1, e.g. 0.2")
+
+    def in_run(self, folder: Path) -> Self:
+        """Return these fields with the split that a run keeps, if it keeps one and no other was asked for."""
+        kept = folder / SPLIT
+        return dataclasses.replace(self, split=str(kept)) if not self.split and kept.is_file() else self
+
+
+def kept_of(source: Images) -> dict[str, str]:
+    """Return what a run keeps of its data: data.yaml says where they are, split.json which samples validate."""
+    kept = {DESCRIPTION: to_text(source.layout.as_values())} if source.layout else {}
+    if source.held_out is not None:
+        names = [os.fsdecode(name) for name in source.held_out.all()]
+        kept[SPLIT] = json.dumps({"val": names}, indent=0) + "\n"
+    return kept
