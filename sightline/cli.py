@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 from sightline import __version__, help_text, recipes, terminal, words
 from sightline.errors import BadData, Interrupted, SightlineError, UsageError
+from sightline.hardware import launch as launcher
 from sightline.hardware.launch.place import is_rank_0
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
@@ -395,12 +396,29 @@ def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped
         )
     if name:
         words.refuse(command, name, rest)
+        rest += _fields_of_data(command, name, rest, file)
     from sightline import config
 
     if file and not name:
         name = config.recipe_named_in(file)
         words.refuse(command, name, rest)
     return config.load(name, rest, file)
+
+
+def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | None) -> list[str]:
+    """Look at the data, say in one line what `train` found there, and return flags for what they decide."""
+    from sightline.data import found
+
+    is_rank = launcher.detect(os.environ) is not None
+    try:
+        seen = found.of_recipe(name, flags, file)
+    except SightlineError:
+        if command == "train" and not is_rank:
+            raise
+        return []  # `check` lists all that is wrong, ranks fail together later, and data may be on another host
+    if command == "train" and seen.line and not is_rank:
+        print(seen.line, flush=True)
+    return [f"--data.{field.replace('_', '-')}={value}" for field, value in seen.fields.items()]
 
 
 def _refuse_recipe_named_first(flags: Sequence[str]) -> None:

@@ -21,7 +21,8 @@ import tyro
 import yaml
 
 from sightline import recipes
-from sightline.errors import BadCheckpoint, UsageError
+from sightline.data import found
+from sightline.errors import BadCheckpoint, SightlineError, UsageError
 from sightline.fields import named
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import short, typed
@@ -155,7 +156,17 @@ class _CommandLine:
 def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tuple[Recipe, Run]:
     """Load the recipe `name`, changed by a YAML file and then by flags."""
     default = recipes.find(name).recipe()
-    return _parse(name, default, _read_yaml(config, default) if config else {}, flags)
+    stored = _read_yaml(config, default) if config else {}
+    return _parse(name, default, stored, [*flags, *_fields_of_data(name, flags, config)])
+
+
+def _fields_of_data(name: str, flags: Sequence[str], config: Path | None) -> list[str]:
+    """Return flags for what the data decide and nobody typed. What cannot be opened is reported by who needs it."""
+    try:
+        fields = found.of_recipe(name, flags, config).fields
+    except SightlineError:
+        return []
+    return [f"--data.{field.replace('_', '-')}={value}" for field, value in fields.items()]
 
 
 def _parse(name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequence[str]) -> tuple[Recipe, Run]:

@@ -6,6 +6,7 @@ Help and refusals use it before anything slow is imported; config.py parses the 
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,27 @@ def flags_of(recipe: str) -> Fields:
     except (LookupError, OSError, SyntaxError, ValueError):
         return {}
     return {f"{part}.{field}": flag for part, fields in parts.items() for field, flag in fields.items()}
+
+
+def data_of(recipe: str) -> tuple[str, dict[str, str]]:
+    """Return the class of a recipe's data and the plain values of its fields as texts; "" if it cannot be read."""
+    path = Path(recipe) if recipe.endswith(".py") else recipes.FOLDER / f"{recipe}.py"
+    values = {}
+    for name, flag in flags_of(recipe).items():
+        part, _, field = name.partition(".")
+        with contextlib.suppress(ValueError, SyntaxError):
+            if part == "data":
+                values[field] = str(ast.literal_eval(flag.default))
+    return (_class_of(_read(path), "data"), values) if values else ("", {})
+
+
+def _class_of(source: _Source, part: str) -> str:
+    """Return the name of the class of a part, which a base recipe may choose."""
+    made, base = _made(source)
+    given = next((each.value for each in made.keywords if each.arg == part), None)
+    if given is None or _call(given).args:  # that of the base, or replace(base.data, ...)
+        return _class_of(base, part) if base else ""
+    return ast.unparse(_call(given).func)
 
 
 def named(flags: Sequence[str]) -> dict[str, str]:
@@ -74,15 +96,8 @@ def _module(name: str) -> _Source:
 
 def _parts_of(source: _Source) -> dict[str, Fields]:
     """Return the fields of every part of `return Recipe(part=Class(...))`, or of `replace(base, part=...)`."""
-    function = source.defined["recipe"]
-    returned = next((node.value for node in function.body if isinstance(node, ast.Return)), None)
-    made = _call(returned)
-    parts: dict[str, Fields] = {}
-    if made.args:  # replace(base, ...) after `base = other_recipe.recipe()`
-        names = {ast.unparse(target): each.value for each in function.body if isinstance(each, ast.Assign)
-                 for target in each.targets}  # fmt: skip
-        other = ast.unparse(_call(names[ast.unparse(made.args[0])]).func).removesuffix(".recipe")
-        parts |= _parts_of(_module(source.imported[other]))
+    made, base = _made(source)
+    parts = _parts_of(base) if base else {}
     for keyword in made.keywords:
         if keyword.arg is None:  # Recipe(**parts)
             raise LookupError("**")
@@ -92,6 +107,23 @@ def _parts_of(source: _Source) -> dict[str, Fields]:
             given = {each.arg or "**": ast.unparse(each.value) for each in part.keywords}
             parts[keyword.arg] = fields | {name: replace(fields[name], default=text) for name, text in given.items()}
     return parts
+
+
+def _made(source: _Source) -> tuple[ast.Call, _Source | None]:
+    """Return the call that makes a recipe, and the source of the recipe that it changes, if it is `replace(base, ...)`
+    after `base = other_recipe.recipe()`."""
+    function = source.defined["recipe"]
+    made = _call(next((node.value for node in function.body if isinstance(node, ast.Return)), None))
+    if not made.args:
+        return made, None
+    names = {
+        ast.unparse(target): each.value
+        for each in function.body
+        if isinstance(each, ast.Assign)
+        for target in each.targets
+    }
+    other = ast.unparse(_call(names[ast.unparse(made.args[0])]).func).removesuffix(".recipe")
+    return made, _module(source.imported[other])
 
 
 def _call(node: ast.expr | None) -> ast.Call:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 from collections.abc import Collection, Iterator, Sequence
 
@@ -121,5 +122,8 @@ def _refuse_missing_data(flags: Sequence[str]) -> None:
             f"--data.path '{path}' does not exist; give the folder of your data, or draw some with `sightline prepare "
             f"shapes --out DIR`"
         ) from None
-    except (OSError, ValueError):  # what opens the data says more
-        return
+    except (OSError, ValueError) as error:  # what opens the data says more
+        if isinstance(error, OSError) and error.errno == errno.ELOOP:
+            raise UsageError(
+                f"--data.path '{path}' is a link that leads to itself; give the folder of your data"
+            ) from None

@@ -102,13 +102,19 @@ def test_no_decode_reads_headers_only(check, data):
     assert check(data, "--no-decode")[0] == 3
 
 
-@pytest.mark.parametrize("missing", ["train", "val"])
-def test_missing_split(check, data, missing):
-    shutil.rmtree(data / missing)
+def test_missing_train(check, data):
+    shutil.rmtree(data / "train")
     code, out, _ = check(data, "--json")
     assert code == 3
-    assert ("cannot be opened", missing, str(data / missing)) in problems(out)
-    assert len(json.loads(out)["splits"]) == 1, "the other one is looked at all the same"
+    assert ("cannot be opened", "train", str(data / "val")) in problems(out)
+    assert list(json.loads(out)["splits"]) == ["val"], "it is looked at all the same"
+
+
+def test_missing_val_is_drawn_from_train(check, data):
+    shutil.rmtree(data / "val")
+    code, out, _ = check(data, "--json")
+    splits = json.loads(out)["splits"]
+    assert (code, splits["train"]["images"], splits["val"]["images"]) == (0, 60, 20)
 
 
 def test_declared_classes(check, shapes):

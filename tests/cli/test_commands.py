@@ -198,6 +198,7 @@ def test_train_says_what_it_does(sightline, shapes: Path, tmp_path: Path):
     said = sightline("train", NAME, *flags)
     lines = said.out.splitlines()
     assert said.code == 0
+    assert lines.pop(0) == "data: 10 classes, 80 + 40 images"
     assert lines[0].startswith(f"{NAME}: 80 training and 40 evaluation samples, 1 epoch of 5 steps, batch 16 (16 on ")
     assert lines[1].startswith("epoch 1/1  step 5/5  loss ")
     assert lines[-4].startswith("evaluated epoch 1  step 5  top1 ") and lines[-4].endswith("on 40 samples")
@@ -252,7 +253,7 @@ def test_train_refuses_what_it_cannot_understand(sightline, tmp_path: Path):
         (["--config", tmp_path], "cannot be read as YAML"),
         ([NAME, *HERE], "no data: give --data.path DIR"),
         ([NAME, "--run.device=abacus"], "device 'abacus' is unknown"),
-        ([NAME, *HERE, f"--data.path={tmp_path}"], "is nothing a source can read"),
+        ([NAME, *HERE, f"--data.path={tmp_path}"], "holds nothing that this recipe can read"),
         ([NAME, "--train.epochs=0"], "train.epochs=0 must be at least 1"),
     ):
         said = sightline("train", *arguments, *([f"--run.out={tmp_path / 'run'}"] if NAME in arguments else []))

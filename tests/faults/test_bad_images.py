@@ -173,7 +173,7 @@ def test_link_to_itself_is_passed_over_or_named(few):
     [
         ("empty class", "train/nothing holds no images"),
         ("class of val only", "val has class folders that .*train lacks: nothing"),
-        ("no val", "val does not exist"),
+        ("no train", "val is a val split without a train split"),
         ("no images", "train/.* holds no images"),
     ],
 )
@@ -182,8 +182,8 @@ def test_folders_that_cannot_work_are_refused_by_name(sightline, few, tmp_path, 
         (few / "train" / "nothing").mkdir()
     elif damage == "class of val only":
         shutil.copytree(sorted((few / "val").iterdir())[0], few / "val" / "nothing")
-    elif damage == "no val":
-        shutil.rmtree(few / "val")
+    elif damage == "no train":
+        shutil.rmtree(few / "train")
     else:
         for path in (few / "train").glob("*/*.jpg"):
             path.unlink()

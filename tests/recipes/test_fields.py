@@ -452,6 +452,8 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "per_image": [Flip(("3",), predictions, same=losses)],
     },
     "DetectionData": {
+        "val_fraction": [ShownBy("cli/test_any_folder.py")],
+        "split": [ShownBy("cli/test_any_folder.py")],
         "augment": [Flip(("off", "on"), samples, same=held_out)],
         "size": [Flip(("56",), samples)],
         "crop": [Flip((kind,), samples, base=("--data.crop=tf",), same=held_out) for kind in ("mlperf", "off")],
@@ -530,6 +532,8 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "max_bad_samples": [Flip(("0",), unread, base=SKIPPING)],
     },
     "ClassificationData": {
+        "val_fraction": [ShownBy("cli/test_any_folder.py")],
+        "split": [ShownBy("cli/test_any_folder.py")],
         "augment": [Flip(("off", "on"), samples, same=held_out)],
         "crop": [Flip(("tf", "area"), samples)],
         "crop_scale": [Flip(("0.2 0.3",), samples, same=held_out)],

@@ -33,7 +33,7 @@ from sightline.data.formats.coco import (
 )
 from sightline.data.formats.records import MAX_RECORD_BYTES, parse_example, read_frame, scan_frames
 from sightline.data.sources import coco, coco_tfrecord, open_boxes
-from sightline.data.sources.folder import SUFFIXES
+from sightline.data.sources.layouts import IMAGES
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.json_lists import BLOCK
 from sightline.files.typed_json import short
@@ -205,7 +205,7 @@ def _check_files(images: list[Image], folder: Path, split: Split, report: Report
             report.add("missing file", split, f"{folder.name}/{image.file}", f"image {image.id} is not there")
         first.setdefault(image.file, image.id)
     for name in sorted(_names_in(folder)):
-        if name.lower().endswith(SUFFIXES) and not name.startswith(".") and name not in first:
+        if name.lower().endswith(IMAGES) and not name.startswith(".") and name not in first:
             report.add("extra file", split, f"{folder.name}/{name}", "no entry of the json file names it")
 
 

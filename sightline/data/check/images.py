@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,12 +19,12 @@ import numpy as np
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.processes import over_processes
 from sightline.data.sources import Source, SourceOptions, folder, open_source
+from sightline.data.sources.layouts import SPLITS, Layout, counted
 from sightline.data.writing.forms import file_of
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 from sightline.terminal.progress import Progress
 
-_SPLITS: tuple[Split, ...] = ("train", "val")
 _PER_JOB = 64
 _WORTH_PROCESSES = 2000  # images; below this, starting processes takes longer than looking
 
@@ -142,10 +140,10 @@ def check_images(
 def _open_both(path: str, kind: str, options: SourceOptions, declared: int, report: Report) -> dict[Split, Source]:
     """Open the splits that can be opened; folders leniently, so that one odd folder does not hide what else there
     is."""
-    if kind == "folder" or (kind == "auto" and folder.detect(path)):
-        return _open_folders(Path(path), declared, report)
+    if kind in ("auto", "folder") and (layout := folder.find(path)):
+        return _open_folders(layout, options, declared, report)
     sources: dict[Split, Source] = {}
-    for split in _SPLITS:
+    for split in SPLITS:
         try:
             sources[split] = open_source(kind, path, split, options)
         except BadData as error:
@@ -160,31 +158,18 @@ def _check_declared(declared: int, found: int, split: Split, path: str, report: 
         report.add("number of classes", split, path, f"{found} classes, the recipe declares {declared}")
 
 
-def _open_folders(path: Path, declared: int, report: Report) -> dict[Split, Source]:
+def _open_folders(layout: Layout, options: SourceOptions, declared: int, report: Report) -> dict[Split, Source]:
     """Open both splits with the classes of either, so that a class of one split only is found by counting."""
-    found: dict[Split, list[str]] = {}
-    for split in _SPLITS:
-        root = path / split
-        classes_there = sorted(e.name for e in root.glob("[!.]*") if e.is_dir()) if root.is_dir() else []
-        if classes_there:
-            found[split] = classes_there
-        else:
-            what = "holds no class folders" if root.is_dir() else "there is no such folder"
-            report.add("cannot be opened", split, str(root), f"{what}; expected {root}/CLASS/*.jpg")
-    for split, names_there in list(found.items())[:1]:
-        _check_declared(declared, len(names_there), split, str(path), report)
-    classes = tuple(sorted(set[str]().union(*found.values())))
-    sources: dict[Split, Source] = {}
-    for split in found:
-        names: list[bytes] = []
-        labels: list[int] = []
-        walk = folder.Walk(path / split)
-        for label, name in enumerate(classes):
-            files = [os.fsencode(file) for file, _ in walk.images(name, set())]
-            names += files
-            labels += [label] * len(files)
-        sources[split] = folder.FolderSource(path / split, classes, names, labels, [0] * len(names))
-    return sources
+    roots = {split: layout.place(split).images for split in SPLITS if layout.train or split == "val"}
+    if "train" not in roots:
+        report.add("cannot be opened", "train", str(roots["val"]), "there is no train split beside it")
+    classes = tuple(sorted({name for root in roots.values() for name in folder.class_folders(root)}))
+    first = next(iter(roots))
+    _check_declared(declared, len(folder.class_folders(roots[first])), first, str(roots[first]), report)
+    listings = {root: folder.Walk(root).list(classes, wants_all=False) for root in set(roots.values())}
+    return {
+        split: folder.split_of(listings[root], root, classes, layout, split, options) for split, root in roots.items()
+    }
 
 
 def _look_at(shared: tuple[Source, bool], job: tuple[int, int]) -> list[SeenSample]:
@@ -223,6 +208,7 @@ def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: 
         "width": spread([each.width for each in whole]),
         "height": spread([each.height for each in whole]),
         "same bytes twice": sum(bool(each.digest) for each in seen) - len(digests),
+        **({"ignored": counted(Counter(source.ignored))} if source.ignored else {}),
     }
     if not seen:
         report.add("no images", split, split, "the split is empty")
@@ -245,20 +231,20 @@ def _check_names(split: Split, source: Source, seen: Sequence[SeenSample], repor
 
 
 def _check_both(sources: dict[Split, Source], seen: dict[Split, list[SeenSample]], report: Report) -> None:
-    if len(sources) < len(_SPLITS):
+    if len(sources) < len(SPLITS):
         return
     classes = sources["train"].classes
     if classes != sources["val"].classes:
         report.add("number of classes", "val", "val", "its classes are not those of train; label both alike")
         return
-    train, val = (_per_class(sources[split], seen[split]) for split in _SPLITS)
+    train, val = (_per_class(sources[split], seen[split]) for split in SPLITS)
     for name, in_train, in_val in zip(classes, train, val, strict=True):
         if not in_train:
             text = f"no training image, {in_val} in val" if in_val else "no image at all; remove the class"
             report.add("class without training", "train", name, text)
         elif not in_val:
             report.add("class without validation", "val", name, f"no validation image, {in_train} in train")
-    named = {split: [(sources[split].name(i), each) for i, each in enumerate(seen[split])] for split in _SPLITS}
+    named = {split: [(sources[split].name(i), each) for i, each in enumerate(seen[split])] for split in SPLITS}
     add_twins(named["train"], named["val"], report)
 
 

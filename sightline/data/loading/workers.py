@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+REMEDIES = "`sightline check` lists every such sample, --data.on-bad-sample skip runs without them"
 REPLACEMENT_TRIES = 20
 # Parts of a batch that wait at a worker. Enough to bridge a training step, during which no new ones are sent; not
 # more, because a part that waits at a slow worker cannot go to a fast one.
@@ -109,7 +110,7 @@ def _load_or_replace(feed: Feed, name: str, epoch: int, index: int, bad: list[Ba
             return feed.bound.load(epoch, chosen)
         except BadSample as error:
             if feed.on_bad_sample == "fail":
-                raise
+                raise BadSample(error.name, f"{error.reason}. {REMEDIES}") from error
             bad.append(Bad(name, chosen, error.name, error.reason))
             if not feed.replaces_bad:
                 return None

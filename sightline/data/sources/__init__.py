@@ -1,6 +1,5 @@
 """Sources: where samples lie. One file is one kind: `detect(path)` and `open_source(path, split, options)` for images
-with a label, `open_boxes(path, split, options)` for images with boxes, or `open_volumes(path, split, spec, fold,
-folds)`. layouts.py finds the splits of kinds that may lie anywhere, and draws one where there is none.
+with a label, `open_boxes` (the same) for images with boxes, or `open_volumes(path, split, spec, fold, folds)`.
 
 All kinds give samples in one order (by class and file name; by image id), so the same images in another form make the
 same batches. (TFRecords without file names keep the order of their records.)
@@ -11,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sightline.data.sources.layouts import Layout, contents, is_description, read_description
+from sightline.data.sources.layouts import Layout, contents, is_description, read_description, subfolders
 from sightline.errors import UsageError
 from sightline.parts import DataSpec, Split
 
@@ -159,7 +159,7 @@ def _opener(name: str, kind: str, path: str, expected: str) -> Callable[..., Any
     for candidate in known if kind == "auto" else [kind]:
         if kind != "auto" or _module(candidate).detect(path):
             return getattr(_module(candidate), name)
-    raise UsageError(_unknown(name, path, expected))
+    raise UsageError(_unknown(name, path, expected.format(path or "PATH")))
 
 
 def _unknown(name: str, path: str, expected: str) -> str:
@@ -167,11 +167,16 @@ def _unknown(name: str, path: str, expected: str) -> str:
     if is_description(path):
         layout = read_description(path)
         return f"{path}: kind '{layout.kind}' is unknown; known: {', '.join(kinds(name))}"
-    found = contents(Path(path)) if os.path.lexists(path) else "nothing: there is no such path"
+    if not os.path.exists(path):
+        return f"--data.path '{path}' does not exist, or is a link that leads nowhere; expected {expected}"
+    found = contents(Path(path))
+    for below in subfolders(Path(path)):
+        if any(_module(kind).detect(inner := os.path.join(path, below)) for kind in kinds(name)):
+            return f"--data.path '{path}' holds data one folder deeper; use --data.path {shlex.quote(inner)}"
     for other, of_other in _RECIPES.items():
         if other != name and any(_module(kind).detect(path) for kind in kinds(other)):
             return f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
-    return f"--data.path '{path}' is nothing {expected.format(path or 'PATH')}; found there: {found}"
+    return f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
 
 
 def _module(name: str) -> Any:
@@ -184,16 +189,13 @@ _RECIPES = {
     "open_volumes": "prepared volumes (for unet2d and demo_segmentation)",
 }
 _LABELLED = (
-    "a classifier can read; expected a folder per class with images in it, also below train/ and val/ (draw some with "
-    "`sightline prepare shapes --out DIR`), train/*.tar and val/*.tar, or train/train-00000-of-01024 and "
-    "validation/validation-00000-of-00128"
+    "a folder per class with images in it, also below train/ and val/ (draw some with `sightline prepare shapes --out "
+    "DIR`), train/*.tar and val/*.tar, or train/train-00000-of-01024 and validation/validation-00000-of-00128"
 )
 _WITH_BOXES = (
-    "a detector can read; expected annotations/instances_train2017.json with train2017/*.jpg and the same of val (draw "
-    "some with `sightline prepare shapes --out DIR`, then DIR/detection), or train-00000-of-00256.tfrecord "
-    "and val-00000-of-00032.tfrecord"
+    "annotations/instances_train2017.json with train2017/*.jpg and the same of val (draw some with `sightline prepare "
+    "shapes --out DIR`, then DIR/detection), or train-00000-of-00256.tfrecord and val-00000-of-00032.tfrecord"
 )
 _VOLUMES = (
-    "a source of volumes can read; expected a folder with plan.json as `sightline prepare decathlon --source DIR --out "
-    "{}` writes it, or synthetic:samples=64"
+    "a folder with plan.json as `sightline prepare decathlon --source DIR --out {}` writes it, or synthetic:samples=64"
 )

@@ -1,28 +1,60 @@
-"""Images in class folders: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, as ImageNet is unpacked.
+"""Images in class folders: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, PATH/train alone, or PATH/CLASS/*.jpg.
 
 The list of a large data set is kept between runs and used while no folder has changed. A file rewritten in place leaves
 its folder's time as it was: it is read as it is now, but the kept fingerprint does not see its new size.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files
+from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts
+from sightline.data.sources.layouts import IMAGES, Layout, Place
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 # Below, listing again takes less than a second and sees every size; a million files on a slow disk take minutes.
 MIN_KEPT = 20_000
+# Folders of other layouts: where one of these is, its neighbours are not classes.
+_NOT_CLASSES = {"annotations", "images", "labels", "masks", "imagesets", "jpegimages", "imagestr", "labelstr"}
+_DEPTH = 3  # of folders within a class in which `detect` looks for a first image
 
 
 def detect(path: str) -> bool:
-    """Return whether PATH has a train or val folder with folders in it."""
-    return any(entry.is_dir() for split in ("train", "val") for entry in Path(path, split).glob("[!.]*"))
+    """Return whether PATH has class folders with images, or a train or val folder with folders in it."""
+    return find(path) is not None
+
+
+def find(path: str) -> Layout | None:
+    """Return where the class folders of both splits are: below PATH/train and PATH/val, or in PATH itself."""
+    if layouts.is_description(path):
+        found = layouts.read_description(path)
+        return found if found.kind == "folder" else None
+    root = Path(path)
+    splits = {split: Place(at) for split, at in layouts.split_folders(root).items() if layouts.subfolders(at)}
+    if splits:
+        return Layout("folder", splits.get("train"), splits.get("val"))
+    names = layouts.subfolders(root)
+    if _NOT_CLASSES & {name.lower() for name in names} or sum(_holds_image(root / name) for name in names) < 2:
+        return None
+    return Layout("folder", Place(root), None)
+
+
+def _holds_image(folder: Path, depth: int = _DEPTH) -> bool:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return False
+    if any(entry.name.lower().endswith(IMAGES) for entry in entries if not entry.name.startswith(".")):
+        return True
+    return depth > 1 and any(_holds_image(folder / name, depth - 1) for name in layouts.subfolders(folder))
 
 
 class FolderSource(Source):
@@ -54,58 +86,93 @@ class FolderSource(Source):
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> FolderSource:
-    """List PATH/split. Classes are those of PATH/train, so both splits number them alike."""
-    root = Path(path, split)
-    if not root.is_dir():
-        raise BadData(f"{root} does not exist; expected PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg")
-    train = Path(path, "train")
-    classes = _class_folders(train if train.is_dir() else root)
-    unknown = sorted(set(_class_folders(root)) - set(classes))
-    if unknown:
-        raise BadData(f"{root} has class folders that {train} lacks: {', '.join(unknown[:5])}; remove or rename them")
-    names, labels, sizes = _listed(Path(path), split, classes)
-    return FolderSource(root, tuple(classes), names, labels, sizes)
+    """List the images of a split. Classes are those of train, so both splits number them alike."""
+    layout = find(path)
+    if layout is None:
+        raise BadData(
+            f"{path} holds no class folders with images, found there: {layouts.contents(Path(path))}; expected "
+            f"PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, or PATH/CLASS/*.jpg"
+        )
+    root = layout.place(split).images
+    classes = class_folders(layout.train.images if layout.train else root)
+    unknown = sorted(set(class_folders(root)) - set(classes))
+    if unknown and layout.train:
+        names = ", ".join(unknown[:5])
+        raise BadData(f"{root} has class folders that {layout.train.images} lacks: {names}; remove or rename them")
+    listing = _listed(path, root, classes, wants_all=root == (layout.train and layout.train.images))
+    return split_of(listing, root, tuple(classes), layout, split, options)
 
 
-Listing = tuple[list[bytes], list[int], list[int]]  # name, label, size of every image
+def split_of(
+    listing: Listing, root: Path, classes: tuple[str, ...], layout: Layout, split: Split, options: SourceOptions
+) -> FolderSource:
+    """Return the source of a split: all that is listed, or a part of it if the split is drawn."""
+    names, labels, sizes = listing[:3]
+    held_out = None
+    if layout.is_drawn:
+        validates = layouts.validating(names, labels, options)
+        held_out = index_files.Names.of([name for name, out in zip(names, validates, strict=True) if out])
+        chosen = np.flatnonzero(validates == (split == "val")).tolist()
+        names, labels, sizes = [names[i] for i in chosen], [labels[i] for i in chosen], [sizes[i] for i in chosen]
+    source = FolderSource(root, classes, names, labels, sizes)
+    source.layout, source.held_out, source.ignored = layout, held_out, listing.ignored
+    return source
 
 
-def _listed(path: Path, split: Split, classes: list[str]) -> Listing:
-    """Return the images of a split, from an earlier run where every folder below still has the time it had then."""
-    key = index_files.digest("folder", 1, classes)
-    kept = index_files.load(path, f"folder-{split}", key)
+class Listing(NamedTuple):
+    """The images of a folder, and how many other files there are of each ending."""
+
+    names: list[bytes]
+    labels: list[int]
+    sizes: list[int]
+    ignored: Counter[str]
+
+
+def _listed(path: str, root: Path, classes: list[str], wants_all: bool) -> Listing:
+    """Return the images below `root`, from an earlier run where every folder below still has the time it had then."""
+    # Beside the data, under the name of the split; a description may name folders anywhere.
+    place, name = (Path(path), f"folder-{root.name}") if root.parent == Path(path) else (root, "folder")
+    key = index_files.digest("folder", 2, classes)
+    kept = index_files.load(place, name, key)
     if kept is not None:
-        listing = _kept_listing(kept, path / split, len(classes))
+        listing = _kept_listing(kept, root, len(classes))
         if listing is not None:
             return listing
-    walk = Walk(path / split)
-    names, labels, sizes = listing = walk.list(classes, is_training=split == "train")
-    if len(names) >= MIN_KEPT and index_files.is_settled(walk.changed_ns):
+    walk = Walk(root)
+    listing = walk.list(classes, wants_all)
+    if len(listing.names) >= MIN_KEPT and index_files.is_settled(walk.changed_ns):
         arrays: index_files.Arrays = {
-            "labels": np.asarray(labels, np.int32),
-            "sizes": np.asarray(sizes, np.int64),
+            "labels": np.asarray(listing.labels, np.int32),
+            "sizes": np.asarray(listing.sizes, np.int64),
             "changed_ns": np.asarray(walk.changed_ns, np.int64),
-            **index_files.Names.of(names).arrays("names"),
+            "ignored_counts": np.asarray(list(walk.ignored.values()), np.int64),
+            **index_files.Names.of([os.fsencode(kind) for kind in walk.ignored]).arrays("ignored"),
+            **index_files.Names.of(listing.names).arrays("names"),
             **index_files.Names.of([os.fsencode(folder) for folder in walk.folders]).arrays("folders"),
         }
-        index_files.save(path, f"folder-{split}", key, arrays)
+        index_files.save(place, name, key, arrays)
     return listing
 
 
 def _kept_listing(kept: index_files.Arrays, root: Path, classes: int) -> Listing | None:
     try:
-        names, folders = index_files.Names.loaded(kept, "names").all(), index_files.Names.loaded(kept, "folders").all()
+        names, folders, kinds = (index_files.Names.loaded(kept, key).all() for key in ("names", "folders", "ignored"))
         labels, sizes, changed_ns = (kept[key].tolist() for key in ("labels", "sizes", "changed_ns"))
         if not len(names) == len(labels) == len(sizes) or not set(labels) <= set(range(classes)):
             return None
         now = [os.stat(os.path.join(os.fsencode(root), folder)).st_mtime_ns for folder in folders]
+        ignored = Counter(dict(zip(map(os.fsdecode, kinds), kept["ignored_counts"].tolist(), strict=True)))
     except (OSError, KeyError, ValueError):
         return None
-    return (names, labels, sizes) if now == changed_ns else None
+    return Listing(names, labels, sizes, ignored) if now == changed_ns else None
 
 
-def _class_folders(root: Path) -> list[str]:
-    found = sorted(e.name for e in os.scandir(root) if _is_folder(e) and not e.name.startswith("."))
+def class_folders(root: Path) -> list[str]:
+    """Return the names of the class folders in a folder, sorted; BadData if there is none."""
+    try:
+        found = sorted(e.name for e in os.scandir(root) if layouts.is_folder(e) and not e.name.startswith("."))
+    except OSError as error:
+        raise BadData(f"{root} cannot be read: {error.strerror}; make it readable or give another path") from error
     if not found:
         raise BadData(f"{root} holds no class folders; expected {root}/CLASS/*.jpg")
     return found
@@ -118,26 +185,27 @@ class Walk:
         self.root = root
         self.folders = [""]  # the time of the root shows class folders that come and go
         self.changed_ns = [root.stat().st_mtime_ns]
+        self.ignored: Counter[str] = Counter()
 
-    def list(self, classes: list[str], is_training: bool) -> Listing:
-        names: list[bytes] = []
-        labels: list[int] = []
-        sizes: list[int] = []
+    def list(self, classes: Sequence[str], wants_all: bool) -> Listing:
+        """List the images of these classes; with `wants_all` a class without one is an error."""
+        found = Listing([], [], [], self.ignored)
         progress = index_files.ScanProgress(str(self.root), len(classes), "class folders")
         for label, name in enumerate(classes):
             progress(label)
-            before = len(names)
+            before = len(found.names)
             for file_name, size in self.images(name, set()):
-                names.append(os.fsencode(file_name))
-                labels.append(label)
-                sizes.append(size)
-            if len(names) == before and is_training:
+                found.names.append(os.fsencode(file_name))
+                found.labels.append(label)
+                found.sizes.append(size)
+            if len(found.names) == before and wants_all:
                 raise BadData(
-                    f"{self.root / name} holds no images ({', '.join(SUFFIXES)}); fill the class folder or remove it"
+                    f"{self.root / name} holds no images ({', '.join(IMAGES)}); fill the class folder or remove it"
+                    + (f"; it has {layouts.counted(self.ignored)}" if self.ignored else "")
                 )
-        if not names:
-            raise BadData(f"{self.root} holds no images ({', '.join(SUFFIXES)}) in its class folders")
-        return names, labels, sizes
+        if not found.names:
+            raise BadData(f"{self.root} holds no images ({', '.join(IMAGES)}) in its class folders")
+        return found
 
     def images(self, relative: str, seen: set[str]) -> Iterator[tuple[str, int]]:
         """Yield (relative path, size) of all images below, sorted; a link back to a folder already seen is not
@@ -147,23 +215,23 @@ class Walk:
         if real in seen or not folder.is_dir():
             return
         seen.add(real)
+        try:
+            changed_ns = folder.stat().st_mtime_ns  # before it is listed: a change meanwhile shows next time
+            entries = sorted(os.scandir(folder), key=lambda e: e.name)
+        except OSError as error:
+            raise BadData(f"{folder} cannot be read: {error.strerror}; make it readable or remove it") from error
         self.folders.append(relative)
-        self.changed_ns.append(folder.stat().st_mtime_ns)  # before it is listed: a change meanwhile shows next time
-        for entry in sorted(os.scandir(folder), key=lambda e: e.name):
+        self.changed_ns.append(changed_ns)
+        for entry in entries:
             if entry.name.startswith("."):
                 continue
             path = f"{relative}/{entry.name}"
-            if _is_folder(entry):
+            if layouts.is_folder(entry):
                 yield from self.images(path, seen)
-            elif entry.name.lower().endswith(SUFFIXES):
+            elif entry.name.lower().endswith(IMAGES):
                 yield path, _size(entry)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+            else:
+                self.ignored[layouts.suffix_of(entry.name)] += 1
 
 
 def _size(entry: os.DirEntry[str]) -> int:

@@ -1,13 +1,7 @@
 """Where the splits of a dataset lie, and which samples validate if the data have no split of their own.
 
-A dataset that needs more than one path is named by a description, a small YAML file given as --data.path:
-
-    kind: coco
-    train: {images: photos, labels: train.json}
-    val: {images: photos, labels: val.json}
-
-Paths count from the folder of the file. Without `val`, a part of `train` validates. A run writes what it found into
-data.yaml of its folder, and the names of the validation samples it chose into split.json.
+A dataset that needs more than one path is named by a description, a small YAML file given as --data.path. A run writes
+what it found into data.yaml of its folder, and the names of the validation samples it chose into split.json.
 """
 
 from __future__ import annotations
@@ -15,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +20,9 @@ from sightline.errors import BadData, UsageError
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import read_json, short
 from sightline.parts import Split
+
+if TYPE_CHECKING:
+    from sightline.data.sources import SourceOptions
 
 DESCRIPTION = "data.yaml"  # in a run folder
 SPLIT = "split.json"
@@ -74,6 +71,12 @@ class Layout:
                 paths = {"images": place.images, "labels": place.labels}
                 values[split] = {name: os.path.abspath(path) for name, path in paths.items() if path}
         return values | ({"classes": list(self.classes)} if self.classes else {})
+
+
+# A description, here of COCO's form. Paths count from the folder of the file; without `val` a part of train validates.
+#     kind: coco
+#     train: {images: photos, labels: train.json}
+#     val: {images: photos, labels: val.json}
 
 
 def is_description(path: str) -> bool:
@@ -168,17 +171,29 @@ def counted(kinds: Counter[str]) -> str:
     return ", ".join(shown) + (" and others" if len(kinds) > _SHOWN else "")
 
 
-def chosen_for_val(names: Sequence[bytes], groups: Iterable[int], fraction: float, seed: int = 0) -> np.ndarray:
+def validating(names: Sequence[bytes], groups: Sequence[int], options: SourceOptions) -> np.ndarray:
+    """Return which samples validate where the data have no val split: those a split file lists, or drawn ones."""
+    if options.split:
+        return kept_for_val(names, Path(options.split))
+    chosen = chosen_for_val(names, groups, options.val_fraction)
+    if not chosen.any():
+        raise BadData(f"none of the {len(names)} samples can validate: no class has two; add samples, or a val split")
+    return chosen
+
+
+def chosen_for_val(names: Sequence[bytes], groups: Sequence[int], fraction: float, seed: int = 0) -> np.ndarray:
     """Return which samples validate: `fraction` of every group, at least one of a group of two or more, never all.
 
     The smallest hashes of the names are chosen, so neither the order nor other groups matter, and a new file moves at
     most one other file of its group.
     """
-    groups = np.asarray(groups, np.int64)
+    if not len(names):
+        return np.zeros(0, bool)
+    group_of = np.asarray(groups, np.int64)
     keys = np.asarray([hashlib.sha256(b"%d\0%b" % (seed, name)).digest()[:8] for name in names], "S8")
-    order = np.lexsort((np.frombuffer(keys.tobytes(), ">u8"), groups)) if len(names) else np.zeros(0, np.int64)
+    order = np.lexsort((np.frombuffer(keys.tobytes(), ">u8"), group_of))
     chosen = np.zeros(len(names), bool)
-    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    starts = np.flatnonzero(np.diff(group_of[order], prepend=-1))
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         count = min(max(1, round((end - start) * fraction)), end - start - 1)
         chosen[order[start : start + count]] = True

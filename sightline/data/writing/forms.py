@@ -21,7 +21,7 @@ import numpy as np
 from sightline.data.decode import read_header
 from sightline.data.formats.records import encode_example, frame
 from sightline.data.sources import Source
-from sightline.data.sources.folder import SUFFIXES
+from sightline.data.sources.layouts import IMAGES
 from sightline.data.sources.shards import ShardSource
 from sightline.data.sources.tar import TarSource
 from sightline.data.writing.pieces import Written
@@ -171,7 +171,7 @@ def stored_name(form: Form, file: str) -> str:
     A key of WebDataset ends at the first dot, so in tar others are %2E; its images are KEY.jpg, be they .JPEG before.
     """
     stem, dot, suffix = file.rpartition(".")
-    is_image = dot + suffix.lower() in SUFFIXES
+    is_image = dot + suffix.lower() in IMAGES
     if form == "tfrecord":
         return file
     if form == "folder":

@@ -61,6 +61,7 @@ def batches(path: Path, split: str, on_device: bool, count: int, workers=0, **fi
 
 def test_a_small_file_of_many_pixels_stays_on_the_cpu(tmp_path):
     """Blank, so that its file is small: a batch of such would fill the memory of a device."""
+    (tmp_path / "val" / "c0").mkdir(parents=True)
     for number, side in enumerate((4096, 4104)):
         write(tmp_path / "train" / "c0", f"{number}.jpg", np.zeros((4096, side), np.uint8))
     bound = ClassificationData(path=str(tmp_path), size=32).open("train", seed=3).bind_to_decoder()

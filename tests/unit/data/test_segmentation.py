@@ -446,7 +446,9 @@ def test_check_lists_all_that_is_wrong(tmp_path: Path, data: SegmentationData):
     assert found == {("unreadable", "case1"), ("label out of range", "case2"), ("not finite", "case3")}
     assert {p.where for p in config.check(False, 1, nothing).problems} == {"case1"}  # the others need a look inside
     (folder / "plan.json").unlink()
-    with pytest.raises(UsageError, match="nothing a source of volumes can read"):
+    with pytest.raises(
+        UsageError, match="holds nothing that this recipe can read: files: .*expected a folder with plan.json"
+    ):
         config.check(True, 1, nothing)
     with pytest.raises(UsageError, match="no data"):
         SegmentationData().check(True, 1, nothing)

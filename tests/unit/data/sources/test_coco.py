@@ -146,9 +146,9 @@ def test_reading_in_small_pieces_gives_the_same(shared_data: Path, monkeypatch):
 def test_a_source_of_boxes_is_not_one_of_labels_and_the_other_way_round(written, shapes: Path, drawn_boxes: Path):
     root = written()
     assert coco.detect(str(root)) and not folder.detect(str(root)) and not coco.detect(str(shapes))
-    with pytest.raises(UsageError, match="nothing a source can read"):
+    with pytest.raises(UsageError, match="holds images with boxes"):
         open_source("auto", str(drawn_boxes), "train")
-    with pytest.raises(UsageError, match="nothing a source of boxes can read"):
+    with pytest.raises(UsageError, match="holds images with a label"):
         open_boxes("auto", str(shapes), "train")
     with pytest.raises(UsageError, match="known: auto, coco, coco_tfrecord, synthetic"):
         open_boxes("folder", str(root), "train")

@@ -201,7 +201,7 @@ def test_source_of_a_folder_without_labels(prepared):
 
 
 def test_source_of_nothing(prepared, tmp_path):
-    with pytest.raises(UsageError, match="nothing a source of volumes can read.*known sources: decathlon, synthetic"):
+    with pytest.raises(UsageError, match="none' does not exist.*expected a folder with plan.json"):
         open_volumes("auto", str(tmp_path / "none"), "train", 0, 5, SPEC)
     with pytest.raises(UsageError, match="unknown --data.source 'folder'"):
         open_volumes("folder", str(prepared), "train", 0, 5, SPEC)

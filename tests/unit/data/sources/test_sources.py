@@ -130,7 +130,7 @@ def test_fingerprint_shows_where_one_name_ends_and_the_next_begins(tmp_path: Pat
 
 
 def test_folder_refusals_name_the_place(images: Path, tmp_path: Path):
-    with pytest.raises(BadData, match="gone/train does not exist; expected PATH/train/CLASS"):
+    with pytest.raises(BadData, match="gone holds no class folders with images.*expected PATH/train/CLASS"):
         folder.open_source(str(tmp_path / "gone"), "train")
 
     (images / "val" / "dog").mkdir()
@@ -142,7 +142,7 @@ def test_folder_refusals_name_the_place(images: Path, tmp_path: Path):
         folder.open_source(str(images), "train")
 
     (tmp_path / "bare" / "train").mkdir(parents=True)
-    with pytest.raises(BadData, match="bare/train holds no class folders"):
+    with pytest.raises(BadData, match="bare holds no class folders with images, found there: folders train"):
         folder.open_source(str(tmp_path / "bare"), "train")
 
     (tmp_path / "hollow" / "val" / "ant").mkdir(parents=True)
@@ -226,16 +226,14 @@ def test_auto_recognises_each_kind(images: Path):
 
 
 def test_what_no_source_reads_is_refused(tmp_path: Path):
-    for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(
-            UsageError, match=r"is nothing a source can read; .*prepare shapes.*known sources: .*folder"
-        ):
-            open_source("auto", str(path), "train")
+    for path, found in (("", "holds nothing that this recipe can read: nothing"), ("missing", "does not exist")):
+        with pytest.raises(UsageError, match=f"{found}.*; expected a folder per class .*prepare shapes"):
+            open_source("auto", str(tmp_path / path), "train")
     with pytest.raises(UsageError, match=r"unknown --data.source 'zip'; known: auto, .*folder"):
         open_source("zip", str(tmp_path), "train")
 
 
 def test_a_named_kind_is_taken_at_its_word(images: Path):
     assert len(open_source("folder", str(images), "train")) == 5
-    with pytest.raises(BadData, match="synthetic:samples=4/train does not exist"):
+    with pytest.raises(BadData, match="synthetic:samples=4 holds no class folders"):
         open_source("folder", "synthetic:samples=4", "train")

@@ -1,0 +1,239 @@
+"""Class folders as people have them: without a split, with splits of other names, with files nobody reads."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sightline.data.sources import folder
+from sightline.data.sources.layouts import chosen_for_val
+
+SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--run.workers=0"]
+SHORT = [*SMALL, "--train.epochs=1", "--train.global-batch=8", "--run.device=cpu"]
+CLASSES = 4
+
+
+@pytest.fixture
+def pets(shapes: Path, tmp_path: Path) -> Path:
+    """`my pets` of four classes with ten images each, without a split."""
+    root = tmp_path / "my pets"
+    for name in sorted(os.listdir(shapes / "train"))[:CLASSES]:
+        (root / name).mkdir(parents=True)
+        for split, count in (("train", 8), ("val", 2)):
+            for file in sorted((shapes / split / name).iterdir())[:count]:
+                shutil.copy(file, root / name / f"{split}-{file.name}")
+    return root
+
+
+def found(said) -> str:
+    """The first line."""
+    return said.out.splitlines()[0]
+
+
+def names_of(source) -> list[str]:
+    return [source.name(index) for index in range(len(source))]
+
+
+# Without a split
+
+
+def test_class_folders_without_a_split_train_resume_and_are_evaluated(sightline, pets: Path, tmp_path: Path):
+    (pets / sorted(os.listdir(pets))[0] / "IMG_0001.HEIC").write_bytes(b"")
+    out = tmp_path / "run"
+    said = sightline("train", "demo_classification", "--data", pets, "--out", out, *SHORT)
+    assert said.code == 0, said
+    assert found(said) == (
+        "data: 4 classes, 32 + 8 images; no val split, so 8 images validate (20% of them, by name); ignored: 1 .heic"
+    )
+    kept = json.loads((out / "split.json").read_text())["val"]
+    assert len(kept) == 8 and all((pets / name).is_file() for name in kept)
+    assert yaml.safe_load((out / "data.yaml").read_text()) == {"kind": "folder", "train": {"images": str(pets)}}
+    scores = json.loads((out / "scores.json").read_text())
+    again = sightline("evaluate", out)
+    assert again.code == 0 and f"top1 {scores['values']['top1']:.4f}" in again.out, again
+
+
+@pytest.mark.shows("data.split")
+def test_a_run_keeps_its_split_when_images_are_added(sightline, pets: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    assert sightline("train", "demo_classification", "--data", pets, "--out", out, *SHORT).code == 0
+    before = (out / "split.json").read_bytes()
+    first = sorted(path for path in pets.rglob("*.*"))[0]
+    for number in range(30):
+        shutil.copy(first, first.with_name(f"new-{number}{first.suffix}"))
+    more = ["--train.epochs=2", "--run.override"]
+    said = sightline("train", "demo_classification", "--data", pets, "--out", out, *SHORT, *more)
+    assert said.code == 0 and "62 + 8 images" in found(said) and "split.json lists" in found(said), said
+    assert (out / "split.json").read_bytes() == before
+    other = sightline("train", "demo_classification", "--data", pets, "--out", tmp_path / "other", *SHORT)
+    assert other.code == 0 and "56 + 14 images" in found(other), other
+    third = ["--out", tmp_path / "third", "--data.split", out / "split.json"]
+    assert "62 + 8 images" in found(sightline("train", "demo_classification", "--data", pets, *third, *SHORT))
+
+
+@pytest.mark.shows("data.val_fraction")
+def test_the_share_that_validates_is_a_flag(sightline, pets: Path, tmp_path: Path):
+    flags = ["--data", pets, "--out", tmp_path / "run", "--data.val-fraction", "0.5"]
+    assert "20 + 20 images" in found(sightline("train", "demo_classification", *flags, *SHORT))
+    for wrong in ("0", "1", "-0.1", "nan"):
+        flags[-1] = wrong
+        said = sightline("train", "demo_classification", *flags, *SHORT)
+        assert said.code == 2 and "must be between 0 and 1, e.g. 0.2" in said.err, said
+
+
+def test_every_class_gives_its_share_and_neither_order_nor_other_classes_matter():
+    names = [f"{'ab'[i % 2]}/{i}".encode() for i in range(40)] + [b"c/0", b"d/0", b"d/1"]
+    labels = [i % 2 for i in range(40)] + [2, 3, 3]
+    chosen = chosen_for_val(names, labels, 0.2)
+    picked = {name for name, out in zip(names, chosen, strict=True) if out}
+    assert [sum(name[:1] == each for name in picked) for each in (b"a", b"b", b"c", b"d")] == [4, 4, 0, 1]
+    turned = chosen_for_val(names[::-1], labels[::-1], 0.2)
+    assert picked == {name for name, out in zip(names[::-1], turned, strict=True) if out}
+    assert chosen_for_val(names, labels, 0.2, seed=1).tolist() != chosen.tolist()
+    fewer = chosen_for_val(names[:40], labels[:40], 0.2)
+    assert fewer.tolist() == chosen[:40].tolist()
+    assert chosen_for_val([], [], 0.2).tolist() == []
+
+
+@pytest.mark.parametrize("val", ["valid", "validation", "test", "Val"])
+def test_splits_of_other_names_are_read(sightline, pets: Path, tmp_path: Path, val: str):
+    root = tmp_path / "split"
+    shutil.copytree(pets, root / "train")
+    shutil.copytree(pets, root / val)
+    train, held_out = (folder.open_source(str(root), split) for split in ("train", "val"))
+    assert names_of(train) == names_of(held_out) and held_out.root == root / val and train.held_out is None
+
+
+def test_valid_is_preferred_to_test_and_a_lone_train_is_split(pets: Path, tmp_path: Path):
+    root = tmp_path / "split"
+    for name in ("train", "valid", "test"):
+        shutil.copytree(pets, root / name)
+    assert folder.open_source(str(root), "val").root == root / "valid"
+    for name in ("valid", "test"):
+        shutil.rmtree(root / name)
+    train, val = (folder.open_source(str(root), split) for split in ("train", "val"))
+    assert (len(train), len(val)) == (32, 8) and set(names_of(train)).isdisjoint(names_of(val))
+
+
+def test_a_description_names_folders_that_lie_apart(sightline, pets: Path, tmp_path: Path):
+    shutil.copytree(pets, tmp_path / "held out")
+    file = tmp_path / "pets.yaml"
+    file.write_text('kind: folder\ntrain: my pets\nval: {images: "held out"}\n')
+    said = sightline("train", "demo_classification", "--data", file, "--out", tmp_path / "run", *SHORT)
+    assert said.code == 0 and "40 + 40 images; held out validates" in found(said), said
+    (tmp_path / "run" / "data.yaml").rename(tmp_path / "found.yaml")
+    again = sightline("check", "demo_classification", "--data.path", tmp_path / "found.yaml", "--no-decode")
+    assert again.code == 3 and "same image in train and val: 40" in again.out, again
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kind: folder\ntrain: nowhere\n", "images of train is .*nowhere, which does not exist"),
+        ("kind: pictures\ntrain: my pets\n", "kind 'pictures' is unknown; known: folder"),
+        ("train: my pets\n", "kind is None, expected the name of a source"),
+        ("kind: folder\n", "names no train and no val"),
+        ("kind: folder\ntrain: 5\n", "train is 5, expected a folder"),
+        ("kind: folder\ntrain: my pets\nextra: 1\n", "unknown entries extra; expected kind, train, val, classes"),
+        ("kind: folder\ntrain: !!python/object/apply:os.system [exit]\n", "cannot be read as YAML"),
+    ],
+)
+def test_a_description_that_is_wrong_is_refused(sightline, pets: Path, tmp_path: Path, text: str, message: str):
+    file = tmp_path / "pets.yaml"
+    file.write_text(text)
+    said = sightline("train", "demo_classification", "--data", file, "--out", tmp_path / "run")
+    assert said.code == 2 and not (tmp_path / "run").exists(), said
+    assert re.search(message, said.err), said
+
+
+# Classes
+
+
+def test_the_classes_of_the_data_replace_those_of_the_recipe(sightline, pets: Path, tmp_path: Path):
+    flags = ["--data", pets, "--out", tmp_path / "run", "--model.arch=resnet18", "--train.max-steps=1"]
+    said = sightline("train", "resnet50", *flags, *SHORT[1:])
+    assert said.code == 0 and found(said).startswith("data: 4 classes, 32 + 8 images"), said
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]["classes"] == CLASSES
+    typed = sightline("train", "resnet50", *flags, *SHORT[1:], "--data.classes=1000", "--out", tmp_path / "other")
+    assert typed.code == 3 and "has 4 classes, the recipe declares 1000; give" in typed.err, typed
+
+
+def test_what_is_found_is_said_before_torch_is_imported(pets: Path, tmp_path: Path):
+    code = (
+        "import sys\nfrom sightline.data import found\n"
+        f"seen = found.of_recipe('resnet50', ['--data.path', {str(pets)!r}], None)\n"
+        "print(seen.line, dict(seen.fields), 'torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert said.stdout.startswith("data: 4 classes, 32 + 8 images") and said.stdout.endswith("{'classes': '4'} False\n")
+
+
+# Refusals
+
+
+def refused(said) -> str:
+    assert said.code in (2, 3), said
+    return said.err
+
+
+def test_refusals_say_what_was_found_and_what_to_do(sightline, pets: Path, tmp_path: Path):
+    def train(path: object) -> str:
+        return refused(sightline("train", "demo_classification", "--data", path, "--out", tmp_path / "run"))
+
+    assert f"use --data.path '{pets}'" in train(tmp_path)  # one folder deeper
+    flat = tmp_path / "other" / "flat"
+    flat.mkdir(parents=True)
+    for number in range(3):
+        (flat / f"{number}.jpg").write_bytes(b"")
+    assert "holds nothing that this recipe can read: files: 3 .jpg; expected a folder per class" in train(flat)
+    (pets / "zebra").mkdir()
+    assert "my pets/zebra holds no images" in train(pets)
+    (pets / "zebra" / "a.tiff").write_bytes(b"")
+    assert "fill the class folder or remove it; it has 1 .tiff" in train(pets)
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert "a link that leads to itself; give the folder" in train(loop)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_class_of_one_image_trains_and_check_says_that_nothing_validates_it(sightline, pets: Path, tmp_path: Path):
+    (pets / "zebra").mkdir()
+    shutil.copy(sorted(pets.rglob("*.*"))[0], pets / "zebra" / "only.png")
+    said = sightline("check", "demo_classification", "--data.path", pets)
+    assert said.code == 3 and "val: zebra: no validation image, 1 in train" in said.out, said
+    for name in os.listdir(pets):
+        for file in sorted((pets / name).iterdir())[1:]:
+            file.unlink()
+    said = sightline("train", "demo_classification", "--data", pets, "--out", tmp_path / "run")
+    assert "none of the 5 samples can validate: no class has two" in refused(said)
+
+
+def test_a_folder_that_cannot_be_read_is_named(sightline, pets: Path, tmp_path: Path):
+    hidden = pets / sorted(os.listdir(pets))[0] / "hidden"
+    hidden.mkdir(mode=0)
+    is_root = os.geteuid() == 0
+    for at in (tmp_path, *tmp_path.parents):
+        if is_root and at.stat().st_uid == 0 and at != Path("/"):
+            at.chmod(at.stat().st_mode | 0o055)
+    try:
+        if is_root:
+            os.seteuid(65534)
+        said = sightline("train", "demo_classification", "--data", pets, "--out", tmp_path / "run")
+    finally:
+        if is_root:
+            os.seteuid(0)
+        hidden.chmod(0o755)
+    assert "hidden cannot be read: Permission denied; make it readable or remove it" in refused(said)
+
+
+def test_a_bad_image_names_skip_and_check(sightline, pets: Path, tmp_path: Path):
+    train = folder.open_source(str(pets), "train")
+    (pets / train.name(0)).write_bytes(b"<html>gone</html>")
+    said = sightline("train", "demo_classification", "--data", pets, "--out", tmp_path / "run", *SHORT)
+    assert said.code == 3 and "--data.on-bad-sample skip" in said.err and "sightline check" in said.err, said
