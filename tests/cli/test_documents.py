@@ -63,7 +63,7 @@ EXCEPTIONS = {
 # Exit codes other than 0, and what is said then.
 EXPECTED = {
     "sightline prepare coco --source zips --out coco --download": (3, "were expected; move it away"),
-    "sightline check ssd_resnet34 --data.path coco --json": (3, "problems; fix what is listed above"),
+    "sightline check ssd_resnet34 --data.path COCO --json": (3, "problems; fix what is listed above"),
 }
 SLOW = {
     "python": "a process that imports torch",
@@ -117,6 +117,12 @@ def images(path: Path) -> None:
     amounts = ["--only", "classification", "--train-per-class=4", "--val-per-class=2"]
     assert cli.main(["prepare", "shapes", "--out", f"{path}.drawn", *amounts]) == 0
     Path(f"{path}.drawn", "classification").rename(path)
+
+
+def pets(path: Path) -> None:
+    """Write class folders without a split."""
+    images(Path(f"{path}.split"))
+    Path(f"{path}.split", "train").rename(path)
 
 
 def photo(path: Path) -> None:
@@ -222,6 +228,7 @@ for epoch in range(2):
 
 INPUTS: dict[str, Callable[[Path], None]] = {
     "images": images,
+    "pets": pets,
     "photo.jpg": photo,
     "ILSVRC2012_img_train.tar": archive("train.tar"),
     "ILSVRC2012_img_val.tar": archive("val.tar"),
