@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import pkgutil
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ def list_recipes(flags: Sequence[str]) -> None:
         print(textwrap.indent(recipes.describe(name), "  "))
     if not arguments:
         for name in recipes.names():
-            print(f"{name:24} {recipes.describe(name).splitlines()[0]}")
+            print(_row(f"{name:24} ", recipes.describe(name).splitlines()[0]))
 
 
 def prepare(flags: Sequence[str]) -> None:
@@ -99,9 +100,13 @@ def train(flags: Sequence[str]) -> None:
             print(f"{folds.as_text(document)}\nfinished: results are in {folder}")
         return
     with as_before(folder):
-        scores = api.train(recipe, run)
+        api.train(recipe, run)
     if is_rank_0():
-        print(f"finished: {_values(scores.values)}; results are in {folder}")
+        from sightline.runs import ending
+        from sightline.train import checkpoint
+
+        own = rest[0] if rest[0].endswith(".py") else ""
+        print(ending.as_text(folder, recipe.task.headline, checkpoint.find(folder, "best").name, own))
 
 
 def evaluate(flags: Sequence[str]) -> None:
@@ -142,6 +147,9 @@ def evaluate(flags: Sequence[str]) -> None:
         print(f"  and {len(rows) - CLASSES_SHOWN} more classes in scores-*.json of the run")
     if arguments.labels and scores.worst:
         print("  lowest: " + ", ".join(f"{row['name']} {row['dice']:.4f}" for row in scores.worst[:WORST_SHOWN]))
+    for row in scores.worst[:WORST_SHOWN]:
+        if "path" in row:  # for `predict`
+            print(f"  worst: {row['path']}" + _mistakes_of(row))
 
 
 def predict(flags: Sequence[str]) -> None:
@@ -350,12 +358,23 @@ def _complain(text: str) -> None:
 
 def _overview() -> str:
     lines = [f"sightline {__version__}: vision training", "", "usage: sightline COMMAND ...", ""]
-    lines += [f"  {name:10} {(command.__doc__ or '').strip()}" for name, command in COMMANDS.items()]
+    lines += [_row(f"  {name:10} ", (command.__doc__ or "").strip()) for name, command in COMMANDS.items()]
     lines += [
         "",
         "`sightline COMMAND --help` lists options, `sightline train RECIPE --help` the usual flags of a recipe.",
     ]
     return "\n".join(lines)
+
+
+def _row(name: str, text: str) -> str:
+    """Return a row of a table of names and texts: folded between words where a terminal would do so inside of them, in
+    one line where a program reads it."""
+    stream = terminal.behind(sys.stdout)
+    if not (stream and stream.isatty()):
+        return name + text
+    width = max(2 * len(name), shutil.get_terminal_size().columns)
+    indent = " " * len(name)
+    return textwrap.fill(name + text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _parser(name: str, command: Callable[[Sequence[str]], None], more: str = "") -> argparse.ArgumentParser:
@@ -453,10 +472,11 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
-def _values(values: dict[str, float]) -> str:
-    """Format the first scores; the line of the evaluation has them all."""
-    shown = [f"{name} {_number(value).strip()}" for name, value in values.items() if name != "samples"]
-    return ", ".join(shown[:3]) or "not evaluated"
+def _mistakes_of(row: dict[str, Any]) -> str:
+    """Say what is wrong with one of the worst samples: a class, or boxes."""
+    if "predicted" in row:
+        return f"  taken for {row['predicted']}"
+    return f"  {row['missed']} of {row['truths']} missed, {row['wrong']} wrong" if "missed" in row else ""
 
 
 def _number(value: float | str | None) -> str:
