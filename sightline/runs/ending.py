@@ -23,19 +23,19 @@ DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 def as_text(folder: Path, headline: str, checkpoint: str, recipe_file: str = "") -> str:
     """Return the screen; `checkpoint` is what `evaluate` and `predict` use, `recipe_file` the user's own recipe."""
-    last = _read(folder / SCORES)
-    best = _read(folder / BEST_SCORES) or last
-    if not best:
+    last, best = _read(folder / SCORES), _read(folder / BEST_SCORES)
+    shown = best or last  # no score was a number, or the best one is that of the run it began with: --run.resume PATH
+    if not shown:
         return f"finished: not evaluated; results are in {folder}"
     lines = [
-        f"finished: {_compared(headline, best, last)}",
+        f"finished: {'best ' * bool(best)}{_compared(headline, shown, last)}",
         f"results are in {folder}; evaluate and predict use {checkpoint}",
-        *_listed("worst classes:", _worst_classes(headline, best)),
-        *_listed("mistakes:", _mistakes(best)),
+        *_listed("worst classes:", _worst_classes(headline, shown)),
+        *_listed("mistakes:", _mistakes(shown)),
     ]
-    if skipped := _skipped(folder, best):
+    if skipped := _skipped(folder, shown):
         lines += _listed("skipped:", [f"{skipped} sample{'s' * (skipped > 1)}, listed in {folder / BAD_SAMPLES}"])
-    return "\n".join([*lines, "next:", *next_commands(folder, recipe_file, _file_to_predict(best))])
+    return "\n".join([*lines, "next:", *next_commands(folder, recipe_file, _file_to_predict(shown))])
 
 
 def next_commands(folder: Path, recipe_file: str = "", image: str = "") -> Iterator[str]:
@@ -53,15 +53,15 @@ def _read(path: Path) -> dict[str, Any]:
     """Return an evaluation; {} where there is none that can be read, which is no reason to fail a run that is done."""
     try:
         found = read_json(path, MAX_SCORES_BYTES)
-        return found if isinstance(found, dict) and {"values", "tables", "worst", "epoch"} <= found.keys() else {}
-    except (OSError, ValueError):
+        return found if {"values", "tables", "worst", "epoch", "step"} <= found.keys() else {}
+    except DAMAGED:
         return {}
 
 
 def _compared(headline: str, best: dict[str, Any], last: dict[str, Any]) -> str:
     score = as_score(best["values"].get(headline))
-    text = f"best {headline} {score} at epoch {best['epoch']}"
-    if last and last["epoch"] != best["epoch"]:
+    text = f"{headline} {score} at epoch {best['epoch']}"
+    if last and last["step"] != best["step"]:
         text += f"; last {as_score(last['values'].get(headline))} at epoch {last['epoch']}"
     return text
 

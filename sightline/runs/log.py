@@ -83,7 +83,7 @@ class RunLog:
         self.events.curves("epoch", line, step)
 
     def epoch_end(
-        self, title: str, line: dict[str, float], scores: Scores | None, headline: str, standing: str
+        self, epoch: int, size: RunSize, line: dict[str, float], scores: Scores | None, headline: str, standing: str
     ) -> None:
         """Print the line of an epoch: training loss and time, unless only its evaluation was left to do, and the scores
         where it was evaluated; `standing` compares the headline score with those before."""
@@ -93,7 +93,8 @@ class RunLog:
         if line:
             words.append(f"{as_hours(line['seconds'])} at {as_speed(line['images_per_s'])}")
         if words:
-            self.say("  ".join([title, *words]))
+            self.say("  ".join([size.title(epoch), *words]))
+        self.screen.rename(size.title(min(epoch + 1, size.epochs - 1)))  # no longer "evaluating"
         if scores:
             others = [f"{name} {as_score(v)}" for name, v in scores.values.items() if name not in (headline, "samples")]
             self._say_packed("  val", others)

@@ -72,6 +72,10 @@ class Screen:
             self._bar = _LineOfBars(self._line, self.console)
             self._bar.start()
 
+    def rename(self, title: str) -> None:
+        """Give the bar another title, where there is one."""
+        self._line.title = visible(title)
+
     def close(self) -> None:
         """Remove the bar."""
         if self._bar:

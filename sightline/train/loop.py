@@ -132,7 +132,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)
                     log.scores(scores, SCORES, times, is_best, epoch=progress.epoch + 1, step=progress.step)
                 standing = progress.standing(cfg.patience)
-                log.epoch_end(size.title(progress.epoch), line, found, recipe.task.headline, standing)
+                log.epoch_end(progress.epoch, size, line, found, recipe.task.headline, standing)
                 progress.epoch = epochs_done
                 over = _why_over(recipe, progress, epochs_done, length)
                 saver.save_epoch(bool(over))

@@ -52,9 +52,9 @@ class StopSignals:
         self._terminals = [output for output in OUTPUTS if os.isatty(output)]
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)  # as set_wakeup_fd demands
+        self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._answer_signals, name="stop signals", daemon=True)
         self._thread.start()
-        self._wakeup_before = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         for number in HANDLED:
             if number == signal.SIGHUP and not hangup():
                 continue

@@ -81,7 +81,7 @@ def test_the_last_screen_names_the_best_what_is_hardest_what_was_skipped_and_com
 def test_lines_of_a_table_are_folded_between_words_on_a_terminal_only(typed, sightline):
     for command, column in (("list", 25), ("--help", 13)):
         folded = typed(command).splitlines()
-        assert max(map(len, folded)) <= 80 or command == "--help" and len(folded[-1]) > 80
+        assert max(map(len, folded)) <= 80 or (command == "--help" and len(folded[-1]) > 80)
         one_line = sightline(command).out.splitlines()
         assert len(folded) > len(one_line)
         whole = " ".join(" ".join(folded).split())
@@ -122,13 +122,13 @@ def masked(line: str) -> str:
 
 def test_the_documented_screens_are_those_of_the_command(sightline, shapes: Path, tmp_path: Path):
     text = (REPO / "docs" / "runs.md").read_text(encoding="utf-8")
-    first, last = re.findall(r"^```text\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)[:2]
-    command, *first = first.splitlines()
-    last = last.splitlines()
+    blocks = [found.splitlines() for found in re.findall(r"^```text\n(.*?)^```", text, flags=re.M | re.S)]
+    [(command, *first)] = [block for block in blocks if block[0].startswith("$ ")]
+    [last] = [block for block in blocks if block[-1].startswith("  sightline predict ")]
     assert max(map(len, [*first, *last])) <= 80
-    words = shlex.split(command.removeprefix("$ sightline "))
-    words = [{"demo/shapes/classification": str(shapes), "demo/run": str(tmp_path / "run")}.get(w, w) for w in words]
-    said = sightline(*words, *SMALL, *HERE, "--train.epochs=2")
+    here = {"demo/shapes/classification": str(shapes), "demo/run": str(tmp_path / "run"), "5": "2"}
+    said = sightline(*(here.get(word, word) for word in shlex.split(command)[2:]), *SMALL, *HERE)
+    assert said.code == 0, said
     shown = [masked(line) for line in said.out.splitlines()]
     assert shown[: len(first)] == [masked(line) for line in first]
     assert shown[-len(last) :] == [masked(line) for line in last]

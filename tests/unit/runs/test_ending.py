@@ -98,6 +98,12 @@ def test_a_folder_that_looks_like_a_flag_is_none():
     assert "  sightline evaluate ./-x\n" in ending.as_text(Path("-x"), "top1", "ckpt-00000225")
 
 
+def test_where_no_score_was_a_number_none_is_called_best():
+    folder = write(Path("run"), CONFUSED | {"values": {"top1": None, "samples": 170.0}})
+    (folder / "scores-best.json").unlink()
+    assert ending.as_text(folder, "top1", "ckpt-00000225").startswith("finished: top1 - at epoch 5\n")
+
+
 @pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"values": 1'])
 def test_a_run_without_scores_is_finished_all_the_same(tmp_path: Path, content: str | None):
     if content is not None:

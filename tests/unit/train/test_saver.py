@@ -1,6 +1,8 @@
 """When a run writes checkpoints, and what the log tells of its epochs."""
 
 import json
+import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,18 @@ def test_parts_of_a_loss_are_shown_wherever_the_loss_is(tmp_path: Path, capsys):
     assert line["box_loss"] == pytest.approx(0.25 * line["loss"], rel=1e-5)
     assert f"class_loss {line['class_loss']:.4g}  box_loss {line['box_loss']:.4g}  lr " in capsys.readouterr().out
     assert {"train/class_loss", "train/box_loss", "train/lr"} <= scalars(tmp_path / "run").keys()
+
+
+def test_only_packages_that_have_changed_are_named(tmp_path: Path, capsys):
+    flags = ("--train.epochs=2", "--run.progress=plain")
+    train(tmp_path, *flags, "--train.max-steps=3")
+    path = checkpoint.find(tmp_path, "latest")
+    tensors, state = checkpoint.read(path)
+    state["environment"]["packages"] |= {"torch": "1.0", "gone": "2"}
+    shutil.rmtree(path)
+    checkpoint.write(path, tensors, state)
+    capsys.readouterr()
+    train(tmp_path, *flags)
+    shown = capsys.readouterr().out
+    assert f"warning: torch was 1.0 and is {version('torch')}: the last bits may differ\n" in shown
+    assert "warning: gone was 2 and is absent: " in shown and shown.count("may differ") == 2 and "{" not in shown
