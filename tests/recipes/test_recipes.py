@@ -176,15 +176,17 @@ class Stopping(RunLog):
 
     signal_at: tuple[str, int] = ("", 0)
     number = signal.SIGTERM
+    step = 0
 
     def training(self, epoch, step, size, line):
         super().training(epoch, step, size, line)
+        self.step = step
         if self.signal_at == ("step", step):
             os.kill(os.getpid(), self.number)
 
     def evaluating(self, done, total, run_done, run_total):
         super().evaluating(done, total, run_done, run_total)
-        if self.signal_at == ("evaluation of step", run_done):
+        if self.signal_at == ("evaluation of step", self.step):
             os.kill(os.getpid(), self.number)
 
 
