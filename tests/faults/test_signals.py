@@ -236,22 +236,26 @@ class Stderr:
 
 
 @pytest.mark.parametrize(
-    ("saves", "line"),
+    ("saves", "lines"),
     [
-        (True, "Ctrl-C: saving after this step; again: leave without saving\n"),
-        (False, "Ctrl-C: stopping after this batch; again: leave at once\n"),
+        (True, ["Ctrl-C: saving after this step; again: leave without saving\n", LEFT]),
+        (False, ["Ctrl-C: stopping after this batch; again: leave at once\n", "left at once\n"]),
     ],
 )
-def test_a_signal_is_answered_while_a_long_call_runs(saves, line):
+def test_signals_are_answered_while_a_long_call_runs(monkeypatch, saves, lines):
     """Python runs no handler while torch computes. Neither does it while its main thread waits for a lock of C."""
+    monkeypatch.setattr("sightline.train.signals.ONE_KEYSTROKE_S", 0)
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
     lock, said = ctypes.create_string_buffer(256), []  # zeros are a mutex that is free
     c = ctypes.CDLL(None)
 
     def interrupt() -> None:
         c.pthread_mutex_lock(lock)
         is_locked.set()
-        os.kill(os.getpid(), signal.SIGINT)
-        said.append(os.read(stderr, 100).decode())  # the main thread is still in its call
+        for _ in lines:
+            os.kill(os.getpid(), signal.SIGINT)
+            said.append(os.read(stderr, 100).decode())  # the main thread is still in its call
         c.pthread_mutex_unlock(lock)
 
     is_locked = threading.Event()
@@ -261,7 +265,7 @@ def test_a_signal_is_answered_while_a_long_call_runs(saves, line):
         is_locked.wait()
         c.pthread_mutex_lock(lock)
         thread.join()
-        assert said == [line]
+        assert (said, codes) == (lines, [130])
         with pytest.raises(Interrupted):
             signals.check()
 
