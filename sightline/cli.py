@@ -8,6 +8,7 @@ import importlib
 import os
 import pkgutil
 import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -305,7 +306,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags[:1] == ["migrate"]:  # a script's output is its own; the command guards what it says itself
         return _run(flags)
     with terminal.guarded(), _folder_off_path():
-        return _run(flags)
+        code = _run(flags)
+    if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python shuts down: no traceback of its threads
+    return code
 
 
 @contextlib.contextmanager

@@ -64,6 +64,11 @@ class RunLog:
         waited = f", {waited_s:.1f} s of it for data" if waited_s >= 0.05 else ""
         self.say(f"first step after {seconds:.1f} s{waited}: loss {loss:.4g}")
 
+    def stepped(self, epoch: int, step: int, size: RunSize) -> None:
+        """Move the bar, where there is one, after every step: an interval of slow steps may take minutes."""
+        if self.screen.has_bar:
+            self.screen.show(size.title(epoch), *size.place(epoch, step))
+
     def training(self, epoch: int, step: int, size: RunSize, line: dict[str, float]) -> None:
         """Report a log interval of training that ends after `step` steps of the run."""
         self.events.write("train", epoch=epoch, step=step, **line)

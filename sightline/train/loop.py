@@ -96,6 +96,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         if table := window.take_summary():
                             log.say(table)
                     progress.step += 1
+                    log.stepped(progress.epoch, progress.step, size)
                     if first := meter.read_first(step):
                         log.first_step(**first)
                     if step.take_bad_steps() and bad_steps.rewound(step.last_bad_step):

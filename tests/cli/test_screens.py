@@ -4,6 +4,7 @@ import io
 import re
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,17 @@ def test_lines_of_a_table_are_folded_between_words_on_a_terminal_only(typed, sig
 def test_no_color_holds_for_option_errors_and_help(typed, flags: list[str]):
     shown = typed(*flags)
     assert shown and "\x1b" not in shown
+
+
+def test_a_late_ctrl_c_ends_the_process_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys):
+    """Python waits for threads while it shuts down, and would show where."""
+    monkeypatch.setattr(sys, "argv", ["sightline", "--version"])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert cli.main(["--version"]) == 0 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert cli.main() == 0 and signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # The transcript in the documents

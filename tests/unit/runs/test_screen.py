@@ -68,11 +68,22 @@ def test_it_never_wraps(width: int):
     assert "loss 2.346" in text or width < 30
 
 
-def test_numbers_without_a_bar_stay_while_the_run_evaluates(monkeypatch: pytest.MonkeyPatch):
+def test_numbers_stay_while_the_run_evaluates():
     live = LiveLine()
     live.set("epoch 1/2", 1, 2, LINE)
     live.set("evaluating 1/9", 1, 2)
     assert live.numbers == LINE and live.title == "evaluating 1/9"
+
+
+def test_the_bar_moves_with_every_step_and_keeps_its_numbers(tmp_path):
+    log = RunLog(tmp_path / "run", Screen("live"))
+    size = RunSize(2, 60, 30)
+    log.stepped(0, 1, size)
+    log.training(0, 10, size, LINE)
+    log.stepped(0, 11, size)
+    line = log.screen._line
+    assert (line.title, line.done, line.total, line.numbers) == ("epoch 1/2", 11, 60, LINE)
+    log.close(0, "finished")
 
 
 def test_the_bar_has_no_colours_where_nobody_wants_them(tmp_path, monkeypatch: pytest.MonkeyPatch):
