@@ -7,6 +7,8 @@ import contextlib
 import importlib
 import os
 import pkgutil
+import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +17,8 @@ from typing import Any, get_type_hints
 
 from sightline import __version__, help_text, recipes, terminal, words
 from sightline.errors import BadData, Interrupted, SightlineError, UsageError
-from sightline.hardware import launch as launcher
 from sightline.hardware.launch.place import is_rank_0
+from sightline.named_recipe import load_recipe, refuse_recipe_named_first, value_of, without_all_folds
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
 CLASSES_SHOWN = 20
@@ -32,7 +34,7 @@ def list_recipes(flags: Sequence[str]) -> None:
         print(textwrap.indent(recipes.describe(name), "  "))
     if not arguments:
         for name in recipes.names():
-            print(f"{name:24} {recipes.describe(name).splitlines()[0]}")
+            print(_row(f"{name:24} ", recipes.describe(name).splitlines()[0]))
 
 
 def prepare(flags: Sequence[str]) -> None:
@@ -61,7 +63,7 @@ def check(flags: Sequence[str]) -> None:
     parser.add_argument("--decode", action=argparse.BooleanOptionalAction, default=True, help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
-    recipe, run = _load_recipe("check", rest)
+    recipe, run = load_recipe("check", rest)
     from sightline.hardware.limits import usable_cores
     from sightline.terminal.progress import shown_progress
 
@@ -83,8 +85,8 @@ def train(flags: Sequence[str]) -> None:
     if help_text.is_asked(flags):
         _print_help(flags)
         return
-    rest, wants_all_folds = _without_all_folds(flags)
-    recipe, run = _load_recipe("train", rest)
+    rest, wants_all_folds = without_all_folds(flags)
+    recipe, run = load_recipe("train", rest)
     if _ran_as_ranks(["train", *flags], run.devices, run.device):
         return
     from sightline import api
@@ -100,9 +102,13 @@ def train(flags: Sequence[str]) -> None:
             print(f"{folds.as_text(document)}\nfinished: results are in {folder}")
         return
     with as_before(folder):
-        scores = api.train(recipe, run)
+        api.train(recipe, run)
     if is_rank_0():
-        print(f"finished: {_values(scores.values)}; results are in {folder}")
+        from sightline.runs import ending
+        from sightline.train import checkpoint
+
+        own = rest[0] if rest[0].endswith(".py") else ""
+        print(ending.as_text(folder, recipe.task.headline, checkpoint.find(folder, "best").name, own))
 
 
 def evaluate(flags: Sequence[str]) -> None:
@@ -119,8 +125,8 @@ def evaluate(flags: Sequence[str]) -> None:
     _refuse_value_of_flag(flags, arguments.run, "evaluate RUN")
     if arguments.all and arguments.labels:
         raise UsageError("--all cannot be combined with --labels; name one checkpoint with --checkpoint")
-    devices = _value_of("devices", rest, "0")  # if it is not a number, parsing the recipe's flags reports it
-    if devices.isdecimal() and _ran_as_ranks(["evaluate", *flags], int(devices), _value_of("device", rest, "auto")):
+    devices = value_of("devices", rest, "0")  # if it is not a number, parsing the recipe's flags reports it
+    if devices.isdecimal() and _ran_as_ranks(["evaluate", *flags], int(devices), value_of("device", rest, "auto")):
         return
     from sightline import api
 
@@ -143,6 +149,9 @@ def evaluate(flags: Sequence[str]) -> None:
         print(f"  and {len(rows) - CLASSES_SHOWN} more classes in scores-*.json of the run")
     if arguments.labels and scores.worst:
         print("  lowest: " + ", ".join(f"{row['name']} {row['dice']:.4f}" for row in scores.worst[:WORST_SHOWN]))
+    for row in scores.worst[:WORST_SHOWN]:
+        if "path" in row:  # for `predict`
+            print(f"  worst: {row['path']}" + _mistakes_of(row))
 
 
 def predict(flags: Sequence[str]) -> None:
@@ -209,12 +218,12 @@ def average(flags: Sequence[str]) -> None:
 
 def benchmark(flags: Sequence[str]) -> None:
     """Measure the speed of a recipe's step or input: `sightline benchmark resnet50 --peers`"""
-    _refuse_recipe_named_first(flags)
+    refuse_recipe_named_first(flags)
     from sightline.config import split_options
     from sightline.measure import benchmark as measure
 
     options, rest = split_options(measure.BenchmarkOptions, flags, prog="sightline benchmark", flat=True)
-    recipe, run = _load_recipe("benchmark", rest)
+    recipe, run = load_recipe("benchmark", rest)
     print(measure.as_text(measure.benchmark(recipe, run, options, print)))
 
 
@@ -227,7 +236,7 @@ def inspect(flags: Sequence[str]) -> None:
     parser.add_argument("--ranks", type=int, default=1, help="number of devices of the run; some rates depend on it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
-    recipe, run = _load_recipe("inspect", rest)
+    recipe, run = load_recipe("inspect", rest)
     from sightline.measure import inspect as measure
 
     print(measure.as_text(measure.inspect(recipe, run, arguments.lr_at, arguments.ranks), arguments.json))
@@ -258,12 +267,12 @@ def migrate(flags: Sequence[str]) -> None:
 
 def launch(flags: Sequence[str]) -> None:
     """Train on several hosts: `sightline launch resnet50 --hosts a:8,b:8 --launcher ssh --data.path DIR`"""
-    _refuse_recipe_named_first(flags)
+    refuse_recipe_named_first(flags)
     from sightline.config import split_options
     from sightline.hardware.launch import command
 
     options, rest = split_options(command.LaunchOptions, flags, prog="sightline launch")
-    recipe, run = _load_recipe("launch", rest)
+    recipe, run = load_recipe("launch", rest)
     command.launch(options, rest, recipe, run, print)
 
 
@@ -298,7 +307,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags[:1] == ["migrate"]:  # a script's output is its own; the command guards what it says itself
         return _run(flags)
     with terminal.guarded(), _folder_off_path():
-        return _run(flags)
+        code = _run(flags)
+    if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python shuts down: no traceback of its threads
+    return code
 
 
 @contextlib.contextmanager
@@ -351,12 +363,23 @@ def _complain(text: str) -> None:
 
 def _overview() -> str:
     lines = [f"sightline {__version__}: vision training", "", "usage: sightline COMMAND ...", ""]
-    lines += [f"  {name:10} {(command.__doc__ or '').strip()}" for name, command in COMMANDS.items()]
+    lines += [_row(f"  {name:10} ", (command.__doc__ or "").strip()) for name, command in COMMANDS.items()]
     lines += [
         "",
         "`sightline COMMAND --help` lists options, `sightline train RECIPE --help` the usual flags of a recipe.",
     ]
     return "\n".join(lines)
+
+
+def _row(name: str, text: str) -> str:
+    """Return a row of a table of names and texts: folded between words where a terminal would do so inside of them, in
+    one line where a program reads it."""
+    stream = terminal.behind(sys.stdout)
+    if not (stream and stream.isatty()):
+        return name + text
+    width = max(2 * len(name), shutil.get_terminal_size().columns)
+    indent = " " * len(name)
+    return textwrap.fill(name + text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _parser(name: str, command: Callable[[Sequence[str]], None], more: str = "") -> argparse.ArgumentParser:
@@ -376,57 +399,6 @@ def _refuse_value_of_flag(flags: Sequence[str], value: str, usage: str) -> None:
         raise UsageError(f"'{value}' comes after {before}; begin with `sightline {usage}`, then {before} and the like")
 
 
-def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped-def]  # (Recipe, Run), not imported here
-    """Load the recipe named first, or the one that --config names."""
-    rest = [each for flag in flags for each in (flag.split("=", 1) if flag.startswith("--config=") else [flag])]
-    file = None
-    if "--config" in rest:
-        at = rest.index("--config")
-        if at + 1 == len(rest):
-            raise UsageError("--config needs a file, e.g. --config runs/demo/config.yaml")
-        file = Path(rest[at + 1])
-        if not file.exists():
-            raise UsageError(f"--config {file} does not exist; give a YAML file, e.g. config.yaml of a run folder")
-        del rest[at : at + 2]
-    name = rest.pop(0) if rest and not rest[0].startswith("-") else ""
-    if not name and file is None:
-        raise UsageError(
-            f"{command} what? Known: {', '.join(recipes.names())}; "
-            f"e.g. `sightline {command} {recipes.names()[0]} --data.path DIR`"
-        )
-    if name:
-        words.refuse(command, name, rest)
-        rest += _fields_of_data(command, name, rest, file)
-    from sightline import config
-
-    if file and not name:
-        name = config.recipe_named_in(file)
-        words.refuse(command, name, rest)
-    return config.load(name, rest, file)
-
-
-def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | None) -> list[str]:
-    """Look at the data, say in one line what `train` found there, and return flags for what they decide."""
-    from sightline.data import found
-
-    is_rank = launcher.detect(os.environ) is not None
-    try:
-        seen = found.of_recipe(name, flags, file)
-    except SightlineError:
-        if command == "train" and not is_rank:
-            raise
-        return []  # `check` lists all that is wrong, ranks fail together later, and data may be on another host
-    if command == "train" and seen.line and not is_rank:
-        print(seen.line, flush=True)
-    return [f"--data.{field.replace('_', '-')}={value}" for field, value in seen.fields.items()]
-
-
-def _refuse_recipe_named_first(flags: Sequence[str]) -> None:
-    """Refuse an unknown recipe before the command's own options are parsed, which imports torch."""
-    if flags and not flags[0].startswith("-"):
-        recipes.refuse_unknown(flags[0])
-
-
 def _print_help(flags: Sequence[str]) -> None:
     """Print the usual flags of a recipe, or with --help-all every flag, of one part if that is named."""
     name, wants_all, part = help_text.question(flags)
@@ -439,15 +411,6 @@ def _print_help(flags: Sequence[str]) -> None:
     config.print_flags(name, part)
 
 
-def _without_all_folds(flags: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the flags without `--data.fold all`, which means one run per fold, and whether it was given."""
-    rest = [flag for flag in flags if flag != "--data.fold=all"]
-    for at in reversed(range(len(rest) - 1)):
-        if rest[at : at + 2] == ["--data.fold", "all"]:
-            del rest[at : at + 2]
-    return rest, len(rest) < len(flags)
-
-
 def _ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
     """Run the command as several local ranks, to its end, where asked for; return whether that was done."""
     if devices < 2:
@@ -457,24 +420,15 @@ def _ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
     return local.start(devices, device, arguments)
 
 
-def _value_of(field: str, flags: Sequence[str], default: str) -> str:
-    """Return the value of a --run flag; only the recipe of the run can read all of its flags."""
-    for before, flag in zip(["", *flags], flags, strict=False):
-        if flag.startswith(f"--run.{field}="):
-            default = flag.partition("=")[2]
-        elif before == f"--run.{field}":
-            default = flag
-    return default
-
-
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
-def _values(values: dict[str, float]) -> str:
-    """Format the first scores; the line of the evaluation has them all."""
-    shown = [f"{name} {_number(value).strip()}" for name, value in values.items() if name != "samples"]
-    return ", ".join(shown[:3]) or "not evaluated"
+def _mistakes_of(row: dict[str, Any]) -> str:
+    """Say what is wrong with one of the worst samples: a class, or boxes."""
+    if "predicted" in row:
+        return f"  taken for {row['predicted']}"
+    return f"  {row['missed']} of {row['truths']} missed, {row['wrong']} wrong" if "missed" in row else ""
 
 
 def _number(value: float | str | None) -> str:

@@ -85,8 +85,14 @@ class Interrupted(SightlineError):
     """A signal asked the run to save and leave; carries the signal number. `result` says what was done about it."""
 
     def __init__(self, signal_number: int, result: str = ""):
-        name = signal.Signals(signal_number).name
-        cause = "Ctrl-C" if signal_number == signal.SIGINT else f"{name} (signal {signal_number})"
+        cause = cause_of(signal_number)
         super().__init__(f"stopped by {cause}; {result}" if result else f"stopped by {cause}")
         self.signal_number = signal_number
         self.exit_code = 128 + signal_number
+
+
+def cause_of(signal_number: int) -> str:
+    """Name a signal for people."""
+    if signal_number == signal.SIGINT:
+        return "Ctrl-C"
+    return f"{signal.Signals(signal_number).name} (signal {signal_number})"

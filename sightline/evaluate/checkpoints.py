@@ -154,7 +154,9 @@ class Evaluation:
             self.world,
             lambda done, total: self.log.evaluating(done, total, done, total),
         )
-        self.log.scores(scores, f"scores-{path.name}.json", checkpoint=path.name, step=stored["progress"]["step"])
+        where = {"checkpoint": path.name, "step": stored["progress"]["step"]}
+        self.log.scores(scores, f"scores-{path.name}.json", **where)
+        self.log.tell_scores(scores, **where)
         return scores
 
 
@@ -176,7 +178,7 @@ def opened(trained: Trained, folder: Path) -> Iterator[Evaluation]:
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
         stack.callback(here.close)
-        signals = stack.enter_context(StopSignals(here))
+        signals = stack.enter_context(StopSignals(here, saves=False))
         bound = dataset.bind(device, recipe.train.global_batch)
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
         feeds = {"val": (bound, eval_order(recipe.train, len(dataset), here))}

@@ -9,11 +9,10 @@ from typing import Any
 
 from sightline.errors import BadData
 from sightline.files.typed_json import read_json
-from sightline.runs.folder import BEST_SCORES, MAX_SCORES_BYTES
+from sightline.runs.folder import BEST_SCORES, MAX_SCORES_BYTES, SCORES
 from sightline.runs.screen import as_score
 
 DOCUMENT = "folds.json"
-SCORES = "scores.json"
 
 
 def read_fold(folder: Path, fold: int, headline: str) -> dict[str, Any]:

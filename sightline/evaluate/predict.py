@@ -47,7 +47,7 @@ def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, opt
         task = recipe.task.showing(options)
         reporter = task.reporter(PredictJob(folder, files, spec, options, log.say))
         model = trained.build().eval()
-        signals = stack.enter_context(StopSignals(trained.world))
+        signals = stack.enter_context(StopSignals(trained.world, saves=False))
         bound = dataset.bind(trained.device, recipe.train.global_batch)
         loader = _open_loader(trained, bound, reporter, signals)
         stack.callback(loader.close)

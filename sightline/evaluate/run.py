@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +20,7 @@ from sightline.errors import BadData
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.world import World
-from sightline.parts import Bound, Scores
+from sightline.parts import Bound, Dataset, Scores
 
 
 @torch.inference_mode()
@@ -59,6 +61,8 @@ def evaluate(
         )
     for row in scores.worst:
         row["name"] = dataset.name(row["index"])
+        if path := _file_of(dataset, row["name"]):
+            row["path"] = path
     values = {**scores.values, "skipped": float(skipped)} if skipped else scores.values
     if shares is not world:
         # Ranks must decide alike (best, the end, a schedule), also where their statistics differ.
@@ -66,3 +70,13 @@ def evaluate(
         world.copy_from_main([told])
         values = dict(zip(values, told.tolist(), strict=True))
     return replace(scores, values=values)
+
+
+def _file_of(dataset: Dataset, name: str) -> str:
+    """Return the absolute path of a sample, for `predict`; "" where samples are not files of their own. Sources name
+    them relative to the folder of a split (`root`), or beginning with it (`folder`)."""
+    source: Any = getattr(dataset, "source", None)
+    for root in (getattr(source, "root", None), getattr(getattr(source, "folder", None), "parent", None)):
+        if isinstance(root, Path) and (root / name).is_file():
+            return str((root / name).absolute())
+    return ""

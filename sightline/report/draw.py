@@ -1,19 +1,18 @@
 """Draw findings into their image: boxes with names and scores, or a strip of class names below.
 
-The last station of `sightline predict`. Pillow alone, with the font that it brings along.
+The last station of `sightline predict`. Pillow alone; letters.py has the fonts.
 """
 
 from __future__ import annotations
 
 import colorsys
-import unicodedata
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from sightline.parts import Finding
+from sightline.report.letters import Letters, letters_of
 
 # A photo of a camera is cut down to what a screen shows; a thumbnail is enlarged until text fits beside it.
 LARGEST = 1600
@@ -23,7 +22,7 @@ _LIGHTNESS = (0.56, 0.72, 0.44)
 _LEAST_LUMINANCE = 0.2  # against which dark text still has the contrast of 4.5 that WCAG asks for
 GROUND, _BAR, TEXT = (24, 26, 30), (66, 108, 170), (240, 242, 245)
 _DARK = (16, 16, 16)
-_LONGEST = 200  # letters of a name that are tried to fit
+_LONGEST = 200  # letters of a text that are tried to fit
 
 Colour = tuple[int, int, int]
 Box = tuple[int, int, int, int]  # left, top, right, bottom; the last two are outside
@@ -69,7 +68,7 @@ def _on_screen(image: Image.Image) -> Image.Image:
 def _with_boxes(image: Image.Image, findings: Sequence[Finding]) -> Image.Image:
     pen = ImageDraw.Draw(image)
     size = max(11, round(max(image.size) / 45))
-    font = font_of(size)
+    letters = letters_of(size)
     line = max(2, size // 7)
     placed: list[Box] = []
     labels = []
@@ -82,14 +81,14 @@ def _with_boxes(image: Image.Image, findings: Sequence[Finding]) -> Image.Image:
     for finding in findings:
         box = _pixels(finding, image)
         room = max(box[2] - box[0], image.width // 2) - size // 2
-        text = fitting(f"{plain(finding.name)} {finding.score:.2f}", font, room)
-        width, height = round(font.getlength(text)) + size // 2, round(size * 1.3)
+        text = fitting(f"{letters.drawable(finding.name)} {finding.score:.2f}", letters, room)
+        width, height = round(letters.length(text)) + size // 2, round(size * 1.3)
         place = _place(box, width, height, image.size, placed)
         placed.append(place)
         labels.append((place, text, finding.class_id))
     for place, text, number in reversed(labels):
         pen.rectangle((place[0], place[1], place[2] - 1, place[3] - 1), fill=colour_of(number))
-        pen.text((place[0] + size // 4, (place[1] + place[3]) / 2), text, fill=_DARK, font=font, anchor="lm")
+        letters.write(pen, (place[0] + size // 4, (place[1] + place[3]) / 2), text, "lm", fill=_DARK)
     return image
 
 
@@ -130,7 +129,7 @@ def _with_strip(image: Image.Image, findings: Sequence[Finding]) -> Image.Image:
     """Return the image above one row for each class; a bar behind the name is as long as its probability."""
     width = max(image.width, SMALLEST)
     size = max(13, round(width / 36))
-    font, row, margin = font_of(size), round(size * 1.6), round(size * 0.6)
+    letters, row, margin = letters_of(size), round(size * 1.6), round(size * 0.6)
     strip = len(findings) or 1
     canvas = Image.new("RGB", (width, image.height + strip * row + 2 * margin), GROUND)
     canvas.paste(image, ((width - image.width) // 2, 0))
@@ -138,32 +137,21 @@ def _with_strip(image: Image.Image, findings: Sequence[Finding]) -> Image.Image:
     for number, finding in enumerate(findings):
         top = image.height + margin + number * row
         percent = f"{finding.score:.1%}"
-        room = width - 3 * margin - round(font.getlength("100.0%"))
+        room = width - 3 * margin - round(letters.length("100.0%"))
         pen.rectangle((margin, top + 1, margin + round(room * finding.score), top + row - 3), fill=_BAR)
-        name = fitting(plain(finding.name), font, room - margin)
+        name = fitting(letters.drawable(finding.name), letters, room - margin)
         middle = top + row / 2 - 1
-        pen.text((margin + size // 3, middle), name, fill=TEXT, font=font, anchor="lm")
-        pen.text((width - margin, middle), percent, fill=TEXT, font=font, anchor="rm")
+        letters.write(pen, (margin + size // 3, middle), name, "lm", fill=TEXT)
+        letters.write(pen, (width - margin, middle), percent, "rm", fill=TEXT)
     if not findings:
-        pen.text((margin, image.height + margin + row / 2), "nothing found", fill=TEXT, font=font, anchor="lm")
+        letters.write(pen, (margin, image.height + margin + row / 2), "nothing found", "lm", fill=TEXT)
     return canvas
 
 
-@cache
-def font_of(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size=size)
-
-
-def plain(name: str) -> str:
-    """Return what the font can draw, on one line: without accents, question marks for letters that are not Latin."""
-    letters = [c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c)]
-    return "".join(c if " " <= c <= "~" else "?" if c.isprintable() else " " for c in letters)
-
-
-def fitting(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, room: float) -> str:
+def fitting(text: str, letters: Letters, room: float) -> str:
     """Return the text, without its middle if it is too long: scores stand at its end."""
     shown, kept = text, min(len(text), _LONGEST)
-    while (len(shown) > _LONGEST or font.getlength(shown) > room) and kept > 2:
+    while (len(shown) > _LONGEST or letters.length(shown) > room) and kept > 2:
         kept -= 1
         shown = f"{text[: kept // 2]}...{text[len(text) - (kept - kept // 2) :]}"
     return shown

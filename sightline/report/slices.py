@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 from scipy import ndimage
 
-from sightline.report.draw import GROUND, TEXT, Colour, colour_of, fitting, font_of, plain
+from sightline.report.draw import GROUND, TEXT, Colour, colour_of, fitting
+from sightline.report.letters import Letters, letters_of
 
 SLICES = 8
 COLUMNS = 4
@@ -142,13 +143,13 @@ def _paint(tile: Image.Image, line: np.ndarray, colour: Colour, strength: int = 
 
 
 def _captioned(tile: Image.Image, number: int, marks: tuple[str, str]) -> Image.Image:
-    pen, font = ImageDraw.Draw(tile), font_of(15)
+    pen = ImageDraw.Draw(tile)
     for place, anchor, text in (
         ((6.0, 4.0), "la", f"slice {number}"),
         ((6.0, tile.height / 2), "lm", marks[0]),
         ((tile.width / 2, 4.0), "ma", marks[1]),
     ):
-        pen.text(place, text, anchor=anchor, fill=TEXT, font=font, stroke_width=2, stroke_fill=GROUND)
+        letters_of(15).write(pen, place, text, anchor, fill=TEXT, stroke_width=2, stroke_fill=GROUND)
     return tile
 
 
@@ -157,8 +158,8 @@ def _with_legend(tiles: Sequence[Image.Image], look: Look) -> Image.Image:
     width, height = tiles[0].size
     across = max(columns * (width + _GAP) + _GAP, 480)
     rows = -(-len(tiles) // columns)
-    font, size = font_of(17), 17
-    lines = _legend_lines(look, font, across - 4 * _GAP)
+    letters, size = letters_of(17), 17
+    lines = _legend_lines(look, letters, across - 4 * _GAP)
     top = rows * (height + _GAP) + _GAP
     canvas = Image.new("RGB", (across, top + round(1.7 * size * len(lines)) + 2 * _GAP), GROUND)
     left = (across - columns * (width + _GAP) + _GAP) // 2
@@ -172,26 +173,26 @@ def _with_legend(tiles: Sequence[Image.Image], look: Look) -> Image.Image:
             if colour is not None:
                 pen.rectangle((x, middle - size // 2, x + size, middle + size // 2), outline=colour, width=3)
                 x += round(1.5 * size)
-            pen.text((x, middle), text, fill=TEXT, font=font, anchor="lm")
+            letters.write(pen, (x, middle), text, "lm", fill=TEXT)
     return canvas
 
 
 Item = tuple[int, str, Colour | None]
 
 
-def _legend_lines(look: Look, font, room: int) -> list[list[Item]]:  # type: ignore[no-untyped-def]  # Pillow's fonts
+def _legend_lines(look: Look, letters: Letters, room: int) -> list[list[Item]]:
     """Return the lines of the legend: the volume, then as many classes in a line as fit."""
     sides = " x ".join(map(str, look.mask.shape))
     spacing = " x ".join(f"{mm:.4g}" for mm in look.spacing)
-    about = f"{plain(look.name)}  slices x rows x columns {sides}, voxels of {spacing} mm"
-    lines: list[list[Item]] = [[(2 * _GAP, fitting(about, font, room), None)]]
+    about = f"{letters.drawable(look.name)}  slices x rows x columns {sides}, voxels of {spacing} mm"
+    lines: list[list[Item]] = [[(2 * _GAP, fitting(about, letters, room), None)]]
     x = room  # a new line
     for number in range(1, len(look.classes)):
-        text = f"{plain(look.classes[number])}  {_amount(look.mask, number, look.spacing)}"
+        text = f"{letters.drawable(look.classes[number])}  {_amount(look.mask, number, look.spacing)}"
         if look.label is not None:
             text += f", label {_amount(look.label, number, look.spacing)}"
-        text = fitting(text, font, room - 40)
-        width = round(font.getlength(text)) + 70
+        text = fitting(text, letters, room - 40)
+        width = round(letters.length(text)) + 70
         if x + width > room + 40:
             lines.append([])
             x = 2 * _GAP

@@ -21,7 +21,7 @@ from sightline.data.loading.workers import Bad
 from sightline.errors import UsageError
 from sightline.files.whole import open_text
 from sightline.runs.benchmark_log import BenchmarkLog
-from sightline.runs.folder import RunFolder, finite
+from sightline.runs.folder import BAD_SAMPLES, RunFolder, finite
 from sightline.terminal import visible
 
 SCHEMA = 1
@@ -82,7 +82,7 @@ class EventLog:
 
     def bad_sample(self, bad: Bad) -> None:
         """Append to bad_samples.jsonl. Every rank adds its own: one short appended line each, so they do not mix."""
-        with self.folder.may_lack_room(), open_text(self.folder.path / "bad_samples.jsonl", "a") as file:
+        with self.folder.may_lack_room(), open_text(self.folder.path / BAD_SAMPLES, "a") as file:
             file.write(json.dumps(asdict(bad)) + "\n")
 
     def curves(self, prefix: str, values: dict[str, float], step: int) -> None:

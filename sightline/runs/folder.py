@@ -22,7 +22,8 @@ from sightline.files.whole import no_link, open_text, replace_text
 from sightline.runs.attempts import EXIT, Attempt, is_in_vain, read_exit
 
 LOCK = ".lock"
-BEST_SCORES = "scores-best.json"
+SCORES, BEST_SCORES = "scores.json", "scores-best.json"  # the last evaluation, and the best
+BAD_SAMPLES = "bad_samples.jsonl"
 MAX_SCORES_BYTES = 16 * 2**20  # 20,000 classes take 3 MB
 TAKE_OVER_S = 10.0  # a lock of an earlier attempt of the same command is taken over after this long without heartbeat
 HEARTBEAT_S = 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +14,10 @@ from sightline.parts import Scores
 from sightline.runs.attempts import ALONE, Attempt
 from sightline.runs.events import EventLog
 from sightline.runs.folder import BEST_SCORES, RunFolder
-from sightline.runs.screen import Screen, as_hours, as_line, as_score
+from sightline.runs.screen import RunSize, Screen, as_hours, as_score, as_speed, as_words
 
-ROW = 6  # scores in a line; COCO has twelve
+WIDTH = 80
+ONE_LINE = 6  # scores; COCO has twelve
 
 
 class RunLog:
@@ -57,21 +59,61 @@ class RunLog:
         self.events.bad_sample(bad)
         self.warn(f"sample skipped: {bad.name}: {bad.reason}")
 
-    def training(self, epoch: int, epochs: int, done: int, total: int, line: dict[str, float]) -> None:
-        """Report a log interval of training; `done` of `total` steps of the run."""
-        self.events.write("train", epoch=epoch, step=done, **line)
-        self.events.curves("train", line, done)
-        if self.screen.has_bar:
-            self.screen.show(f"epoch {epoch + 1}/{epochs}", done, total, as_line(line))
-        else:
-            self.say(f"epoch {epoch + 1}/{epochs}  step {done}/{total}  {as_line(line)}")
+    def first_step(self, seconds: float, waited_s: float, loss: float) -> None:
+        """Report the first step of a start, which may take minutes: it compiles, and waits for the first images."""
+        waited = f", {waited_s:.1f} s of it for data" if waited_s >= 0.05 else ""
+        self.say(f"first step after {seconds:.1f} s{waited}: loss {loss:.4g}")
 
-    def epoch(self, epoch: int, epochs: int, step: int, line: dict[str, float]) -> None:
-        """Report how long the training part of an epoch took, or of what was left of it after a stop."""
-        rounded = {name: round(value, 3) for name, value in line.items()}
+    def stepped(self, epoch: int, step: int, size: RunSize) -> None:
+        """Move the bar, where there is one, after every step: an interval of slow steps may take minutes."""
+        if self.screen.has_bar:
+            self.screen.show(size.title(epoch), *size.place(epoch, step))
+
+    def training(self, epoch: int, step: int, size: RunSize, line: dict[str, float]) -> None:
+        """Report a log interval of training that ends after `step` steps of the run."""
+        self.events.write("train", epoch=epoch, step=step, **line)
+        self.events.curves("train", line, step)
+        done, total = size.place(epoch, step)
+        if size.is_limit and "eta_s" in line:  # to the end of the epoch
+            line = {**line, "eta_s": line["eta_s"] * (total - done) / max(1, size.steps - step)}
+        if self.screen.has_bar:
+            self.screen.show(size.title(epoch), done, total, line)
+        elif not size.ends_epoch(step):  # the line of the epoch follows
+            self.say("  ".join([size.title(epoch), f"step {done}/{total}", *as_words(line).values()]))
+
+    def epoch(self, epoch: int, step: int, line: dict[str, float]) -> None:
+        """Log the loss of an epoch's training, or of what a stop has left of it, and how long it took."""
+        rounded = {name: value if name == "loss" else round(value, 3) for name, value in line.items()}
         self.events.write("epoch", epoch=epoch + 1, step=step, **rounded)
         self.events.curves("epoch", line, step)
-        self.say(f"epoch {epoch + 1}/{epochs}  took {as_hours(line['seconds'])}  {line['images_per_s']:,.2f} img/s")
+
+    def epoch_end(
+        self, epoch: int, size: RunSize, line: dict[str, float], scores: Scores | None, headline: str, standing: str
+    ) -> None:
+        """Print the line of an epoch: training loss and time, unless only its evaluation was left to do, and the scores
+        where it was evaluated; `standing` compares the headline score with those before."""
+        words = [f"loss {line['loss']:.4g}"] if line else []
+        if scores:
+            words.append(f"{headline} {as_score(scores.values[headline])} ({standing})")
+        if line:
+            words.append(f"{as_hours(line['seconds'])} at {as_speed(line['images_per_s'])}")
+        if words:
+            self.say("  ".join([size.title(epoch), *words]))
+        self.screen.rename(size.title(min(epoch + 1, size.epochs - 1)))  # no longer "evaluating"
+        if scores:
+            others = [f"{name} {as_score(v)}" for name, v in scores.values.items() if name not in (headline, "samples")]
+            self._say_packed("  val", others)
+
+    def _say_packed(self, start: str, words: Sequence[str]) -> None:
+        """Print words in lines as long as a terminal is wide."""
+        line = start
+        for word in words:
+            if len(line) + 2 + len(word) > WIDTH:
+                self.say(line)
+                line = " " * len(start)
+            line += f"  {word}"
+        if line.strip() and words:
+            self.say(line)
 
     def evaluating(self, done: int, total: int, run_done: int, run_total: int) -> None:
         """Show the progress of an evaluation; training meanwhile stands at `run_done` of `run_total`."""
@@ -87,30 +129,37 @@ class RunLog:
     def scores(
         self, scores: Scores, file: str, times: dict[str, float] | None = None, is_best: bool = False, **where: Any
     ) -> None:
-        """Report an evaluation: an event, a line, and a file with its tables and how long it took; a second file keeps
-        the best of the run."""
+        """Log an evaluation, and write a file with its tables and how long it took; a second file keeps the best of the
+        run."""
         self.events.write("evaluate", **where, **scores.values)
         self.events.curves("evaluate", scores.values, where.get("step", 0))
         whole = {**where, **({"time_to_train": times} if times else {}), **asdict(scores)}
         for name in (file, BEST_SCORES) if is_best else (file,):
             self.folder.write_json(name, whole)
+
+    def tell_scores(self, scores: Scores, **where: Any) -> None:
+        """Print the scores of an evaluation that is not part of a training."""
         values = [f"{name} {as_score(value)}" for name, value in scores.values.items() if name != "samples"]
         place = "evaluated " + "  ".join(f"{name} {value}" for name, value in where.items())
         told = f"on {scores.values['samples']:.0f} samples"
-        if len(values) <= ROW:
+        if len(values) <= ONE_LINE:
             self.say("  ".join([place, *values, told]))
             return
         self.say(f"{place}  {told}")
-        for start in range(0, len(values), ROW):
-            self.say("  " + "  ".join(values[start : start + ROW]))
+        self._say_packed("", values)
 
     def finished(self, why: str, step: int, times: dict[str, float]) -> None:
-        """Report the end of a run and its time to train: from the first step to the evaluation that decided."""
+        """Report the end of a run and its time to train: from the first step to the evaluation that decided, at `step`;
+        -1 where there was none."""
+        if step < 0:
+            self.say(f"{why}; nothing was evaluated")
+            return
         self.events.write("time_to_train", step=step, **{name: round(value, 3) for name, value in times.items()})
         self.events.curves("time_to_train", times, step)
         self._time_to_train = times
-        wall, running = (as_hours(times[name]) for name in ("wall_s", "running_s"))
-        self.say(f"{why}; time to train {wall} on the wall, {running} running, to the evaluation at step {step}")
+        has_paused = times["wall_s"] - times["running_s"] >= 1
+        pauses = f" ({as_hours(times['wall_s'])} with the pauses between starts)" if has_paused else ""
+        self.say(f"{why}; time to train {as_hours(times['running_s'])}{pauses}")
 
     def close(self, code: int, reason: str) -> None:
         """Tell how the run ended and release the folder."""

@@ -15,7 +15,9 @@ from sightline.hardware.world import World
 from sightline.measure.profile import ProfileWindow, parse_window
 from sightline.parts import Dataset, Scores
 from sightline.runs.environment import environment
+from sightline.runs.folder import SCORES
 from sightline.runs.log import RunLog
+from sightline.runs.screen import RunSize
 from sightline.train.bad_steps import BadSteps
 from sightline.train.meter import Meter
 from sightline.train.model import build_model
@@ -46,7 +48,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         # Build the model, then resume it; a new run begins with pretrained weights where it names some.
         built = build_model(recipe, run, sets["train"].spec, device, world)
         state = TrainState(recipe, built, device, length)
-        saver = Saver(recipe, run, state, sets, world, log, on_saved=StopTime(run, signals, log))
+        saver = Saver(recipe, run, state, sets, world, log, on_saved=StopTime(signals, log))
         resumed = saver.resume()
         if not resumed and (note := state.load_pretrained(recipe.model)):
             log.say(note)
@@ -68,14 +70,11 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         loader = Loader(feeds, run, device, world, bad_samples, signals.check)
         facts = {"step": progress.step, "steps": steps, "local_batch": order.local_samples, "base_lr": base_lr}
         log.event("start", **facts, workers=loader.worker_pids)
-        log.say(
-            f"{recipe.name}: {length.samples} training and {len(sets['val'])} evaluation samples, {cfg.epochs} "
-            f"epoch{'s' * (cfg.epochs > 1)} of {length.steps_per_epoch} steps, batch {cfg.global_batch} ("
-            f"{order.local_samples} on each of {world.size}), base rate {base_lr:g}, {cfg.precision} on {device.name()}"
-            + (f"; resuming from step {progress.step}" if resumed else "")
-        )
-        for note in (*loader.notes, *state.notes):
+        about = _start_lines(recipe, length, len(sets["val"]), device, world, progress)
+        for note in (*about, *loader.notes, *state.notes):
             log.say(note)
+        size = RunSize(cfg.epochs, steps, length.steps_per_epoch, is_limit=bool(cfg.patience))
+        meter = Meter(loader, device, world, steps)
         window = ProfileWindow(traced if world.is_main else None, log.folder.path, device, lambda: loader.wait_s)
         try:
             saver.save_first(resumed)
@@ -83,7 +82,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             if run.warmup_steps and progress.step < steps:
                 step.warm_up(loader.next("train"), run.warmup_steps)
                 loader.seek("train", progress.step, steps)
-            meter = Meter(loader, device, world, steps)
+            meter.start_epoch()
             state.stopwatch.start()
             while not over:
                 epoch_end = (progress.epoch + 1) * length.steps_per_epoch
@@ -97,12 +96,14 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         if table := window.take_summary():
                             log.say(table)
                     progress.step += 1
+                    log.stepped(progress.epoch, progress.step, size)
+                    if first := meter.read_first(step):
+                        log.first_step(**first)
                     if step.take_bad_steps() and bad_steps.rewound(step.last_bad_step):
                         loader.seek("train", progress.step, steps)
                         epoch_end = (progress.epoch + 1) * length.steps_per_epoch
                     if progress.step % run.log_every_steps == 0 or progress.step == min(epoch_end, steps):
-                        line = meter.read(step, progress.step, rate)
-                        log.training(progress.epoch, cfg.epochs, progress.step, steps, line)
+                        log.training(progress.epoch, progress.step, size, meter.read(step, progress.step, rate))
                     if run.checkpoint_every_steps and progress.step % run.checkpoint_every_steps == 0:
                         with meter.paused():
                             saver.save()
@@ -110,7 +111,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     signals.agree()
 
                 if line := meter.read_epoch():
-                    log.epoch(progress.epoch, cfg.epochs, progress.step, line)
+                    log.epoch(progress.epoch, progress.step, line)
+                found: Scores | None = None
                 is_whole = progress.step == epoch_end  # max_steps may end within an epoch
                 epochs_done = progress.epoch + is_whole
                 is_planned = is_whole and cfg.evaluates_after(epochs_done)
@@ -121,24 +123,23 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     log.evaluation("begin", progress.step)
 
                     def between_batches(done: int, total: int) -> None:
-                        signals.agree()
-                        log.evaluating(done, total, progress.step, steps)
+                        signals.agree(is_step=False)
+                        log.evaluating(done, total, *size.place(progress.epoch, progress.step))
 
                     model = state.evaluated_model
-                    scores = evaluate(model, recipe, bound["val"], loader, device, world, between_batches)
+                    scores = found = evaluate(model, recipe, bound["val"], loader, device, world, between_batches)
                     times = state.stopwatch.read()
                     log.evaluation("end", progress.step, **times)
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)
-                    log.scores(scores, "scores.json", times, is_best, epoch=progress.epoch + 1, step=progress.step)
+                    log.scores(scores, SCORES, times, is_best, epoch=progress.epoch + 1, step=progress.step)
+                standing = progress.standing(cfg.patience)
+                log.epoch_end(progress.epoch, size, line, found, recipe.task.headline, standing)
                 progress.epoch = epochs_done
                 over = _why_over(recipe, progress, epochs_done, length)
                 saver.save_epoch(bool(over))
                 _refuse_diverged(recipe, progress)
                 meter.start_epoch()
-            if progress.scored_step >= 0:
-                log.finished(over, progress.scored_step, times)
-            else:
-                log.say(f"{over}; nothing was evaluated")
+            log.finished(over, progress.scored_step, times)
         except Interrupted as stop:
             saver.save(must_succeed=True)
             saved = f"saved at step {progress.step}; the same command resumes from there"
@@ -164,6 +165,26 @@ def _find_epoch(progress: TrainProgress, length: RunLength) -> None:
     may still lack its evaluation."""
     if not progress.epoch <= progress.step / length.steps_per_epoch <= progress.epoch + 1:
         progress.epoch = progress.step // length.steps_per_epoch
+
+
+def _start_lines(
+    recipe: Recipe, length: RunLength, held_out: int, device: Device, world: World, progress: TrainProgress
+) -> list[str]:
+    """Say what will be trained, on what and for how long."""
+    cfg, per_epoch = recipe.train, length.steps_per_epoch
+    epochs = f"{cfg.epochs} epoch{'s' * (cfg.epochs > 1)} of {per_epoch} step{'s' * (per_epoch > 1)}"
+    shares = f" ({cfg.global_batch // world.size} on each of {world.size})" if world.size > 1 else ""
+    lines = [
+        f"{recipe.name}: {length.samples} training and {held_out} evaluation samples",
+        f"{'at most ' * bool(cfg.patience)}{epochs}, batch {cfg.global_batch}{shares}, base rate {progress.base_lr:g}, "
+        f"{cfg.precision} on {device.name()}",
+    ]
+    if cfg.patience:
+        evaluations = f"{cfg.patience} evaluation{'s' * (cfg.patience > 1)}"
+        lines.append(f"stops after {evaluations} without a better {recipe.task.headline} (train.patience)")
+    if progress.step:
+        lines.append(f"resuming from step {progress.step}")
+    return lines
 
 
 def _base_lr(recipe: Recipe, world: World, resolved: float | None) -> float:

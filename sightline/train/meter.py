@@ -23,12 +23,13 @@ class Meter:
         self._steady_s = 0.0  # training time and steps so far without the first interval, for the time left
         self._steady_steps = 0
         self._last_step = -1
+        self._made_at: float | None = time.perf_counter()
         self.start_epoch()
 
     def start_epoch(self) -> None:
         """Begin an epoch, or what a stop has left of one."""
         self._epoch_started = time.perf_counter()
-        self._epoch_samples = 0.0
+        self._epoch_samples = self._epoch_loss = 0.0
         self.restart()
 
     def restart(self) -> None:
@@ -45,6 +46,18 @@ class Meter:
         self._started += paused
         self._epoch_started += paused
 
+    def read_first(self, step: Step) -> dict[str, float]:
+        """Return, once, how long the first step took since this meter was made, the wait for data in it, and its loss;
+        {} after that, and before. The totals stay, so that the first interval is whole."""
+        if self._made_at is None or not (totals := step.read_totals(self.world, restarts=False))["steps"]:
+            return {}
+        seconds, self._made_at = time.perf_counter() - self._made_at, None
+        return {
+            "seconds": seconds,
+            "waited_s": self.loader.wait_s,
+            "loss": totals["loss"] / max(1.0, totals["samples"]),
+        }
+
     def read(self, step: Step, done: int, rate: float) -> dict[str, float]:
         """Return the numbers of the interval that ends now; wait for the device once."""
         totals = step.read_totals(self.world)
@@ -55,6 +68,7 @@ class Meter:
             self._steady_steps += max(0, done - self._last_step)  # a rewind goes back
         self._last_step = done
         self._epoch_samples += totals["samples"]
+        self._epoch_loss += totals["loss"]
         self.restart()
         samples = max(1.0, totals["samples"])
         line = {"loss": totals["loss"] / samples}
@@ -74,9 +88,14 @@ class Meter:
         return line
 
     def read_epoch(self) -> dict[str, float]:
-        """Return seconds of training since the epoch began, without evaluation and saving, and images per second.
+        """Return seconds of training since the epoch began, without evaluation and saving, images per second, and the
+        mean loss of these images.
 
         Call it after `read`, which has waited for the device. {} where only the epoch's evaluation was left to do.
         """
-        seconds = time.perf_counter() - self._epoch_started
-        return {"seconds": seconds, "images_per_s": self._epoch_samples / seconds} if self._epoch_samples else {}
+        seconds, samples = time.perf_counter() - self._epoch_started, self._epoch_samples
+        return (
+            {"seconds": seconds, "images_per_s": samples / seconds, "loss": self._epoch_loss / samples}
+            if samples
+            else {}
+        )

@@ -9,6 +9,7 @@ from typing import Any
 
 from sightline.errors import UsageError
 from sightline.files.typed_json import as_dataclass, typed
+from sightline.runs.screen import as_score
 from sightline.train.schedules import ScheduleConfig
 
 VAL_LOSSES = ("val_loss", "loss")  # what tasks call the loss of an evaluation
@@ -77,6 +78,15 @@ class TrainProgress:
         for score in self.history:
             waited, best = (0, score) if score > best else (waited + 1, best)
         return waited
+
+    def standing(self, patience: int) -> str:
+        """Compare the last score with those before, for people; with patience also how much of it is used up."""
+        if self.best_step == self.step:
+            return "best so far"
+        waited = self.evaluations_since_best()
+        if patience and waited:
+            return f"no better for {waited} of {patience}"
+        return f"best {as_score(self.best_score)}"
 
 
 def refuse_unwatchable(schedule: ScheduleConfig, names: Collection[str]) -> None:

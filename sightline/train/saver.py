@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,11 +87,8 @@ class Saver:
                     f"the {split} data are not those that {path} was trained on (files were added, removed or "
                     f"changed); bring them back, choose another --run.out, or add --run.override to resume with these"
                 )
-        now = environment(state.device, self.world.size)
-        then = stored.get("environment", {})
-        for name in ("threads", "device", "ranks", "packages"):
-            if then.get(name) != now[name]:
-                self.log.warn(f"{name} was {then.get(name)} and is {now[name]}: the last bits may differ")
+        for name, before, after in _changed(stored.get("environment", {}), environment(state.device, self.world.size)):
+            self.log.warn(f"{name} was {before} and is {after}: the last bits may differ")
         state.load(tensors, stored["progress"])
         state.stopwatch.load(stored.get("stopwatch", {}))
         if any(change.startswith("optimizer.") for change in changes):
@@ -238,3 +235,14 @@ class Saver:
         except (OSError, SightlineError) as error:  # the run ends for a reason of its own
             self.log.warn(f"the last save failed: {error}")
         self._writer.shutdown()
+
+
+def _changed(then: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what rounding depends on and is not as it was, with both values; packages one by one."""
+    for name in ("threads", "device", "ranks"):
+        if then.get(name) != now[name]:
+            yield name, then.get(name), now[name]
+    before, after = (each.get("packages") or {} for each in (then, now))
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            yield name, before.get(name, "absent"), after.get(name, "absent")

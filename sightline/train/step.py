@@ -172,11 +172,12 @@ class Step:
         new, self._bad_taken = self._bad_known - self._bad_taken, self._bad_known
         return new
 
-    def read_totals(self, world: World) -> dict[str, float]:
+    def read_totals(self, world: World, restarts: bool = True) -> dict[str, float]:
         """Return sums over ranks since the last reading. The one synchronisation with the device per log interval."""
         values = world.sum(self._totals.clone()).tolist()
-        keep = torch.arange(len(values), device=self._totals.device) == BAD_STEPS  # that one counts over the run
-        self._totals *= keep
+        if restarts:
+            keep = torch.arange(len(values), device=self._totals.device) == BAD_STEPS  # that one counts over the run
+            self._totals *= keep
         return dict(zip((*FIXED_TOTALS, *(self._names or ())), values, strict=True))
 
     def _run(self, batch: Batch) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -199,12 +200,15 @@ def test_train_says_what_it_does(sightline, shapes: Path, tmp_path: Path):
     lines = said.out.splitlines()
     assert said.code == 0
     assert lines.pop(0) == "data: 10 classes, 80 + 40 images"
-    assert lines[0].startswith(f"{NAME}: 80 training and 40 evaluation samples, 1 epoch of 5 steps, batch 16 (16 on ")
-    assert lines[1].startswith("epoch 1/1  step 5/5  loss ")
-    assert lines[-4].startswith("evaluated epoch 1  step 5  top1 ") and lines[-4].endswith("on 40 samples")
-    assert lines[-3].startswith("a checkpoint is ") and "to stop takes up to" in lines[-3]
-    assert lines[-2].startswith("1 epoch is done; time to train 0:00:")
-    assert lines[-1].startswith("finished: top1 ") and lines[-1].endswith(f"results are in {out}")
+    assert lines[0] == f"{NAME}: 80 training and 40 evaluation samples"
+    assert lines[1].startswith("1 epoch of 5 steps, batch 16, base rate 0.2, fp32 on ")
+    assert re.fullmatch(r"first step after [0-9.]+ s(, [0-9.]+ s of it for data)?: loss [0-9.]+", lines[2])
+    assert re.fullmatch(r"epoch 1/1  loss [0-9.]+  top1 0\.\d{4} \(best so far\)  0:00:\d\d at [0-9,]+ img/s", lines[3])
+    assert lines[4].startswith("  val  top5 0.")
+    assert lines[5].startswith("1 epoch is done; time to train 0:00:")
+    assert re.fullmatch(r"finished: best top1 0\.\d{4} at epoch 1", lines[6])
+    assert lines[7] == f"results are in {out}; evaluate and predict use ckpt-00000005"
+    assert "img/s" not in "".join(lines[:3] + lines[4:]) and "to stop takes" not in said.out
 
 
 @pytest.mark.parametrize("form", [["--config", "FILE"], ["--config=FILE"]], ids=str)
@@ -225,8 +229,8 @@ def test_train_stops_early_and_says_why(sightline, shapes: Path, tmp_path: Path)
     assert stopped.code == 0
     assert "train.fp32_ops: the model has no module relu; left alone" in stopped.out
     assert "train.max_steps=7 steps are done; time to train 0:00:" in stopped.out
-    assert "base rate 0.2," in stopped.out and "evaluated epoch 2  step 7  top1 " in stopped.out
-    assert stopped.out.splitlines()[-1].startswith("finished: top1 ")
+    assert "base rate 0.2," in stopped.out and re.search("^epoch 2/4  loss .*  top1 0.", stopped.out, re.M)
+    assert "\nfinished: best top1 " in stopped.out
     again = sightline(*command, "--train.max-steps=7", "--train.fp32-ops", "BatchNorm2d", "relu")
     assert again.code == 0 and f"{out} is finished, train.max_steps=7 steps are done; " in again.out
     assert "step 8/" not in again.out
@@ -338,7 +342,10 @@ def test_evaluate_shows_every_class(sightline, run: Path):
     assert said.code == 0
     lines = said.out.splitlines()
     assert lines[0].startswith("evaluated checkpoint ckpt-00000010  step 10  top1 ") and lines[0].endswith("40 samples")
-    rows = [line.split() for line in lines[1:]]
+    rows = [line.split() for line in lines[1:11]]
+    worst = [line for line in lines[11:] if line.startswith("  worst: ")]
+    assert [line.split()[1] for line in worst] == [row["path"] for row in before["worst"][: len(worst)]] and worst
+    assert all(Path(row["path"]).is_file() and row["path"].endswith(row["name"]) for row in before["worst"])
     assert [row[0] for row in rows] == [row["class"] for row in before["tables"]["classes"]] and len(rows) == 10
     assert all(row[1] == "top1" and row[3:] == ["of", "4"] for row in rows)
     assert sum(float(row[2]) for row in rows) / 10 == pytest.approx(before["values"]["top1"], abs=1e-3)
@@ -378,7 +385,7 @@ def test_evaluate_on_other_images(sightline, run: Path, shapes: Path, tmp_path: 
                 (tmp_path / "same" / split / source.name).symlink_to(source)
                 (tmp_path / "other" / split).mkdir(parents=True, exist_ok=True)
                 (tmp_path / "other" / split / f"a{source.name}").symlink_to(source)
-    expected = sightline("evaluate", run, *HERE[:2]).out
+    expected = sightline("evaluate", run, *HERE[:2]).out.replace(str(shapes), str(tmp_path / "same"))
     assert sightline("evaluate", run, *HERE[:2], "--data.path", tmp_path / "same").out == expected
     said = sightline("evaluate", run, *HERE[:2], "--data.path", tmp_path / "other")
     assert said.code == 3 and "it was trained on 10 classes" in said.err and "found 10" in said.err

@@ -23,7 +23,7 @@ import pytest
 import torch
 from PIL import Image
 
-from sightline import cli, config, migrate, recipes
+from sightline import cli, config, migrate, named_recipe, recipes
 from sightline.models.resnet import ResNetConfig
 from sightline.parts import DataSpec
 
@@ -453,14 +453,14 @@ WORDS = PLACEHOLDERS | {"TAR": "x.tar", "TXT": "x.txt", "STEP": "3", "CASE.nii.g
 def test_commands_in_sentences_can_be_typed(name: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     (here / "demo" / "run").mkdir(parents=True)
     (here / "demo" / "run" / "config.yaml").write_text(config.dump(*config.load("demo_classification")))
-    load = cli._load_recipe
+    load = cli.load_recipe
 
     def load_only(command: str, flags: list[str]) -> None:
         load(command, flags)
         raise Parsed
 
-    monkeypatch.setattr(cli, "_load_recipe", load_only)
-    monkeypatch.setattr(cli, "_fields_of_data", lambda *_: [])  # folders are empty here
+    monkeypatch.setattr(cli, "load_recipe", load_only)
+    monkeypatch.setattr(named_recipe, "_fields_of_data", lambda *_: [])  # folders are empty here
     for command in inline(name):
         words = [WORDS.get(word, word) for word in command.replace("[", "").replace("]", "").split()]
         words = [word for word in words if word]

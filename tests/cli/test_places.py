@@ -23,7 +23,7 @@ def work(sightline, shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(folder)
     said = sightline("train", NAME, *SMALL, *HERE, "--data.path=data", "--run.out=out/run", "--train.max-steps=2")
-    assert said.code == 0 and said.out.splitlines()[-1].endswith("results are in out/run"), said
+    assert said.code == 0 and "\nresults are in out/run; " in said.out, said
     monkeypatch.chdir(tmp_path / "elsewhere")
     return folder
 
@@ -39,6 +39,7 @@ def test_every_command_works_from_any_directory(sightline, work: Path):
     assert (run / "predictions" / "predictions.csv").is_file()
     resumed = sightline("train", "--config", "../work/out/run/config.yaml", "--train.max-steps=3")
     assert resumed.code == 0 and "resuming from step 2" in resumed.out, resumed
+    assert f"\n  sightline evaluate {run}\n  sightline predict {run} {work / 'data'}/val/" in resumed.out
     assert (run / "checkpoints" / "ckpt-00000003").is_dir() and list(Path().iterdir()) == []
 
 

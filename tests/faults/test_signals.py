@@ -1,19 +1,25 @@
 """SIGTERM and SIGINT, wherever they meet a run: save at the step they came in, exit, and resume later (B5: 13, 15)."""
 
+import ctypes
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sightline.data.loading.order import TrainOrder
+from sightline.errors import Interrupted
 from sightline.hardware.world import World
 from sightline.train.signals import HANDLED, StopSignals
 
 CODES = {"term": 143, "int": 130}
 OFTEN = ("--run.checkpoint-every-steps", "2")
+
+
+LEFT = "left without saving; the same command resumes from the last checkpoint, if there is one\n"
 
 
 # Two epochs of 16 steps with two batches of evaluation each.
@@ -89,6 +95,7 @@ def test_second_sigint_leaves_at_once(sightline, reference, tmp_path, where):
     out = tmp_path / "run"
     stopped = sightline.run(out, *OFTEN, FAULT=f"int@{where},int@{where}")
     assert stopped.code == 130, stopped
+    assert stopped.stderr.endswith(LEFT)
     last = {"train:5": 4, "eval:1": 8, "save:5": 4}[where]  # two tensor files a checkpoint: the fifth is that of step 6
     assert stopped.progress["step"] == last, "no time was taken for another save"
     again = sightline.run(out, *OFTEN)
@@ -163,17 +170,115 @@ def test_signal_to_the_whole_process_group_while_loader_workers_start(sightline,
     out = tmp_path / "run"
     stopped = sightline.run(out, "--run.workers", "2", cold_workers=True, FAULT=f"all-{name}@server:1")
     assert stopped.code == stopped.exit_code_in_folder == CODES[name], stopped
-    assert stopped.stderr.startswith(f"stopped by {said}") and len(stopped.stderr.splitlines()) == 1
+    answer, line = stopped.stderr.splitlines()
+    assert answer.startswith(f"{said}: saving after this step") and line.startswith(f"stopped by {said}")
     assert sightline.run(out).bits == reference().bits
 
 
-@pytest.mark.parametrize(("name", "said"), [("int", "Ctrl-C"), ("term", "SIGTERM (signal 15)")])
-def test_a_stop_is_one_plain_line_and_no_error(sightline, tmp_path, name, said):
+@pytest.mark.parametrize(
+    ("name", "said", "more"),
+    [("int", "Ctrl-C", "; again: leave without saving"), ("term", "SIGTERM (signal 15)", "")],
+)
+def test_a_stop_is_answered_and_is_no_error(sightline, tmp_path, name, said, more):
     stopped = sightline.run(tmp_path / "run", progress="plain", FAULT=f"{name}@train:3")
     line = f"stopped by {said}; saved at step 3; the same command resumes from there"
-    assert stopped.code == CODES[name] and stopped.stderr == f"{line}\n"
+    assert stopped.code == CODES[name]
+    assert stopped.stderr == f"{said}: saving after this step{more}\n{line}\n"
     assert "saved at step" not in stopped.stdout
     assert json.loads((tmp_path / "run" / "exit.json").read_text())["reason"] == line
+
+
+@pytest.mark.parametrize(
+    ("fault", "answer"),
+    [
+        ("int@train:5", "\r\x1b[KCtrl-C: saving after this step; again: leave without saving\r\n"),
+        ("int@train:5,int@train:5", f"\r\x1b[K{LEFT.strip()}\r\n\x1b[?25h"),
+    ],
+    ids=["once", "twice"],
+)
+def test_an_answer_takes_the_place_of_the_bar_and_the_cursor_comes_back(sightline, tmp_path, fault, answer):
+    """On a real terminal, where rich has hidden the cursor."""
+    terminal, inside = os.openpty()
+    how = {"progress": "live", "terminal": os.ttyname(inside), "TERM": "xterm", "COLUMNS": "60"}
+    started = sightline.start(tmp_path / "run", "--run.log-every-steps=1", **how, FAULT=fault)
+    shown = read_terminal(terminal, inside)
+    assert started.wait().code == 130
+    assert "\x1b[?25l" in shown and "epoch 1/2" in shown
+    assert shown.count(answer) == 1 and shown.rindex("\x1b[?25h") >= shown.index(answer)
+
+
+def read_terminal(terminal: int, inside: int) -> str:
+    """Return all that is written until the process that uses it has ended."""
+    data = os.read(terminal, 4096)
+    os.close(inside)  # now that the process has opened it
+    while True:
+        try:
+            data += os.read(terminal, 4096)
+        except OSError:  # EIO: closed
+            os.close(terminal)
+            return data.decode()
+
+
+class Stderr:
+    """The file that is number 2, as a pipe."""
+
+    def __enter__(self) -> int:
+        self.before = os.dup(2)
+        self.reading, writing = os.pipe()
+        os.dup2(writing, 2)
+        os.close(writing)
+        return self.reading
+
+    def __exit__(self, *_: object) -> None:
+        os.dup2(self.before, 2)
+        os.close(self.before)
+        os.close(self.reading)
+
+
+@pytest.mark.parametrize(
+    ("saves", "lines"),
+    [
+        (True, ["Ctrl-C: saving after this step; again: leave without saving\n", LEFT]),
+        (False, ["Ctrl-C: stopping after this batch; again: leave at once\n", "left at once\n"]),
+    ],
+)
+def test_signals_are_answered_while_a_long_call_runs(monkeypatch, saves, lines):
+    """Python runs no handler while torch computes. Neither does it while its main thread waits for a lock of C."""
+    monkeypatch.setattr("sightline.train.signals.ONE_KEYSTROKE_S", 0)
+    codes = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    lock, said = ctypes.create_string_buffer(256), []  # zeros are a mutex that is free
+    c = ctypes.CDLL(None)
+
+    def interrupt() -> None:
+        c.pthread_mutex_lock(lock)
+        is_locked.set()
+        for _ in lines:
+            os.kill(os.getpid(), signal.SIGINT)
+            said.append(os.read(stderr, 100).decode())  # the main thread is still in its call
+        c.pthread_mutex_unlock(lock)
+
+    is_locked = threading.Event()
+    with StopSignals(World(), saves) as signals, Stderr() as stderr:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        is_locked.wait()
+        c.pthread_mutex_lock(lock)
+        thread.join()
+        assert (said, codes) == (lines, [130])
+        with pytest.raises(Interrupted):
+            signals.check()
+
+
+def test_the_time_to_stop_waits_for_a_second_step():
+    """With one step in an epoch, batches of its evaluation come before that; they say nothing about a step."""
+    signals = StopSignals(World())
+    signals.agree()
+    for _ in range(3):
+        signals.agree(is_step=False)
+    assert signals.interval_s > 0 == signals.answer_s
+    signals.agree()
+    assert signals.answer_s == signals.interval_s
 
 
 def test_sighup_saves_too(sightline, tmp_path):

@@ -38,10 +38,10 @@ def test_error_is_reported_although_the_reader_of_the_output_went_away(sightline
 @pytest.mark.parametrize("progress", ["plain", pytest.param("live", marks=pytest.mark.slow)])
 def test_dumb_terminal(sightline, tmp_path, progress):
     ended = sightline.run(tmp_path / "run", progress=progress, TERM="dumb", COLUMNS="20")
-    assert ended.code == 0 and ended.stdout.splitlines()[-1].startswith("finished: top1 "), ended
+    assert ended.code == 0 and ended.stdout.splitlines()[-1].startswith("  sightline predict "), ended
     if progress == "plain":
         assert "\x1b" not in ended.stdout
-        assert "epoch 2/2  step 16/16  loss" in ended.stdout, "lines are not folded to the width of the terminal"
+        assert "\nepoch 2/2  loss " in ended.stdout, "lines are not folded to the width of the terminal"
 
 
 def test_second_run_in_one_folder_is_refused(sightline, reference, tmp_path):
@@ -152,7 +152,7 @@ def test_nothing_is_written_outside_the_run_folder_by_what_is_imported(short, wo
     environ = surroundings(short)
     ended = subprocess.run(command, cwd=short / "work", env=environ, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    assert "finished: top1" in ended.stdout
+    assert "finished: best top1" in ended.stdout
     assert_nothing_is_outside(short)
 
 

@@ -72,8 +72,8 @@ def test_what_a_command_becomes_is_parsed_by_our_own_commands(readme: str, monke
         parse(*arguments, **named)
         raise SystemExit(0)
 
-    load, parse = cli._load_recipe, config.parse_options
-    monkeypatch.setattr(cli, "_load_recipe", load_only)
+    load, parse = cli.load_recipe, config.parse_options
+    monkeypatch.setattr(cli, "load_recipe", load_only)
     monkeypatch.setattr(config, "parse_options", parse_only)
     for words in dict.fromkeys(words for command in READMES[readme] for words in command.words):
         if words[0] in ("train", "benchmark", "launch", "prepare"):

@@ -69,8 +69,8 @@ def test_an_epoch_tells_its_speed_its_losses_and_its_trace(tmp_path: Path, train
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     flags = ("--train.epochs=1", "--train.global-batch=4", "--run.tensorboard", "--run.log-every-steps=2")
     run = train(RECIPE, tmp_path, *flags, "--run.profile=3,4")
-    [line] = [line for line in run.shown.splitlines() if line.startswith("epoch 1/1  took 0:0")]
-    assert line.endswith(" img/s")
+    [line] = [line for line in run.shown.splitlines() if line.startswith("epoch 1/1  loss ")]
+    assert "  ap 0." in line and "(best so far)" in line and line.endswith(" img/s")
     [epoch] = run.events("epoch")
     assert epoch["images_per_s"] == pytest.approx(24 / epoch["seconds"], rel=0.05)
     assert "1 epoch is done; time to train 0:0" in run.shown

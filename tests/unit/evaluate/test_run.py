@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from sightline import config
 from sightline.config import Run, TrainConfig
 from sightline.data.classification import ClassificationData
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder
+from sightline.data.prepare.shapes import ShapesOptions, prepare
 from sightline.errors import BadData
-from sightline.evaluate.run import evaluate
+from sightline.evaluate.run import _file_of, evaluate
 from sightline.evaluate.topk import TopK
 from sightline.hardware import devices
 from sightline.hardware.world import World
@@ -142,3 +144,17 @@ def test_scores_that_take_long_are_announced_to_the_watchdog(shapes: Path, monke
     world = World(beat=lambda is_long=False: happened.append("long" if is_long else "beat"))
     scored(shapes, 20, lambda done, total: world.beat(), world=world)
     assert happened == ["beat", "update", "beat", "update", "long", "merge", "result"]
+
+
+def test_worst_samples_have_the_path_that_predict_takes(shapes: Path, tmp_path: Path):
+    """Class folders name their images within the split, COCO from the folder of the split on."""
+    amounts = {"only": ("detection",), "train_pictures": 2, "val_pictures": 2}
+    prepare(ShapesOptions(tmp_path, **amounts), lambda what, done, total: None)
+    for recipe, path in (("demo_classification", shapes), ("demo_detection", tmp_path / "detection")):
+        dataset = config.load(recipe, ["--data.path", str(path)])[0].data.open("val", 0)
+        found = Path(_file_of(dataset, dataset.name(1)))
+        assert found.is_absolute() and found.is_file() and found.is_relative_to(path) and found.name in dataset.name(1)
+        assert _file_of(dataset, "absent.jpg") == ""
+    synthetic = config.load("demo_classification", ["--data.path", "synthetic:classes=10,samples=24,size=24"])[0]
+    dataset = synthetic.data.open("val", 0)
+    assert _file_of(dataset, dataset.name(0)) == ""

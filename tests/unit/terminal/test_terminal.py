@@ -96,7 +96,7 @@ def test_lines_and_bars_of_a_run(turn_on, tmp_path, is_guarded: bool):
         terminal.guard()
     log = RunLog(tmp_path / "run", run_screen.Screen("live"))
     log.say(HOSTILE)
-    log.screen.show(HOSTILE, 1, 2, HOSTILE)
+    log.screen.show(HOSTILE, 1, 2, {HOSTILE: 1.0})
     print("between", HOSTILE)  # by a library, while a bar is shown
     log.close(0, "finished")
     assert (sys.stdout is screen) is not is_guarded

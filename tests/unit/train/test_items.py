@@ -116,7 +116,7 @@ def test_an_item_of_four_samples_counts_four(tmp_path: Path, capsys):
     start = events(tmp_path, "start")[0]
     assert (start["local_batch"], start["steps"]) == (8, 4)
     said = capsys.readouterr()
-    assert "20 training and 3 evaluation samples, 2 epochs of 2 steps, batch 8 (8 on each of 1)" in said.out + said.err
+    assert "20 training and 3 evaluation samples\n2 epochs of 2 steps, batch 8, base rate " in said.out
 
 
 def test_the_step_and_the_length_of_a_run_count_samples():

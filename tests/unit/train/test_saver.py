@@ -1,6 +1,8 @@
 """When a run writes checkpoints, and what the log tells of its epochs."""
 
 import json
+import shutil
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -77,14 +79,17 @@ def test_epochs_between_checkpoints_are_counted_from_one():
         Run(checkpoint_every_epochs=0)
 
 
-def test_every_epoch_tells_its_time_and_speed(tmp_path: Path, capsys):
+def test_every_epoch_tells_its_loss_its_score_its_time_and_once_its_speed(tmp_path: Path, capsys):
     train(tmp_path, "--train.epochs=2", "--run.tensorboard", "--run.log-every-steps=2", "--run.progress=plain")
     found = events(tmp_path, "epoch")
     assert [(line["epoch"], line["step"]) for line in found] == [(1, 3), (2, 6)]
     for line in found:
         assert line["seconds"] * line["images_per_s"] == pytest.approx(24, rel=0.05)
     shown = capsys.readouterr().out
-    assert "epoch 1/2  took 0:00:" in shown and "epoch 2/2  took 0:00:" in shown and " img/s\n" in shown
+    lines = [line for line in shown.splitlines() if line.startswith(("epoch 1/2  loss", "epoch 2/2  loss"))]
+    for line, event in zip(lines, found, strict=True):
+        assert line.startswith(f"epoch {event['epoch']}/2  loss {event['loss']:.4g}  top1 0.") and "  0:00:" in line
+    assert shown.count(" img/s\n") == 2
     assert "time to train 0:00:" in shown
     curves = scalars(tmp_path)
     assert curves["epoch/images_per_s"] == curves["epoch/seconds"] == [3, 6]
@@ -119,9 +124,24 @@ def test_parts_of_a_loss_are_shown_wherever_the_loss_is(tmp_path: Path, capsys):
         "    return dataclasses.replace(demo_classification.recipe(), name='own', task=Own())\n"
     )
     flags = [*TINY, f"--run.out={tmp_path / 'run'}", "--train.epochs=1", "--run.tensorboard", "--run.progress=plain"]
-    api.train(*api.load(str(recipe), flags))
-    (line,) = events(tmp_path / "run", "train")
+    api.train(*api.load(str(recipe), [*flags, "--run.log-every-steps=2"]))
+    line, _ = events(tmp_path / "run", "train")
     assert line["class_loss"] == pytest.approx(0.75 * line["loss"], rel=1e-5)
     assert line["box_loss"] == pytest.approx(0.25 * line["loss"], rel=1e-5)
     assert f"class_loss {line['class_loss']:.4g}  box_loss {line['box_loss']:.4g}  lr " in capsys.readouterr().out
     assert {"train/class_loss", "train/box_loss", "train/lr"} <= scalars(tmp_path / "run").keys()
+
+
+def test_only_packages_that_have_changed_are_named(tmp_path: Path, capsys):
+    flags = ("--train.epochs=2", "--run.progress=plain")
+    train(tmp_path, *flags, "--train.max-steps=3")
+    path = checkpoint.find(tmp_path, "latest")
+    tensors, state = checkpoint.read(path)
+    state["environment"]["packages"] |= {"torch": "1.0", "gone": "2"}
+    shutil.rmtree(path)
+    checkpoint.write(path, tensors, state)
+    capsys.readouterr()
+    train(tmp_path, *flags)
+    shown = capsys.readouterr().out
+    assert f"warning: torch was 1.0 and is {version('torch')}: the last bits may differ\n" in shown
+    assert "warning: gone was 2 and is absent: " in shown and shown.count("may differ") == 2 and "{" not in shown

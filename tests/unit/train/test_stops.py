@@ -495,3 +495,39 @@ def test_what_cannot_be_scored_is_refused_before_the_first_step(tmp_path: Path):
     with pytest.raises(UsageError, match=r"task\.regions=brats"):
         api.train(*api.load("unet2d", [*flags, f"--run.out={tmp_path}"]))
     assert events(tmp_path, "start") == events(tmp_path, "train") == []
+
+
+def test_a_run_with_patience_says_how_much_is_left_of_it_and_counts_no_epochs_to_come(tmp_path: Path, capsys):
+    scores = [0.25, 0.125, 0.5, 0.5, 0.375]
+    train_scripted(tmp_path, scores, "--train.patience=2", "--train.epochs=10000", "--run.progress=plain")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("at most 10000 epochs of 3 steps, batch 8, ")
+    assert lines[2] == "stops after 2 evaluations without a better top1 (train.patience)"
+    assert not any("10000" in line for line in lines[2:])
+    shown = [line.split("  ") for line in lines if line.startswith("epoch ") and "(" in line]
+    assert [(words[0], words[2]) for words in shown] == [
+        ("epoch 1", "top1 0.2500 (best so far)"),
+        ("epoch 2", "top1 0.1250 (no better for 1 of 2)"),
+        ("epoch 3", "top1 0.5000 (best so far)"),
+        ("epoch 4", "top1 0.5000 (no better for 1 of 2)"),
+        ("epoch 5", "top1 0.3750 (no better for 2 of 2)"),
+    ]
+    losses = [event["loss"] for event in events(tmp_path, "epoch")]
+    assert [words[1] for words in shown] == [f"loss {loss:.4g}" for loss in losses]
+
+
+def test_the_loss_of_an_epoch_is_the_mean_over_its_samples(tmp_path: Path):
+    train(tmp_path, "--train.epochs=2", "--run.log-every-steps=1")
+    steps = seen(tmp_path, "train", "loss")
+    assert seen(tmp_path, "epoch", "loss") == pytest.approx([sum(steps[:3]) / 3, sum(steps[3:]) / 3])
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_first_step_is_reported_and_its_interval_stays_whole(tmp_path: Path, capsys, every: int):
+    train(tmp_path / "each", "--train.epochs=1", "--run.log-every-steps=1")
+    steps = seen(tmp_path / "each", "train", "loss")
+    capsys.readouterr()
+    train(tmp_path / "run", "--train.epochs=1", f"--run.log-every-steps={every}", "--run.progress=plain")
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("first step after ")]
+    assert line.endswith(f": loss {steps[0]:.4g}")
+    assert seen(tmp_path / "run", "train", "loss")[0] == pytest.approx(sum(steps[:every]) / every)

@@ -1,0 +1,85 @@
+"""The recipe and the flags that a command names; nothing here imports torch before the words are known to be right."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sightline import recipes, terminal, words
+from sightline.errors import SightlineError, UsageError
+from sightline.hardware import launch
+
+if TYPE_CHECKING:
+    from sightline.config import Recipe, Run
+
+
+def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
+    """Load the recipe named first, or the one that --config names."""
+    rest = [each for flag in flags for each in (flag.split("=", 1) if flag.startswith("--config=") else [flag])]
+    file = None
+    if "--config" in rest:
+        at = rest.index("--config")
+        if at + 1 == len(rest):
+            raise UsageError("--config needs a file, e.g. --config runs/demo/config.yaml")
+        file = Path(rest[at + 1])
+        if not file.exists():
+            raise UsageError(f"--config {file} does not exist; give a YAML file, e.g. config.yaml of a run folder")
+        del rest[at : at + 2]
+    name = rest.pop(0) if rest and not rest[0].startswith("-") else ""
+    if not name and file is None:
+        raise UsageError(
+            f"{command} what? Known: {', '.join(recipes.names())}; "
+            f"e.g. `sightline {command} {recipes.names()[0]} --data.path DIR`"
+        )
+    if name:
+        words.refuse(command, name, rest)
+        rest += _fields_of_data(command, name, rest, file)
+    from sightline import config
+
+    if file and not name:
+        name = config.recipe_named_in(file)
+        words.refuse(command, name, rest)
+    return config.load(name, rest, file)
+
+
+def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | None) -> list[str]:
+    """Look at the data, say in one line what `train` found there, and return flags for what they decide."""
+    from sightline.data import found  # needs NumPy, which refused words need not wait for
+
+    is_rank = launch.detect(os.environ) is not None
+    try:
+        seen = found.of_recipe(name, flags, file)
+    except SightlineError:
+        if command == "train" and not is_rank:
+            raise
+        return []  # `check` lists all that is wrong, ranks fail together later, and data may be on another host
+    if command == "train" and seen.line and not is_rank:
+        terminal.say(seen.line)
+    return [f"--data.{field.replace('_', '-')}={value}" for field, value in seen.fields.items()]
+
+
+def refuse_recipe_named_first(flags: Sequence[str]) -> None:
+    """Refuse an unknown recipe before the command's own options are parsed, which imports torch."""
+    if flags and not flags[0].startswith("-"):
+        recipes.refuse_unknown(flags[0])
+
+
+def without_all_folds(flags: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the flags without `--data.fold all`, which means one run per fold, and whether it was given."""
+    rest = [flag for flag in flags if flag != "--data.fold=all"]
+    for at in reversed(range(len(rest) - 1)):
+        if rest[at : at + 2] == ["--data.fold", "all"]:
+            del rest[at : at + 2]
+    return rest, len(rest) < len(flags)
+
+
+def value_of(field: str, flags: Sequence[str], default: str) -> str:
+    """Return the value of a --run flag; only the recipe of the run can read all of its flags."""
+    for before, flag in zip(["", *flags], flags, strict=False):
+        if flag.startswith(f"--run.{field}="):
+            default = flag.partition("=")[2]
+        elif before == f"--run.{field}":
+            default = flag
+    return default
