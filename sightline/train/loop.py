@@ -16,6 +16,7 @@ from sightline.measure.profile import ProfileWindow, parse_window
 from sightline.parts import Scores
 from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
+from sightline.train import longer
 from sightline.train.bad_steps import BadSteps
 from sightline.train.meter import Meter
 from sightline.train.model import build_model
@@ -49,14 +50,15 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         resumed = saver.resume()
         if not resumed and (note := state.load_pretrained(recipe.model)):
             log.say(note)
+        progress = _at_its_epoch(state.progress, length)
+        over = _why_over(recipe, progress, progress.epoch, length)
+        state.notes += longer.notes(recipe, progress, saver.epochs_before, length, over)
         # Written after resume, so that a rejected start cannot overwrite the run's config.
         log.folder.write("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
         log.folder.write("config.yaml", config.dump(recipe, run))
-        progress = state.progress
-        _find_epoch(progress, length)
         _refuse_diverged(recipe, progress)
         scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
-        if over := _why_over(recipe, progress, progress.epoch, length):
+        if over:
             log.say(f"{log.folder.path} is finished, {over}; choose another --run.out to train again")
             return scores
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
@@ -120,12 +122,11 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     state.share_batch_norm(cfg.bn_eval, world)
                     log.evaluation("begin", progress.step)
 
-                    def between_batches(done: int, total: int) -> None:
+                    def between(done: int, total: int) -> None:
                         signals.agree()
                         log.evaluating(done, total, progress.step, steps)
 
-                    model = state.evaluated_model
-                    scores = evaluate(model, recipe, bound["val"], loader, device, world, between_batches)
+                    scores = evaluate(state.evaluated_model, recipe, bound["val"], loader, device, world, between)
                     times = state.stopwatch.read()
                     log.evaluation("end", progress.step, **times)
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)
@@ -150,11 +151,12 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     return scores
 
 
-def _find_epoch(progress: TrainProgress, length: RunLength) -> None:
+def _at_its_epoch(progress: TrainProgress, length: RunLength) -> TrainProgress:
     """If the dataset changed size (--run.override), recompute the epoch from the step. A step at the end of an epoch
     may still lack its evaluation."""
     if not progress.epoch <= progress.step / length.steps_per_epoch <= progress.epoch + 1:
         progress.epoch = progress.step // length.steps_per_epoch
+    return progress
 
 
 def _base_lr(recipe: Recipe, world: World, resolved: float | None) -> float:
