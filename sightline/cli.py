@@ -20,6 +20,7 @@ from sightline.hardware.launch.place import is_rank_0
 PREPARE = Path(__file__).parent / "data" / "prepare"
 CLASSES_SHOWN = 20
 WORST_SHOWN = 5
+NEEDS_BATCH = ("benchmark", "inspect")  # commands that compute with train.global_batch before any run has measured it
 SAFE_PATH = "PYTHONSAFEPATH"
 
 
@@ -400,7 +401,10 @@ def _load_recipe(command: str, flags: Sequence[str]):  # type: ignore[no-untyped
     if file and not name:
         name = config.recipe_named_in(file)
         words.refuse(command, name, rest)
-    return config.load(name, rest, file)
+    recipe, run = config.load(name, rest, file)
+    if command in NEEDS_BATCH:
+        recipe.train.require_batch(command)
+    return recipe, run
 
 
 def _refuse_recipe_named_first(flags: Sequence[str]) -> None:

@@ -124,6 +124,7 @@ def recipe_of(
     try:
         checkpoint.require(stored, "progress", "recipe", "spec")
         recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
+        recipe.train.require_batch("this command")
         return recipe, run, DataSpec.from_json(stored["spec"])
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{path}: {error}") from error
