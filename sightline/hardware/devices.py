@@ -162,12 +162,13 @@ class Device:
         elif reset := getattr(self.api, "reset_peak_memory_stats", None):
             reset(self.torch_device)
 
-    def memory_bytes(self) -> int:
-        """Return the memory that this process has and may still take, on the cpu together with others; 0 if unknown."""
+    def memory_bytes(self) -> tuple[int, int]:
+        """Return the memory that this process has taken and what is free, on the cpu for all; 0 if unknown."""
         if self.kind == "cpu":
-            return int(min(psutil.virtual_memory().available, memory_limit())) + psutil.Process().memory_info().rss
-        free, own = (getattr(self.api, name, None) for name in ("mem_get_info", "memory_reserved"))
-        return int(free(self.torch_device)[0] + own(self.torch_device)) if free and own else 0
+            rss: int = psutil.Process().memory_info().rss
+            return rss, int(min(psutil.virtual_memory().available, memory_limit()))
+        own, free = (getattr(self.api, name, None) for name in ("memory_reserved", "mem_get_info"))
+        return (int(own(self.torch_device)), int(free(self.torch_device)[0])) if own and free else (0, 0)
 
     def free_cached_memory(self) -> None:
         """Return memory that torch keeps for later tensors to the device."""

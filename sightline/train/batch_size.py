@@ -31,9 +31,9 @@ from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
 SHARE = 0.8  # of the memory of a device; fragments, graphs and evaluation take the rest
-HOST_SHARE = 0.4  # of free memory if the CPU computes: a cache of the data may take half
+HOST_SHARE = 0.4  # of free memory, for a device that shares it with others: a cache of the data may take half
 NOT_SLOWER = 0.95  # of the best rate; timings differ by some per cent
-LONGEST_STEP_S = 5.0
+LONGEST_STEP_S, LONGEST_STEP_ON_CPU_S = 5.0, 1.0  # a CPU gains nothing by larger batches
 LEAST_STEPS = 10  # of an epoch
 TIMED_STEPS = 2
 SHARED_MEMORY = Path("/dev/shm")  # holds the loader's batches
@@ -59,13 +59,13 @@ def measure_batch(recipe: Recipe, run: Run, device: Device, world: World) -> tup
     """Return the global batch and a line that says why; the same on all ranks."""
     dataset = recipe.data.open("train", recipe.train.seed)
     sizes, end = possible_sizes(recipe, run, dataset, device, world)
-    total = device.memory_bytes() // (local_size(world) if device.is_shared else 1)
-    share = HOST_SHARE if device.kind == "cpu" else SHARE
-    fits = f"fits in {share:.0%} of {total / 1e9:.3g} GB".replace("%", " %") if total else "fits"
+    sizes = sizes[: -world.largest(-len(sizes))]  # hosts may have different room for the loader
+    room, fits = _room(device, world)
+    longest_s = LONGEST_STEP_ON_CPU_S if device.kind == "cpu" else LONGEST_STEP_S
     with torch.random.fork_rng(devices=[]):
-        steps = _Steps(recipe, run, dataset, device, world, share * total or math.inf)
+        steps = _Steps(recipe, run, dataset, device, world, room)
         try:
-            found = choose(sizes, recipe.train.accumulation, steps.probe)
+            found = choose(sizes, recipe.train.accumulation, longest_s, steps.probe)
         finally:
             steps.free()
     if found is None:
@@ -77,13 +77,24 @@ def measure_batch(recipe: Recipe, run: Run, device: Device, world: World) -> tup
     why = {
         "memory": f"the largest that {fits}",
         "rate": "larger ones are slower per image",
-        "time": f"a step of a larger one takes more than {LONGEST_STEP_S:g} s",
+        "time": f"a step of a larger one takes more than {longest_s:g} s",
         "": end,
     }[found.limit]
     return batch, f"batch {batch}{each}: {why}; {batch / found.probe.seconds:,.0f} img/s"
 
 
-def choose(sizes: Sequence[int], unit: int, probe: Callable[[int], Probe]) -> Choice | None:
+def _room(device: Device, world: World) -> tuple[float, str]:
+    """Return the bytes that this process may take, and what a batch does that needs fewer, in words."""
+    own, free = device.memory_bytes()
+    if not own + free:
+        return math.inf, "fits"
+    if device.is_shared:
+        free //= local_size(world)
+        return own + HOST_SHARE * free, f"fits in {100 * HOST_SHARE:.0f} % of {free / 1e9:.3g} GB of free memory"
+    return SHARE * (own + free), f"fits in {100 * SHARE:.0f} % of {(own + free) / 1e9:.3g} GB"
+
+
+def choose(sizes: Sequence[int], unit: int, longest_s: float, probe: Callable[[int], Probe]) -> Choice | None:
     """Double the batch while it fits, takes no longer per sample, and no step is too long; then try half as much again.
 
     `sizes` are possible and rise. None if not even the first fits.
@@ -91,12 +102,12 @@ def choose(sizes: Sequence[int], unit: int, probe: Callable[[int], Probe]) -> Ch
     taken: list[tuple[int, Probe]] = []
 
     def refusal(size: int) -> str:
-        if why := _foreseen(taken, size):
+        if why := _foreseen(taken, size, longest_s):
             return why
         seen = probe(size)
         if seen.memory > 1:
             return "memory"
-        if taken and seen.seconds > LONGEST_STEP_S:
+        if taken and seen.seconds > longest_s:
             return "time"
         if size / seen.seconds < NOT_SLOWER * max((s / p.seconds for s, p in taken), default=0):
             return "rate"
@@ -114,12 +125,12 @@ def choose(sizes: Sequence[int], unit: int, probe: Callable[[int], Probe]) -> Ch
     return Choice(*taken[-1], limit) if taken else None
 
 
-def _foreseen(taken: list[tuple[int, Probe]], size: int) -> str:
+def _foreseen(taken: list[tuple[int, Probe]], size: int, longest_s: float) -> str:
     """Return why a larger batch will be refused, by extrapolation; memory of the host must not run out even once."""
     if not taken:
         return ""
     last, probe = taken[-1]
-    if probe.seconds * size / last > LONGEST_STEP_S:
+    if probe.seconds * size / last > longest_s:
         return "time"
     if len(taken) > 1:
         before, smaller = taken[-2]

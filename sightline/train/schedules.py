@@ -174,7 +174,7 @@ class ScheduleConfig:
         return lr
 
     def warnings(self, epochs: int) -> list[str]:
-        """Return a line about drops that come after the last epoch, and one about a warm-up as long as the run."""
+        """Return a line about drops that come after the last epoch, and one about a warm-up longer than the run."""
         found = []
         drops = self._drop_epochs()
         never = [epoch for epoch in drops if epoch >= epochs]
@@ -185,10 +185,10 @@ class ScheduleConfig:
                 f"the rate {which}: drops at epochs {', '.join(map(str, drops))}, the run ends after {epochs}; scale "
                 f"them with --schedule.{field}, or use --schedule.kind cosine"
             )
-        if self.warmup_epochs >= epochs:
+        if self.warmup_epochs > epochs:
             found.append(
-                f"the rate only rises: warm-up takes {self.warmup_epochs:g} of {epochs} epochs; shorten it with "
-                f"--schedule.warmup-epochs"
+                f"the rate only rises: warm-up takes {self.warmup_epochs:g} epochs, the run ends after {epochs}; "
+                f"shorten it with --schedule.warmup-epochs"
             )
         return found
 

@@ -9,6 +9,9 @@ import pytest
 import warm
 import yaml
 
+from sightline import config
+from sightline.train import start
+
 EMULATES = {"ONEDNN_MAX_CPU_ISA": "AVX2"}  # a CPU that could only emulate bf16
 TINY = [
     "--data.path=synthetic:classes=10,samples=48,size=28",
@@ -57,6 +60,10 @@ def test_a_recipe_falls_back_where_its_precision_would_be_emulated_and_the_run_k
     elsewhere = train(tmp_path, *RESNET, "--train.max-steps=2")  # on this machine, whatever it can do
     assert elsewhere.code == 0 and "resuming from step 1" in elsewhere.stdout, elsewhere
     assert settings(tmp_path)["precision"] == "fp32" and not about("bf16", elsewhere)
+    file = tmp_path / "mine.py"
+    file.write_text("from sightline.recipes.resnet50 import recipe as recipe\n")
+    mine = train(tmp_path / "mine", str(file), *RESNET[1:], "--train.max-steps=1", **EMULATES)
+    assert mine.code == 0 and settings(tmp_path / "mine")["precision"] == "fp32", mine
     refused = train(tmp_path, *RESNET, "--train.precision=bf16")
     assert refused.code == 2 and "\n  train.precision: fp32 -> bf16\n" in refused.stderr
 
@@ -93,6 +100,10 @@ def test_a_measured_batch_is_kept_and_gives_the_bits_of_the_same_number_typed(tm
     again = train(tmp_path / "auto", *small, "--batch-size=auto", "--train.epochs=3")
     assert again.code == 0 and not about("leaves fewer", again), again
     assert settings(tmp_path / "auto")["global_batch"] == 2
+    recipe, _ = config.load(
+        "demo_classification", ["--train.global-batch=auto"]
+    )  # as other folds take that of the first
+    assert start.with_batch_of(recipe, config.Run(out=str(tmp_path / "auto"))).train.global_batch == 2
     evaluated = warm.start("sightline", "evaluate", tmp_path / "auto", "--run.device=cpu", "--run.workers=0").wait()
     assert evaluated.code == 0 and "top1" in evaluated.stdout, evaluated
     other = train(tmp_path / "auto", *small, "--train.global-batch=8", "--train.epochs=3")
@@ -134,7 +145,7 @@ def test_only_train_measures_a_batch(sightline):
         ),
         (
             ("--schedule.warmup-epochs=5",),
-            "the rate only rises: warm-up takes 5 of 2 epochs; shorten it with --schedule.warmup-epochs",
+            "the rate only rises: warm-up takes 5 epochs, the run ends after 2; shorten it with --schedule.warmup-ep",
         ),
         (("--schedule.kind=step", "--schedule.drop-epochs", "1"), ""),
         ((), ""),

@@ -43,7 +43,7 @@ class Made:
     ids=str,
 )
 def test_the_largest_batch_that_fits_and_is_not_slower(device: Made, batch: int, limit: str):
-    found = choose(SIZES, 1, device)
+    found = choose(SIZES, 1, 5.0, device)
     assert found is not None and (found.batch, found.limit) == (batch, limit)
     assert found.probe == device(batch)
     if limit == "memory" and batch > 2:  # it was foreseen: no step was tried that the host has no memory for
@@ -52,12 +52,12 @@ def test_the_largest_batch_that_fits_and_is_not_slower(device: Made, batch: int,
 
 def test_nothing_is_chosen_where_not_even_the_smallest_fits():
     device = Made(fits=0.2)
-    assert choose(SIZES, 1, device) is None and device.asked == [2, 1]
+    assert choose(SIZES, 1, 5.0, device) is None and device.asked == [2, 1]
 
 
 def test_every_size_is_a_multiple_of_the_accumulation():
     sizes = [5 * size for size in SIZES]
-    assert choose(sizes, 5, Made(fits=200)) == Choice(160, Made(fits=200)(160), "memory")
+    assert choose(sizes, 5, 5.0, Made(fits=200)) == Choice(160, Made(fits=200)(160), "memory")
 
 
 def sizes_of(name: str, *flags: str, ranks: int = 1) -> tuple[list[int], str]:

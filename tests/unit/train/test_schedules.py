@@ -170,7 +170,7 @@ def test_rates_that_are_no_rates_are_refused(fields: dict):
         ("resnet50", 30, "the rate never drops: drops at epochs 30, 60, 80, the run ends after 30; "),
         ("resnet50_keras", 70, "the rate does not drop as often as planned: drops at epochs 30, 60, 80, the run ends "),
         ("ssd_resnet34", 45, "the rate does not drop as often as planned: drops at epochs 40, 50, the run ends after "),
-        ("resnext101", 4, "the rate only rises: warm-up takes 8 of 4 epochs; "),
+        ("resnext101", 4, "the rate only rises: warm-up takes 8 epochs, the run ends after 4; "),
     ],
 )
 def test_drops_and_warmup_that_do_not_fit_the_epochs_are_reported(name: str, epochs: int, warning: str):
