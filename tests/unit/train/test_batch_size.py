@@ -50,6 +50,20 @@ def test_the_largest_batch_that_fits_and_is_not_slower(device: Made, batch: int,
         assert max(device.asked) <= 1.2 * device.fits
 
 
+def test_a_step_that_somebody_else_slowed_down_is_measured_again():
+    device = Made()
+    disturbed = {16}
+
+    def probe(size: int) -> Probe:
+        seconds, memory = device(size)
+        slow = size in disturbed
+        disturbed.discard(size)
+        return Probe(10 * seconds if slow else seconds, memory)
+
+    found = choose(SIZES, 1, 5.0, probe)
+    assert found is not None and found.batch == 768 and device.asked.count(16) == 2
+
+
 def test_nothing_is_chosen_where_not_even_the_smallest_fits():
     device = Made(fits=0.2)
     assert choose(SIZES, 1, 5.0, device) is None and device.asked == [2, 1]
