@@ -31,7 +31,7 @@ from sightline.runs import attempts
 from sightline.runs.benchmark_log import BenchmarkLog
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
-from sightline.train import checkpoint, loop
+from sightline.train import checkpoint, loop, start
 from sightline.train.signals import ignore_stops
 
 __all__ = ["evaluate", "evaluate_all", "evaluate_labels", "load", "predict", "train", "train_folds"]
@@ -43,7 +43,7 @@ def train(recipe: Recipe, run: Run) -> Scores:
     recipe, run = config.at_absolute_paths(recipe, run)  # `folder` is shown as it was typed
     attempt = attempts.detect()
     attempt.obey(folder)
-    here, device, recipe = set_up(recipe, run)
+    here, device, _ = set_up(recipe, run)
     log = RunLog(folder, Screen(run.progress, here.rank, run.rank_output), here.rank, attempt)
     if run.tensorboard and here.is_main:
         log.events.open_board()
@@ -56,14 +56,16 @@ def train(recipe: Recipe, run: Run) -> Scores:
         log.tell_exit(PeerLost.exit_code, message, speaks_for_all)  # the process ends now
 
     try:
-        if run.benchmark_log and here.is_main:  # after the folder was claimed
-            log.events.feed(BenchmarkLog(Path(run.benchmark_log), recipe.name, config.leaves(recipe, run), run.test_id))
         here = world.connect(here, device)
         if here.is_main and (place := world.meeting_place(here)):
             log.say(place)
         watchdog = Watchdog(here, run.timeout_s, log.events.dump_stacks, on_lost, str(folder / "rank_*.log"))
         here = dataclasses.replace(here, beat=watchdog.beat)
         with watchdog:
+            recipe = start.settle(recipe, run, device, here, log)
+            if run.benchmark_log and here.is_main:
+                values = config.leaves(recipe, run)
+                log.events.feed(BenchmarkLog(Path(run.benchmark_log), recipe.name, values, run.test_id))
             scores = loop.train(recipe, run, device, here, log)
         log.events.hyperparameters(config.leaves(recipe, run), scores.values)
         code, reason = 0, "finished"
@@ -110,6 +112,7 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
         name = f"fold-{fold}"
         log.say(f"fold {fold}, {fold + 1} of {data.folds}: {folder / name}")
         benchmark_log = run.benchmark_log and str(Path(run.benchmark_log) / name)
+        recipe = start.with_batch_of(recipe, dataclasses.replace(run, out=str(folder / "fold-0")))
         one = dataclasses.replace(recipe, data=dataclasses.replace(data, fold=fold))
         train(one, dataclasses.replace(run, out=str(folder / name), benchmark_log=benchmark_log))
         rows.append(folds.read_fold(folder / name, fold, recipe.task.headline))

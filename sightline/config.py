@@ -155,7 +155,7 @@ class _CommandLine:
 
 def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tuple[Recipe, Run]:
     """Load the recipe `name`, changed by a YAML file and then by flags."""
-    default = recipes.find(name).recipe()
+    default = untouched(name)
     stored = _read_yaml(config, default) if config else {}
     return _parse(name, default, stored, [*flags, *_fields_of_data(name, flags, config)])
 
@@ -167,6 +167,14 @@ def _fields_of_data(name: str, flags: Sequence[str], config: Path | None) -> lis
     except SightlineError:
         return []
     return [f"--data.{field.replace('_', '-')}={value}" for field, value in fields.items()]
+
+
+def untouched(name: str) -> Recipe:
+    """Return the recipe `name` as it is for a user who types nothing: its own bf16 may fall back to fp32."""
+    recipe: Recipe = recipes.find(name).recipe()
+    if recipe.train.precision != "bf16":
+        return recipe
+    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, precision="bf16_or_fp32"))
 
 
 def _parse(name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequence[str]) -> tuple[Recipe, Run]:

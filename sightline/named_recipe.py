@@ -14,6 +14,8 @@ from sightline.hardware import launch
 if TYPE_CHECKING:
     from sightline.config import Recipe, Run
 
+NEEDS_BATCH = ("benchmark", "inspect")  # commands that compute with train.global_batch before any run has measured it
+
 
 def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
     """Load the recipe named first, or the one that --config names."""
@@ -41,7 +43,10 @@ def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
     if file and not name:
         name = config.recipe_named_in(file)
         words.refuse(command, name, rest)
-    return config.load(name, rest, file)
+    recipe, run = config.load(name, rest, file)
+    if command in NEEDS_BATCH:
+        recipe.train.require_batch(command)
+    return recipe, run
 
 
 def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | None) -> list[str]:

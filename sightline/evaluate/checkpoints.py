@@ -125,6 +125,7 @@ def recipe_of(
     try:
         checkpoint.require(stored, "progress", "recipe", "spec")
         recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
+        recipe.train.require_batch("this command")
         data = recipe.data.in_run(path.parent.parent)
         return dataclasses.replace(recipe, data=data), run, DataSpec.from_json(stored["spec"])
     except BadCheckpoint as error:

@@ -5,6 +5,7 @@ Importing this file touches no device. To add one, add a row.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -16,13 +17,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import psutil
 import torch
 from torch import nn
 
 from sightline.errors import UsageError
 from sightline.hardware import onednn
+from sightline.hardware.limits import memory_limit
 
 Precision = Literal["fp32", "bf16", "fp16"]
+BF16_OR_FP32 = "bf16_or_fp32"  # of --train.precision: fp32 where bf16 would only be emulated
 # Values of ONEDNN_MAX_CPU_ISA that keep oneDNN from the instructions for bf16.
 ONEDNN_WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")  # the two workspaces with which cuBLAS repeats its bits
@@ -40,10 +44,15 @@ def _npu_has_bf16() -> bool:
     return bool(torch.npu.is_bf16_supported())  # type: ignore[attr-defined]  # torch.npu comes with torch_npu
 
 
+def _forbidden_bf16() -> str:
+    """Return the value with which the user keeps oneDNN from the instructions for bf16; "" if there is none."""
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", ""))
+    return limit if limit.upper() in ONEDNN_WITHOUT_BF16 else ""
+
+
 def _cpu_has_bf16() -> bool:
     """Return whether there is AMX or AVX512-BF16 and oneDNN may use it; else bf16 is about 8 times slower than fp32."""
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", ""))
-    if limit.upper() in ONEDNN_WITHOUT_BF16:
+    if _forbidden_bf16():
         return False
     flags = _cpu_fact("flags").split()
     if flags:
@@ -114,16 +123,27 @@ class Device:
         """Return the precision to use: `auto` is what this device does well; what it cannot do is an error."""
         if wanted == "auto":
             return self._preferred_precision()
+        if wanted == BF16_OR_FP32:
+            return "bf16" if "bf16" in self.autocast and self.has_bf16() else "fp32"
         for known in get_args(Precision):
             if wanted == known and (known == "fp32" or known in self.autocast):
                 return known
-        usable = ", ".join(["auto", "fp32", *self.autocast])
+        usable = ", ".join(["auto", "fp32", *self.autocast, BF16_OR_FP32])
         raise UsageError(f"precision '{wanted}' is not available on {self.kind}; use --train.precision with {usable}")
 
     def _preferred_precision(self) -> Precision:
         if "bf16" in self.autocast and self.has_bf16():
             return "bf16"
         return "fp16" if self.auto_fp16 and "fp16" in self.autocast else "fp32"
+
+    def no_bf16_because(self) -> str:
+        """Return why bf16 would only be emulated here; "" if the hardware itself computes in it."""
+        if self.has_bf16():
+            return ""
+        if self.kind != "cpu":
+            return f"{self.name()} does not compute in bf16"
+        limit = _forbidden_bf16()
+        return f"ONEDNN_MAX_CPU_ISA={limit} rules it out" if limit else "this CPU has neither AVX512_BF16 nor AMX"
 
     def peak_memory_bytes(self) -> int:
         """Return the most memory that tensors took so far (of the cpu: the whole process); 0 if unknown."""
@@ -133,6 +153,27 @@ class Device:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         peak = getattr(self.api, "max_memory_allocated", None)
         return int(peak(self.torch_device)) if peak else 0
+
+    def reset_peak_memory(self) -> None:
+        """Let `peak_memory_bytes` count from now on, where the device can."""
+        if self.kind == "cpu":
+            with contextlib.suppress(OSError):  # Linux only
+                Path("/proc/self/clear_refs").write_text("5")
+        elif reset := getattr(self.api, "reset_peak_memory_stats", None):
+            reset(self.torch_device)
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """Return the memory that this process has taken and what is free, on the cpu for all; 0 if unknown."""
+        if self.kind == "cpu":
+            rss: int = psutil.Process().memory_info().rss
+            return rss, int(min(psutil.virtual_memory().available, memory_limit()))
+        own, free = (getattr(self.api, name, None) for name in ("memory_reserved", "mem_get_info"))
+        return (int(own(self.torch_device)), int(free(self.torch_device)[0])) if own and free else (0, 0)
+
+    def free_cached_memory(self) -> None:
+        """Return memory that torch keeps for later tensors to the device."""
+        if empty := getattr(self.api, "empty_cache", None):
+            empty()
 
     def name(self) -> str:
         """Return its name for people, e.g. 'NVIDIA H200'."""

@@ -88,6 +88,14 @@ class World:
         flag = torch.tensor([value])
         return flag, dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.side_group, async_op=True)
 
+    def largest(self, value: int) -> int:
+        """Return the largest value over ranks, on every rank."""
+        if self.size == 1:
+            return value
+        found, work = self.start_max(value)
+        work.wait()
+        return int(found)
+
     def close(self, is_lost: bool = False) -> None:
         """Leave the group; abort it where a rank was lost."""
         if self.size > 1 and dist.is_initialized():

@@ -57,10 +57,8 @@ def refuse_unknown(name: str) -> None:
         if not Path(name).is_file():
             raise UsageError(f"recipe file {name} does not exist; give the path of a .py file that defines recipe()")
         return
-    near = difflib.get_close_matches(name, names(), n=1)
-    if re.fullmatch("u[-_]?net[-_]?3d?", name.lower()):
-        hint = "; the 3D network is `unet2d --data.dim 3 --train.global-batch 2`, on data prepared with --dim 3."
-    elif name in classifiers():
+    near = difflib.get_close_matches(name.lower(), names(), n=1)
+    if name in classifiers():
         hint = f"; as a classifier it is `resnet50 --model.arch {name}`."
     else:
         hint = f"; did you mean '{near[0]}'?" if near else ";"

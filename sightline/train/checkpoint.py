@@ -332,6 +332,20 @@ def all_of(path: Path) -> list[Path]:
     return [folder / name for name in reversed(names)]
 
 
+def stored_recipe(run: Path, elsewhere: Path | None) -> dict[str, Any]:
+    """Return the recipe of the checkpoint that a run will resume from, by part; {} for a new run. `elsewhere` is where
+    a run without checkpoints begins. Nothing is verified: resuming does that, and compares."""
+    folder = run / "checkpoints"
+    names = Checkpoints(folder, 1, lambda _: None).names()
+    paths = [folder / name for name in names] or sorted(folder.glob("ckpt-*.old"), reverse=True)
+    if not paths and elsewhere:
+        paths = [find(elsewhere, "latest")]
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damaged: the one before has it too
+            return typed(read_json(path / STATE, MAX_STATE_BYTES)["recipe"], dict[str, Any])
+    return {}
+
+
 def copies(tensors: Tensors) -> Tensors:
     """Copy all tensors into host memory, so that a thread can write them while training changes the originals."""
     return {stem: _on_host(named) for stem, named in tensors.items()}

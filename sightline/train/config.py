@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sightline.errors import UsageError
 from sightline.parts import undecisive
+
+AUTO = "auto"
+if TYPE_CHECKING:
+    GlobalBatch = int  # whatever computes with it comes after train/start.py, which measures it
+else:
+    GlobalBatch = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -16,10 +22,12 @@ class TrainConfig:
 
     epochs: int
     """Passes over all training samples."""
-    global_batch: int
-    """Samples per optimizer update, over all devices and accumulation steps."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Autocast type; auto takes what the device does well and says which."""
+    global_batch: GlobalBatch
+    """Samples per optimizer update, over all devices and accumulation steps; auto: the first start of the run measures
+    the largest that fits and is not slower per image, and the run keeps it."""
+    precision: Literal["auto", "fp32", "bf16", "fp16", "bf16_or_fp32"] = "auto"
+    """Autocast type; auto takes what the device does well and says which. bf16_or_fp32, which is what a recipe's own
+    bf16 means, takes fp32 where bf16 would only be emulated. The first start decides, and the run keeps it."""
     accumulation: int = 1
     """Parts a device's share of the batch is cut into, to save memory."""
     ema: float = 0.0
@@ -80,7 +88,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "global_batch", "accumulation", "eval_every_epochs", "ema_every_steps", "repeats"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) != AUTO and getattr(self, name) < 1:
                 raise UsageError(f"train.{name}={getattr(self, name)} must be at least 1")
         for name in ("eval_from_epoch", "eval_max_steps", "steps_per_epoch", "max_steps", "patience", "min_epochs"):
             if getattr(self, name) < 0:
@@ -104,6 +112,16 @@ class TrainConfig:
             raise UsageError(f"train.clip={self.clip} must not be negative; 0 switches it off")
         if not 0 <= self.seed < 1 << 63:
             raise UsageError(f"train.seed={self.seed} must be in 0..2^63-1")
+
+    @property
+    def measures_batch(self) -> bool:
+        """Return whether the batch is still to be measured."""
+        return str(self.global_batch) == AUTO
+
+    def require_batch(self, command: str) -> None:
+        """Raise UsageError where the batch is not a number; only `train` measures one."""
+        if self.measures_batch:
+            raise UsageError(f"--train.global-batch auto: only `train` measures a batch; give {command} a number")
 
     @property
     def eval_precision(self) -> str:

@@ -18,6 +18,7 @@ from sightline.runs.environment import environment
 from sightline.runs.folder import SCORES
 from sightline.runs.log import RunLog
 from sightline.runs.screen import RunSize
+from sightline.train import longer
 from sightline.train.bad_steps import BadSteps
 from sightline.train.meter import Meter
 from sightline.train.model import build_model
@@ -52,13 +53,14 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         resumed = saver.resume()
         if not resumed and (note := state.load_pretrained(recipe.model)):
             log.say(note)
+        progress = _at_its_epoch(state.progress, length)
+        over = _why_over(recipe, progress, progress.epoch, length)
+        state.notes += longer.notes(recipe, progress, saver.epochs_before, length, over)
         # Written after resume, so that a rejected start cannot overwrite the run's config.
         _write_facts(recipe, run, device, world, sets["train"], log)
-        progress = state.progress
-        _find_epoch(progress, length)
         _refuse_diverged(recipe, progress)
         scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
-        if over := _why_over(recipe, progress, progress.epoch, length):
+        if over:
             log.say(f"{log.folder.path} is finished, {over}; choose another --run.out to train again")
             return scores
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
@@ -122,12 +124,12 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     state.share_batch_norm(cfg.bn_eval, world)
                     log.evaluation("begin", progress.step)
 
-                    def between_batches(done: int, total: int) -> None:
+                    def between(done: int, total: int) -> None:
                         signals.agree(is_step=False)
                         log.evaluating(done, total, *size.place(progress.epoch, progress.step))
 
                     model = state.evaluated_model
-                    scores = found = evaluate(model, recipe, bound["val"], loader, device, world, between_batches)
+                    scores = found = evaluate(model, recipe, bound["val"], loader, device, world, between)
                     times = state.stopwatch.read()
                     log.evaluation("end", progress.step, **times)
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)
@@ -160,11 +162,12 @@ def _write_facts(recipe: Recipe, run: Run, device: Device, world: World, data: D
             log.folder.write(name, text)
 
 
-def _find_epoch(progress: TrainProgress, length: RunLength) -> None:
+def _at_its_epoch(progress: TrainProgress, length: RunLength) -> TrainProgress:
     """If the dataset changed size (--run.override), recompute the epoch from the step. A step at the end of an epoch
     may still lack its evaluation."""
     if not progress.epoch <= progress.step / length.steps_per_epoch <= progress.epoch + 1:
         progress.epoch = progress.step // length.steps_per_epoch
+    return progress
 
 
 def _start_lines(

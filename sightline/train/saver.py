@@ -16,6 +16,7 @@ from sightline.hardware.world import World
 from sightline.parts import Dataset
 from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
+from sightline.train import longer
 from sightline.train.checkpoint import Checkpoints, Tensors, copies, find, read, require
 from sightline.train.state import TrainState
 
@@ -55,6 +56,7 @@ class Saver:
         self.log = log
         self.on_saved = on_saved
         self.checkpoints = Checkpoints(log.folder.path / "checkpoints", run.keep, log.warn, log.folder.prove_ours)
+        self.epochs_before = 0  # planned by the run that is resumed
         self._writer = ThreadPoolExecutor(1, "checkpoint")  # a thread starts with the first save
         self._pending: Future[Saved] | None = None
         if world.is_main:
@@ -73,9 +75,12 @@ class Saver:
         if found is None:
             return False
         tensors, stored, path = found
+        if not run.override:
+            longer.refuse_fewer(path, stored["progress"], self.recipe)
         changes = config.diff(stored.get("recipe", {}), self.recipe)
-        if changes and (not run.override or any(change.startswith(NEVER_OVERRIDDEN) for change in changes)):
-            listed = "\n  ".join(changes[:50])
+        refused = longer.without_growth(changes, stored.get("recipe", {}), self.recipe)
+        if refused and (not run.override or any(change.startswith(NEVER_OVERRIDDEN) for change in refused)):
+            listed = "\n  ".join(refused[:50])
             raise UsageError(
                 f"{path} was made with another recipe:\n  {listed}\nGive the old values back, choose another "
                 f"--run.out, or add --run.override to resume with the new ones (not for model fields, the batch, "
@@ -90,6 +95,7 @@ class Saver:
         for name, before, after in _changed(stored.get("environment", {}), environment(state.device, self.world.size)):
             self.log.warn(f"{name} was {before} and is {after}: the last bits may differ")
         state.load(tensors, stored["progress"])
+        self.epochs_before = longer.epochs_of(stored.get("recipe", {}))
         state.stopwatch.load(stored.get("stopwatch", {}))
         if any(change.startswith("optimizer.") for change in changes):
             state.progress.base_lr = None  # another rate was asked for
@@ -124,7 +130,8 @@ class Saver:
         """Raise BadCheckpoint where a checkpoint of this recipe and these data is incomplete or does not fit. One of
         another recipe or other data is not damaged: `resume` refuses it."""
         require(stored, "progress", "recipe", "spec", "fingerprints", "environment")
-        is_ours = not config.diff(stored["recipe"], self.recipe)
+        changes = config.diff(stored["recipe"], self.recipe)
+        is_ours = not longer.without_growth(changes, stored["recipe"], self.recipe)
         if is_ours and all(stored["fingerprints"].get(name) == s.fingerprint for name, s in self.sets.items()):
             self.state.check_fit(tensors)
 
@@ -143,10 +150,7 @@ class Saver:
         """Raise PeerLost where ranks read different folders: they would train at different steps, unnoticed."""
         if self.world.size == 1:
             return
-        highest, lowest = (self.world.start_max(value) for value in (place, -place))
-        for _, work in (highest, lowest):
-            work.wait()
-        if int(highest[0]) != -int(lowest[0]):
+        if self.world.largest(place) != -self.world.largest(-place):
             raise PeerLost(
                 f"ranks do not find the same newest checkpoint in {self.log.folder.path}; it must be one folder that "
                 f"all hosts share (--run.out), and each host must already see what is in it"

@@ -173,6 +173,32 @@ class ScheduleConfig:
             return lr * self.factor ** _plateaus(history, self.patience)
         return lr
 
+    def warnings(self, epochs: int) -> list[str]:
+        """Return a line about drops that come after the last epoch, and one about a warm-up longer than the run."""
+        found = []
+        drops = self._drop_epochs()
+        never = [epoch for epoch in drops if epoch >= epochs]
+        if never and (never == drops or never[-1] > epochs):  # a drop right at the end may be meant
+            which = "never drops" if never == drops else "does not drop as often as planned"
+            field = "drop-epochs" if self.kind == "step" else "table-epochs"
+            found.append(
+                f"the rate {which}: drops at epochs {', '.join(map(str, drops))}, the run ends after {epochs}; scale "
+                f"them with --schedule.{field}, or use --schedule.kind cosine"
+            )
+        if self.warmup_epochs > epochs:
+            found.append(
+                f"the rate only rises: warm-up takes {self.warmup_epochs:g} epochs, the run ends after {epochs}; "
+                f"shorten it with --schedule.warmup-epochs"
+            )
+        return found
+
+    def _drop_epochs(self) -> list[int]:
+        """Return the epochs at whose start the rate drops."""
+        if self.kind == "step":
+            return sorted(self.drop_epochs)
+        rates = zip(self.table_epochs[1:], self.table_rates, self.table_rates[1:], strict=False)
+        return [epoch for epoch, before, after in rates if after < before]
+
     def _epoch_length(self, length: RunLength) -> float:
         """Return the steps of an epoch, as epoch_steps says."""
         if self.epoch_steps == "exact":

@@ -146,8 +146,9 @@ def test_the_name_of_a_network_leads_to_its_recipe(sightline):
     for name in ("resnet18", "vit_b_16"):
         assert f"`resnet50 --model.arch {name}`" in sightline("train", name).err
         assert sightline("inspect", "resnet50", "--model.arch", name).code == 0
-    for name in ("unet3d", "unet_3d", "UNet3D"):
-        assert "`unet2d --data.dim 3 " in sightline("train", name).err
+    for name in ("unet_3d", "UNet3D", "3d_unet"):
+        assert "did you mean 'unet3d'?" in sightline("train", name).err
+    assert "\nunet3d  " in sightline("list").out
     assert "did you mean 'resnet50'?" in sightline("train", "resnet_50").err
 
 
@@ -155,9 +156,9 @@ def test_wrong_words_are_refused_before_torch_is_imported(tmp_path: Path):
     refused = [
         ["trian"],
         ["train", "resnet18"],
-        ["launch", "unet3d"],
-        ["benchmark", "unet3d", "--steps", "1"],
-        ["list", "unet3d"],
+        ["launch", "unet4d"],
+        ["benchmark", "unet4d", "--steps", "1"],
+        ["list", "unet4d"],
         ["train", "gone.py"],
         ["train", "--config", "gone.yaml"],
         ["train", NAME, "--bath-size", "3"],

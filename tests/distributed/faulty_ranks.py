@@ -1,9 +1,9 @@
 """A tiny recipe with batch-norm that fails on one rank where the environment variable FAULT wants it.
 
 FAULT="WHAT@RANK:STEP" e.g. "kill@1:7": in the first attempt, or with "always-kill" in each, when that rank computes the
-loss of its STEP-th step, from 1 on: kill (SIGKILL), hang (does not return), term (SIGTERM), raise, data (exit 3), disk
-(the next file takes SLOW_S to reach it). With TRACE=DIR every rank adds the samples of each of its steps to
-DIR/RANK.jsonl. Without either it is an ordinary recipe.
+loss of its STEP-th step, from 1 on: kill (SIGKILL), hang (does not return), term (SIGTERM), raise, data (exit 3),
+memory (there is not enough), disk (the next file takes SLOW_S to reach it). With TRACE=DIR every rank adds the samples
+of each of its steps to DIR/RANK.jsonl. Without either it is an ordinary recipe.
 """
 
 import json
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from sightline.config import Recipe, TrainConfig
@@ -43,6 +44,8 @@ def fail(step: int) -> None:
         raise ValueError("made to fail")
     elif what == "data":
         raise BadData("made to find bad data")
+    elif what == "memory":
+        raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
     elif what == "disk":
         at_once = os.fsync
 

@@ -36,6 +36,7 @@ TINY = {
     ],
     "UnetConfig": ["--model.width=4"],
     "SegmentationData": ["--data.path=VOLUMES", "--data.task=own", "--data.nvol=2"],  # 4 slices of each of 2
+    "SegmentationData 3D": ["--data.path=PATCHES", "--data.task=own"],
     "TrainConfig": [
         "--train.epochs=2",
         "--train.global-batch=8",
@@ -50,12 +51,13 @@ TINY = {
 }
 
 
-def tiny_flags(name: str, volumes: Path) -> list[str]:
+def tiny_flags(name: str, volumes: Path, patches: Path) -> list[str]:
     """Return flags that make a recipe small."""
     recipe = recipes.find(name).recipe()
     parts = [getattr(recipe, part.name) for part in fields(recipe)[1:]]
-    flags = [flag for part in [*parts, config.Run()] for flag in TINY.get(type(part).__name__, [])]
-    return [flag.replace("VOLUMES", str(volumes)) for flag in flags]
+    kinds = [type(part).__name__ + (" 3D" if getattr(part, "dim", 2) == 3 else "") for part in [*parts, config.Run()]]
+    flags = [flag for kind in kinds for flag in TINY.get(kind, [])]
+    return [flag.replace("VOLUMES", str(volumes)).replace("PATCHES", str(patches)) for flag in flags]
 
 
 @cache
@@ -101,6 +103,12 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_blobs(tmp_path_factory.mktemp("prepared") / "volumes", range(8))
 
 
+@pytest.fixture(scope="session")
+def patches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty volumes for a 3D network, of which fold 0 of 5 holds out six; for reading only."""
+    return write_blobs(tmp_path_factory.mktemp("prepared") / "patches", range(30), patch=(8, 32, 32))
+
+
 @dataclass
 class Result:
     """The results of a run."""
@@ -130,9 +138,9 @@ Train = Callable[..., Result]
 
 
 @pytest.fixture
-def tiny(volumes: Path) -> Callable[[str], list[str]]:
+def tiny(volumes: Path, patches: Path) -> Callable[[str], list[str]]:
     """tiny(name): the flags that make a recipe small."""
-    return lambda name: tiny_flags(name, volumes)
+    return lambda name: tiny_flags(name, volumes, patches)
 
 
 @pytest.fixture

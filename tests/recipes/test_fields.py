@@ -689,7 +689,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
             Flip(("never",), error, before=()),
             Flip(("DONOR",), weights, base=("--run.override",), same=steps),
         ],
-        "override": [Flip(("True",), error, base=("--train.epochs=3",), before=())],
+        "override": [Flip(("True",), error, base=("--train.clip=1",), before=())],
         "on_nan": [
             Flip(("skip",), error, base=DIVERGING),
             Flip(("rewind",), bad_steps, base=(*DIVERGING, "--run.max-bad-steps=3")),

@@ -69,7 +69,7 @@ def recipe():
 
 
 def held(name: str, flags: list[str]) -> tuple[config.Recipe, config.Run]:
-    default = recipes.find(name).recipe()
+    default = config.untouched(name)
     return config._holding(default, config._resets(default, fields.named(flags)))
 
 
@@ -95,7 +95,7 @@ def outcome(load: Any, name: str, flags: list[str]) -> tuple[str, str, str]:
 
 def restated(name: str) -> list[str]:
     """Return a flag for every field that a text can spell, with the value it has."""
-    recipe = recipes.find(name).recipe()
+    recipe = config.untouched(name)
     flags = []
     for part, value in {**config._parts(recipe), "run": config.Run()}.items():
         for field in dataclasses.fields(value):

@@ -109,13 +109,17 @@ def launch(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run: Ru
         meet = (
             f"; they meet on the first, at {port}, over a network that must be trusted" if len(plan.hosts) > 1 else ""
         )
-        print(f"{plan.ranks} ranks on {hosts} by {options.launcher}, {each} samples each{meet}", file=sys.stderr)
+        samples = f"{each} samples each" if each else "batch to be measured"
+        print(f"{plan.ranks} ranks on {hosts} by {options.launcher}, {samples}{meet}", file=sys.stderr)
         _run(options, plan, text)
 
 
 def _samples_each(recipe: Recipe, plan: LaunchPlan) -> int:
-    """Return the samples of a rank; a batch that cannot be split is refused here, before anything is started."""
+    """Return the samples of a rank, 0 if the run is to measure them; a batch that cannot be split is refused here,
+    before anything is started."""
     cfg = recipe.train
+    if cfg.measures_batch:
+        return 0
     per_item = recipe.data.declared_per_item(cfg.global_batch)
     order = TrainOrder(cfg.global_batch, cfg.global_batch, cfg.seed, ranks=plan.ranks, samples_per_item=per_item)
     return order.local_samples

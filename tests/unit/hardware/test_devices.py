@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -114,6 +115,8 @@ def test_auto_precision_of_accelerators(monkeypatch, kind, native, expected):
     play(monkeypatch, kind, is_bf16_supported=lambda including_emulation: including_emulation or native)
 
     assert select(kind).resolve_precision("auto") == expected
+    assert select(kind).resolve_precision("bf16_or_fp32") == ("bf16" if native else "fp32")
+    assert bool(select(kind).no_bf16_because()) is not native
 
 
 @pytest.mark.device
@@ -146,7 +149,10 @@ def test_auto_precision_of_the_cpu_follows_its_instructions(monkeypatch, flags, 
     monkeypatch.setattr(devices, "_cpu_fact", lambda name: flags)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
 
-    assert select("cpu").resolve_precision("auto") == expected
+    cpu = select("cpu")
+    assert cpu.resolve_precision("auto") == cpu.resolve_precision("bf16_or_fp32") == expected
+    why = f"ONEDNN_MAX_CPU_ISA={limit} rules it out" if limit else "this CPU has neither AVX512_BF16 nor AMX"
+    assert cpu.no_bf16_because() == ("" if expected == "bf16" else why)
 
 
 def test_asked_for_precisions_are_kept_or_refused(monkeypatch):
@@ -282,3 +288,21 @@ def test_after_cuda_began_the_workspace_cannot_be_set_any_more(monkeypatch):
         set_deterministic(True)
     monkeypatch.setitem(os.environ, "CUBLAS_WORKSPACE_CONFIG", ":16:8")
     set_deterministic(True)
+
+
+def test_memory_of_the_cpu_is_what_is_free_and_what_the_process_has():
+    own, free = select("cpu").memory_bytes()
+    assert own == pytest.approx(psutil.Process().memory_info().rss, rel=0.1)
+    assert own < own + free < 1.01 * psutil.virtual_memory().total
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="this system does not forget a peak")
+def test_the_peak_of_memory_counts_from_a_reset_on():
+    cpu = select("cpu")
+    cpu.reset_peak_memory()
+    before = cpu.peak_memory_bytes()
+    block = torch.ones(2**26)  # 256 MiB
+    assert cpu.peak_memory_bytes() > before + 0.9 * block.nbytes
+    del block
+    cpu.reset_peak_memory()
+    assert cpu.peak_memory_bytes() < before + 2**26

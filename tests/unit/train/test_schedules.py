@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from sightline import recipes
 from sightline.errors import UsageError
 from sightline.train.schedules import RunLength, ScheduleConfig
 
@@ -160,3 +161,24 @@ def test_refusals(fields: dict, message: str):
 def test_rates_that_are_no_rates_are_refused(fields: dict):
     with pytest.raises(UsageError):
         ScheduleConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "warning"),
+    [
+        ("resnet50", 5, "the rate never drops: drops at epochs 30, 60, 80, the run ends after 5; "),
+        ("resnet50", 30, "the rate never drops: drops at epochs 30, 60, 80, the run ends after 30; "),
+        ("resnet50_keras", 70, "the rate does not drop as often as planned: drops at epochs 30, 60, 80, the run ends "),
+        ("ssd_resnet34", 45, "the rate does not drop as often as planned: drops at epochs 40, 50, the run ends after "),
+        ("resnext101", 4, "the rate only rises: warm-up takes 8 epochs, the run ends after 4; "),
+    ],
+)
+def test_drops_and_warmup_that_do_not_fit_the_epochs_are_reported(name: str, epochs: int, warning: str):
+    (text,) = recipes.find(name).recipe().schedule.warnings(epochs)
+    assert text.startswith(warning) and "--schedule." in text
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_no_recipe_warns_about_its_own_epochs(name: str):
+    made = recipes.find(name).recipe()
+    assert made.schedule.warnings(made.train.epochs) == []

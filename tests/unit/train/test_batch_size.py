@@ -1,0 +1,114 @@
+"""The search for a batch, on devices whose steps are given as numbers, and the sizes that data can come in."""
+
+from dataclasses import replace
+
+import pytest
+
+from sightline import config
+from sightline.errors import UsageError
+from sightline.hardware import devices
+from sightline.hardware.world import World
+from sightline.train import batch_size
+from sightline.train.batch_size import Choice, Probe, choose, possible_sizes
+
+SIZES = sorted({2**k for k in range(10)} | {3 * 2**k for k in range(9)})
+CPU = devices.select("cpu")
+
+
+class Made:
+    """A device with a fixed cost for each step, one for each sample, and so much memory; notes what it is asked."""
+
+    def __init__(self, step_s: float = 0.01, sample_s: float = 0.001, slow_from: int = 1000, fits: float = 1e9):
+        self.step_s, self.sample_s, self.slow_from, self.fits = step_s, sample_s, slow_from, fits
+        self.asked: list[int] = []
+
+    def __call__(self, size: int) -> Probe:
+        self.asked.append(size)
+        seconds = self.step_s + size * self.sample_s * (2 if size >= self.slow_from else 1)
+        return Probe(seconds, (0.1 + 0.9 * size / self.fits) if size <= 2 * self.fits else float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("device", "batch", "limit"),
+    [
+        (Made(), 768, ""),  # all sizes
+        (Made(fits=100), 96, "memory"),
+        (Made(fits=64), 64, "memory"),
+        (Made(slow_from=128), 64, "rate"),
+        (Made(sample_s=0.03), 128, "time"),
+        (Made(fits=1.5), 1, "memory"),
+        (Made(fits=2.5), 2, "memory"),
+        (Made(step_s=60), 2, "time"),
+    ],
+    ids=str,
+)
+def test_the_largest_batch_that_fits_and_is_not_slower(device: Made, batch: int, limit: str):
+    found = choose(SIZES, 1, 5.0, device)
+    assert found is not None and (found.batch, found.limit) == (batch, limit)
+    assert found.probe == device(batch)
+    if limit == "memory" and batch > 2:  # it was foreseen: no step was tried that the host has no memory for
+        assert max(device.asked) <= 1.2 * device.fits
+
+
+def test_a_step_that_somebody_else_slowed_down_is_measured_again():
+    device = Made()
+    disturbed = {16}
+
+    def probe(size: int) -> Probe:
+        seconds, memory = device(size)
+        slow = size in disturbed
+        disturbed.discard(size)
+        return Probe(10 * seconds if slow else seconds, memory)
+
+    found = choose(SIZES, 1, 5.0, probe)
+    assert found is not None and found.batch == 768 and device.asked.count(16) == 2
+
+
+def test_nothing_is_chosen_where_not_even_the_smallest_fits():
+    device = Made(fits=0.2)
+    assert choose(SIZES, 1, 5.0, device) is None and device.asked == [2, 1]
+
+
+def test_every_size_is_a_multiple_of_the_accumulation():
+    sizes = [5 * size for size in SIZES]
+    assert choose(sizes, 5, 5.0, Made(fits=200)) == Choice(160, Made(fits=200)(160), "memory")
+
+
+def sizes_of(name: str, *flags: str, ranks: int = 1) -> tuple[list[int], str]:
+    recipe, run = config.load(name, ["--train.global-batch=auto", "--run.workers=0", *flags])
+    return possible_sizes(recipe, run, recipe.data.open("train", 0), CPU, World(size=ranks))
+
+
+def test_an_epoch_keeps_ten_steps():
+    data = "--data.path=synthetic:classes=10,samples=170,size=24"
+    sizes, end = sizes_of("demo_classification", data)
+    assert sizes == [1, 2, 3, 4, 6, 8, 12, 16]
+    assert end == "a larger one leaves fewer than 10 steps in an epoch of 170 samples"
+    assert sizes_of("demo_classification", data, ranks=2)[0] == [1, 2, 3, 4, 6, 8]
+    assert sizes_of("demo_classification", data, "--train.accumulation=3")[0] == [3, 6, 9, 12]
+    assert sizes_of("demo_classification", "--data.path=synthetic:classes=10,samples=9,size=24")[0] == [1]
+
+
+def test_slices_come_from_whole_volumes():
+    sizes, _ = sizes_of("unet2d", "--data.path=synthetic:samples=64", "--data.nvol=2")
+    assert sizes[:4] == [2, 3, 4, 6]  # one slice cannot come from two volumes
+    for size in sizes:
+        recipe, _ = config.load("unet2d", ["--data.path=synthetic:samples=64", "--data.nvol=2"])
+        recipe.data.open("train", 0).bind(CPU, size)
+
+
+def test_batches_for_loader_processes_must_have_room_in_shared_memory(monkeypatch):
+    """Four batches in flight for training and four for evaluation, 64 MiB as docker gives."""
+    flags = ["--data.path=synthetic:classes=10,samples=9000,size=224", "--data.size=224", "--run.workers=2"]
+    usage = type("Usage", (), {"free": 64 * 2**20})
+    monkeypatch.setattr(batch_size.shutil, "disk_usage", lambda path: usage)
+    sizes, end = sizes_of("demo_classification", *flags)
+    held = max(sizes) * 8 * 224 * 224 * 3
+    assert held < 0.8 * 64 * 2**20 < 2 * held and "no room in /dev/shm" in end
+
+
+def test_data_that_come_in_no_size_say_why():
+    recipe, run = config.load("unet2d", ["--data.path=synthetic:samples=64", "--train.global-batch=auto"])
+    wide = replace(recipe, data=replace(recipe.data, nvol=2**20))
+    with pytest.raises(UsageError, match="nvol=1048576 volumes cannot share a batch"):
+        possible_sizes(wide, run, wide.data.open("train", 0), CPU, World())
