@@ -57,7 +57,8 @@ class Raw:
         """Say what was found, in one phrase."""
         what = "images" if self.are_images else "volumes"
         count = f"{len(self.training)} {what} with labels" + (f" and {len(self.test)} for testing" if self.test else "")
-        channels = f"channels {', '.join(self.modalities)}" if self.modalities else ""
+        tells = self.has_json or len(self.modalities) > 1
+        channels = f"channels {', '.join(self.modalities)}" if self.modalities and tells else ""
         classes = f"classes {_listed(self.classes)}" if self.classes else ""
         ignored = f"ignored: {self.ignored}" if self.ignored else ""
         return ", ".join(filter(None, [f"{self.layout}: {count}", channels, classes, ignored]))

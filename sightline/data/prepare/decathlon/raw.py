@@ -101,7 +101,8 @@ def list_cases(raw: Raw, mode: Mode, channels: int, progress: Progress) -> list[
         )
     pairs = raw.training if mode != "test" else raw.test
     if not pairs:
-        raise BadData(f"{raw.root / JSON} lists no {'test' if mode == 'test' else 'training'} cases")
+        listing = raw.root / JSON if raw.has_json else raw.root
+        raise BadData(f"{listing} lists no {'test' if mode == 'test' else 'training'} cases")
     cases: dict[str, RawCase] = {}
     problems = []
     for done, (name, image, label) in enumerate(pairs, start=1):

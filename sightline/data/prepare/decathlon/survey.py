@@ -54,9 +54,11 @@ def complete(raw: Raw, out: Path, jobs: int, memory: int, progress: Progress) ->
         modalities: tuple[str, ...] = ("CT",)
         scaling = f"CT (values of {AIR_HU} and below in all of the first {len(lowest)} volumes)"
     else:
-        modalities = _COLOURS if raw.are_images and channels == 3 else tuple(f"channel {n}" for n in range(channels))
+        numbered = tuple(f"channel {number}" for number in range(channels)) if channels > 1 else ("image",)
+        modalities = _COLOURS if raw.are_images and channels == 3 else numbered
         scaling = f"each {'image' if raw.are_images else 'volume'} is scaled by its own mean"
-    return replace(raw, classes=classes, modalities=modalities), "; ".join(filter(None, [by_values, scaling]))
+    written = f"{out / JSON} names the classes"
+    return replace(raw, classes=classes, modalities=modalities), "; ".join(filter(None, [by_values, scaling, written]))
 
 
 def write_description(raw: Raw, out: Path) -> None:

@@ -11,8 +11,8 @@ from sightline.config import Run
 from sightline.data.formats.nifti import read_scan
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder
-from sightline.data.volumes.geometry import prepare_image
 from sightline.data.volumes.files import case_name
+from sightline.data.volumes.geometry import prepare_image
 from sightline.data.volumes.inputs import VolumeFiles
 from sightline.data.volumes.raw import labelled_files
 from sightline.errors import BadData, BadSample, UsageError
