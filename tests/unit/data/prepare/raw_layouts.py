@@ -75,7 +75,7 @@ def folders(
 
 def photo(number: int, colours: int = 3) -> tuple[np.ndarray, np.ndarray]:
     """(image (height, width[, 3]) uint8, mask (height, width) of 0 and 1): a bright disc in noise; sizes differ."""
-    height, width = 36 + 3 * number, 48 - 4 * number
+    height, width = 36 + 3 * (number % 6), 48 - 4 * (number % 6)
     y, x = np.ogrid[:height, :width]
     mask = ((y - height / 2) ** 2 + (x - width / 2) ** 2 < 9**2).astype(np.uint8)
     image = np.random.default_rng(number).integers(20, 90, (height, width, colours)).astype(np.uint8)
