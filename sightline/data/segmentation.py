@@ -257,7 +257,7 @@ class SegmentationDataset(Dataset):
             return ""
         shallowest = int(self.shapes[:, 0].argmin())
         return f"batches of {global_batch} slices come from nvol={nvol} volumes, not {wanted}: " + (
-            f"the shallowest, {self.source.name(shallowest)}, has {self.shapes[shallowest, 0]}"
+            f"the shallowest, {self.source.name(shallowest)}, has {self.shapes[shallowest, 0]} slices"
             if global_batch % wanted == 0
             else f"{wanted} does not divide the batch"
         )

@@ -15,7 +15,8 @@ import numpy as np
 
 from sightline.data.inputs import list_files
 from sightline.data.volumes.files import MASK, SUFFIXES, case_name, read_label
-from sightline.data.volumes.pairs import find_folders, label_of_case
+from sightline.data.volumes.pairs import label_of_case
+from sightline.data.volumes.raw import label_files
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.predict import predict_files
@@ -62,12 +63,9 @@ def evaluate_folder(predicted: Path, labels: Path) -> Scores:
         case = name.removesuffix(ending) if ending else case_name(name)
         if case not in cases or ending != PROBABILITIES:  # of both, the mask is what was decided
             cases[case] = path
-    base = labels
-    if labels.is_dir() and (folders := find_folders(labels)):
-        base = folders[1]
-    elif (labels / "labelsTr").is_dir():
-        base = labels / "labelsTr"
-    pairs = {case: (path, _label_of(base, case)) for case, path in cases.items()}
+    base = labels / "labelsTr" if (labels / "labelsTr").is_dir() else labels
+    known = label_files(labels) if base == labels else {}
+    pairs = {case: (path, known.get(case) or _label_of(base, case)) for case, path in cases.items()}
     return _tell(pairs, _class_names(predicted, base), predicted, RunLog(predicted, attempt=None))
 
 

@@ -70,10 +70,10 @@ def test_raw_data_are_refused_with_the_command_that_prepares_them(sightline, tmp
     assert sightline("check", "demo_segmentation", "--data.path", tmp_path / "data", "--data.folds=2").code == 0
 
 
-OTHERS = [pytest.param(layout, marks=pytest.mark.slow) for layout in ("decathlon", "imagesTr", "yaml", "grey")]
+OTHERS = [pytest.param(layout, marks=pytest.mark.slow) for layout in LAYOUTS if layout not in ("nnunet", "masks")]
 
 
-@pytest.mark.parametrize("layout", ["nnunet", "folders", "masks", *OTHERS])
+@pytest.mark.parametrize("layout", ["nnunet", "masks", *OTHERS])  # docs/data_volumes.md has the folders
 def test_every_layout_is_prepared_trained_on_and_scored(sightline, tmp_path: Path, layout: str):
     source, data, run = LAYOUTS[layout][0](tmp_path / "mine"), tmp_path / "data", tmp_path / "run"
     assert sightline(*PREPARE, "--source", source, "--out", data, "--jobs", 1).code == 0
@@ -86,9 +86,8 @@ def test_every_layout_is_prepared_trained_on_and_scored(sightline, tmp_path: Pat
     (folder,) = run.glob("predictions-ckpt-*")
     scores = json.loads((folder / "scores-labels.json").read_text())["values"]
     assert scores["samples"] == 2 + (layout in ("masks", "grey"))
-    if layout != "yaml":
-        assert sightline("evaluate", folder, "--labels", source).code == 0
-        assert json.loads((folder / "scores-labels.json").read_text())["values"] == scores
+    assert sightline("evaluate", folder, "--labels", source).code == 0
+    assert json.loads((folder / "scores-labels.json").read_text())["values"] == scores
 
 
 def test_nnunets_layout_gives_the_arrays_of_the_decathlons(sightline, tmp_path: Path):
@@ -182,8 +181,8 @@ def test_predict_writes_masks_of_the_size_of_the_image_and_drawings(sightline, t
     grey = tmp_path / "grey.jpg"
     Image.fromarray(MADE["photo"](1, 1)[0]).save(grey)  # where three channels were learnt
     out = tmp_path / "out"
-    code, said, err = sightline("predict", trained / "run", trained / "cells" / "images", grey, "--out", out, *HERE)
-    assert (code, err) == (0, "") and "7 of 7 files predicted" in said
+    code, said, err = sightline("predict", trained / "run", trained / "cells", grey, "--out", out, *HERE)
+    assert (code, err) == (0, "") and "7 of 7 files predicted" in said and "only its images is taken" in said
     rows = {row["file"]: row for row in json.loads((out / "predictions.json").read_text())["files"]}
     scores = []
     for number in range(6):

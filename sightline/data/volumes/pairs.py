@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from sightline.data.sources.layouts import IMAGES, contents, counted, is_folder, subfolders, suffix_of
+from sightline.data.sources.layouts import IMAGES, contents, counted, is_folder, suffix_of
 from sightline.data.volumes.files import SUFFIXES, case_name
 from sightline.errors import UsageError
 
-# Names of folders in any case, the preferred first.
-IMAGE_FOLDERS = ("imagestr", "images", "image", "imgs", "img")
-LABEL_FOLDERS = ("labelstr", "labels", "masks", "segmentations", "label", "mask", "segmentation")
 LABEL_ENDS = ("seg", "mask", "label", "segmentation", "labels", "masks")  # of CASE_seg.nii.gz, also after - and .
 _CHANNEL = re.compile(r"(.+)_(\d{4})")
 
@@ -40,28 +37,6 @@ class Paired:
     are_images: bool  # 2D images, not volumes
     problems: tuple[str, ...]  # files without a partner, and the like
     ignored: str  # files of other kinds, for people; "": none
-
-
-def has_folders(root: Path) -> bool:
-    """Return whether there are folders of images and of labels below `root`, by their names."""
-    below = {name.lower() for name in subfolders(root)}
-    return any(name in below for name in IMAGE_FOLDERS) and any(name in below for name in LABEL_FOLDERS)
-
-
-def find_folders(root: Path) -> tuple[Path, Path] | None:
-    """Return the folders of images and labels below `root`, found by their names; None if there are not two."""
-    below = {name.lower(): root / name for name in subfolders(root)}
-    images, labels = ([below[n] for n in names if n in below] for names in (IMAGE_FOLDERS, LABEL_FOLDERS))
-    if not images or not labels:
-        return None
-    for what, found in (("images", images), ("labels", labels)):
-        if len(found) > 1:
-            raise UsageError(
-                f"{root} has several folders of {what}: {', '.join(path.name for path in found)}; name one in a file "
-                f"data.yaml (`kind: volumes`, `train: {{images: {images[0].name}, labels: {labels[0].name}}}`) and "
-                "give that instead"
-            )
-    return images[0], labels[0]
 
 
 def pair_files(images: Path, labels: Path, root: Path, channels: int = 0) -> Paired:

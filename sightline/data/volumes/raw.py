@@ -13,7 +13,9 @@ from typing import Any
 
 from sightline.data.sources.layouts import IMAGES, is_description, read_description, subfolders
 from sightline.data.volumes.files import SUFFIXES, case_name, channel_files
-from sightline.data.volumes.pairs import LABEL_FOLDERS, Pair, Paired, find_folders, has_folders, pair_files
+from sightline.data.volumes.folders import LABEL_FOLDERS, find_folders, has_folders
+from sightline.data.volumes.pairs import Pair, Paired, pair_files
+from sightline.data.writing.pieces import NOTES
 from sightline.errors import BadData, UsageError
 from sightline.files.archive import clean_name
 from sightline.files.typed_json import read_json, short
@@ -35,7 +37,7 @@ class Raw:
     classes: tuple[str, ...]  # background first; empty: only the labels tell
     training: tuple[Pair, ...]
     test: tuple[Pair, ...]
-    layout: str = "the Decathlon's layout"
+    layout: str  # for people
     has_json: bool = True  # dataset.json names classes and modalities
     channels: int = 1  # in files of their own
     are_images: bool = False  # 2D images, not volumes
@@ -55,19 +57,22 @@ class Raw:
 
     def describe(self) -> str:
         """Say what was found, in one phrase."""
-        what = "images" if self.are_images else "volumes"
+        what = f"{'image' if self.are_images else 'volume'}{'s' if len(self.training) != 1 else ''}"
         count = f"{len(self.training)} {what} with labels" + (f" and {len(self.test)} for testing" if self.test else "")
+        problems = f"{len(self.problems)} files without a partner" if self.problems else ""
         tells = self.has_json or len(self.modalities) > 1
         channels = f"channels {', '.join(self.modalities)}" if self.modalities and tells else ""
         classes = f"classes {_listed(self.classes)}" if self.classes else ""
         ignored = f"ignored: {self.ignored}" if self.ignored else ""
-        return ", ".join(filter(None, [f"{self.layout}: {count}", channels, classes, ignored]))
+        return ", ".join(filter(None, [f"{self.layout}: {count}", problems, channels, classes, ignored]))
 
 
 def is_raw(path: Path) -> bool:
     """Return whether a path holds data that can be prepared, by names alone."""
     if is_description(str(path)):
         return read_description(str(path)).kind == KIND
+    if (path / NOTES).is_dir():  # written by `prepare`, and not finished if it has no plan
+        return False
     return path.is_dir() and ((path / JSON).is_file() or has_folders(path))
 
 
@@ -116,6 +121,14 @@ def remedy(path: Path, dim: int, recipe: str = "unet2d") -> str:
     return f"`{prepare}`, then train with `{train}`"
 
 
+def label_files(place: Path) -> dict[str, Path]:
+    """Return the label of every case of raw data; none of a path that does not hold any."""
+    if not is_raw(place):
+        return {}
+    raw = read_raw(place)
+    return {pair.name: raw.root / pair.label for pair in raw.training if pair.label}
+
+
 def labelled_files(cases: Sequence[str], folder: Path) -> dict[str, tuple[Path, Path]]:
     """Find the image and the label of each case in the data that they were prepared from; `folder` may also be the
     folder of the labels."""
@@ -148,18 +161,30 @@ def _read_decathlon(root: Path, name: str, content: Mapping[str, Any]) -> Raw:
         if not isinstance(entry, dict) or not {"image", "label"} <= entry.keys():
             raise BadData(f"{path}: {short(entry)} in training is not a pair of image and label; fetch it again")
         image = _file(entry["image"], path)
-        pairs.append(Pair(case_name(os.path.basename(image)), image, _file(entry["label"], path)))
+        name_of_case = case_name(os.path.basename(image))
+        pairs.append(Pair(name_of_case, _first_channel(root, image), _file(entry["label"], path)))
     images = [_file(entry.get("image") if isinstance(entry, dict) else entry, path) for entry in test]
     files = [pair.image for pair in pairs] or images
+    modalities = _numbered(content.get("modality"), "modality", path)
+    is_nnunet = any(case_name(os.path.basename(pair.image)) != pair.name for pair in pairs)
     return Raw(
         root,
         name,
-        _numbered(content.get("modality"), "modality", path),
+        modalities,
         _numbered(content.get("labels"), "labels", path),
         tuple(pairs),
-        tuple(Pair(case_name(os.path.basename(image)), image, None) for image in images),
+        tuple(Pair(case_name(os.path.basename(image)), _first_channel(root, image), None) for image in images),
+        layout="nnU-Net v1's layout" if is_nnunet else "the Decathlon's layout",
+        channels=len(modalities) if is_nnunet else 1,
         are_images=bool(files) and all(file.lower().endswith(IMAGES) for file in files),
     )
+
+
+def _first_channel(root: Path, image: str) -> str:
+    """Return CASE_0000.nii.gz for CASE.nii.gz if only that exists: nnU-Net v1 lists its cases so."""
+    stem = case_name(image)
+    first = f"{stem}_0000{image[len(stem) :]}"
+    return first if not (root / image).exists() and (root / first).exists() else image
 
 
 def _read_nnunet(root: Path, name: str, content: Mapping[str, Any]) -> Raw:

@@ -358,3 +358,25 @@ def test_numbered_cases_of_one_channel_are_not_channels(tmp_path):
         save(tmp_path / "mine" / "labels" / f"scan_{number:04d}.nii.gz", label)
     assert run(tmp_path / "mine", tmp_path / "out")["made now"] == 3
     assert [case.name for case in read_plan(tmp_path / "out").cases] == [f"scan_{n:04d}" for n in range(3)]
+
+
+def test_nnunets_first_version_lists_cases_without_their_channels(tmp_path, capsys):
+    """Its dataset.json is the Decathlon's, its files are CASE_0000.nii.gz, CASE_0001.nii.gz, ..."""
+    source = MADE["decathlon"](tmp_path / "four axes", channels=2)
+    run(source, tmp_path / "expected")
+    old = MADE["nnunet"](tmp_path / "Task500_Mine", channels=2)
+    (old / "dataset.json").write_bytes((source / "dataset.json").read_bytes())
+    run(old, tmp_path / "out")
+    assert "found nnU-Net v1's layout: 4 volumes with labels, channels T0, T1" in capsys.readouterr().out
+    for path in (tmp_path / "expected").glob("*.npy"):
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+    (old / "imagesTr" / "c1_0001.nii.gz").unlink()
+    with pytest.raises(BadData, match=r"c1: .*c1_0001.nii.gz is not there"):
+        run(old, tmp_path / "out")
+
+
+def test_an_unfinished_folder_is_not_taken_for_raw_data(tmp_path):
+    run(MADE["folders"](tmp_path / "mine"), tmp_path / "out")
+    (tmp_path / "out" / "plan.json").unlink()  # killed, with a dataset.json of an earlier start
+    with pytest.raises(UsageError, match="out holds no dataset.json and no images beside labels"):
+        run(tmp_path / "out", tmp_path / "again")

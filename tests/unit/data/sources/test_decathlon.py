@@ -250,7 +250,7 @@ def test_what_was_found_is_told_without_torch(prepared, tmp_path):
     plan = read_plan(prepared)
     assert told.stdout.splitlines() == [
         f"{{'task': '{plan.task}'}} {describe_found(str(prepared))}",
-        "{} pairs of the same name in images and masks: 1 images with labels; not prepared",
+        "{} pairs of the same name in images and masks: 1 image with labels; not prepared",
         "{} ",
         "{} ",
         "False",
