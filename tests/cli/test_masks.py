@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sightline.report.slices import outline_colour
+
 MADE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "unit/data/prepare/raw_layouts.py"))
 PREPARE = ("prepare", "decathlon")
 HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32"]
@@ -190,6 +192,7 @@ def test_predict_writes_masks_of_the_size_of_the_image_and_drawings(sightline, t
         with Image.open(out / row["mask"]) as mask, Image.open(out / row["picture"]) as drawing:
             assert mask.mode == "P" and drawing.mode == "RGB" and drawing.width > mask.width
             found = np.asarray(mask)
+            assert (np.asarray(drawing) == outline_colour(1)).all(-1).any() == bool(found.any())
         assert row["mask"] == f"p{number}_mask.png" and found.shape == truth.shape and found.max() <= 1
         assert [each["voxels"] for each in row["found"]] == np.bincount(found.ravel(), minlength=2).tolist()
         assert row["found"][1]["percent"] == pytest.approx(100 * found.mean(), abs=1e-3)

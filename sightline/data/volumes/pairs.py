@@ -51,8 +51,8 @@ def pair_files(images: Path, labels: Path, root: Path, channels: int = 0) -> Pai
     labels_by_stem, other_labels = _by_stem(label_names, suffixes)
     if not labels_by_stem:
         raise UsageError(
-            f"{labels} holds no labels ({', '.join(suffixes)}) for the {suffix_of(names[0])} files of {images}; found "
-            f"there: {contents(labels)}"
+            f"{labels} holds no labels ({', '.join(suffixes)}) for the {'images' if are_images else 'volumes'} of "
+            f"{images}; found there: {contents(labels)}"
         )
     problems = [
         f"{folder.name}: {' and '.join(sorted(files))} have one name; remove all but one"

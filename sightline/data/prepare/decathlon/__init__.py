@@ -22,6 +22,7 @@ from sightline.data.prepare.decathlon.raw import (
     find_place,
     list_cases,
     refuse,
+    refuse_lonely,
     resolve_task,
     unpack,
 )
@@ -103,16 +104,16 @@ def prepare(options: DecathlonOptions, progress: Progress) -> dict[str, int]:
     place = find_place(options.source, options.task)
     _check_places(place, options)
     memory = int(options.memory_gb * 2**30) or int(_AUTO_MEMORY_SHARE * available_bytes())
+    is_tar = place.is_file() and not is_description(str(place))
+    raw = None if is_tar else _checked(read_raw(place), options)  # before a folder is made
     with alone_in(options.out):
         asked = {"version": _VERSION, "dim": options.dim, "mode": options.mode, "dilation": options.dilation}
         journal = Journal(options.out, "options.json")
         journal.begin({**asked, "task": options.task} if options.task in TASKS else asked)
-        is_tar = place.is_file() and not is_description(str(place))
-        if is_tar and (counts := _finished(options, place, journal)):
-            return counts
-        raw = _open(place, options.out, is_tar, progress)
-        if raw.are_images and options.dim == 3:
-            raise UsageError(f"{place} holds 2D images, which have no depth for --dim 3; leave it out")
+        if raw is None:
+            if counts := _finished(options, place, journal):
+                return counts
+            raw = _checked(read_raw(*unpack(place, options.out / _RAW, progress)), options)
         decided = ""
         if not raw.has_json:
             raw, decided = complete(raw, options.out, jobs, memory, progress)
@@ -168,11 +169,13 @@ def _download(options: DecathlonOptions, progress: Progress) -> None:
     fetch(f"{BUCKET}/{folder}.tar", target, options.size_bytes, options.sha256.lower(), progress)
 
 
-def _open(place: Path, out: Path, is_tar: bool, progress: Progress) -> Raw:
-    if not is_tar:
-        return read_raw(place)
-    root, changed_ns = unpack(place, out / _RAW, progress)
-    return read_raw(root, changed_ns)
+def _checked(raw: Raw, options: DecathlonOptions) -> Raw:
+    """Return the data; raise if the names of their files alone tell that they cannot be prepared."""
+    if raw.are_images and options.dim == 3:
+        raise UsageError(f"{raw.root} holds 2D images, which have no depth for --dim 3; leave it out")
+    if options.mode != "test":
+        refuse_lonely(raw)
+    return raw
 
 
 def _tar_stamp(place: Path) -> list[int]:

@@ -94,11 +94,6 @@ def resolve_task(asked: str, raw: Raw) -> str | None:
 
 def list_cases(raw: Raw, mode: Mode, channels: int, progress: Progress) -> list[RawCase]:
     """Return the cases of a mode with their headers; BadData names all whose files or headers do not fit."""
-    if raw.problems and mode != "test":
-        raise BadData(
-            f"{raw.root}: {len(raw.problems)} files are not part of a pair of an image and a label; add what is "
-            f"missing, or move them out of their folder:{_listed(raw.problems)}"
-        )
     pairs = raw.training if mode != "test" else raw.test
     if not pairs:
         listing = raw.root / JSON if raw.has_json else raw.root
@@ -118,6 +113,15 @@ def list_cases(raw: Raw, mode: Mode, channels: int, progress: Progress) -> list[
         progress("reading headers", done, len(pairs))
     refuse(problems, len(pairs), raw)
     return sorted(cases.values(), key=lambda case: f"{case.name}_x.npy")
+
+
+def refuse_lonely(raw: Raw) -> None:
+    """Raise BadData with the files that are not part of a pair, if there are any."""
+    if raw.problems:
+        raise BadData(
+            f"{raw.root}: {len(raw.problems)} files are not part of a pair of an image and a label; add what is "
+            f"missing, or move them out of their folder:{_listed(raw.problems)}"
+        )
 
 
 def refuse(problems: Sequence[str], total: int, raw: Raw) -> None:

@@ -130,6 +130,7 @@ def test_folders_that_are_not_what_they_seem(tmp_path, what):
     change(source)
     with pytest.raises(UsageError, match=said):
         run(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_cannot_be_listed(tmp_path, monkeypatch):
