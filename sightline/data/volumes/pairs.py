@@ -17,6 +17,7 @@ from sightline.data.volumes.files import SUFFIXES, case_name
 from sightline.errors import UsageError
 
 LABEL_ENDS = ("seg", "mask", "label", "segmentation", "labels", "masks")  # of CASE_seg.nii.gz, also after - and .
+_SHOWN = 3
 _CHANNEL = re.compile(r"(.+)_(\d{4})")
 
 
@@ -125,9 +126,8 @@ def _grouped(
     cases = {}
     for case, files in found.items():
         if lacking := [f"{case}_{number:04d}" for number in wanted if number not in files]:
-            problems.append(
-                f"{case}: {', '.join(lacking)} of its {count} channels is missing; add it or remove the case"
-            )
+            shown = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
+            problems.append(f"{case}: {shown} of its {count} channels is missing; add it or remove the case")
         elif unknown := [files[number] for number in files if number not in wanted]:
             problems.append(f"{case}: {', '.join(unknown)} is beyond the {count} channels of dataset.json; remove it")
         cases[case] = files[min(files)]

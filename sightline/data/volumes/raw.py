@@ -140,7 +140,7 @@ def labelled_files(cases: Sequence[str], folder: Path) -> dict[str, tuple[Path, 
         )
     raw = read_raw(place)
     pairs = {pair.name: (raw.root / pair.image, raw.root / (pair.label or "")) for pair in raw.training}
-    missing = [case for case in cases if case not in pairs or not all(file.is_file() for file in pairs[case])]
+    missing = [case for case in cases if case not in pairs or not all(map(os.path.isfile, pairs[case]))]
     if missing:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise BadData(
@@ -184,7 +184,7 @@ def _first_channel(root: Path, image: str) -> str:
     """Return CASE_0000.nii.gz for CASE.nii.gz if only that exists: nnU-Net v1 lists its cases so."""
     stem = case_name(image)
     first = f"{stem}_0000{image[len(stem) :]}"
-    return first if not (root / image).exists() and (root / first).exists() else image
+    return first if not os.path.exists(root / image) and os.path.exists(root / first) else image
 
 
 def _read_nnunet(root: Path, name: str, content: Mapping[str, Any]) -> Raw:
