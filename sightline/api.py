@@ -180,7 +180,9 @@ def predict(
     if folder.resolve() in {Path(each).resolve() for each in inputs}:
         raise UsageError(f"--out {folder} is also an input, and results would mix with it; give another folder")
     results = folder if out else run  # where drawings of earlier calls may lie
-    files = list_files([Path(each) for each in inputs], trained.recipe.data.file_suffixes, results, say)
+    data = trained.recipe.data
+    files = list_files([Path(each) for each in inputs], data.file_suffixes, results, say)
+    files = data.first_files(files, trained.spec)
     return predict_files(trained, files, folder, PredictOptions(top, threshold, draws, probabilities))
 
 

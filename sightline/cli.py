@@ -119,7 +119,7 @@ def evaluate(flags: Sequence[str]) -> None:
     parser.add_argument(
         "--all", action="store_true", help="score every checkpoint of the run, as a table; resumes if interrupted"
     )
-    what = "label files, or a Decathlon folder: score volumes in the geometry of their files, not as prepared"
+    what = "label files, or what `prepare decathlon` read: score volumes and images as their files are, not as prepared"
     parser.add_argument("--labels", metavar="DIR", help=what)
     arguments, rest = parser.parse_known_args(flags)
     _refuse_value_of_flag(flags, arguments.run, "evaluate RUN")

@@ -176,6 +176,10 @@ class DataConfig(ABC):
         """Open any files by name, seen as in evaluation. Labels in their batches are placeholders."""
         raise UsageError(f"{type(self).__name__} cannot open single files, so there is no `predict` for it yet")
 
+    def first_files(self, files: dict[str, Path], spec: DataSpec) -> dict[str, Path]:
+        """Return the files that are samples; of a sample that several files make up, the first."""
+        return files
+
     def labelled_files(self, folder: Path) -> dict[str, tuple[Path, Path]]:
         """Find the raw file and the label file of each sample of the val split in `folder`."""
         raise UsageError(f"{type(self).__name__} has no label files to evaluate against; leave out --labels")

@@ -11,7 +11,8 @@ import io
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,10 +37,21 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["MAX_BYTES", "MAX_PIXELS", "Header", "decode_on_device", "decode_rgb", "read_header", "why_not_on_device"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_PIXELS",
+    "Header",
+    "decode_on_device",
+    "decode_rgb",
+    "decode_values",
+    "read_header",
+    "why_not_on_device",
+]
 
 _JPEG_KEPT_FOR_PILLOW = frozenset({0xE0, 0xEE})  # JFIF and Adobe: they decide the colour space
 _PNG_KEPT_FOR_PILLOW = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
+_PNG_DEPTH_AT = 24  # byte of the bits per sample
+_ONE_SAMPLE = ("1", "L", "P")  # modes of Pillow; grey has more
 _BAND_PIXELS = 2**22  # converted at once
 _SOURCE_LINE = re.compile(r"^\S+, \S+\.cpp:\d+, ")  # torch operators put their source line before the reason
 JpegDecoder = Callable[..., np.ndarray]
@@ -55,12 +67,40 @@ def decode_rgb(data: bytes, name: str, header: Header | None = None, rows: int |
     marker in place cannot be distinguished from content: libjpeg fills the hole with grey and says so on stderr.
     """
     header = header or read_header(data, name)
-    try:
+    with _as_bad_sample(name, header):
         decode_fast = _fast_jpeg_decoder() if header.is_plain_jpeg else None
         if decode_fast and decode_fast is _simplejpeg():
             stored, header = _decode_with_simplejpeg(decode_fast, data, header, rows)
         else:
             stored = decode_fast(data) if decode_fast else _decode_with_pillow(data, header)
+    pixels = _turn_upright(stored, header.orientation)
+    if pixels.shape != header.shape:
+        raise BadSample(name, f"decoded to shape {pixels.shape}, its header says {header.shape}; remove the file")
+    return pixels
+
+
+def decode_values(data: bytes, name: str) -> np.ndarray:
+    """Decode to the numbers that the file stores, for masks: (height, width) of grey levels or palette indices, 8 or 16
+    bits; (height, width, 3) uint8 for colours. Raises BadSample as `decode_rgb` does."""
+    header = read_header(data, name)
+    with _as_bad_sample(name, header), _opened_with_pillow(data, header) as image:
+        if not header.is_grey and image.mode not in _ONE_SAMPLE:
+            values = _to_rgb(image)
+        elif image.mode == "1":
+            values = np.asarray(image).astype(np.uint8)
+        else:
+            values = np.asarray(image.getchannel(0) if image.mode == "LA" else image)
+            values = values.astype(np.uint8 if values.dtype == np.uint8 else np.uint16)
+            if header.format == "PNG" and header.is_grey and (depth := data[_PNG_DEPTH_AT]) in (2, 4):
+                values //= 255 // (2**depth - 1)  # Pillow spreads them over all of a byte
+    return _turn_upright(values, header.orientation)
+
+
+@contextmanager
+def _as_bad_sample(name: str, header: Header) -> Iterator[None]:
+    """Raise BadSample with the reason for anything that a decoder raises."""
+    try:
+        yield
     except Damaged as damage:
         raise BadSample(name, str(damage)) from None
     except MemoryError as error:  # the image may be good
@@ -69,10 +109,6 @@ def decode_rgb(data: bytes, name: str, header: Header | None = None, rows: int |
     except Exception as error:  # damaged bytes make decoders raise a dozen types
         reason = _SOURCE_LINE.sub("", str(error).partition("\n")[0]) or type(error).__name__
         raise BadSample(name, f"broken {header.format}: {reason}; fetch the file again or remove it") from error
-    pixels = _turn_upright(stored, header.orientation)
-    if pixels.shape != header.shape:
-        raise BadSample(name, f"decoded to shape {pixels.shape}, its header says {header.shape}; remove the file")
-    return pixels
 
 
 def _without_rows_below(data: bytes, header: Header, rows: int) -> tuple[bytes, Header]:
@@ -94,9 +130,9 @@ def _turn_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
         2: lambda: pixels[:, ::-1],
         3: lambda: pixels[::-1, ::-1],
         4: lambda: pixels[::-1],
-        5: lambda: pixels.transpose(1, 0, 2),
+        5: lambda: pixels.swapaxes(0, 1),
         6: lambda: np.rot90(pixels, -1),
-        7: lambda: pixels[::-1, ::-1].transpose(1, 0, 2),
+        7: lambda: pixels[::-1, ::-1].swapaxes(0, 1),
         8: lambda: np.rot90(pixels, 1),
     }[orientation]()
     return np.ascontiguousarray(turned)
@@ -199,7 +235,13 @@ def why_not_on_device(device: torch.device) -> str:
 
 
 def _decode_with_pillow(data: bytes, header: Header) -> np.ndarray:
-    """Decode any allowed image, as stored. Pillow may not guess the format, and gets no metadata to warn about."""
+    """Decode any allowed image, as stored."""
+    with _opened_with_pillow(data, header) as image:
+        return _to_rgb(image)
+
+
+def _opened_with_pillow(data: bytes, header: Header) -> ImageFile.ImageFile:
+    """Load any allowed image. Pillow may not guess the format, and gets no metadata to warn about."""
     if header.format == "JPEG":
         image: ImageFile.ImageFile = JpegImagePlugin.JpegImageFile(io.BytesIO(_strip_jpeg(data)))
     elif header.format == "PNG":
@@ -208,14 +250,11 @@ def _decode_with_pillow(data: bytes, header: Header) -> np.ndarray:
         image = BmpImagePlugin.BmpImageFile(io.BytesIO(data))
     else:
         image = WebPImagePlugin.WebPImageFile(io.BytesIO(data))
-    with image:
-        if image.size != (header.width, header.height):  # nothing of this size is allocated yet
-            raise Damaged(
-                f"{header.format} of {header.width}x{header.height} pixels, which Pillow reads as {image.size}"
-            )
-        image.load()
-        image.info.pop("transparency", None)  # dropped like alpha; a palette's would warn in convert()
-        return _to_rgb(image)
+    if image.size != (header.width, header.height):  # nothing of this size is allocated yet
+        raise Damaged(f"{header.format} of {header.width}x{header.height} pixels, which Pillow reads as {image.size}")
+    image.load()
+    image.info.pop("transparency", None)  # dropped like alpha; a palette's would warn in convert()
+    return image
 
 
 def _to_rgb(image: Image.Image) -> np.ndarray:

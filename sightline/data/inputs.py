@@ -9,6 +9,8 @@ from pathlib import Path
 
 from sightline import terminal
 from sightline.data.decode import MAX_BYTES
+from sightline.data.sources.layouts import IMAGES
+from sightline.data.volumes.folders import images_beside_labels
 from sightline.errors import BadSample, UsageError
 
 # In the folder of a Decathlon task, or of data in its form, the first of these image folders that holds files is used.
@@ -16,6 +18,7 @@ from sightline.errors import BadSample, UsageError
 _TASK = "dataset.json"
 _IMAGES = ("imagesTs", "imagesTr")
 _LABELS = ("labelsTs", "labelsTr")
+_VOLUMES = (".nii.gz", ".nii")
 
 
 def list_files(
@@ -26,7 +29,8 @@ def list_files(
 
     Folders are searched recursively, in sorted order, for these suffixes; hidden entries, circular links and the folder
     `leave_out`, into which results go, are skipped. In the folder of a task (dataset.json) only images are used, those
-    of imagesTs or, if it holds none, of imagesTr; `say` reports that. A file given twice counts once.
+    of imagesTs or, if it holds none, of imagesTr; of folders of images beside labels only the images; `say` reports
+    that. If a folder has volumes, 2D images in it are left out. A file given twice counts once.
     """
     named: dict[str, str] = {}  # absolute path -> name
     for given in inputs:
@@ -34,7 +38,7 @@ def list_files(
             before = len(named)
             part = _images_of(given, suffixes, say)
             top = given / part  # cases are named as if this folder had been given
-            for relative in _below(top, "", suffixes, {os.path.realpath(leave_out)}, say):
+            for relative in _not_drawings(list(_below(top, "", suffixes, {os.path.realpath(leave_out)}, say))):
                 named.setdefault(os.path.abspath(top / relative), relative)
             if len(named) == before and not any(Path(path).is_relative_to(given.absolute()) for path in named):
                 raise UsageError(
@@ -64,13 +68,23 @@ def read_bytes(path: Path, name: str) -> bytes:
         raise BadSample(name, f"cannot be read: {error.strerror}") from error
 
 
+def _not_drawings(names: Sequence[str]) -> Sequence[str]:
+    """Leave out images that lie with volumes: they are drawings of them."""
+    if not any(name.lower().endswith(_VOLUMES) for name in names):
+        return names
+    return [name for name in names if not name.lower().endswith(IMAGES)]
+
+
 def _images_of(folder: Path, suffixes: tuple[str, ...], say: Callable[[str], None]) -> str:
     """Return the image folder to use inside the folder of a task; "" for any other folder."""
-    if not (folder / _TASK).is_file():
+    is_task = (folder / _TASK).is_file()
+    beside_labels = images_beside_labels(folder) if _VOLUMES[0] in suffixes else ""
+    if not is_task and not beside_labels:
         return ""
-    for part in _IMAGES:
-        if (folder / part).is_dir() and any(_is_meant(entry, suffixes) for entry in _entries(folder / part)):
-            say(f"{folder} is the folder of a task (it has a {_TASK}): only its {part} is taken")
+    why = f"is the folder of a task (it has a {_TASK})" if is_task else "has images beside labels"
+    for part in (*_IMAGES, beside_labels):
+        if part and (folder / part).is_dir() and any(_is_meant(each, suffixes) for each in _entries(folder / part)):
+            say(f"{folder} {why}: only its {part} is taken")
             return part
     return ""
 

@@ -23,8 +23,11 @@ from sightline.data.check.volumes import check_volumes
 from sightline.data.loading.cache import VolumeCache, decide
 from sightline.data.sources import VolumeSource, open_volumes
 from sightline.data.sources import decathlon as prepared
+from sightline.data.sources.layouts import IMAGES
 from sightline.data.volumes import decathlon
-from sightline.data.volumes.inputs import SUFFIXES, VolumeFiles, labelled_files
+from sightline.data.volumes.files import SUFFIXES, channel_files
+from sightline.data.volumes.inputs import VolumeFiles
+from sightline.data.volumes.raw import describe_raw, find_raw, labelled_files, remedy
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Layout, Split, undecisive
@@ -35,7 +38,6 @@ LABELLED = {
     "01": 484, "02": 20, "03": 131, "04": 260, "05": 32, "06": 63, "07": 281, "08": 303, "09": 41, "10": 126,
 }  # fmt: skip
 _LARGEST_CACHED = 2**32 - 1  # bytes of one volume
-_RAW = ("dataset.json", "*/dataset.json")  # in the unprepared folder of a task, or in the folder around it
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class SegmentationData(AugmentFields, DataConfig):
     max_bad_samples: int = undecisive(1000)
     """skip: end the run if there are more bad volumes than this."""
 
-    file_suffixes = SUFFIXES
+    file_suffixes = (*SUFFIXES, *IMAGES)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,8 +99,13 @@ class SegmentationData(AugmentFields, DataConfig):
         return SegmentationDataset(self, self.source(split), split, seed)
 
     def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
-        """Open any NIfTI files, whole; the task's windows cover them."""
+        """Open any volumes or images, whole; the task's windows cover them."""
         return VolumeFiles(files, spec)
+
+    def first_files(self, files: dict[str, Path], spec: DataSpec) -> dict[str, Path]:
+        """Leave out further channels of a case, which are read with its first."""
+        further = {other for path in files.values() for other in channel_files(path, spec.channels)[1:]}
+        return {name: path for name, path in files.items() if path not in further}
 
     def labelled_files(self, folder: Path) -> dict[str, tuple[Path, Path]]:
         """Find the volumes of the val split in the folder that they were prepared from."""
@@ -108,19 +115,25 @@ class SegmentationData(AugmentFields, DataConfig):
     def source(self, split: Split) -> VolumeSource:
         """Open the volumes on disk; they must belong to the declared task."""
         if prepared.detect(self.path):
-            plan = decathlon.read_plan(Path(self.path))
-            if (plan.task, plan.dim) != (self.task, self.dim):
-                raise BadData(
-                    f"{self.path} was prepared for task {plan.task} ({plan.name}) with dim {plan.dim}, the recipe is "
-                    f"made for task {self.task} with dim {self.dim}; give --data.task {plan.task} --data.dim "
-                    f"{plan.dim}, or the right --data.path"
-                )
-        elif raw := next((file.parent for name in _RAW for file in Path(self.path).glob(name)), None):
+            self._check_plan(decathlon.read_plan(Path(self.path)))
+        elif not self.path.startswith("synthetic:") and (raw := find_raw(Path(self.path))):
             raise UsageError(
-                f"{raw} holds a task that is not prepared; prepare it first: `sightline prepare decathlon --source "
-                f"{raw} --dim {self.dim} --out DIR`, and give --data.path DIR"
+                f"{raw} is not prepared; found {describe_raw(raw)}. Prepare it with {remedy(raw, self.dim)}"
             )
         return open_volumes("auto", self.path, split, self.fold, self.folds, self._expected_spec())
+
+    def _check_plan(self, plan: decathlon.VolumePlan) -> None:
+        if plan.dim != self.dim:
+            raise BadData(
+                f"{self.path} was prepared with dim {plan.dim}, the recipe is made for dim {self.dim}; give --data.dim "
+                f"{plan.dim} --data.task {plan.task}, or prepare another folder with `sightline prepare decathlon "
+                f"--source DIR --out DIR --dim {self.dim}` and give that as --data.path"
+            )
+        if plan.task != self.task:
+            raise BadData(
+                f"{self.path} was prepared for task {plan.task} ({plan.name}), the recipe is made for task "
+                f"{self.task}; give --data.task {plan.task}, or the right --data.path"
+            )
 
     def declared(self) -> tuple[DataSpec, int] | None:
         """Declare the spec of the task and the training volumes of the fold if no path is given."""

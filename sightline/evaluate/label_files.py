@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from sightline.data.formats.nifti import read_label
 from sightline.data.inputs import list_files
-from sightline.data.volumes.inputs import SUFFIXES, case_name
+from sightline.data.volumes.files import MASK, SUFFIXES, case_name, read_label
+from sightline.data.volumes.pairs import label_of_case
+from sightline.data.volumes.raw import label_files
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.predict import predict_files
@@ -54,15 +55,17 @@ class Counts:
 
 
 def evaluate_folder(predicted: Path, labels: Path) -> Scores:
-    """Score every CASE.nii.gz, or CASE.npy of probabilities, of a folder against CASE.nii.gz of another."""
-    files = list_files([predicted], (*SUFFIXES, PROBABILITIES), labels)
+    """Score every CASE.nii.gz, CASE_mask.png or CASE.npy of probabilities of a folder against its label in another."""
+    files = list_files([predicted], (*SUFFIXES, PROBABILITIES, MASK), labels)
     cases: dict[str, Path] = {}
     for name, path in files.items():
-        case = name.removesuffix(PROBABILITIES) if name.endswith(PROBABILITIES) else case_name(name)
-        if case not in cases or not name.endswith(PROBABILITIES):  # of both, the mask is what was decided
+        ending = next((ending for ending in (PROBABILITIES, MASK) if name.endswith(ending)), "")
+        case = name.removesuffix(ending) if ending else case_name(name)
+        if case not in cases or ending != PROBABILITIES:  # of both, the mask is what was decided
             cases[case] = path
     base = labels / "labelsTr" if (labels / "labelsTr").is_dir() else labels
-    pairs = {case: (path, _label_of(base, case)) for case, path in cases.items()}
+    known = label_files(labels) if base == labels else {}
+    pairs = {case: (path, known.get(case) or _label_of(base, case)) for case, path in cases.items()}
     return _tell(pairs, _class_names(predicted, base), predicted, RunLog(predicted, attempt=None))
 
 
@@ -81,7 +84,7 @@ def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
     scores = _tell(pairs, trained.spec.classes, folder, log, checkpoint=str(trained.path))
     for row in scores.worst[:DRAWN]:
         case = row["name"]
-        image = compared_slices(case, images[case], *pairs[case], trained.spec.classes)
+        image = compared_slices(case, images[case], *pairs[case], trained.spec)
         write_whole(folder / f"{case}.png", image.save)
     log.say(f"masks, {DOCUMENT_OF_SCORES} and images of the worst cases are in {folder}")
     return scores
@@ -90,7 +93,7 @@ def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
 def compare(case: str, predicted: Path, label: Path, classes: int) -> Counts:
     """Count the voxels of one case; raise BadSample where the two are not a pair, or hold a number without a class."""
     found, affine = _read_predicted(case, predicted)
-    truth, wanted = read_label(label, case)
+    truth, wanted = read_label(label, case, classes)
     if found.shape != truth.shape:
         raise BadSample(case, f"its mask has {_sides(found)} voxels and its label {_sides(truth)}; give its own label")
     if affine is not None and not np.allclose(affine, wanted, rtol=0, atol=_AFFINE_MM):
@@ -146,9 +149,8 @@ def scores_of(counts: Sequence[Counts], classes: Sequence[str]) -> Scores:
 def _label_of(folder: Path, case: str) -> Path:
     if not folder.is_dir():
         raise UsageError(f"--labels {folder} is not a folder; give one that holds CASE.nii.gz for every CASE")
-    for suffix in SUFFIXES:
-        if (path := folder / f"{case}{suffix}").is_file():
-            return path
+    if found := label_of_case(folder, case):
+        return found
     raise BadSample(case, f"has no label: {folder / case}.nii.gz does not exist; add it or remove the mask")
 
 
@@ -179,6 +181,8 @@ def _class_names(predicted: Path, labels: Path) -> list[str]:
     numbered = _json(labels.parent / "dataset.json").get("labels")
     if not isinstance(numbered, dict) or not 2 <= len(numbered) <= _VALUES:
         return []
+    if all(type(value) is int for value in numbered.values()):  # nnU-Net v2 numbers names
+        numbered = {str(value): name for name, value in numbered.items()}
     keys = [str(number) for number in range(len(numbered))]
     return [str(numbered[key]) for key in keys] if set(numbered) == set(keys) else []
 

@@ -19,6 +19,7 @@ from sightline.report.letters import Letters, letters_of
 SLICES = 8
 COLUMNS = 4
 TILE = 360  # pixels of the longer side of a slice
+_LONGEST = 1600  # pixels of the longer side of a drawn image
 _GAP = 6
 _FINE = 2  # outlines are made this many times finer than the image, so that they come out smooth
 _MARGIN_VOXELS = 2
@@ -59,6 +60,16 @@ def contact_sheet(look: Look) -> Image.Image:
         label = None if look.label is None else look.label[cut][turns]
         tiles.append(_captioned(_outlined(tile.convert("RGB"), look.mask[cut][turns], label), number, marks))
     return _with_legend(tiles, look)
+
+
+def outlined_image(pixels: np.ndarray, look: Look) -> Image.Image:
+    """Draw a 2D image (height, width, 3) with outlines above a legend; `look` is its volume of one slice."""
+    height, width = pixels.shape[:2]
+    scale = min(max(1.0, TILE / max(height, width)), _LONGEST / max(height, width))
+    size = max(48, round(width * scale)), max(48, round(height * scale))
+    tile = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
+    drawn = _outlined(tile, look.mask[0], None if look.label is None else look.label[0])
+    return _with_legend([drawn], look, is_image=True)
 
 
 def outline_colour(number: int) -> Colour:
@@ -153,13 +164,13 @@ def _captioned(tile: Image.Image, number: int, marks: tuple[str, str]) -> Image.
     return tile
 
 
-def _with_legend(tiles: Sequence[Image.Image], look: Look) -> Image.Image:
+def _with_legend(tiles: Sequence[Image.Image], look: Look, is_image: bool = False) -> Image.Image:
     columns = min(COLUMNS, len(tiles))
     width, height = tiles[0].size
     across = max(columns * (width + _GAP) + _GAP, 480)
     rows = -(-len(tiles) // columns)
     letters, size = letters_of(17), 17
-    lines = _legend_lines(look, letters, across - 4 * _GAP)
+    lines = _legend_lines(look, letters, across - 4 * _GAP, is_image)
     top = rows * (height + _GAP) + _GAP
     canvas = Image.new("RGB", (across, top + round(1.7 * size * len(lines)) + 2 * _GAP), GROUND)
     left = (across - columns * (width + _GAP) + _GAP) // 2
@@ -180,17 +191,21 @@ def _with_legend(tiles: Sequence[Image.Image], look: Look) -> Image.Image:
 Item = tuple[int, str, Colour | None]
 
 
-def _legend_lines(look: Look, letters: Letters, room: int) -> list[list[Item]]:
-    """Return the lines of the legend: the volume, then as many classes in a line as fit."""
+def _legend_lines(look: Look, letters: Letters, room: int, is_image: bool) -> list[list[Item]]:
+    """Return the lines of the legend: the volume or image, then as many classes in a line as fit."""
     sides = " x ".join(map(str, look.mask.shape))
     spacing = " x ".join(f"{mm:.4g}" for mm in look.spacing)
-    about = f"{letters.drawable(look.name)}  slices x rows x columns {sides}, voxels of {spacing} mm"
+    name = letters.drawable(look.name)
+    about = f"{name}  slices x rows x columns {sides}, voxels of {spacing} mm"
+    amount = _share if is_image else _amount
+    if is_image:
+        about = f"{name}  {look.mask.shape[2]} x {look.mask.shape[1]} pixels"
     lines: list[list[Item]] = [[(2 * _GAP, fitting(about, letters, room), None)]]
     x = room  # a new line
     for number in range(1, len(look.classes)):
-        text = f"{letters.drawable(look.classes[number])}  {_amount(look.mask, number, look.spacing)}"
+        text = f"{letters.drawable(look.classes[number])}  {amount(look.mask, number, look.spacing)}"
         if look.label is not None:
-            text += f", label {_amount(look.label, number, look.spacing)}"
+            text += f", label {amount(look.label, number, look.spacing)}"
         text = fitting(text, letters, room - 40)
         width = round(letters.length(text)) + 70
         if x + width > room + 40:
@@ -206,3 +221,7 @@ def _legend_lines(look: Look, letters: Letters, room: int) -> list[list[Item]]:
 def _amount(mask: np.ndarray, number: int, spacing: Sequence[float]) -> str:
     amount = millilitres(int(np.count_nonzero(mask == number)), spacing)
     return f"{amount:.3f} ml" if amount < 10 else f"{amount:.1f} ml"
+
+
+def _share(mask: np.ndarray, number: int, spacing: Sequence[float]) -> str:
+    return f"{100 * np.count_nonzero(mask == number) / mask.size:.2f} %"

@@ -1,4 +1,6 @@
-"""Results of `sightline predict` for volumes: masks in the geometry of their files, images of slices, millilitres."""
+"""Results of `sightline predict` for segmentation: masks in the geometry of their files, drawings, and how much of each
+class was found.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
-from sightline.data.formats.nifti import Header, read_header, read_label, read_scan, write_volume
+from sightline.data.decode import decode_rgb
+from sightline.data.formats.nifti import Header, write_volume
+from sightline.data.inputs import read_bytes
+from sightline.data.volumes.files import MASK, case_name, channel_files, is_image, read_header, read_label, read_scan
 from sightline.data.volumes.geometry import Geometry, Triple, to_original
-from sightline.data.volumes.inputs import case_name
 from sightline.errors import BadSample, UsageError
-from sightline.parts import Batch, PredictJob
+from sightline.parts import Batch, DataSpec, PredictJob
 from sightline.report.predictions import ResultFolder, TableRow
-from sightline.report.slices import Look, contact_sheet, millilitres
+from sightline.report.slices import Look, contact_sheet, millilitres, outline_colour, outlined_image
 
 if TYPE_CHECKING:
-    from PIL import Image
     from torch import Tensor
 
 
 class VolumePredictions(ResultFolder):
-    """CASE.nii.gz, CASE.png and, where they are wanted, probabilities as CASE.npy."""
+    """CASE.nii.gz (of a 2D image CASE_mask.png), the drawing CASE.png and, where they are wanted, probabilities as
+    CASE.npy."""
 
     columns = ("file", "mask")
 
@@ -31,9 +36,10 @@ class VolumePredictions(ResultFolder):
         for flag, value in (("--top", options.top), ("--score-threshold", options.threshold)):
             if value is not None:
                 raise UsageError(f"{flag} {value}: every voxel gets its most probable class; leave {flag} out")
-        self._cases = _cases_of(job.files)
-        endings = [".nii.gz", *[".npy"] * options.probabilities, *[".png"] * options.draws]
+        self._cases = _cases_of(job.files, job.spec.channels)
+        endings = [*[".npy"] * options.probabilities, *[".png"] * options.draws]
         results = [f"{case}{ending}" for case in self._cases.values() for ending in endings]
+        results += [_mask_name(case, job.files[name]) for name, case in self._cases.items()]
         super().__init__(job, results)
 
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
@@ -51,42 +57,46 @@ class VolumePredictions(ResultFolder):
         return super().write({**about, "classes": list(self.spec.classes)})
 
     def table_rows(self, row: Mapping[str, Any]) -> list[TableRow]:
-        """Return one row per file: its mask, and millilitres and voxels of every class but the background."""
-        amounts = {f"{each['class']} {unit}": each[unit] for each in row["found"][1:] for unit in ("ml", "voxels")}
+        """Return one row per file: its mask, and millilitres (of a 2D image percent) and voxels of every class but the
+        background."""
+        units = (*(unit for unit in ("ml", "percent") if unit in row["found"][0]), "voxels")
+        amounts = {f"{each['class']} {unit}": each[unit] for each in row["found"][1:] for unit in units}
         return [{"file": row["file"], "mask": row["mask"], **amounts}]
 
     def _add_volume(self, name: str, scores: np.ndarray, geometry: Geometry) -> None:
         path, case = self._files[name], self._cases[name]
+        mask = scores.argmax(0).astype(np.uint8)
         try:
-            header = read_header(path, name)
-            image = read_scan(path, name).voxels[0] if self.options.draws else None
+            header = read_header(path, name, self.spec.channels)
+            drawing = _drawing(case, path, self.spec, mask) if self.options.draws else None
             if header.shape[1:] != geometry.original:
                 raise BadSample(name, f"{path} has changed since it was predicted; predict it again")
         except BadSample as bad:
             self.note_unreadable(bad.name, bad.reason)
             return
-        mask = scores.argmax(0).astype(np.uint8)
         row = self._row(name, header, mask)
-        row["mask"] = f"{case}.nii.gz"
-        self.replace(row["mask"], lambda temporary: write_volume(temporary, mask, header.affine))
+        row["mask"] = _mask_name(case, path)
+        write = _write_image if is_image(path) else write_volume
+        self.replace(row["mask"], lambda temporary: write(temporary, mask, header.affine))
         if self.options.probabilities:
             row["probabilities"] = f"{case}.npy"
             shares = probabilities(scores, geometry)
             self.replace(row["probabilities"], lambda temporary: np.save(temporary, shares, allow_pickle=False))
-        if image is not None:
+        if drawing is not None:
             row["picture"] = f"{case}.png"
-            look = Look(case, image, header.spacing, header.affine, self.spec.classes, mask)
-            drawing = contact_sheet(look)
             self.replace(row["picture"], lambda temporary: drawing.save(temporary, format="PNG", compress_level=4))
         self._rows[name] = row
         self.say(as_line(row))
 
     def _row(self, name: str, header: Header, mask: np.ndarray) -> dict[str, Any]:
         counts = np.bincount(mask.reshape(-1), minlength=len(self.spec.classes)).tolist()
-        found = [
-            {"class": class_name, "id": number, "voxels": count, "ml": round(millilitres(count, header.spacing), 6)}
-            for number, (class_name, count) in enumerate(zip(self.spec.classes, counts, strict=True))
-        ]
+        found: list[dict[str, Any]] = []
+        for number, (class_name, count) in enumerate(zip(self.spec.classes, counts, strict=True)):
+            found.append({"class": class_name, "id": number, "voxels": count})
+            if is_image(self._files[name]):
+                found[-1]["percent"] = round(100 * count / mask.size, 4)
+            else:
+                found[-1]["ml"] = round(millilitres(count, header.spacing), 6)
         shape, spacing = list(mask.shape), [round(mm, 6) for mm in header.spacing]
         return {"file": name, "path": str(self._files[name]), "shape": shape, "spacing": spacing, "found": found}
 
@@ -104,23 +114,50 @@ def probabilities(scores: np.ndarray, geometry: Geometry) -> np.ndarray:
 
 def as_line(row: Mapping[str, Any]) -> str:
     """Format a row of predictions.json for the terminal."""
-    sides = "x".join(map(str, row["shape"]))
-    return "  ".join([row["file"], sides, *(f"{each['class']} {each['ml']:.3f} ml" for each in row["found"][1:])])
+    found = [
+        f"{each['class']} {each['ml']:.3f} ml" if "ml" in each else f"{each['class']} {each['percent']:.2f} %"
+        for each in row["found"][1:]
+    ]
+    return "  ".join([row["file"], "x".join(map(str, row["shape"])), *found])
 
 
-def compared_slices(case: str, image: Path, mask: Path, label: Path, classes: tuple[str, ...]) -> Image.Image:
-    """Draw slices of a volume with the outlines of its mask and of its label."""
-    scan = read_scan(image, case)
-    found, truth = read_label(mask, case)[0], read_label(label, case)[0]
-    return contact_sheet(Look(case, scan.voxels[0], scan.spacing, scan.affine, classes, found, truth))
+def compared_slices(case: str, image: Path, mask: Path, label: Path, spec: DataSpec) -> Image.Image:
+    """Draw an image, or slices of a volume, with the outlines of its mask and of its label."""
+    found, truth = read_label(mask, case)[0], read_label(label, case, len(spec.classes))[0]
+    return _drawing(case, image, spec, found, truth)
 
 
-def _cases_of(files: Mapping[str, Path]) -> dict[str, str]:
+def _drawing(case: str, path: Path, spec: DataSpec, mask: np.ndarray, label: np.ndarray | None = None) -> Image.Image:
+    """Raises BadSample if the file is not the one that was predicted."""
+    scan = read_scan(path, case, spec.channels)
+    if scan.voxels.shape[1:] != mask.shape:
+        raise BadSample(case, f"{path} has changed since it was predicted; predict it again")
+    look = Look(case, scan.voxels[0], scan.spacing, scan.affine, spec.classes, mask, label)
+    if is_image(path):
+        return outlined_image(decode_rgb(read_bytes(path, case), case), look)
+    return contact_sheet(look)
+
+
+def _write_image(path: Path, mask: np.ndarray, affine: np.ndarray) -> None:
+    """Write a mask of one slice as PNG: numbers of classes, shown in the colours of their outlines."""
+    image = Image.fromarray(mask[0])
+    image.putpalette([part for number in range(256) for part in (outline_colour(number) if number else (0, 0, 0))])
+    image.save(path, format="PNG")
+
+
+def _mask_name(case: str, path: Path) -> str:
+    return f"{case}{MASK}" if is_image(path) else f"{case}.nii.gz"
+
+
+def _cases_of(files: Mapping[str, Path], channels: int) -> dict[str, str]:
     by_case: dict[str, str] = {}
-    for name in files:
-        other = by_case.setdefault(case_name(name), name)
+    for name, path in files.items():
+        case = case_name(name)
+        if len(channel_files(path, channels)) > 1:
+            case = case.removesuffix("_0000")
+        other = by_case.setdefault(case, name)
         if other != name:
-            result = f"{case_name(name)}.nii.gz"
+            result = _mask_name(case, path)
             raise UsageError(f"{other} and {name} would both become {result}; predict them one after the other")
     return {name: case for case, name in by_case.items()}
 

@@ -30,9 +30,9 @@ from sightline.parts import DataSpec
 REPO = Path(__file__).resolve().parents[2]
 DOCUMENTS = {path.name: path for path in [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]}
 TINY = runpy.run_path(str(REPO / "tests/recipes/conftest.py"))["TINY"]
-ARCHIVES, ZIPS, FOLDERS = (
+ARCHIVES, ZIPS, FOLDERS, LAYOUTS = (
     runpy.run_path(str(REPO / "tests/unit/data/prepare" / name))
-    for name in ("archives.py", "coco_zips.py", "decathlon_folders.py")
+    for name in ("archives.py", "coco_zips.py", "decathlon_folders.py", "raw_layouts.py")
 )
 PROGRAMS = ("sightline", "make", "python", "torchrun", "SIGHTLINE_MIGRATE=1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
 
@@ -181,6 +181,13 @@ def labels_of_test_cases(path: Path) -> None:
         FOLDERS["write"](path / f"case_{number:03d}.nii.gz", label)
 
 
+def folders_apart(path: Path) -> None:
+    """Write the description of docs/data_volumes.md, and the folders that it names."""
+    [text] = [block.text for block in blocks("data_volumes.md") if block.language == "yaml"]
+    path.write_text(text)
+    LAYOUTS["folders"](path.parent, 6, "photos/scans", "labels/drawn")
+
+
 def backbone(path: Path) -> None:
     """Write weights of the small network that stands in for ResNet-34."""
     spec = DataSpec(("a", "b"), 3, (48, 48), (0.5,) * 3, (0.2,) * 3)
@@ -240,6 +247,10 @@ INPUTS: dict[str, Callable[[Path], None]] = {
     "Task04_Hippocampus": hippocampi,
     "Task04_Hippocampus.tar": packed,
     "Task01_BrainTumour": tumours,
+    "Dataset027_ACDC": lambda path: LAYOUTS["nnunet"](path, 6, 2) and None,
+    "scans": lambda path: LAYOUTS["folders"](path, 6, end="_seg") and None,
+    "cells": lambda path: LAYOUTS["pictures"](path, 12) and None,
+    "data.yaml": folders_apart,
     "BRATS": prepared_tumours,
     "LABELS": labels_of_test_cases,
     "my_recipe.py": lambda path: path.write_text(own_recipe()) and None,

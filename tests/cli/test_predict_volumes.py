@@ -218,9 +218,10 @@ def test_cases_without_files_are_named(sightline, home: Path, tmp_path: Path):
         path.unlink()
     command = ["evaluate", home / "run", "--labels", tmp_path / "raw", *with_recipe(home)]
     code, _, err = sightline(*command, "--run.out", tmp_path / "out")
-    assert code == 3 and "lacks 1 of the 1 cases of the val split: hippo_" in err and "(label)" in err
-    code, _, err = sightline("evaluate", home / "run", "--labels", tmp_path, *with_recipe(home))
-    assert code == 2 and "holds no imagesTr and labelsTr" in err
+    assert code == 3 and "the label of 1 of the 1 cases of the val split: hippo_" in err
+    (tmp_path / "empty").mkdir()
+    code, _, err = sightline("evaluate", home / "run", "--labels", tmp_path / "empty", *with_recipe(home))
+    assert code == 2 and "holds no dataset.json and no images beside labels" in err
     assert not (tmp_path / "out").exists()
 
 

@@ -39,8 +39,10 @@ def test_help(prepare):
 def test_prepare(prepare, folder, tmp_path):
     out = tmp_path / "out"
     flags = ("--source", folder, "--out", out, "--dim", 3, "--jobs", 1, "--memory-gb", 0.5)
-    assert prepare(*flags) == (0, f"decathlon: cases of task 04 3, made now 3 in {out}\n", "")
-    assert prepare(*flags) == (0, f"decathlon: cases of task 04 3, made now 0 in {out}\n", "")
+    found = "found the Decathlon's layout: 3 volumes with labels and 2 for testing, channels MRI, classes background, "
+    found += "one, two\n"
+    assert prepare(*flags) == (0, f"{found}decathlon: cases of task 04 3, made now 3 in {out}\n", "")
+    assert prepare(*flags) == (0, f"{found}decathlon: cases of task 04 3, made now 0 in {out}\n", "")
     assert read_plan(out).dim == 3
     code, _, err = prepare("--source", folder, "--out", out, "--dim", 2)
     assert code == 2 and f"{out} was begun with dim=3, now it is 2" in err
@@ -49,7 +51,7 @@ def test_prepare(prepare, folder, tmp_path):
 def test_a_bad_case_is_named(prepare, folder, tmp_path):
     shutil.copy(folder / "imagesTr" / "case_000.nii.gz", folder / "imagesTr" / "case_002.nii.gz")
     code, out, err = prepare("--source", folder, "--out", tmp_path / "out", "--jobs", 1)
-    assert (code, out) == (3, "")
+    assert code == 3 and out.startswith("found ")
     assert "1 of 3 cases cannot be prepared" in err and "case_002: labelsTr/case_002.nii.gz has the shape" in err
 
 
@@ -98,7 +100,7 @@ def test_download(prepare, served, tmp_path):
     asked = ("--download", "--task", "04", "--jobs", 1, *served)
     flags = ("--source", source, "--out", out, *asked)
     code, said, err = prepare(*flags)
-    assert (code, err) == (0, "") and said.startswith("decathlon: cases of task 04 3, made now 3")
+    assert (code, err) == (0, "") and "\ndecathlon: cases of task 04 3, made now 3" in said
     assert [path.name for path in source.iterdir()] == ["Task04_Hippocampus.tar"]
     assert prepare(*flags)[0] == 0
     # A tar by name, which is there already; and what was unpacked is not fetched.

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from sightline.data import decode
-from sightline.data.decode import decode_rgb, read_header
+from sightline.data.decode import decode_rgb, decode_values, read_header
 from sightline.errors import BadSample
 
 fuzz = runpy.run_path(str(Path(__file__).with_name("mutate.py")))["fuzz"]
@@ -48,6 +48,9 @@ def read_image(data):
         raise
     assert pixels.dtype == np.uint8 and pixels.shape == header.shape
     assert upper.shape[1] == pixels.shape[1]
+    if header.format in ("PNG", "BMP"):
+        values = decode_values(data, "fuzz")  # as a mask
+        assert values.dtype in (np.uint8, np.uint16) and values.shape in (header.shape, header.shape[:2])
 
 
 def assert_clean(outcome, mutations):

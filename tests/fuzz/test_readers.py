@@ -35,9 +35,8 @@ from sightline.data.check.images import Report
 from sightline.data.formats import records
 from sightline.data.loading.static import StaticDataset
 from sightline.data.prepare import imagenet
-from sightline.data.prepare.decathlon import raw as _decathlon_raw
 from sightline.data.sources import index_files, open_boxes, tar, tfrecord
-from sightline.data.volumes import decathlon
+from sightline.data.volumes import decathlon, raw
 from sightline.errors import BadCheckpoint, BadData
 from sightline.evaluate import checkpoints
 from sightline.files import archive, download
@@ -293,12 +292,21 @@ def read_plan(place: Path, data: bytes) -> None:
 def raw_seeds() -> list[bytes]:
     content = {"name": "Own", "modality": {"0": "CT"}, "labels": {"0": "background", "1": "a"}, "test": ["./x.nii.gz"]}
     content["training"] = [{"image": "./imagesTr/a.nii.gz", "label": "./labelsTr/a.nii.gz"}]
-    return [json.dumps(content).encode()]
+    nnunet = {
+        "channel_names": {"0": "CT"},
+        "labels": {"background": 0, "a": 1},
+        "numTraining": 1,
+        "file_ending": ".nii",
+    }
+    return [json.dumps(content).encode(), json.dumps(nnunet).encode()]
 
 
 def read_raw(place: Path, data: bytes) -> None:
+    for name in ("imagesTr/a_0000.nii", "labelsTr/a.nii"):
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).touch()
     (place / "dataset.json").write_bytes(data)
-    _decathlon_raw.read_raw(place)
+    raw.read_raw(place)
 
 
 def read_labels(place: Path, data: bytes) -> None:

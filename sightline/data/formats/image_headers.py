@@ -43,6 +43,7 @@ _JPEG_SEGMENTS = _JPEG_FRAMES | {0xC4, 0xCC, JPEG_SCAN, 0xDB, 0xDC, 0xDD, 0xFE} 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}  # by colour type
 _PNG_ONE_SAMPLE = (0, 3)  # grey and palette
+_PNG_GREY = (0, 4)  # without and with alpha
 _BMP_HEADERS = (40, 52, 56, 64, 108, 124)
 _BMP_RLE = (1, 2)
 _KNOWN_BUT_REFUSED = {b"GIF8": "GIF", b"II*\x00": "TIFF", b"MM\x00*": "TIFF", b"%PDF": "PDF", b"\x1f\x8b": "gzip"}
@@ -64,6 +65,7 @@ class Header:
     height_at: int = 0  # byte of a one-scan JPEG's height, for a decoder that stops early; 0: decode it all
     row_block: int = 0  # rows that such a JPEG codes together
     bytes_per_pixel: float = _RGB  # while it is decoded
+    is_grey: bool = False  # stored with one value a pixel, and perhaps alpha; a palette is not grey
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -233,9 +235,9 @@ def _jpeg_header(
         per_pixel += _coefficient_bytes(factors)
     # A turned image would lose columns instead of rows.
     if not is_plain or not is_row_by_row or orientation != 1:
-        return Header("JPEG", width, height, orientation, is_plain, bytes_per_pixel=per_pixel)
+        return Header("JPEG", width, height, orientation, is_plain, bytes_per_pixel=per_pixel, is_grey=components == 1)
     block = 8 * max(factor & 15 for factor in factors)
-    return Header("JPEG", width, height, 1, is_plain, start + 1, block, per_pixel)
+    return Header("JPEG", width, height, 1, is_plain, start + 1, block, per_pixel, components == 1)
 
 
 def _coefficient_bytes(factors: list[int]) -> float:
@@ -275,7 +277,7 @@ def _read_png_header(data: bytes) -> Header:
     for kind, start, end in chunks:
         if kind == b"eXIf" and orientation is None:
             orientation = _exif_orientation(data[start:end])
-    return Header("PNG", width, height, orientation or 1, bytes_per_pixel=per_pixel)
+    return Header("PNG", width, height, orientation or 1, bytes_per_pixel=per_pixel, is_grey=colour in _PNG_GREY)
 
 
 def _read_bmp_header(data: bytes) -> Header:

@@ -10,6 +10,7 @@ import numpy as np
 
 from sightline.data.sources import VolumeSource, index_files
 from sightline.data.volumes.decathlon import PLAN, Case, VolumePlan, read_plan
+from sightline.data.volumes.raw import describe_raw, find_raw
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.arrays import map_array
 from sightline.parts import DataSpec, Split
@@ -22,11 +23,32 @@ def detect(path: str) -> bool:
     return (Path(path) / PLAN).is_file()
 
 
+def found_fields(path: str) -> dict[str, str]:
+    """Return the fields of the data config that a prepared folder decides; none of any other path. Imports no torch."""
+    return {"task": read_plan(Path(path)).task} if detect(path) else {}
+
+
+def describe_found(path: str, fold: int = 0, parts: int = 5) -> str:
+    """Say in one phrase what lies at a path: a prepared folder or raw data; "" for anything else. Imports no torch."""
+    if not detect(path):
+        raw = find_raw(Path(path))
+        return f"{describe_raw(raw)}; not prepared" if raw else ""
+    plan = read_plan(Path(path))
+    count, what = len(plan.cases), f"{len(plan.spec.classes)} classes"
+    if plan.mode == "training" and 2 <= parts <= count and 0 <= fold < parts:
+        held_out = len(folds(count, parts)[fold])
+        cases = f"{count - held_out} + {held_out} cases (fold {fold} of {parts})"
+    else:
+        cases = f"{count} cases"
+    return f"volumes: {what}, {cases}, task {plan.task}" + (", dim 3" if plan.dim == 3 else "")
+
+
 def folds(count: int, parts: int) -> list[np.ndarray]:
     """Return the held-out indices of each part, sorted: scikit-learn's KFold(parts, shuffle=True,
     random_state=12345)."""
     if not 2 <= parts <= count:
-        raise UsageError(f"{count} volumes cannot be split into {parts} folds; use 2 to {count}")
+        enough = f"use --data.folds 2 to {count}" if count > 1 else "prepare at least 2"
+        raise UsageError(f"{count} volumes cannot be split into {parts} folds; {enough}")
     order = np.arange(count)
     np.random.RandomState(_FOLD_SEED).shuffle(order)
     return [np.sort(part) for part in np.array_split(order, parts)]

@@ -1,4 +1,4 @@
-"""NIfTI files given by the user, prepared like the volumes that the network was trained on, one at a time.
+"""Volumes and images given by the user, prepared like the volumes that the network was trained on, one at a time.
 
 For `sightline predict` and `sightline evaluate --labels`; `report/volumes.py` writes the results.
 """
@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sightline.data.formats.nifti import MAX_VOXELS, Header, read_header, read_scan
+from sightline.data.formats.nifti import MAX_VOXELS, Header
+from sightline.data.volumes.files import read_header, read_scan
 from sightline.data.volumes.geometry import Triple, new_shape, prepare_image
-from sightline.errors import BadData, BadSample, UsageError
+from sightline.errors import BadSample
 from sightline.parts import Arrays, Batch, Bound, Dataset, DataSpec, Layout
 
 if TYPE_CHECKING:
     import torch
 
     from sightline.hardware.devices import Device
-
-SUFFIXES = (".nii.gz", ".nii")
-_NAMED = 5  # most missing files that an error lists
 
 
 class VolumeFiles(Dataset):
@@ -61,10 +59,11 @@ class VolumeFiles(Dataset):
     def load(self, epoch: int, index: int) -> Arrays:
         """Prepare a volume; return its voxels in one row, and where they lie in the file."""
         name = self._names[index]
-        expected_voxels(read_header(self._paths[index], name), self.spec, name)  # before anything is allocated
-        image, geometry = prepare_image(read_scan(self._paths[index], name), self.spec, name)
+        path, channels = self._paths[index], self.spec.channels
+        expected_voxels(read_header(path, name, channels), self.spec, name)  # before anything is allocated
+        image, geometry = prepare_image(read_scan(path, name, channels), self.spec, name)
         if image.size > self.layout["image"][0][0]:
-            raise BadSample(name, f"{self._paths[index]} has grown while it was read; predict it again")
+            raise BadSample(name, f"{path} has grown while it was read; predict it again")
         places = {"extent": geometry.shape, "original": geometry.original, "start": geometry.start, "end": geometry.end}
         return {
             "image": image.reshape(-1),
@@ -79,7 +78,7 @@ class VolumeFiles(Dataset):
 
     def _room(self, index: int) -> int:
         try:
-            header = read_header(self._paths[index], self._names[index])
+            header = read_header(self._paths[index], self._names[index], self.spec.channels)
             return self.spec.channels * expected_voxels(header, self.spec, self._names[index])
         except BadSample:  # `load` reports it
             return 1
@@ -101,37 +100,3 @@ def expected_voxels(header: Header, spec: DataSpec, name: str) -> int:
             f"size of {header.spacing} mm in its header",
         )
     return math.prod(shape)
-
-
-def case_name(file: str) -> str:
-    """Return the name of a volume: its file name without .nii.gz or .nii."""
-    for suffix in SUFFIXES:
-        if file.lower().endswith(suffix) and len(file) > len(suffix):
-            return file[: -len(suffix)]
-    return file
-
-
-def labelled_files(cases: Sequence[str], folder: Path) -> dict[str, tuple[Path, Path]]:
-    """Find the image and the label of each case in the folder of a Decathlon task, or beside its labelsTr."""
-    base = folder.parent if folder.name == "labelsTr" else folder
-    if not (base / "labelsTr").is_dir() or not (base / "imagesTr").is_dir():
-        raise UsageError(f"{folder} holds no imagesTr and labelsTr; give the folder of a Decathlon task with --labels")
-    found = {}
-    missing = []
-    for case in cases:
-        image, label = (_file_of(base / part, case) for part in ("imagesTr", "labelsTr"))
-        if image and label:
-            found[case] = image, label
-        else:
-            missing.append(f"{case} ({'label' if image else 'image'})")
-    if missing:
-        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-        raise BadData(
-            f"{base} lacks {len(missing)} of the {len(cases)} cases of the val split: {', '.join(missing[:_NAMED])}"
-            f"{more}; give the folder that the data were prepared from"
-        )
-    return found
-
-
-def _file_of(folder: Path, case: str) -> Path | None:
-    return next((path for suffix in SUFFIXES if (path := folder / f"{case}{suffix}").is_file()), None)

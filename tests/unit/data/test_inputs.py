@@ -115,8 +115,27 @@ def test_a_task_without_images_has_nothing_to_predict(task: Path):
 def test_labels_are_found_where_they_are_asked_for(task: Path):
     """`evaluate FOLDER --labels` may be given a folder of labels."""
     assert volumes(task / "labelsTr") == ({"a.nii.gz": "labelsTr", "b.nii.gz": "labelsTr"}, [])
-    (task / "dataset.json").unlink()  # any folder, of which nothing is known
-    assert len(volumes(task)[0]) == 6
+
+
+def test_images_beside_labels_need_no_dataset_json(task: Path):
+    (task / "dataset.json").unlink()
+    assert volumes(task) == (
+        {"c.nii.gz": "imagesTs"},
+        [f"{task} has images beside labels: only its imagesTs is taken"],
+    )
+    shutil.rmtree(task / "imagesTs")
+    assert set(volumes(task)[0].values()) == {"imagesTr"}
+    shutil.rmtree(task / "labelsTr")  # any folder, of which nothing is known
+    assert set(volumes(task)[0].values()) == {"imagesTr", "labelsTs"}
+
+
+def test_drawings_of_volumes_are_not_predicted(tmp_path: Path):
+    for name in ("a.nii.gz", "a.png", "b/c.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert list(list_files([tmp_path], (*VOLUMES, ".png", ".jpg"), tmp_path / "out")) == ["a.nii.gz"]
+    (tmp_path / "a.nii.gz").unlink()
+    assert list(list_files([tmp_path], (*VOLUMES, ".png", ".jpg"), tmp_path / "out")) == ["a.png", "b/c.jpg"]
 
 
 def test_what_is_not_there_is_said(tree: Path, tmp_path: Path):

@@ -1,4 +1,5 @@
-"""`sightline prepare decathlon`: scans of a Medical Decathlon task become arrays that training maps into memory.
+"""`sightline prepare decathlon`: scans or images with labels, in any layout, become arrays that training maps into
+memory.
 
 Each case is cropped to its foreground, resampled for volumes, normalised and, for training, fitted to the patch.
 """
@@ -13,22 +14,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sightline import terminal
 from sightline.data.loading.cache import available_bytes
 from sightline.data.prepare.decathlon.cases import Work, groups, make_cases, note_of
 from sightline.data.prepare.decathlon.raw import (
-    Raw,
     RawCase,
     find_place,
     list_cases,
-    read_raw,
     refuse,
+    refuse_lonely,
     resolve_task,
     unpack,
 )
 from sightline.data.prepare.decathlon.statistics import Measured, find_spec, is_ct, measure
+from sightline.data.prepare.decathlon.survey import complete, write_description
 from sightline.data.processes import over_processes
-from sightline.data.volumes.decathlon import OWN, PLAN, TASKS, Mode, VolumePlan, read_plan, spec_of, write_plan
+from sightline.data.sources.layouts import is_description, read_description
+from sightline.data.volumes.decathlon import OWN, PLAN, TASKS, Case, Mode, VolumePlan, read_plan, spec_of, write_plan
 from sightline.data.volumes.inputs import expected_voxels
+from sightline.data.volumes.raw import JSON, Raw, read_raw
 from sightline.data.writing.pieces import NOTES, Journal, alone_in, jobs_or_cores
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.download import fetch
@@ -46,15 +50,15 @@ _TAR, _RAW, _STATISTICS = f"{NOTES}/tar.json", f"{NOTES}/raw", f"{NOTES}/statist
 
 @dataclass(frozen=True)
 class DecathlonOptions:
-    """Prepare a task of the Medical Segmentation Decathlon, from its folder or tar.
+    """Prepare volumes or images with labels: a Medical Decathlon task, nnU-Net v2's layout, or two folders.
 
     Writes CASE_x.npy, CASE_y.npy (training) and, when all are there, plan.json. The ten tasks have their patch, spacing
-    and CT numbers from a table; other data in the same form gets them from its training set.
+    and CT numbers from a table; other data gets them from its training set.
     A start after a kill resumes with what is missing; the files are the same for any number of jobs.
     """
 
     source: Path
-    """Folder with dataset.json, a folder around it, or the task's tar."""
+    """Folder with dataset.json or with images beside masks, a folder around it, a data.yaml, or the task's tar."""
     out: Path
     """Folder to write into."""
     task: Literal["auto", "own", "01", "02", "03", "04", "05", "06", "07", "08", "09", "10"] = "auto"
@@ -100,13 +104,20 @@ def prepare(options: DecathlonOptions, progress: Progress) -> dict[str, int]:
     place = find_place(options.source, options.task)
     _check_places(place, options)
     memory = int(options.memory_gb * 2**30) or int(_AUTO_MEMORY_SHARE * available_bytes())
+    is_tar = place.is_file() and not is_description(str(place))
+    raw = None if is_tar else _checked(read_raw(place), options)  # before a folder is made
     with alone_in(options.out):
         asked = {"version": _VERSION, "dim": options.dim, "mode": options.mode, "dilation": options.dilation}
         journal = Journal(options.out, "options.json")
         journal.begin({**asked, "task": options.task} if options.task in TASKS else asked)
-        if place.is_file() and (counts := _finished(options, place, journal)):
-            return counts
-        raw = _open(place, options.out, progress)
+        if raw is None:
+            if counts := _finished(options, place, journal):
+                return counts
+            raw = _checked(read_raw(*unpack(place, options.out / _RAW, progress)), options)
+        decided = ""
+        if not raw.has_json:
+            raw, decided = complete(raw, options.out, jobs, memory, progress)
+        terminal.say(f"found {'; '.join(filter(None, [raw.describe(), decided]))}")
         task = resolve_task(options.task, raw)
         if task is None:
             spec = _own_spec(raw, options, jobs, memory, progress)
@@ -116,23 +127,33 @@ def prepare(options: DecathlonOptions, progress: Progress) -> dict[str, int]:
         may_change = () if (options.out / PLAN).is_file() else ("spec",)
         journal.begin({**asked, "task": task or OWN, "spec": spec.to_json()}, may_change)
         cases = list_cases(raw, options.mode, spec.channels, progress)
-        refuse(_too_large(cases, spec), len(cases), raw.root)
+        refuse(_too_large(cases, spec), len(cases), raw)
         work = Work(journal, spec, options.mode, options.dilation)
         made, problems, count = make_cases(work, cases, jobs, memory, progress)
-        refuse(problems, len(cases), raw.root)
+        refuse(problems, len(cases), raw)
+        if raw.are_images:
+            _tell_of_cut_images(made, spec)
+        _warn_of_absent_classes(journal, made, spec)
+        if not raw.has_json:
+            write_description(raw, options.out)
         plan = VolumePlan(task or OWN, raw.name, options.dim, options.mode, spec, tuple(made), raw.root.name)
         if count or not (options.out / PLAN).is_file() or read_plan(options.out) != plan:
             write_plan(options.out, plan)
-        if place.is_file():
+        if is_tar:
             write_text(options.out, _TAR, json.dumps(_tar_stamp(place)))
             shutil.rmtree(options.out / _RAW)
         return _counts(plan, count)
 
 
 def _check_places(place: Path, options: DecathlonOptions) -> None:
-    source, out = place.resolve(), options.out.resolve()
-    if source == out or source in out.parents or (source.is_dir() and out in source.parents):
-        raise UsageError(f"--out {options.out} lies in {place} or around it; choose another --out")
+    sources = [place]
+    if is_description(str(place)) and (train := read_description(str(place)).train):
+        sources += [path for path in (train.images, train.labels) if path]
+    out = options.out.resolve()
+    for each in sources:
+        source = each.resolve()
+        if source == out or source in out.parents or (source.is_dir() and out in source.parents):
+            raise UsageError(f"--out {options.out} lies in {each} or around it; choose another --out")
 
 
 def _download(options: DecathlonOptions, progress: Progress) -> None:
@@ -148,11 +169,13 @@ def _download(options: DecathlonOptions, progress: Progress) -> None:
     fetch(f"{BUCKET}/{folder}.tar", target, options.size_bytes, options.sha256.lower(), progress)
 
 
-def _open(place: Path, out: Path, progress: Progress) -> Raw:
-    if place.is_dir():
-        return read_raw(place)
-    root, changed_ns = unpack(place, out / _RAW, progress)
-    return read_raw(root, changed_ns)
+def _checked(raw: Raw, options: DecathlonOptions) -> Raw:
+    """Return the data; raise if the names of their files alone tell that they cannot be prepared."""
+    if raw.are_images and options.dim == 3:
+        raise UsageError(f"{raw.root} holds 2D images, which have no depth for --dim 3; leave it out")
+    if options.mode != "test":
+        refuse_lonely(raw)
+    return raw
 
 
 def _tar_stamp(place: Path) -> list[int]:
@@ -186,10 +209,32 @@ def _known_spec(raw: Raw, task: str, dim: int) -> DataSpec:
     ):
         if len(found) != len(wanted):
             raise BadData(
-                f"{raw.root / 'dataset.json'} has {len(found)} {what} ({', '.join(found)}), task {task} has "
-                f"{len(wanted)} ({', '.join(wanted)}); give another --task, or --task own for data of your own"
+                f"{raw.root / JSON if raw.has_json else raw.root} has {len(found)} {what} ({', '.join(found)}), task "
+                f"{task} has {len(wanted)} ({', '.join(wanted)}); give another --task, or --task own for your own data"
             )
     return spec
+
+
+def _tell_of_cut_images(made: Sequence[Case], spec: DataSpec) -> None:
+    """Say how many images training does not see whole; `predict` and `evaluate --labels` see all of them."""
+    cut = sum(height > spec.size[0] or width > spec.size[1] for _, height, width in (case.resampled for case in made))
+    if cut and made[0].label:
+        patch = " x ".join(map(str, spec.size))
+        terminal.say(f"{cut} of {len(made)} images are larger than {patch} pixels: training sees their centre")
+
+
+def _warn_of_absent_classes(journal: Journal, made: Sequence[Case], spec: DataSpec) -> None:
+    """Warn of classes that no label has; not known of cases that an earlier version has made."""
+    notes = [done.notes.get("classes") for case in made if (done := journal.done(note_of(case.name))) is not None]
+    if not made[0].label or not all(isinstance(each, list) for each in notes):
+        return
+    present = {number for each in notes for number in each or ()}
+    for number, name in enumerate(spec.classes):
+        if number and number not in present:
+            terminal.say(
+                f"warning: no label has class {number} ({name}), so it cannot be learnt and its Dice says nothing; add "
+                f"cases that have it, or remove it from {JSON}"
+            )
 
 
 def _too_large(cases: Sequence[RawCase], spec: DataSpec) -> list[str]:
@@ -232,7 +277,7 @@ def _measured(
                 else:
                     found.append(outcome)
                 progress("measuring cases", len(found) + len(problems), len(cases))
-    refuse(problems, len(cases), raw.root)
+    refuse(problems, len(cases), raw)
     return found
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sightline.data.formats.nifti import read_label, read_scan
 from sightline.data.prepare.decathlon.raw import RawCase
 from sightline.data.processes import over_processes
 from sightline.data.volumes.decathlon import PLAN, Case, Mode, Triple, read_case
+from sightline.data.volumes.files import read_label, read_scan
 from sightline.data.volumes.geometry import close_gaps, fit_patch, new_shape, prepare_image, prepare_label
 from sightline.data.writing.pieces import Journal, Written
 from sightline.errors import BadSample
@@ -112,6 +112,7 @@ def _make(work: Work, raw: RawCase) -> Case | str:
     """Write a case and note it; return the reason if its voxels cannot be used."""
     try:
         case, arrays = _prepared(work, raw)
+        classes = np.unique(arrays[case.label]).tolist() if case.label else []
     except BadSample as error:
         return str(error)
     files = []
@@ -119,17 +120,18 @@ def _make(work: Work, raw: RawCase) -> Case | str:
         with written_whole(work.out, name, durable=True) as file:
             np.save(file, array, allow_pickle=False)
         files.append((name, (work.out / name).stat().st_size))
-    work.journal.note(note_of(raw.name), Written(files, {"sources": raw.stamps, "case": asdict(case)}))
+    notes = {"sources": raw.stamps, "case": asdict(case), "classes": classes}
+    work.journal.note(note_of(raw.name), Written(files, notes))
     return case
 
 
 def _prepared(work: Work, raw: RawCase) -> tuple[Case, dict[str, np.ndarray]]:
-    scan = read_scan(raw.image, raw.name)
+    scan = read_scan(raw.image, raw.name, work.spec.channels)
     image, geometry = prepare_image(scan, work.spec, raw.name)
     names: tuple[str, str | None] = (f"{raw.name}_x.npy", None)
     arrays = {}
     if raw.label is not None:
-        label, _ = read_label(raw.label, raw.name)
+        label, _ = read_label(raw.label, raw.name, len(work.spec.classes))
         if (highest := int(label.max())) >= len(work.spec.classes):
             known = ", ".join(f"{number} {name}" for number, name in enumerate(work.spec.classes))
             raise BadSample(raw.name, f"a label of {highest}; the classes are {known}")

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sightline.data.formats.nifti import read_label, read_scan
 from sightline.data.prepare.decathlon.raw import RawCase
 from sightline.data.volumes.decathlon import Ct, Patch, make_spec
+from sightline.data.volumes.files import read_label, read_scan
 from sightline.data.volumes.geometry import foreground_box, is_anisotropic
 from sightline.errors import BadData, BadSample
 from sightline.parts import DataSpec
@@ -40,7 +40,7 @@ def is_ct(modalities: Sequence[str]) -> bool:
 def measure(wants_values: bool, case: RawCase) -> Measured | str:
     """Read a case of the training set; return the reason if it cannot be used."""
     try:
-        scan = read_scan(case.image, case.name)
+        scan = read_scan(case.image, case.name, case.header.shape[0])
         start, end = foreground_box(scan.voxels, case.name)
         values = np.zeros(0, np.float32)
         if wants_values:

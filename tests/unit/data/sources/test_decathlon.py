@@ -4,12 +4,14 @@ import dataclasses
 import json
 import math
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from sightline.data.sources import open_volumes
-from sightline.data.sources.decathlon import folds
+from sightline.data.sources.decathlon import describe_found, folds, found_fields
 from sightline.data.volumes.decathlon import TASKS, Case, VolumePlan, read_plan, spec_of, write_plan
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.parts import DataSpec
@@ -230,3 +232,37 @@ def test_synthetic_volumes_take_their_sizes_from_the_recipe():
     assert len(open_volumes("auto", "synthetic:", "train", 0, 5, SPEC)) == 64
     with pytest.raises(UsageError, match="take classes and size from the recipe"):
         open_volumes("auto", "synthetic:size=32", "train", 0, 5, SPEC)
+
+
+def test_what_was_found_is_told_without_torch(prepared, tmp_path):
+    """In a process of its own, since other tests import torch into this one."""
+    raw = tmp_path / "raw"
+    for part in ("images", "masks"):
+        (raw / part).mkdir(parents=True)
+        (raw / part / "a.png").touch()
+    script = (
+        "import sys; from sightline.data.sources.decathlon import describe_found, found_fields\n"
+        "for path in sys.argv[1:]: print(found_fields(path), describe_found(path))\n"
+        "print('torch' in sys.modules)"
+    )
+    paths = [str(prepared), str(raw), str(tmp_path / "none"), "synthetic:samples=8"]
+    told = subprocess.run([sys.executable, "-c", script, *paths], capture_output=True, text=True, check=True)
+    plan = read_plan(prepared)
+    assert told.stdout.splitlines() == [
+        f"{{'task': '{plan.task}'}} {describe_found(str(prepared))}",
+        "{} pairs of the same name in images and masks: 1 image with labels; not prepared",
+        "{} ",
+        "{} ",
+        "False",
+    ]
+
+
+def test_cases_of_a_fold_are_counted(prepared):
+    plan = read_plan(prepared)
+    count = len(plan.cases)
+    held_out = len(open_volumes("auto", str(prepared), "val", 0, 5, SPEC))
+    about = f"volumes: 3 classes, {count - held_out} + {held_out} cases (fold 0 of 5), task {plan.task}"
+    assert describe_found(str(prepared)) == about
+    assert describe_found(str(prepared), 1, count + 1) == f"volumes: 3 classes, {count} cases, task {plan.task}"
+    write_plan(prepared, dataclasses.replace(plan, task="own"))
+    assert found_fields(str(prepared)) == {"task": "own"}

@@ -11,8 +11,10 @@ from sightline.config import Run
 from sightline.data.formats.nifti import read_scan
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder
+from sightline.data.volumes.files import case_name
 from sightline.data.volumes.geometry import prepare_image
-from sightline.data.volumes.inputs import VolumeFiles, case_name, labelled_files
+from sightline.data.volumes.inputs import VolumeFiles
+from sightline.data.volumes.raw import labelled_files
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
@@ -134,7 +136,7 @@ def test_raw_files_of_a_split(tmp_path: Path):
     assert list(found) == ["c", "a"] and labelled_files(["c", "a"], tmp_path / "labelsTr") == found
     assert found["c"] == (tmp_path / "imagesTr" / "c.nii.gz", tmp_path / "labelsTr" / "c.nii")
     (tmp_path / "labelsTr" / "a.nii.gz").unlink()
-    with pytest.raises(BadData, match=r"lacks 2 of the 3 cases of the val split: a \(label\), nix \(image\); give"):
+    with pytest.raises(BadData, match=r"the image or the label of 2 of the 3 cases of the val split: a, nix; give"):
         labelled_files(["a", "nix", "b"], tmp_path)
-    with pytest.raises(UsageError, match="holds no imagesTr and labelsTr"):
+    with pytest.raises(UsageError, match="holds no dataset.json and no images beside labels"):
         labelled_files(["a"], tmp_path / "imagesTr")
