@@ -23,6 +23,7 @@ EXPECTED = "a CSV file with a header, e.g. `file,label`, and a line per image, e
 _BITS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 _DELIMITERS = (",", ";", "\t")
 _MAX_BYTES = 2**30
+_SNIFFED = 2**16  # characters in which the header must begin
 
 
 class Row(NamedTuple):
@@ -61,7 +62,7 @@ class _Columns(NamedTuple):
 def read_table(path: Path) -> LabelTable:
     """Read a table; BadData names the line that cannot be used."""
     text = _text(path)
-    first = text.lstrip().partition("\n")[0]
+    first = re.split("[\r\n]", text[:_SNIFFED].lstrip(), maxsplit=1)[0]
     delimiter = next((each for each in _DELIMITERS if _file_column(next(csv.reader([first], delimiter=each), []))), ",")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     columns: _Columns | None = None

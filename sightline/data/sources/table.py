@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,7 +121,7 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
         numbers = {str(label): label for label in range(len(classes))} | numbers
     place = {rows: next((part.place for part in parts if part.has(rows)), None) for rows in _ROWS}
     layout = dataclasses.replace(layout, train=place["train"], val=place["val"] or place["test"])
-    lines: dict[str, str] = {}
+    lines: dict[str, tuple[Path, int]] = {}
     files = {
         rows: [file for part in parts for file in part.files(rows, numbers, is_multi_label, lines)]
         for rows in ("train", "val" if place["val"] else "test")
@@ -198,11 +199,11 @@ class _Part:
         return any((row.split or self.split) == split for row in self.table.rows)
 
     def files(
-        self, split: str, numbers: Mapping[str, int], is_multi_label: bool, lines: dict[str, str]
+        self, split: str, numbers: Mapping[str, int], is_multi_label: bool, lines: dict[str, tuple[Path, int]]
     ) -> list[Listed]:
         """Return the images of a split, by class and name, or by name if they have any number of classes. `lines` maps
         the files of all tables to the line that lists each."""
-        found = []
+        root, found = str(self.images.root), []
         for row in self.table.rows:
             if (row.split or self.split) != split:
                 continue
@@ -213,9 +214,12 @@ class _Part:
             names = self.images.named(row.file)
             if len(names) > 1:
                 raise self.table.fail(row, f"{row.file} may be {' or '.join(names[:3])}; write its ending")
-            name, here = names[0] if names else row.file, f"{self.table.path} line {row.line}"
-            if (first := lines.setdefault(os.path.join(self.images.root, name), here)) != here:
-                raise self.table.fail(row, f"{name} is in {first} too; keep one line, its labels separated by ;")
+            name, here = names[0] if names else row.file, (self.table.path, row.line)
+            first, line = lines.setdefault(f"{root}/{name}", here)
+            if line != row.line or first != self.table.path:
+                raise self.table.fail(
+                    row, f"{name} is in {first} line {line} too; keep one line, its labels separated by ;"
+                )
             labels = tuple(sorted(numbers[label] for label in row.labels))
             found.append(Listed(os.fsencode(name), labels, self.images.size(name)))
         return sorted(found, key=lambda file: ((), file.name) if is_multi_label else (file.labels, file.name))
@@ -226,45 +230,57 @@ class _Images:
 
     def __init__(self, root: Path):
         self.root = root
-        self._folders: dict[str, dict[str, list[str]]] = {}  # file names by name, and by stem
-        self._listed: set[str] = set()
+        self._folders: dict[str, _Folder] = {}  # by their normal paths
 
     def named(self, file: str) -> list[str]:
         """Return the paths that a file of the table may mean: it may lack its ending; tables may be from Windows."""
+        place, _, name = file.rpartition("/")
+        if (folder := self._folders.get(place)) and name in folder.names:  # almost always
+            folder.listed.add(name)
+            return [file]
         for path in dict.fromkeys((file, file.replace("\\", "/"))):
-            folder, name = os.path.split(os.path.normpath(path))
-            names = self._names_in(folder).get(name, [])
-            found = [os.path.join(folder, each) for each in ([name] if name in names else sorted(names))]
+            place, name = os.path.split(os.path.normpath(path))
+            if place not in self._folders:
+                self._folders[place] = _Folder(self.root / place)
+            folder = self._folders[place]
+            found = [name] if name in folder.names else sorted(folder.by_stem.get(name, ()))
             if found:
-                self._listed.update(found)
-                return found
+                folder.listed.update(found)
+                return [os.path.join(place, each) for each in found]
         return []
 
     def size(self, path: str) -> int | None:
         """Return the bytes of a file; None if there is none, or a link that leads nowhere."""
         try:
-            return os.stat(self.root / path).st_size
+            return os.stat(os.path.join(self.root, path)).st_size
         except (OSError, ValueError):
             return None
 
     def unlisted(self, tables: set[Path]) -> Counter[str]:
         """Count, by ending, the files that no table lists, in the folders of those that one lists."""
         found: Counter[str] = Counter()
-        for folder, names in self._folders.items():
-            paths = {os.path.join(folder, name) for each in names.values() for name in each if name[0] != "."}
-            found.update(layouts.suffix_of(path) for path in paths - self._listed if self.root / path not in tables)
+        for place, folder in self._folders.items():
+            left = [name for name in folder.names - folder.listed if not name.startswith(".")]
+            found.update(layouts.suffix_of(name) for name in left if self.root / place / name not in tables)
         return found
 
-    def _names_in(self, folder: str) -> dict[str, list[str]]:
-        if folder not in self._folders:
-            found = self._folders[folder] = {}
-            try:
-                names = [entry.name for entry in os.scandir(self.root / folder) if not layouts.is_folder(entry)]
-            except (OSError, ValueError):
-                names = []
-            for name in names:
-                stem, ending = os.path.splitext(name)
-                found.setdefault(name, []).append(name)
-                if ending.lower() in IMAGES:
-                    found.setdefault(stem, []).append(name)
-        return self._folders[folder]
+
+class _Folder:
+    """The names of the files in a folder, and which of them a table lists."""
+
+    def __init__(self, path: Path):
+        self.listed: set[str] = set()
+        try:
+            self.names = {entry.name for entry in os.scandir(path) if not layouts.is_folder(entry)}
+        except (OSError, ValueError):
+            self.names = set()
+
+    @cached_property
+    def by_stem(self) -> dict[str, list[str]]:
+        """The images by their names without ending."""
+        found: dict[str, list[str]] = {}
+        for name in self.names:
+            stem, ending = os.path.splitext(name)
+            if ending.lower() in IMAGES:
+                found.setdefault(stem, []).append(name)
+        return found

@@ -160,10 +160,12 @@ def test_columns_have_the_names_that_people_use(data: Path, header: tuple):
     assert both(data)["train"].classes == ("ant", "cat")
 
 
-@pytest.mark.parametrize(("encoding", "delimiter"), [("utf-8-sig", ","), ("utf-8", ";"), ("utf-8-sig", "\t")])
-def test_spreadsheets_write_a_mark_and_other_delimiters(data: Path, encoding: str, delimiter: str):
+@pytest.mark.parametrize(
+    ("encoding", "delimiter", "end"), [("utf-8-sig", ",", "\r\n"), ("utf-8", ";", "\r"), ("utf-8-sig", "\t", "\n")]
+)
+def test_spreadsheets_write_a_mark_and_other_delimiters(data: Path, encoding: str, delimiter: str, end: str):
     rows = [(name, f"né, {kind}") for name, kind in ROWS]
-    write(data / "labels.csv", rows, encoding=encoding, delimiter=delimiter, lineterminator="\r\n")
+    write(data / "labels.csv", rows, encoding=encoding, delimiter=delimiter, lineterminator=end)
     assert both(data)["train"].classes == ("né, ant", "né, cat")
 
 
