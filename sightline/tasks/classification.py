@@ -85,7 +85,7 @@ class Classification(Task):
         """Return class scores."""
         return {"logits": model(batch["image"]).float()}
 
-    def metric(self, spec: DataSpec, device: torch.device) -> TopK:
+    def metric(self, spec: DataSpec, device: torch.device) -> Metric:
         """Build the metric: top-1, top-5, loss."""
         return TopK(spec.classes, self.label_smoothing, device)
 
@@ -103,13 +103,12 @@ class Classification(Task):
 
 
 @dataclass(frozen=True)
-class MultiLabel(Task):
-    """Binary cross entropy of every class and mean average precision: `Classification` of multi-label data."""
-
-    label_smoothing: float = 0.0
-    """Share of every target that is replaced by one half."""
+class MultiLabel(Classification):
+    """Binary cross entropy of every class and mean average precision, for multi-label data. Smoothing replaces a share
+    of every target by one half."""
 
     headline = "map"
+    peers = ""
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Return the mean over images and classes. With mixup or cutmix, targets are mixed."""
@@ -121,10 +120,6 @@ class MultiLabel(Task):
         total = binary_loss(logits, target, self.label_smoothing, batch.get("class_weight")).mean()
         right = ((logits.detach() >= 0) == (target >= 0.5)).all(1).sum()
         return Loss(total, {"exact": right})
-
-    def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return class scores."""
-        return {"logits": model(batch["image"]).float()}
 
     def metric(self, spec: DataSpec, device: torch.device) -> Metric:
         """Build the metric: mean average precision, F1, exact matches, loss."""
@@ -140,10 +135,6 @@ class MultiLabel(Task):
             len(spec.classes) if top is None else top,
             0.5 if threshold is None else threshold,
         )
-
-    def reporter(self, job: PredictJob) -> Reporter:
-        """List findings, and draw them into their images."""
-        return Predictions(self.findings, job)
 
 
 def _share(batch: Batch) -> Tensor | None:
