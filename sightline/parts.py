@@ -64,10 +64,13 @@ class DataSpec:
     class_ids: tuple[int, ...] = ()  # numbers of the classes in the files, in the same order; empty: 0, 1, 2...
     spacing: tuple[float, ...] = ()  # volumes: mm from voxel to voxel along each axis of `size`
     clip: tuple[float, ...] = ()  # volumes: lowest and highest value, before mean and std
+    multi_label: bool = False  # images: any number of classes each
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain lists and numbers, as a checkpoint stores them."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
+        """Return plain lists and numbers, as a checkpoint stores them. `multi_label` is left out where it is False, so
+        that versions without it read the checkpoint."""
+        values = {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
+        return values if self.multi_label else {name: v for name, v in values.items() if name != "multi_label"}
 
     @classmethod
     def from_json(cls, values: Any) -> DataSpec:
@@ -99,6 +102,7 @@ class Dataset(ABC):
     fingerprint: str  # of what was found on disk, so that a resumed run notices other data
     kept: Mapping[str, str] = MappingProxyType({})  # texts for files of the run folder, by name, e.g. of a drawn split
     predict_batch: int = 64  # most items `predict` takes at once: a training batch may not fit where it runs
+    balanced_by: np.ndarray | None = None  # the class of each item if training draws all classes equally often
 
     @abstractmethod
     def __len__(self) -> int:
@@ -322,6 +326,10 @@ class Task(ABC):
 
     headline: str  # the score that decides which checkpoint is best; higher is better
     peers: str = ""  # NAME of sightline/measure/peers_NAME.py, which `benchmark --peers` compares with
+
+    def for_data(self, spec: DataSpec) -> Task:
+        """Return the task for data of this spec, with the same fields."""
+        return self
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Loss:

@@ -35,15 +35,21 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     """Location of the images, and how they become the network's input."""
 
     path: str = undecisive("")
-    """Class folders, tar shards or TFRecords of a train and a val split, or synthetic:classes=10,samples=1000,size=64;
-    see docs/data.md."""
+    """Class folders, a table (labels.csv), tar shards, TFRecords, or synthetic:classes=10,samples=1000,size=64; see
+    docs/data.md."""
     source: str = "auto"
-    """Kind of data at the path: auto, folder, tar, tfrecord, synthetic."""
+    """Kind of data at the path: auto, folder, table, tar, tfrecord, synthetic."""
     classes: int = 0
     """Number of classes the data must have; 0 accepts any number."""
     background: Literal["none", "first", "last"] = "none"
     """Add a class that no image has, as in the 1001 outputs of the TensorFlow originals: first (labels then begin at
     1) or last. `classes` does not count it."""
+    sampling: Literal["uniform", "balanced"] = "uniform"
+    """uniform: every training image once an epoch; balanced: every class equally often, in epochs of the same length;
+    images of small classes repeat, each time augmented differently."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: weight the training loss of each class by images / (classes x images of the class); with several labels
+    per image, that of a class's images by images without it / images with it."""
     first_label: Literal[0, 1] = 1
     """TFRecords: the smallest label in the files."""
     decoder: Literal["auto", "cpu", "gpu"] = undecisive("auto")
@@ -61,6 +67,9 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
         SplitFields.__post_init__(self)
         if self.background not in ("none", "first", "last"):
             raise UsageError(f"background={self.background!r} is unknown; use one of none, first, last")
+        for name, known in (("sampling", ("uniform", "balanced")), ("class_weights", ("none", "balanced"))):
+            if getattr(self, name) not in known:
+                raise UsageError(f"{name}={getattr(self, name)!r} is unknown; use one of {', '.join(known)}")
 
     @property
     def augmentation(self) -> Augmentation:
@@ -81,12 +90,32 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
                 f"{self.path} has {len(source.classes)} classes, the recipe declares {self.classes}; "
                 f"give the right --data.path or --data.classes {len(source.classes)}"
             )
+        if source.missing and self.on_bad_sample == "fail":
+            raise BadData(
+                f"{len(source.missing)} of the {len(source)} {split} images that {self.path} lists do not exist, e.g. "
+                f"{source.missing[0]}; `sightline check` lists them all. Restore them, or skip them with "
+                f"--data.on-bad-sample skip"
+            )
+        if source.is_multi_label:
+            self._refuse_for_several_labels()
         return ClassificationDataset(self, source, split, seed)
+
+    def _refuse_for_several_labels(self) -> None:
+        if self.sampling == "balanced":
+            raise UsageError(
+                f"sampling=balanced needs one label per image, and those of {self.path} have several; use "
+                f"--data.class-weights balanced instead"
+            )
+        if self.background != "none":
+            raise UsageError(
+                f"background={self.background} is for one label per image, and those of {self.path} have several; an "
+                f"image without labels needs no class; use --data.background none"
+            )
 
     def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
         """Open images of unknown class; their label is 0."""
         found = {"none": spec.classes, "first": spec.classes[1:], "last": spec.classes[:-1]}[self.background]
-        return ClassificationDataset(self, FilesSource(files, found), "val", seed=0)
+        return ClassificationDataset(self, FilesSource(files, found, spec.multi_label), "val", seed=0)
 
     def declared(self) -> tuple[DataSpec, int] | None:
         """Declare `classes` nameless classes and `samples` images if no path is given."""
@@ -107,13 +136,22 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
             raise UsageError("no data: give --data.path DIR")
         return check_images(self.path, self.source, self._options, self.classes, decode, processes, progress)
 
-    def spec_of(self, classes: tuple[str, ...]) -> DataSpec:
+    def spec_of(self, classes: tuple[str, ...], multi_label: bool = False) -> DataSpec:
         """Return the spec of data with these classes."""
         if self.background != "none" and BACKGROUND in classes:
             raise BadData(f"the data has a class {BACKGROUND!r} already; use --data.background none")
         extra = (BACKGROUND,)
         classes = {"none": classes, "first": extra + classes, "last": classes + extra}[self.background]
-        return DataSpec(classes, 3, (self.eval_size, self.eval_size), self.mean, self.std)
+        return DataSpec(classes, 3, (self.eval_size, self.eval_size), self.mean, self.std, multi_label=multi_label)
+
+    def class_weight(self, source: Source) -> np.ndarray:
+        """Return the weight of every class, (classes,) float32; one that tells nothing (no images, or all) has 1."""
+        known = source.labels[(source.labels >= 0) & (source.labels < len(source.classes))]  # others are damaged
+        counts = np.bincount(known, minlength=len(source.classes))
+        expected = len(source) - counts if source.is_multi_label else len(known) / np.count_nonzero(counts)
+        weight = np.where(counts * expected > 0, expected / np.maximum(counts, 1), 1.0)
+        around = {"none": (0, 0), "first": (1, 0), "last": (0, 1)}[self.background]
+        return np.pad(weight, around, constant_values=1.0).astype(np.float32)
 
 
 def _fits_device(data: bytes | np.ndarray, header: Header) -> bool:
@@ -134,9 +172,15 @@ class ClassificationDataset(Dataset):
         self.seed = seed
         self.fingerprint = source.fingerprint
         self.kept = kept_of(source)
-        self.spec = config.spec_of(source.classes)
+        self.spec = config.spec_of(source.classes, source.is_multi_label)
         side = config.size if self.is_training else config.eval_size
-        self.layout = {"image": ((side, side, 3), augmentation.packed_type), "label": ((), "int64")}
+        label = ((len(source.classes),), "uint8") if source.is_multi_label else ((), "int64")
+        self.layout = {"image": ((side, side, 3), augmentation.packed_type), "label": label}
+        if self.is_training and config.sampling == "balanced":
+            self.balanced_by = source.labels
+        if self.is_training and config.class_weights == "balanced":
+            self._class_weight = config.class_weight(source)
+            self.layout["class_weight"] = (self._class_weight.shape, "float32")
         if self.is_training and augmentation.erases:
             self.layout["erase"] = ((4,), "int32")
         if self.is_training:
@@ -262,6 +306,8 @@ class ClassificationDataset(Dataset):
     def _numbers(self, epoch: int, index: int, sample: Sample, params: Params) -> Arrays:
         """Return all of an item but its pixels: the label, and random numbers that the device half needs."""
         numbers: Arrays = {"label": np.asarray(sample.label + (self.config.background == "first"))}
+        if "class_weight" in self.layout:
+            numbers["class_weight"] = self._class_weight
         if "erase" in self.layout:
             numbers["erase"] = np.asarray(params.erase, dtype=np.int32)
         if self.is_training:

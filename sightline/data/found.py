@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sightline.data import sources
 from sightline.data.sources import Images, SourceOptions
-from sightline.data.sources.layouts import SPLIT, counted
+from sightline.data.sources.layouts import SPLIT, Layout, counted
 from sightline.errors import BadData
 from sightline.fields import data_of, named
 from sightline.files.plain_yaml import read_yaml
@@ -77,8 +77,16 @@ def _line(both: Mapping[str, Images], options: SourceOptions) -> str:
     if train.held_out is not None:
         drawn = f"as {options.split} lists" if options.split else f"{options.val_fraction:.0%} of them, by name"
         said.append(f"no val split, so {len(val)} images validate ({drawn})")
-    elif val.layout and val.layout.val and val.layout.val.images.name.lower() not in ("val", "validation", "valid"):
-        said.append(f"{val.layout.val.images.name} validates")
+    elif (name := _name_of_val(val.layout)) not in ("", "val", "validation", "valid"):
+        said.append(f"{name} validates")
     if ignored := Counter(train.ignored) + Counter(val.ignored if train.held_out is None else {}):
         said.append(f"ignored: {counted(ignored)}")
     return "; ".join(said)
+
+
+def _name_of_val(layout: Layout | None) -> str:
+    """Return the name of the folder or table that validates; "" if one table is of both splits."""
+    if layout is None or layout.val is None or layout.val == layout.train:
+        return ""
+    place = layout.val
+    return (place.labels.stem if layout.kind == "table" and place.labels else place.images.name).lower()

@@ -84,6 +84,7 @@ class Trained:
         """Read the recipe of a checkpoint that was loaded, and find this process's place and device."""
         recipe, run, spec = recipe_of(path, stored, recipe_file, flags)
         here, device, recipe = set_up(recipe, run)
+        recipe = dataclasses.replace(recipe, task=recipe.task.for_data(spec))
         return cls(path, tensors, stored, recipe, run, spec, here, device)
 
     def build(self) -> nn.Module:

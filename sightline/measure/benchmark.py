@@ -222,6 +222,7 @@ class OurStep(Contender):
         timed: tuple[int, int],
     ):
         cfg = recipe.train
+        recipe = dataclasses.replace(recipe, task=recipe.task.for_data(bound.dataset.spec))
         self.timed = timed  # steps to warm up and to measure, one by one
         self.images = cfg.global_batch
         self.recipe = recipe

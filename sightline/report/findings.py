@@ -11,7 +11,16 @@ from sightline.parts import DataSpec, Finding
 
 def classes_found(logits: Tensor, spec: DataSpec, top: int, threshold: float) -> list[list[Finding]]:
     """Return the most probable classes of each sample; a score is a probability."""
-    scores, labels = logits.float().softmax(1).topk(min(top, logits.shape[1]))  # (batch, top)
+    return _most_probable(logits.float().softmax(1), spec, top, threshold)
+
+
+def labels_found(logits: Tensor, spec: DataSpec, top: int, threshold: float) -> list[list[Finding]]:
+    """Return the classes of each sample that reach the threshold; a score is the probability of one class."""
+    return _most_probable(logits.float().sigmoid(), spec, top, threshold)
+
+
+def _most_probable(probabilities: Tensor, spec: DataSpec, top: int, threshold: float) -> list[list[Finding]]:
+    scores, labels = probabilities.topk(min(top, probabilities.shape[1]))  # (batch, top)
     return [
         [Finding(spec.classes[label], label, score) for score, label in rows if score >= threshold]
         for rows in _rows(scores, labels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 
 from sightline import config
 from sightline.config import Recipe, Run
@@ -39,6 +40,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         # Open the data and choose their order. What cannot be traced, scored or watched fails here, before slow work.
         data = recipe.data.in_run(log.folder.path)
         sets = {split: data.open(split, cfg.seed) for split in ("train", "val")}
+        recipe = replace(recipe, task=recipe.task.for_data(sets["train"].spec))
         bound = {split: dataset.bind(device, cfg.global_batch) for split, dataset in sets.items()}
         order = train_order_of(cfg, bound["train"], world)
         length = length_of(cfg, order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sightline.config import TrainConfig
+from sightline.data.loading.balanced import BalancedOrder, ClassMembers
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.errors import UsageError
 from sightline.hardware.world import World
@@ -30,6 +31,9 @@ def train_order(config: TrainConfig, items: int, samples_per_item: int, rank: in
 def train_order_of(config: TrainConfig, bound: Bound, world: World) -> TrainOrder:
     """Choose the training samples of this rank; refuse accumulation that cannot split them."""
     order = train_order(config, len(bound.dataset), bound.samples_per_item, world.rank, world.size)
+    if bound.dataset.balanced_by is not None:
+        members = ClassMembers(bound.dataset.balanced_by, len(bound.dataset.spec.classes))
+        order = BalancedOrder(**vars(order), members=members)
     if order.local_batch % config.accumulation:
         each = order.samples_per_item
         held = f"{order.local_batch} items of {each} samples" if each > 1 else f"{order.local_batch} samples"

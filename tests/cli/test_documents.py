@@ -125,8 +125,26 @@ def pets(path: Path) -> None:
     Path(f"{path}.split", "train").rename(path)
 
 
-def photo(path: Path) -> None:
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (60, 80, 3), np.uint8)).save(path)
+def birds(path: Path) -> None:
+    """Write a table with one label per image, of four classes."""
+    table(path, lambda number: f"bird{number % 4}")
+
+
+def scans(path: Path) -> None:
+    """Write a table with up to two labels per image."""
+    table(path, lambda number: ("a;b", "a", "b", "")[number % 4])
+
+
+def table(path: Path, label: Callable[[int], str]) -> None:
+    (path / "images").mkdir(parents=True)
+    for number in range(20):
+        photo(path / "images" / f"{number}.jpg", number)
+    lines = "".join(f"{number}.jpg,{label(number)}\n" for number in range(20))
+    (path / "labels.csv").write_text(f"file,label\n{lines}")
+
+
+def photo(path: Path, seed: int = 0) -> None:
+    Image.fromarray(np.random.default_rng(seed).integers(0, 255, (60, 80, 3), np.uint8)).save(path)
 
 
 def archive(name: str) -> Callable[[Path], None]:
@@ -236,6 +254,8 @@ for epoch in range(2):
 INPUTS: dict[str, Callable[[Path], None]] = {
     "images": images,
     "pets": pets,
+    "birds": birds,
+    "scans": scans,
     "photo.jpg": photo,
     "ILSVRC2012_img_train.tar": archive("train.tar"),
     "ILSVRC2012_img_val.tar": archive("val.tar"),

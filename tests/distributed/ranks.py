@@ -15,6 +15,7 @@ from sightline.config import Recipe, Run, TrainConfig
 from sightline.data.classification import ClassificationData
 from sightline.data.loading.loader import BadSamples, Loader, Order
 from sightline.data.loading.order import EvalOrder, TrainOrder
+from sightline.evaluate.average_precision import AveragePrecision
 from sightline.evaluate.run import evaluate
 from sightline.evaluate.topk import TopK
 from sightline.hardware import devices
@@ -93,6 +94,21 @@ def metric(world: World) -> dict[str, Any]:
         rows = index.clamp(min=0)
         batch = {"label": label[rows], "index": index, "valid": index >= 0}
         merged.update({"logits": logits[rows]}, batch)
+    merged.merge(world)
+    return dataclasses.asdict(merged.result())
+
+
+def several_labels(world: World) -> dict[str, Any]:
+    """Return the scores of the same with several labels each."""
+    random = torch.Generator().manual_seed(0)
+    label = (torch.rand(101, 5, generator=random) < 0.3).to(torch.uint8)
+    logits = torch.randn(101, 5, generator=random) + label
+    merged = AveragePrecision(tuple(map(str, range(5))), 0.1, torch.device("cpu"))
+    order = EvalOrder(101, 16, world.rank, world.size)
+    for step in range(order.steps_per_epoch):
+        index = torch.from_numpy(order.batch(step)[1])
+        rows = index.clamp(min=0)
+        merged.update({"logits": logits[rows]}, {"label": label[rows], "index": index, "valid": index >= 0})
     merged.merge(world)
     return dataclasses.asdict(merged.result())
 
@@ -195,6 +211,7 @@ def head_only(world: World) -> dict[str, Any]:
 def main(out: Path) -> None:
     world = connect(detect(), CPU)
     seen: dict[str, Any] = {"collectives": collectives(world), "metric": metric(world), "batch_norm": batch_norm(world)}
+    seen |= {"several_labels": several_labels(world)}
     seen |= {"listening": listening(), "indices": indices(world), "bad_steps": bad_steps(world)}
     seen |= {"evaluations": evaluations(world), "head_only": head_only(world)}
     gc.collect()  # DDP keeps a group alive

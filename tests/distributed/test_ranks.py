@@ -132,6 +132,13 @@ def test_merged_metrics_are_those_of_one_rank(two: list[dict]):
         assert seen["values"] == expected and expected["samples"] == 101
 
 
+def test_merged_scores_of_several_labels_are_those_of_one_rank(two: list[dict]):
+    alone = ALONE["several_labels"](World())
+    for seen in (each["several_labels"] for each in two):
+        assert seen["tables"] == alone["tables"] and seen["worst"] == alone["worst"]
+        assert seen["values"] == pytest.approx(alone["values"], rel=1e-12) and seen["values"]["samples"] == 101
+
+
 def test_batch_norm_statistics_follow_their_rule(two: list[dict]):
     assert [each["batch_norm"] for each in two] == [
         {"averaged": [1.5], "rank0": [1.0], "local": [1.0]},

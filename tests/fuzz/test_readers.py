@@ -35,7 +35,7 @@ from sightline.data.check.images import Report
 from sightline.data.formats import records
 from sightline.data.loading.static import StaticDataset
 from sightline.data.prepare import imagenet
-from sightline.data.sources import index_files, open_boxes, tar, tfrecord
+from sightline.data.sources import index_files, open_boxes, table, tar, tfrecord
 from sightline.data.volumes import decathlon, raw
 from sightline.errors import BadCheckpoint, BadData
 from sightline.evaluate import checkpoints
@@ -309,6 +309,21 @@ def read_raw(place: Path, data: bytes) -> None:
     raw.read_raw(place)
 
 
+def table_seeds() -> list[bytes]:
+    columns = b"".join(b"%d.jpg,%d,%d,%s\n" % (n, n % 2, n % 3 == 0, b"train" if n < 5 else b"val") for n in range(7))
+    return [
+        b"file,label\na.jpg,x\nb.jpg,x\nc.jpg,y;x\n",
+        b"\xef\xbb\xbfimage;a;b;split\n" + columns.replace(b",", b";"),
+    ]
+
+
+def read_table(place: Path, data: bytes) -> None:
+    (place / "labels.csv").write_bytes(data)
+    for split in ("train", "val"):
+        source = table.open_source(str(place), split)
+        assert all(source.name(index) for index in range(len(source)))
+
+
 def read_labels(place: Path, data: bytes) -> None:
     (place / "labels.txt").write_bytes(data)
     with contextlib.suppress(BadData):
@@ -530,6 +545,9 @@ FORMATS = {
     "plan.json": Format(plan_seeds, read_plan, JSON_TOKENS),
     "dataset.json": Format(raw_seeds, read_raw, (*JSON_TOKENS, b"../", b"/")),
     "label files": Format(lambda: [b"n01440764\nn01443537\nn01484850\n"], read_labels, (b"\n", b" ", b"\xc3", b"\0")),
+    "label tables": Format(
+        table_seeds, read_table, (b",", b";", b"\n", b'"x', b"\r", b"|", b"../", b"\0", b"\xff", b"file")
+    ),
     "download record": Format(record_json, read_record, JSON_TOKENS),
     "exit.json, evaluation.json": Format(exit_seeds, read_exit, JSON_TOKENS),
     "latest": Format(lambda: [b"ckpt-00000006\n"], read_pointer, (b"../", b"/etc/", b"\0", b"\xff")),

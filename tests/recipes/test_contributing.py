@@ -1,6 +1,5 @@
 """The examples of docs/contributing.md, each added as the document says; its device is in tests/migrate."""
 
-import csv
 import re
 import sys
 from pathlib import Path
@@ -23,24 +22,24 @@ def example(heading: str) -> str:
 
 
 @pytest.fixture
-def source_of_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def source_of_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The file of the example, in the folder of sources as far as Python knows."""
     folder = tmp_path / "sources"
     folder.mkdir()
-    (folder / "table.py").write_text(example("A source"), encoding="utf-8")
+    (folder / "listing.py").write_text(example("A source"), encoding="utf-8")
     monkeypatch.setattr(sources, "__path__", [*sources.__path__, str(folder)])
     yield
-    sys.modules.pop("sightline.data.sources.table", None)
+    sys.modules.pop("sightline.data.sources.listing", None)
 
 
-@pytest.mark.usefixtures("source_of_tables")
+@pytest.mark.usefixtures("source_of_lists")
 def test_the_source_gives_the_batches_of_the_folders_that_it_lists(tmp_path: Path, shapes: Path, train):
     listed = tmp_path / "listed"
     listed.mkdir()
     for split in ("train", "val"):
         files = sorted((shapes / split).glob("*/*"), reverse=True)
-        with open(listed / f"{split}.csv", "w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows((str(path), path.parent.name) for path in files)
+        lines = "".join(f"{path.parent.name} {path}\n" for path in files)
+        (listed / f"{split}.txt").write_text(lines, encoding="utf-8")
     ours, folders = (
         train("demo_classification", tmp_path / name, f"--data.path={path}", "--train.max-steps=2")
         for name, path in (("ours", listed), ("folders", shapes))

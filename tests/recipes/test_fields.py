@@ -561,6 +561,8 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "source": [Flip(("folder",), refusal)],
         "classes": [Flip(("7",), refusal)],
         "background": [Flip(("first",), held_out), Flip(("last",), shapes)],
+        "sampling": [Flip(("balanced",), samples, same=held_out)],
+        "class_weights": [Flip(("balanced",), losses, same=held_out)],
         "first_label": [Flip(("0",), refusal, base=RECORDS)],
         "decoder": [Flip(("gpu",), unread)],
         "samples": [Flip(("77",), declared, base=("--data.path=",))],

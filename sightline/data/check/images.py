@@ -113,9 +113,9 @@ def add_twins(train: Sequence[tuple[str, HasDigest]], val: Sequence[tuple[str, H
 
 
 class SeenSample(NamedTuple):
-    """One sample: its label, its size the right way up, a digest of its bytes, and what is wrong with it."""
+    """One sample: its labels, its size the right way up, a digest of its bytes, and what is wrong with it."""
 
-    label: int
+    labels: tuple[int, ...]
     height: int
     width: int
     digest: bytes
@@ -178,10 +178,11 @@ def _look_at(shared: tuple[Source, bool], job: tuple[int, int]) -> list[SeenSamp
 
 
 def _look_at_one(source: Source, index: int, decode: bool) -> SeenSample:
-    label, digest = -1, b""
+    labels: tuple[int, ...] = ()
+    digest = b""
     try:
         sample = source.read(index)
-        label = sample.label
+        labels = (sample.label,) if isinstance(sample.label, int) else tuple(np.flatnonzero(sample.label).tolist())
         data = sample.data
         digest = hashlib.blake2b(data if isinstance(data, bytes) else data.tobytes(), digest_size=16).digest()
         if not isinstance(data, bytes):
@@ -191,8 +192,8 @@ def _look_at_one(source: Source, index: int, decode: bool) -> SeenSample:
         else:
             height, width = read_header(data, source.name(index)).shape[:2]
     except BadSample as error:
-        return SeenSample(label, 0, 0, digest, error.reason)
-    return SeenSample(label, height, width, digest, "")
+        return SeenSample(labels, 0, 0, digest, error.reason)
+    return SeenSample(labels, height, width, digest, "")
 
 
 def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: Report) -> None:
@@ -215,17 +216,17 @@ def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: 
     for index, each in enumerate(seen):
         if each.bad:
             report.add("unreadable", split, source.name(index), each.bad)
-        elif not 0 <= each.label < len(source.classes):
-            text = f"label {each.label}, expected 0 to {len(source.classes) - 1}"
+        elif outside := [label for label in each.labels if not 0 <= label < len(source.classes)]:
+            text = f"label {outside[0]}, expected 0 to {len(source.classes) - 1}"
             report.add("label out of range", split, source.name(index), text)
 
 
 def _check_names(split: Split, source: Source, seen: Sequence[SeenSample], report: Report) -> None:
     """Report two samples of one class with one name: a folder cannot hold them, records can."""
-    first: dict[tuple[int, str], int] = {}
+    first: dict[tuple[tuple[int, ...], str], int] = {}
     for index, each in enumerate(seen):
-        place = first.setdefault((each.label, file_of(source, index)), index)
-        if place != index and each.label >= 0:
+        place = first.setdefault((each.labels, file_of(source, index)), index)
+        if place != index and each.labels:
             text = f"has the class and the name of {source.name(place)}"
             report.add("same name twice", split, source.name(index), text)
 
@@ -249,7 +250,7 @@ def _check_both(sources: dict[Split, Source], seen: dict[Split, list[SeenSample]
 
 
 def _per_class(source: Source, seen: Sequence[SeenSample]) -> list[int]:
-    labels = [each.label for each in seen if 0 <= each.label < len(source.classes)]
+    labels = [label for each in seen for label in each.labels if 0 <= label < len(source.classes)]
     return np.bincount(np.asarray(labels, np.int64), minlength=len(source.classes)).tolist()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from sightline.data.sources import Source, SourceOptions, open_source
 from sightline.data.sources.folder import FolderSource
 from sightline.data.sources.shards import ShardSource
+from sightline.data.sources.table import TableSource
 from sightline.data.writing.forms import Form, LabelledImages
 from sightline.data.writing.pieces import alone_in, jobs_or_cores, write_pieces
 from sightline.errors import BadData, UsageError
@@ -34,7 +35,7 @@ class ConvertOptions:
     form: Form
     """folder: class folders; tar: WebDataset shards; tfrecord: TensorFlow's records, with labels from 1."""
     kind: str = "auto"
-    """Kind of the source, as --data.source: auto, folder, tar, tfrecord."""
+    """Kind of the source, as --data.source: auto, folder, table, tar, tfrecord."""
     first_label: int = 1
     """The smallest label in a source of TFRecords, as --data.first-label."""
     shards: int = 0
@@ -78,7 +79,7 @@ def _bytes_of(source: Source) -> int:
     """Return the bytes that the images of a split take."""
     if isinstance(source, ShardSource):
         return int(source.index.length.sum())
-    if not isinstance(source, FolderSource):
+    if not isinstance(source, FolderSource | TableSource):
         return 0
     files = (source.root / source.name(index) for index in range(len(source)))
     return sum(os.stat(file).st_size for file in files if os.path.exists(file))  # a link may lead nowhere

@@ -73,15 +73,15 @@ class ArchivedImages(Source):
         self.classes = classes
         names = [f"{classes[label]}/{name}" for label, name, *_ in found]
         self._names = Names.of([os.fsencode(name) for name in names])
-        self._labels = np.asarray([label for label, *_ in found], dtype=np.int32)
+        self.labels = np.asarray([label for label, *_ in found], dtype=np.int32)
         self._places = np.asarray([row[2:] for row in found], dtype=np.int64).reshape(-1, 2)  # (images, offset|size)
         digest = hashlib.sha256("\0".join(classes).encode())
-        for part in (self._names.blob, self._names.ends.tobytes(), self._labels.tobytes(), self._places.tobytes()):
+        for part in (self._names.blob, self._names.ends.tobytes(), self.labels.tobytes(), self._places.tobytes()):
             digest.update(part)
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.labels)
 
     @property
     def data_bytes(self) -> int:
@@ -96,7 +96,7 @@ class ArchivedImages(Source):
         name = self.name(index)
         try:
             with self.path.open("rb") as file:
-                return Sample(read_member(file, Member(name, offset, size), str(self.path)), int(self._labels[index]))
+                return Sample(read_member(file, Member(name, offset, size), str(self.path)), int(self.labels[index]))
         except OSError as error:
             raise BadSample(name, f"{self.path} cannot be read: {error.strerror}") from error
 

@@ -12,7 +12,7 @@ import os
 import pkgutil
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -33,7 +33,7 @@ class Sample:
     """One index as it lies on disk: encoded bytes, or pixels (height, width, 3) where nothing needs decoding."""
 
     data: bytes | np.ndarray
-    label: int
+    label: int | np.ndarray  # the class; (classes,) uint8 of 0 and 1 if an image may have several
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Images(ABC):
     layout: Layout | None = None  # where both splits were found, of kinds that may lie anywhere
     held_out: Names | None = None  # of a split that was drawn: the names of the samples that validate
     ignored: Mapping[str, int] = MappingProxyType({})  # files that are not read, by their endings
+    missing: Sequence[str] = ()  # names of samples whose file does not exist, of kinds that list files
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -80,7 +81,10 @@ class Images(ABC):
 
 
 class Source(Images):
-    """Images with one label each."""
+    """Images with one label each, or with any number of them."""
+
+    is_multi_label: bool = False
+    labels: np.ndarray  # the class of each image; all classes of the first image, then of the second... if multi-label
 
     @abstractmethod
     def read(self, index: int) -> Sample: ...
@@ -190,7 +194,8 @@ _RECIPES = {
 }
 _LABELLED = (
     "a folder per class with images in it, also below train/ and val/ (draw some with `sightline prepare shapes --out "
-    "DIR`), train/*.tar and val/*.tar, or train/train-00000-of-01024 and validation/validation-00000-of-00128"
+    "DIR`), labels.csv with columns file and label, train/*.tar and val/*.tar, or train/train-00000-of-01024 and "
+    "validation/validation-00000-of-00128"
 )
 _WITH_BOXES = (
     "annotations/instances_train2017.json with train2017/*.jpg and the same of val (draw some with `sightline prepare "

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts
+from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table
 from sightline.data.sources.layouts import IMAGES, Layout, Place
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split
@@ -41,6 +41,8 @@ def find(path: str) -> Layout | None:
     splits = {split: Place(at) for split, at in layouts.split_folders(root).items() if layouts.subfolders(at)}
     if splits:
         return Layout("folder", splits.get("train"), splits.get("val"))
+    if table.detect(path):
+        return None
     names = layouts.subfolders(root)
     if _NOT_CLASSES & {name.lower() for name in names} or sum(_holds_image(root / name) for name in names) < 2:
         return None
@@ -64,7 +66,7 @@ class FolderSource(Source):
         self.root = root
         self.classes = classes
         self._names = index_files.Names.of(names)
-        self._labels = np.asarray(labels, dtype=np.int32)
+        self.labels = np.asarray(labels, dtype=np.int32)
         digest = hashlib.sha256("\0".join(classes).encode("utf-8", "surrogateescape"))
         digest.update(self._names.blob)
         digest.update(np.concatenate([[0], self._names.ends]).astype(np.int64).tobytes())
@@ -72,7 +74,7 @@ class FolderSource(Source):
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
-        return len(self._labels)
+        return len(self.labels)
 
     def name(self, index: int) -> str:
         return self._names[index]
@@ -80,7 +82,7 @@ class FolderSource(Source):
     def read(self, index: int) -> Sample:
         name = self.name(index)
         try:
-            return Sample((self.root / name).read_bytes(), int(self._labels[index]))
+            return Sample((self.root / name).read_bytes(), int(self.labels[index]))
         except OSError as error:
             raise BadSample(name, f"cannot be read: {error.strerror}") from error
 

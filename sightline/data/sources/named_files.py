@@ -12,10 +12,12 @@ from sightline.data.sources import BoxSource, Objects, Sample, Source
 
 
 class FilesSource(Source):
-    """Files by the names they are shown under, in the order given; every label is 0."""
+    """Files by the names they are shown under, in the order given; every label is 0, or no class."""
 
-    def __init__(self, files: Mapping[str, Path], classes: tuple[str, ...]):
+    def __init__(self, files: Mapping[str, Path], classes: tuple[str, ...], is_multi_label: bool = False):
         self.classes = classes
+        self.is_multi_label = is_multi_label
+        self.labels = np.zeros(0 if is_multi_label else len(files), np.int64)
         self._names = list(files)
         self._paths = [str(path) for path in files.values()]
         self.fingerprint = hashlib.sha256("\0".join(self._paths).encode("utf-8", "surrogateescape")).hexdigest()
@@ -27,7 +29,8 @@ class FilesSource(Source):
         return self._names[index]
 
     def read(self, index: int) -> Sample:
-        return Sample(read_bytes(Path(self._paths[index]), self._names[index]), 0)
+        label = np.zeros(len(self.classes), np.uint8) if self.is_multi_label else 0
+        return Sample(read_bytes(Path(self._paths[index]), self._names[index]), label)
 
 
 class BoxFilesSource(BoxSource):

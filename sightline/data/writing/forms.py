@@ -23,10 +23,11 @@ from sightline.data.formats.records import encode_example, frame
 from sightline.data.sources import Source
 from sightline.data.sources.layouts import IMAGES
 from sightline.data.sources.shards import ShardSource
+from sightline.data.sources.table import TableSource
 from sightline.data.sources.tar import TarSource
 from sightline.data.writing.pieces import Written
 from sightline.data.writing.repair import repair
-from sightline.errors import BadData, BadSample
+from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.archive import clean_name
 from sightline.files.whole import write_text, written_whole
 from sightline.parts import Split
@@ -68,6 +69,10 @@ class LabelledImages:
 
     def check(self) -> None:
         for source in self.sources.values():
+            if source.is_multi_label:
+                raise UsageError(
+                    f"images with several labels each cannot be written as {self.form}; train on the table"
+                )
             for name in source.classes:  # they become folders
                 if clean_name(name, str(self.out)) != name or "/" in name or name.startswith("."):
                     raise BadData(f"class {name!r} cannot be the name of a folder; rename it")
@@ -114,6 +119,7 @@ class LabelledImages:
             sample = source.read(index)
             if not isinstance(sample.data, bytes):
                 raise BadData(f"{source.name(index)} is made from numbers; only images on disk are converted")
+            assert isinstance(sample.label, int), "no form has several labels; `check` refuses them"
             image = Encoded(stored_name(self.form, _clean_file(source, index)), sample.label, sample.data)
             if self.repair:
                 try:
@@ -155,6 +161,8 @@ def file_of(source: Source, index: int) -> str:
         file = unquote(source.index.names[index].rpartition("/")[2], errors="surrogateescape")
     elif isinstance(source, ShardSource):
         file = source.index.names[index] or f"{index:08d}"  # records without names are in their own order
+    elif isinstance(source, TableSource):
+        file = source.name(index)  # in no class folder
     else:
         file = source.name(index).partition("/")[2]
     return file

@@ -1,0 +1,286 @@
+"""Images whose labels are in a CSV table: PATH/labels.csv, PATH/train.csv and PATH/val.csv, a .csv file as PATH, or a
+description with `kind: table`. formats/label_table.py reads the tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sightline.data.formats.label_table import EXPECTED, LabelTable, read_table
+from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, layouts
+from sightline.data.sources.index_files import Names
+from sightline.data.sources.layouts import IMAGES, Layout, Place
+from sightline.errors import BadData, BadSample
+from sightline.parts import Split
+
+_ENDINGS = (".csv", ".tsv")
+_ROWS = ("train", "val", "test")  # test validates if there is no val
+_TRIED = 20  # files of a table that are looked for in each folder where its images may lie
+
+
+def detect(path: str) -> bool:
+    """Return whether PATH is a table, describes one, or holds one but no class folders below train or val."""
+    return _find(path) is not None
+
+
+def _find(path: str) -> Layout | None:
+    """Return where the tables are, each with its folder as that of the images."""
+    if layouts.is_description(path):
+        found = layouts.read_description(path)
+        return found if found.kind == "table" else None
+    root = Path(path)
+    if path.lower().endswith(_ENDINGS) and root.is_file():
+        return Layout("table", Place(root.parent, root), None)
+    if any(map(layouts.subfolders, layouts.split_folders(root).values())):
+        return None
+    named = {file.stem.lower(): Place(root, file) for file in sorted(root.glob("*.[cC][sS][vV]")) if file.is_file()}
+    if "labels" in named:
+        return Layout("table", named["labels"], None)
+    train, val = (
+        next((named[name] for name in layouts.NAMES[split] if name in named), None) for split in layouts.SPLITS
+    )
+    if train and val and val is named.get("test") and _first_line(train) != _first_line(val):
+        val = None  # images to predict, without labels
+    return Layout("table", train, val) if train or val else None
+
+
+def _first_line(place: Place) -> bytes:
+    assert place.labels is not None
+    try:
+        with place.labels.open("rb") as file:
+            return file.readline(2**16).strip()
+    except OSError:  # reported by who reads all of it
+        return b""
+
+
+class TableSource(Source):
+    """Files by class and name; those with any number of labels by name."""
+
+    def __init__(self, root: Path, classes: tuple[str, ...], files: Sequence[Listed], is_multi_label: bool):
+        self.root = root
+        self.classes = classes
+        self.is_multi_label = is_multi_label
+        self.missing = tuple(os.fsdecode(file.name) for file in files if file.size is None)
+        self._names = Names.of([file.name for file in files])
+        self.labels = np.asarray([label for file in files for label in file.labels], np.int32)
+        self._ends = np.cumsum([len(file.labels) for file in files], dtype=np.int64)
+        digest = hashlib.sha256(repr((classes, is_multi_label)).encode())
+        digest.update(self._names.blob)
+        sizes = np.asarray([file.size or 0 for file in files], np.int64)
+        for column in (self._names.ends, self.labels, self._ends, sizes):
+            digest.update(column.tobytes())
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, index: int) -> str:
+        return self._names[index]
+
+    def read(self, index: int) -> Sample:
+        name = self.name(index)
+        chosen = self.labels[self._ends[index - 1] if index else 0 : self._ends[index]]
+        try:
+            data = (self.root / name).read_bytes()
+        except OSError as error:
+            raise BadSample(name, f"cannot be read: {error.strerror}") from error
+        if not self.is_multi_label:
+            return Sample(data, int(chosen[0]))
+        label = np.zeros(len(self.classes), np.uint8)
+        label[chosen] = 1
+        return Sample(data, label)
+
+
+class Listed(NamedTuple):
+    """One image of a table; its size is None if there is no such file."""
+
+    name: bytes
+    labels: tuple[int, ...]
+    size: int | None
+
+
+def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> TableSource:
+    """Read the tables of both splits. Classes are those of train, so both number them alike."""
+    layout = _find(path)
+    if layout is None:
+        raise BadData(f"{path} holds no table, found there: {layouts.contents(Path(path))}; expected {EXPECTED}")
+    parts = _parts(layout, searches=not layouts.is_description(path))
+    is_multi_label = any(part.table.is_multi_label for part in parts)
+    classes = layout.classes or _classes(parts)
+    numbers = {name: label for label, name in enumerate(classes)}
+    if layout.classes:  # tables of data with such a list may number their classes
+        numbers = {str(label): label for label in range(len(classes))} | numbers
+    place = {rows: next((part.place for part in parts if part.has(rows)), None) for rows in _ROWS}
+    layout = dataclasses.replace(layout, train=place["train"], val=place["val"] or place["test"])
+    lines: dict[str, tuple[Path, int]] = {}
+    files = {
+        rows: [file for part in parts for file in part.files(rows, numbers, is_multi_label, lines)]
+        for rows in ("train", "val" if place["val"] else "test")
+    }
+    root = layout.place(split).images
+    chosen = files["train"] if split == "train" or layout.is_drawn else files["val" if place["val"] else "test"]
+    held_out = None
+    if layout.is_drawn:
+        groups = [0 if is_multi_label else file.labels[0] for file in chosen]
+        validates = layouts.validating([file.name for file in chosen], groups, options)
+        held_out = Names.of([chosen[i].name for i in np.flatnonzero(validates)])
+        chosen = [chosen[i] for i in np.flatnonzero(validates == (split == "val"))]
+    source = TableSource(root, classes, chosen, is_multi_label)
+    source.layout, source.held_out = layout, held_out
+    if split == "train" or layout.train is None:  # of both splits, said once
+        tables = {part.table.path for part in parts}
+        source.ignored = sum((images.unlisted(tables) for images in {part.images for part in parts}), Counter[str]())
+    return source
+
+
+def _parts(layout: Layout, searches: bool) -> list[_Part]:
+    """Read every table once; where no description says it, find out where its images are."""
+    parts: dict[Path, _Part] = {}
+    folders: dict[Path, _Images] = {}
+    for split in layouts.SPLITS:
+        place = layout.train if split == "train" else layout.val
+        if place is None or place.labels in parts:
+            continue
+        if place.labels is None:
+            raise BadData(f"{split} of a table needs labels: write `{split}: {{images: FOLDER, labels: FILE.csv}}`")
+        table = read_table(place.labels)
+        root = _root_of(table) if searches else place.images
+        parts[place.labels] = _Part(split, table, folders.setdefault(root, _Images(root)))
+    found = list(parts.values())
+    for part in found[1:] and found:
+        if any(row.split for row in part.table.rows):
+            row = part.table.rows[0]
+            raise part.table.fail(row, "has a split, and there is a table for each split; remove the column or a table")
+    return found
+
+
+def _root_of(table: LabelTable) -> Path:
+    """Return the folder that has most of a table's first files: its own, images, or one with the table's name."""
+    own = table.path.parent
+    roots = (own, own / "images", own / table.path.stem, own / f"{table.path.stem}_images")
+    first = [row.file for row in table.rows[:_TRIED]]
+    there = [sum(bool(images.named(file)) for file in first) for images in map(_Images, roots)]
+    return roots[there.index(max(there))]
+
+
+def _classes(parts: Sequence[_Part]) -> tuple[str, ...]:
+    """Return the class columns of the first table, or the labels of its training rows, sorted, numbers as numbers."""
+    first = parts[0]
+    if first.table.columns:
+        return first.table.columns
+    split = first.split if first.has(first.split) else first.table.rows[0].split  # a table of val rows only
+    names = {name for row in first.table.rows if (row.split or first.split) == split for name in row.labels}
+    if not names:
+        raise BadData(f"{first.table.path} has no labels; expected {EXPECTED}")
+    are_numbers = all(name.isdecimal() for name in names)
+    return tuple(sorted(names, key=lambda name: (int(name) if are_numbers else 0, name)))
+
+
+class _Part:
+    """A table, the split of rows that do not name theirs, and the images that it lists."""
+
+    def __init__(self, split: Split, table: LabelTable, images: _Images):
+        self.split = split
+        self.table = table
+        self.images = images
+        self.place = Place(images.root, table.path)
+
+    def has(self, split: str) -> bool:
+        """Return whether rows belong to this split."""
+        return any((row.split or self.split) == split for row in self.table.rows)
+
+    def files(
+        self, split: str, numbers: Mapping[str, int], is_multi_label: bool, lines: dict[str, tuple[Path, int]]
+    ) -> list[Listed]:
+        """Return the images of a split, by class and name, or by name if they have any number of classes. `lines` maps
+        the files of all tables to the line that lists each."""
+        root, found = str(self.images.root), []
+        for row in self.table.rows:
+            if (row.split or self.split) != split:
+                continue
+            if unknown := [name for name in row.labels if name not in numbers]:
+                raise self.table.fail(row, f"no training image has class {unknown[0]!r}; add some, or remove the line")
+            if not is_multi_label and len(row.labels) != 1:
+                raise self.table.fail(row, "has no label; add one, or remove the line")
+            names = self.images.named(row.file)
+            if len(names) > 1:
+                raise self.table.fail(row, f"{row.file} may be {' or '.join(names[:3])}; write its ending")
+            name, here = names[0] if names else row.file, (self.table.path, row.line)
+            first, line = lines.setdefault(f"{root}/{name}", here)
+            if line != row.line or first != self.table.path:
+                raise self.table.fail(
+                    row, f"{name} is in {first} line {line} too; keep one line, its labels separated by ;"
+                )
+            labels = tuple(sorted(numbers[label] for label in row.labels))
+            found.append(Listed(os.fsencode(name), labels, self.images.size(name)))
+        return sorted(found, key=lambda file: ((), file.name) if is_multi_label else (file.labels, file.name))
+
+
+class _Images:
+    """The folder of a table's images, and those below it that have files of the table."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        self._folders: dict[str, _Folder] = {}  # by their normal paths
+
+    def named(self, file: str) -> list[str]:
+        """Return the paths that a file of the table may mean: it may lack its ending; tables may be from Windows."""
+        place, _, name = file.rpartition("/")
+        if (folder := self._folders.get(place)) and name in folder.names:  # almost always
+            folder.listed.add(name)
+            return [file]
+        for path in dict.fromkeys((file, file.replace("\\", "/"))):
+            place, name = os.path.split(os.path.normpath(path))
+            if place not in self._folders:
+                self._folders[place] = _Folder(self.root / place)
+            folder = self._folders[place]
+            found = [name] if name in folder.names else sorted(folder.by_stem.get(name, ()))
+            if found:
+                folder.listed.update(found)
+                return [os.path.join(place, each) for each in found]
+        return []
+
+    def size(self, path: str) -> int | None:
+        """Return the bytes of a file; None if there is none, or a link that leads nowhere."""
+        try:
+            return os.stat(os.path.join(self.root, path)).st_size
+        except (OSError, ValueError):
+            return None
+
+    def unlisted(self, tables: set[Path]) -> Counter[str]:
+        """Count, by ending, the files that no table lists, in the folders of those that one lists."""
+        found: Counter[str] = Counter()
+        for place, folder in self._folders.items():
+            left = [name for name in folder.names - folder.listed if not name.startswith(".")]
+            found.update(layouts.suffix_of(name) for name in left if self.root / place / name not in tables)
+        return found
+
+
+class _Folder:
+    """The names of the files in a folder, and which of them a table lists."""
+
+    def __init__(self, path: Path):
+        self.listed: set[str] = set()
+        try:
+            self.names = {entry.name for entry in os.scandir(path) if not layouts.is_folder(entry)}
+        except (OSError, ValueError):
+            self.names = set()
+
+    @cached_property
+    def by_stem(self) -> dict[str, list[str]]:
+        """The images by their names without ending."""
+        found: dict[str, list[str]] = {}
+        for name in self.names:
+            stem, ending = os.path.splitext(name)
+            if ending.lower() in IMAGES:
+                found.setdefault(stem, []).append(name)
+        return found
