@@ -163,7 +163,7 @@ def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tu
 def _fields_of_data(name: str, flags: Sequence[str], config: Path | None) -> list[str]:
     """Return flags for what the data decide and nobody typed. What cannot be opened is reported by who needs it."""
     try:
-        fields = found.of_recipe(name, flags, config).fields
+        fields = found.of_recipe(name, flags, config, wants_line=False).fields
     except SightlineError:
         return []
     return [f"--data.{field.replace('_', '-')}={value}" for field, value in fields.items()]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sightline.data import sources
-from sightline.data.sources import Images, SourceOptions
+from sightline.data.sources import Images, SourceOptions, decathlon
 from sightline.data.sources.layouts import SPLIT, Layout, counted
 from sightline.errors import BadData
 from sightline.fields import data_of, named
@@ -20,6 +20,7 @@ from sightline.files.plain_yaml import read_yaml
 from sightline.parts import Split
 
 OPENERS = {"ClassificationData": sources.open_source, "DetectionData": sources.open_boxes}
+DATA_CLASSES = (*OPENERS, "SegmentationData")
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,16 @@ class Found:
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
-def of_recipe(name: str, flags: Sequence[str], config: Path | None) -> Found:
-    """Look at the data of a recipe as flags and a config file name them; nothing if they name none."""
+def of_recipe(name: str, flags: Sequence[str], config: Path | None, wants_line: bool = True) -> Found:
+    """Look at the data of a recipe as flags and a config file name them; nothing if they name none, or if there is
+    nothing to decide and no line is wanted."""
     data_class, declared = data_of(name)
     stored = read_yaml(config) if config else {}
     typed = {key.removeprefix("data."): value for key, value in named(flags).items() if key.startswith("data.")}
     parts = [part if isinstance(part, dict) else {} for part in (stored.get("data"), stored.get("run"))]
     typed = {**{key: str(value) for key, value in parts[0].items()}, **typed}
-    if not typed.get("path"):
+    is_decided = {"classes", "task"} & set(typed) or declared.get("classes") == "0"
+    if not typed.get("path") or data_class not in DATA_CLASSES or (is_decided and not wants_line):
         return Found()
     run = named(flags).get("run.out") or parts[1].get("out") or f"runs/{Path(name).stem}"
     return look(data_class, typed["path"], typed, declared, Path(str(run)))
@@ -46,12 +49,12 @@ def of_recipe(name: str, flags: Sequence[str], config: Path | None) -> Found:
 def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping[str, str], run: Path) -> Found:
     """Open the splits at a path as the data class of a recipe would. `typed` and `declared` are texts of its fields, by
     the user and by the recipe; `run` is the folder that may keep a drawn split. Raises what opening raises."""
-    if data_class not in OPENERS:
-        return Found()
     values = {**declared, **typed}
     try:
+        if data_class == "SegmentationData":
+            return _volumes(path, int(values["fold"]), int(values["folds"]), decides="task" not in typed)
         numbers = int(values.get("first_label", "1")), int(values["classes"]), float(values["val_fraction"])
-    except ValueError:  # the parser of the flags says which one is not a number
+    except (KeyError, ValueError):  # a user's own data; or not a number, which the parser of the flags says
         return Found()
     wanted = numbers[1]
     options = SourceOptions(*numbers, values.get("split") or (str(run / SPLIT) if (run / SPLIT).is_file() else ""))
@@ -69,6 +72,11 @@ def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping
     count = len(both["train"].classes)
     fields = {"classes": str(count)} if wanted and "classes" not in typed else {}
     return Found(_line(both, options), fields)
+
+
+def _volumes(path: str, fold: int, folds: int, decides: bool) -> Found:
+    line = decathlon.describe_found(path, fold, folds)
+    return Found(f"data: {line}" if line else "", decathlon.found_fields(path) if decides else {})
 
 
 def _line(both: Mapping[str, Images], options: SourceOptions) -> str:

@@ -255,7 +255,7 @@ INPUTS: dict[str, Callable[[Path], None]] = {
     "images": images,
     "pets": pets,
     "birds": birds,
-    "scans": scans,
+    "xrays": scans,
     "photo.jpg": photo,
     "ILSVRC2012_img_train.tar": archive("train.tar"),
     "ILSVRC2012_img_val.tar": archive("val.tar"),

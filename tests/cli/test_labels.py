@@ -92,7 +92,7 @@ def test_the_first_line_says_what_the_table_holds(sightline, copied: Path, tmp_p
     assert said.out.splitlines()[0] == (
         "data: 3 classes, 64 + 16 images; no val split, so 16 images validate (20% of them, by name); ignored: 1 .png"
     )
-    assert "map " in said.out.splitlines()[-1]
+    assert "finished: best map " in said.out
 
 
 def test_a_checkpoint_of_several_labels_is_evaluated(sightline, trained: Path, tmp_path: Path):
