@@ -108,7 +108,7 @@ def train(flags: Sequence[str]) -> None:
         from sightline.train import checkpoint
 
         own = rest[0] if rest[0].endswith(".py") else ""
-        print(ending.as_text(folder, recipe.task.headline, checkpoint.find(folder, "best").name, own))
+        print(ending.as_text(folder, checkpoint.find(folder, "best").name, own))
 
 
 def evaluate(flags: Sequence[str]) -> None:

@@ -21,12 +21,13 @@ MOST_OF_A_NAME = 24  # columns
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
-def as_text(folder: Path, headline: str, checkpoint: str, recipe_file: str = "") -> str:
+def as_text(folder: Path, checkpoint: str, recipe_file: str = "") -> str:
     """Return the screen; `checkpoint` is what `evaluate` and `predict` use, `recipe_file` the user's own recipe."""
     last, best = _read(folder / SCORES), _read(folder / BEST_SCORES)
     shown = best or last  # no score was a number, or the best one is that of the run it began with: --run.resume PATH
     if not shown:
         return f"finished: not evaluated; results are in {folder}"
+    headline = next(iter(shown["values"]), "")  # the first score of every task; that of multi-label data is another
     lines = [
         f"finished: {'best ' * bool(best)}{_compared(headline, shown, last)}",
         f"results are in {folder}; evaluate and predict use {checkpoint}",
