@@ -40,7 +40,6 @@ class Made:
         (Made(fits=2.5), 2, "memory"),
         (Made(step_s=60), 2, "time"),
     ],
-    ids=str,
 )
 def test_the_largest_batch_that_fits_and_is_not_slower(device: Made, batch: int, limit: str):
     found = choose(SIZES, 1, 5.0, device)
