@@ -78,7 +78,7 @@ class Found:
     seen: list[SeenImage] = field(default_factory=list)
     boxes: list[list[tuple[int, bool]]] = field(default_factory=list)  # (category, crowd) of each image's boxes
     has_all_categories: bool = True  # records alone show those that have boxes
-    extra: int = 0  # images beside these that no annotation names, where that is not a problem
+    extra: int = 0  # images beside these that are in no split, where that is not a problem
 
 
 def check_boxes(
@@ -363,7 +363,7 @@ def _describe(split: Split, found: Found, report: Report) -> None:
         "boxes per class": per_class,
     }
     if found.extra:
-        report.facts[split]["not annotated"] = found.extra
+        report.facts[split]["in no split"] = found.extra
     if not found.seen:
         report.add("no images", split, split, "the split is empty")
     for name, image, seen in zip(found.names, found.images, found.seen, strict=True):

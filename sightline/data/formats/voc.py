@@ -91,7 +91,7 @@ class _Reading:
         if not self._path:
             self.root = tag
         self._path.append(tag)
-        if self._path[1:] == ["object"]:
+        if len(self._path) == 2 and tag == "object":
             self.objects.append({})
 
     def end(self, _: str) -> None:
@@ -99,10 +99,10 @@ class _Reading:
 
     def text(self, text: str) -> None:
         is_object = len(self._path) > 1 and self._path[1] == "object"
-        path = self._path[2 if is_object else 1 :]
-        if 0 < len(path) <= 2:
+        above = 2 if is_object else 1
+        if above < len(self._path) <= above + 2:
             values = self.objects[-1] if is_object else self.values
-            key = "/".join(path)
+            key = "/".join(self._path[above:])
             values[key] = (values.get(key, "") + text)[:_MAX_TEXT]
 
 

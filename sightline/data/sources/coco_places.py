@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sightline.data.sources.box_images import kind_described
 from sightline.data.sources.index_files import Names
-from sightline.data.sources.layouts import NAMES, SPLITS, Layout, Place, read_description, subfolders
+from sightline.data.sources.layouts import NAMES, SPLITS, Layout, Place, is_description, read_description, subfolders
 from sightline.errors import BadData, UsageError
 from sightline.parts import Split
 
@@ -32,8 +32,8 @@ _DESCRIBE = "name both in a description, e.g. `kind: coco`, `train: {images: pho
 
 def detect(path: str) -> bool:
     """Return whether PATH is a json file or a description of some, or a folder with the annotations of a split."""
-    if kind_described(path) == "coco":
-        return True
+    if is_description(path):
+        return kind_described(path) == "coco"
     try:
         return bool(Files.at(path).jsons)
     except UsageError:  # several that could be meant, which is said when they are opened

@@ -134,10 +134,15 @@ def read_instances(pairs: Pairs, classes: tuple[str, ...], wrong: Wrong) -> Inst
     progress = index_files.ScanProgress(str(pairs.root), len(pairs.pairs), "images")
     for number, pair in enumerate(pairs.pairs):
         progress(number)
-        lines = _lines(pair.label, len(classes), wrong) if pair.label else []
+        try:
+            lines = _lines(pair.label, len(classes), wrong if pair.image else refuse) if pair.label else []
+        except BadData:
+            if pair.image:
+                raise
+            continue  # a text of another sort: no label, and no image
         height, width = sides_of(pair.image) if pair.image else (UNKNOWN_SIDE, UNKNOWN_SIDE)
+        rows += [len(images)] * len(lines)
         images.append(Image(number + 1, pair.name, height, width))
-        rows += [number] * len(lines)
         labels += [line.category for line in lines]
         boxes.append(in_pixels(lines, height, width))
     together = np.concatenate(boxes)

@@ -147,15 +147,14 @@ def _place(file: Path, key: str, text: Any, base: Any) -> Place:
 
 
 def _candidates(file: Path, text: str, base: str) -> Iterator[Path]:
-    """Yield paths that an entry may mean: from `path`, which is often one of another machine, or from the file."""
+    """Yield paths that an entry may mean: from `path` or from the file; then, as both are often those of another
+    machine and an export of Roboflow says ../train/images of what lies beside it, by their last folders."""
     here = file.parent
-    for start in (here / base, here, here / os.path.basename(base.rstrip("/"))):
+    for start in (here / base, here):
         yield Path(os.path.normpath(start / text))
-    # An export of Roboflow says ../train/images of what lies beside the file.
-    inside = text
-    while inside.startswith("../"):
-        inside = inside[3:]
-        yield Path(os.path.normpath(here / inside))
+    parts = [part for part in f"{base}/{text}".replace("\\", "/").split("/") if part not in ("", ".", "..")]
+    for at in range(len(parts) - min(2, len(parts)) + 1):
+        yield here.joinpath(*parts[at:])
 
 
 def _class_names(file: Path, values: dict[Any, Any]) -> tuple[str, ...]:
