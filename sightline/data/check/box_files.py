@@ -1,4 +1,5 @@
-"""Annotation files of any format for `check`: read to their ends, with all that is wrong in them noted."""
+"""Annotation files of any format, read to their ends with all that is wrong in them noted: for `check`, and for
+`prepare coco`, which needs what training leaves out."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from sightline.data.check.images import Report
 from sightline.data.formats.coco import Instances, Wrong, read_instances
-from sightline.data.sources import voc, yolo, yolo_places
-from sightline.data.sources.box_images import kind_described
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, voc, yolo, yolo_places
+from sightline.data.sources.box_images import drawn, kind_described
 from sightline.data.sources.coco_places import Files, places
 from sightline.data.sources.layouts import SPLITS, Layout
 from sightline.errors import BadData
@@ -29,9 +32,17 @@ def is_published(path: str) -> bool:
     return bool(files.folders) and own >= set(files.jsons.values())
 
 
-def read_files(path: str, kind: str, report: Report) -> tuple[Layout, dict[Split, Instances]]:
-    """Return where the splits lie and what their files say; a split that cannot be read is noted and left out."""
-    return {"coco": _read_coco, "yolo": _read_yolo, "voc": _read_voc}[kind](path, report)
+def read_files(
+    path: str, kind: str, report: Report, options: SourceOptions = DEFAULT_OPTIONS
+) -> tuple[Layout, dict[Split, Instances]]:
+    """Return where the splits lie and what their files say, all of it; a split that cannot be read is noted and left
+    out."""
+    layout, read = {"coco": _read_coco, "yolo": _read_yolo, "voc": _read_voc}[kind](path, report)
+    if layout.is_drawn and "train" in read:
+        names = [image.file.encode("utf-8", "surrogateescape") for image in read["train"].images]
+        is_val = drawn(names, options, path)
+        read = {split: read["train"].of_images(np.flatnonzero(is_val == (split == "val"))) for split in SPLITS}
+    return layout, read
 
 
 def _read_coco(path: str, report: Report) -> tuple[Layout, dict[Split, Instances]]:

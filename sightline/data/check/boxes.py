@@ -33,7 +33,7 @@ from sightline.data.formats.coco import (
 )
 from sightline.data.formats.records import MAX_RECORD_BYTES, parse_example, read_frame, scan_frames
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, coco_tfrecord, kind_of_boxes, open_boxes
-from sightline.data.sources.box_images import drawn, list_files
+from sightline.data.sources.box_images import list_files
 from sightline.data.sources.coco_places import places
 from sightline.data.sources.layouts import IMAGES
 from sightline.errors import BadData, BadSample
@@ -45,7 +45,7 @@ _SPLITS: tuple[Split, ...] = ("train", "val")
 # Problems that a run refuses too when it opens the data.
 _REFUSED = (
     *("cannot be opened", "unreadable entry", "duplicate id", "unknown image", "unknown category", "box not a number"),
-    *("missing file", "categories differ", "two images of one label"),
+    *("missing file", "categories differ", "two images of one label", "class without training"),
 )
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
@@ -159,11 +159,7 @@ def _check_folder(root: Path, split: Split, report: Report, look: Look) -> Found
 def _check_files_at(path: str, kind: str, report: Report, look: Look, options: SourceOptions) -> dict[Split, Found]:
     """Check data that may lie anywhere."""
     try:
-        layout, read = read_files(path, kind, report)
-        if layout.is_drawn and "train" in read:
-            names = [image.file.encode("utf-8", "surrogateescape") for image in read["train"].images]
-            is_val = drawn(names, options, path)
-            read = {split: read["train"].of_images(np.flatnonzero(is_val == (split == "val"))) for split in _SPLITS}
+        layout, read = read_files(path, kind, report, options)
     except BadData as error:
         report.add("cannot be opened", "train", path, str(error))
         return {}
@@ -174,6 +170,11 @@ def _check_files_at(path: str, kind: str, report: Report, look: Look, options: S
         every[split] = _check_instances(instances, folder, split, report, look)
         there = list_files(folder, IMAGES).files
         every[split].extra = sum(os.path.normpath(folder / name) not in named for name in there)
+    if not layout.is_drawn and len(read) == len(_SPLITS):
+        train, val = (Counter(read[split].labels.tolist()) for split in _SPLITS)
+        for number, name in read["val"].categories.items():
+            if val[number] and not train[number]:
+                report.add("class without training", "val", name, f"{val[number]} boxes in val, none in train")
     return every
 
 

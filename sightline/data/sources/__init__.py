@@ -167,10 +167,16 @@ def _kind(name: str, kind: str, path: str, expected: str) -> str:
     known = kinds(name)
     if kind not in ("auto", *known):
         raise UsageError(f"unknown --data.source '{kind}'; known: auto, {', '.join(known)}")
-    for candidate in known if kind == "auto" else [kind]:
-        if kind != "auto" or _module(candidate).detect(path):
-            return candidate
+    if kind != "auto":
+        return kind
+    if found := recognised(name, path):
+        return found
     raise UsageError(_unknown(name, path, expected.format(path or "PATH")))
+
+
+def recognised(name: str, path: str) -> str:
+    """Return the first kind with the function `name` that recognises a path; "" if none does."""
+    return next((kind for kind in kinds(name) if _module(kind).detect(path)), "")
 
 
 def _unknown(name: str, path: str, expected: str) -> str:
@@ -182,10 +188,10 @@ def _unknown(name: str, path: str, expected: str) -> str:
         return f"--data.path '{path}' does not exist, or is a link that leads nowhere; expected {expected}"
     found = contents(Path(path))
     for below in subfolders(Path(path)):
-        if any(_module(kind).detect(inner := os.path.join(path, below)) for kind in kinds(name)):
+        if recognised(name, inner := os.path.join(path, below)):
             return f"--data.path '{path}' holds data one folder deeper; use --data.path {shlex.quote(inner)}"
     for other, of_other in _RECIPES.items():
-        if other != name and any(_module(kind).detect(path) for kind in kinds(other)):
+        if other != name and recognised(other, path):
             return f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
     return f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
 
