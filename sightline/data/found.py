@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sightline.data import sources
 from sightline.data.sources import Images, SourceOptions
-from sightline.data.sources.layouts import SPLIT, counted
+from sightline.data.sources.layouts import NAMES, SPLIT, Layout, counted
 from sightline.errors import BadData
 from sightline.fields import data_of, named
 from sightline.files.plain_yaml import read_yaml
@@ -54,7 +54,8 @@ def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping
     except ValueError:  # the parser of the flags says which one is not a number
         return Found()
     wanted = numbers[1]
-    options = SourceOptions(*numbers, values.get("split") or (str(run / SPLIT) if (run / SPLIT).is_file() else ""))
+    split_file = values.get("split") or (str(run / SPLIT) if (run / SPLIT).is_file() else "")
+    options = SourceOptions(*numbers, split_file, skips_missing=values.get("on_bad_sample") == "skip")
     opener, kind = OPENERS[data_class], values.get("source", "auto")
 
     def opened(split: Split, options: SourceOptions) -> Images:
@@ -77,8 +78,19 @@ def _line(both: Mapping[str, Images], options: SourceOptions) -> str:
     if train.held_out is not None:
         drawn = f"as {options.split} lists" if options.split else f"{options.val_fraction:.0%} of them, by name"
         said.append(f"no val split, so {len(val)} images validate ({drawn})")
-    elif val.layout and val.layout.val and val.layout.val.images.name.lower() not in ("val", "validation", "valid"):
-        said.append(f"{val.layout.val.images.name} validates")
+    elif val.layout and (name := _other_name(val.layout)):
+        said.append(f"{name} validates")
     if ignored := Counter(train.ignored) + Counter(val.ignored if train.held_out is None else {}):
         said.append(f"ignored: {counted(ignored)}")
     return "; ".join(said)
+
+
+def _other_name(layout: Layout) -> str:
+    """Return the name of a val split that is not called so, e.g. test; "" if it is."""
+    place = layout.val
+    if place is None:
+        return ""
+    if place.labels is None:
+        return "" if place.images.name.lower() in NAMES["val"][:-1] else place.images.name
+    # images/test, test/images or test.json
+    return next((name for name in (*place.labels.parts[-2:], place.images.name) if Path(name).stem == "test"), "")

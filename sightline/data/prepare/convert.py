@@ -77,7 +77,7 @@ def prepare(options: ConvertOptions, progress: Progress) -> dict[str, int]:
 
 def _refuse_boxes(options: ConvertOptions) -> None:
     path = str(options.source)
-    if options.kind == "auto" and not recognised("open_source", path) and recognised("open_boxes", path):
+    if options.kind == "auto" and recognised("open_boxes", path):
         raise UsageError(
             f"{path} holds images with boxes; `prepare convert` writes images with a label. Training reads these as "
             f"they are; `sightline prepare coco --source {path} --out DIR` writes them as COCO's folders, with --form "

@@ -21,11 +21,10 @@ from sightline.data.sources.layouts import (
     IMAGES,
     Layout,
     Place,
-    chosen_for_val,
     is_description,
     is_folder,
-    kept_for_val,
     suffix_of,
+    validating,
 )
 from sightline.errors import BadData, BadSample
 from sightline.files.plain_yaml import read_yaml
@@ -94,9 +93,7 @@ def drawn(names: list[bytes], options: SourceOptions, file: str) -> np.ndarray:
     """Return which of the images validate."""
     if len(names) < 2:
         raise BadData(f"{file} has {len(names)} images; at least 2 are needed to train on some and validate on others")
-    if options.split:
-        return kept_for_val(names, Path(options.split))
-    return chosen_for_val(names, [0] * len(names), options.val_fraction)
+    return validating(names, [0] * len(names), options)
 
 
 def chosen(annotations: Annotations, split: Split, file: str) -> Annotations:

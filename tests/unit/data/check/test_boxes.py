@@ -259,7 +259,7 @@ def test_declared_classes(data, tmp_path):
 
 
 def test_nothing_there(tmp_path):
-    with pytest.raises(UsageError, match="nothing a detector can read"):
+    with pytest.raises(UsageError, match="holds nothing that this recipe can read"):
         check(tmp_path)
     assert problems(check(tmp_path, kind="coco_tfrecord")) == {
         ("cannot be opened", "train", str(tmp_path)),
