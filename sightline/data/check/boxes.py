@@ -181,7 +181,7 @@ def _check_files_at(path: str, kind: str, report: Report, look: Look, options: S
 def _check_instances(instances: Instances, folder: Path, split: Split, report: Report, look: Look) -> Found:
     """Check the images and boxes that the files of a split name."""
     _check_files(instances.images, folder, split, report)
-    rows = [row for row, image in enumerate(instances.images) if (folder / image.file).is_file()]
+    rows = [row for row, image in enumerate(instances.images) if os.path.isfile(folder / image.file)]
     there = [instances.images[row] for row in rows]
     found = Found(instances.categories, [f"{folder.name}/{image.file}" for image in there], there)
     found.seen = look.at(_look_at_files, (folder, there), len(there), split)
@@ -206,7 +206,7 @@ def _check_files(images: list[Image], folder: Path, split: Split, report: Report
         if image.file in first:
             text = f"is image {first[image.file]} and image {image.id}"
             report.add("same file twice", split, f"{folder.name}/{image.file}", text)
-        elif not (folder / image.file).is_file():
+        elif not os.path.isfile(folder / image.file):
             text = "a label without an image" if image.file.endswith(".txt") else f"image {image.id} is not there"
             report.add("missing file", split, f"{folder.name}/{image.file}", text)
         first.setdefault(image.file, image.id)

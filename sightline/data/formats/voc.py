@@ -6,7 +6,6 @@ that cannot be used goes to a callback, as for COCO's json files.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from xml.parsers import expat
@@ -16,6 +15,7 @@ from sightline.errors import BadData
 from sightline.files.typed_json import short
 
 MAX_XML_BYTES = 4 * 2**20  # of one image: 10,000 objects
+_LARGEST = 1e9  # pixels
 _MAX_TEXT = 1000  # letters of a name
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
@@ -127,7 +127,7 @@ def _box(values: dict[str, str]) -> Box:
         if number is None:
             text = short(values.get(f"bndbox/{edge}", "").strip())
             raise _WrongObject(f"{short(name)} has {edge} {text}, expected a number of pixels")
-        if not math.isfinite(number):
+        if not abs(number) <= _LARGEST:
             raise _WrongObject(f"{short(name)} has {edge} {number}, expected a finite number", f"box {FAULTS[1]}")
     left, top, right, bottom = (float(number or 0) for number in numbers.values())
     return Box(name, (left, top, right, bottom), values.get("difficult", "").strip() == "1")

@@ -6,7 +6,6 @@ callback, as for COCO's json files.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ MAX_LABEL_BYTES = 16 * 2**20  # of one image: 400,000 boxes
 MAX_CLASSES = 10_000  # where nothing names them
 _BOX = 5  # columns
 _LEAST_POLYGON = 7
+_LARGEST = 1e9  # what is beyond is not a share of anything
 _OVER = 0.5  # pixels: rounded shares put edges that far over the border; they are put on it
 
 
@@ -72,7 +72,7 @@ def _read_line(words: list[str], classes: int) -> Line:
         numbers = [float(word) for word in words]
     except ValueError:
         raise _WrongLine(f"{short(' '.join(words))} is not a line of numbers") from None
-    if not all(map(math.isfinite, numbers)):
+    if not all(abs(number) <= _LARGEST for number in numbers):  # a NaN is not either
         raise _WrongLine(f"{short(' '.join(words))}, expected finite numbers", f"box {FAULTS[1]}")
     category, shares = numbers[0], numbers[1:]
     most = (classes or MAX_CLASSES) - 1

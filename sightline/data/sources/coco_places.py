@@ -44,7 +44,7 @@ def detect(path: str) -> bool:
 
 def find(root: Path, split: Split) -> tuple[Path, Path] | None:
     """Return (annotations, folder of images) of a split under COCO's own names, if both are there."""
-    return next((pair for pair in places(root, split) if pair[0].is_file() and pair[1].is_dir()), None)
+    return next((pair for pair in places(root, split) if os.path.isfile(pair[0]) and os.path.isdir(pair[1])), None)
 
 
 def places(root: Path, split: Split) -> list[tuple[Path, Path]]:
@@ -66,7 +66,7 @@ class Files:
         root = Path(path)
         if kind_described(path):
             return _described(path)
-        if root.suffix.lower() == ".json" and root.is_file():
+        if root.suffix.lower() == ".json" and os.path.isfile(root):
             return cls(
                 root.parent.parent if root.parent.name.lower() in _JSON_FOLDERS else root.parent, {"train": root}
             )
@@ -147,7 +147,7 @@ def _described(path: str) -> Files:
     folders: dict[Split, Path] = {}
     for split in SPLITS:
         if place := getattr(layout, split):
-            if place.labels is None or not place.labels.is_file():
+            if place.labels is None or not os.path.isfile(place.labels):
                 raise UsageError(f"{path}: labels of {split} is {place.labels}, expected a json file; {_DESCRIBE}")
             jsons[split], folders[split] = place.labels, place.images
     return Files(Path(path).parent, jsons, folders)

@@ -8,6 +8,7 @@ or ymin of a dataset is below 1, its files count from 0 and name edges: x is xmi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from sightline.data.sources.layouts import (
     is_folder,
     read_description,
     split_folders,
+    subfolders,
 )
 from sightline.errors import BadData
 from sightline.parts import Split
@@ -35,6 +37,7 @@ from sightline.parts import Split
 _XML_FOLDERS = ("Annotations", "annotations", "xmls", "xml", "labels", "")
 _IMAGE_FOLDERS = ("JPEGImages", "images", "imgs", "img", "")
 _LISTS = Path("ImageSets", "Main")
+_YEAR = re.compile(r"VOC\d+")
 _LOOKED_AT = 1000  # entries of a folder in which one ends in .xml
 _MAX_LIST_BYTES = 2**28
 
@@ -104,7 +107,7 @@ def layout_at(path: str) -> Layout:
 
 
 def _find(path: Path) -> Layout | None:
-    devkits = sorted(each for pattern in ("VOC[0-9]*", "VOCdevkit/VOC[0-9]*") for each in path.glob(pattern))
+    devkits = [kit / name for kit in (path, path / "VOCdevkit") for name in subfolders(kit) if _YEAR.fullmatch(name)]
     for root in (path, *devkits[:1]) if len(devkits) == 1 else (path,):
         if (place := _place(root)) is None:
             continue
@@ -121,7 +124,7 @@ def _find(path: Path) -> Layout | None:
 
 def _same(images: Path, folder: Path) -> Path:
     """Return the folder of images that is called like a folder of xml files, or the one above."""
-    return images / folder.name if (images / folder.name).is_dir() else images
+    return images / folder.name if os.path.isdir(images / folder.name) else images
 
 
 def _place(root: Path) -> Place | None:
@@ -130,7 +133,7 @@ def _place(root: Path) -> Place | None:
         folder = root / name
         if _has_xml(folder) or (name and any(map(_has_xml, split_folders(folder).values()))):
             images = (root / each for each in _IMAGE_FOLDERS)
-            return Place(next(each for each in images if each.is_dir()), folder)
+            return Place(next(each for each in images if os.path.isdir(each)), folder)
     return None
 
 
@@ -148,9 +151,9 @@ def _split_lists(folder: Path) -> dict[Split, Path]:
     found: dict[Split, Path] = {}
     for split in SPLITS:
         files = [folder / f"{name}.txt" for name in NAMES[split]]
-        if file := next((file for file in files if file.is_file()), None):
+        if file := next((file for file in files if os.path.isfile(file)), None):
             found[split] = file
-    if "train" not in found and (folder / "trainval.txt").is_file():
+    if "train" not in found and os.path.isfile(folder / "trainval.txt"):
         found["train"] = folder / "trainval.txt"
     return found
 
@@ -182,7 +185,7 @@ class XmlFiles:
     @classmethod
     def at(cls, place: Place) -> XmlFiles:
         """List the files; BadData if a list names others."""
-        listed = place.labels if place.labels and place.labels.is_file() else None
+        listed = place.labels if place.labels and os.path.isfile(place.labels) else None
         folder = listed.parents[2] / "Annotations" if listed else place.labels or place.images
         xmls = list_files(folder, (".xml",), deep=False)
         images = list_files(place.images, IMAGES)

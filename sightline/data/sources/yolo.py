@@ -45,8 +45,8 @@ def _read(layout: Layout, place: Place) -> Annotations:
     folder = place.labels or place.images
     key = index_files.digest("yolo", 1, layout.classes, pairs.key)
     return kept_or_read(
-        folder if folder.is_dir() else folder.parent,
-        "yolo" if folder.is_dir() else f"yolo-{folder.stem}",
+        folder if os.path.isdir(folder) else folder.parent,
+        "yolo" if os.path.isdir(folder) else f"yolo-{folder.stem}",
         key,
         pairs.changed_ns,
         lambda: of_instances(read_instances(pairs, layout.classes, refuse)),
@@ -73,7 +73,7 @@ class Pairs:
     @classmethod
     def at(cls, place: Place, wrong: Wrong) -> Pairs:
         """List the files of a place; two images of one label are reported to `wrong`."""
-        if place.labels is not None and place.labels.is_file():
+        if place.labels is not None and os.path.isfile(place.labels):
             return cls._listed(place.labels)
         folder = place.labels or place.images
         images, labels = list_files(place.images, IMAGES), list_files(folder, (".txt",))
@@ -106,13 +106,13 @@ class Pairs:
         except OSError as error:
             raise BadData(f"{file} cannot be read: {error.strerror}") from error
         names = sorted({os.path.normpath(line.strip()) for line in text.splitlines() if line.strip()})
-        if not names:
+        if not names or "\0" in text:
             raise BadData(f"{file} lists no images, expected one path per line")
         pairs, times = [], list[tuple[str, int, int]]()
         for name in names:
             image = file.parent / name
             label = label_of(image)
-            pairs.append(Pair(name, image, label if label.is_file() else None))
+            pairs.append(Pair(name, image, label if os.path.isfile(label) else None))
             times += [_size_and_time(path) for path in (image, label)]
         return cls(file.parent, pairs, [names, times], [changed for _, _, changed in times])
 

@@ -58,7 +58,7 @@ def layout_at(path: str) -> Layout:
 
 def label_of(image: Path) -> Path:
     """Return the label file of an image that a list names: in labels/ instead of images/, or else beside it."""
-    return next((folder for folder in _label_folders(image.parent) if folder.is_dir()), image.parent) / (
+    return next((folder for folder in _label_folders(image.parent) if os.path.isdir(folder)), image.parent) / (
         f"{image.stem}.txt"
     )
 
@@ -76,11 +76,11 @@ def _with_labels(place: Place) -> Place:
     """Return a place with the folder of its labels, if it does not say it."""
     if place.labels is not None:
         return place
-    if (place.images / "images").is_dir() and (place.images / "labels").is_dir():
+    if os.path.isdir(place.images / "images") and os.path.isdir(place.images / "labels"):
         return Place(place.images / "images", place.images / "labels")
     expected = list(_label_folders(place.images))
     for folder in (*expected, place.images):
-        if folder.is_dir() and _has_labels(folder):
+        if os.path.isdir(folder) and _has_labels(folder):
             return Place(place.images, folder)
     wanted = " or ".join(f"{folder}/*.txt" for folder in (*expected, place.images))
     raise BadData(f"{place.images} has no labels; expected {wanted}, one line `class cx cy w h` per object")
@@ -92,10 +92,10 @@ def _has_labels(folder: Path) -> bool:
 
 def _find_yaml(root: Path) -> Path | None:
     """Return the data.yaml of a folder, or its one YAML file with the same entries."""
-    if not root.is_dir():
+    if not os.path.isdir(root):
         return None
     for name in _YAMLS:
-        if (root / name).is_file():
+        if os.path.isfile(root / name):
             try:
                 if _is_data(read_yaml(root / name)):
                     return root / name
@@ -136,9 +136,9 @@ def _place(file: Path, key: str, text: Any, base: Any) -> Place:
         )
     tried = list(dict.fromkeys(_candidates(file, text, base if isinstance(base, str) and "\0" not in base else "")))
     for path in tried:
-        if path.is_dir():
+        if os.path.isdir(path):
             return _with_labels(Place(path))
-        if path.is_file() and path.suffix == ".txt":
+        if os.path.isfile(path) and path.suffix == ".txt":
             return Place(path.parent, path)
     raise BadData(
         f"{file}: {key} is {text}, found neither as a folder nor as a .txt list of images; tried "
@@ -176,7 +176,7 @@ def _class_names(file: Path, values: dict[Any, Any]) -> tuple[str, ...]:
 
 def _pairs(root: Path) -> Layout | None:
     """Return the layout of images/ and labels/ in a folder, or in its folders train/ and valid/."""
-    if (root / "images").is_dir() and (root / "labels").is_dir():
+    if os.path.isdir(root / "images") and os.path.isdir(root / "labels"):
         splits = split_folders(root / "images")
         if "train" in splits:
             places = {split: Place(path, root / "labels" / path.name) for split, path in splits.items()}
@@ -186,7 +186,7 @@ def _pairs(root: Path) -> Layout | None:
         whole = {s: f for s, f in split_folders(root).items() if {"images", "labels"} <= set(subfolders(f))}
         places = {split: Place(folder / "images", folder / "labels") for split, folder in whole.items()}
     labels = places["train"].labels if "train" in places else None
-    if labels is None or not labels.is_dir() or not _has_labels(labels):
+    if labels is None or not os.path.isdir(labels) or not _has_labels(labels):
         return None
     return Layout("yolo", places["train"], places.get("val"), _listed_classes(root))
 
