@@ -18,7 +18,7 @@ from sightline.data.formats.yolo import MAX_LABEL_BYTES, Line, in_pixels, read_l
 from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations, kept_or_read, of_instances
 from sightline.data.sources.box_images import UNKNOWN_SIDE, BoxImages, list_files, open_split, sides_of
-from sightline.data.sources.layouts import IMAGES, SPLITS, Layout, Place
+from sightline.data.sources.layouts import IMAGES, Layout, Place
 from sightline.data.sources.yolo_places import CLASSES, label_of, layout_at
 from sightline.data.sources.yolo_places import detect as detect
 from sightline.errors import BadData
@@ -30,20 +30,22 @@ _MAX_LIST_BYTES = 2**28
 def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> BoxImages:
     """Read the labels of a split and list its images."""
     layout = layout_at(path)
+    place = layout.place(split)
+    read = {place: _read(layout, place)}
     if not layout.classes:  # numbered up to the largest in either split
-        read = {each: _read(layout, place) for each in SPLITS if (place := getattr(layout, each))}
-        largest = max((int(found.categories.max(initial=-1)) for found in read.values()), default=-1)
+        places = [each for each in (layout.train, layout.val) if each]
+        read |= {each: _read(layout, each) for each in places if each not in read}
+        largest = max(int(found.categories.max(initial=-1)) for found in read.values())
         layout = replace(layout, classes=tuple(map(str, range(largest + 1))))
-    annotations = _read(layout, layout.place(split))
-    named = annotations.of_classes(dict(enumerate(layout.classes)))
-    return open_split("yolo", layout, split, named, options)
+    annotations = read[place].of_classes(dict(enumerate(layout.classes)))
+    return open_split("yolo", layout, split, annotations, options)
 
 
 def _read(layout: Layout, place: Place) -> Annotations:
     """Read the labels of a place, or what an earlier run kept if no file has changed."""
     pairs = Pairs.at(place, refuse)
     folder = place.labels or place.images
-    key = index_files.digest("yolo", 1, layout.classes, pairs.key)
+    key = index_files.digest("yolo", 1, len(layout.classes), pairs.key)
     return kept_or_read(
         folder if os.path.isdir(folder) else folder.parent,
         "yolo" if os.path.isdir(folder) else f"yolo-{folder.stem}",
