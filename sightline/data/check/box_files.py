@@ -57,7 +57,7 @@ def _read_yolo(path: str, report: Report) -> tuple[Layout, dict[Split, Instances
 
     def read(split: Split) -> Instances:
         wrong = _noting(split, report)
-        return yolo.read_instances(yolo.Pairs.at(layout.place(split), wrong), layout.classes, wrong)
+        return yolo.read_instances(yolo.Pairs.at(layout, layout.place(split), wrong), layout.classes, wrong)
 
     found = _each(layout, path, read, report)
     most = max((found[split].categories for split in found), key=len, default={})

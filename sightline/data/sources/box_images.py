@@ -80,8 +80,8 @@ def open_split(kind: str, layout: Layout, split: Split, annotations: Annotations
     file = str(place.labels or place.images)
     held_out = None
     if layout.is_drawn:
-        is_val = drawn(annotations.names.all(), options, file)
         names = annotations.names.all()
+        is_val = drawn(names, options, file)
         held_out = index_files.Names.of([names[row] for row in np.flatnonzero(is_val)])
         annotations = annotations.of_images(np.flatnonzero(is_val == (split == "val")))
     source = BoxImages(kind, place, chosen(annotations, split, file), options.skips_missing)
@@ -116,13 +116,11 @@ def kind_described(path: str) -> str:
 class Listing:
     """Files below a folder by their paths from it, sorted: size and time of the last change of each."""
 
-    root: Path
     files: dict[str, tuple[int, int]] = field(default_factory=dict)
-    others: Counter[str] = field(default_factory=Counter)  # endings of files that were not asked for
 
     def key(self) -> list[object]:
-        """Return what changes with any of the files."""
-        return [str(self.root), *self.files.items()]
+        """Return what changes with any of the files, and not if the folder moves."""
+        return list(self.files.items())
 
     def changed_ns(self) -> list[int]:
         """Return when each file was last changed."""
@@ -132,12 +130,10 @@ class Listing:
 def list_files(root: Path, suffixes: tuple[str, ...], deep: bool = True) -> Listing:
     """List files with these endings. A link back to a folder already seen is not followed, hidden files are left out;
     BadData for a folder that cannot be read."""
-    found = Listing(root)
+    found = Listing()
     for name, entry in sorted(_walk(root, deep)):
         if name.lower().endswith(suffixes):
             found.files[name] = _size_and_time(entry)
-        else:
-            found.others[suffix_of(name)] += 1
     return found
 
 

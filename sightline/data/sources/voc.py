@@ -192,9 +192,9 @@ class XmlFiles:
         names = list(xmls.files) if listed is None else list(_named(listed, xmls.files))
         by_stem: dict[str, list[str]] = {}
         for name in images.files:
-            by_stem.setdefault(os.path.splitext(name)[0], []).append(name)
+            by_stem.setdefault(os.path.splitext(os.path.basename(name))[0], []).append(name)
         changed = [*xmls.changed_ns(), *images.changed_ns()]
-        key = [xmls.key(), images.key(), names]
+        key: list[object] = [os.path.relpath(place.images, folder), xmls.key(), images.key(), names]
         return cls(folder, names, place.images, by_stem, listed.stem if listed else "all", key, changed)
 
 
@@ -268,10 +268,16 @@ def _image_of(files: XmlFiles, name: str, found: Annotation, wrong: Wrong) -> st
     stem = os.path.splitext(name)[0]
     named = os.path.basename(found.file.replace("\\", "/"))
     same = files.by_stem.get(stem, [])
-    if len(same) > 1 and named not in same:
+    if len(same) > 1:
+        same = [image for image in same if os.path.basename(image) == named] or same
+    if len(same) > 1:
         text = f"could be of {' and '.join(same[:3])}, and names {named or 'no image'}; rename one of them"
         wrong("two images of one label", str(files.folder / name), text)
         return None
-    if same:
-        return named if len(same) > 1 else same[0]
-    return named or f"{stem}.jpg"
+    return same[0] if same else _named_image(files, named) or f"{stem}.jpg"
+
+
+def _named_image(files: XmlFiles, named: str) -> str:
+    """Return the image of this name in any folder, or the name itself if there is none."""
+    there = files.by_stem.get(os.path.splitext(named)[0], [])
+    return next((image for image in there if os.path.basename(image) == named), named)

@@ -43,13 +43,13 @@ def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
 
 def _read(layout: Layout, place: Place) -> Annotations:
     """Read the labels of a place, or what an earlier run kept if no file has changed."""
-    pairs = Pairs.at(place, refuse)
+    pairs = Pairs.at(layout, place, refuse)
     folder = place.labels or place.images
-    key = index_files.digest("yolo", 1, len(layout.classes), pairs.key)
+    is_list = os.path.isfile(folder)
     return kept_or_read(
-        folder if os.path.isdir(folder) else folder.parent,
-        "yolo" if os.path.isdir(folder) else f"yolo-{folder.stem}",
-        key,
+        folder.parent if is_list else folder,
+        f"yolo-{folder.stem if is_list else place.images.name}",
+        index_files.digest("yolo", 1, len(layout.classes), os.path.relpath(place.images, folder), pairs.key),
         pairs.changed_ns,
         lambda: of_instances(read_instances(pairs, layout.classes, refuse)),
     )
@@ -73,7 +73,7 @@ class Pairs:
     changed_ns: list[int]
 
     @classmethod
-    def at(cls, place: Place, wrong: Wrong) -> Pairs:
+    def at(cls, layout: Layout, place: Place, wrong: Wrong) -> Pairs:
         """List the files of a place; two images of one label are reported to `wrong`."""
         if place.labels is not None and os.path.isfile(place.labels):
             return cls._listed(place.labels)
@@ -92,7 +92,8 @@ class Pairs:
                 used[label] = name
                 left.discard(label)
             pairs.append(Pair(name, place.images / name, folder / label if has_label else None))
-        if folder != place.images:  # beside images lie texts of all sorts
+        is_shared = bool(layout.train and layout.val and layout.train.labels == layout.val.labels)
+        if folder != place.images and not is_shared:  # beside images lie texts of all sorts
             pairs += [Pair(label, None, folder / label) for label in left]
         if not used:
             raise BadData(f"{folder} has no label (.txt) of any of the {len(images.files)} images in {place.images}")
@@ -110,21 +111,21 @@ class Pairs:
         names = sorted({os.path.normpath(line.strip()) for line in text.splitlines() if line.strip()})
         if not names or "\0" in text:
             raise BadData(f"{file} lists no images, expected one path per line")
-        pairs, times = [], list[tuple[str, int, int]]()
+        pairs, times = [], list[tuple[int, int]]()
         for name in names:
             image = file.parent / name
             label = label_of(image)
             pairs.append(Pair(name, image, label if os.path.isfile(label) else None))
             times += [_size_and_time(path) for path in (image, label)]
-        return cls(file.parent, pairs, [names, times], [changed for _, _, changed in times])
+        return cls(file.parent, pairs, [names, times], [changed for _, changed in times])
 
 
-def _size_and_time(path: Path) -> tuple[str, int, int]:
+def _size_and_time(path: Path) -> tuple[int, int]:
     try:
         found = path.stat()
     except OSError:
-        return str(path), 0, 0
-    return str(path), found.st_size, found.st_mtime_ns
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def read_instances(pairs: Pairs, classes: tuple[str, ...], wrong: Wrong) -> Instances:

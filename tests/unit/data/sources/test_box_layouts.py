@@ -164,6 +164,13 @@ def test_one_json_file_may_be_the_path(data, written):
     assert len(open_boxes("auto", str(written("coco") / "train.json"), "val")) == round(0.2 * len(data["train"]))
 
 
+def test_images_that_are_not_read_are_counted(written):
+    root = written("voc_export")
+    for name in ("a.heic", "b.HEIC", "c.tif", "notes.txt", ".hidden.gif"):
+        (root / "train" / name).touch()
+    assert dict(open_boxes("auto", str(root), "train").ignored) == {".heic": 2, ".tif": 1}
+
+
 def test_a_description_names_folders_of_any_name(data, tmp_path):
     MADE["images"](tmp_path / "here" / "fotos", data["train"])
     MADE["coco_json"](tmp_path / "boxes.json", data["train"], MADE["classes_of"](data))
@@ -231,6 +238,29 @@ def test_difficult_objects_are_crowds_and_parts_are_no_objects():
       </bndbox></part></object></annotation>"""
     found = voc_format.read_annotation(text, "a.xml", pytest.fail)
     assert found == voc_format.Annotation("", 40, 50, [voc_format.Box("big dog", (1, 2.5, 9, 20), True)])
+
+
+def test_images_of_xml_files_may_lie_deeper_or_be_called_otherwise(data, written):
+    root = written("voc_plain")
+    (root / "images" / "deep").mkdir()
+    for image in sorted((root / "images").glob("train*.jpg")):
+        image.rename(root / "images" / "deep" / image.name)
+    first = sorted((root / "annotations").iterdir())[0]
+    first.rename(first.with_name("other.xml"))  # it names its image
+    found = open_boxes("auto", str(root), "train").annotations.names.all()
+    found += open_boxes("auto", str(root), "val").annotations.names.all()
+    with_boxes = [entry.file for entry in data["train"] if entry.boxes]
+    assert {b"deep/" + name.encode() for name in with_boxes} <= set(found)
+
+
+def test_two_splits_may_share_a_folder_of_labels(data, tmp_path):
+    for split, entries in data.items():
+        MADE["images"](tmp_path / split, entries)
+        MADE["yolo_labels"](tmp_path / "texts", entries, MADE["classes_of"](data))
+    (tmp_path / "mine.yaml").write_text(
+        "kind: yolo\ntrain: {images: train, labels: texts}\nval: {images: val, labels: texts}\n"
+    )
+    assert len(open_boxes("auto", str(tmp_path / "mine.yaml"), "val")) == len(data["val"])
 
 
 def test_classes_without_names_are_numbers(written):
