@@ -251,7 +251,7 @@ class DetectionDataset(Dataset):
                 cache.put(index, data)
         name, annotated = self.name(index), (found.height, found.width)
         header = read_header(data, name)
-        if (header.height, header.width) == annotated:
+        if (header.height, header.width) == annotated and not self.source.is_upright:
             # Annotated as stored, whatever its EXIF says: the originals' decoders do not rotate images either.
             header = replace(header, orientation=1)
         if header.shape[:2] != annotated:

@@ -92,6 +92,7 @@ class BoxSource(Images):
 
     class_ids: tuple[int, ...]  # what the files call the classes
     most_objects: int  # of one image
+    is_upright: bool = False  # annotated as a person sees the images, turned by their EXIF; else perhaps as stored
     missing: int = 0  # images that are not there, if SourceOptions.skips_missing allows any
     room: np.ndarray  # (n,) int64: bytes that the encoded image takes at most
 

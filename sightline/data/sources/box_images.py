@@ -41,6 +41,7 @@ class BoxImages(BoxSource):
 
     def __init__(self, kind: str, place: Place, annotations: Annotations, allows_missing: bool):
         self.kind = kind
+        self.is_upright = kind == "yolo"  # its tools turn images when they read them
         self.folder = place.images
         self.annotations = annotations
         self.classes = annotations.classes

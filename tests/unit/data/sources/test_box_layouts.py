@@ -217,6 +217,24 @@ def test_a_turned_photo_has_the_sides_that_a_person_sees(written):
     assert (found.width, found.height) == (20, 40)
 
 
+@pytest.mark.parametrize(("layout", "side"), [("yolo", 1), ("coco", 0)])
+def test_a_photo_turned_by_half_is_turned_back_for_yolo_alone(written, layout, side):
+    """Its sides do not tell: YOLO's tools turn images when they read them, COCO's do not."""
+    from sightline.data.detection import DetectionData
+
+    root = written(layout)
+    data = DetectionData(path=str(root), size=32).open("val", 0)
+    path = root / ("images/val" if layout == "yolo" else "images") / os.path.basename(data.name(0))
+    wide, tall = Image.open(path).size
+    image = Image.new("RGB", (wide, tall))
+    image.paste((255, 255, 255), (0, 0, wide // 2, tall))  # the left half, as stored
+    exif = image.getexif()
+    exif[0x0112] = 3
+    image.save(path, exif=exif)
+    pixels = DetectionData(path=str(root), size=32).open("val", 0).load(0, 0)["image"]
+    assert (pixels[:, :12].mean() > 200) == (side == 0) and (pixels[:, 20:].mean() > 200) == (side == 1)
+
+
 def test_xml_that_counts_from_zero_is_noticed_in_either_split(data, written):
     root = written("voc_export")
     for file in root.rglob("*.xml"):
