@@ -13,6 +13,7 @@ from typing import Any
 
 from sightline.data.sources.box_images import kind_described, list_files
 from sightline.data.sources.layouts import (
+    IMAGES,
     NAMES,
     SPLITS,
     Layout,
@@ -187,8 +188,22 @@ def _pairs(root: Path) -> Layout | None:
         places = {split: Place(folder / "images", folder / "labels") for split, folder in whole.items()}
     labels = places["train"].labels if "train" in places else None
     if labels is None or not os.path.isdir(labels) or not _has_labels(labels):
-        return None
+        return _beside(root)
     return Layout("yolo", places["train"], places.get("val"), _listed_classes(root))
+
+
+def _beside(root: Path) -> Layout | None:
+    """Return the layout of labels beside their images, if a classes.txt says that they are labels."""
+    if not (classes := _listed_classes(root)):
+        return None
+    folders = split_folders(root) or {"train": root}
+    places = {split: Place(folder, folder) for split, folder in folders.items() if _has_pair(folder)}
+    return Layout("yolo", places["train"], places.get("val"), classes) if "train" in places else None
+
+
+def _has_pair(folder: Path) -> bool:
+    images, labels = (list_files(folder, suffixes, deep=False).files for suffixes in (IMAGES, (".txt",)))
+    return not {os.path.splitext(name)[0] for name in images}.isdisjoint(os.path.splitext(name)[0] for name in labels)
 
 
 def _listed_classes(root: Path) -> tuple[str, ...]:

@@ -271,6 +271,20 @@ def test_images_of_xml_files_may_lie_deeper_or_be_called_otherwise(data, written
     assert {b"deep/" + name.encode() for name in with_boxes} <= set(found)
 
 
+def test_labels_beside_their_images_need_a_list_of_classes(data, tmp_path):
+    """As labelImg writes them; without the list they could be texts of any sort."""
+    names = MADE["classes_of"](data)
+    MADE["images"](tmp_path / "data", MADE["both"](data))
+    MADE["yolo_labels"](tmp_path / "data", MADE["both"](data), names)
+    with pytest.raises(UsageError, match="holds nothing that this recipe can read"):
+        open_boxes("auto", str(tmp_path / "data"), "train")
+    (tmp_path / "data" / "classes.txt").write_text("\n".join(names))
+    source = open_boxes("auto", str(tmp_path / "data"), "val")
+    assert source.classes == tuple(names) and len(source) == 7
+    (tmp_path / "data" / "README.txt").write_text("no label")
+    assert len(open_boxes("auto", str(tmp_path / "data"), "val")) == 7
+
+
 def test_two_splits_may_share_a_folder_of_labels(data, tmp_path):
     for split, entries in data.items():
         MADE["images"](tmp_path / split, entries)
