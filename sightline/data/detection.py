@@ -33,10 +33,10 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
     """Location of the images and their boxes, and how they become the network's input."""
 
     path: str = undecisive("")
-    """COCO's annotations/instances_{train,val}2017.json with {train,val}2017/*.jpg, or its TFRecords, or
+    """Images with boxes: COCO's json files, YOLO's data.yaml, Pascal VOC's xml files, COCO's TFRecords, or
     synthetic:classes=80,samples=1000,size=300; see docs/data.md."""
     source: str = "auto"
-    """Kind of data at the path: auto, coco, coco_tfrecord, synthetic."""
+    """Kind of data at the path: auto, coco, coco_tfrecord, synthetic, voc, yolo."""
     classes: int = 0
     """Number of classes the data must have; 0 accepts any number."""
     max_boxes: int = undecisive(200)
@@ -51,7 +51,7 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
     fake: bool = False
     """Train on the first batch again and again: real data, but no loading."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
-    """If an image cannot be read: end the run with exit 3, or skip the image, count and list it."""
+    """If an image is missing or cannot be read: end the run with exit 3, or skip the image, count and list it."""
     max_bad_samples: int = undecisive(100)
     """skip: end the run if there are more bad images than this."""
 
@@ -78,8 +78,12 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
             raise UsageError(
                 "no data: give --data.path DIR (draw some with `sightline prepare shapes --out DIR`: DIR/detection)"
             )
-        options = SourceOptions(val_fraction=self.val_fraction, split=self.split)
-        source = open_boxes(self.source, self.path, split, options)
+        source = open_boxes(self.source, self.path, split, self._source_options())
+        if len(source.missing) > self.max_bad_samples:
+            raise BadData(
+                f"{len(source.missing)} of the {len(source)} {split} images of {self.path} are missing, more than "
+                f"max_bad_samples={self.max_bad_samples}; add them, or raise --data.max-bad-samples"
+            )
         if self.classes and self.classes != len(source.classes):
             raise BadData(
                 f"{self.path} has {len(source.classes)} classes, the recipe declares {self.classes}; "
@@ -96,6 +100,11 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
                 f"{self.path} has {len(source.classes)} ({source.classes[0]} ...); both must be of the same data"
             )
         return DetectionDataset(self, source, split, seed)
+
+    def _source_options(self) -> SourceOptions:
+        return SourceOptions(
+            val_fraction=self.val_fraction, split=self.split, skips_missing=self.on_bad_sample == "skip"
+        )
 
     def _open_static(self) -> StaticDataset:
         """Open the static batches; they must fit this recipe, by which the network is built and evaluated."""
@@ -141,7 +150,8 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
         if not self.path:
             raise UsageError("no data: give --data.path DIR")
         opens = partial(replace(self, static="").open, seed=0)
-        return check_boxes(self.path, self.source, self.classes, decode, processes, progress, opens)
+        options = self._source_options()
+        return check_boxes(self.path, self.source, self.classes, decode, processes, progress, opens, options)
 
     def spec_of(self, classes: tuple[str, ...], class_ids: tuple[int, ...]) -> DataSpec:
         """Return the spec of data with these classes; background is not one of them."""
@@ -241,7 +251,7 @@ class DetectionDataset(Dataset):
                 cache.put(index, data)
         name, annotated = self.name(index), (found.height, found.width)
         header = read_header(data, name)
-        if (header.height, header.width) == annotated:
+        if (header.height, header.width) == annotated and not self.source.is_upright:
             # Annotated as stored, whatever its EXIF says: the originals' decoders do not rotate images either.
             header = replace(header, orientation=1)
         if header.shape[:2] != annotated:

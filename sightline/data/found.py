@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sightline.data import sources
 from sightline.data.sources import Images, SourceOptions, decathlon
-from sightline.data.sources.layouts import SPLIT, Layout, counted
+from sightline.data.sources.layouts import NAMES, SPLIT, Layout, counted
 from sightline.errors import BadData
 from sightline.fields import data_of, named
 from sightline.files.plain_yaml import read_yaml
@@ -57,7 +57,8 @@ def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping
     except (KeyError, ValueError):  # a user's own data; or not a number, which the parser of the flags says
         return Found()
     wanted = numbers[1]
-    options = SourceOptions(*numbers, values.get("split") or (str(run / SPLIT) if (run / SPLIT).is_file() else ""))
+    split_file = values.get("split") or (str(run / SPLIT) if (run / SPLIT).is_file() else "")
+    options = SourceOptions(*numbers, split_file, skips_missing=values.get("on_bad_sample") == "skip")
     opener, kind = OPENERS[data_class], values.get("source", "auto")
 
     def opened(split: Split, options: SourceOptions) -> Images:
@@ -85,16 +86,19 @@ def _line(both: Mapping[str, Images], options: SourceOptions) -> str:
     if train.held_out is not None:
         drawn = f"as {options.split} lists" if options.split else f"{options.val_fraction:.0%} of them, by name"
         said.append(f"no val split, so {len(val)} images validate ({drawn})")
-    elif (name := _name_of_val(val.layout)) not in ("", "val", "validation", "valid"):
+    elif val.layout and (name := _other_name(val.layout)):
         said.append(f"{name} validates")
     if ignored := Counter(train.ignored) + Counter(val.ignored if train.held_out is None else {}):
         said.append(f"ignored: {counted(ignored)}")
     return "; ".join(said)
 
 
-def _name_of_val(layout: Layout | None) -> str:
-    """Return the name of the folder or table that validates; "" if one table is of both splits."""
-    if layout is None or layout.val is None or layout.val == layout.train:
-        return ""
+def _other_name(layout: Layout) -> str:
+    """Return the name of a val split that is not called so, e.g. test; "" if it is, or if one file lists both."""
     place = layout.val
-    return (place.labels.stem if layout.kind == "table" and place.labels else place.images.name).lower()
+    if place is None or place == layout.train:
+        return ""
+    if place.labels is None:
+        return "" if place.images.name.lower() in NAMES["val"][:-1] else place.images.name
+    # images/test, test/images, test.json or test.csv
+    return next((name for name in (*place.labels.parts[-2:], place.images.name) if Path(name).stem == "test"), "")

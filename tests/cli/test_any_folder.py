@@ -121,6 +121,18 @@ def test_valid_is_preferred_to_test_and_a_lone_train_is_split(pets: Path, tmp_pa
     assert (len(train), len(val)) == (32, 8) and set(names_of(train)).isdisjoint(names_of(val))
 
 
+def test_exports_of_detection_tools_are_not_class_folders(pets: Path, tmp_path: Path):
+    images = sorted(pets.rglob("*.jpg"))[:4]
+    for number, layout in enumerate(("{}/images", "{}")):
+        for split in ("train", "valid", "test"):
+            place = tmp_path / str(number) / layout.format(split)
+            (place.parent / "labels").mkdir(parents=True, exist_ok=True)
+            place.mkdir(exist_ok=True)
+            for image in images:
+                shutil.copy(image, place)
+        assert folder.find(str(tmp_path / str(number))) is None
+
+
 def test_a_description_names_folders_that_lie_apart(sightline, pets: Path, tmp_path: Path):
     shutil.copytree(pets, tmp_path / "held out")
     file = tmp_path / "pets.yaml"

@@ -5,6 +5,7 @@ be run is in EXCEPTIONS, with the reason; what takes longer than a second or two
 """
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -34,6 +36,7 @@ ARCHIVES, ZIPS, FOLDERS, LAYOUTS = (
     runpy.run_path(str(REPO / "tests/unit/data/prepare" / name))
     for name in ("archives.py", "coco_zips.py", "decathlon_folders.py", "raw_layouts.py")
 )
+BOXES = runpy.run_path(str(REPO / "tests/unit/data/sources/box_layouts.py"))
 PROGRAMS = ("sightline", "make", "python", "torchrun", "SIGHTLINE_MIGRATE=1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
 
 # What stands for something of the reader's own; "" leaves a word out.
@@ -163,6 +166,31 @@ def coco(path: Path, train: int = 20) -> None:
     assert cli.main(["prepare", "coco", "--source", str(zips), "--out", str(path), "--jobs", "1"]) == 0
 
 
+@functools.cache
+def drawn_boxes() -> dict:
+    """Return images with at most eight boxes each, for BOXES to write in any layout."""
+    with tempfile.TemporaryDirectory() as folder:
+        amounts = ["--only", "detection", "--train-pictures=8", "--val-pictures=4"]
+        assert cli.main(["prepare", "shapes", "--out", folder, *amounts]) == 0
+        data = BOXES["read"](Path(folder, "detection"))
+    return {split: [entry._replace(boxes=entry.boxes[:8]) for entry in entries] for split, entries in data.items()}
+
+
+def boxes(layout: str) -> Callable[[Path], None]:
+    """One of the layouts of docs/data_boxes.md."""
+    return lambda path: BOXES["LAYOUTS"][layout](drawn_boxes(), path)
+
+
+def described_boxes(path: Path) -> None:
+    """Write the description of docs/data_boxes.md, and what it describes."""
+    [tree] = [block.text for block in blocks("data_boxes.md") if "gulls.yaml" in block.text]
+    lines = [line[tree.splitlines()[0].index("gulls.yaml") :].strip() for line in tree.splitlines()[1:4]]
+    path.write_text("\n".join(lines))
+    for split, name in (("train", "a.json"), ("val", "b.json")):
+        BOXES["images"](path.parent / "photos", drawn_boxes()[split])
+        BOXES["coco_json"](path.parent / name, drawn_boxes()[split], BOXES["classes_of"](drawn_boxes()))
+
+
 def coco_by_heart(path: Path) -> None:
     """Training images that are those of the evaluation too, as docs/recipes_ssd.md says."""
     coco(path, 80)
@@ -254,7 +282,7 @@ for epoch in range(2):
 INPUTS: dict[str, Callable[[Path], None]] = {
     "images": images,
     "pets": pets,
-    "birds": birds,
+    "flowers": birds,
     "xrays": scans,
     "photo.jpg": photo,
     "ILSVRC2012_img_train.tar": archive("train.tar"),
@@ -263,6 +291,16 @@ INPUTS: dict[str, Callable[[Path], None]] = {
     "zips": lambda path: ZIPS["make_zips"](path, 20, 10) and None,
     "COCO": coco,
     "COCO80": coco_by_heart,
+    "birds": boxes("coco"),
+    "crows": boxes("coco_export"),
+    "owls": boxes("coco_one"),
+    "gulls.yaml": described_boxes,
+    "cats": boxes("yolo"),
+    "dogs": boxes("yolo_export"),
+    "foxes": boxes("yolo_plain"),
+    "ants": boxes("voc"),
+    "bees": boxes("voc_export"),
+    "flies": boxes("voc_plain"),
     "resnet34.pth": backbone,
     "Task04_Hippocampus": hippocampi,
     "Task04_Hippocampus.tar": packed,
@@ -430,7 +468,7 @@ def test_the_script_of_the_quickstart_trains_and_predicts(here: Path, capsys: py
 
 
 def test_the_smallest_json_of_boxes_is_read(here: Path, capsys: pytest.CaptureFixture[str]):
-    [described] = [block.text for block in blocks("data.md") if block.language == "json"]
+    [described] = [block.text for block in blocks("data_boxes.md") if block.language == "json"]
     for split in ("train", "val"):
         (here / "mine" / f"{split}2017").mkdir(parents=True)
         image = json.loads(described)["images"][0]

@@ -25,12 +25,13 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
 from sightline import config
 from sightline.config import Run
-from sightline.data.check import boxes as check_boxes
+from sightline.data.check.box_files import read_files, read_json
 from sightline.data.check.images import Report
 from sightline.data.formats import records
 from sightline.data.loading.static import StaticDataset
@@ -250,8 +251,48 @@ def read_coco(place: Path, data: bytes) -> None:
         (place / "train2017" / name).touch()
     file = place / "annotations" / "instances_train2017.json"
     file.write_bytes(data)
-    check_boxes._read_json(file, "train", Report())
+    read_json(file, "train", Report())
     open_boxes("auto", str(place), "train")
+
+
+def photos(folder: Path) -> None:
+    """Write two images, unless they are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("1.jpg", "2.jpg"):
+        if not (folder / name).exists():
+            Image.new("RGB", (8, 9)).save(folder / name)
+
+
+def read_yolo_labels(place: Path, data: bytes) -> None:
+    photos(place / "images")
+    (place / "labels").mkdir(exist_ok=True)
+    (place / "labels" / "1.txt").write_bytes(data)
+    (place / "labels" / "2.txt").write_bytes(b"0 0.5 0.5 0.5 0.5")
+    read_files(str(place), "yolo", Report())
+    open_boxes("yolo", str(place), "train")
+
+
+def read_yolo_yaml(place: Path, data: bytes) -> None:
+    photos(place / "images" / "train")
+    (place / "labels" / "train").mkdir(parents=True, exist_ok=True)
+    (place / "labels" / "train" / "1.txt").write_bytes(b"0 0.5 0.5 0.5 0.5")
+    (place / "data.yaml").write_bytes(data)
+    with contextlib.suppress(BadData, config.UsageError):
+        open_boxes("auto", str(place), "train")
+    open_boxes("yolo", str(place / "data.yaml"), "train")
+
+
+XML = b"""<?xml version="1.0"?><annotation><filename>1.jpg</filename><size><width>8</width><height>9</height></size>
+<object><name>a</name><difficult>0</difficult><bndbox><xmin>1</xmin><ymin>2</ymin><xmax>5</xmax><ymax>6</ymax></bndbox>
+</object></annotation>"""
+
+
+def read_xml(place: Path, data: bytes) -> None:
+    photos(place)
+    (place / "1.xml").write_bytes(data)
+    (place / "2.xml").write_bytes(XML)
+    read_files(str(place), "voc", Report())
+    open_boxes("voc", str(place), "val")
 
 
 def yaml_seeds() -> list[bytes]:
@@ -539,6 +580,19 @@ FORMATS = {
     "TFRecord": Format(record_seeds, read_records),
     "tf.train.Example": Format(example_seeds, read_example, (b"\x0a", b"\x12", b"\x1a", b"\xff\xff\xff\xff\x0f")),
     "COCO json": Format(coco_seeds, read_coco, JSON_TOKENS),
+    "YOLO labels": Format(
+        lambda: [b"0 0.5 0.5 0.25 0.125\n2 0.1 0.2 0.5 0.25 0.3 0.75\n"],
+        read_yolo_labels,
+        (b"nan", b"-", b"e308", b"\n"),
+    ),
+    "YOLO data.yaml": Format(
+        lambda: [b"path: .\ntrain: images/train\nval: images/train\nnc: 2\nnames: [a, b]\n"],
+        read_yolo_yaml,
+        (b"&a ", b"*a", b"{", b"[", b"!!python/name:os ", b": ", b"../", b"/", b"null", b"~"),
+    ),
+    "VOC xml": Format(
+        lambda: [XML], read_xml, (b"<!DOCTYPE a [<!ENTITY b 'c'>]>", b"&b;", b"<object>", b"</", b"<![CDATA[", b"nan")
+    ),
     "YAML config": Format(
         yaml_seeds, read_yaml, (b"&a ", b"*a", b"<<: ", b"- ", b"{", b"[", b"!!int ", b": ", b"--run.out=x")
     ),

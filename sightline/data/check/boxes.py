@@ -1,4 +1,4 @@
-"""`sightline check` for images with boxes: COCO's folders with json files, or its TFRecord shards.
+"""`sightline check` for images with boxes: folders with annotations in files, or COCO's TFRecord shards.
 
 Lists what a run leaves out by rule (boxes without an area or outside of their image) and what it refuses.
 """
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sightline.data.check.box_files import is_published, read_files, read_json
 from sightline.data.check.images import Look, Report, add_twins, spread
 from sightline.data.decode import MAX_BYTES, decode_rgb, read_header
 from sightline.data.formats.coco import (
@@ -29,13 +30,13 @@ from sightline.data.formats.coco import (
     Image,
     Instances,
     faults,
-    read_instances,
 )
 from sightline.data.formats.records import MAX_RECORD_BYTES, parse_example, read_frame, scan_frames
-from sightline.data.sources import coco, coco_tfrecord, open_boxes
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, coco_tfrecord, kind_of_boxes, open_boxes
+from sightline.data.sources.box_images import list_files
+from sightline.data.sources.coco_places import places
 from sightline.data.sources.layouts import IMAGES
-from sightline.errors import BadData, BadSample, UsageError
-from sightline.files.json_lists import BLOCK
+from sightline.errors import BadData, BadSample
 from sightline.files.typed_json import short
 from sightline.parts import Split
 from sightline.terminal.progress import Progress
@@ -44,9 +45,8 @@ _SPLITS: tuple[Split, ...] = ("train", "val")
 # Problems that a run refuses too when it opens the data.
 _REFUSED = (
     *("cannot be opened", "unreadable entry", "duplicate id", "unknown image", "unknown category", "box not a number"),
-    *("missing file", "categories differ"),
+    *("missing file", "categories differ", "two images of one label", "class without training"),
 )
-_MOST_WRONG = 100_000  # entries of a file that are listed
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -78,6 +78,7 @@ class Found:
     seen: list[SeenImage] = field(default_factory=list)
     boxes: list[list[tuple[int, bool]]] = field(default_factory=list)  # (category, crowd) of each image's boxes
     has_all_categories: bool = True  # records alone show those that have boxes
+    extra: int = 0  # images beside these that are in no split, where that is not a problem
 
 
 def check_boxes(
@@ -88,29 +89,28 @@ def check_boxes(
     processes: int,
     progress: Progress,
     opens: Callable[[Split], object] | None = None,
+    options: SourceOptions = DEFAULT_OPTIONS,
 ) -> Report:
-    """Check both splits below `path`, read as `kind` says: auto, coco, coco_tfrecord; `classes` is what the recipe
-    declares, or 0; `opens` opens a split as a run would."""
-    root, report = Path(path), Report()
+    """Check both splits below `path`, read as `kind` says, e.g. auto or coco; `classes` is what the recipe declares, or
+    0; `opens` opens a split as a run would."""
+    report = Report()
     if kind == "synthetic" or path.startswith("synthetic:"):
         return report  # there are no files to check
-    is_auto_records = kind == "auto" and not coco.detect(path) and coco_tfrecord.detect(path)
-    is_records = kind == "coco_tfrecord" or is_auto_records
-    if kind == "auto" and not is_records and all(_find_json(root, split) is None for split in _SPLITS):
-        raise UsageError(
-            f"{path} holds no images with boxes; expected annotations/instances_train2017.json with train2017/*.jpg "
-            "and the same of val, or train-00000-of-00256.tfrecord and val-00000-of-00032.tfrecord"
-        )
+    kind = kind_of_boxes(kind, path)
     look = Look(decode, processes, progress)
     every: dict[Split, Found] = {}
-    for split in _SPLITS:
-        found = _check_shards(root, split, report, look) if is_records else _check_folder(root, split, report, look)
-        if found is not None:
-            every[split] = found
-            _describe(split, found, report)
+    if kind == "coco_tfrecord" or (kind == "coco" and is_published(path)):
+        check_split = _check_shards if kind == "coco_tfrecord" else _check_folder
+        for split in _SPLITS:
+            if found := check_split(Path(path), split, report, look):
+                every[split] = found
+    else:
+        every = _check_files_at(path, kind, report, look, options)
+    for split, found in every.items():
+        _describe(split, found, report)
     _check_both(every, classes, path, report)
     for split in every:
-        _check_opens(path, split, report, opens or partial(open_boxes, "coco_tfrecord" if is_records else "coco", path))
+        _check_opens(path, split, report, opens or partial(open_boxes, kind, path, options=options))
     return report
 
 
@@ -136,23 +136,52 @@ def _look_at(data: bytes, image: Image, decode: bool) -> SeenImage:
     return SeenImage(height, width, digest, "")
 
 
-# Folders with json files.
+# Folders with annotations in files.
 
 
 def _find_json(root: Path, split: Split) -> tuple[Path, Path] | None:
-    return next((pair for pair in coco.places(root, split) if pair[0].is_file() or pair[1].is_dir()), None)
+    return next((pair for pair in places(root, split) if pair[0].is_file() or pair[1].is_dir()), None)
 
 
 def _check_folder(root: Path, split: Split, report: Report, look: Look) -> Found | None:
-    file, folder = _find_json(root, split) or coco.places(root, split)[0]
-    instances = _read_json(file, split, report)
+    """Check a split under COCO's own names."""
+    file, folder = _find_json(root, split) or places(root, split)[0]
+    instances = read_json(file, split, report)
     if instances is None:
         return None
     if not folder.is_dir():
         report.add("cannot be opened", split, str(folder), "there is no such folder; expected the images in it")
         return None
+    _check_extra(instances.images, folder, split, report)
+    return _check_instances(instances, folder, split, report, look)
+
+
+def _check_files_at(path: str, kind: str, report: Report, look: Look, options: SourceOptions) -> dict[Split, Found]:
+    """Check data that may lie anywhere."""
+    try:
+        layout, read = read_files(path, kind, report, options)
+    except BadData as error:
+        report.add("cannot be opened", "train", path, str(error))
+        return {}
+    named = {os.path.normpath(layout.place(s).images / image.file) for s in read for image in read[s].images}
+    every: dict[Split, Found] = {}
+    for split, instances in read.items():
+        folder = layout.place(split).images
+        every[split] = _check_instances(instances, folder, split, report, look)
+        there = list_files(folder, IMAGES).files
+        every[split].extra = sum(os.path.normpath(folder / name) not in named for name in there)
+    if not layout.is_drawn and len(read) == len(_SPLITS):
+        train, val = (Counter(read[split].labels.tolist()) for split in _SPLITS)
+        for number, name in read["val"].categories.items():
+            if val[number] and not train[number]:
+                report.add("class without training", "val", name, f"{val[number]} boxes in val, none in train")
+    return every
+
+
+def _check_instances(instances: Instances, folder: Path, split: Split, report: Report, look: Look) -> Found:
+    """Check the images and boxes that the files of a split name."""
     _check_files(instances.images, folder, split, report)
-    rows = [row for row, image in enumerate(instances.images) if (folder / image.file).is_file()]
+    rows = [row for row, image in enumerate(instances.images) if os.path.isfile(folder / image.file)]
     there = [instances.images[row] for row in rows]
     found = Found(instances.categories, [f"{folder.name}/{image.file}" for image in there], there)
     found.seen = look.at(_look_at_files, (folder, there), len(there), split)
@@ -171,46 +200,23 @@ def _check_folder(root: Path, split: Split, report: Report, look: Look) -> Found
     return found
 
 
-def _read_json(file: Path, split: Split, report: Report) -> Instances | None:
-    before = len(report.problems)
-
-    def wrong(kind: str, where: str, text: str) -> None:
-        report.add(kind, split, where, text)
-        if len(report.problems) - before >= _MOST_WRONG:
-            raise BadData(f"{where} is problem number {_MOST_WRONG}; the rest of the file was not checked")
-
-    try:
-        with file.open("rb") as handle:
-            found = read_instances(iter(lambda: handle.read(BLOCK), b""), file.name, wrong)
-        first: dict[str, int] = {}
-        for number, title in found.categories.items():
-            if first.setdefault(title, number) != number:
-                text = f"categories {first[title]} and {number} are both called {short(title)}"
-                report.add("same name twice", split, file.name, text)
-        return found
-    except OSError as error:
-        report.add("cannot be opened", split, str(file), error.strerror or type(error).__name__)
-    except BadData as error:
-        report.add("cannot be opened", split, str(file), str(error))
-    return None
-
-
 def _check_files(images: list[Image], folder: Path, split: Split, report: Report) -> None:
     first: dict[str, int] = {}
     for image in images:
         if image.file in first:
             text = f"is image {first[image.file]} and image {image.id}"
             report.add("same file twice", split, f"{folder.name}/{image.file}", text)
-        elif not (folder / image.file).is_file():
-            report.add("missing file", split, f"{folder.name}/{image.file}", f"image {image.id} is not there")
+        elif not os.path.isfile(folder / image.file):
+            text = "a label without an image" if image.file.endswith(".txt") else f"image {image.id} is not there"
+            report.add("missing file", split, f"{folder.name}/{image.file}", text)
         first.setdefault(image.file, image.id)
-    for name in sorted(_names_in(folder)):
-        if name.lower().endswith(IMAGES) and not name.startswith(".") and name not in first:
+
+
+def _check_extra(images: list[Image], folder: Path, split: Split, report: Report) -> None:
+    named = {image.file for image in images}
+    for name in sorted(os.listdir(folder)):
+        if name.lower().endswith(IMAGES) and not name.startswith(".") and name not in named:
             report.add("extra file", split, f"{folder.name}/{name}", "no entry of the json file names it")
-
-
-def _names_in(folder: Path) -> list[str]:
-    return os.listdir(folder) if folder.is_dir() else []
 
 
 def _look_at_files(shared: tuple[tuple[Path, list[Image]], bool], job: tuple[int, int]) -> list[SeenImage]:
@@ -245,7 +251,7 @@ def _check_shards(root: Path, split: Split, report: Report, look: Look) -> Found
     places = [place for name in names for place in _frames(root / name, split, report)]
     records: list[SeenRecord] = look.at(_look_at_records, (root, places), len(places), split)
     file = coco_tfrecord.find_json(root, split)
-    instances = _read_json(file, split, report) if file is not None else None
+    instances = read_json(file, split, report) if file is not None else None
     known = None if instances is None else instances.categories
     found = Found(dict(known or {}), has_all_categories=known is not None)
     first: dict[int, str] = {}
@@ -357,6 +363,8 @@ def _describe(split: Split, found: Found, report: Report) -> None:
         "same bytes twice": len(digests) - len(set(digests)),
         "boxes per class": per_class,
     }
+    if found.extra:
+        report.facts[split]["in no split"] = found.extra
     if not found.seen:
         report.add("no images", split, split, "the split is empty")
     for name, image, seen in zip(found.names, found.images, found.seen, strict=True):

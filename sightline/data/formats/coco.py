@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,6 +75,15 @@ class Instances:
         """Return `faults` of all boxes, each in its image."""
         sides = np.asarray([(image.height, image.width) for image in self.images], np.int64).reshape(-1, 2)
         return faults(self.boxes, *sides[self.rows].T)
+
+    def of_images(self, places: np.ndarray) -> Instances:
+        """Return those of some images, given by their places in `images`."""
+        new = np.full(len(self.images), -1, np.int64)
+        new[places] = np.arange(len(places))
+        kept = new[self.rows] >= 0
+        columns = {name: getattr(self, name)[kept] for name in ("ids", "labels", "boxes", "area", "crowd")}
+        images = [self.images[place] for place in places.tolist()]
+        return replace(self, images=images, rows=new[self.rows[kept]], **columns)
 
 
 def refuse(kind: str, where: str, text: str) -> None:

@@ -182,6 +182,22 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     raise Damaged(f"JPEG of more than {MAX_SEGMENTS} segments")
 
 
+def jpeg_sides(data: bytes) -> tuple[int, int] | None:
+    """Return (height, width) of a JPEG the right way up out of its first bytes; None if they do not tell."""
+    sides = orientation = None
+    try:
+        for marker, at, end in jpeg_segments(data) if data.startswith(b"\xff\xd8\xff") else ():
+            if marker in _JPEG_FRAMES and end - at > 9:
+                sides = (data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8])
+            elif marker == _JPEG_EXIF and orientation is None and data.startswith(b"Exif\x00\x00", at + 4):
+                orientation = _exif_orientation(data[at + 10 : end])
+            elif marker == JPEG_SCAN:  # a frame and its orientation come before
+                return (sides[1], sides[0]) if sides and (orientation or 1) >= 5 else sides
+    except Damaged:  # more likely cut off than damaged
+        return None
+    return None
+
+
 def _read_jpeg_header(data: bytes) -> Header:
     frame = orientation = None
     scans = scanned = coded = scan_end = 0

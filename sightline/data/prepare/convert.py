@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from sightline.data.sources import Source, SourceOptions, open_source
+from sightline.data.sources import Source, SourceOptions, open_source, recognised
 from sightline.data.sources.folder import FolderSource
 from sightline.data.sources.shards import ShardSource
 from sightline.data.sources.table import TableSource
@@ -60,6 +60,7 @@ def prepare(options: ConvertOptions, progress: Progress) -> dict[str, int]:
         raise UsageError(f"{options.source} is not a folder; give --source what --data.path would be")
     if source == out or source in out.parents or out in source.parents:
         raise UsageError(f"--out {options.out} lies in --source {options.source} or around it; choose another --out")
+    _refuse_boxes(options)
     jobs = jobs_or_cores(options.jobs)
     known = SourceOptions(first_label=options.first_label)
     with alone_in(options.out):
@@ -73,6 +74,16 @@ def prepare(options: ConvertOptions, progress: Progress) -> dict[str, int]:
         size = sum(map(_bytes_of, sources.values()))
         plan = LabelledImages(options.out, options.form, sources, shards, options.repair, size)
         return write_pieces(plan, jobs, progress)
+
+
+def _refuse_boxes(options: ConvertOptions) -> None:
+    path = str(options.source)
+    if options.kind == "auto" and recognised("open_boxes", path):
+        raise UsageError(
+            f"{path} holds images with boxes; `prepare convert` writes images with a label. Training reads these as "
+            f"they are; `sightline prepare coco --source {path} --out DIR` writes them as COCO's folders, with --form "
+            "tfrecord as records"
+        )
 
 
 def _bytes_of(source: Source) -> int:

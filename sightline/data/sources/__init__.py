@@ -44,6 +44,7 @@ class SourceOptions:
     classes: int = 0  # tar, tfrecord: how many there are, where some of the numbered labels have no samples
     val_fraction: float = 0.2  # without a val split: the share of every class that validates
     split: str = ""  # without a val split: a file that lists the samples that validate; "": they are drawn
+    skips_missing: bool = False  # listed files that do not exist are bad samples when read, not an error at once
 
 
 DEFAULT_OPTIONS = SourceOptions()
@@ -95,6 +96,7 @@ class BoxSource(Images):
 
     class_ids: tuple[int, ...]  # what the files call the classes
     most_objects: int  # of one image
+    is_upright: bool = False  # annotated as a person sees the images, turned by their EXIF; else perhaps as stored
     room: np.ndarray  # (n,) int64: bytes that the encoded image takes at most
 
     @abstractmethod
@@ -155,15 +157,30 @@ def open_volumes(kind: str, path: str, split: Split, fold: int, folds: int, spec
     return _opener("open_volumes", kind, path, _VOLUMES)(path, split, spec, fold, folds)
 
 
+def kind_of_boxes(kind: str, path: str) -> str:
+    """Return the kind of source that reads these images with boxes: the first that recognises the path for `auto`."""
+    return _kind("open_boxes", kind, path, _WITH_BOXES)
+
+
 def _opener(name: str, kind: str, path: str, expected: str) -> Callable[..., Any]:
     """Return the function `name` of a kind of source, or with `auto` of the first kind that recognises the path."""
+    return getattr(_module(_kind(name, kind, path, expected)), name)
+
+
+def _kind(name: str, kind: str, path: str, expected: str) -> str:
     known = kinds(name)
     if kind not in ("auto", *known):
         raise UsageError(f"unknown --data.source '{kind}'; known: auto, {', '.join(known)}")
-    for candidate in known if kind == "auto" else [kind]:
-        if kind != "auto" or _module(candidate).detect(path):
-            return getattr(_module(candidate), name)
+    if kind != "auto":
+        return kind
+    if found := recognised(name, path):
+        return found
     raise UsageError(_unknown(name, path, expected.format(path or "PATH")))
+
+
+def recognised(name: str, path: str) -> str:
+    """Return the first kind with the function `name` that recognises a path; "" if none does."""
+    return next((kind for kind in kinds(name) if _module(kind).detect(path)), "")
 
 
 def _unknown(name: str, path: str, expected: str) -> str:
@@ -175,10 +192,10 @@ def _unknown(name: str, path: str, expected: str) -> str:
         return f"--data.path '{path}' does not exist, or is a link that leads nowhere; expected {expected}"
     found = contents(Path(path))
     for below in subfolders(Path(path)):
-        if any(_module(kind).detect(inner := os.path.join(path, below)) for kind in kinds(name)):
+        if recognised(name, inner := os.path.join(path, below)):
             return f"--data.path '{path}' holds data one folder deeper; use --data.path {shlex.quote(inner)}"
     for other, of_other in _RECIPES.items():
-        if other != name and any(_module(kind).detect(path) for kind in kinds(other)):
+        if other != name and recognised(other, path):
             return f"--data.path '{path}' holds {of_other}, which this recipe cannot read; found there: {found}"
     return f"--data.path '{path}' holds nothing that this recipe can read: {found}; expected {expected}"
 
@@ -198,8 +215,10 @@ _LABELLED = (
     "validation/validation-00000-of-00128"
 )
 _WITH_BOXES = (
-    "annotations/instances_train2017.json with train2017/*.jpg and the same of val (draw some with `sightline prepare "
-    "shapes --out DIR`, then DIR/detection), or train-00000-of-00256.tfrecord and val-00000-of-00032.tfrecord"
+    "COCO's json files with their images (train.json and val.json, or one json; also annotations/"
+    "instances_train2017.json with train2017/*.jpg), YOLO's data.yaml or images/ with labels/*.txt, Pascal VOC's "
+    "Annotations/*.xml with JPEGImages/, or train-00000-of-00256.tfrecord (draw some with `sightline prepare shapes "
+    "--out DIR`, then DIR/detection)"
 )
 _VOLUMES = (
     "a folder with plan.json as `sightline prepare decathlon --source DIR --out {}` writes it, or synthetic:samples=64"

@@ -1,19 +1,19 @@
-"""Annotated objects of all images of a split as arrays: what the COCO sources read into, keep and hand out.
+"""Annotated objects of all images of a split as arrays: what the sources of boxes read into, keep and hand out.
 
 A COCO training set has 860,001 objects on 118,287 images; as arrays they take 60 MB, as Python objects gigabytes. What
-was read of a json file is kept as an index, by size and time of the file.
+was read of the files is kept as an index, by their sizes and times.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
 
-from sightline.data.formats.coco import read_instances, usable
+from sightline.data.formats.coco import Instances, read_instances, usable
 from sightline.data.sources import Objects, index_files
 from sightline.errors import BadData
 from sightline.files.json_lists import BLOCK
@@ -108,6 +108,13 @@ class Annotations:
         names = index_files.Names.of([classes[number].encode() for number in ids])
         return replace(self, class_ids=np.asarray(ids, np.int64), class_names=names)
 
+    def renumbered(self, classes: tuple[str, ...]) -> Annotations:
+        """Return them with these classes, numbered from 1 on; they have all of ours among them."""
+        numbers = {name: number for number, name in enumerate(classes, 1)}
+        new = np.asarray([numbers[name] for name in self.classes], np.int64)
+        categories = new[np.searchsorted(self.class_ids, self.categories)] if len(new) else self.categories
+        return replace(self, categories=categories).of_classes({n: name for name, n in numbers.items()})
+
     def check_classes(self, other: Annotations, here: str, there: str) -> None:
         """Raise BadData unless both splits number their classes alike."""
         if self.classes != other.classes or not np.array_equal(self.class_ids, other.class_ids):
@@ -191,25 +198,37 @@ def read_annotations(file: Path, root: Path) -> Annotations:
     except OSError as error:
         raise BadData(f"{file} cannot be read: {error.strerror}; unpack annotations_trainval2017.zip") from error
     key = index_files.digest("coco annotations", 2, file.name, found.st_size, found.st_mtime_ns)
-    name = f"coco-{file.stem}"
+    return kept_or_read(root, f"coco-{file.stem}", key, [found.st_mtime_ns], lambda: _read_json(file))
+
+
+def kept_or_read(
+    root: Path, name: str, key: str, changed_ns: Iterable[int], read: Callable[[], Annotations]
+) -> Annotations:
+    """Return what an earlier run kept at `root` under this key, or read it and keep it; files changed at these
+    times."""
     kept = index_files.load(root, name, key)
     if kept is not None:
         try:
             return Annotations.loaded(kept)
         except (ValueError, KeyError, IndexError):
             kept = None
-    is_settled = index_files.is_settled([found.st_mtime_ns])
-    annotations = _read_json(file)
+    is_settled = index_files.is_settled(changed_ns)
+    annotations = read()
     if is_settled:
         index_files.save(root, name, key, annotations.arrays())
     return annotations
 
 
 def _read_json(file: Path) -> Annotations:
-    found = read_instances(_chunks(file), str(file))
+    return of_instances(read_instances(_chunks(file), str(file)))
+
+
+def of_instances(found: Instances) -> Annotations:
+    """Return the lists of a file as arrays."""
     ids = np.asarray([image.id for image in found.images], np.int64)
     return assembled(
-        {image.id: (image.height, image.width, image.file.encode()) for image in found.images},
+        # Names of files may hold bytes that are not UTF-8.
+        {i.id: (i.height, i.width, i.file.encode("utf-8", "surrogateescape")) for i in found.images},
         found.categories,
         ids[found.rows],
         found.boxes,

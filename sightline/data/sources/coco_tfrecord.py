@@ -19,7 +19,7 @@ from sightline.data.formats import records
 from sightline.data.formats.coco import MAX_CATEGORY, MAX_ID, MAX_SIDE, MIN_ID
 from sightline.data.sources import DEFAULT_OPTIONS, BoxSource, Objects, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations, assembled, read_annotations
-from sightline.data.sources.coco import chosen
+from sightline.data.sources.box_images import chosen
 from sightline.data.sources.shards import INDEX_FILES, OpenFiles, Shard, list_folder, scan_records
 from sightline.errors import BadData, BadSample
 from sightline.parts import Split

@@ -24,6 +24,7 @@ from sightline.parts import Split
 MIN_KEPT = 20_000
 # Folders of other layouts: where one of these is, its neighbours are not classes.
 _NOT_CLASSES = {"annotations", "images", "labels", "masks", "imagesets", "jpegimages", "imagestr", "labelstr"}
+_NOT_CLASSES |= {name for names in layouts.NAMES.values() for name in names}
 _DEPTH = 3  # of folders within a class in which `detect` looks for a first image
 
 
@@ -38,15 +39,20 @@ def find(path: str) -> Layout | None:
         found = layouts.read_description(path)
         return found if found.kind == "folder" else None
     root = Path(path)
-    splits = {split: Place(at) for split, at in layouts.split_folders(root).items() if layouts.subfolders(at)}
+    splits = {split: Place(at) for split, at in layouts.split_folders(root).items() if _may_be_classes(at)}
     if splits:
         return Layout("folder", splits.get("train"), splits.get("val"))
     if table.detect(path):
         return None
-    names = layouts.subfolders(root)
-    if _NOT_CLASSES & {name.lower() for name in names} or sum(_holds_image(root / name) for name in names) < 2:
+    if not _may_be_classes(root) or sum(_holds_image(root / name) for name in layouts.subfolders(root)) < 2:
         return None
     return Layout("folder", Place(root), None)
+
+
+def _may_be_classes(folder: Path) -> bool:
+    """Return whether there are folders, and none that belongs to another layout or is called like a split."""
+    names = {name.lower() for name in layouts.subfolders(folder)}
+    return bool(names) and not names & _NOT_CLASSES
 
 
 def _holds_image(folder: Path, depth: int = _DEPTH) -> bool:

@@ -1,4 +1,5 @@
-"""`sightline prepare coco`: COCO 2017 from its zips, fetched on request, becomes the folders or the TFRecord shards."""
+"""`sightline prepare coco`: COCO 2017 from its zips, fetched on request, or data of one's own in any layout, become the
+folders or the TFRecord shards."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from typing import Literal, NamedTuple
 from sightline.data.decode import MAX_BYTES
 from sightline.data.formats.coco import Instances, read_instances
 from sightline.data.prepare.coco.files import Files, find_files
+from sightline.data.prepare.coco.own_data import own_data
 from sightline.data.prepare.coco.writing import CocoDownload, CocoFolders, CocoRecords
+from sightline.data.sources import recognised
 from sightline.data.writing.pieces import alone_in, jobs_or_cores, write_pieces
 from sightline.errors import BadData, UsageError
 from sightline.files.archive import Limits
@@ -78,7 +81,8 @@ class CocoOptions:
     """
 
     source: Path
-    """Folder with the three zips, or with what was unpacked from them: train2017, val2017, annotations."""
+    """Folder with the three zips, or with what was unpacked from them: train2017, val2017, annotations. Also images
+    with boxes in any layout that --data.path takes."""
     out: Path
     """Folder to write into."""
     form: Literal["folder", "tfrecord"] = "folder"
@@ -105,18 +109,9 @@ def prepare(options: CocoOptions, progress: Progress) -> dict[str, int]:
     if options.download:
         _download(options.source, progress)
     with alone_in(options.out):
-        annotations = find_files(options.source, "annotations", "annotations_trainval2017.zip", _ANNOTATIONS)
-        images: dict[Split, Files] = {}
-        instances: dict[Split, Instances] = {}
-        digests: dict[Split, str] = {}
-        for split in _SPLITS:
-            images[split] = find_files(options.source, f"{split}2017", f"{split}2017.zip", _IMAGES)
-            instances[split], digests[split] = _read_annotations(annotations, split)
-            _check_images(instances[split], images[split], split)
-            progress("reading annotations", _SPLITS.index(split) + 1, len(_SPLITS))
-        if instances["train"].categories != instances["val"].categories:
+        found = _published(options.source, progress) if _is_published(options) else own_data(str(options.source))
+        if found.instances["train"].categories != found.instances["val"].categories:
             raise BadData(f"{options.source}: train and val have different categories; both need the same")
-        found = CocoDownload(annotations, images, instances, digests)
         plan: CocoFolders | CocoRecords
         if options.form == "folder":
             plan = CocoFolders(options.out, found)
@@ -126,11 +121,32 @@ def prepare(options: CocoOptions, progress: Progress) -> dict[str, int]:
         return write_pieces(plan, jobs, progress)
 
 
+def _is_published(options: CocoOptions) -> bool:
+    """Return whether the source is COCO's own download: also if nothing else could be meant, so that the error says
+    what is missing of it."""
+    own = ("annotations_trainval2017.zip", "annotations/instances_train2017.json")
+    has_any = any((options.source / name).is_file() for name in own)
+    return options.download or has_any or not recognised("open_boxes", str(options.source))
+
+
+def _published(source: Path, progress: Progress) -> CocoDownload:
+    annotations = find_files(source, "annotations", "annotations_trainval2017.zip", _ANNOTATIONS)
+    images: dict[Split, Files] = {}
+    instances: dict[Split, Instances] = {}
+    digests: dict[Split, str] = {}
+    for split in _SPLITS:
+        images[split] = find_files(source, f"{split}2017", f"{split}2017.zip", _IMAGES)
+        instances[split], digests[split] = _read_annotations(annotations, split)
+        _check_images(instances[split], images[split], split)
+        progress("reading annotations", _SPLITS.index(split) + 1, len(_SPLITS))
+    return CocoDownload(annotations, images, instances, digests)
+
+
 def _check_places(options: CocoOptions) -> None:
     source, out = options.source.resolve(), options.out.resolve()
     if source == out or source in out.parents or out in source.parents:
         raise UsageError(f"--out {options.out} lies in --source {options.source} or around it; choose another --out")
-    if not options.download and not source.is_dir():
+    if not options.download and not source.exists():
         raise UsageError(f"{options.source} is not a folder; put COCO's three zips there, or let --download fetch them")
 
 

@@ -259,7 +259,7 @@ def test_declared_classes(data, tmp_path):
 
 
 def test_nothing_there(tmp_path):
-    with pytest.raises(UsageError, match="holds no images with boxes"):
+    with pytest.raises(UsageError, match="holds nothing that this recipe can read"):
         check(tmp_path)
     assert problems(check(tmp_path, kind="coco_tfrecord")) == {
         ("cannot be opened", "train", str(tmp_path)),
@@ -365,7 +365,7 @@ def test_folders_beside_records_are_checked_as_training_reads_them(data, tmp_pat
     for shard in (tmp_path / "out").glob("*.tfrecord"):
         shutil.copy(shard, data)
     (data / "train-00001-of-00002.tfrecord").write_bytes(b"damaged")
-    assert type(open_boxes("auto", str(data), "train")).__name__ == "CocoSource" and check(data).problems == []
+    assert open_boxes("auto", str(data), "train").kind == "coco" and check(data).problems == []
 
 
 def test_what_the_recipe_has_no_room_for_is_reported(data: Path):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline.data.sources import annotations as annotations_file
+import sightline.data.sources.annotations as annotations_file
 from sightline.data.sources import coco, coco_tfrecord, folder, open_boxes, open_source, tfrecord
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files import json_lists
@@ -96,6 +96,7 @@ def test_ninety_ids_become_eighty_labels_and_back(written):
 
 
 def test_names_without_a_year_and_folders_below(written):
+    written("val", year="")
     root = written(
         year="",
         images=[{"id": 30, "file_name": "a/b.jpg", "height": 10, "width": 20}],
@@ -150,7 +151,7 @@ def test_a_source_of_boxes_is_not_one_of_labels_and_the_other_way_round(written,
         open_source("auto", str(drawn_boxes), "train")
     with pytest.raises(UsageError, match="holds images with a label"):
         open_boxes("auto", str(shapes), "train")
-    with pytest.raises(UsageError, match="known: auto, coco, coco_tfrecord, synthetic"):
+    with pytest.raises(UsageError, match="known: auto, coco, coco_tfrecord, synthetic, voc, yolo"):
         open_boxes("folder", str(root), "train")
 
 

@@ -1,0 +1,116 @@
+"""Annotation files of any format, read to their ends with all that is wrong in them noted: for `check`, and for
+`prepare coco`, which needs what training leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from sightline.data.check.images import Report
+from sightline.data.formats.coco import Instances, Wrong, read_instances
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, voc, yolo, yolo_places
+from sightline.data.sources.box_images import drawn, kind_described
+from sightline.data.sources.coco_places import Files, places
+from sightline.data.sources.layouts import SPLITS, Layout
+from sightline.errors import BadData
+from sightline.files.json_lists import BLOCK
+from sightline.files.typed_json import short
+from sightline.parts import Split
+
+_MOST_WRONG = 100_000  # entries of a split that are listed
+
+
+def is_published(path: str) -> bool:
+    """Return whether all that is at a path has COCO's own names, and the images of a split are there."""
+    if kind_described(path):
+        return False
+    files = Files.at(path)
+    own = {pair[0] for split in SPLITS for pair in places(files.root, split)}
+    return bool(files.folders) and own >= set(files.jsons.values())
+
+
+def read_files(
+    path: str, kind: str, report: Report, options: SourceOptions = DEFAULT_OPTIONS
+) -> tuple[Layout, dict[Split, Instances]]:
+    """Return where the splits lie and what their files say, all of it; a split that cannot be read is noted and left
+    out."""
+    layout, read = {"coco": _read_coco, "yolo": _read_yolo, "voc": _read_voc}[kind](path, report)
+    if layout.is_drawn and "train" in read:
+        names = [image.file.encode("utf-8", "surrogateescape") for image in read["train"].images]
+        is_val = drawn(names, options, path)
+        read = {split: read["train"].of_images(np.flatnonzero(is_val == (split == "val"))) for split in SPLITS}
+    return layout, read
+
+
+def _read_coco(path: str, report: Report) -> tuple[Layout, dict[Split, Instances]]:
+    files = Files.at(path)
+    read = {split: found for split, file in files.jsons.items() if (found := read_json(file, split, report))}
+    names = {split: [image.file for image in found.images] for split, found in read.items()}
+    return replace(files, jsons={split: files.jsons[split] for split in read}).layout(names), read
+
+
+def _read_yolo(path: str, report: Report) -> tuple[Layout, dict[Split, Instances]]:
+    layout = yolo_places.layout_at(path)
+
+    def read(split: Split) -> Instances:
+        wrong = _noting(split, report)
+        return yolo.read_instances(yolo.Pairs.at(layout, layout.place(split), wrong), layout.classes, wrong)
+
+    found = _each(layout, path, read, report)
+    most = max((found[split].categories for split in found), key=len, default={})
+    return layout, {split: replace(each, categories=most) for split, each in found.items()}
+
+
+def _read_voc(path: str, report: Report) -> tuple[Layout, dict[Split, Instances]]:
+    layout = voc.layout_at(path)
+    found = _each(
+        layout,
+        path,
+        lambda split: voc.read_instances(voc.XmlFiles.at(layout.place(split)), _noting(split, report)),
+        report,
+    )
+    return layout, voc.counted_alike(found)
+
+
+def _each(layout: Layout, path: str, read: Callable[[Split], Instances], report: Report) -> dict[Split, Instances]:
+    found = {}
+    for split in SPLITS:
+        if getattr(layout, split):
+            try:
+                found[split] = read(split)
+            except BadData as error:
+                report.add("cannot be opened", split, path, str(error))
+    return found
+
+
+def read_json(file: Path, split: Split, report: Report) -> Instances | None:
+    """Read a json file of COCO's; None if that is not possible, which is noted."""
+    try:
+        with file.open("rb") as handle:
+            found = read_instances(iter(lambda: handle.read(BLOCK), b""), file.name, _noting(split, report))
+        first: dict[str, int] = {}
+        for number, title in found.categories.items():
+            if first.setdefault(title, number) != number:
+                text = f"categories {first[title]} and {number} are both called {short(title)}"
+                report.add("same name twice", split, file.name, text)
+        return found
+    except OSError as error:
+        report.add("cannot be opened", split, str(file), error.strerror or type(error).__name__)
+    except BadData as error:
+        report.add("cannot be opened", split, str(file), str(error))
+    return None
+
+
+def _noting(split: Split, report: Report) -> Wrong:
+    """Return a callback that notes problems; BadData if there are too many."""
+    before = len(report.problems)
+
+    def wrong(kind: str, where: str, text: str) -> None:
+        report.add(kind, split, where, text)
+        if len(report.problems) - before >= _MOST_WRONG:
+            raise BadData(f"{where} is problem number {_MOST_WRONG}; the rest was not checked")
+
+    return wrong

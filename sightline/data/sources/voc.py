@@ -1,0 +1,283 @@
+"""Boxes in Pascal VOC's xml files: PATH/Annotations/*.xml with PATH/JPEGImages/*.jpg, split by PATH/ImageSets/Main; or
+xml files beside the images or in a folder of their own, also below train/ and valid/.
+
+Files count pixels from 1, as VOC does, and name the last pixel: x is xmin - 1, the width xmax - xmin + 1. If any xmin
+or ymin of a dataset is below 1, its files count from 0 and name edges: x is xmin, the width xmax - xmin.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from sightline.data.formats.coco import Image, Instances, Wrong, refuse
+from sightline.data.formats.voc import MAX_XML_BYTES, Annotation, read_annotation
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files
+from sightline.data.sources.annotations import Annotations, kept_or_read, of_instances
+from sightline.data.sources.box_images import BoxImages, kind_described, list_files, open_split, sides_of
+from sightline.data.sources.layouts import (
+    IMAGES,
+    NAMES,
+    SPLITS,
+    Layout,
+    Place,
+    is_folder,
+    read_description,
+    split_folders,
+    subfolders,
+)
+from sightline.errors import BadData
+from sightline.parts import Split
+
+_XML_FOLDERS = ("Annotations", "annotations", "xmls", "xml", "labels", "")
+_IMAGE_FOLDERS = ("JPEGImages", "images", "imgs", "img", "")
+_LISTS = Path("ImageSets", "Main")
+_YEAR = re.compile(r"VOC\d+")
+_LOOKED_AT = 1000  # entries of a folder in which one ends in .xml
+_MAX_LIST_BYTES = 2**28
+
+
+def detect(path: str) -> bool:
+    """Return whether PATH is a description of such data, or a folder with xml files in one of the places above."""
+    return kind_described(path) == "voc" or _find(Path(path)) is not None
+
+
+def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> BoxImages:
+    """Read the xml files of both splits, because they count pixels and classes alike, and list the images of one."""
+    layout = layout_at(path)
+    read = {each: _read(place) for each in SPLITS if (place := getattr(layout, each))}
+    here = read.get("train" if layout.is_drawn else split)
+    if here is None:
+        raise BadData(f"{path} has no {split} split of xml files; docs/data.md shows the layouts")
+    classes = read.get("train", here).classes
+    if unknown := sorted(set(here.classes) - set(classes)):
+        raise BadData(
+            f"{layout.place(split).labels} has objects of classes that train lacks: {', '.join(unknown[:5])}; add "
+            "training images of them, or remove these objects"
+        )
+    boxes = here.boxes.reshape(-1, 4) + _shift([found.boxes.reshape(-1, 4) for found in read.values()])
+    counted = replace(here.renumbered(classes), boxes=boxes.ravel(), area=boxes[:, 2] * boxes[:, 3])
+    return open_split("voc", layout, split, counted, options)
+
+
+def counted_alike(read: Mapping[Split, Instances]) -> dict[Split, Instances]:
+    """Return the splits of a dataset with pixels and classes counted alike."""
+    shift = _shift([found.boxes for found in read.values()])
+    classes = sorted({name for found in read.values() for name in found.categories.values()})
+    counted = {}
+    for split, found in read.items():
+        boxes = found.boxes + shift
+        labels = np.asarray([classes.index(found.categories[label]) + 1 for label in found.labels.tolist()], np.int64)
+        counted[split] = replace(
+            found,
+            categories=dict(enumerate(classes, 1)),
+            labels=labels,
+            boxes=boxes,
+            area=boxes[:, 2] * boxes[:, 3],
+        )
+    return counted
+
+
+def _shift(boxes: Sequence[np.ndarray]) -> np.ndarray:
+    """Return what to add to x, y, width, height of these data, which were read as edges that count from 0."""
+    from_zero = any(bool(((each[:, :2] >= 0) & (each[:, :2] < 1)).any()) for each in boxes)
+    return np.zeros(4) if from_zero else np.asarray([-1.0, -1.0, 1.0, 1.0])
+
+
+def layout_at(path: str) -> Layout:
+    """Return where the splits lie; BadData if there are none."""
+    if kind_described(path):
+        layout = read_description(path)
+        train, val = (
+            place and Place(place.images, place.labels or place.images) for place in (layout.train, layout.val)
+        )
+        return replace(layout, train=train, val=val)
+    layout_found = _find(Path(path))
+    if layout_found is None:
+        raise BadData(
+            f"{path} has no xml files of Pascal VOC; expected Annotations/*.xml with JPEGImages/, or both in train/ "
+            "and valid/"
+        )
+    return layout_found
+
+
+def _find(path: Path) -> Layout | None:
+    devkits = [kit / name for kit in (path, path / "VOCdevkit") for name in subfolders(kit) if _YEAR.fullmatch(name)]
+    for root in (path, *devkits[:1]) if len(devkits) == 1 else (path,):
+        if (place := _place(root)) is None:
+            continue
+        lists = _split_lists(root / _LISTS)
+        if lists and place.labels == root / "Annotations":
+            listed = {split: Place(place.images, file) for split, file in lists.items()}
+            return Layout("voc", listed.get("train"), listed.get("val"))
+        folders = split_folders(place.labels or root)
+        inner = {split: Place(_same(place.images, f), f) for split, f in folders.items() if _has_xml(f)}
+        return Layout("voc", inner.get("train"), inner.get("val")) if "train" in inner else Layout("voc", place, None)
+    places = {split: found for split, folder in split_folders(path).items() if (found := _place(folder))}
+    return Layout("voc", places.get("train"), places.get("val")) if places else None
+
+
+def _same(images: Path, folder: Path) -> Path:
+    """Return the folder of images that is called like a folder of xml files, or the one above."""
+    return images / folder.name if os.path.isdir(images / folder.name) else images
+
+
+def _place(root: Path) -> Place | None:
+    """Return the folder of the xml files of a folder with that of their images."""
+    for name in _XML_FOLDERS:
+        folder = root / name
+        if _has_xml(folder) or (name and any(map(_has_xml, split_folders(folder).values()))):
+            images = (root / each for each in _IMAGE_FOLDERS)
+            return Place(next(each for each in images if os.path.isdir(each)), folder)
+    return None
+
+
+def _has_xml(folder: Path) -> bool:
+    """Return whether one of the first entries of a folder is an xml file."""
+    try:
+        entries = [entry for entry, _ in zip(os.scandir(folder), range(_LOOKED_AT), strict=False)]
+    except OSError:
+        return False
+    return any(e.name.lower().endswith(".xml") and not e.name.startswith(".") and not is_folder(e) for e in entries)
+
+
+def _split_lists(folder: Path) -> dict[Split, Path]:
+    """Return the lists of ImageSets/Main by their splits; trainval alone is all of the data."""
+    found: dict[Split, Path] = {}
+    for split in SPLITS:
+        files = [folder / f"{name}.txt" for name in NAMES[split]]
+        if file := next((file for file in files if os.path.isfile(file)), None):
+            found[split] = file
+    if "train" not in found and os.path.isfile(folder / "trainval.txt"):
+        found["train"] = folder / "trainval.txt"
+    return found
+
+
+def _read(place: Place) -> Annotations:
+    """Read the xml files of a place, or what an earlier run kept if no file has changed."""
+    files = XmlFiles.at(place)
+    return kept_or_read(
+        files.folder,
+        f"voc-{files.name}",
+        index_files.digest("voc", 1, files.key),
+        files.changed_ns,
+        lambda: of_instances(read_instances(files, refuse)),
+    )
+
+
+@dataclass(frozen=True)
+class XmlFiles:
+    """The xml files of a place, and the images beside them."""
+
+    folder: Path
+    names: list[str]
+    images: Path
+    by_stem: Mapping[str, list[str]]  # paths of images from their folder
+    name: str  # of the list, if there is one
+    key: list[object]  # changes with any of the files
+    changed_ns: list[int]
+
+    @classmethod
+    def at(cls, place: Place) -> XmlFiles:
+        """List the files; BadData if a list names others."""
+        listed = place.labels if place.labels and os.path.isfile(place.labels) else None
+        folder = listed.parents[2] / "Annotations" if listed else place.labels or place.images
+        xmls = list_files(folder, (".xml",), deep=False)
+        images = list_files(place.images, IMAGES)
+        names = list(xmls.files) if listed is None else list(_named(listed, xmls.files))
+        by_stem: dict[str, list[str]] = {}
+        for name in images.files:
+            by_stem.setdefault(os.path.splitext(os.path.basename(name))[0], []).append(name)
+        changed = [*xmls.changed_ns(), *images.changed_ns()]
+        key: list[object] = [os.path.relpath(place.images, folder), xmls.key(), images.key(), names]
+        return cls(folder, names, place.images, by_stem, listed.stem if listed else "all", key, changed)
+
+
+def _named(file: Path, there: Mapping[str, object]) -> Iterator[str]:
+    """Yield the xml files that a list of ImageSets/Main names, sorted."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(_MAX_LIST_BYTES).decode("utf-8-sig", "surrogateescape")
+    except OSError as error:
+        raise BadData(f"{file} cannot be read: {error.strerror}") from error
+    lines = sorted({line.strip() for line in text.splitlines() if line.strip()})
+    # A class's own list has 1 or -1 behind the name.
+    names = [f"{line}.xml" if f"{line}.xml" in there else f"{line.split()[0]}.xml" for line in lines]
+    if missing := [name for name in names if name not in there]:
+        raise BadData(
+            f"{file} names {len(missing)} of {len(names)} images without an annotation, the first one "
+            f"{file.parents[2] / 'Annotations' / missing[0]}; add the files or remove the lines"
+        )
+    if not names:
+        raise BadData(f"{file} names no images, expected one name per line")
+    yield from dict.fromkeys(names)
+
+
+def read_instances(files: XmlFiles, wrong: Wrong) -> Instances:
+    """Read all files; what is reported to `wrong` is left out. Boxes are edges that count from 0, as if written so."""
+    images: list[Image] = []
+    rows: list[int] = []
+    names: list[str] = []
+    boxes: list[tuple[float, float, float, float]] = []
+    crowd: list[bool] = []
+    progress = index_files.ScanProgress(str(files.folder), len(files.names), "xml files")
+    for number, name in enumerate(files.names):
+        progress(number)
+        found = _annotation(files.folder / name, wrong)
+        if found is None or (file := _image_of(files, name, found, wrong)) is None:
+            continue
+        sides = (found.height, found.width)
+        height, width = sides if all(sides) else sides_of(files.images / file)
+        rows += [len(images)] * len(found.boxes)
+        images.append(Image(number + 1, file, height, width))
+        names += [box.name for box in found.boxes]
+        boxes += [(x, y, right - x, bottom - y) for _, (x, y, right, bottom), _ in found.boxes]
+        crowd += [box.is_difficult for box in found.boxes]
+    numbers = {name: number for number, name in enumerate(sorted(set(names)), 1)}
+    sizes = np.asarray(boxes, np.float64).reshape(-1, 4)
+    return Instances(
+        images,
+        {number: name for name, number in numbers.items()},
+        np.arange(1, len(names) + 1),
+        np.asarray(rows, np.int64),
+        np.asarray([numbers[name] for name in names], np.int64),
+        sizes,
+        sizes[:, 2] * sizes[:, 3],
+        np.asarray(crowd, bool),
+    )
+
+
+def _annotation(file: Path, wrong: Wrong) -> Annotation | None:
+    try:
+        with file.open("rb") as opened:
+            return read_annotation(opened.read(MAX_XML_BYTES + 1), str(file), wrong)
+    except OSError as error:
+        wrong("unreadable entry", str(file), f"cannot be read: {error.strerror}")
+    except BadData as error:
+        wrong("unreadable entry", str(file), str(error).removeprefix(f"{file} "))
+    return None
+
+
+def _image_of(files: XmlFiles, name: str, found: Annotation, wrong: Wrong) -> str | None:
+    """Return the image of an xml file: that of the same name, or else the one it names; it may be missing."""
+    stem = os.path.splitext(name)[0]
+    named = os.path.basename(found.file.replace("\\", "/"))
+    same = files.by_stem.get(stem, [])
+    if len(same) > 1:
+        same = [image for image in same if os.path.basename(image) == named] or same
+    if len(same) > 1:
+        text = f"could be of {' and '.join(same[:3])}, and names {named or 'no image'}; rename one of them"
+        wrong("two images of one label", str(files.folder / name), text)
+        return None
+    return same[0] if same else _named_image(files, named) or f"{stem}.jpg"
+
+
+def _named_image(files: XmlFiles, named: str) -> str:
+    """Return the image of this name in any folder, or the name itself if there is none."""
+    there = files.by_stem.get(os.path.splitext(named)[0], [])
+    return next((image for image in there if os.path.basename(image) == named), named)
