@@ -206,12 +206,15 @@ if __name__ == "__main__":
     import torch._dynamo  # what torch imports when its first optimizer is built
     import torch.distributed.run  # noqa: F401
 
-    import sightline.api  # noqa: F401  # what a command imports when it is called
-    from sightline import cli, config, recipes
+    import sightline.api  # what a command imports when it is called
+    import sightline.data.sources.synthetic
+    import sightline.data.sources.tfrecord  # noqa: F401
+    from sightline import cli, config, fields, recipes
 
     for recipe in recipes.names():
         recipes.find(recipe)
-    config.load("demo_classification")  # which reads the sources of all parts for --help
+        fields.flags_of(recipe)  # reads the sources of all parts
+    config.load("demo_classification", ["--train.epochs=1"])  # imports the parser of flags
     gc.freeze()  # children share these pages for as long as nobody counts them anew
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
