@@ -7,6 +7,7 @@ an epoch, the network, the loss, one update, the learning rates. Only what takes
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -700,6 +701,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
 }
 
 
+@functools.cache
 def parts_of(name: str) -> dict[str, object]:
     recipe = recipes.find(name).recipe()
     return {part: Run() if part == "run" else getattr(recipe, part) for part in PARTS}
@@ -709,6 +711,7 @@ def flips_of(value: object, field: str) -> list[Flip | ShownBy]:
     return TABLE.get(type(value).__name__, {}).get(field, [])
 
 
+@functools.cache
 def rows() -> list[tuple[str, str, str, int]]:
     """(recipe, part, field, number of the flip); a field without a row in the table has number -1."""
     found = []
