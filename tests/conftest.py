@@ -43,7 +43,7 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # so that libraries can free what they hold, which some of them check
     gc.set_threshold(10_000, 10, 10)
     gc.enable()
-    # torch.manual_seed keeps the text of the stack for every kind of device; under pytest that takes half a millisecond.
+    # torch.manual_seed keeps the text of the stack for every kind of device: half a millisecond under pytest.
     for kind in filter(None, map(sys.modules.get, ("torch.cuda", "torch.mtia", "torch.xpu"))):
         kind.traceback = SimpleNamespace(format_stack=list)
 

@@ -1,8 +1,8 @@
 """Starts processes without the seconds that importing torch takes; tests/warm.py is the other side.
 
 A parent that has imported everything and computed nothing forks one child per request, which runs `sightline`, as
-`python -m sightline` would, torchrun, or a function of a test file. Requests and answers are JSON lines on stdin and
-stdout.
+`python -m sightline` would, torchrun, a function of a test file, or a script, which alone ends as the interpreter ends.
+Requests and answers are JSON lines on stdin and stdout.
 """
 
 import atexit
@@ -219,4 +219,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     asked = serve()
+    if asked["program"] == "script":
+        runpy.run_path(*asked["words"], run_name="__main__")
+        sys.exit()
     run({"sightline": cli.main, "torchrun": torchrun, "function": function}[asked["program"]], asked["words"])

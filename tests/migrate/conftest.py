@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from warm import once as make_once
 
 from sightline.migrate import activate, deactivate
 from sightline.migrate.reporting import record
@@ -91,8 +91,7 @@ def start() -> Run:
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """once(name, make): the folder that `make(folder)` filled, for all test processes."""
-    shared = runpy.run_path(str(REPO / "tests" / "distributed" / "forked.py"))["once"]
-    return lambda name, make: shared(tmp_path_factory, name, make)
+    return lambda name, make: make_once(tmp_path_factory, name, make)
 
 
 @pytest.fixture
