@@ -95,18 +95,17 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def run_script(tmp_path: Path, fork: Run, start: Run) -> Run:
+def run_script(tmp_path: Path, fork: Run) -> Run:
     """run_script(text, *flags, args=(), **more of fork): `python -m sightline.migrate *flags script.py *args`.
 
-    plain: `python script.py *args`; in a process of its own where the environment turns migration on.
+    plain: `python script.py *args`.
     """
 
     def run(text: str, *flags: str, args: tuple[str, ...] = (), plain: bool = False, **more: Any) -> Any:
         script = tmp_path / "script.py"
         script.write_text(text)
-        is_on = "SIGHTLINE_MIGRATE" in (more.get("env") or {})  # read when torch is imported
         words = [*(() if plain else ("-m", "sightline.migrate", *flags)), script, *args]
-        return (start if is_on else fork)(tmp_path, *words, **more)
+        return fork(tmp_path, *words, **more)
 
     return run
 
