@@ -649,7 +649,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
             Flip(("relu mean",), told, same=network),
         ],
         "bn_eval": [Flip(("local",), shared_statistics)],
-        "bn_group": [Flip(("2",), refusal), ShownBy("unit/models/test_norm.py")],  # here is one process
+        "bn_group": [Flip(("2",), refusal), ShownBy("distributed/test_norm.py")],  # here is one process
         "seed": [Flip(("1",), network), Flip(("1",), samples, same=held_out)],
         "deterministic": [Flip(("True", "False"), determinism, same=weights)],
     },
