@@ -4,14 +4,13 @@ import atexit
 import gc
 import os
 import shutil
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 # Before the first import of torch: one thread per process gives stable bits and lets test processes share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import warm
 
 gc.disable()  # until pytest_collection_finish: imports and collection leave nothing to collect
 
@@ -43,9 +42,7 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # so that libraries can free what they hold, which some of them check
     gc.set_threshold(10_000, 10, 10)
     gc.enable()
-    # torch.manual_seed keeps the text of the stack for every kind of device: half a millisecond under pytest.
-    for kind in filter(None, map(sys.modules.get, ("torch.cuda", "torch.mtia", "torch.xpu"))):
-        kind.traceback = SimpleNamespace(format_stack=list)
+    warm.keep_no_stacks()
 
 
 @pytest.fixture(scope="session")

@@ -205,6 +205,7 @@ if __name__ == "__main__":
     import pytest  # noqa: F401  # as test files do
     import torch._dynamo  # what torch imports when its first optimizer is built
     import torch.distributed.run  # noqa: F401
+    import warm
 
     import sightline.api  # what a command imports when it is called
     import sightline.data.sources.synthetic
@@ -215,6 +216,7 @@ if __name__ == "__main__":
         recipes.find(recipe)
         fields.flags_of(recipe)  # reads the sources of all parts
     config.load("demo_classification", ["--train.epochs=1"])  # imports the parser of flags
+    warm.keep_no_stacks()
     gc.freeze()  # children share these pages for as long as nobody counts them anew
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
