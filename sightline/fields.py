@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ def flags_of(recipe: str) -> Fields:
     """Return "part.field" -> Flag of a recipe and of Run; empty if a user's own recipe cannot be read this way."""
     path = Path(recipe) if recipe.endswith(".py") else recipes.FOLDER / f"{recipe}.py"
     try:
-        parts = {**_parts_of(_read(path)), "run": _fields_of(_read(PACKAGE / "config.py"), "Run")}
+        parts = {**_parts_of(_read(path)), "run": _fields_of(_module("sightline.config"), "Run")}
     except (LookupError, OSError, SyntaxError, ValueError):
         return {}
     return {f"{part}.{field}": flag for part, fields in parts.items() for field, flag in fields.items()}
@@ -86,6 +87,7 @@ def _read(path: Path) -> _Source:
     return _Source(ast.parse(path.read_text(encoding="utf-8")))
 
 
+@functools.cache
 def _module(name: str) -> _Source:
     """Read a module of this package. Raises LookupError for others: finding those may import their packages."""
     first, *rest = name.split(".")
@@ -132,6 +134,7 @@ def _call(node: ast.expr | None) -> ast.Call:
     return node
 
 
+@functools.cache
 def _fields_of(source: _Source, name: str) -> Fields:
     """Return the fields of a dataclass and of the classes it inherits from."""
     if name in source.imported:

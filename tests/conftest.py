@@ -1,5 +1,6 @@
 """Fixtures every folder of tests uses: the shared sample data, a drawn data set, the device marker."""
 
+import atexit
 import gc
 import os
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import warm
 
 gc.disable()  # until pytest_collection_finish: imports and collection leave nothing to collect
 
@@ -35,14 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spares the collector what has been imported, torch above all: a look at all of it takes half a second."""
+    """Spare the collector what has been imported, torch above all: a look at all of it takes half a second."""
     gc.freeze()
+    atexit.register(gc.unfreeze)  # so that libraries can free what they hold, which some of them check
+    gc.set_threshold(10_000, 10, 10)
     gc.enable()
-
-
-def pytest_sessionfinish() -> None:
-    """Lets libraries free what they hold, which some of them check when the process ends."""
-    gc.unfreeze()
+    warm.keep_no_stacks()
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """Starts processes without the seconds that importing torch takes; tests/warm.py is the other side.
 
 A parent that has imported everything and computed nothing forks one child per request, which runs `sightline`, as
-`python -m sightline` would, torchrun, or a function of a test file. Requests and answers are JSON lines on stdin and
-stdout.
+`python -m sightline` would, torchrun, a function of a test file, or a script, which alone ends as the interpreter ends.
+Requests and answers are JSON lines on stdin and stdout.
 """
 
 import atexit
@@ -205,15 +205,23 @@ if __name__ == "__main__":
     import pytest  # noqa: F401  # as test files do
     import torch._dynamo  # what torch imports when its first optimizer is built
     import torch.distributed.run  # noqa: F401
+    import warm
 
-    import sightline.api  # noqa: F401  # what a command imports when it is called
-    from sightline import cli, config, recipes
+    import sightline.api  # what a command imports when it is called
+    import sightline.data.sources.synthetic
+    import sightline.data.sources.tfrecord  # noqa: F401
+    from sightline import cli, config, fields, recipes
 
     for recipe in recipes.names():
         recipes.find(recipe)
-    config.load("demo_classification")  # which reads the sources of all parts for --help
+        fields.flags_of(recipe)  # reads the sources of all parts
+    config.load("demo_classification", ["--train.epochs=1"])  # imports the parser of flags
+    warm.keep_no_stacks()
     gc.freeze()  # children share these pages for as long as nobody counts them anew
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     asked = serve()
+    if asked["program"] == "script":
+        runpy.run_path(*asked["words"], run_name="__main__")
+        sys.exit()
     run({"sightline": cli.main, "torchrun": torchrun, "function": function}[asked["program"]], asked["words"])

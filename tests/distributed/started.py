@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import warm
 
 LIMIT_S = 200  # after which a start counts as hung
 BESIDE_PYTHON = Path(sys.executable).parent  # mpirun of the wheel
@@ -97,20 +98,25 @@ class Seen(NamedTuple):
     """Mode of the folder of that file."""
 
 
-def watched(words: list[str]) -> tuple[str, Seen]:
+def processes(pid: int) -> Iterator[psutil.Process]:
+    """It and all below it, as Linux lists them: psutil would read every process of the machine."""
+    yield psutil.Process(pid)
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in listed.read_text().split():
+            yield from processes(int(child))
+
+
+def watched(command: warm.Started) -> tuple[str, Seen]:
     """Return its output, and what was seen of it; it must end well."""
     listening: set[tuple[str, str]] = set()
     store, mode = "", 0
-    with started(words) as process:
-        while process.poll() is None:
-            with contextlib.suppress(psutil.Error, OSError):  # one of them has just ended
-                for each in (top := psutil.Process(process.pid), *top.children(recursive=True)):
-                    environ = each.environ()
-                    found = {link.laddr.ip for link in each.net_connections("tcp") if link.status == "LISTEN"}
-                    listening |= {(environ.get("RANK", ""), address) for address in found}
-                    store = environ.get("SIGHTLINE_STORE", store)
-                    mode = Path(store).parent.stat().st_mode
-            time.sleep(0.05)
-        out = process.stdout.read()
-    assert process.returncode == 0, out
-    return out, Seen(listening, store, mode)
+    while not (ended := command.poll(0.05)):
+        with contextlib.suppress(psutil.Error, OSError):  # one of them has just ended
+            for each in processes(command.pid):
+                environ = each.environ()
+                found = {link.laddr.ip for link in each.net_connections("tcp") if link.status == "LISTEN"}
+                listening |= {(environ.get("RANK", ""), address) for address in found}
+                store = environ.get("SIGHTLINE_STORE", store)
+                mode = Path(store).parent.stat().st_mode
+    assert ended.code == 0, ended
+    return ended.stdout, Seen(listening, store, mode)

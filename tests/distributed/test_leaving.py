@@ -1,12 +1,9 @@
-"""torchrun itself, as it is started by hand: ranks find each other, and leave once their work is done."""
+"""Ranks that end as a script of a user's own ends: by the end of the interpreter, once their work is done."""
 
-import os
-import runpy
-import sys
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parents[2]
-finished = runpy.run_path(str(Path(__file__).with_name("started.py")))["finished"]
+import warm
+
 LEAVES = """
 import os
 import sys
@@ -28,7 +25,5 @@ def test_ranks_leave_without_an_abort(tmp_path: Path):
     """gloo's threads drop the tensors of the last collective in their own time, for which they need the interpreter."""
     script = tmp_path / "leaves.py"
     script.write_text(LEAVES)
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
-    path = os.pathsep.join(filter(None, [str(REPO), os.environ.get("PYTHONPATH")]))
-    said = finished([sys.executable, *words], PYTHONPATH=path)
+    said = warm.run_words(["script", script], 2)
     assert [f"{rank} [3.0, 3.0, 3.0]" in said for rank in (0, 1)] == [True, True], said

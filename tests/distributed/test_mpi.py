@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import warm
 
 from sightline import config
 from sightline.hardware.launch import mpi
@@ -31,9 +32,12 @@ def weights(run: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def by_devices(tmp_path_factory: pytest.TempPathFactory) -> tuple:
-    """The run folder of `train --run.devices 2`, its output, and what was seen of its processes."""
+    """The run folder of `train --run.devices 2`, its output, and what was seen of its processes.
+
+    The starter is warm; its ranks start as those of any user.
+    """
     run = tmp_path_factory.mktemp("devices") / "run"
-    return run, *watched(sightline("train", *FLAGS, "--run.devices=2", f"--run.out={run}"))
+    return run, *watched(warm.start("sightline", "train", *FLAGS, "--run.devices=2", f"--run.out={run}"))
 
 
 def test_devices_starts_ranks_that_share_the_batch(by_devices: tuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from warm import once as make_once
 
 from sightline.migrate import activate, deactivate
 from sightline.migrate.reporting import record
@@ -91,23 +91,21 @@ def start() -> Run:
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """once(name, make): the folder that `make(folder)` filled, for all test processes."""
-    shared = runpy.run_path(str(REPO / "tests" / "distributed" / "forked.py"))["once"]
-    return lambda name, make: shared(tmp_path_factory, name, make)
+    return lambda name, make: make_once(tmp_path_factory, name, make)
 
 
 @pytest.fixture
-def run_script(tmp_path: Path, fork: Run, start: Run) -> Run:
+def run_script(tmp_path: Path, fork: Run) -> Run:
     """run_script(text, *flags, args=(), **more of fork): `python -m sightline.migrate *flags script.py *args`.
 
-    plain: `python script.py *args`; in a process of its own where the environment turns migration on.
+    plain: `python script.py *args`.
     """
 
     def run(text: str, *flags: str, args: tuple[str, ...] = (), plain: bool = False, **more: Any) -> Any:
         script = tmp_path / "script.py"
         script.write_text(text)
-        is_on = "SIGHTLINE_MIGRATE" in (more.get("env") or {})  # read when torch is imported
         words = [*(() if plain else ("-m", "sightline.migrate", *flags)), script, *args]
-        return (start if is_on else fork)(tmp_path, *words, **more)
+        return fork(tmp_path, *words, **more)
 
     return run
 

@@ -149,7 +149,7 @@ def test_a_row_makes_it_a_device_of_sightline(fork: Run, library: str, tmp_path:
     text = (REPO / "docs" / "contributing.md").read_text(encoding="utf-8").partition("\n## A device\n")[2]
     (tmp_path / "trains.py").write_text(TRAINS)
     row = text.partition("```python\n")[2].partition("```")[0].strip()
-    fork(tmp_path, "trains.py", row, env=PATHS | {"TWIN_LIBRARY": library})
+    fork(tmp_path, "trains.py", row, env=PATHS | {"TWIN_LIBRARY": library}, warm=True)
 
     def events(device: str, kind: str, *keys: str) -> list[Any]:
         lines = map(json.loads, (tmp_path / device / "log.jsonl").read_text().splitlines())

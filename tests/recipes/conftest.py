@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +52,7 @@ TINY = {
 }
 
 
+@cache
 def tiny_flags(name: str, volumes: Path, patches: Path) -> list[str]:
     """Return flags that make a recipe small."""
     recipe = recipes.find(name).recipe()
@@ -61,9 +63,17 @@ def tiny_flags(name: str, volumes: Path, patches: Path) -> list[str]:
 
 
 @cache
-def loaded(name: str, *flags: str) -> tuple[config.Recipe, config.Run]:
-    """Load a recipe, once for all runs with the same flags."""
-    return config.load(name, flags)
+def stored(name: str, flags: tuple[str, ...]) -> dict[str, Any]:
+    """Return a recipe with these flags as a checkpoint holds it."""
+    return config.to_json(config.load(name, flags)[0])
+
+
+@cache
+def loaded(name: str, tiny: tuple[str, ...], *flags: str) -> tuple[config.Recipe, config.Run]:
+    """Load a recipe, once for all runs with the same flags. A parser of fewer flags is faster: those that make the
+    recipe tiny are parsed once."""
+    run = [flag for flag in tiny if flag.startswith("--run.")]
+    return config.from_json(stored(name, tiny), name, [*run, *flags])
 
 
 def write_blobs(folder: Path, numbers: Sequence[int], patch: tuple[int, ...] = (32, 32)) -> Path:
@@ -146,7 +156,7 @@ def tiny(volumes: Path, patches: Path) -> Callable[[str], list[str]]:
 @pytest.fixture
 def load(tiny) -> Callable[..., tuple[config.Recipe, config.Run]]:
     """load(name, *flags): a recipe at tiny size and its run, loaded once for all that ask for the same."""
-    return lambda name, *flags: loaded(name, *tiny(name), *flags)
+    return lambda name, *flags: loaded(name, tuple(tiny(name)), *flags)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ an epoch, the network, the loss, one update, the learning rates. Only what takes
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -654,7 +655,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
             Flip(("relu mean",), told, same=network),
         ],
         "bn_eval": [Flip(("local",), shared_statistics)],
-        "bn_group": [Flip(("2",), refusal), ShownBy("unit/models/test_norm.py")],  # here is one process
+        "bn_group": [Flip(("2",), refusal), ShownBy("distributed/test_norm.py")],  # here is one process
         "seed": [Flip(("1",), network), Flip(("1",), samples, same=held_out)],
         "deterministic": [Flip(("True", "False"), determinism, same=weights)],
     },
@@ -706,6 +707,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
 }
 
 
+@functools.cache
 def parts_of(name: str) -> dict[str, object]:
     recipe = recipes.find(name).recipe()
     return {part: Run() if part == "run" else getattr(recipe, part) for part in PARTS}
@@ -715,6 +717,7 @@ def flips_of(value: object, field: str) -> list[Flip | ShownBy]:
     return TABLE.get(type(value).__name__, {}).get(field, [])
 
 
+@functools.cache
 def rows() -> list[tuple[str, str, str, int]]:
     """(recipe, part, field, number of the flip); a field without a row in the table has number -1."""
     found = []

@@ -83,8 +83,13 @@ def modules() -> list[Module]:
     return [Module(p.relative_to(REPO).as_posix(), p.read_text("utf-8")) for p in sorted(PACKAGE.rglob("*.py"))]
 
 
-def imports(module: Module) -> Iterator[tuple[int, str]]:
+@cache
+def imports(module: Module) -> list[tuple[int, str]]:
     """(line, most specific dotted name) of every import, also lazy, relative, type-only or by literal name."""
+    return list(_imports(module))
+
+
+def _imports(module: Module) -> Iterator[tuple[int, str]]:
     for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -101,6 +106,7 @@ def is_in(name: str, *packages: str) -> bool:
     return any(name == package or name.startswith(package + ".") for package in packages)
 
 
+@cache
 def called(node: ast.Call) -> str:
     """`a.b.c` for a call of a.b.c; what cannot be named is left out."""
     names, target = [], node.func
@@ -112,8 +118,9 @@ def called(node: ast.Call) -> str:
     return ".".join(reversed(names))
 
 
-def calls(module: Module) -> Iterator[ast.Call]:
-    return (node for node in module.nodes if isinstance(node, ast.Call))
+@cache
+def calls(module: Module) -> list[ast.Call]:
+    return [node for node in module.nodes if isinstance(node, ast.Call)]
 
 
 def keyword(call: ast.Call, name: str) -> object:

@@ -25,6 +25,7 @@ def test_both_follow_one_schedule(accuracy):
         assert accuracy.rate(step, 0.3, 5 * 7, 7) == pytest.approx(schedule.rate(step, 0.3, RunLength(5, 7)))
 
 
+@pytest.mark.slow  # two ResNet-18, which the script cannot make smaller
 def test_both_train_on_every_batch(accuracy, shapes, tmp_path, capsys):
     flags = f"--data {shapes} --classes 10 --epochs 2 --batch 32 --size 32 --seeds 3 --device cpu --workers 0"
     result = accuracy.main([*flags.split(), "--precision", "fp32", "--out", str(tmp_path)])

@@ -7,6 +7,7 @@ is shown by two small ones that Keras wrote: keras/keras2.h5 and keras/keras3.we
 """
 
 import dataclasses
+import functools
 import gzip
 import importlib.util
 import json
@@ -23,6 +24,7 @@ from torch.nn import functional
 
 from sightline.errors import BadCheckpoint, UsageError
 from sightline.models.arch import OURS, ArchConfig
+from sightline.models.resnet import ResNetConfig
 from sightline.models.weights import load_weights
 from sightline.parts import DataSpec
 
@@ -33,6 +35,10 @@ MODELS = json.loads(gzip.decompress((HERE / "applications.json.gz").read_bytes()
 spec = importlib.util.spec_from_file_location("keras_fixtures", HERE.with_name("keras_fixtures.py"))
 fixtures = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(fixtures)
+
+
+# 25 million numbers a network, which several files hold.
+values = functools.cache(fixtures.values)
 
 
 def classes(count: int) -> DataSpec:
@@ -47,7 +53,7 @@ def write_keras2(path: Path, arrays, prefix: str = "") -> None:
     """The layout of model.save_weights("x.h5") in Keras 2, and with a prefix that of model.save("x.h5")."""
     with h5py.File(path, "w") as file:
         for name, shape in arrays:
-            file[f"{prefix}{name.partition('/')[0]}/{name}:0"] = fixtures.values(name, tuple(shape))
+            file[f"{prefix}{name.partition('/')[0]}/{name}:0"] = values(name, tuple(shape))
 
 
 def write_keras3(path: Path, arrays, counters=("conv2d", "batch_normalization", "dense")) -> None:
@@ -60,7 +66,7 @@ def write_keras3(path: Path, arrays, counters=("conv2d", "batch_normalization", 
             group = file.create_group(f"layers/{counters[number % len(counters)]}_{number}/vars")
             group.attrs["name"] = layer
             for index, (name, shape) in enumerate(found):
-                group[str(index)] = fixtures.values(name, shape)
+                group[str(index)] = values(name, shape)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +80,18 @@ def written(tmp_path_factory):
             {"keras2": write_keras2, "keras3": write_keras3}[layout](made[name, layout], MODELS[name]["arrays"])
         return made[name, layout]
 
-    return write
+    yield write
+    values.cache_clear()
+
+
+def network(config: ArchConfig | ResNetConfig) -> nn.Module:
+    """Its network without a number drawn: all are NaN until they come from a file."""
+    with torch.device("meta"):
+        model = config.build(classes(fixtures.CLASSES))
+    model.to_empty(device="cpu")
+    for tensor in model.state_dict().values():
+        tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
+    return model
 
 
 class Small(nn.Module):
@@ -136,7 +153,7 @@ def test_a_file_that_keras_wrote_gives_its_logits(name):
 @pytest.mark.parametrize("layout", ["keras2", "keras3"])
 def test_logits_are_those_of_keras_applications(written, name, layout):
     config = ArchConfig(arch=f"keras_{name.lower()}", weights=str(written(name, layout)))
-    model = config.build(classes(fixtures.CLASSES))
+    model = network(config)
 
     config.start_from(model)
 
@@ -148,7 +165,7 @@ def test_logits_are_those_of_keras_applications(written, name, layout):
 
 def test_another_network_with_the_same_weights_gives_other_logits(written):
     config = dataclasses.replace(OURS["keras_resnet50"], weights=str(written("ResNet50")))
-    source = config.build(classes(fixtures.CLASSES))
+    source = network(config)
     config.start_from(source)
     expected = torch.tensor(MODELS["ResNet50"]["logits"])
     differences = []
@@ -165,7 +182,8 @@ def test_another_network_with_the_same_weights_gives_other_logits(written):
 
 
 def test_zeros_before_the_pool_of_keras_v2_are_seen():
-    model = ArchConfig(arch="keras_resnet50v2").build(classes(2))
+    with torch.device("meta"):
+        model = ArchConfig(arch="keras_resnet50v2").build(classes(2))
     x = -torch.rand(1, 4, 9, 8) - 1
 
     found = model.maxpool(x)
@@ -193,11 +211,11 @@ def test_old_layer_names_give_the_same_logits(written, tmp_path):
     with h5py.File(tmp_path / "old.h5", "w") as file:
         for name, shape in arrays:
             old = in_old_words(name)
-            file[f"{old.partition('/')[0]}/{old}:0"] = fixtures.values(name, tuple(shape))
+            file[f"{old.partition('/')[0]}/{old}:0"] = values(name, tuple(shape))
     names = {in_old_words(name).partition("/")[0] for name, _ in arrays}
     assert {"conv1", "bn_conv1", "res2a_branch1", "bn5c_branch2c", "res4f_branch2b", "fc1000"} <= names
     config = ArchConfig(arch="keras_resnet50", weights=str(tmp_path / "old.h5"))
-    model = config.build(classes(fixtures.CLASSES))
+    model = network(config)
 
     config.start_from(model)
 

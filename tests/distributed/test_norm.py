@@ -1,16 +1,16 @@
 """Batch norm over four real ranks, in groups of two and all together, against torch's on the batches put together.
 
-tests/distributed/forked.py runs main() of this file on every rank.
+warm.py runs main() of this file on every rank.
 """
 
 import copy
-import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import warm
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -28,7 +28,6 @@ from sightline.train.schedules import RunLength, ScheduleConfig
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 
-FORKED = runpy.run_path(str(Path(__file__).resolve().parents[2] / "distributed" / "forked.py"))
 CPU = devices.select("cpu")
 RANKS = 4
 GROUPS = {2: [[0, 1], [2, 3]], -1: [[0, 1, 2, 3]]}
@@ -157,7 +156,7 @@ def main(out: Path) -> None:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of each rank."""
-    out = FORKED["once"](tmp_path_factory, "norm", lambda out: FORKED["run"](__file__, out, RANKS))
+    out = warm.once(tmp_path_factory, "norm", lambda out: warm.run(__file__, out, RANKS, compiles=True))
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 
