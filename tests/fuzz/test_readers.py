@@ -44,7 +44,7 @@ from sightline.files import archive, download
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.models.tf_checkpoint import TensorBundle
-from sightline.models.weights import copy_weights, read_weights
+from sightline.models.weight_files import load_weights
 from sightline.runs import attempts
 from sightline.train import checkpoint
 from sightline.train.checkpoint import Checkpoints
@@ -463,7 +463,7 @@ def read_small(suffix: str, place: Path, data: bytes) -> None:
     path, model = place / f"w{suffix}", Small()
     path.unlink(missing_ok=True)  # it may still be mapped
     path.write_bytes(data)
-    copy_weights(model, read_weights(path, model.state_dict()), path, head="fc.")
+    load_weights(model, path, head="fc.")
 
 
 def tf_writer() -> dict[str, Any]:
