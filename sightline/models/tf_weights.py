@@ -153,7 +153,7 @@ def _named(bundle: TensorBundle) -> tuple[dict[str, str], str]:
     Keys count the model's layers in an order of their own; the object graph holds the names of the variables too.
     """
     keys: dict[tuple[str, str], str] = {}
-    for full_name, key in _Graph(bundle.index, bundle.read_text(GRAPH)).variables():
+    for full_name, key in ObjectGraph(bundle.index, bundle.read_text(GRAPH)).variables():
         layer, _, kind = full_name.rpartition("/")
         if kind in KINDS and layer and key in bundle.entries:
             keys[layer.rpartition("/")[2], kind] = key
@@ -162,7 +162,7 @@ def _named(bundle: TensorBundle) -> tuple[dict[str, str], str]:
     return {key: ours[name] for name, key in keys.items()}, "same_but_stem" if is_script else ""
 
 
-class _Graph(WireReader):
+class ObjectGraph(WireReader):
     """A TrackableObjectGraph: nodes (1) with attributes (2), each with a full name (2) and its tensor's key (3)."""
 
     def __init__(self, index: Path, data: bytes):
