@@ -151,7 +151,7 @@ def _only_network(found: Weights, wanted: Collection[str]) -> Weights:
             f"save the state dict of one"
         )
     chosen = "model" if "model" in networks else networks[0]
-    about = "; ".join(filter(None, (found.about, f"those of its attribute '{chosen}'")))
+    about = ", ".join(filter(None, (found.about, f"those of its attribute '{chosen}'")))
     left = tuple(name for name in found.tensors if name.partition(".")[0] != chosen)
     return replace(found, tensors=plain[chosen], about=about, left=left)
 

@@ -63,14 +63,15 @@ def copy_weights(
             expected[key].copy_(tensor)
     given = len(weights.tensors) + len(weights.left)
     dropped = [key for key in weights.tensors if key not in state]
-    notes = [f"loaded {'all ' if len(kept) == given else ''}{len(kept)} tensors of {path}", weights.about]
+    about = f": {weights.about}" if weights.about else ""
+    notes = [f"loaded {'all ' if len(kept) == given else ''}{len(kept)} tensors of {path}{about}"]
     if differing:
         notes.append(_head_note(state, expected, differing, classes))
     if dropped:
         layers = [prefix for prefix in unused if any(key.startswith(prefix) for key in dropped)]
         notes.append(f"{len(dropped)} of {', '.join(layers)} are not used")
     notes += [f"not used: {first_of(list(weights.left))}"] if weights.left else []
-    return LoadedWeights("; ".join(note for note in notes if note), _rows(weights, expected, kept))
+    return LoadedWeights("; ".join(notes), _rows(weights, expected, kept))
 
 
 def _check_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: str) -> None:

@@ -39,7 +39,7 @@ def test_a_run_starts_from_a_run_with_other_classes(tmp_path, run, sightline, wh
 
     assert said.code == 0, said
     assert "the head starts at random: 5 classes there, 3 here" in said.out
-    assert ("; the averaged weights of the best checkpoint" in said.out) == (which == "run")
+    assert (": the averaged weights of the best checkpoint" in said.out) == (which == "run")
     written = load_file(next((tmp_path / "run/checkpoints").glob("ckpt-*")) / "model.safetensors")
     donor = load_file(checkpoint / "ema.safetensors")
     assert torch.equal(written["layer4.1.conv2.weight"], donor["layer4.1.conv2.weight"])

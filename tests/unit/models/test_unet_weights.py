@@ -49,7 +49,7 @@ def test_a_checkpoint_of_the_original_gives_its_outputs(tmp_path, variant):
 
     # The original makes a head for the coarser level, which only deep supervision uses.
     assert note.startswith("U-Net for patches of 16x16: 3 levels, ")
-    assert note.endswith("; those of its attribute 'model'; 2 of deep_supervision_heads. are not used")
+    assert note.endswith(": those of its attribute 'model'; 2 of deep_supervision_heads. are not used")
     with torch.no_grad():
         found = model.eval()(MADE_BY["image"]()).flatten()[::7]
     torch.testing.assert_close(found, torch.tensor(ORIGINAL[variant]["outputs"]), rtol=1e-4, atol=1e-4)

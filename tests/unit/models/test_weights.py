@@ -232,7 +232,7 @@ def test_objects_beside_the_weights_are_named_with_a_remedy(tmp_path, source):
 
     told = refusal(path)
 
-    assert "objects, which can run code: fractions.Fraction, numpy._core.multiarray.scalar" in told
+    assert "objects, which can run code: fractions.Fraction, numpy." in told
     assert "pathlib" in told and "save only its state dict again" in told
 
 
@@ -308,7 +308,7 @@ def test_the_average_is_taken_of_two_and_the_note_says_so(tmp_path, source, writ
     path, model, average = tmp_path / "model_best.pth.tar", Small(), Small()
     write(source, path, average)
 
-    assert load(model, path) == f"loaded all 9 tensors of {path}; '{key}', the averaged weights, not '{other}'"
+    assert load(model, path) == f"loaded all 9 tensors of {path}: '{key}', the averaged weights, not '{other}'"
     assert_equal(model, average)
 
 
@@ -328,7 +328,7 @@ def test_lightnings_checkpoint_loads_and_other_tensors_are_reported(tmp_path, so
 
     note = load(model, path)
 
-    assert note == (f"loaded 9 tensors of {path}; those of its attribute 'model'; not used: loss.weight")
+    assert note == (f"loaded 9 tensors of {path}: those of its attribute 'model'; not used: loss.weight")
     assert_equal(model, source)
 
 
