@@ -5,7 +5,10 @@ import re
 
 import pytest
 import torch
+import torchvision
 from safetensors.torch import load_file
+
+from sightline.files.download import Patience
 
 CLASSES = ("--data.path=synthetic:classes=5,samples=20,size=32", "--data.classes=5")
 TINY = ("--model.width=4", "--train.global-batch=10", "--run.workers=0", "--run.device=cpu", "--run.progress=plain")
@@ -81,3 +84,25 @@ def test_another_network_is_refused_before_a_step_is_made(tmp_path, run, sightli
     assert (
         said.code == 4 and "does not match this model (122 tensors, 218 expected; missing: layer1.2.conv1" in said.err
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("torchvision:squeezenet1_1", 3, "Without a network, fetch it elsewhere and put it at "),
+        ("torchvision:squeezenet", 2, "torchvision has no model 'squeezenet'; did you mean squeezenet1_1"),
+        ("timm:squeezenet1_1", 2, "timm has no weights of this name"),
+    ],
+)
+def test_a_name_that_cannot_be_fetched_ends_with_address_and_place(
+    tmp_path, monkeypatch, sightline, name, code, message
+):
+    url = "http://127.0.0.1:9/squeezenet1_1-b8a52dc0.pth"  # nobody listens there
+    monkeypatch.setattr(torchvision.models.SqueezeNet1_1_Weights.IMAGENET1K_V1.value, "url", url)
+    monkeypatch.setattr("sightline.models.named_weights.PATIENCE", Patience(tries=1))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    said = sightline("inspect", "resnet50", "--model.arch=squeezenet1_1", f"--model.weights={name}")
+
+    assert said.code == code and message in said.err
+    assert code == 2 or (url in said.err and str(tmp_path / "sightline/weights/squeezenet1_1-b8a52dc0.pth") in said.err)
