@@ -223,6 +223,27 @@ class CheckReport(Protocol):
         """Return the report for programs."""
 
 
+RowState = Literal["loaded", "converted", "at random", "kept", "unused"]
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """One tensor of a model, or of a file of weights, and what became of it."""
+
+    name: str
+    state: RowState
+    there: str  # its shape in the file, and its name where that differs; "" if the file does not hold it
+    here: str  # its shape in the model; "" if the model does not have it
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """Initial weights that were loaded: a line for the user, and all tensors of both sides."""
+
+    note: str = ""
+    tensors: tuple[TensorRow, ...] = ()
+
+
 class ModelConfig(ABC):
     """The network; sizes that depend on the data come from the spec."""
 
@@ -230,9 +251,13 @@ class ModelConfig(ABC):
     def build(self, spec: DataSpec) -> nn.Module:
         """Build the network with random weights, drawn from torch's global generator."""
 
+    def load_weights(self, model: nn.Module) -> LoadedWeights:
+        """Load the weights that the config names, if it names any."""
+        return LoadedWeights()
+
     def start_from(self, model: nn.Module) -> str:
         """Load pretrained weights at the start of a fresh run, if there are any; return a note for the user."""
-        return ""
+        return self.load_weights(model).note
 
 
 @dataclass(frozen=True)

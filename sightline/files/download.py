@@ -1,7 +1,8 @@
-"""The one downloader: https only, size and sha256 known beforehand, resumed when interrupted, renamed when verified.
+"""The one downloader: https only, size and sha256 compared, resumed when interrupted, renamed when verified.
 
 A partial download is TARGET.part; TARGET.part.json says of what. A file that fails its checksum is kept under another
-name, for a person to look at. Nothing beyond the known size is ever written.
+name, for a person to look at. Nothing beyond the known size is ever written; a size that is not known beforehand is
+the one that the server announces first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import http.client
 import ipaddress
 import json
 import os
+import re
 import ssl
 import time
 import urllib.error
@@ -36,6 +38,9 @@ _MOVED = {301, 302, 303, 307, 308}
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # a retry may succeed
 _WORTH_A_TRY = 1 << 20  # bytes; a try that brings as many resets the count of tries
 _SLOWEST = 1000  # bytes a second, over the time that a silent server has
+_UNKNOWN = -1  # a size
+MOST_UNKNOWN_BYTES = 16 * 2**30  # of a file whose size is not known beforehand; ViT-H takes 2.5 GB
+_HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.[a-z]+")  # resnet50-11ad3fa6.pth, as torch.hub reads it
 
 
 @dataclass(frozen=True)
@@ -68,24 +73,53 @@ class _NoSuchRange(_Cut):
 def fetch(
     url: str,
     target: Path,
-    size: int,
+    size: int | None,
     sha256: str,
     progress: Progress = lambda what, done, total: None,
     patience: Patience = DEFAULT_PATIENCE,
-) -> None:
-    """Make `target` the file of this size and checksum; done at once if it is that already, resumed if begun."""
+    *,
+    waits: bool = False,
+) -> str:
+    """Make `target` the file of this size and checksum; done at once if it is that already, resumed if begun.
+
+    `sha256` may be the beginning of a checksum, and `size` None: the server's is taken, up to MOST_UNKNOWN_BYTES. With
+    `waits`, another process that fetches the same file is waited for. Returns the whole sha256.
+    """
     _check_url(url, url)
     if target.exists():
-        _check_present(target, size, sha256, progress)
-        return
-    with _locked(target) as part:
+        return _check_present(target, size, sha256, progress)
+    with _locked(target, waits) as part:
         if target.exists():  # another process was faster
-            _check_present(target, size, sha256, progress)
-            return
-        transfer = _Transfer(url, target, part, size, sha256, progress, patience)
-        check_room(target.parent, size - transfer.done, f"{target}")
+            return _check_present(target, size, sha256, progress)
+        transfer = _Transfer(url, target, part, _UNKNOWN if size is None else size, sha256, progress, patience)
+        if transfer.size != _UNKNOWN:
+            check_room(target.parent, transfer.size - transfer.done, f"{target}")
         transfer.run()
-        transfer.put_in_place()
+        return transfer.put_in_place()
+
+
+def fetch_by_name(
+    url: str,
+    target: Path,
+    progress: Progress = lambda what, done, total: None,
+    patience: Patience = DEFAULT_PATIENCE,
+) -> None:
+    """Fetch a file of which at most a part of the checksum is known, that in its name: resnet50-11ad3fa6.pth.
+
+    The first use records size and sha256 in TARGET.sha256.json; every later use compares them. Processes that want the
+    same file wait for the one that fetches it.
+    """
+    record = _beside(target, ".sha256.json")
+    known = _read_record(record)
+    size, sha256 = known.get("size"), known.get("sha256")
+    if type(size) is int and isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
+        fetch(url, target, size, sha256, progress, patience, waits=True)
+        return
+    in_name = _HASH_IN_NAME.search(target.name)
+    found = fetch(url, target, None, in_name.group(1) if in_name else "", progress, patience, waits=True)
+    values = {"url": url, "size": target.stat().st_size, "sha256": found}
+    with reporting_full_disk(str(record)):
+        replace_text(record, json.dumps(values) + "\n")
 
 
 @dataclass
@@ -105,7 +139,9 @@ class _Transfer:
         if os.fstat(self.part.fileno()).st_size == 0:
             return
         found = _read_record(self._record)
-        if (found.get("size"), found.get("sha256")) != (self.size, self.sha256):
+        if self.size == _UNKNOWN and type(found.get("size")) is int and 0 < found["size"] <= MOST_UNKNOWN_BYTES:
+            self.size = found["size"]
+        if self.size == _UNKNOWN or (found.get("size"), found.get("sha256")) != (self.size, self.sha256):
             raise UsageError(f"{self.path} exists but is not a partial download of {_shown(self.url)}; delete it")
         if found.get("url") == self.url and isinstance(found.get("validator"), str):
             self.validator = found["validator"]
@@ -134,7 +170,7 @@ class _Transfer:
     def run(self) -> None:
         """Send requests until all bytes are there; raise once `patience` is exhausted."""
         tries, wait_s = 0, self.patience.wait_s
-        while self.done < self.size:
+        while self.size == _UNKNOWN or self.done < self.size:
             before = self.done
             try:
                 self._receive()
@@ -177,6 +213,8 @@ class _Transfer:
         if answer.status not in (200, 206) or (answer.status == 206 and not self.done):
             self._refuse(f"the server answers with status {answer.status}")
         announced = answer.headers.get("Content-Length", "")
+        if self.size == _UNKNOWN:
+            self._take_size(announced)
         if announced and announced != str(self.size - begin):
             self._refuse(f"the server announces {announced[:40]} bytes, {self.size - begin} were expected")
         expected = f"bytes {begin}-{self.size - 1}/{self.size}"
@@ -191,6 +229,14 @@ class _Transfer:
         record = {"url": self.url, "size": self.size, "sha256": self.sha256, "validator": self.validator}
         with reporting_full_disk(str(self._record)):
             replace_text(self._record, json.dumps(record))
+
+    def _take_size(self, announced: str) -> None:
+        """Let the server say how long a file is, of which nothing else does."""
+        if not re.fullmatch("[0-9]{1,12}", announced) or not 0 < int(announced) <= MOST_UNKNOWN_BYTES:
+            said = f"announces {announced[:40]} bytes" if announced else "does not announce its size"
+            self._refuse(f"the server {said}, 1 to {MOST_UNKNOWN_BYTES} were expected")
+        self.size = int(announced)
+        check_room(self.target.parent, self.size, f"{self.target}")
 
     def _store(self, answer: http.client.HTTPResponse) -> None:
         window, began = 0, time.monotonic()
@@ -209,15 +255,16 @@ class _Transfer:
                     raise _Cut(f"{window} bytes came in {passed:.0f} s")
                 window, began = 0, time.monotonic()
 
-    def put_in_place(self) -> None:
-        """Give the file its name, if the checksum is the expected one."""
+    def put_in_place(self) -> str:
+        """Give the file its name, if the checksum is the expected one; return it."""
         with reporting_full_disk(str(self.path)):
             self.part.flush()
             os.fsync(self.part.fileno())
-        if self.digest.hexdigest() != self.sha256:
+        if not self.digest.hexdigest().startswith(self.sha256):
             self._refuse(f"its sha256 is {self.digest.hexdigest()}, {self.sha256} was expected", set_aside=True)
         os.rename(self.path, self.target)
         self._record.unlink(missing_ok=True)
+        return self.digest.hexdigest()
 
     def _refuse(self, reason: str, set_aside: bool = False) -> NoReturn:
         kept = ""
@@ -233,42 +280,57 @@ class _Transfer:
 # Files beside the target.
 
 
-def _check_present(target: Path, size: int, sha256: str, progress: Progress) -> None:
+def _check_present(target: Path, size: int | None, sha256: str, progress: Progress) -> str:
     found = target.stat().st_size
-    if found != size:
+    if size is not None and found != size:
         raise NotFetched(f"{target} has {found} bytes, {size} were expected; move it away, it is not overwritten")
     digest, done = hashlib.sha256(), 0
     with target.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             done += len(chunk)
-            progress(f"checking {target.name}, MB", done // 10**6, size // 10**6)
-    if digest.hexdigest() != sha256:
+            progress(f"checking {target.name}, MB", done // 10**6, found // 10**6)
+    if not digest.hexdigest().startswith(sha256):
         raise NotFetched(
             f"{target} has the sha256 {digest.hexdigest()}, {sha256} was expected; move it away, it is not overwritten"
         )
+    return digest.hexdigest()
 
 
 @contextmanager
-def _locked(target: Path) -> Iterator[BinaryIO]:
+def _locked(target: Path, waits: bool = False) -> Iterator[BinaryIO]:
     """Return TARGET.part, open and ours alone."""
     path = _beside(target, ".part")
-    try:
-        descriptor = no_link(str(path), os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; choose another folder") from error
-    with os.fdopen(descriptor, "r+b") as part:
-        try:
-            fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UsageError(f"{path} is being written by another process; wait for it") from error
+    with _lock(path, target, waits) as part:
         try:
             yield part
-        except BaseException:
-            if path.exists() and os.fstat(part.fileno()).st_size == 0:  # nothing to resume from
+        finally:
+            if _is_at(path, part) and os.fstat(part.fileno()).st_size == 0:  # nothing to resume from
                 path.unlink()
                 _beside(target, ".part.json").unlink(missing_ok=True)
-            raise
+
+
+def _lock(path: Path, target: Path, waits: bool) -> BinaryIO:
+    while True:
+        try:
+            part = os.fdopen(no_link(str(path), os.O_RDWR | os.O_CREAT), "r+b")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}; choose another folder") from error
+        try:
+            fcntl.flock(part, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            part.close()
+            raise UsageError(f"{path} is being written by another process; wait for it") from error
+        if _is_at(path, part) or target.exists():
+            return part
+        part.close()  # its owner gave up and removed it while this process waited
+
+
+def _is_at(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _beside(target: Path, suffix: str) -> Path:

@@ -20,6 +20,14 @@ from sightline.errors import DISK_FULL, BadData, DiskFull, UsageError
 _KEPT_FREE = 64 * 2**20  # bytes that a disk must have left after writing
 
 
+def user_cache() -> Path | None:
+    """Return the folder of files that can be made or fetched again; None where the user has no home."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(cache):  # the XDG rule for a relative one: ignore it
+        cache = os.path.expanduser("~/.cache")
+    return Path(cache, "sightline") if os.path.isabs(cache) else None
+
+
 def check_room(folder: Path, wanted: int, what: str) -> None:
     """Raise DiskFull unless `wanted` bytes fit on the disk of `folder` (or of its nearest parent that exists)."""
     while not folder.exists():

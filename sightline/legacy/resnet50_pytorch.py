@@ -89,6 +89,12 @@ def _ema(given: Given) -> Sequence[str]:
     return [*words, "--train.ema-rule", "torchvision"]
 
 
+def _weights(given: Given) -> Sequence[str]:
+    """ResNet50_Weights.IMAGENET1K_V1, or its last word alone, of the model that is trained."""
+    name = given["weights"]
+    return ["--model.weights", f"torchvision:{given['model']}.{name.rpartition('.')[2]}"] if name else []
+
+
 def _keep(given: Given) -> Sequence[str]:
     return ["--run.keep", str(given["epochs"])] if given["save_checkpoint"] else []
 
@@ -287,9 +293,7 @@ FLAGS = (
         "--weights",
         "text",
         None,
-        Refused(
-            "nothing is downloaded by name; fetch torchvision's file, then `sightline legacy --set model.weights=FILE`"
-        ),
+        Field("--model.weights", effect="torchvision:MODEL.NAME, fetched into the user's cache", make=_weights),
     ),
     Flag(
         "--save-checkpoint",

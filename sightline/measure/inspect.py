@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -48,6 +50,9 @@ def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1)
         found["lr_at"] = {str(step): recipe.schedule.rate(step, found["base_lr"][str(ranks)], length) for step in lr_at}
     elif lr_at:
         raise UsageError("--lr-at needs to know the steps per epoch: give --data.path or --data.samples too")
+    if getattr(recipe.model, "weights", ""):
+        loaded = recipe.model.load_weights(recipe.model.build(spec))
+        found["weights"] = {"note": loaded.note, "tensors": [asdict(row) for row in loaded.tensors]}
     found["config"] = {**config.to_json(recipe), "run": vars(run)}
     return found
 
@@ -76,10 +81,26 @@ def as_text(found: dict[str, Any], as_json: bool) -> str:
             f"  {found['samples']:,} samples, {found['steps_per_epoch']} steps per epoch, {found['steps']} in all"
         )
         lines += [f"  learning rate at step {step}: {rate:.6g}" for step, rate in found["lr_at"].items()]
+    if "weights" in found:
+        lines += _weights_table(**found["weights"])
     for part, fields in found["config"].items():
         if isinstance(fields, dict):
             lines.append(f"  {part}: " + ", ".join(f"{name}={value}" for name, value in fields.items()))
     return "\n".join(lines)
+
+
+def _weights_table(note: str, tensors: list[dict[str, str]]) -> list[str]:
+    """Return a line per tensor: what became of it, its name, its shape in the model, and its shape in the file."""
+    counts = Counter(row["state"] for row in tensors)
+    width = max((len(row["name"]) for row in tensors), default=0)
+    return [
+        f"  weights: {note}",
+        "  " + ", ".join(f"{count} tensors {state}" for state, count in counts.items()),
+        *(
+            f"    {row['state']:9} {row['name']:{width}}  {row['here'] or '-'} <- {row['there'] or '-'}"
+            for row in tensors
+        ),
+    ]
 
 
 def _data(recipe: Recipe) -> tuple[DataSpec, int, int]:

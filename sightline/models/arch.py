@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torchvision
 from torch import nn
 
 from sightline.errors import UsageError
 from sightline.models.resnet import STAGES, ResNetConfig
-from sightline.models.weights import load_weights
-from sightline.parts import DataSpec, ModelConfig
+from sightline.models.weight_files import read_weights
+from sightline.models.weights import copy_weights
+from sightline.parts import DataSpec, LoadedWeights, ModelConfig
 
 KERAS_SCRIPT = ResNetConfig(padding="same_but_stem", init="he_truncated", head_init="normal")
 ESTIMATOR_SCRIPT = ResNetConfig(padding="same", init="variance_scaling", head_init="glorot")
@@ -54,6 +54,7 @@ OURS: dict[str, ResNetConfig] = {
     },
 }
 # These models return auxiliary outputs in training by default.
+AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # names of these in files
 WITHOUT_AUXILIARY = {"googlenet": {"aux_logits": False}, "inception_v3": {"aux_logits": False}}
 
 
@@ -68,8 +69,8 @@ class ArchConfig(ModelConfig):
     zero_init_residual: bool = False
     """Our ResNets except v2: start the last batch-norm of every block at 0."""
     weights: str = ""
-    """Initial weights: a .safetensors or .pth file, or a Keras .h5 file for keras_resnet*. A head for another number
-    of classes is not loaded and starts at random."""
+    """Initial weights: a run, a file of torch or Keras, the prefix of a TensorFlow checkpoint, torchvision:NAME or
+    timm:NAME; see docs/weights.md. A head for another number of classes starts at random."""
 
     def __post_init__(self) -> None:
         if self.arch not in names():
@@ -93,12 +94,16 @@ class ArchConfig(ModelConfig):
             self.arch, weights=None, num_classes=len(spec.classes), **WITHOUT_AUXILIARY.get(self.arch, {})
         )
 
-    def start_from(self, model: nn.Module) -> str:
-        """Load `weights`; return a line that says what was loaded."""
+    def load_weights(self, model: nn.Module) -> LoadedWeights:
+        """Load `weights`."""
         if not self.weights:
-            return ""
+            return LoadedWeights()
+        if self.arch in OURS:
+            return replace(self._resnet(), weights=self.weights).load_weights(model)
         layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
-        return load_weights(model, Path(self.weights), head=f"{layers[-1]}.")
+        weights = read_weights(self.weights, model.state_dict())
+        unused = AUXILIARY if self.arch in WITHOUT_AUXILIARY else ()
+        return copy_weights(model, weights, head=f"{layers[-1]}.", unused=unused)
 
 
 def names() -> list[str]:

@@ -1,6 +1,6 @@
 """Reader of Keras ResNet weights: HDF5 files of Keras 2 and Keras 3, converted to our names and layouts.
 
-weights.py calls it and compares the result with the model. Needs h5py: `pip install sightline[keras]`.
+weight_files.py calls it; tf_weights.py uses its names. Needs h5py: `pip install sightline[keras]`.
 """
 
 from __future__ import annotations
@@ -152,24 +152,32 @@ def _key_of_keras3(place: str, items: Mapping[str, Any], path: Path) -> tuple[st
 
 
 def _convert(found: Found, expected: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    heads = {layer for (layer, kind), item in found.items() if kind == "kernel" and len(_shape(item)) == 2}
+    names = our_names({key: len(_shape(item)) for key, item in found.items()}, path)
+    return {
+        name: _tensor(found[key], key[1], expected.get(name), f"{path}: {key[1]} of layer '{key[0]}'")
+        for key, name in names.items()
+    }
+
+
+def our_names(dimensions: Mapping[tuple[str, str], int], path: Path) -> dict[tuple[str, str], str]:
+    """Return our name for each (layer, kind) of a Keras ResNet, given the number of dimensions of its array."""
+    heads = {layer for (layer, kind), count in dimensions.items() if kind == "kernel" and count == 2}
     if len(heads) != 1:
         raise BadCheckpoint(
             f"{path} has {len(heads)} dense layers ({', '.join(sorted(heads)) or 'no top'}); expected one, the head; "
             f"use a file with its top: a head for another number of classes is not loaded and starts at random"
         )
-    is_pre_activated = any(layer.endswith("_preact_bn") for layer, _ in found)
-    state: dict[str, Tensor] = {}
-    for (layer, kind), item in found.items():
+    is_pre_activated = any(layer.endswith("_preact_bn") for layer, _ in dimensions)
+    names: dict[tuple[str, str], str] = {}
+    for layer, kind in dimensions:
         ours = "fc" if layer in heads else _our_layer(layer, is_pre_activated)
         if ours is None or kind not in KINDS:
             raise BadCheckpoint(
                 f"{path} holds {kind} of layer '{layer}', which no ResNet of keras.applications has; "
                 f"expected layers such as conv2_block1_1_conv, and one dense layer"
             )
-        name = f"{ours}.{KINDS[kind]}"
-        state[name] = _tensor(item, kind, expected.get(name), f"{path}: {kind} of layer '{layer}'")
-    return state
+        names[layer, kind] = f"{ours}.{KINDS[kind]}"
+    return names
 
 
 def _our_layer(layer: str, is_pre_activated: bool) -> str | None:

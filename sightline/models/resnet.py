@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor, nn
@@ -17,8 +16,9 @@ from torch.nn import functional
 
 from sightline.errors import UsageError
 from sightline.kernels import stem
-from sightline.models.weights import load_weights
-from sightline.parts import DataSpec, ModelConfig
+from sightline.models.weight_files import read_weights
+from sightline.models.weights import copy_weights
+from sightline.parts import DataSpec, LoadedWeights, ModelConfig
 
 Depth = Literal[18, 34, 50, 101, 152, 200]
 
@@ -60,7 +60,8 @@ class ResNetConfig(ModelConfig):
     zero_init_residual: bool = False
     """v1 and v1.5: start the last batch-norm of every block at 0, so that the block starts as the identity."""
     weights: str = ""
-    """Initial weights: a .safetensors, .pth or Keras .h5 file. A head for another number of classes is not loaded."""
+    """Initial weights: a run, a file of torch or Keras, the prefix of a TensorFlow checkpoint, torchvision:NAME or
+    timm:NAME; see docs/weights.md. A head for another number of classes starts at random."""
 
     def __post_init__(self) -> None:
         if self.depth not in STAGES:
@@ -137,9 +138,16 @@ class ResNetConfig(ModelConfig):
         """Build the network for `spec`'s classes and channels, with random weights."""
         return ResNet(self, classes=len(spec.classes), channels=spec.channels)
 
-    def start_from(self, model: nn.Module) -> str:
-        """Load `weights`; return a line that says what was loaded."""
-        return load_weights(model, Path(self.weights), head="fc.") if self.weights else ""
+    def load_weights(self, model: nn.Module) -> LoadedWeights:
+        """Load `weights`, and say where they were made with another padding."""
+        if not self.weights:
+            return LoadedWeights()
+        weights = read_weights(self.weights, model.state_dict())
+        loaded = copy_weights(model, weights, head="fc.")
+        if weights.padding in ("", self.padding):
+            return loaded
+        other = f"made with padding={weights.padding}, this network has padding={self.padding}"
+        return replace(loaded, note=f"{loaded.note}; they were {other}: use the arch of their script, e.g. resnet50_tf")
 
 
 class SameConv2d(nn.Conv2d):

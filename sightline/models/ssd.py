@@ -7,8 +7,8 @@ models/anchors.py makes the boxes that offsets refer to; tasks/detection.py read
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.errors import BadCheckpoint, UsageError
+from sightline.errors import UsageError
 from sightline.models.anchors import default_boxes
-from sightline.models.keras_weights import KINDS, NORM_ORDER
 from sightline.models.resnet import (
     INITS,
     STAGES,
@@ -30,9 +29,11 @@ from sightline.models.resnet import (
     make_pool,
     make_stage,
 )
-from sightline.models.tf_checkpoint import TensorBundle, index_of
-from sightline.models.weights import copy_weights, read_weights
-from sightline.parts import DataSpec, ModelConfig
+from sightline.models.tf_checkpoint import index_of
+from sightline.models.tf_weights import read_tensorflow_ssd
+from sightline.models.weight_files import read_weights
+from sightline.models.weights import Weights, copy_weights
+from sightline.parts import DataSpec, LoadedWeights, ModelConfig
 
 SIZE = 300  # side in pixels of the image that steps and scales refer to
 LEVELS = 6
@@ -79,9 +80,9 @@ class SsdConfig(ModelConfig):
     """first_block: freeze the weights of the stem, the first 3x3 after it and their batch-norms; the running
     statistics of these batch-norms are still updated."""
     weights: str = ""
-    """Initial weights. For the trunk: a .pth or .safetensors file of a whole ResNet with torchvision's names, or the
-    prefix of a TensorFlow checkpoint such as model.ckpt-28152. For the whole network: its own .pth or .safetensors
-    file; heads for another number of classes are not loaded."""
+    """Initial weights of the trunk, from a ResNet with torchvision's names, or of the whole network: a run, a file of
+    torch, the prefix of a TensorFlow checkpoint such as model.ckpt-28152, torchvision:NAME or timm:NAME; see
+    docs/weights.md. Heads for another number of classes start at random."""
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
@@ -134,20 +135,27 @@ class SsdConfig(ModelConfig):
             raise UsageError(f"this detector needs square images, got {height}x{width}; give one number, e.g. {SIZE}")
         return Ssd(self, classes=len(spec.classes), channels=spec.channels, size=height)
 
-    def start_from(self, model: nn.Module) -> str:
-        """Load `weights`; return a line that says what was loaded."""
+    def load_weights(self, model: nn.Module) -> LoadedWeights:
+        """Load `weights`, into the whole network or into its trunk, and say where they were made with other padding."""
         if not self.weights:
-            return ""
+            return LoadedWeights()
         assert isinstance(model, Ssd)
-        path = Path(self.weights)
-        if (index := index_of(path)) is not None:
-            note = copy_weights(model.trunk, read_tensorflow_trunk(model.trunk, index), index)
-            wrong = "; they were made with padding=same, this network has padding=torch"
-            return f"trunk: {note}{wrong if self.padding == 'torch' else ''}"
-        state = read_weights(path, model.state_dict())
-        if any(key.startswith("trunk.") for key in state):
-            return copy_weights(model, state, path, head="heads.")
-        return f"trunk: {copy_weights(model.trunk, state, path, unused=('layer4.', 'fc.'))}"
+        weights = self._read(model)
+        if any(key.startswith("heads.") for key in weights.tensors):
+            loaded = copy_weights(model, weights, head="heads.", classes=model.classes_of)
+        else:
+            loaded = copy_weights(model.trunk, weights, unused=("layer4.", "fc."))
+            loaded = replace(loaded, note=f"trunk: {loaded.note}")
+        if not weights.padding or self.padding != "torch":
+            return loaded
+        wrong = f"they were made with padding={weights.padding}, this network has padding=torch"
+        return replace(loaded, note=f"{loaded.note}; {wrong}")
+
+    def _read(self, model: Ssd) -> Weights:
+        expected = {**model.trunk.state_dict(), **model.state_dict()}  # a file holds the one or the other
+        if (index := index_of(Path(self.weights))) is not None:
+            return read_tensorflow_ssd(index, expected, model.per_cell)
+        return read_weights(self.weights, expected)
 
 
 class Trunk(nn.Module):
@@ -195,13 +203,14 @@ class Ssd(nn.Module):
         cells = feature_sizes(size)
         ratios = config.parsed_ratios()[: len(cells)]
         self.split = (classes + 1, 4)  # channels of one anchor: scores, then offsets
+        self.per_cell = [_per_cell(level) for level in ratios]
         self.trunk = Trunk(config.trunk(), channels)
         self.extras = _extras(config, len(cells))
         outputs = [4 * config.width] + [out * config.width for _, out, _, _ in EXTRAS]
         # One convolution for scores and offsets: same results as two, but the input is read once.
         self.heads = nn.ModuleList(
-            nn.Conv2d(channels_in, _per_cell(level) * sum(self.split), 3, padding=1)
-            for channels_in, level in zip(outputs, ratios, strict=False)
+            nn.Conv2d(channels_in, boxes * sum(self.split), 3, padding=1)
+            for channels_in, boxes in zip(outputs, self.per_cell, strict=False)
         )
         scales = [scale * size / SIZE for scale in config.scales[: len(cells) + 1]]
         anchors = default_boxes(size, cells, _steps(config, cells, size), scales, ratios)
@@ -212,6 +221,10 @@ class Ssd(nn.Module):
             assert isinstance(first, BasicBlock)
             for layer in (self.trunk.conv1, self.trunk.bn1, first.conv1, first.bn1):
                 layer.requires_grad_(False)
+
+    def classes_of(self, tensors: Mapping[str, Tensor]) -> int:
+        """Return the number of classes, without background, that the heads of a state dict predict."""
+        return len(tensors["heads.0.weight"]) // self.per_cell[0] - 5
 
     def _initialise(self, config: SsdConfig) -> None:
         # Batch-norms keep torch's default, scale 1 and shift 0; for tf the last one of a block starts at scale 0.
@@ -294,44 +307,3 @@ def _steps(config: SsdConfig, cells: Sequence[int], size: int) -> list[float]:
         config.steps[level] * (1 if is_padded[level] else size / SIZE * published[level] / count)
         for level, count in enumerate(cells)
     ]
-
-
-def read_tensorflow_trunk(trunk: Trunk, index: Path) -> dict[str, Tensor]:
-    """Read the trunk's tensors from a checkpoint of TensorFlow's ResNet or SSD; return them under our names.
-
-    TensorFlow numbers layers in order of creation. A tensor with another shape than in `trunk` becomes a meta tensor.
-    """
-    bundle, expected = TensorBundle(index), trunk.state_dict()
-    scope = "resnet34/" if "resnet34/conv2d/kernel" in bundle.entries else ""
-    names: dict[str, str] = {}
-    for number, (conv, norm) in enumerate(_in_order_of_creation(trunk)):
-        counted = f"_{number}" if number else ""
-        names[f"{scope}conv2d{counted}/kernel"] = f"{conv}.weight"
-        for kind in NORM_ORDER:
-            names[f"{scope}batch_normalization{counted}/{kind}"] = f"{norm}.{KINDS[kind]}"
-    if missing := [name for name in names if name not in bundle.entries]:
-        held = ", ".join(sorted(bundle.entries)[:3])
-        raise BadCheckpoint(
-            f"{index} lacks {len(missing)} of the {len(names)} tensors of this trunk, {missing[0]} first "
-            f"(it holds {len(bundle.entries)}: {held} ...); give a checkpoint of TensorFlow's ResNet-34, "
-            f"or set model.depth to the checkpoint's"
-        )
-    state: dict[str, Tensor] = {}
-    for theirs, ours in names.items():
-        shape = bundle.entries[theirs].shape
-        order = (3, 2, 0, 1) if len(shape) == 4 else tuple(range(len(shape)))  # height, width, in, out to out, in, ...
-        turned = tuple(shape[axis] for axis in order)
-        fits = turned == tuple(expected[ours].shape)
-        state[ours] = bundle.read(theirs).permute(order) if fits else torch.empty(turned, device="meta")
-    return state
-
-
-def _in_order_of_creation(trunk: Trunk) -> Iterator[tuple[str, str]]:
-    """Yield convolution and batch-norm names in the order of TensorFlow's script: a block's projection comes first."""
-    yield "conv1", "bn1"
-    for stage in ("layer1", "layer2", "layer3"):
-        for number, block in enumerate(trunk.get_submodule(stage).children()):
-            if isinstance(block, BasicBlock) and block.downsample is not None:
-                yield f"{stage}.{number}.downsample.0", f"{stage}.{number}.downsample.1"
-            yield f"{stage}.{number}.conv1", f"{stage}.{number}.bn1"
-            yield f"{stage}.{number}.conv2", f"{stage}.{number}.bn2"

@@ -39,7 +39,8 @@ DTYPES = {  # tensorflow/core/framework/types.proto
     19: torch.float16,
 }
 AGAIN = "fetch the checkpoint again"
-OTHER_DTYPES = {7: "text", 10: "boolean", 20: "resource", 21: "variant"}
+TEXT = 7
+OTHER_DTYPES = {TEXT: "text", 10: "boolean", 20: "resource", 21: "variant"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,23 @@ class TensorBundle:
         data = self._bytes(name, entry)
         return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).reshape(entry.shape)
 
-    def _bytes(self, name: str, entry: Entry) -> bytearray:
+    def read_text(self, name: str) -> bytes:
+        """Return the value of a scalar text in `entries`: its length, a checksum of that, and its bytes."""
+        entry, what = self.entries[name], f"{self.index}: '{name}'"
+        if entry.dtype != TEXT or entry.shape:
+            raise BadCheckpoint(f"{what} is not a text; {AGAIN}")
+        data = bytes(self._bytes(name, entry, checks=False))
+        place = next((at + 1 for at, byte in enumerate(data[:5]) if byte < 0x80), 0)
+        length = sum((byte & 0x7F) << 7 * at for at, byte in enumerate(data[:place]))
+        text = data[place + 4 :]
+        stored = struct.pack("<I", length & 0xFFFFFFFF)  # as the checksums see it
+        checked = struct.pack("<I", masked_crc32c(stored))
+        is_whole = place and len(text) == length and data[place : place + 4] == checked
+        if not is_whole or masked_crc32c(stored + checked + text) != entry.checksum:
+            raise BadCheckpoint(f"{what}: its {entry.size} bytes fail their checksum; {AGAIN}")
+        return text
+
+    def _bytes(self, name: str, entry: Entry, checks: bool = True) -> bytearray:
         path = self.index.with_suffix(f".data-{entry.shard:05d}-of-{self.shards:05d}")
         if entry.shard >= self.shards:
             raise BadCheckpoint(
@@ -112,7 +129,7 @@ class TensorBundle:
                 raise BadCheckpoint(f"{place} has {entry.size} bytes, but the file ends at {length}; {AGAIN}")
             file.seek(entry.offset)
             data = file.read(entry.size)
-        if masked_crc32c(data) != entry.checksum:
+        if checks and masked_crc32c(data) != entry.checksum:
             raise BadCheckpoint(f"{place}: its {entry.size} bytes fail their checksum; {AGAIN}")
         return bytearray(data)  # torch.frombuffer warns about read-only memory
 

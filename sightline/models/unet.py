@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -17,7 +17,9 @@ from torch.nn import functional
 
 from sightline.errors import UsageError
 from sightline.kernels.instance_norm import instance_norm_leaky_relu
-from sightline.parts import DataSpec, ModelConfig
+from sightline.models.weight_files import read_weights
+from sightline.models.weights import copy_weights
+from sightline.parts import DataSpec, LoadedWeights, ModelConfig
 
 # Rule for the shape of the network, with nnU-Net's numbers.
 MOST_STRIDES = 5
@@ -35,6 +37,20 @@ CONVS: dict[int, type[nn.Conv2d | nn.Conv3d]] = {2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED: dict[int, type[nn.ConvTranspose2d | nn.ConvTranspose3d]] = {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 BATCH_NORMS: dict[int, type[nn.BatchNorm2d | nn.BatchNorm3d]] = {2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
 NORMS = ("instance", "batch", "group")
+# Parts of a decoder's level, and those of a residual block that are not blocks of their own there.
+ORIGINAL_PARTS = {
+    "transposed": "transp_conv",
+    "block": "conv_block",
+    "above": "conv_o",
+    "across": "conv_s",
+    "share": "psi",
+}
+ORIGINAL_RESIDUAL = {
+    "conv2.conv": "conv2",
+    "conv2.norm": "norm",
+    "projection.conv": "downsample",
+    "projection.norm": "norm_res",
+}
 Axes = tuple[int, ...]  # one number per axis of the patch
 
 
@@ -60,6 +76,9 @@ class UnetConfig(ModelConfig):
     """Filters of the first level; they double in every level below."""
     max_filters: int = 0
     """Upper limit for the filters of a level; 0: 512 in 2D, 320 in 3D."""
+    weights: str = ""
+    """Initial weights: a run, or a file of torch with our names or those of the original's Lightning .ckpt; see
+    docs/weights.md. A head for another number of classes starts at random."""
 
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
@@ -111,14 +130,53 @@ class UnetConfig(ModelConfig):
         most = self.max_filters or MOST_FILTERS[dim]
         return Unet(self, spec, filters(levels, self.width, most), kernels, strides)
 
-    def start_from(self, model: nn.Module) -> str:
-        """Keep the random weights; return a line that describes the levels chosen for the patch."""
+    def load_weights(self, model: nn.Module) -> LoadedWeights:
+        """Load `weights`, of our names or of the original's."""
+        if not self.weights:
+            return LoadedWeights()
         assert isinstance(model, Unet)
+        ours = model.state_dict()
+        theirs = {original_name(name, len(model.filters), self.residual): name for name in ours}
+        found = read_weights(self.weights, {**{name: ours[our] for name, our in theirs.items()}, **ours})
+        if not any(name in ours for name in found.tensors):
+            tensors = {theirs.get(name, name): tensor for name, tensor in found.tensors.items()}
+            found = replace(found, tensors=tensors, names={our: name for name, our in theirs.items()})
+        # Heads of deep supervision, where this network has none or fewer.
+        unused = (
+            "deep_supervision_heads.",
+            *(f"heads.{level}." for level in range(len(model.heads), MOST_STRIDES + 1)),
+        )
+        return copy_weights(model, found, head="heads.", unused=unused)
+
+    def start_from(self, model: nn.Module) -> str:
+        """Load `weights`; return a line that describes the levels chosen for the patch, and what was loaded."""
+        assert isinstance(model, Unet)
+        levels = self._levels(model)
+        return "; ".join(filter(None, (levels, self.load_weights(model).note)))
+
+    def _levels(self, model: Unet) -> str:
         return (
             f"U-Net for patches of {_text(model.patch)}: {len(model.filters)} levels, "
             f"filters {' '.join(map(str, model.filters))}, kernels {' '.join(map(_text, model.kernels))}, "
             f"strides {' '.join(map(_text, model.strides))}"
         )
+
+
+def original_name(ours: str, levels: int, residual: bool) -> str:
+    """Return the name of a tensor in the original: NVIDIA's nnU-Net, whose Lightning module holds it as `model`."""
+    part, number, rest = ours.split(".", 2)
+    at = int(number)
+    if part == "encoder":
+        block = "input_block" if at == 0 else "bottleneck" if at == levels - 1 else f"downsamples.{at - 1}"
+        for mine, original in ORIGINAL_RESIDUAL.items() if residual else ():
+            rest = rest.replace(f"{mine}.", f"{original}.") if rest.startswith(f"{mine}.") else rest
+        return f"{block}.{rest}"
+    if part == "heads":
+        return f"output_block.conv.{rest}" if at == 0 else f"deep_supervision_heads.{at - 1}.conv.{rest}"
+    inner, _, rest = rest.partition(".")
+    if inner == "gate":
+        inner, _, rest = rest.partition(".")
+    return f"upsamples.{at}.{ORIGINAL_PARTS[inner]}.{rest}"
 
 
 def geometry(patch: Sequence[int], spacing: Sequence[float]) -> tuple[list[Axes], list[Axes]]:

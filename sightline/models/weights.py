@@ -1,163 +1,128 @@
-"""Loader of initial weights, our own or foreign: strictly by name, without running code from the file.
+"""Initial weights, our own or foreign, copied into a model strictly by name and shape.
 
-Called after a model is built; train/checkpoint.py reads the checkpoints of a run.
+Models call it after they are built, with what weight_files.py has read; train/checkpoint.py resumes runs.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import BadCheckpoint, BadData
-from sightline.files.archive import Limits, zip_members
-from sightline.files.tensors import read_tensors
-from sightline.models.keras_weights import read_keras
+from sightline.errors import BadCheckpoint
+from sightline.parts import LoadedWeights, RowState, TensorRow
 
-PREFIXES = ("module.", "_orig_mod.")  # left by DDP (and averaging) and by torch.compile
-WRAPPERS = ("model", "state_dict")  # keys under which training scripts store the state dict
-ZIP_LIMITS = Limits(members=200_000, member_bytes=2**40, zip_ratio=1)
-MAX_PICKLE_BYTES = 8 * 2**20  # ResNet-152 has 150 kB
-SHOWN = 4  # keys that an error message names before it counts the rest
+# Counters that other programs, or old files, do not keep: torch's of batches, and that of DropBlock's ramp.
+COUNTERS = ("num_batches_tracked", "drop.steps")
+SHOWN = 4  # names that a message lists before it counts the rest
 
 
-def load_weights(model: nn.Module, path: Path, *, head: str) -> str:
-    """Copy the file's tensors into `model`; return a line that says what was loaded. See `copy_weights`."""
-    return copy_weights(model, read_weights(path, model.state_dict()), path, head=head)
+@dataclass(frozen=True)
+class Weights:
+    """Tensors of a file, under our names and in our layout. One that does not fit the model may have no values."""
+
+    origin: str  # for people
+    tensors: Mapping[str, Tensor]
+    about: str = ""  # for people: what was taken of a file that holds more
+    names: Mapping[str, str] = field(default_factory=dict)  # our name -> name in the file, if not ours
+    layouts: Mapping[str, str] = field(default_factory=dict)  # our name -> shape in the file, if turned since
+    left: tuple[str, ...] = ()  # names in the file that belong to something else
+    padding: str = ""  # of the network that the weights were made with, where the file tells
 
 
 def copy_weights(
     model: nn.Module,
-    state: Mapping[str, Tensor],
-    path: Path,
+    weights: Weights,
     *,
     head: str | tuple[str, ...] = (),
     unused: tuple[str, ...] = (),
-) -> str:
-    """Copy the tensors read from `path` into `model`; return a line that says what was loaded.
+    classes: Callable[[Mapping[str, Tensor]], int] | None = None,
+) -> LoadedWeights:
+    """Copy tensors into `model`. Names and shapes must match, and all values must be finite.
 
-    Names and shapes must match. The exception is `head`: if a shape differs in a key that starts with it, the whole
-    head keeps its initialisation. Keys that start with `unused` belong to layers that the model does not have.
+    The exception is `head`: if a shape differs in a key that starts with it, the whole head keeps its initialisation;
+    `classes` counts the classes of a head. Keys that start with `unused` belong to layers that the model does not have.
     """
-    expected = model.state_dict()
-    given = len(state)
-    state = {key: tensor for key, tensor in state.items() if not key.startswith(unused)}
+    expected, path = model.state_dict(), weights.origin
+    state = {key: tensor for key, tensor in weights.tensors.items() if not key.startswith(unused)}
     _check_names(state, expected, path)
-
     differing = [key for key in state if not _fits(state[key], expected[key])]
     body = [key for key in differing if not key.startswith(head)]
     if body:
         shapes = [f"{key} {_form(state[key])} in the file, {_form(expected[key])} in the model" for key in body]
         raise BadCheckpoint(
-            f"{path} does not fit the model: {_first(shapes)}; "
+            f"{path} does not fit the model: {first_of(shapes)}; "
             f"set the depth, width and stem of the model to the file's, or choose other weights"
         )
     kept = {key: tensor for key, tensor in state.items() if not (differing and key.startswith(head))}
-    model.load_state_dict(kept, strict=False)  # _check_names has compared the names
-    summary = f"loaded {'all ' if len(kept) == given else ''}{len(kept)} tensors of {path}"
+    _check_finite(kept, path)
+    with torch.no_grad():
+        for key, tensor in kept.items():
+            expected[key].copy_(tensor)
+    given = len(weights.tensors) + len(weights.left)
+    dropped = [key for key in weights.tensors if key not in state]
+    about = f": {weights.about}" if weights.about else ""
+    notes = [f"loaded {'all ' if len(kept) == given else ''}{len(kept)} tensors of {path}{about}"]
     if differing:
-        shapes = [f"{key} is {_form(state[key])} there, {_form(expected[key])} here" for key in differing]
-        summary += f"; the head is not loaded ({_first(shapes)})"
-    return summary + (f"; {given - len(state)} of {', '.join(unused)} are not used" if given > len(state) else "")
+        notes.append(_head_note(state, expected, differing, classes))
+    if dropped:
+        layers = [prefix for prefix in unused if any(key.startswith(prefix) for key in dropped)]
+        notes.append(f"{len(dropped)} of {', '.join(layers)} are not used")
+    notes += [f"not used: {first_of(list(weights.left))}"] if weights.left else []
+    return LoadedWeights("; ".join(notes), _rows(weights, expected, kept))
 
 
-def read_weights(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the file's tensors by name; tensors of a Keras file that do not fit `expected` have no values."""
-    path = Path(path)
-    if not path.is_file():
-        raise BadCheckpoint(f"weights {path} {'is not a file' if path.exists() else 'does not exist'}; check the path")
-    if path.suffix == ".safetensors":
-        return _plain_names(_unwrap(_read_safetensors(path), path), path)
-    if path.suffix in (".pth", ".pt"):
-        return _plain_names(_unwrap(_read_pickle(path), path), path)
-    if path.suffix == ".h5":
-        return read_keras(path, expected)
-    raise BadCheckpoint(f"weights {path} end in '{path.suffix}'; expected .safetensors, .pth, .pt or .h5")
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return read_tensors(path)
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: torch cannot map the file
-        raise BadCheckpoint(f"{path} is not a complete safetensors file ({error}); fetch or write it again") from error
-
-
-def _read_pickle(path: Path) -> Any:
-    # CVE-2025-32434 and CVE-2026-24747: before 2.10 a file could bypass weights_only.
-    if torch.__version__ < "2.10":  # a TorchVersion, which compares numerically
-        raise BadCheckpoint(
-            f"{path} is a pickle, which torch {torch.__version__} cannot read safely; "
-            f"use torch 2.10 or newer, or convert the file to .safetensors"
-        )
-    try:
-        with path.open("rb") as file:
-            is_zip = file.read(4) == b"PK\x03\x04"  # written by torch 1.6 or later
-        if is_zip:
-            _check_zip(path)
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        # Read from memory: a false length in the file cannot ask for more than is there.
-        return torch.load(io.BytesIO(path.read_bytes()), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises many types for a damaged or hostile pickle
-        raise BadCheckpoint(
-            f"{path} cannot be loaded as plain weights ({_one_line(error)}); if you trust where it came from, "
-            f"save only its state dict again with torch.save(model.state_dict(), ...) or as .safetensors"
-        ) from error
-
-
-def _check_zip(path: Path) -> None:
-    """Raise BadData for a compressed archive or a large pickle.
-
-    torch stores its members uncompressed. A compressed member may expand a thousandfold, and unpickling the list of
-    tensors takes sixty times its size in memory.
-    """
-    for member in zip_members(path, ZIP_LIMITS):
-        if member.name.endswith("data.pkl") and member.size > MAX_PICKLE_BYTES:
-            raise BadData(f"{member.name} has {member.size} bytes; the limit is {MAX_PICKLE_BYTES}")
-
-
-def _unwrap(content: Any, path: Path) -> Mapping[str, Tensor]:
-    """Return the state dict itself, without the dictionaries that training scripts wrap around it."""
-    for wrapper in WRAPPERS:
-        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
-            content = content[wrapper]
-    if not isinstance(content, Mapping) or not content:
-        raise BadCheckpoint(f"{path} holds {_kind(content)}; expected a state dict: names to tensors")
-    others = [f"{key} ({_kind(value)})" for key, value in content.items() if not _is_entry(key, value)]
-    if others:
-        raise BadCheckpoint(
-            f"{path} holds more than tensors: {_first(others)}; expected a state dict, "
-            f"alone or under the key {' or '.join(repr(w) for w in WRAPPERS)}"
-        )
-    return content
-
-
-def _plain_names(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    plain: dict[str, Tensor] = {}
-    for key, tensor in state.items():
-        name = key
-        while name.startswith(PREFIXES):
-            name = name.partition(".")[2]
-        if name in plain:
-            raise BadCheckpoint(f"{path} holds '{name}' twice, once as '{key}'; save one state dict only")
-        plain[name] = tensor
-    return plain
-
-
-def _check_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path) -> None:
-    # torch ignores this counter too: files older than torch 0.4.1 lack it, and nothing here reads it.
-    missing = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
+def _check_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: str) -> None:
+    missing = [key for key in expected if key not in state and not key.endswith(COUNTERS)]
     unexpected = [key for key in state if key not in expected]
     if not missing and not unexpected:
         return
-    found = [f"{what}: {_first(keys)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys]
+    found = [f"{what}: {first_of(keys)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys]
     raise BadCheckpoint(
         f"{path} does not match this model ({len(state)} tensors, {len(expected)} expected; {'; '.join(found)}); "
         f"choose the model the file was made with, or rename its keys"
     )
+
+
+def _check_finite(state: Mapping[str, Tensor], path: str) -> None:
+    bad = [key for key, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    if bad:
+        shares = [f"{key} ({int((~state[key].isfinite()).sum())} of {state[key].numel()})" for key in bad]
+        raise BadCheckpoint(
+            f"{path} holds values that are not finite: {first_of(shares)}; its training had diverged, "
+            f"choose an earlier checkpoint"
+        )
+
+
+def _head_note(
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+    differing: list[str],
+    classes: Callable[[Mapping[str, Tensor]], int] | None,
+) -> str:
+    counts = [classes(tensors) if classes else len(tensors[differing[0]]) for tensors in (state, expected)]
+    if counts[0] != counts[1]:
+        return f"the head starts at random: {counts[0]} classes there, {counts[1]} here"
+    shapes = [f"{key} is {_form(state[key])} there, {_form(expected[key])} here" for key in differing]
+    return f"the head starts at random: {first_of(shapes)}"
+
+
+def _rows(weights: Weights, expected: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> tuple[TensorRow, ...]:
+    rows = []
+    for key, tensor in expected.items():
+        found, form = weights.tensors.get(key), _form(tensor)
+        if found is None:
+            rows.append(TensorRow(key, "kept", "", form))
+            continue
+        there = f"{weights.layouts.get(key, _form(found))} {weights.names.get(key, '')}".rstrip()
+        is_same = key not in weights.layouts and found.dtype == tensor.dtype
+        state: RowState = "at random" if key not in kept else "loaded" if is_same else "converted"
+        rows.append(TensorRow(key, state, there, form))
+    others = {key: _form(tensor) for key, tensor in weights.tensors.items() if key not in expected}
+    others |= dict.fromkeys(weights.left, "")
+    return (*rows, *(TensorRow(key, "unused", form, "") for key, form in others.items()))
 
 
 def _fits(found: Tensor, wanted: Tensor) -> bool:
@@ -166,27 +131,11 @@ def _fits(found: Tensor, wanted: Tensor) -> bool:
 
 
 def _form(tensor: Tensor) -> str:
-    kind = "" if tensor.is_floating_point() else f" {str(tensor.dtype).removeprefix('torch.')}"
+    kind = "" if tensor.dtype == torch.float32 else f" {str(tensor.dtype).removeprefix('torch.')}"
     return "x".join(map(str, tensor.shape)) + kind if tensor.dim() else "scalar" + kind
 
 
-def _is_entry(key: Any, value: Any) -> bool:
-    if not isinstance(key, str) or not isinstance(value, Tensor):
-        return False
-    return value.layout == torch.strided and value.device.type == "cpu"  # neither sparse nor without values (meta)
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a {value.layout} tensor on {value.device.type}"
-    return f"{'an empty' if isinstance(value, Mapping) and not value else 'a'} {type(value).__name__}"
-
-
-def _first(items: list[str]) -> str:
+def first_of(items: list[str]) -> str:
+    """List the first few names, and count the rest."""
     rest = len(items) - SHOWN
     return ", ".join(items[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0].partition('. ')[0][:200]}"  # the rest advises weights_only=False

@@ -6,14 +6,11 @@ from the newest to the oldest; what does not match its manifest is moved to *.co
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +19,29 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, SightlineError, UsageError
+from sightline.files.checkpoint_folder import (
+    MANIFEST,
+    STATE,
+    NotDamaged,
+    damage_is_reported,
+    find,
+    names_in,
+    pointed_at,
+    sha256_of,
+    verify,
+)
 from sightline.files.tensors import read_tensors
-from sightline.files.typed_json import UnknownField, read_json, short, typed
+from sightline.files.typed_json import UnknownField, read_json, typed
 from sightline.files.whole import replace_text
 from sightline.parts import DataSpec
 from sightline.train.progress import TrainProgress
 
+__all__ = ["MANIFEST", "Checkpoints", "NotDamaged", "Tensors", "all_of", "check_fit", "copies", "find", "read"]
+__all__ += ["FORMAT", "require", "verify", "write"]
 FORMAT = 1
-MANIFEST = "manifest.json"
-STATE = "state.json"
-NAME = re.compile(r"ckpt-([0-9]{8,18})")
 MAX_STATE_BYTES = 16 * 2**20  # 100,000 classes with long names take 12 MB; without, it is some kB
-MAX_MANIFEST_BYTES = 2**16  # a file takes 150 bytes
-_FILE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 Tensors = dict[str, dict[str, Tensor]]  # file stem -> name -> tensor
-
-
-class NotDamaged(BadCheckpoint):
-    """A checkpoint that cannot be used now but may be whole (another format, a disk that fails); it stays in place."""
 
 
 class Checkpoints:
@@ -90,7 +91,7 @@ class Checkpoints:
             _replace_text(self.folder / "latest", final.name)
             # Also where an earlier save was killed before it came to this line.
             best = f"ckpt-{best_step:08d}"
-            if (self.folder / best).is_dir() and _text(self.folder / "best") != best:
+            if (self.folder / best).is_dir() and pointed_at(self.folder / "best") != best:
                 _replace_text(self.folder / "best", best)
         except SightlineError:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -108,13 +109,7 @@ class Checkpoints:
 
     def names(self) -> list[str]:
         """Return the names of finished checkpoints, newest first, valid or not."""
-        if not self.folder.is_dir():
-            return []
-        try:
-            found = [NAME.fullmatch(name) for name in os.listdir(self.folder)]
-        except OSError as error:
-            raise NotDamaged(f"{self.folder} cannot be listed: {error.strerror}; fix that and start again") from error
-        return [match.group() for match in sorted(filter(None, found), key=lambda m: -int(m.group(1)))]
+        return names_in(self.folder)
 
     def newest(
         self, check: Callable[[Tensors, dict[str, Any]], None] = lambda tensors, state: None
@@ -197,7 +192,7 @@ def write(folder: Path, tensors: Tensors, state: dict[str, Any], *, are_copies: 
     files = sorted(folder.iterdir())
     for path in files:
         _fsync(path)
-    entries = {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in files}
+    entries = {path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)} for path in files}
     _write_json(folder / MANIFEST, {"format": FORMAT, "files": entries})
     _fsync(folder / MANIFEST)
     _fsync(folder)
@@ -210,7 +205,7 @@ def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
     A manifest proves that nothing has changed, not that a checkpoint was written: what it lists is looked at as well.
     """
     names = verify(path)
-    with _damage_is_reported(path, STATE):
+    with damage_is_reported(path, STATE):
         state = read_json(path / STATE, MAX_STATE_BYTES, refuse_twice=True)
         found = typed(typed(state, dict[str, Any]).get("format"), int)
         if found > FORMAT:
@@ -221,45 +216,9 @@ def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
     tensors = {}
     for name in names:
         if name.endswith(".safetensors"):
-            with _damage_is_reported(path, name):
+            with damage_is_reported(path, name):
                 tensors[name.removesuffix(".safetensors")] = read_tensors(path / name)
     return tensors, state
-
-
-def verify(path: Path) -> list[str]:
-    """Return the files of a checkpoint; raise BadCheckpoint with file and reason unless all are as written."""
-    with _damage_is_reported(path, MANIFEST):
-        manifest = read_json(path / MANIFEST, MAX_MANIFEST_BYTES, refuse_twice=True)
-        entries = typed(manifest.get("files") if isinstance(manifest, dict) else manifest, dict[str, dict[str, Any]])
-        for name, entry in entries.items():
-            file = path / name
-            if not _FILE.fullmatch(name) or len(name) > 100 or not file.is_file():
-                raise BadCheckpoint(f"{path} is damaged: {name[:100]} is missing")
-            if file.stat().st_size != entry.get("bytes"):
-                size = short(entry.get("bytes"))
-                raise BadCheckpoint(f"{file} is damaged: {file.stat().st_size} bytes instead of {size}")
-            if _sha256(file) != entry.get("sha256"):
-                raise BadCheckpoint(f"{file} is damaged: its sha256 is not the one in {MANIFEST}")
-        if STATE not in entries or "model.safetensors" not in entries:
-            raise BadCheckpoint(f"{path} is damaged: {MANIFEST} lists no {STATE} or no model")
-        return sorted(entries)
-
-
-@contextlib.contextmanager
-def _damage_is_reported(path: Path, name: str) -> Iterator[None]:
-    """Turn errors of reading a checkpoint's file into our own."""
-    try:
-        yield
-    except (FileNotFoundError, NotADirectoryError):
-        raise BadCheckpoint(f"{path} is damaged: {name} is missing") from None
-    except OSError as error:  # too many open files, a stale mount: the checkpoint may be whole
-        raise NotDamaged(f"{path} cannot be read: {error.strerror}; fix that and start again") from error
-    except (MemoryError, RuntimeError) as error:  # RuntimeError: torch cannot map the file
-        raise NotDamaged(f"{path / name} cannot be loaded: {error}; make room in memory and start again") from error
-    except UnknownField as error:
-        raise NotDamaged(f"{path / name} holds {error}; use the version that wrote it") from error
-    except ValueError as error:
-        raise BadCheckpoint(f"{path} is damaged: {name} cannot be read ({error})") from error
 
 
 def _check_state(state: dict[str, Any]) -> None:
@@ -302,31 +261,12 @@ def check_fit(stem: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tenso
             )
 
 
-def find(run: Path, which: str) -> Path:
-    """Return the checkpoint of a run folder that `which` names: best, latest, or a folder name; or `run` itself."""
-    if (run / MANIFEST).is_file():
-        return run
-    folder = run / "checkpoints"
-    if not folder.is_dir():
-        raise BadCheckpoint(f"{run} is neither a run folder nor a checkpoint: it has no checkpoints/ and no {MANIFEST}")
-    names = Checkpoints(folder, 1, lambda _: None).names()
-    if not names:
-        raise BadCheckpoint(f"{folder} holds no checkpoint; has the run reached its first save?")
-    if which in ("best", "latest"):
-        pointer = folder / which
-        named = _text(pointer)
-        return folder / (named if named in names else names[0])
-    if which not in names:
-        raise BadCheckpoint(f"{folder} holds no '{which}'; there are {', '.join(names)}")
-    return folder / which
-
-
 def all_of(path: Path) -> list[Path]:
     """Return the checkpoint itself, or all that a run folder keeps, oldest first."""
     if (path / MANIFEST).is_file():
         return [path]
     folder = path / "checkpoints"
-    names = Checkpoints(folder, 1, lambda _: None).names()
+    names = names_in(folder)
     if not names:
         raise BadCheckpoint(f"{path} is neither a checkpoint nor a run folder that holds some")
     return [folder / name for name in reversed(names)]
@@ -373,25 +313,12 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _text(path: Path) -> str:
-    """Read the name in a pointer file; "" where there is none."""
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return file.read(100).decode("utf-8", "replace").strip()
-
-
 def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _free_name(path: Path, why: str) -> Path:

@@ -43,8 +43,9 @@ from sightline.evaluate import checkpoints
 from sightline.files import archive, download
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
+from sightline.models import tf_weights
 from sightline.models.tf_checkpoint import TensorBundle
-from sightline.models.weights import copy_weights, read_weights
+from sightline.models.weight_files import load_weights
 from sightline.runs import attempts
 from sightline.train import checkpoint
 from sightline.train.checkpoint import Checkpoints
@@ -527,7 +528,22 @@ def read_small(suffix: str, place: Path, data: bytes) -> None:
     path, model = place / f"w{suffix}", Small()
     path.unlink(missing_ok=True)  # it may still be mapped
     path.write_bytes(data)
-    copy_weights(model, read_weights(path, model.state_dict()), path, head="fc.")
+    load_weights(model, path, head="fc.")
+
+
+def start_from_run(name: str, place: Path, data: bytes) -> None:
+    """As `--model.weights RUN` does."""
+    written(place, name, data)
+    load_weights(network(), place, head="")
+
+
+def graph_seeds() -> list[bytes]:
+    return [TensorBundle(GOLDEN / "tf_checkpoint" / "keras.index").read_text(tf_weights.GRAPH)]
+
+
+def read_graph(place: Path, data: bytes) -> None:
+    """As of a Keras model, its checksums redone."""
+    list(tf_weights.ObjectGraph(place / "a.index", data).variables())
 
 
 def tf_writer() -> dict[str, Any]:
@@ -627,6 +643,9 @@ FORMATS = {
     "TensorFlow checkpoint, checksums redone": Format(
         lambda: [tf_writer()["entry"](), tf_writer()["entry"]((3, 2), 24)], read_entry
     ),
+    "TensorFlow checkpoint, object graph": Format(graph_seeds, read_graph),
+    "weights of a run: manifest.json": of_checkpoint("manifest.json", start_from_run),
+    "weights of a run: ema.safetensors": of_checkpoint("ema.safetensors", start_from_run),
     "static batches": Format(static_seeds, read_static, JSON_TOKENS),
 }
 

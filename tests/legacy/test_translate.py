@@ -201,6 +201,10 @@ def test_a_rank_of_a_launcher_trains_and_starts_none():
         ("ssd.py --num_examples_per_epoch 1280", "--train.steps-per-epoch 10"),
         ("ssd.py --static --data_dir /d", "--data.static /d/worker_0"),
         ("ssd.py --resnet_checkpoint r.pth", "--model.weights r.pth"),
+        (
+            "train.py --model resnet50 --weights ResNet50_Weights.IMAGENET1K_V1",
+            "--model.weights torchvision:resnet50.IMAGENET1K_V1",
+        ),
         ("main.py --task 4 --dim 2 --gpus 1", "--data.path /data/04_2d"),
         ("main.py --task 01 --gpus 0 --hpus 0", "--run.device cpu"),
         ("main.py --task 01 --optimizer sgd", "--optimizer.kind sgd --optimizer.momentum 0.99"),
@@ -268,7 +272,6 @@ def test_a_flag_becomes_a_field(text: str, expected: str):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("train.py --weights ResNet50_Weights.DEFAULT", "--weights ResNet50_Weights.DEFAULT: nothing is downloaded"),
         ("train.py --resume checkpoint.pth", "--set model.weights=checkpoint.pth"),
         ("train.py --opt lamb", "--opt lamb"),
         ("train.py --start-epoch 3", "--start-epoch 3"),

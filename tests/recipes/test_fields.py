@@ -492,6 +492,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "aux_heads": [Flip(("1",), shapes, base=DEEP)],
         "width": [Flip(("6",), shapes)],
         "max_filters": [Flip(("12",), shapes)],
+        "weights": [Flip(("WEIGHTS",), network), Flip(("missing.pth",), refusal)],
     },
     "Segmentation": {
         "voxel_loss": [Flip(("focal",), losses, same=samples)],

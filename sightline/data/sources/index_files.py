@@ -18,7 +18,7 @@ import numpy as np
 
 from sightline import terminal
 from sightline.files.typed_json import loads, typed
-from sightline.files.whole import replaced
+from sightline.files.whole import replaced, user_cache
 from sightline.hardware.launch.place import is_rank_0
 
 Arrays = dict[str, np.ndarray]
@@ -123,13 +123,10 @@ class ScanProgress:
 
 
 def _places(root: Path, name: str) -> list[Path]:
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):  # the XDG rule for a relative one: ignore it
-        cache = os.path.expanduser("~/.cache")
     places = [root / f".sightline-index-{name}"]
-    if os.path.isabs(cache):  # else there is no home
+    if cache := user_cache():
         where = hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]
-        places.append(Path(cache, "sightline", f"index-{name}-{where}"))
+        places.append(cache / f"index-{name}-{where}")
     return places
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from sightline.errors import DiskFull, UsageError
 from sightline.files import download
-from sightline.files.download import NotFetched, Patience, fetch
+from sightline.files.download import NotFetched, Patience, fetch, fetch_by_name
 
 DATA = bytes(range(256)) * 4000  # a megabyte
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -450,3 +450,94 @@ def test_a_link_in_the_place_of_its_record_is_not_followed(serve, target):
     os.symlink(outside, target.with_name("train.zip.part.json"))
     get(serve(ranges()), target)
     assert target.read_bytes() == DATA and not outside.exists()
+
+
+# Files of which at most a part of the checksum is known
+
+
+def by_name(server: Server, target: Path) -> None:
+    fetch_by_name(f"{server.url}/{target.name}", target, patience=QUICK)
+
+
+@pytest.fixture
+def hashed(tmp_path: Path) -> Path:
+    """A name as torch.hub knows them: the first eight digits of the sha256 are part of it."""
+    return tmp_path / f"resnet50-{SHA256[:8]}.pth"
+
+
+def test_the_first_use_records_what_the_later_ones_compare(serve, hashed):
+    server = serve(ranges())
+    by_name(server, hashed)
+    assert hashed.read_bytes() == DATA and names(hashed) == [hashed.name, f"{hashed.name}.sha256.json"]
+    record = json.loads(hashed.with_name(f"{hashed.name}.sha256.json").read_text())
+    assert record == {"url": f"{server.url}/{hashed.name}", "size": len(DATA), "sha256": SHA256}
+
+    by_name(server, hashed)
+    assert len(server.asked) == 1, "the second use fetched it again"
+
+    hashed.write_bytes(DATA[:-1] + b"x")
+    with pytest.raises(NotFetched, match="was expected; move it away, it is not overwritten"):
+        by_name(server, hashed)
+
+
+def test_another_file_than_its_name_says_is_kept_aside(serve, hashed):
+    with pytest.raises(NotFetched, match=rf"its sha256 is .*, {SHA256[:8]} was expected; what came is kept as"):
+        by_name(serve(ranges(DATA[:-1] + b"x")), hashed)
+    assert not hashed.exists()
+
+
+def test_a_file_that_somebody_put_there_is_compared_with_its_name(serve, hashed):
+    hashed.write_bytes(DATA)
+    server = serve(ranges())
+    by_name(server, hashed)
+    assert server.asked == [] and hashed.with_name(f"{hashed.name}.sha256.json").exists()
+
+
+def test_a_name_without_a_checksum_takes_the_first_file_and_no_other(serve, target):
+    by_name(serve(ranges()), target)
+    target.unlink()
+    with pytest.raises(NotFetched, match=f"{SHA256} was expected"):
+        by_name(serve(ranges(DATA[:-1] + b"x")), target)
+
+
+def test_a_file_of_unknown_size_is_resumed(serve, hashed):
+    """Within one call, and by a second one."""
+    by_name(serve(first(cut(70_000), ranges())), hashed)
+    assert hashed.read_bytes() == DATA
+    hashed.unlink()
+    hashed.with_name(f"{hashed.name}.sha256.json").unlink()
+
+    server = serve(cut(70_000))
+    with pytest.raises(NotFetched, match="bytes are in"):
+        by_name(server, hashed)
+    server.answer = ranges()
+    by_name(server, hashed)
+    assert hashed.read_bytes() == DATA and server.asked[-1][1]["Range"] == "bytes=70000-"
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"), [({}, "does not announce its size"), ({"Content_Length": 10**12}, f"announces {10**12} bytes")]
+)
+def test_a_size_that_is_unknown_or_absurd_is_refused(serve, hashed, headers, said):
+    with pytest.raises(NotFetched, match=said):
+        by_name(serve(lambda handler: handler.reply(200, DATA, **headers)), hashed)
+    assert names(hashed) == []
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_others_wait_for_the_one_that_fetches(serve, hashed, gives_up):
+    """They find its file; or, where it gave up and removed what it had begun, they fetch it themselves."""
+    server = serve(ranges())
+    part = hashed.with_name(f"{hashed.name}.part")
+    with part.open("w") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=by_name, args=(server, hashed))
+        waiting.start()
+        if gives_up:
+            part.unlink()
+        else:
+            part.write_bytes(DATA)
+            part.rename(hashed)
+    waiting.join(timeout=30)
+    assert hashed.read_bytes() == DATA and len(server.asked) == gives_up
+    assert not part.exists()

@@ -1,5 +1,6 @@
 """Classifiers by name, against torchvision."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -119,3 +120,32 @@ def test_starting_weights_are_loaded_and_the_head_may_differ(tmp_path):
 def test_impossible_names_are_usage_errors(fields, message):
     with pytest.raises(UsageError, match=message):
         ArchConfig(**fields)
+
+
+def old_densenet(name: str) -> str:
+    """As torchvision's published files name its layers."""
+    return re.sub(r"(denselayer\d+\.(?:norm|conv))([12])\.", r"\1.\2.", name)
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "written"),
+    [
+        ("densenet121", {}, old_densenet),
+        ("googlenet", {"init_weights": False, "aux_logits": True}, str),
+        ("mnasnet0_5", {}, str),
+    ],
+)
+def test_published_files_of_torchvision_load_as_torchvision_loads_them(tmp_path, arch, options, written):
+    """Old names, auxiliary heads that our network lacks, and a network whose own loader asks for a version."""
+    source = torchvision.models.get_model(arch, weights=None, **options)
+    torch.save({written(name): tensor for name, tensor in source.state_dict().items()}, tmp_path / "w.pth")
+    config = ArchConfig(arch=arch, weights=str(tmp_path / "w.pth"))
+    model = config.build(SPEC)
+
+    note = config.start_from(model)
+
+    assert f"the head starts at random: 1000 classes there, {len(SPEC.classes)} here" in note
+    assert ("of aux1., aux2. are not used" in note) == (arch == "googlenet")
+    ours, theirs = model.state_dict(), source.state_dict()
+    same = [name for name in ours if torch.equal(ours[name], theirs[name])]
+    assert len(ours) - len(same) == 2, "all but the head's weight and bias"

@@ -15,8 +15,9 @@ from sightline.errors import BadCheckpoint
 from sightline.files.protobuf import masked_crc32c
 from sightline.models import tf_checkpoint
 from sightline.models.resnet import ResNetConfig
-from sightline.models.ssd import Trunk, read_tensorflow_trunk
+from sightline.models.ssd import Trunk
 from sightline.models.tf_checkpoint import TensorBundle, index_of
+from sightline.models.tf_weights import read_tensorflow_ssd
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "tf_checkpoint"
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -160,11 +161,15 @@ def renamed_trunk(folder: Path, rename: Callable[[str], str]) -> Path:
     return bundle(folder, table(block([HEADER, *sorted(items)])), data).index
 
 
+def trunk_of(index: Path) -> dict[str, torch.Tensor]:
+    trunk = Trunk(ResNetConfig(depth=34, width=2), 3).state_dict()
+    return read_tensorflow_ssd(index, trunk | {f"trunk.{key}": tensor for key, tensor in trunk.items()}, []).tensors
+
+
 def test_the_trunk_of_a_whole_detector_is_the_one_in_its_scope(tmp_path):
-    trunk = Trunk(ResNetConfig(depth=34, width=2), 3)
     index = renamed_trunk(tmp_path, lambda name: f"resnet34/{name}")
 
-    found, expected = read_tensorflow_trunk(trunk, index), read_tensorflow_trunk(trunk, GOLDEN / "trunk.index")
+    found, expected = trunk_of(index), trunk_of(GOLDEN / "trunk.index")
 
     assert len(found) == 5 * 29
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
@@ -175,7 +180,7 @@ def test_a_trunk_without_one_of_its_tensors_is_refused(tmp_path, missing):
     index = renamed_trunk(tmp_path, lambda name: "" if name == missing else name)
 
     with pytest.raises(BadCheckpoint, match=f"lacks 1 of the 145 tensors of this trunk, {missing} first"):
-        read_tensorflow_trunk(Trunk(ResNetConfig(depth=34, width=2), 3), index)
+        trunk_of(index)
 
 
 ONE = block([HEADER, (b"a", entry())])

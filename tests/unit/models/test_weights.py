@@ -1,10 +1,13 @@
 """Loading foreign weights: strict by name and shape, forgiving about wrappers, and safe from what files contain."""
 
 import argparse
+import fractions
 import pickle
 import random
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -12,7 +15,7 @@ from torch import nn
 from torch.torch_version import TorchVersion
 
 from sightline.errors import BadCheckpoint
-from sightline.models.weights import load_weights
+from sightline.models.weight_files import load_weights
 
 
 class Small(nn.Module):
@@ -42,7 +45,7 @@ def source() -> Small:
 
 
 def load(model: nn.Module, path: Path) -> str:
-    return load_weights(model, path, head="fc.")
+    return load_weights(model, path, head="fc.").note
 
 
 def assert_equal(model: nn.Module, source: nn.Module, *, but: str = "nothing") -> None:
@@ -57,7 +60,7 @@ def refusal(path: Path, model: nn.Module | None = None) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth", ".pt", ".pth.tar", ".ckpt", ".bin"])
 def test_every_format_loads_by_name(tmp_path, source, suffix):
     path, model = tmp_path / f"w{suffix}", Small()
     (save_file if suffix == ".safetensors" else torch.save)(source.state_dict(), path)
@@ -115,8 +118,7 @@ def test_a_head_of_another_size_stays_fresh_and_is_reported(tmp_path, source):
 
     assert_equal(model, source, but="fc.")
     assert torch.equal(model.fc.weight, fresh)
-    assert summary.startswith(f"loaded 7 tensors of {path}; the head is not loaded (")
-    assert summary.endswith("(fc.weight is 4x6 there, 7x6 here, fc.bias is 4 there, 7 here)")
+    assert summary == f"loaded 7 tensors of {path}; the head starts at random: 4 classes there, 7 here"
 
 
 def test_a_head_is_loaded_as_a_whole_or_not_at_all(tmp_path, source):
@@ -125,7 +127,7 @@ def test_a_head_is_loaded_as_a_whole_or_not_at_all(tmp_path, source):
     torch.save(state, path)
     fresh = model.fc.bias.clone()
 
-    load(model, path)
+    assert "the head starts at random: fc.weight is 4x9 there, 4x6 here" in load(model, path)
 
     assert torch.equal(model.fc.bias, fresh)
 
@@ -209,7 +211,7 @@ def test_a_pickled_model_is_refused_in_one_sentence(tmp_path, source):
     """Without torch's advice how to run what is in it."""
     torch.save(source, tmp_path / "w.pth")
     told = refusal(tmp_path / "w.pth")
-    assert "(UnpicklingError: Weights only load failed); if you trust" in told and "\x1b" not in told
+    assert "test_weights.Small" in told and "); if you trust" in told and "\x1b" not in told
 
 
 def test_a_bare_hostile_pickle_does_not_run(tmp_path):
@@ -223,11 +225,154 @@ def test_a_bare_hostile_pickle_does_not_run(tmp_path):
     assert marker.exists()
 
 
-def test_objects_beside_the_weights_get_a_remedy(tmp_path, source):
-    path = tmp_path / "w.pth"
-    torch.save({"model": source.state_dict(), "args": argparse.Namespace(lr=0.1)}, path)
+def test_objects_beside_the_weights_are_named_with_a_remedy(tmp_path, source):
+    path = tmp_path / "w.ckpt"
+    hyper = {"root": Path("data"), "seed": np.float64(1.0), "also": fractions.Fraction(1, 2)}
+    torch.save({"state_dict": source.state_dict(), "hyper_parameters": hyper}, path)
 
-    assert "save only its state dict again" in refusal(path)
+    told = refusal(path)
+
+    assert "objects, which can run code: fractions.Fraction, numpy." in told
+    assert "pathlib" in told and "save only its state dict again" in told
+
+
+def test_flags_of_a_script_may_not_hold_objects(tmp_path, source):
+    """argparse.Namespace is allowed, not what is in it."""
+    path, marker = tmp_path / "w.pth", tmp_path / "executed"
+    torch.save({"model": source.state_dict(), "args": argparse.Namespace(lr=Payload(marker))}, path)
+
+    assert "objects, which can run code" in refusal(path) and not marker.exists()
+
+
+# Files as public training scripts write them
+
+
+def torchvision_script(model: nn.Module, path: Path, average: nn.Module | None = None) -> None:
+    """Save as references/classification/train.py does."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    main = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[3, 3, 6])
+    warmup = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.01, total_iters=5)
+    scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warmup, main], milestones=[5])
+    sum(p.sum() for p in model.parameters()).backward()
+    optimizer.step()
+    checkpoint = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "lr_scheduler": scheduler.state_dict(),
+        "epoch": 3,
+        "args": argparse.Namespace(model="resnet50", lr=0.1, data_path="/data", amp=True, weights=None),
+    }
+    if average is not None:
+        checkpoint["model_ema"] = torch.optim.swa_utils.AveragedModel(average, use_buffers=True).state_dict()
+    checkpoint["scaler"] = torch.amp.GradScaler("cpu").state_dict()
+    torch.save(checkpoint, path)
+
+
+def timm_script(model: nn.Module, path: Path, average: nn.Module) -> None:
+    """Save as timm's CheckpointSaver does."""
+    state = {"epoch": 7, "arch": "resnet50", "state_dict": model.state_dict(), "optimizer": {}, "version": 2}
+    state |= {"args": argparse.Namespace(model="resnet50", lr=None), "amp_scaler": {}, "metric": 71.5}
+    torch.save(state | {"state_dict_ema": average.state_dict()}, path)
+
+
+def examples_script(model: nn.Module, path: Path) -> None:
+    """Save as imagenet/main.py of pytorch/examples does, under DistributedDataParallel."""
+    state = {f"module.{key}": tensor for key, tensor in model.state_dict().items()}
+    best = {"epoch": 9, "arch": "resnet18", "state_dict": state, "best_acc1": torch.tensor(69.7)}
+    torch.save(best | {"optimizer": {}, "scheduler": {"gamma": 0.1}}, path)
+
+
+def lightning(model: nn.Module, path: Path, prefix: str = "model.", **others: torch.Tensor) -> None:
+    """Save as Trainer.save_checkpoint does for a module that holds the network as `model`."""
+    state = {f"{prefix}{key}": tensor for key, tensor in model.state_dict().items()}
+    content = {"epoch": 1, "global_step": 20, "pytorch-lightning_version": "2.5.0", "state_dict": {**state, **others}}
+    loops = {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 1}}}}
+    callbacks = {"ModelCheckpoint{'monitor': None}": {"best_model_score": torch.tensor(0.5), "dirpath": "/x"}}
+    hyper = {"hparams_name": "kwargs", "hyper_parameters": {"args": argparse.Namespace(lr=0.1), "lr": 0.1}}
+    torch.save({**content, "loops": loops, "callbacks": callbacks, "optimizer_states": [], **hyper}, path)
+
+
+def test_the_checkpoint_of_torchvisions_script_loads(tmp_path, source):
+    path, model = tmp_path / "checkpoint.pth", Small()
+    torchvision_script(source, path)
+
+    assert load(model, path) == f"loaded all 9 tensors of {path}"
+    assert_equal(model, source)
+
+
+@pytest.mark.parametrize(
+    ("write", "key", "other"),
+    [(torchvision_script, "model_ema", "model"), (timm_script, "state_dict_ema", "state_dict")],
+)
+def test_the_average_is_taken_of_two_and_the_note_says_so(tmp_path, source, write, key, other):
+    path, model, average = tmp_path / "model_best.pth.tar", Small(), Small()
+    write(source, path, average)
+
+    assert load(model, path) == f"loaded all 9 tensors of {path}: '{key}', the averaged weights, not '{other}'"
+    assert_equal(model, average)
+
+
+def test_the_checkpoint_of_pytorchs_examples_loads(tmp_path, source):
+    path, model = tmp_path / "model_best.pth.tar", Small()
+    examples_script(source, path)
+
+    load(model, path)
+
+    assert_equal(model, source)
+
+
+@pytest.mark.parametrize("prefix", ["model.", "model._orig_mod."])
+def test_lightnings_checkpoint_loads_and_other_tensors_are_reported(tmp_path, source, prefix):
+    path, model = tmp_path / "last.ckpt", Small()
+    lightning(source, path, prefix, **{"loss.weight": torch.ones(4)})
+
+    note = load(model, path)
+
+    assert note == (f"loaded 9 tensors of {path}: those of its attribute 'model'; not used: loss.weight")
+    assert_equal(model, source)
+
+
+def test_a_network_that_lightning_holds_twice_is_refused(tmp_path, source):
+    path = tmp_path / "last.ckpt"
+    state = {f"{name}.{key}": t for name in ("student", "teacher") for key, t in source.state_dict().items()}
+    torch.save({"state_dict": state}, path)
+
+    assert "holds this network 2 times, as student, teacher; save the state dict of one" in refusal(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused_and_change_nothing(tmp_path, source, value):
+    path, model = tmp_path / "w.safetensors", Small()
+    source.conv.weight.data[0, 0, 0, :2] = value
+    save_file(source.state_dict(), path)
+    before = model.conv.weight.clone()
+
+    assert "holds values that are not finite: conv.weight (2 of 162); its training had diverged" in refusal(path, model)
+    assert torch.equal(model.conv.weight, before)
+
+
+def test_a_zip_that_would_expand_is_refused(tmp_path, source):
+    torch.save({**source.state_dict(), "zeros": torch.zeros(2**19)}, tmp_path / "w.pth")
+    packed = tmp_path / "packed.pth"
+    with zipfile.ZipFile(tmp_path / "w.pth") as plain, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as out:
+        for name in plain.namelist():
+            out.writestr(name, plain.read(name))
+
+    assert "grows from" in refusal(packed)
+
+
+def test_the_table_says_what_became_of_every_tensor(tmp_path, source):
+    path, model = tmp_path / "w.safetensors", Small(classes=7)
+    state = {key: t for key, t in source.half().state_dict().items() if key != "bn.num_batches_tracked"}
+    save_file({**state, "bn.running_mean": torch.zeros(6)}, path)
+
+    rows = {row.name: (row.state, row.there, row.here) for row in load_weights(model, path, head="fc.").tensors}
+
+    assert list(rows) == list(model.state_dict())
+    assert rows["bn.running_mean"] == ("loaded", "6", "6")
+    assert rows["conv.weight"] == ("converted", "6x3x3x3 float16", "6x3x3x3")
+    assert rows["fc.weight"] == ("at random", "4x6 float16", "7x6")
+    assert rows["bn.num_batches_tracked"] == ("kept", "", "scalar int64")
 
 
 def test_old_torch_is_refused_for_pickles_only(tmp_path, source, monkeypatch):
@@ -295,5 +440,7 @@ def test_paths_that_cannot_be_weights_are_refused(tmp_path):
     (tmp_path / "w.onnx").touch()
 
     assert "does not exist" in refusal(tmp_path / "absent.pth")
-    assert "is not a file" in refusal(tmp_path)
-    assert "expected .safetensors, .pth, .pt or .h5" in refusal(tmp_path / "w.onnx")
+    assert "is a folder, but neither of a run (no checkpoints/ in it) nor of a checkpoint" in refusal(tmp_path)
+    assert "expected .safetensors, .pth, .pt, .tar, .ckpt, .bin or .h5, a run folder" in refusal(tmp_path / "w.onnx")
+    (tmp_path / "model.ckpt-7.index").touch()
+    assert f"give the prefix of a TensorFlow checkpoint, e.g. {tmp_path / 'model.ckpt-7'}" in refusal(tmp_path)
