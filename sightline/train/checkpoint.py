@@ -6,6 +6,7 @@ from the newest to the oldest; what does not match its manifest is moved to *.co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
