@@ -203,6 +203,17 @@ def runs(flags: Sequence[str]) -> None:
     print(overview.as_json(found) if arguments.json else overview.as_text(found, arguments.folder))
 
 
+def report(flags: Sequence[str]) -> None:
+    """Write an HTML page about a run, or compare several: `sightline report runs/resnet50`"""
+    parser = _parser("report", report)
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders")
+    parser.add_argument("--out", type=Path, help="the page; default: RUN/report.html, for several runs ./report.html")
+    arguments = parser.parse_args(flags)
+    from sightline.report import page
+
+    print(f"wrote {page.write_report(arguments.runs, arguments.out)}; open it in a browser")
+
+
 def average(flags: Sequence[str]) -> None:
     """Average the weights of checkpoints into a new one: `sightline average runs/resnet50 --out DIR`"""
     parser = _parser("average", average)
@@ -289,6 +300,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "evaluate": evaluate,
     "predict": predict,
     "runs": runs,
+    "report": report,
     "list": list_recipes,
     "average": average,
     "benchmark": benchmark,

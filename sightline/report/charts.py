@@ -1,0 +1,112 @@
+"""Charts of a report as SVG: lines over steps. Colours come from the page's style, so they suit light and dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+Points = Sequence[tuple[float, float]]  # x and y; a y that is not finite breaks the line
+
+WIDTH, HEIGHT = 640, 240
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 30
+MOST_POINTS = 600  # of one line; more are averaged
+COLOURS = 8  # of the page's style: --c0 to --c7
+_LOG_FROM = 300.0  # ratio of the largest to the smallest value from which the axis is logarithmic
+
+
+def line_chart(series: Mapping[str, Points], x_name: str = "step") -> str:
+    """Draw lines by name; "" if none has a finite point."""
+    lines = {name: _thinned(points) for name, points in series.items()}
+    values = [y for points in lines.values() for _, y in points if math.isfinite(y)]
+    if not values:
+        return ""
+    xs = [x for points in lines.values() for x, _ in points]
+    x_axis, y_axis = _Axis(min(xs), max(xs), LEFT, WIDTH - RIGHT), _y_axis(values)
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(", ".join(lines))}">']
+    for tick in y_axis.ticks():
+        y = y_axis.place(tick)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(tick)}</text>')
+    for tick in x_axis.ticks():
+        x = x_axis.place(tick)
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{short(tick)}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end" class="dim">{escape(x_name)}</text>')
+    for number, points in enumerate(lines.values()):
+        colour = f"var(--c{number % COLOURS})"
+        for stretch in _unbroken(points):
+            placed = " ".join(f"{x_axis.place(x):.1f},{y_axis.place(y):.1f}" for x, y in stretch)
+            if len(stretch) == 1:
+                at = placed.partition(",")
+                parts.append(f'<circle cx="{at[0]}" cy="{at[2]}" r="3" fill="{colour}"/>')
+            else:
+                parts.append(f'<polyline points="{placed}" stroke="{colour}"/>')
+    return "".join([*parts, "</svg>", _legend(list(lines)) if len(lines) > 1 else ""])
+
+
+def short(value: float) -> str:
+    """Format a number in a few letters: 1.5k, 0.02, 3e-05."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else str(value)
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size <= abs(value) < 1e12:
+            return f"{value / size:.4g}{letter}"
+    return f"{value:.3g}"
+
+
+class _Axis:
+    def __init__(self, low: float, high: float, start: float, end: float, is_log: bool = False):
+        self.is_log = is_log
+        self.low, self.high = (math.log10(low), math.log10(high)) if is_log else (low, high)
+        if self.high - self.low < 1e-12 * max(1.0, abs(self.high)):  # one value only: in the middle
+            self.low, self.high = self.low - (abs(self.low) or 1) * 0.1, self.high + (abs(self.high) or 1) * 0.1
+        self.start, self.end = start, end
+
+    def place(self, value: float) -> float:
+        """Return where a value lies in the image."""
+        at = math.log10(value) if self.is_log else value
+        return self.start + (at - self.low) / (self.high - self.low) * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        """Return about five round numbers within the axis."""
+        if self.is_log:
+            every = max(1, math.ceil((self.high - self.low) / 5))
+            return [10.0**power for power in range(math.ceil(self.low), math.floor(self.high) + 1, every)]
+        rough = (self.high - self.low) / 5
+        base = 10.0 ** math.floor(math.log10(rough))
+        step = next(base * factor for factor in (1, 2, 5, 10) if base * factor >= rough)
+        first = math.ceil(self.low / step)
+        return [number * step for number in range(first, math.floor(self.high / step) + 1)]
+
+
+def _y_axis(values: Sequence[float]) -> _Axis:
+    low, high = min(values), max(values)
+    is_log = low > 0 and high / low > _LOG_FROM
+    if not is_log:
+        low, high = low - 0.05 * (high - low), high + 0.05 * (high - low)
+    return _Axis(low, high, HEIGHT - BOTTOM, TOP, is_log)
+
+
+def _thinned(points: Points) -> list[tuple[float, float]]:
+    """Average neighbours until there are few enough; one that is not finite stays visible as a gap."""
+    size = -(-len(points) // MOST_POINTS) or 1
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
+
+
+def _unbroken(points: Points) -> list[list[tuple[float, float]]]:
+    stretches: list[list[tuple[float, float]]] = [[]]
+    for x, y in points:
+        if math.isfinite(y):
+            stretches[-1].append((x, y))
+        elif stretches[-1]:
+            stretches.append([])
+    return [stretch for stretch in stretches if stretch]
+
+
+def _legend(names: Sequence[str]) -> str:
+    items = (
+        f'<span><i style="background:var(--c{number % COLOURS})"></i>{escape(name)}</span>'
+        for number, name in enumerate(names)
+    )
+    return f'<p class="legend">{"".join(items)}</p>'

@@ -1,0 +1,131 @@
+"""What a run folder tells: its curves, scores, events, config and environment. Imports no torch.
+
+Every file may be missing, damaged or of another version: what cannot be read is listed, and the rest is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sightline.errors import UsageError
+from sightline.files.plain_yaml import read_yaml
+from sightline.files.typed_json import loads, read_json
+from sightline.runs.folder import BEST_SCORES, MAX_SCORES_BYTES
+from sightline.runs.overview import CONFIG, LOG, MAX_LINE_BYTES, RunSummary, find_runs
+
+SCORES, ENVIRONMENT = "scores.json", "environment.json"
+MOST_EVENTS = 200
+CURVES = {"train": "train", "evaluate": "evaluate"}  # event -> group of curves
+NOT_CURVES = {"event", "time", "epoch", "step", "samples", "eta_s", "volumes"}
+TOLD = {  # events that a reader looks for, and their sentence
+    "start": "started at step {step}",
+    "resume": "resumed from {checkpoint}, step {step}",
+    "warning": "warning: {text}",
+    "bad_step": "step {step} was not finite",
+    "exit": "ended with exit {code}: {reason}",
+}
+
+
+@dataclass
+class RunStory:
+    """One run."""
+
+    summary: RunSummary
+    fields: dict[str, str] = field(default_factory=dict)  # "part.field" -> value
+    environment: dict[str, Any] = field(default_factory=dict)
+    curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # "train/loss" -> (step, value)
+    best: dict[str, Any] = field(default_factory=dict)  # the content of scores-best.json
+    last: dict[str, Any] = field(default_factory=dict)  # the content of scores.json
+    events: list[tuple[float, str]] = field(default_factory=list)  # time and sentence
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """Return the best scores, or the last ones where there is no best."""
+        return self.best or self.last
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """Return a table of the scores; rows that are not objects are left out."""
+        tables = self.scores.get("tables")
+        found = tables.get(table) if isinstance(tables, dict) else None
+        return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+
+def read_story(folder: Path) -> RunStory:
+    """Read a run; UsageError if the folder is not one."""
+    summary = next((run for run in find_runs(folder) if Path(run.path) == folder.absolute()), None)
+    if summary is None:
+        raise UsageError(f"{folder} is not a run folder; give one that `sightline train` wrote, e.g. runs/resnet50")
+    story = RunStory(summary)
+    story.fields = _flat(_read(story, CONFIG, lambda: read_yaml(folder / CONFIG)))
+    story.environment = _read(story, ENVIRONMENT, lambda: read_json(folder / ENVIRONMENT, 2**20))
+    story.best = _read(story, BEST_SCORES, lambda: read_json(folder / BEST_SCORES, MAX_SCORES_BYTES))
+    story.last = _read(story, SCORES, lambda: read_json(folder / SCORES, MAX_SCORES_BYTES))
+    try:
+        _read_log(folder / LOG, story)
+    except OSError as error:
+        story.problems.append(f"{LOG} cannot be read: {error.strerror}")
+    return story
+
+
+def _read(story: RunStory, name: str, read: Any) -> dict[str, Any]:
+    try:
+        found = read()
+    except FileNotFoundError:
+        return {}
+    except (UsageError, OSError, ValueError) as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            story.problems.append(f"{name} cannot be read: {error}"[:300])
+        return {}
+    if not isinstance(found, dict):
+        story.problems.append(f"{name} does not hold an object")
+        return {}
+    return found
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for part, values in config.items():
+        for name, value in values.items() if isinstance(values, dict) else [("", values)]:
+            found[f"{part}.{name}".rstrip(".")] = str(value)
+    return found
+
+
+def _read_log(path: Path, story: RunStory) -> None:
+    """Collect curves and events. A run that was rewound or resumed repeats steps: the later value counts."""
+    curves: dict[str, dict[float, float]] = {}
+    broken = 0
+    with path.open("rb") as file:
+        for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
+            try:
+                event = loads(line)
+                kind, time = str(event["event"]), float(event["time"])
+            except (ValueError, KeyError, TypeError):
+                broken += 1
+                continue
+            if kind in CURVES and _is_number(event.get("step")):
+                for name, value in event.items():
+                    if name not in NOT_CURVES and (value is None or _is_number(value)):
+                        points = curves.setdefault(f"{CURVES[kind]}/{name}", {})
+                        points[event["step"]] = math.nan if value is None else value
+            elif kind in TOLD and len(story.events) < MOST_EVENTS:
+                story.events.append((time, _sentence(kind, event)))
+    if broken > 1:  # the last line of a run that was killed may be half a line
+        story.problems.append(f"{broken} lines of {LOG} cannot be read")
+    story.curves = {name: sorted(points.items()) for name, points in curves.items()}
+
+
+def _sentence(kind: str, event: Mapping[str, Any]) -> str:
+    try:
+        return TOLD[kind].format(**event)[:500]
+    except (KeyError, IndexError, ValueError):
+        return kind
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

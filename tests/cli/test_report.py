@@ -1,0 +1,193 @@
+"""`sightline report`: what the page says of good, odd and damaged runs, and what a browser makes of it."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from sightline.report.charts import line_chart
+
+SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--run.workers=0"]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Page(HTMLParser):
+    """Text, tags and attributes of a page; every tag must be closed by its own name."""
+
+    VOID = frozenset({"meta", "img", "br", "line", "circle", "polyline", "!doctype"})
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.texts: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag, tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, shapes: Path) -> Path:
+    """A run of two epochs on class folders of which one is called <script>; for reading only."""
+    from sightline import cli
+
+    work = tmp_path_factory.mktemp("report")
+    data = work / "data"
+    shutil.copytree(shapes, data)
+    for split in ("train", "val"):
+        sorted((data / split).iterdir())[0].rename(data / split / "<script>alert(1)<")
+    flags = ["--data", str(data), "--out", str(work / "run"), "--epochs=2", *SMALL, "--run.device=cpu"]
+    assert cli.main(["train", "demo_classification", *flags]) == 0
+    return work / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    return tmp_path / "run"
+
+
+def test_a_page_tells_the_run_and_refers_to_nothing_outside(sightline, run: Path):
+    said = sightline("report", run)
+    assert said.code == 0 and said.out == f"wrote {run / 'report.html'}; open it in a browser\n"
+    page = Page(run / "report.html")
+    scores = json.loads((run / "scores-best.json").read_text())
+    assert f"top1 {scores['values']['top1']:.4f}" in page.text
+    for title in ("Curves", "Classes", "Confusions", "Most wrong samples", "Command", "Events", "Environment"):
+        assert title in page.text
+    assert "Command sightline " in page.text and "ended with exit 0: finished" in page.text
+    assert page.tags.count("svg") == 6 and "script" not in page.tags
+    assert page.tags.count("img") == len(page.links) == min(12, len(scores["worst"])) > 0
+    assert all(link.startswith("data:image/jpeg;base64,") for link in page.links)
+    assert not re.search(r"https?://|url\(|@import", (run / "report.html").read_text())
+
+
+def test_names_stay_text(sightline, run: Path):
+    assert sightline("report", run).code == 0
+    page = Page(run / "report.html")
+    assert "<script>alert(1)<" in page.text and "script" not in page.tags
+
+
+def test_several_runs_stand_side_by_side_with_what_differs(sightline, run: Path, tmp_path: Path):
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace("momentum: 0.9", "momentum: 0.5"))
+    said = sightline("report", run, other, "--out", tmp_path / "both.html")
+    assert said.code == 0, said
+    text = Page(tmp_path / "both.html").text
+    assert "2 runs" in text and "optimizer.momentum 0.9 0.5" in text and "optimizer.lr" in text
+    differing = text.partition("What differs")[2].partition("the whole page")[0]
+    assert "optimizer.lr" not in differing
+
+
+def rewritten(path: Path, change) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def many_classes(scores: dict) -> None:
+    scores["tables"]["classes"] = [{"class": f"c{i}", "top1": i / 1000, "samples": 5} for i in range(1000)]
+
+
+ODD = {
+    "log.jsonl is gone": lambda run: (run / "log.jsonl").unlink(),
+    "log.jsonl is garbage": lambda run: (run / "log.jsonl").write_bytes(b"\xff\x00{]\n" * 5),
+    "scores are gone": lambda run: [path.unlink() for path in run.glob("scores*.json")],
+    "scores are a list": lambda run: (run / "scores-best.json").write_text("[1]"),
+    "scores are half a file": lambda run: (run / "scores-best.json").write_text('{"values": {"top1"'),
+    "scores are NaN": lambda run: rewritten(run / "scores-best.json", lambda s: s["values"].update(top1=None)),
+    "tables are odd": lambda run: rewritten(run / "scores-best.json", lambda s: s.update(tables=5, worst={"a": 1})),
+    "1,000 classes": lambda run: rewritten(run / "scores-best.json", many_classes),
+    "config.yaml is garbage": lambda run: (run / "config.yaml").write_text("a: [b"),
+    "environment is gone": lambda run: (run / "environment.json").unlink(),
+    "the images are gone": lambda run: (run / "config.yaml").write_text(
+        re.sub(r"path: .*", "path: /nowhere/at/all", (run / "config.yaml").read_text())
+    ),
+    "times are odd": lambda run: (run / "log.jsonl").write_text('{"event": "exit", "time": 1e300, "code": 0}\n' * 3),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_an_odd_or_damaged_run_still_gets_a_page(sightline, run: Path, odd: str):
+    ODD[odd](run)
+    said = sightline("report", run)
+    assert said.code == 0, said
+    page = Page(run / "report.html")
+    assert "run" in page.texts and len(page.text) > 100
+    if odd in ("log.jsonl is garbage", "scores are half a file", "scores are a list", "config.yaml is garbage"):
+        assert "cannot be read" in page.text or "does not hold an object" in page.text
+    if odd == "1,000 classes":
+        assert "960 more" in page.text
+
+
+def test_what_is_not_a_run_is_refused(sightline, tmp_path: Path):
+    said = sightline("report", tmp_path)
+    assert said.code == 2 and "is not a run folder; give one that `sightline train` wrote" in said.err
+
+
+def test_lines_are_drawn_where_the_numbers_are():
+    drawn = line_chart({"a": [(0, 1.0), (5, 3.0), (10, 2.0)]})
+    ((points,),) = [re.findall(r'<polyline points="([^"]*)"', drawn)]
+    xs, ys = zip(*(map(float, pair.split(",")) for pair in points.split()), strict=True)
+    assert (xs[1] - xs[0]) == pytest.approx(xs[2] - xs[1], abs=0.11) and xs[0] == 64 and xs[2] == 628
+    assert (ys[0] - ys[1]) == pytest.approx(2 * (ys[0] - ys[2]), abs=0.21) and ys[1] < ys[2] < ys[0]
+
+
+def test_gaps_single_points_and_wide_ranges():
+    broken = line_chart({"a": [(0, 1.0), (1, 2.0), (2, math.nan), (3, 1.0), (4, 3.0)]})
+    assert broken.count("<polyline") == 2
+    assert line_chart({"a": [(3, 0.5)]}).count("<circle") == 1
+    assert line_chart({"a": [(0, math.inf)]}) == "" and line_chart({}) == ""
+    wide = line_chart({"a": [(0, 1e-3), (1, 1.0), (2, 1e3)]})
+    ys = [float(pair.split(",")[1]) for pair in re.findall(r'points="([^"]*)"', wide)[0].split()]
+    assert ys[0] - ys[1] == pytest.approx(ys[1] - ys[2], abs=0.2)  # logarithmic
+    long = line_chart({"a": [(i, 1.0 + i % 2) for i in range(100_000)]})
+    assert len(long) < 20_000
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium (Debian: apt install chromium)")
+@pytest.mark.parametrize("width", [1280, 375])
+def test_a_browser_shows_it_without_errors_and_without_sideways_scrolling(sightline, run: Path, tmp_path, width: int):
+    assert sightline("report", run).code == 0
+    page = run / "report.html"
+    # An iframe has the width of a phone; windows of headless Chromium are at least 500 pixels wide.
+    probe = tmp_path / "probe.html"
+    probe.write_text(
+        f'<iframe id="f" style="width:{width}px;height:800px" src="{page.as_uri()}"></iframe><script>'
+        "document.getElementById('f').onload = (e) => { const d = e.target.contentDocument;"
+        "const images = [...d.images]; document.title = JSON.stringify({"
+        "wide: d.documentElement.scrollWidth, seen: images.filter(i => i.naturalWidth > 0).length,"
+        "all: images.length, scripts: d.scripts.length}); }</script>"
+    )
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--enable-logging=stderr"]
+    flags += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=4000", "--dump-dom"]
+    shown = subprocess.run([CHROMIUM, *flags, probe.as_uri()], capture_output=True, text=True, timeout=60)
+    found = json.loads(re.search(r"<title>(.*?)</title>", shown.stdout)[1])
+    assert found["wide"] <= width and found["seen"] == found["all"] > 0 and found["scripts"] == 0, found
+    assert not re.search(r"CONSOLE.*(error|refused|violat)", shown.stderr, re.IGNORECASE), shown.stderr
