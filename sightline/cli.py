@@ -109,6 +109,8 @@ def train(flags: Sequence[str]) -> None:
 
         own = rest[0] if rest[0].endswith(".py") else ""
         print(ending.as_text(folder, checkpoint.find(folder, "best").name, own))
+        if page := _written_page(folder):
+            print(f"report: {page}")
 
 
 def evaluate(flags: Sequence[str]) -> None:
@@ -371,6 +373,16 @@ def _complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _written_page(folder: Path) -> str:
+    """Write the report of a run that is over; "" if that fails, which is no reason to fail the run."""
+    from sightline.report.page import write_report
+
+    try:
+        return str(write_report([folder]))
+    except (OSError, ValueError, SightlineError):
+        return ""
 
 
 def _overview() -> str:

@@ -205,7 +205,7 @@ def _samples(story: RunStory) -> str:
         said = "; ".join(
             f"{key} {as_score(value) if _is_score(value) else value}"
             for key, value in row.items()
-            if key not in ("index", "name", "file")
+            if key not in ("index", "name", "path")
         )
         image = _thumbnail(_file_of(story, row))
         source = f'<img alt="" src="{image}">' if image else ""
@@ -217,7 +217,9 @@ def _samples(story: RunStory) -> str:
 
 def _file_of(story: RunStory, row: dict[str, Any]) -> Path | None:
     """Return the image of a sample, if it is a file below the data of the run."""
-    name, data = row.get("file") or row.get("name"), story.summary.data
+    name, data, path = row.get("name"), story.summary.data, row.get("path")
+    if isinstance(path, str) and Path(path).is_file():
+        return Path(path)
     if not isinstance(name, str) or not data:
         return None
     places = (Path(data), *(Path(data) / split for split in ("val", "valid", "validation", "test", "train")))

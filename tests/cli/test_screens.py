@@ -65,6 +65,7 @@ def test_the_last_screen_names_the_best_what_is_hardest_what_was_skipped_and_com
     said = sightline("train", NAME, *SMALL, *HERE, *flags)
     assert said.code == 0, said
     screen = said.out[said.out.index("\nfinished: ") + 1 :].splitlines()
+    assert screen.pop() == "report: my run/report.html"
     assert len(screen) <= 12 and max(map(len, screen)) <= 80
     assert screen[0].startswith("finished: best top1 0.")
     assert re.fullmatch(r"results are in my run; evaluate and predict use ckpt-000000(05|10)", screen[1])
@@ -128,7 +129,7 @@ def masked(line: str) -> str:
     line = re.sub(r"(?<=  )\w+ +top1 (?=[\d.]+ of)", "CLASS top1 ", line)
     line = re.sub(r"\w+ taken for \w+", "CLASS taken for CLASS", line)
     line = re.sub(r"[^ ]*/val/\w+/", "PATH/", line)
-    line = re.sub(r"(results are in|sightline evaluate|sightline predict) [^ ;]+", r"\1 RUN", line)
+    line = re.sub(r"(results are in|sightline evaluate|sightline predict|report:) [^ ;]+", r"\1 RUN", line)
     return re.sub(r"\d[\d.,:]*(e[+-]\d+)?", "N", line)
 
 
@@ -136,7 +137,7 @@ def test_the_documented_screens_are_those_of_the_command(sightline, shapes: Path
     text = (REPO / "docs" / "runs.md").read_text(encoding="utf-8")
     blocks = [found.splitlines() for found in re.findall(r"^```text\n(.*?)^```", text, flags=re.M | re.S)]
     [(command, *first)] = [block for block in blocks if block[0].startswith("$ ")]
-    [last] = [block for block in blocks if block[-1].startswith("  sightline predict ")]
+    [last] = [block for block in blocks if block[-1].startswith("report: ")]
     assert max(map(len, [*first, *last])) <= 80
     here = {"demo/shapes/classification": str(shapes), "demo/run": str(tmp_path / "run"), "5": "2"}
     said = sightline(*(here.get(word, word) for word in shlex.split(command)[2:]), *SMALL, *HERE)
