@@ -65,9 +65,6 @@ def _refuse_flags(command: str, recipe: str, flags: Sequence[str], known: Fields
         name = flag.partition("=")[0].replace("_", "-")
         if not name.startswith("--") or name in names or name in ("--", "--help"):
             continue
-        if name in ALIASES.values():  # perhaps written out by expand()
-            short = next(short for short, long in ALIASES.items() if long == name)
-            raise UsageError(f"{recipe} has no {name} (short: {short}); leave it out")
         near = " or ".join(nearest(name, known))
         hint = f" did you mean {near}?" if near else ""
         own = f"; `sightline {command} --help` shows those of {command}" if command != "train" else ""

@@ -230,8 +230,8 @@ class _Steps:
                 return time.perf_counter() - started
 
             is_alone = self.world.size == 1  # else all ranks make equally many steps: a loss may have sums over ranks
-            times = [timed(0)]  # also allocates and chooses kernels
-            if times[0] < LONGEST_STEP_S or not is_alone:
+            times = [timed(0)]  # also allocates and chooses kernels; on an accelerator it may compile some for minutes
+            if times[0] < LONGEST_STEP_S or not is_alone or self.device.kind != "cpu":
                 times = [timed(1)]
                 while len(times) < TIMED_STEPS or (is_alone and sum(times) < TIMED_S):
                     times.append(timed(1 + len(times)))

@@ -41,7 +41,7 @@ class StopSignals:
         self._flag: tuple[Tensor, Any] | None = None
         self._agreed_at: float | None = None
         self._has_timed_step = False
-        self._leaving = threading.Lock()
+        self._leaving, self._saying = threading.Lock(), threading.Lock()
         self._wakeup_before = -1
         self._pipe = (-1, -1)
         self._thread: threading.Thread | None = None
@@ -124,7 +124,9 @@ class StopSignals:
             for number in numbers:
                 if first_at is None and number in HANDLED:
                     first_at = time.monotonic()
-                    self._say(self._answer(number))
+                    with self._saying:
+                        if not self._leaving.locked():  # else a second signal was faster
+                            self._say(self._answer(number))
                 elif number == signal.SIGINT and first_at and time.monotonic() - first_at > ONE_KEYSTROKE_S:
                     self._leave(number)
             if END[0] in numbers:
@@ -139,7 +141,8 @@ class StopSignals:
         """End the process, unless the other thread is just doing it."""
         if self._leaving.acquire(blocking=False):
             resumes = "left without saving; the same command resumes from the last checkpoint, if there is one"
-            self._say(resumes if self.saves else "left at once", SHOW_CURSOR)
+            with self._saying:
+                self._say(resumes if self.saves else "left at once", SHOW_CURSOR)
             os._exit(128 + number)
 
     def _say(self, text: str, to_terminal: bytes = b"") -> None:

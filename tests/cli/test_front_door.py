@@ -134,9 +134,6 @@ def test_unknown_flags_beside_a_config_file_get_a_suggestion(sightline, tmp_path
 def test_words_without_a_neighbour_get_no_suggestion(sightline):
     said = sightline("train", "resnet50", "--xyzzy", 3)
     assert said.code == 2 and "unknown flag --xyzzy" in said.err and "did you mean" not in said.err
-    said = sightline("train", "unet2d", "--weights", "a.pth")
-    assert said.code == 2 and "unet2d has no --model.weights (short: --weights)" in said.err
-    assert "--model.weights" not in sightline("train", "unet2d", "--weigths", "a.pth").err
     said = sightline("train", "resnet50", "images", "--epochs", 3)
     assert said.code == 2 and "e.g. --data.path images" in said.err
 
