@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import itertools
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,8 @@ def train(recipe: Recipe, run: Run) -> Scores:
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyboardInterrupt):
+            code, reason = 128 + signal.SIGINT, "stopped by Ctrl-C before the first step"
         if not world.is_loss(error):
             raise
         ignore_stops()  # also where ranks have not met yet

@@ -85,6 +85,8 @@ def decode_values(data: bytes, name: str) -> np.ndarray:
     header = read_header(data, name)
     with _as_bad_sample(name, header), _opened_with_pillow(data, header) as image:
         if not header.is_grey and image.mode not in _ONE_SAMPLE:
+            if header.format == "PNG" and data[_PNG_DEPTH_AT] == 16:
+                raise Damaged("colours of 16 bits, of which only the high byte can be read; save it as grey")
             values = _to_rgb(image)
         elif image.mode == "1":
             values = np.asarray(image).astype(np.uint8)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sightline.data import sources
 from sightline.data.sources import Images, SourceOptions, decathlon
-from sightline.data.sources.layouts import NAMES, SPLIT, Layout, counted
+from sightline.data.sources.layouts import NAMES, Layout, counted, kept_split
 from sightline.errors import BadData
 from sightline.fields import data_of, named
 from sightline.files.plain_yaml import read_yaml
@@ -40,10 +40,11 @@ def of_recipe(name: str, flags: Sequence[str], config: Path | None, wants_line: 
     parts = [part if isinstance(part, dict) else {} for part in (stored.get("data"), stored.get("run"))]
     typed = {**{key: str(value) for key, value in parts[0].items()}, **typed}
     is_decided = {"classes", "task"} & set(typed) or declared.get("classes") == "0"
-    if not typed.get("path") or data_class not in DATA_CLASSES or (is_decided and not wants_line):
+    path = typed.get("path", "")
+    if not path or "\0" in path or data_class not in DATA_CLASSES or (is_decided and not wants_line):
         return Found()
     run = named(flags).get("run.out") or parts[1].get("out") or f"runs/{Path(name).stem}"
-    return look(data_class, typed["path"], typed, declared, Path(str(run)))
+    return look(data_class, path, typed, declared, Path(str(run)))
 
 
 def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping[str, str], run: Path) -> Found:
@@ -57,7 +58,7 @@ def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping
     except (KeyError, ValueError):  # a user's own data; or not a number, which the parser of the flags says
         return Found()
     wanted = numbers[1]
-    split_file = values.get("split") or (str(run / SPLIT) if (run / SPLIT).is_file() else "")
+    split_file = kept_split(run) or values.get("split", "")
     options = SourceOptions(*numbers, split_file, skips_missing=values.get("on_bad_sample") == "skip")
     opener, kind = OPENERS[data_class], values.get("source", "auto")
 

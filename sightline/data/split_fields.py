@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from sightline.data.sources import Images
-from sightline.data.sources.layouts import DESCRIPTION, SPLIT
+from sightline.data.sources.layouts import DESCRIPTION, SPLIT, kept_split
 from sightline.errors import UsageError
 from sightline.files.plain_yaml import to_text
 from sightline.parts import undecisive
@@ -31,9 +31,8 @@ class SplitFields:
             raise UsageError(f"val_fraction={self.val_fraction} must be between 0 and 1, e.g. 0.2")
 
     def in_run(self, folder: Path) -> Self:
-        """Return these fields with the split that a run keeps, if it keeps one and no other was asked for."""
-        kept = folder / SPLIT
-        return dataclasses.replace(self, split=str(kept)) if not self.split and kept.is_file() else self
+        """Return these fields with the split that a run keeps, if it keeps one: the first start decides."""
+        return dataclasses.replace(self, split=kept_split(folder) or self.split)
 
 
 def kept_of(source: Images) -> dict[str, str]:

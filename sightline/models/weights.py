@@ -87,9 +87,10 @@ def _check_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], pa
 
 
 def _check_finite(state: Mapping[str, Tensor], path: str) -> None:
-    bad = [key for key, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+    as_loaded = {key: tensor.float() for key, tensor in state.items() if tensor.is_floating_point()}
+    bad = [key for key, tensor in as_loaded.items() if not tensor.isfinite().all()]
     if bad:
-        shares = [f"{key} ({int((~state[key].isfinite()).sum())} of {state[key].numel()})" for key in bad]
+        shares = [f"{key} ({int((~as_loaded[key].isfinite()).sum())} of {state[key].numel()})" for key in bad]
         raise BadCheckpoint(
             f"{path} holds values that are not finite: {first_of(shares)}; its training had diverged, "
             f"choose an earlier checkpoint"

@@ -58,6 +58,7 @@ class Choice(NamedTuple):
 def measure_batch(recipe: Recipe, run: Run, device: Device, world: World) -> tuple[int, str]:
     """Return the global batch and a line that says why; the same on all ranks."""
     dataset = recipe.data.open("train", recipe.train.seed)
+    recipe = replace(recipe, task=recipe.task.for_data(dataset.spec))
     sizes, end = possible_sizes(recipe, run, dataset, device, world)
     sizes = sizes[: -world.largest(-len(sizes))]  # hosts may have different room for the loader
     room, fits = _room(device, world)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from sightline import config
 from sightline.config import Recipe, Run
@@ -38,7 +39,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     cfg = recipe.train
     with StopSignals(world) as signals:
         # Open the data and choose their order. What cannot be traced, scored or watched fails here, before slow work.
-        data = recipe.data.in_run(log.folder.path)
+        data = recipe.data.in_run(_where_split_is_kept(run, log.folder.path))
         sets = {split: data.open(split, cfg.seed) for split in ("train", "val")}
         recipe = replace(recipe, task=recipe.task.for_data(sets["train"].spec))
         bound = {split: dataset.bind(device, cfg.global_batch) for split, dataset in sets.items()}
@@ -59,7 +60,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         over = _why_over(recipe, progress, progress.epoch, length)
         state.notes += longer.notes(recipe, progress, saver.epochs_before, length, over)
         # Written after resume, so that a rejected start cannot overwrite the run's config.
-        _write_facts(recipe, run, device, world, sets["train"], log)
+        _write_facts(recipe, run, device, world, sets["train"], log, resumed)
         _refuse_diverged(recipe, progress)
         scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
         if over:
@@ -155,12 +156,22 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     return scores
 
 
-def _write_facts(recipe: Recipe, run: Run, device: Device, world: World, data: Dataset, log: RunLog) -> None:
+def _where_split_is_kept(run: Run, folder: Path) -> Path:
+    """Return the run folder, or that of the run which a first start resumes from."""
+    if run.resume in ("auto", "never") or any(folder.glob("checkpoints/ckpt-*")):
+        return folder
+    other = Path(run.resume)
+    return other.parent.parent if other.parent.name == "checkpoints" else other
+
+
+def _write_facts(
+    recipe: Recipe, run: Run, device: Device, world: World, data: Dataset, log: RunLog, resumed: bool
+) -> None:
     """Write what this start runs with; what is kept of the data stays as the first start wrote it."""
     log.folder.write("environment.json", json.dumps(environment(device, world.size), indent=1) + "\n")
     log.folder.write("config.yaml", config.dump(recipe, run))
     for name, text in data.kept.items():
-        if not (log.folder.path / name).exists():
+        if not resumed or not (log.folder.path / name).exists():
             log.folder.write(name, text)
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from sightline.data.sources import folder
 from sightline.data.sources.layouts import chosen_for_val
+from sightline.errors import BadData, BadSample
 
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--run.workers=0"]
 SHORT = [*SMALL, "--train.epochs=1", "--train.global-batch=8", "--run.device=cpu"]
@@ -162,6 +163,80 @@ def test_a_description_that_is_wrong_is_refused(sightline, pets: Path, tmp_path:
     said = sightline("train", "demo_classification", "--data", file, "--out", tmp_path / "run")
     assert said.code == 2 and not (tmp_path / "run").exists(), said
     assert re.search(message, said.err), said
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_classes_may_be_called_like_splits_and_folders_of_other_layouts(pets: Path, tmp_path: Path, split: bool):
+    names = ["train", "test", "images"] if split else ["train", "test"]
+    for old, new in zip(sorted(os.listdir(pets)), names, strict=False):
+        (pets / old).rename(pets / new)
+    root = pets
+    if split:
+        root = tmp_path / "split"
+        shutil.copytree(pets, root / "train")
+        shutil.copytree(pets, root / "val")
+    assert folder.detect(str(root)) and set(names) < set(folder.open_source(str(root), "train").classes)
+
+
+def test_a_val_folder_without_classes_is_an_error_and_an_unsorted_test_set_is_not(pets: Path, tmp_path: Path):
+    root = tmp_path / "split"
+    shutil.copytree(pets, root / "train")
+    (root / "test").mkdir()
+    shutil.copy(sorted(pets.rglob("*.*"))[0], root / "test")
+    assert folder.open_source(str(root), "val").held_out is not None
+    (root / "test").rename(root / "val")
+    with pytest.raises(BadData, match="split/val holds no class folders; expected"):
+        folder.open_source(str(root), "val")
+
+
+def test_train_is_preferred_to_train_in_other_letters(pets: Path, tmp_path: Path):
+    for name in ("Train", "train"):
+        shutil.copytree(pets, tmp_path / "both" / name)
+    assert folder.open_source(str(tmp_path / "both"), "train").root.name == "train"
+
+
+def test_reading_is_bounded(pets: Path):
+    source = folder.open_source(str(pets), "train")
+    (pets / source.name(0)).unlink()
+    (pets / source.name(0)).symlink_to("/dev/zero")
+    with pytest.raises(BadSample, match="is not a regular file"):
+        source.read(0)
+
+
+def test_the_split_that_a_run_keeps_decides_from_any_directory(sightline, pets: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [folder.open_source(str(pets), "train").name(i) for i in (0, 9)]
+    (tmp_path / "mine.json").write_text(json.dumps({"val": names}))
+    flags = ["--data", pets, "--data.split", "mine.json", *SHORT]
+    assert "38 + 2 images" in found(sightline("train", "demo_classification", *flags, "--out", tmp_path / "run"))
+    (tmp_path / "mine.json").unlink()
+    monkeypatch.chdir("/")
+    assert "on 2 samples" in sightline("evaluate", tmp_path / "run").out
+    # A run that begins with another one's checkpoint validates on the images that the other did not train on.
+    flags = ["--data", pets, *SHORT, "--train.epochs=2", "--out", tmp_path / "next", "--resume", tmp_path / "run"]
+    assert sightline("train", "demo_classification", *flags).code == 0
+    assert json.loads((tmp_path / "next" / "split.json").read_text())["val"] == names
+
+
+def test_a_start_that_failed_before_its_first_checkpoint_decides_no_split(sightline, pets: Path, tmp_path: Path):
+    image = pets / folder.open_source(str(pets), "train").name(0)
+    whole = image.read_bytes()
+    image.write_bytes(b"broken")
+    out = tmp_path / "run"
+    assert sightline("train", "demo_classification", "--data", pets, "--out", out, *SHORT).code == 3
+    image.write_bytes(whole)
+    said = sightline("train", "demo_classification", "--data", pets, "--out", out, *SHORT, "--data.val-fraction=0.5")
+    assert said.code == 0 and "20 + 20 images" in found(said), said
+    assert len(json.loads((out / "split.json").read_text())["val"]) == 20
+
+
+@pytest.mark.parametrize(
+    "text", ['{"val": ["\\ud800"]}', '{"val": []}', "[]", '{"val": [1]}', "{", '{"val": ["no such"]}']
+)
+def test_a_split_file_that_cannot_be_one_is_refused(sightline, pets: Path, tmp_path: Path, text: str):
+    (tmp_path / "split.json").write_text(text)
+    said = sightline("train", "demo_classification", "--data", pets, "--data.split", tmp_path / "split.json")
+    assert (said.code == 3 and "split" in said.err and "give" in said.err) or "expected" in said.err, said
 
 
 # Classes

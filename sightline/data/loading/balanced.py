@@ -14,7 +14,7 @@ import numpy as np
 
 from sightline.data.draws import generator
 from sightline.data.loading.order import TrainOrder, permutation
-from sightline.errors import UsageError
+from sightline.errors import BadData, UsageError
 
 
 class ClassMembers:
@@ -25,6 +25,8 @@ class ClassMembers:
         ends = np.searchsorted(labels[order], np.arange(classes + 1))  # others belong to damaged records
         parts = [order[start:end] for start, end in itertools.pairwise(ends)]
         self.of_class = [part for part in parts if len(part)]
+        if not self.of_class:
+            raise BadData("sampling=balanced: no training sample has a label of a class; `sightline check` lists them")
 
 
 @lru_cache(maxsize=4)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.formats.image_headers import MAX_BYTES, jpeg_sides, read_header
+from sightline.data.inputs import read_bytes
 from sightline.data.sources import BoxSource, Objects, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations
 from sightline.data.sources.layouts import (
@@ -65,12 +66,7 @@ class BoxImages(BoxSource):
         path = self.folder / self.annotations.names[index]
         if path.suffix == ".txt":
             raise BadSample(self.name(index), "a label without an image; add the image or remove the label")
-        try:
-            if path.stat().st_size > MAX_BYTES:
-                raise BadSample(self.name(index), f"more than the {MAX_BYTES} bytes allowed for one image; shrink it")
-            return path.read_bytes()
-        except OSError as error:
-            raise BadSample(self.name(index), f"cannot be read: {error.strerror}") from error
+        return read_bytes(path, self.name(index))
 
     def objects(self, index: int) -> Objects:
         return self.annotations.objects(index)

@@ -15,22 +15,26 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table
 from sightline.data.sources.layouts import IMAGES, Layout, Place
-from sightline.errors import BadData, BadSample
+from sightline.errors import BadData
 from sightline.parts import Split
 
 # Below, listing again takes less than a second and sees every size; a million files on a slow disk take minutes.
 MIN_KEPT = 20_000
-# Folders of other layouts: where one of these is, its neighbours are not classes.
-_NOT_CLASSES = {"annotations", "images", "labels", "masks", "imagesets", "jpegimages", "imagestr", "labelstr"}
-_NOT_CLASSES |= {name for names in layouts.NAMES.values() for name in names}
+# Folders of other layouts: where one of these lies beside images, `auto` does not take its neighbours for classes.
+_FOREIGN = {"annotations", "images", "labels", "masks", "imagesets", "jpegimages", "imagestr", "labelstr"}
+_SPLIT_NAMES = {name for names in layouts.NAMES.values() for name in names}
 _DEPTH = 3  # of folders within a class in which `detect` looks for a first image
 
 
 def detect(path: str) -> bool:
     """Return whether PATH has class folders with images, or a train or val folder with folders in it."""
-    return find(path) is not None
+    layout = find(path)
+    if layout is None or layouts.is_description(path) or layout.place("val").images != Path(path):
+        return layout is not None
+    return not table.detect(path) and not _FOREIGN & {name.lower() for name in layouts.subfolders(Path(path))}
 
 
 def find(path: str) -> Layout | None:
@@ -39,20 +43,20 @@ def find(path: str) -> Layout | None:
         found = layouts.read_description(path)
         return found if found.kind == "folder" else None
     root = Path(path)
-    splits = {split: Place(at) for split, at in layouts.split_folders(root).items() if _may_be_classes(at)}
+    named = layouts.split_folders(root)
+    splits = {split: Place(at) for split, at in named.items() if _may_be_classes(at)}
+    if "val" in named and "val" not in splits and named["val"].name.lower() != "test" and splits:
+        splits["val"] = Place(named["val"])  # listing it says what is missing; an unsorted test set is of no use here
     if splits:
         return Layout("folder", splits.get("train"), splits.get("val"))
-    if table.detect(path):
-        return None
     if not _may_be_classes(root) or sum(_holds_image(root / name) for name in layouts.subfolders(root)) < 2:
         return None
     return Layout("folder", Place(root), None)
 
 
 def _may_be_classes(folder: Path) -> bool:
-    """Return whether there are folders, and none that belongs to another layout or is called like a split."""
-    names = {name.lower() for name in layouts.subfolders(folder)}
-    return bool(names) and not names & _NOT_CLASSES
+    """Return whether there are folders, and not only such as other layouts have (train/images and train/labels)."""
+    return bool({name.lower() for name in layouts.subfolders(folder)} - _FOREIGN - _SPLIT_NAMES)
 
 
 def _holds_image(folder: Path, depth: int = _DEPTH) -> bool:
@@ -87,10 +91,7 @@ class FolderSource(Source):
 
     def read(self, index: int) -> Sample:
         name = self.name(index)
-        try:
-            return Sample((self.root / name).read_bytes(), int(self.labels[index]))
-        except OSError as error:
-            raise BadSample(name, f"cannot be read: {error.strerror}") from error
+        return Sample(read_bytes(self.root / name, name), int(self.labels[index]))
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> FolderSource:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 _KEYS = ("kind", "train", "val", "classes")
 _SHOWN = 5
 _MAX_SPLIT_BYTES = 2**30
+_UNWRITABLE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # JSON can spell these; no file can be called so
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def _read_place(file: str, split: Split, values: Any) -> Place:
         if not isinstance(text, str) or not text or "\0" in text:
             raise UsageError(f"{file}: {name} of {split} is {short(text)}, expected a path")
         paths[name] = Path(file).parent / text
-        if not paths[name].exists():
+        if not (paths[name].is_file() or paths[name].is_dir()):
             raise UsageError(
                 f"{file}: {name} of {split} is {paths[name]}, which does not exist; paths count from {file}"
             )
@@ -121,7 +123,7 @@ def _read_place(file: str, split: Split, values: Any) -> Place:
 
 def split_folders(root: Path) -> dict[Split, Path]:
     """Return the folders below `root` that are called like a split; of several the first in NAMES."""
-    folders = {name.lower(): root / name for name in sorted(subfolders(root), reverse=True)}
+    folders = {name.lower(): root / name for name in sorted(subfolders(root))}  # of Train and train the latter
     found: dict[Split, Path] = {}
     for split in SPLITS:
         if name := next((name for name in NAMES[split] if name in folders), ""):
@@ -200,6 +202,12 @@ def chosen_for_val(names: Sequence[bytes], groups: Sequence[int], fraction: floa
     return chosen
 
 
+def kept_split(run: Path) -> str:
+    """Return the split file of a run that has a checkpoint; "" if there is none. One that failed before decides
+    nothing."""
+    return str(run / SPLIT) if (run / SPLIT).is_file() and any(run.glob("checkpoints/ckpt-*")) else ""
+
+
 def kept_for_val(names: Sequence[bytes], file: Path) -> np.ndarray:
     """Return which samples a split file lists; BadData if it lists none of them."""
     try:
@@ -209,7 +217,7 @@ def kept_for_val(names: Sequence[bytes], file: Path) -> np.ndarray:
     listed = content.get("val") if isinstance(content, dict) else None
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
         raise BadData(f'{file} is not a split; expected {{"val": [names of samples]}} as split.json of a run has it')
-    wanted = {os.fsencode(name) for name in listed}
+    wanted = {name.encode("utf-8", "surrogateescape") for name in listed if not _UNWRITABLE.search(name)}
     chosen = np.asarray([name in wanted for name in names], bool)
     if not chosen.any() or chosen.all():
         which = "all" if chosen.any() else "none"

@@ -16,13 +16,15 @@ from typing import NamedTuple
 import numpy as np
 
 from sightline.data.formats.label_table import EXPECTED, LabelTable, read_table
-from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, layouts
+from sightline.data.inputs import read_bytes
+from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, layouts, tar, tfrecord
 from sightline.data.sources.index_files import Names
 from sightline.data.sources.layouts import IMAGES, Layout, Place
-from sightline.errors import BadData, BadSample
+from sightline.errors import BadData
 from sightline.parts import Split
 
 _ENDINGS = (".csv", ".tsv")
+_LONGEST_NUMBER = 18  # digits of labels that are sorted as numbers
 _ROWS = ("train", "val", "test")  # test validates if there is no val
 _TRIED = 20  # files of a table that are looked for in each folder where its images may lie
 
@@ -40,8 +42,8 @@ def _find(path: str) -> Layout | None:
     root = Path(path)
     if path.lower().endswith(_ENDINGS) and root.is_file():
         return Layout("table", Place(root.parent, root), None)
-    if any(map(layouts.subfolders, layouts.split_folders(root).values())):
-        return None
+    if any(map(layouts.subfolders, layouts.split_folders(root).values())) or tar.detect(path) or tfrecord.detect(path):
+        return None  # a table beside these says something else of them
     named = {file.stem.lower(): Place(root, file) for file in sorted(root.glob("*.[cC][sS][vV]")) if file.is_file()}
     if "labels" in named:
         return Layout("table", named["labels"], None)
@@ -89,10 +91,7 @@ class TableSource(Source):
     def read(self, index: int) -> Sample:
         name = self.name(index)
         chosen = self.labels[self._ends[index - 1] if index else 0 : self._ends[index]]
-        try:
-            data = (self.root / name).read_bytes()
-        except OSError as error:
-            raise BadSample(name, f"cannot be read: {error.strerror}") from error
+        data = read_bytes(self.root / name, name)
         if not self.is_multi_label:
             return Sample(data, int(chosen[0]))
         label = np.zeros(len(self.classes), np.uint8)
@@ -181,7 +180,7 @@ def _classes(parts: Sequence[_Part]) -> tuple[str, ...]:
     names = {name for row in first.table.rows if (row.split or first.split) == split for name in row.labels}
     if not names:
         raise BadData(f"{first.table.path} has no labels; expected {EXPECTED}")
-    are_numbers = all(name.isdecimal() for name in names)
+    are_numbers = all(name.isdecimal() and len(name) < _LONGEST_NUMBER for name in names)
     return tuple(sorted(names, key=lambda name: (int(name) if are_numbers else 0, name)))
 
 

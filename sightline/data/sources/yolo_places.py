@@ -170,6 +170,8 @@ def _class_names(file: Path, values: dict[Any, Any]) -> tuple[str, ...]:
         raise BadData(f"{file}: names is {short(names)}, expected a list of names, or `0: name` pairs")
     if bools := [name for name in names if isinstance(name, bool)]:
         raise BadData(f"{file}: the name {bools[0]} was read as true or false; quote it, e.g. 'yes'")
+    if any("\ud800" <= letter <= "\udfff" for name in names for letter in str(name)):
+        raise BadData(f"{file}: names is {short(names)!a}, which holds half characters; write them out")
     if isinstance(count, int) and count != len(names):
         raise BadData(f"{file}: nc is {count}, but names has {len(names)}; correct one of them")
     return tuple(str(name) for name in names)
