@@ -1,15 +1,18 @@
-"""Classifiers chosen by name: our ResNets, those of TensorFlow and Keras, or any torchvision classifier."""
+"""Classifiers chosen by name: our ResNets, those of TensorFlow and Keras, or any of torchvision and timm."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torchvision
 from torch import nn
 
 from sightline.errors import UsageError
+from sightline.models import timm_arch
 from sightline.models.resnet import STAGES, ResNetConfig
 from sightline.models.weights import load_weights
 from sightline.parts import DataSpec, ModelConfig
@@ -64,15 +67,21 @@ class ArchConfig(ModelConfig):
     arch: str = "resnet50"
     """Name of the network. Ours, with torchvision's names and weights: resnet18 ... resnet200, resnext101_32x4d.
     TensorFlow's scripts: resnet50_tf, resnext101_32x4d_tf. keras.applications: keras_resnet50 ... keras_resnet152v2.
-    Or any torchvision classifier."""
+    Or any torchvision classifier, or timm:NAME where timm is installed, with its mean, std and size."""
     zero_init_residual: bool = False
     """Our ResNets except v2: start the last batch-norm of every block at 0."""
     weights: str = ""
     """Initial weights: a .safetensors or .pth file, or a Keras .h5 file for keras_resnet*. A head for another number
     of classes is not loaded and starts at random."""
 
+    @property
+    def _is_timm(self) -> bool:
+        return self.arch.startswith(timm_arch.PREFIX)
+
     def __post_init__(self) -> None:
-        if self.arch not in names():
+        if self._is_timm:
+            timm_arch.refuse_unknown(self.arch)
+        elif self.arch not in names():
             near = difflib.get_close_matches(self.arch, names(), n=3)
             raise UsageError(
                 f"model.arch='{self.arch}' is unknown" + (f"; did you mean {', '.join(near)}?" if near else "")
@@ -89,6 +98,8 @@ class ArchConfig(ModelConfig):
         """Build the network for `spec`'s classes, with random weights."""
         if self.arch in OURS:
             return self._resnet().build(spec)
+        if self._is_timm:
+            return timm_arch.build(self.arch, spec)
         return torchvision.models.get_model(
             self.arch, weights=None, num_classes=len(spec.classes), **WITHOUT_AUXILIARY.get(self.arch, {})
         )
@@ -99,6 +110,17 @@ class ArchConfig(ModelConfig):
             return ""
         layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
         return load_weights(model, Path(self.weights), head=f"{layers[-1]}.")
+
+    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the layer that gives the classes; a convolution in some networks."""
+        if self._is_timm and (named := timm_arch.head_prefixes(self.arch)):
+            return named
+        layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+        return (f"{layers[-1]}.",)
+
+    def data_fields(self) -> Mapping[str, Any]:
+        """Return what timm knows about its images; torchvision's weights are for the defaults of `data`."""
+        return timm_arch.data_fields(self.arch) if self._is_timm else {}
 
 
 def names() -> list[str]:

@@ -141,6 +141,10 @@ class ResNetConfig(ModelConfig):
         """Load `weights`; return a line that says what was loaded."""
         return load_weights(model, Path(self.weights), head="fc.") if self.weights else ""
 
+    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the linear layer."""
+        return ("fc.",)
+
 
 class SameConv2d(nn.Conv2d):
     """Convolution with TensorFlow's SAME padding, which depends on the input size and puts the odd pixel at the end."""

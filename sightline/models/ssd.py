@@ -149,6 +149,10 @@ class SsdConfig(ModelConfig):
             return copy_weights(model, state, path, head="heads.")
         return f"trunk: {copy_weights(model.trunk, state, path, unused=('layer4.', 'fc.'))}"
 
+    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
+        """Name all but the trunk: weights of a classifier leave the smaller levels random too."""
+        return ("extras.", "heads.")
+
 
 class Trunk(nn.Module):
     """The first three stages of a ResNet, the third without its stride, with torchvision's parameter names."""

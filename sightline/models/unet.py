@@ -120,6 +120,10 @@ class UnetConfig(ModelConfig):
             f"strides {' '.join(map(_text, model.strides))}"
         )
 
+    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the convolutions to the classes, also those of coarser levels."""
+        return ("heads.",)
+
 
 def geometry(patch: Sequence[int], spacing: Sequence[float]) -> tuple[list[Axes], list[Axes]]:
     """Return kernels and strides of every level, finest first, for a patch in voxels and its spacing in mm."""

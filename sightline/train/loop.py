@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 
 from sightline import config
 from sightline.config import Recipe, Run
@@ -27,6 +28,7 @@ from sightline.train.signals import StopSignals
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 from sightline.train.stop_time import StopTime
+from sightline.train.warnings import start_warnings
 
 
 def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> Scores:
@@ -60,7 +62,9 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             log.say(f"{log.folder.path} is finished, {over}; choose another --run.out to train again")
             return scores
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
-        step = build_step(recipe, run, device, world, state, bound["train"])
+        step = build_step(
+            recipe, run, device, world, state, bound["train"], head_steps=cfg.head_epochs * length.steps_per_epoch
+        )
         bad_steps = BadSteps(run, state, saver, order, sets["train"], log)
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
         evaluated = eval_order(cfg, len(sets["val"]), world)
@@ -74,8 +78,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             f"{order.local_samples} on each of {world.size}), base rate {base_lr:g}, {cfg.precision} on {device.name()}"
             + (f"; resuming from step {progress.step}" if resumed else "")
         )
-        for note in (*loader.notes, *state.notes):
-            log.say(note)
+        _tell((*loader.notes, *state.notes), start_warnings(recipe, base_lr), log)
         window = ProfileWindow(traced if world.is_main else None, log.folder.path, device, lambda: loader.wait_s)
         try:
             saver.save_first(resumed)
@@ -157,6 +160,13 @@ def _write_facts(recipe: Recipe, run: Run, device: Device, world: World, data: D
     for name, text in data.kept.items():
         if not (log.folder.path / name).exists():
             log.folder.write(name, text)
+
+
+def _tell(notes: Iterable[str], warnings: Iterable[str], log: RunLog) -> None:
+    for note in notes:
+        log.say(note)
+    for warning in warnings:
+        log.warn(warning)
 
 
 def _find_epoch(progress: TrainProgress, length: RunLength) -> None:
