@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 
 from sightline import cli, config, migrate, recipes
@@ -187,6 +188,12 @@ def backbone(path: Path) -> None:
     torch.save(ResNetConfig(depth=18, width=4).build(spec).state_dict(), path)
 
 
+def classifier(path: Path) -> None:
+    """Write weights, for ten classes, of the small network that stands in for ResNet-50."""
+    [arch] = [flag.partition("=")[2] for flag in TINY["ArchConfig"]]
+    torch.save(torchvision.models.get_model(arch, num_classes=10).state_dict(), path)
+
+
 def own_recipe() -> str:
     """Return the recipe of docs/quickstart.md."""
     [source] = [block.text for block in blocks("quickstart.md") if "def recipe()" in block.text]
@@ -237,6 +244,7 @@ INPUTS: dict[str, Callable[[Path], None]] = {
     "COCO": coco,
     "COCO80": coco_by_heart,
     "resnet34.pth": backbone,
+    "resnet50.pth": classifier,
     "Task04_Hippocampus": hippocampi,
     "Task04_Hippocampus.tar": packed,
     "Task01_BrainTumour": tumours,
@@ -268,9 +276,9 @@ def tiny(words: list[str]) -> list[str]:
     if words[0] == "prepare":
         shards = ["--shards=2", "--val-shards=1"] if "tfrecord" in words else []
         return PREPARE[words[1]] + shards
-    if words[0] in ("evaluate", "predict"):
+    if words[0] in ("evaluate", "predict") and words[1] not in recipes.names():
         return HERE if Path(words[1], "config.yaml").exists() else []
-    if words[0] not in ("train", "check", "benchmark") or "--help" in words:
+    if words[0] not in ("train", "evaluate", "check", "benchmark") or "--help" in words:
         return []
     if words[0] == "check":
         return ["--data.classes=0", "--run.workers=0"] if "unet2d" not in words else ["--run.workers=0"]
