@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
 
 from sightline import config
 from sightline.config import Recipe, Run
@@ -62,9 +61,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             log.say(f"{log.folder.path} is finished, {over}; choose another --run.out to train again")
             return scores
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
-        step = build_step(
-            recipe, run, device, world, state, bound["train"], head_steps=cfg.head_epochs * length.steps_per_epoch
-        )
+        step = build_step(recipe, run, device, world, state, bound["train"], cfg.head_epochs * length.steps_per_epoch)
         bad_steps = BadSteps(run, state, saver, order, sets["train"], log)
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
         evaluated = eval_order(cfg, len(sets["val"]), world)
@@ -78,7 +75,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             f"{order.local_samples} on each of {world.size}), base rate {base_lr:g}, {cfg.precision} on {device.name()}"
             + (f"; resuming from step {progress.step}" if resumed else "")
         )
-        _tell((*loader.notes, *state.notes), start_warnings(recipe, base_lr), log)
+        for note in (*loader.notes, *state.notes, *start_warnings(recipe, base_lr)):
+            log.say(note)
         window = ProfileWindow(traced if world.is_main else None, log.folder.path, device, lambda: loader.wait_s)
         try:
             saver.save_first(resumed)
@@ -160,13 +158,6 @@ def _write_facts(recipe: Recipe, run: Run, device: Device, world: World, data: D
     for name, text in data.kept.items():
         if not (log.folder.path / name).exists():
             log.folder.write(name, text)
-
-
-def _tell(notes: Iterable[str], warnings: Iterable[str], log: RunLog) -> None:
-    for note in notes:
-        log.say(note)
-    for warning in warnings:
-        log.warn(warning)
 
 
 def _find_epoch(progress: TrainProgress, length: RunLength) -> None:

@@ -13,9 +13,9 @@ MOST = {"sgd": 0.1, "sgd_keras": 0.1, "rmsprop": 1e-3, "adam": 1e-3, "adamw": 1e
 
 
 def start_warnings(recipe: Recipe, base_lr: float) -> list[str]:
-    """Return all that apply; `base_lr` is the rate that the schedule starts from."""
+    """Return a line for each that applies; `base_lr` is the rate that the schedule starts from."""
     found = (rates_for_another_batch(recipe), high_rate(recipe, base_lr), no_weights(recipe))
-    return [line for line in found if line]
+    return [f"warning: {line}" for line in found if line]
 
 
 def rates_for_another_batch(recipe: Recipe) -> str:
