@@ -1,5 +1,7 @@
 """The head before the trunk, a lower rate for the trunk, and epochs of a small dataset."""
 
+import dataclasses
+import itertools
 import shutil
 from pathlib import Path
 
@@ -12,11 +14,16 @@ from torch import nn
 from sightline import api
 from sightline.data.loading.order import TrainOrder
 from sightline.errors import UsageError
+from sightline.hardware import devices
+from sightline.hardware.world import World
 from sightline.parts import DataSpec, ModelConfig
 from sightline.train import checkpoint
 from sightline.train.config import TrainConfig
-from sightline.train.model import head_of
+from sightline.train.model import build_model, head_of
 from sightline.train.optimizers import FIELDS_OF_KIND, OptimizerConfig, set_rate
+from sightline.train.schedules import RunLength
+from sightline.train.state import TrainState
+from sightline.train.step import build_step
 
 TINY = """--model.width=4 --data.path=synthetic:classes=4,samples=24,size=24 --data.classes=4 --data.size=24
 --data.eval-resize=24 --data.eval-size=24 --train.epochs=2 --train.global-batch=8 --train.precision=fp32
@@ -168,3 +175,31 @@ def test_a_small_dataset_comes_several_times_in_an_epoch(samples: int):
 def test_a_large_dataset_has_the_epochs_that_it_has():
     assert TrainOrder(800, 8, seed=0, last="wrap", least=25).steps_per_epoch == 100
     assert TrainOrder(800, 8, seed=0, last="wrap", least=25, cap=30).steps_per_epoch == 30
+
+
+def weights_after_each_step(compile: str) -> list[dict[str, torch.Tensor]]:
+    """Return those of two steps of the head and one of all layers; compiled without the slow code generator."""
+    recipe, run = api.load("demo_classification", [*TINY, "--train.head-epochs=1", f"--run.compile={compile}"])
+    device = dataclasses.replace(devices.select("cpu"), compile_backend="aot_eager")
+    bound = recipe.data.open("train", 0).bind(device, 8)
+    state = TrainState(recipe, build_model(recipe, run, bound.dataset.spec, device), device, RunLength(2, 2))
+    step = build_step(recipe, run, device, World(), state, bound, head_steps=2)
+    loaded = [bound.load(0, index) for index in range(8)]
+    batch = {key: torch.stack([torch.as_tensor(each[key]) for each in loaded]) for key in loaded[0]}
+    seen = []
+    for number in range(3):
+        step({**batch, "index": torch.arange(8)}, number, 0.1)
+        seen.append({name: parameter.detach().clone() for name, parameter in state.model.named_parameters()})
+    return seen
+
+
+@pytest.mark.slow
+def test_a_compiled_step_learns_what_an_eager_one_does():
+    torch.compiler.reset()
+    compiled, eager = weights_after_each_step("on"), weights_after_each_step("off")
+    torch.compiler.reset()
+    for ours, theirs in zip(compiled, eager, strict=True):
+        for name, weight in theirs.items():
+            torch.testing.assert_close(ours[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+    moved = [{name for name in a if not torch.equal(a[name], b[name])} for a, b in itertools.pairwise(compiled)]
+    assert moved[0] == {"fc.weight", "fc.bias"} and moved[1] == set(compiled[0])
