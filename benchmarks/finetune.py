@@ -42,11 +42,11 @@ PRETRAINED_CLASSES = 12
 class Amounts:
     """Lengths and sizes of all parts."""
 
-    pretrain_epochs: int = 20
+    pretrain_epochs: int = 30  # of the classifier; fewer of the others
     pretrain_images: int = 500  # of each class
     tune_images: int = 24  # of each class
     val_images: int = 50
-    epochs: int = 12  # of tuning and of training from scratch
+    epochs: int = 10  # of tuning and of training from scratch
     epoch_steps: int = 50
     drawn: int = 300  # images of each drawn class
     pictures: int = 100  # with boxes
@@ -119,7 +119,7 @@ def classification(job: Job) -> dict[str, Any]:
     images += ["--data.decoder=cpu"]
     known = class_folders(job, "known", source, classes[:PRETRAINED_CLASSES], amounts.pretrain_images, 0)
     flags = [f"--data.path={known}", *images, "--model.width=64", "--data.crop-scale", "0.35", "1.0"]
-    flags += [f"--train.epochs={amounts.pretrain_epochs}", "--train.global-batch=128", "--train.last-batch=pad"]
+    flags += [f"--train.epochs={amounts.pretrain_epochs}", "--train.last-batch=pad", "--train.eval-every-epochs=1000"]
     values = job.train("demo_classification", "classification-pretrained", flags)
     print(f"classification  backbone: top1 {values['top1']:.4f}  {values['seconds']:.0f} s", flush=True)
 
@@ -156,7 +156,7 @@ def detection(job: Job) -> dict[str, Any]:
     )
     prepare_shapes.prepare(options, lambda what, done, total: None)
     flags = [f"--data.path={folder / 'classification'}", f"--model.width={amounts.width}", "--data.decoder=cpu"]
-    flags += [f"--train.epochs={max(1, amounts.pretrain_epochs // 2)}", "--train.last-batch=pad"]
+    flags += [f"--train.epochs={max(1, amounts.pretrain_epochs // 3)}", "--train.last-batch=pad"]
     values = job.train("demo_classification", "detection-pretrained", flags)
     print(f"detection  backbone: top1 {values['top1']:.4f}  {values['seconds']:.0f} s", flush=True)
     # A thin network for small images learns at a higher rate than the recipe's; both sides have it.
@@ -175,7 +175,7 @@ def segmentation(job: Job) -> dict[str, Any]:
     half = min(amounts.cases, count // 2)
     network = ["--data.task=04", f"--model.width={max(4, amounts.width // 2)}"]
     first = volumes(job, whole, "half", order[:half])
-    flags = [f"--data.path={first}", "--schedule.kind=cosine", f"--train.epochs={amounts.pretrain_epochs}"]
+    flags = [f"--data.path={first}", "--schedule.kind=cosine", f"--train.epochs={max(1, amounts.pretrain_epochs // 2)}"]
     values = job.train("unet2d", "segmentation-pretrained", [*flags, *network, "--train.eval-every-epochs=1000"])
     print(f"segmentation  first half: dice {values['dice']:.4f}  {values['seconds']:.0f} s", flush=True)
     rest = volumes(job, whole, "rest", order[half + 6 * amounts.tune_cases :])
@@ -227,7 +227,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--workers", type=int, default=4, help="loader processes")
+    parser.add_argument("--workers", type=int, default=8, help="loader processes")
     parser.add_argument("--work", default="runs/finetune", help="folder for copied data and for runs; must be new")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--smoke", action="store_true", help="tiny amounts and one seed: shows that it runs")
