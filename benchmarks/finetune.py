@@ -6,7 +6,8 @@ classification: a ResNet-18 trained on 12 classes, tuned on 24 images of each of
 classifier of drawn shapes, in an SSD for 100 drawn images. segmentation: a U-Net trained on half of the cases of task
 04, tuned on 6 cases of the other half, scored on 47 that neither has seen. Both sides use the finetune recipe; training
 from scratch has all layers at the full rate from the first step (--train.head-epochs 0 --optimizer.trunk-lr-scale 1).
-Scores are those of the last step: nothing is selected on the images that are scored. Prints a table, asserts nothing.
+Other flags, e.g. --optimizer.lr 0.002, go to both sides. Scores are those of the last step: nothing is selected on the
+images that are scored. Prints a table, asserts nothing.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Job:
                 ("scratch", SCRATCH),
             ):
                 name = f"{part}-{way}-{seed}"
-                values = self.train(recipe, name, [*flags(seed), *own, f"--train.seed={seed}"])
+                values = self.train(recipe, name, [*flags(seed), *self.args.flags, *own, f"--train.seed={seed}"])
                 rows.append({"way": way, "seed": seed, "score": score(name, values), "seconds": values["seconds"]})
                 print(f"{part}  seed {seed}  {way:8} {rows[-1]['score']:.4f}  {values['seconds']:.0f} s", flush=True)
         return summary(rows)
@@ -231,7 +232,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", default="runs/finetune", help="folder for copied data and for runs; must be new")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--smoke", action="store_true", help="tiny amounts and one seed: shows that it runs")
-    found = parser.parse_args(argv)
+    found, found.flags = parser.parse_known_args(argv)
     for part in found.only:
         if part in NEEDS and not getattr(found, NEEDS[part]):
             parser.error(f"{part} needs --{NEEDS[part].replace('_', '-')} DIR; or leave it out with --only")
