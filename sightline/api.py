@@ -23,6 +23,7 @@ from sightline.data.inputs import list_files
 from sightline.errors import OutOfMemory, PeerLost, SightlineError, UsageError
 from sightline.evaluate import checkpoints, folds, label_files
 from sightline.evaluate.checkpoints import Trained
+from sightline.evaluate.given_weights import evaluate_weights
 from sightline.evaluate.predict import open_trained, predict_files
 from sightline.hardware import world
 from sightline.hardware.setup import set_up
@@ -35,7 +36,16 @@ from sightline.runs.screen import Screen
 from sightline.train import checkpoint, loop, start
 from sightline.train.signals import ignore_stops
 
-__all__ = ["evaluate", "evaluate_all", "evaluate_labels", "load", "predict", "train", "train_folds"]
+__all__ = [
+    "evaluate",
+    "evaluate_all",
+    "evaluate_labels",
+    "evaluate_weights",
+    "load",
+    "predict",
+    "train",
+    "train_folds",
+]
 
 
 def train(recipe: Recipe, run: Run) -> Scores:

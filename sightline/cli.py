@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from sightline import __version__, help_text, recipes, terminal, words
 from sightline.errors import BadData, Interrupted, SightlineError, UsageError
@@ -21,8 +21,6 @@ from sightline.hardware.launch.place import is_rank_0
 from sightline.named_recipe import load_recipe, refuse_recipe_named_first, value_of, without_all_folds
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
-CLASSES_SHOWN = 20
-WORST_SHOWN = 5
 SAFE_PATH = "PYTHONSAFEPATH"
 
 
@@ -114,9 +112,10 @@ def train(flags: Sequence[str]) -> None:
 
 
 def evaluate(flags: Sequence[str]) -> None:
-    """Score a run, a checkpoint or a folder of masks: `sightline evaluate runs/resnet50 --checkpoint latest`"""
+    """Score a run, a checkpoint, masks or given weights: `sightline evaluate runs/resnet50 --checkpoint latest`"""
     parser = _parser("evaluate", evaluate)
-    parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder; with --labels also one of masks")
+    what = "run folder, or a ckpt-* folder; with --labels also one of masks; or a recipe, with --model.weights FILE"
+    parser.add_argument("run", metavar="RUN", help=what)
     _add_checkpoint(parser)
     parser.add_argument(
         "--all", action="store_true", help="score every checkpoint of the run, as a table; resumes if interrupted"
@@ -130,30 +129,47 @@ def evaluate(flags: Sequence[str]) -> None:
     devices = value_of("devices", rest, "0")  # if it is not a number, parsing the recipe's flags reports it
     if devices.isdecimal() and _ran_as_ranks(["evaluate", *flags], int(devices), value_of("device", rest, "auto")):
         return
+    if not Path(arguments.run).is_dir() and _names_recipe(arguments.run, rest):
+        _evaluate_weights(arguments, words.expand(rest))
+        return
     from sightline import api
+    from sightline.runs import score_text
 
     if arguments.all:
         rows_of_all = api.evaluate_all(arguments.run, rest, arguments.recipe)
         if is_rank_0():
-            print(_table(rows_of_all))
+            print(score_text.of_checkpoints(rows_of_all))
         return
     if arguments.labels:
         scores = api.evaluate_labels(arguments.run, arguments.labels, rest, arguments.checkpoint, arguments.recipe)
     else:
         scores = api.evaluate(arguments.run, rest, arguments.checkpoint, arguments.recipe)
-    if not is_rank_0():
-        return
-    rows = scores.tables.get("classes", [])
-    for row in rows[:CLASSES_SHOWN]:
-        values = "  ".join(f"{key} {_number(row[key])}" for key in row if key not in ("class", "samples"))
-        print(f"  {row['class']:24} {values}" + (f"  of {row['samples']}" if "samples" in row else ""))
-    if len(rows) > CLASSES_SHOWN:
-        print(f"  and {len(rows) - CLASSES_SHOWN} more classes in scores-*.json of the run")
-    if arguments.labels and scores.worst:
-        print("  lowest: " + ", ".join(f"{row['name']} {row['dice']:.4f}" for row in scores.worst[:WORST_SHOWN]))
-    for row in scores.worst[:WORST_SHOWN]:
-        if "path" in row:  # for `predict`
-            print(f"  worst: {row['path']}" + _mistakes_of(row))
+    if is_rank_0():
+        for line in score_text.of_classes(scores, "scores-*.json of the run", bool(arguments.labels)):
+            print(line)
+
+
+def _names_recipe(target: str, flags: Sequence[str]) -> bool:
+    """Return whether `evaluate` is about a recipe; with weights also if its name is misspelt, to be refused as such."""
+    has_weights = any(flag.partition("=")[0] in ("--model.weights", "--weights") for flag in flags)
+    return target in recipes.names() or target.endswith(".py") or has_weights
+
+
+def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
+    """Score weights from a file with the network, data and task of a recipe."""
+    if arguments.all or arguments.labels or arguments.recipe or arguments.checkpoint != "best":
+        raise UsageError(
+            f"--all, --labels, --recipe and --checkpoint are for runs, and {arguments.run} is a recipe; leave them out"
+        )
+    recipe, run = load_recipe("evaluate", [arguments.run, *flags])
+    from sightline import api
+    from sightline.runs import score_text
+
+    scores = api.evaluate_weights(recipe, run)
+    if is_rank_0():
+        file = str(Path(run.out) / "scores.json") if run.out else "scores.json if --run.out DIR is given"
+        for line in score_text.of_classes(scores, file):
+            print(line)
 
 
 def predict(flags: Sequence[str]) -> None:
@@ -447,25 +463,3 @@ def _ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items())
-
-
-def _mistakes_of(row: dict[str, Any]) -> str:
-    """Say what is wrong with one of the worst samples: a class, or boxes."""
-    if "predicted" in row:
-        return f"  taken for {row['predicted']}"
-    return f"  {row['missed']} of {row['truths']} missed, {row['wrong']} wrong" if "missed" in row else ""
-
-
-def _number(value: float | str | None) -> str:
-    from sightline.runs.screen import as_score
-
-    return str(value) if isinstance(value, int | str) else f"{as_score(value):>6}"
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    """Format step and scores of each checkpoint as a table."""
-    names = [name for name in rows[0]["values"] if name != "samples"] if rows else []
-    lines = ["      step  " + "  ".join(f"{name:>6}" for name in names)]
-    for row in rows:
-        lines.append(f"{row['step']:10}  " + "  ".join(f"{_number(row['values'].get(name)):>6}" for name in names))
-    return "\n".join(lines)

@@ -157,7 +157,11 @@ def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tu
     """Load the recipe `name`, changed by a YAML file and then by flags."""
     default = untouched(name)
     stored = _read_yaml(config, default) if config else {}
-    return _parse(name, default, stored, [*flags, *_fields_of_data(name, flags, config)])
+    recipe, run = _parse(name, default, stored, [*flags, *_fields_of_data(name, flags, config)])
+    typed = {**stored, **named(flags)}
+    fields = {field: value for field, value in recipe.model.data_fields().items() if f"data.{field}" not in typed}
+    data: Any = recipe.data
+    return (dataclasses.replace(recipe, data=dataclasses.replace(data, **fields)) if fields else recipe), run
 
 
 def _fields_of_data(name: str, flags: Sequence[str], config: Path | None) -> list[str]:

@@ -14,7 +14,7 @@ from sightline.hardware import launch
 if TYPE_CHECKING:
     from sightline.config import Recipe, Run
 
-NEEDS_BATCH = ("benchmark", "inspect")  # commands that compute with train.global_batch before any run has measured it
+NEEDS_BATCH = ("benchmark", "evaluate", "inspect")  # commands that compute with train.global_batch before any run has measured it
 
 
 def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:

@@ -259,6 +259,15 @@ class ModelConfig(ABC):
         """Load pretrained weights at the start of a fresh run, if there are any; return a note for the user."""
         return self.load_weights(model).note
 
+    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
+        """Return the beginnings of the names of the head's parameters; all others are the trunk, which pretrained
+        weights fill. Empty: the head is the last linear layer."""
+        return ()
+
+    def data_fields(self) -> Mapping[str, Any]:
+        """Return values of fields of `data` that this network was made for; they hold where nobody types others."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Loss:

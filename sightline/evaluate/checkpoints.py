@@ -27,7 +27,7 @@ from sightline.hardware import world
 from sightline.hardware.devices import Device
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
-from sightline.parts import Bound, DataSpec, Scores
+from sightline.parts import Bound, Dataset, DataSpec, Scores
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 from sightline.train import checkpoint
@@ -147,6 +147,10 @@ class Evaluation:
 
     def score(self, path: Path, stored: dict[str, Any]) -> Scores:
         """Score the weights in the network; report and write them as scores-CHECKPOINT.json of the run."""
+        return self.score_as(f"scores-{path.name}.json", checkpoint=path.name, step=stored["progress"]["step"])
+
+    def score_as(self, file: str, **where: Any) -> Scores:
+        """Score the weights in the network; report them, with where they come from, and write them into a file."""
         scores = evaluate(
             self.model,
             self.recipe,
@@ -156,8 +160,7 @@ class Evaluation:
             self.world,
             lambda done, total: self.log.evaluating(done, total, done, total),
         )
-        where = {"checkpoint": path.name, "step": stored["progress"]["step"]}
-        self.log.scores(scores, f"scores-{path.name}.json", **where)
+        self.log.scores(scores, file, **where)
         self.log.tell_scores(scores, **where)
         return scores
 
@@ -165,7 +168,7 @@ class Evaluation:
 @contextlib.contextmanager
 def opened(trained: Trained, folder: Path) -> Iterator[Evaluation]:
     """Open the val split of a checkpoint's recipe; results go into `folder` unless run.out is given."""
-    recipe, run, device = trained.recipe, trained.run, trained.device
+    recipe, run = trained.recipe, trained.run
     path = getattr(recipe.data, "path", "")
     if os.path.isabs(path) and not os.path.exists(path):
         raise UsageError(f"the data of {trained.path} were in {path}, which does not exist; add --data.path DIR")
@@ -173,8 +176,20 @@ def opened(trained: Trained, folder: Path) -> Iterator[Evaluation]:
     if dataset.spec != trained.spec:
         differences = _differences(trained.spec, dataset.spec)
         raise BadData(f"the data do not fit {trained.path}: it was trained on {differences}")
-    here = world.connect(trained.world, device)
     folder = Path(run.out) if run.out else folder
+    with loading(recipe, run, trained.device, trained.world, dataset, folder) as (here, bound, loader, log):
+        if trained.stored.get("fingerprints", {}).get("val", dataset.fingerprint) != dataset.fingerprint:
+            # Allowed, with a warning: another fold's validation split was trained on.
+            log.say("warning: this val split is not the one that the run held out; it may have been trained on these")
+        yield Evaluation(recipe, trained.build(), trained.device, here, bound, loader, log)
+
+
+@contextlib.contextmanager
+def loading(
+    recipe: Recipe, run: Run, device: Device, here: World, dataset: Dataset, folder: Path
+) -> Iterator[tuple[World, Bound, Loader, RunLog]]:
+    """Join the other ranks and start to load a val split; the log writes into `folder`."""
+    here = world.connect(here, device)
     folder.mkdir(parents=True, exist_ok=True)
     log = RunLog(folder, Screen(run.progress, here.rank), here.rank, attempt=None)
     with contextlib.ExitStack() as stack:
@@ -190,10 +205,7 @@ def opened(trained: Trained, folder: Path) -> Iterator[Evaluation]:
             log.say(note)
         if most := recipe.train.eval_max_steps:
             log.say(f"warning: train.eval_max_steps={most} scores a part; --train.eval-max-steps 0 scores all")
-        if trained.stored.get("fingerprints", {}).get("val", dataset.fingerprint) != dataset.fingerprint:
-            # Allowed, with a warning: another fold's validation split was trained on.
-            log.say("warning: this val split is not the one that the run held out; it may have been trained on these")
-        yield Evaluation(recipe, trained.build(), device, here, bound, loader, log)
+        yield here, bound, loader, log
 
 
 def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict[str, Any]]:

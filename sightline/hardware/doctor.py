@@ -42,6 +42,7 @@ EXTRAS = {  # module -> its name for pip, what it is for
     "tensorboard": ("tensorboard", "curves in TensorBoard"),
     "nibabel": ("nibabel", "NIfTI volumes"),
     "faster_coco_eval": ("faster-coco-eval", "faster detection scores"),
+    "timm": ("timm", "its networks, --model.arch timm:NAME"),
 }
 GIB = 1 << 30
 LEAST_MEMORY = 4 * GIB  # torch, its loader workers and a ResNet-50 at a small batch

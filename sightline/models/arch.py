@@ -1,14 +1,17 @@
-"""Classifiers chosen by name: our ResNets, those of TensorFlow and Keras, or any torchvision classifier."""
+"""Classifiers chosen by name: our ResNets, those of TensorFlow and Keras, or any of torchvision and timm."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torchvision
 from torch import nn
 
 from sightline.errors import UsageError
+from sightline.models import timm_arch
 from sightline.models.resnet import STAGES, ResNetConfig
 from sightline.models.weight_files import read_weights
 from sightline.models.weights import copy_weights
@@ -65,15 +68,21 @@ class ArchConfig(ModelConfig):
     arch: str = "resnet50"
     """Name of the network. Ours, with torchvision's names and weights: resnet18 ... resnet200, resnext101_32x4d.
     TensorFlow's scripts: resnet50_tf, resnext101_32x4d_tf. keras.applications: keras_resnet50 ... keras_resnet152v2.
-    Or any torchvision classifier."""
+    Or any torchvision classifier, or timm:NAME where timm is installed, with its mean, std and size."""
     zero_init_residual: bool = False
     """Our ResNets except v2: start the last batch-norm of every block at 0."""
     weights: str = ""
     """Initial weights: a run, a file of torch or Keras, the prefix of a TensorFlow checkpoint, torchvision:NAME or
     timm:NAME; see docs/weights.md. A head for another number of classes starts at random."""
 
+    @property
+    def _is_timm(self) -> bool:
+        return self.arch.startswith(timm_arch.PREFIX)
+
     def __post_init__(self) -> None:
-        if self.arch not in names():
+        if self._is_timm:
+            timm_arch.refuse_unknown(self.arch)
+        elif self.arch not in names():
             near = difflib.get_close_matches(self.arch, names(), n=3)
             raise UsageError(
                 f"model.arch='{self.arch}' is unknown" + (f"; did you mean {', '.join(near)}?" if near else "")
@@ -90,6 +99,8 @@ class ArchConfig(ModelConfig):
         """Build the network for `spec`'s classes, with random weights."""
         if self.arch in OURS:
             return self._resnet().build(spec)
+        if self._is_timm:
+            return timm_arch.build(self.arch, spec)
         return torchvision.models.get_model(
             self.arch, weights=None, num_classes=len(spec.classes), **WITHOUT_AUXILIARY.get(self.arch, {})
         )
@@ -100,10 +111,20 @@ class ArchConfig(ModelConfig):
             return LoadedWeights()
         if self.arch in OURS:
             return replace(self._resnet(), weights=self.weights).load_weights(model)
-        layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
         weights = read_weights(self.weights, model.state_dict())
         unused = AUXILIARY if self.arch in WITHOUT_AUXILIARY else ()
-        return copy_weights(model, weights, head=f"{layers[-1]}.", unused=unused)
+        return copy_weights(model, weights, head=self.head_prefixes(model), unused=unused)
+
+    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the layer that gives the classes; a convolution in some networks."""
+        if self._is_timm and (named := timm_arch.head_prefixes(self.arch)):
+            return named
+        layers = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
+        return (f"{layers[-1]}.",)
+
+    def data_fields(self) -> Mapping[str, Any]:
+        """Return what timm knows about its images; torchvision's weights are for the defaults of `data`."""
+        return timm_arch.data_fields(self.arch) if self._is_timm else {}
 
 
 def names() -> list[str]:

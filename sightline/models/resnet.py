@@ -149,6 +149,10 @@ class ResNetConfig(ModelConfig):
         other = f"made with padding={weights.padding}, this network has padding={self.padding}"
         return replace(loaded, note=f"{loaded.note}; they were {other}: use the arch of their script, e.g. resnet50_tf")
 
+    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the linear layer."""
+        return ("fc.",)
+
 
 class SameConv2d(nn.Conv2d):
     """Convolution with TensorFlow's SAME padding, which depends on the input size and puts the odd pixel at the end."""

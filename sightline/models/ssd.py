@@ -157,6 +157,10 @@ class SsdConfig(ModelConfig):
             return read_tensorflow_ssd(index, expected, model.per_cell)
         return read_weights(self.weights, expected)
 
+    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
+        """Name all but the trunk: weights of a classifier leave the smaller levels random too."""
+        return ("extras.", "heads.")
+
 
 class Trunk(nn.Module):
     """The first three stages of a ResNet, the third without its stride, with torchvision's parameter names."""

@@ -161,6 +161,10 @@ class UnetConfig(ModelConfig):
             f"strides {' '.join(map(_text, model.strides))}"
         )
 
+    def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
+        """Name the convolutions to the classes, also those of coarser levels."""
+        return ("heads.",)
+
 
 def original_name(ours: str, levels: int, residual: bool) -> str:
     """Return the name of a tensor in the original: NVIDIA's nnU-Net, whose Lightning module holds it as `model`."""

@@ -62,6 +62,8 @@ class TrainConfig:
     """patience: epochs that a run has at least."""
     steps_per_epoch: int = 0
     """Most steps of an epoch; the schedule and evaluations count in these shorter epochs. 0: all samples once."""
+    min_epoch_steps: int = 0
+    """Least steps of an epoch, with last_batch wrap: in a small dataset all samples come several times. 0: once."""
     max_steps: int = undecisive(0)
     """The run is finished, evaluated and saved, at this step; the schedule stays that of all epochs. 0 is off. The
     same command with a larger number resumes."""
@@ -78,6 +80,9 @@ class TrainConfig:
     on, N must divide the number of ranks; -1: all."""
     trainable: Literal["all", "head"] = "all"
     """head: only the model's last linear layer learns; batch-norm statistics of the rest still follow the data."""
+    head_epochs: int = 0
+    """Epochs at the start in which only the head learns; the trunk's weights then stay, while its batch-norm statistics
+    follow the data. For pretrained weights: gradients of a random head would damage them. 0: all learn at once."""
     fp32_ops: tuple[str, ...] = ()
     """Modules kept in fp32 under autocast, by type or path, with wildcards: BatchNorm2d, fc, layer4.*. Patterns that
     match no module (relu, mean) are reported and ignored."""
@@ -93,6 +98,8 @@ class TrainConfig:
         for name in ("eval_from_epoch", "eval_max_steps", "steps_per_epoch", "max_steps", "patience", "min_epochs"):
             if getattr(self, name) < 0:
                 raise UsageError(f"train.{name}={getattr(self, name)} must not be negative; 0 switches it off")
+        self._refuse_wrong_head_epochs()
+        self._refuse_wrong_epoch_steps()
         if self.bn_group < -1:
             raise UsageError(
                 f"train.bn_group={self.bn_group} must be -1 (all ranks), 0 (each its own) or a number of ranks"
@@ -112,6 +119,34 @@ class TrainConfig:
             raise UsageError(f"train.clip={self.clip} must not be negative; 0 switches it off")
         if not 0 <= self.seed < 1 << 63:
             raise UsageError(f"train.seed={self.seed} must be in 0..2^63-1")
+
+    def _refuse_wrong_head_epochs(self) -> None:
+        if self.head_epochs < 0:
+            raise UsageError(f"train.head_epochs={self.head_epochs} must not be negative; 0 switches it off")
+        if self.head_epochs and self.head_epochs >= self.epochs:
+            raise UsageError(
+                f"train.head_epochs={self.head_epochs} leaves none of train.epochs={self.epochs} for the whole "
+                f"network; use more epochs, or --train.head-epochs 0"
+            )
+        if self.head_epochs and self.trainable == "head":
+            raise UsageError(
+                f"train.trainable=head trains the head alone in every epoch, train.head_epochs={self.head_epochs} in "
+                f"the first ones only; leave one of them out (--train.head-epochs 0)"
+            )
+
+    def _refuse_wrong_epoch_steps(self) -> None:
+        if self.min_epoch_steps < 0:
+            raise UsageError(f"train.min_epoch_steps={self.min_epoch_steps} must not be negative; 0 switches it off")
+        if self.min_epoch_steps and self.last_batch != "wrap":
+            raise UsageError(
+                f"train.min_epoch_steps={self.min_epoch_steps} lets samples come several times in an epoch, which "
+                f"train.last_batch={self.last_batch} cannot; add --train.last-batch wrap or --train.min-epoch-steps 0"
+            )
+        if self.steps_per_epoch and self.min_epoch_steps > self.steps_per_epoch:
+            raise UsageError(
+                f"train.min_epoch_steps={self.min_epoch_steps} is above train.steps_per_epoch={self.steps_per_epoch}, "
+                f"the most steps of an epoch; add --train.min-epoch-steps 0"
+            )
 
     @property
     def measures_batch(self) -> bool:

@@ -32,6 +32,7 @@ from sightline.train.signals import StopSignals
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 from sightline.train.stop_time import StopTime
+from sightline.train.warnings import start_warnings
 
 
 def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> Scores:
@@ -67,7 +68,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             log.say(f"{log.folder.path} is finished, {over}; choose another --run.out to train again")
             return scores
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
-        step = build_step(recipe, run, device, world, state, bound["train"])
+        step = build_step(recipe, run, device, world, state, bound["train"], cfg.head_epochs * length.steps_per_epoch)
         bad_steps = BadSteps(run, state, saver, order, sets["train"], log)
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
         evaluated = eval_order(cfg, len(sets["val"]), world)
@@ -76,7 +77,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         facts = {"step": progress.step, "steps": steps, "local_batch": order.local_samples, "base_lr": base_lr}
         log.event("start", **facts, workers=loader.worker_pids)
         about = _start_lines(recipe, length, len(sets["val"]), device, world, progress)
-        for note in (*about, *loader.notes, *state.notes):
+        for note in (*about, *loader.notes, *state.notes, *start_warnings(recipe, base_lr)):
             log.say(note)
         size = RunSize(cfg.epochs, steps, length.steps_per_epoch, is_limit=bool(cfg.patience))
         meter = Meter(loader, device, world, steps)

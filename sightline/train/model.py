@@ -14,7 +14,7 @@ from sightline.hardware.devices import Device, place
 from sightline.hardware.precision import keep_fp32
 from sightline.hardware.world import World
 from sightline.models import norm
-from sightline.parts import DataSpec
+from sightline.parts import DataSpec, ModelConfig
 
 
 class BuiltModel(NamedTuple):
@@ -61,6 +61,19 @@ def join_batch_norms(model: nn.Module, bn_group: int, world: World) -> str:
         return f"train.bn_group={bn_group}: the model has no batch-norm; left alone"
     of = world.size if bn_group == norm.ALL_RANKS else bn_group
     return f"train.bn_group: {joined} batch-norms have the statistics of {of} ranks in training"
+
+
+def head_of(config: ModelConfig, model: nn.Module) -> tuple[str, ...]:
+    """Return the beginnings of the names of the head's parameters; the last linear layer if the config names none."""
+    linear = [f"{name}." for name, module in model.named_modules() if name and isinstance(module, nn.Linear)]
+    head = config.head_prefixes(model) or tuple(linear[-1:])
+    names = [name for name, _ in model.named_parameters()]
+    if not head or all(name.startswith(head) for name in names):
+        raise UsageError(
+            f"train.head_epochs and optimizer.trunk_lr_scale need a head and a trunk, {type(model).__name__} has only "
+            f"one of them; add --train.head-epochs 0 --optimizer.trunk-lr-scale 1"
+        )
+    return head
 
 
 def choose_trainable(model: nn.Module, rule: str) -> None:

@@ -6,7 +6,7 @@ and then skip a step by themselves; for the others the step guards their tensors
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -15,14 +15,14 @@ from sightline.errors import UsageError
 from sightline.parts import refuse_foreign_fields
 from sightline.train.updates import DecoupledSGD, KerasSGD, Lars
 
-OTHER_DECAYS = {"norm_weight_decay", "bias_weight_decay"}
+BY_GROUP = {"norm_weight_decay", "bias_weight_decay", "trunk_lr_scale"}
 FIELDS_OF_KIND = {
-    "sgd": {"momentum", "nesterov", "decay_form", *OTHER_DECAYS},
-    "sgd_keras": {"momentum", "nesterov", "decay_form", *OTHER_DECAYS},
-    "rmsprop": {"momentum", "alpha", "eps", *OTHER_DECAYS},
-    "adam": {"beta1", "beta2", "eps", *OTHER_DECAYS},
-    "adamw": {"beta1", "beta2", "eps", *OTHER_DECAYS},
-    "radam": {"beta1", "beta2", "eps", *OTHER_DECAYS},
+    "sgd": {"momentum", "nesterov", "decay_form", *BY_GROUP},
+    "sgd_keras": {"momentum", "nesterov", "decay_form", *BY_GROUP},
+    "rmsprop": {"momentum", "alpha", "eps", *BY_GROUP},
+    "adam": {"beta1", "beta2", "eps", *BY_GROUP},
+    "adamw": {"beta1", "beta2", "eps", *BY_GROUP},
+    "radam": {"beta1", "beta2", "eps", *BY_GROUP},
     "lars": {"momentum", "eta", "eps"},
 }
 RESET_BY = {"lr": ("lr_many", 0.0)}  # an explicit lr disables lr_many, unless that is given too
@@ -30,7 +30,17 @@ FUSED = ("sgd", "adam", "adamw")
 OURS = ("sgd_keras", "lars")
 AS_OTHERS = -1.0  # a decay that means: the same as weight_decay
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
-Groups = list[tuple[float, list[tuple[str, nn.Parameter]]]]
+SCALE = "lr_scale"  # of a group whose rate is not that of the schedule
+Named = list[tuple[str, nn.Parameter]]
+Groups = list[tuple[float, Named]]
+
+
+class _Key(NamedTuple):
+    """What the parameters of a group share."""
+
+    decay: float
+    trusts: bool  # lars scales the rate of each tensor
+    scale: float  # of the rate
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,8 @@ class OptimizerConfig:
     """The global batch that lr is meant for: lr is scaled linearly to the recipe's; 0: lr is taken as it is."""
     lr_many: float = 0.0
     """The base learning rate when more than one rank takes part; 0, and where lr is given alone: the same as lr."""
+    trunk_lr_scale: float = 1.0
+    """Rate of all layers but the head, as a share of lr: below 1 keeps more of pretrained weights. Not for lars."""
     weight_decay: float = 1e-4
     """Decay of weights."""
     norm_weight_decay: float = AS_OTHERS
@@ -82,6 +94,11 @@ class OptimizerConfig:
         for name in ("momentum", "alpha", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"optimizer.{name}={getattr(self, name)} must be in [0, 1)")
+        if not 0 < self.trunk_lr_scale < math.inf:
+            raise UsageError(
+                f"optimizer.trunk_lr_scale={self.trunk_lr_scale} must be above 0; to train the head alone use "
+                f"--train.trainable head"
+            )
         if self.nesterov and not self.momentum:
             raise UsageError("optimizer.nesterov looks ahead along the velocity: give --optimizer.momentum above 0")
         for name in ("norm_weight_decay", "bias_weight_decay"):
@@ -102,27 +119,28 @@ class OptimizerConfig:
 
     def groups(self, model: nn.Module) -> Groups:
         """Return (decay, named parameters) per group, by module type: a name like `downsample.1` tells nothing."""
-        return [(decay, group) for (decay, _), group in self._groups(model)]
+        return [(key.decay, group) for key, group in self._groups(model, ())]
 
-    def _groups(self, model: nn.Module) -> list[tuple[tuple[float, bool], list[tuple[str, nn.Parameter]]]]:
-        """Return the groups, each also with whether lars scales the rate of its tensors."""
+    def _groups(self, model: nn.Module, head: tuple[str, ...]) -> list[tuple[_Key, Named]]:
+        """Return the groups; parameters whose names begin with one of `head` have the rate of the schedule."""
         lars = self.kind == "lars"
         norm = self.weight_decay if self.norm_weight_decay == AS_OTHERS else self.norm_weight_decay
         bias = self.weight_decay if self.bias_weight_decay == AS_OTHERS else self.bias_weight_decay
-        found: dict[tuple[float, bool], list[tuple[str, nn.Parameter]]] = {}
+        found: dict[_Key, Named] = {}
         seen: set[nn.Parameter] = set()  # a shared weight belongs to the module that has it first
         for prefix, module in model.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter in seen or not parameter.requires_grad:
                     continue
                 seen.add(parameter)
-                is_norm = isinstance(module, NORMS)
+                is_norm, whole = isinstance(module, NORMS), f"{prefix}.{name}" if prefix else name
+                scale = 1.0 if whole.startswith(head or "") else self.trunk_lr_scale
                 if lars and (is_norm or name == "bias"):
-                    key = (0.0, False)
+                    key = _Key(0.0, False, scale)
                 else:
-                    key = (norm if is_norm else bias if name == "bias" else self.weight_decay, lars)
-                found.setdefault(key, []).append((f"{prefix}.{name}" if prefix else name, parameter))
-        return sorted(found.items(), key=lambda item: (-item[0][0], not item[0][1]))
+                    key = _Key(norm if is_norm else bias if name == "bias" else self.weight_decay, lars, scale)
+                found.setdefault(key, []).append((whole, parameter))
+        return sorted(found.items(), key=lambda item: (-item[0].decay, not item[0].trusts, -item[0].scale))
 
     def _group_options(self, decay: float, trusts: bool) -> dict[str, Any]:
         if self.kind == "lars":
@@ -131,12 +149,20 @@ class OptimizerConfig:
             return {"weight_decay": 0.0, "shrink": decay}
         return {"weight_decay": 2 * decay if self.decay_form == "keras_l2" else decay}
 
-    def build(self, model: nn.Module, device: torch.device) -> torch.optim.Optimizer:
-        """Build the optimizer over `groups`; its rate is one tensor on the device, but a number if torch needs it."""
-        groups: Any = [{"params": [p for _, p in g], **self._group_options(*key)} for key, g in self._groups(model)]
+    def build(self, model: nn.Module, device: torch.device, head: tuple[str, ...] = ()) -> torch.optim.Optimizer:
+        """Build the optimizer over `groups`; its rate is a tensor on the device, but a number if torch needs it. Names
+        of parameters outside the trunk begin with one of `head`; without, there is no trunk."""
         on_device = device.type != "cpu"
         fused = self.kind in FUSED
-        lr: Any = torch.tensor(self.lr, device=device) if fused or on_device or self.kind in OURS else self.lr
+
+        def rate() -> Any:
+            return torch.tensor(self.lr, device=device) if fused or on_device or self.kind in OURS else self.lr
+
+        groups: Any = []
+        for (decay, trusts, scale), named in self._groups(model, head):
+            own: dict[str, Any] = {} if scale == 1 else {SCALE: scale, "lr": rate()}  # the others share one tensor
+            groups.append({"params": [p for _, p in named], **self._group_options(decay, trusts), **own})
+        lr = rate()
         how: dict[str, Any] = {"fused": True} if fused else {"foreach": True, "capturable": on_device}
         betas = (self.beta1, self.beta2)
         velocity = ["momentum_buffer"] if self.momentum else []
@@ -159,12 +185,13 @@ class OptimizerConfig:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of the next step."""
+    """Set the learning rate of the next step, scaled for groups that say so."""
     for group in optimizer.param_groups:
+        own = rate * group.get(SCALE, 1.0)
         if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(own)
         else:
-            group["lr"] = rate
+            group["lr"] = own
 
 
 def _with_state(optimizer: torch.optim.Optimizer, *names: str, count: bool = False) -> torch.optim.Optimizer:

@@ -24,6 +24,7 @@ def train_order(config: TrainConfig, items: int, samples_per_item: int, rank: in
         ranks=ranks,
         repeats=config.repeats,
         cap=config.steps_per_epoch,
+        least=config.min_epoch_steps,
         samples_per_item=samples_per_item,
     )
 

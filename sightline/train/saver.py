@@ -21,7 +21,10 @@ from sightline.train.checkpoint import Checkpoints, Tensors, copies, find, read,
 from sightline.train.state import TrainState
 
 # Other weights or optimizer tensors would not fit; the position in the run is counted in steps and epochs of these.
-NEVER_OVERRIDDEN = ("model.", "train.global_batch:", "train.last_batch:", "train.steps_per_epoch:", "train.trainable:")
+NEVER_OVERRIDDEN = (
+    *("model.", "train.global_batch:", "train.last_batch:", "train.steps_per_epoch:", "train.min_epoch_steps:"),
+    "train.trainable:",
+)
 
 Found = tuple[Tensors, dict[str, Any], Path]
 
@@ -84,7 +87,7 @@ class Saver:
             raise UsageError(
                 f"{path} was made with another recipe:\n  {listed}\nGive the old values back, choose another "
                 f"--run.out, or add --run.override to resume with the new ones (not for model fields, the batch, "
-                f"train.steps_per_epoch and train.trainable)"
+                f"the steps of an epoch and train.trainable)"
             )
         for split, dataset in self.sets.items():
             if stored.get("fingerprints", {}).get(split) != dataset.fingerprint and not run.override:

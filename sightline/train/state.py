@@ -15,7 +15,7 @@ from sightline.hardware.world import World
 from sightline.parts import ModelConfig
 from sightline.train.averaging import Ema
 from sightline.train.checkpoint import Tensors, check_fit
-from sightline.train.model import BuiltModel, choose_trainable
+from sightline.train.model import BuiltModel, choose_trainable, head_of
 from sightline.train.progress import TrainProgress
 from sightline.train.schedules import RunLength
 from sightline.train.stopwatch import Stopwatch
@@ -28,7 +28,12 @@ class TrainState:
         self.model, self.notes = built  # notes are shown when the run starts
         self.device = device
         choose_trainable(self.model, recipe.train.trainable)
-        self.optimizer = recipe.optimizer.build(self.model, device.torch_device)
+        knows_head = recipe.train.head_epochs > 0 or recipe.optimizer.trunk_lr_scale != 1
+        head = head_of(recipe.model, self.model) if knows_head else ()
+        self.optimizer = recipe.optimizer.build(self.model, device.torch_device, head)
+        # What learns outside the head; head_epochs freezes it for a while.
+        named = self.model.named_parameters()
+        self.trunk = [p for name, p in named if head and p.requires_grad and not name.startswith(head)]
         self.ema = Ema(self.model, recipe, length) if recipe.train.ema else None
         self.loss_scale = LossScale(device.torch_device, enabled=recipe.train.precision == "fp16")
         self.progress = TrainProgress()

@@ -34,9 +34,11 @@ BAD_STEPS = FIXED_TOTALS.index("bad_steps")
 LossOf = Callable[[Batch], tuple[Tensor, dict[str, Tensor]]]
 
 
-def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: TrainState, bound: Bound) -> Step:
-    """Build the step of this recipe on this device: compiled and captured where asked for, or where that is faster."""
-    network = _distributed(recipe, run, device, world, state) if world.size > 1 else state.model
+def build_step(
+    recipe: Recipe, run: Run, device: Device, world: World, state: TrainState, bound: Bound, head_steps: int = 0
+) -> Step:
+    """Build the step of this recipe on this device: compiled and captured where asked for, or where that is faster.
+    In the first `head_steps` steps of the run the trunk is frozen."""
     compiled = run.compile == "on" or (run.compile == "auto" and device.compile_auto)
     # A captured step would also capture the collectives of DDP's reducer, which it does not allow.
     graphed = device.has_graphs and world.size == 1 and run.graph != "off"
@@ -46,20 +48,17 @@ def build_step(recipe: Recipe, run: Run, device: Device, world: World, state: Tr
         raise UsageError(f"--run.compile on: there is no compiler for {device.kind}; use auto or off")
     finish, dtype = bound.finish, DTYPES[recipe.train.precision]
 
-    def loss_of(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        with autocast(device, recipe.train.precision):
-            loss = recipe.task.loss(network, finish(part, dtype))
-        return loss.total, loss.sums
+    def build_loss() -> tuple[nn.Module, LossOf]:
+        network = _distributed(recipe, run, device, world, state) if world.size > 1 else state.model
 
-    step = Step(
-        recipe,
-        state,
-        network,
-        _compiled(loss_of, device, recipe.train.deterministic) if compiled else loss_of,
-        bound.samples_per_item,
-        device,
-        world,
-    )
+        def loss_of(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+            with autocast(device, recipe.train.precision):
+                loss = recipe.task.loss(network, finish(part, dtype))
+            return loss.total, loss.sums
+
+        return network, _compiled(loss_of, device, recipe.train.deterministic) if compiled else loss_of
+
+    step = Step(recipe, state, build_loss, bound.samples_per_item, device, world, head_steps)
     if graphed:
         step.capture_on_first_call()
     return step
@@ -103,11 +102,11 @@ class Step:
         self,
         recipe: Recipe,
         state: TrainState,
-        network: nn.Module,
-        loss_of: LossOf,
+        build_loss: Callable[[], tuple[nn.Module, LossOf]],
         samples_per_item: int,
         device: Device,
         world: World,
+        head_steps: int = 0,
     ):
         self.state = state
         self.parts = recipe.train.accumulation
@@ -117,13 +116,16 @@ class Step:
         self._skips_by_itself = recipe.optimizer.skips_by_itself
         self.device = device
         self.world = world
-        self._loss_of = loss_of
-        self._network = network
+        self._build_loss = build_loss
+        self._head_steps = head_steps
+        self._is_head_only: bool | None = None  # None before the first choice
+        self._network: nn.Module
+        self._loss_of: LossOf
         self._parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
         self._names: list[str] | None = None  # of what the task shows, known after the first call
         self._totals = torch.zeros(len(FIXED_TOTALS), device=device.torch_device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._wants_graph = False
+        self._captures = self._wants_graph = False
         self._static: Batch = {}
         self._finite = torch.ones((), dtype=torch.bool, device=device.torch_device)  # whether the last step was
         self._bad_known = 0  # by the host: on devices with streams all but the last step's
@@ -138,11 +140,13 @@ class Step:
             guarded += [*self._parameters, *(t for t in state.tensors()["optimizer"].values())]
         self._guarded = _by_kind(_apart([_bits(tensor) for tensor in guarded]))
         self._kept = [torch.cat(tensors) for tensors in self._guarded]
+        self._choose_what_learns(state.progress.step)
 
     def __call__(self, batch: Batch, step: int, lr: float) -> None:
         """Make update number `step` of the run."""
         if not self.state.model.training:
             self.state.model.train()
+        self._choose_what_learns(step)
         set_rate(self.state.optimizer, lr)
         if self._wants_graph:
             self._capture(batch)
@@ -156,7 +160,23 @@ class Step:
 
     def capture_on_first_call(self) -> None:
         """Capture the step as one CUDA graph once the shapes of a batch are known."""
-        self._wants_graph = True
+        self._captures = self._wants_graph = True
+
+    def _choose_what_learns(self, step: int) -> None:
+        """Freeze the trunk up to `head_steps`, and free it from there on.
+
+        Without gradients it takes no update, no decay and no momentum. DDP's buckets, a compiled and a captured step
+        know what learns, so they are made again.
+        """
+        is_head_only = step < self._head_steps
+        if is_head_only == self._is_head_only:
+            return
+        self._is_head_only = is_head_only
+        if self._head_steps:
+            for parameter in self.state.trunk:
+                parameter.requires_grad_(not is_head_only)
+        self._network, self._loss_of = self._build_loss()
+        self._graph, self._wants_graph = None, self._captures
 
     def warm_up(self, batch: Batch, steps: int) -> None:
         """Run `steps` updates and undo them, so that the first one that counts is as fast as the rest."""

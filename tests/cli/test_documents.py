@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 
 from sightline import cli, config, migrate, named_recipe, recipes
@@ -249,6 +250,12 @@ def classifier(path: Path) -> None:
     torch.save({"model": ResNetConfig(depth=18, width=32).build(spec).state_dict(), "epoch": 1}, path)
 
 
+def stand_in(path: Path) -> None:
+    """Write weights, for ten classes, of the small network that stands in for ResNet-50."""
+    [arch] = [flag.partition("=")[2] for flag in TINY["ArchConfig"]]
+    torch.save(torchvision.models.get_model(arch, num_classes=10).state_dict(), path)
+
+
 def own_recipe() -> str:
     """Return the recipe of docs/quickstart.md."""
     [source] = [block.text for block in blocks("quickstart.md") if "def recipe()" in block.text]
@@ -312,6 +319,7 @@ INPUTS: dict[str, Callable[[Path], None]] = {
     "flies": boxes("voc_plain"),
     "resnet34.pth": backbone,
     "weights.pth": classifier,
+    "resnet50.pth": stand_in,
     "Task04_Hippocampus": hippocampi,
     "Task04_Hippocampus.tar": packed,
     "Task01_BrainTumour": tumours,
@@ -347,9 +355,9 @@ def tiny(words: list[str]) -> list[str]:
     if words[0] == "prepare":
         shards = ["--shards=2", "--val-shards=1"] if "tfrecord" in words else []
         return PREPARE[words[1]] + shards
-    if words[0] in ("evaluate", "predict"):
+    if words[0] in ("evaluate", "predict") and words[1] not in recipes.names():
         return HERE if Path(words[1], "config.yaml").exists() else []
-    if words[0] not in ("train", "check", "benchmark") or "--help" in words:
+    if words[0] not in ("train", "evaluate", "check", "benchmark") or "--help" in words:
         return []
     if words[0] == "check":
         return ["--data.classes=0", "--run.workers=0"] if "unet2d" not in words else ["--run.workers=0"]

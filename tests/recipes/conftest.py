@@ -43,6 +43,7 @@ TINY = {
         "--train.global-batch=8",
         "--train.precision=fp32",
         "--train.accumulation=1",
+        "--train.min-epoch-steps=0",
         "--train.eval-from-epoch=0",
         "--train.eval-every-epochs=1",
         "--train.target-score=0",  # nor stop early, nor be called diverged

@@ -587,6 +587,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "lr_for_batch": [Flip(("32",), rates)],
         "lr_many": [Flip(("0.5",), rates, same=updates)],
         "lr": [Flip(("0.07",), rates)],
+        "trunk_lr_scale": [Flip(("0.5",), weights, same=steps)],
         "weight_decay": [Flip(("0.03",), updates)],
         "norm_weight_decay": [Flip(("0.2",), updates)],
         "bias_weight_decay": [Flip(("0.2",), updates)],
@@ -650,6 +651,8 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "min_epochs": [Flip(("3",), evaluations, base=(*FOUR_EPOCHS, "--train.patience=1"))],
         "steps_per_epoch": [Flip(("2",), steps)],
         "max_steps": [Flip(("4",), steps)],
+        "min_epoch_steps": [Flip(("5",), steps, base=("--train.last-batch=wrap",))],
+        "head_epochs": [Flip(("1",), weights, same=optimized)],
         "trainable": [Flip(("head",), optimized)],
         "fp32_ops": [
             Flip(("BatchNorm2d Linear",), weights, base=("--train.precision=bf16",)),

@@ -40,6 +40,7 @@ class TrainOrder:
     ranks: int = 1
     repeats: int = 1
     cap: int = 0  # most steps of an epoch; 0: no limit
+    least: int = 0  # least steps of an epoch; with wrap only
     samples_per_item: int = 1  # if more, `samples` and indices count items, each of so many samples of global_batch
 
     def __post_init__(self) -> None:
@@ -106,6 +107,7 @@ class TrainOrder:
     def steps_per_epoch(self) -> int:
         """Optimizer updates per epoch."""
         whole = -(-self.samples // self.items) if self.last == "pad" else self.samples // self.items
+        whole = max(whole, self.least)
         return min(whole, self.cap or whole)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,56 @@
+"""Scores of weights from a file, without a run: `evaluate RECIPE --model.weights FILE --data.path DIR`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sightline.config import Recipe, Run
+from sightline.errors import BadData, UsageError
+from sightline.evaluate.checkpoints import Evaluation, loading
+from sightline.hardware.setup import set_up
+from sightline.parts import Scores
+from sightline.train.model import build_model
+
+SHOWN = 4  # tensors that an error names
+
+
+def evaluate_weights(recipe: Recipe, run: Run) -> Scores:
+    """Score a recipe's `model.weights` on its val split; scores.json is written into run.out, nothing without it."""
+    weights = getattr(recipe.model, "weights", "")
+    if not weights:
+        raise UsageError(
+            f"evaluate {recipe.name} scores given weights: add --model.weights FILE; to score a run, name its folder"
+        )
+    here, device, recipe = set_up(recipe, run)
+    dataset = recipe.data.open("val", recipe.train.seed)
+    model = build_model(recipe, run, dataset.spec, device).model
+    note = load_all(recipe, model)
+    with contextlib.ExitStack() as stack:
+        folder = Path(run.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="sightline-evaluate-")))
+        here, bound, loader, log = stack.enter_context(loading(recipe, run, device, here, dataset, folder))
+        log.say(note)
+        evaluation = Evaluation(recipe, model, device, here, bound, loader, log)
+        return evaluation.score_as("scores.json", weights=weights)
+
+
+@torch.no_grad()
+def load_all(recipe: Recipe, model: nn.Module) -> str:
+    """Load the weights into every layer; raise BadData if a part of the network would stay random, as a head for other
+    classes does in training. Return a note that says what was loaded."""
+    state = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    for tensor in state.values():
+        tensor.fill_(math.nan)
+    note = recipe.model.start_from(model)
+    if left := [name for name, tensor in state.items() if not bool(tensor.isfinite().all())]:
+        shown = ", ".join(left[:SHOWN]) + (f" and {len(left) - SHOWN} more" if len(left) > SHOWN else "")
+        raise BadData(
+            f"these weights do not fill the network for these data, and a random head would score nothing: {note}; "
+            f"without values: {shown}. Give data with the classes of the weights, or fine-tune them first"
+        )
+    return note

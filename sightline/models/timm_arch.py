@@ -1,0 +1,74 @@
+"""Classifiers of timm, where it is installed: by the name it gives them, with the images that they were made for.
+
+models/arch.py calls this for `timm:NAME`. timm is imported when a name is first looked up: that takes seconds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+from typing import Any
+
+from torch import nn
+
+from sightline.errors import UsageError
+from sightline.parts import DataSpec
+
+PREFIX = "timm:"
+INTERPOLATIONS = ("bilinear", "bicubic")  # timm also has "random" and lanczos; then the recipe's stays
+
+
+def refuse_unknown(arch: str) -> None:
+    """Raise UsageError if timm is missing, or does not have the network `timm:NAME` or `timm:NAME.TAG`."""
+    timm, name = _imported(arch), arch.removeprefix(PREFIX)
+    known = {*timm.list_models(), *timm.list_models(pretrained=True)}  # the latter with tags of weights
+    if name not in known:
+        near = difflib.get_close_matches(name, sorted(known), n=3)
+        hint = f"; did you mean {', '.join(PREFIX + each for each in near)}?" if near else "."
+        raise UsageError(
+            f"model.arch='{arch}' is unknown to timm {timm.__version__}{hint} "
+            f"timm.list_models() lists its {len(timm.list_models())} networks"
+        )
+
+
+def build(arch: str, spec: DataSpec) -> nn.Module:
+    """Build the network for `spec`'s classes, channels and, if its layers depend on it, size; with random weights."""
+    fixed = {"img_size": spec.size} if _made_for(arch).fixed_input_size else {}
+    model: nn.Module = _imported(arch).create_model(
+        arch.removeprefix(PREFIX), num_classes=len(spec.classes), in_chans=spec.channels, **fixed
+    )
+    return model
+
+
+def head_prefixes(arch: str) -> tuple[str, ...]:
+    """Name the classifier; a distilled network has two."""
+    found = _made_for(arch).classifier or ()
+    return tuple(f"{name}." for name in ((found,) if isinstance(found, str) else found))
+
+
+def data_fields(arch: str) -> dict[str, Any]:
+    """Return mean, std, size and filter of the images that the network's weights were trained with."""
+    made_for = _made_for(arch)
+    fields: dict[str, Any] = {"mean": tuple(made_for.mean), "std": tuple(made_for.std)}
+    height, width = made_for.input_size[1:]
+    if height == width:
+        resize = math.floor(height / (made_for.crop_pct or 1))  # as timm's evaluation
+        fields |= {"size": height, "eval_size": height, "eval_resize": resize}
+    if made_for.interpolation in INTERPOLATIONS:
+        fields["interpolation"] = made_for.interpolation
+    return fields
+
+
+def _made_for(arch: str) -> Any:
+    """Return timm's description of the weights: those of the tag, or its default ones."""
+    return _imported(arch).get_pretrained_cfg(arch.removeprefix(PREFIX))
+
+
+def _imported(arch: str) -> Any:
+    try:
+        return importlib.import_module("timm")
+    except ImportError as error:
+        raise UsageError(
+            f"model.arch='{arch}' needs timm, which cannot be imported ({error}); install it with `pip install timm`"
+        ) from error

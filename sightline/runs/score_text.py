@@ -1,0 +1,47 @@
+"""Scores as a person reads them after a command: a table of classes, one of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sightline.parts import Scores
+from sightline.runs.screen import as_score
+
+CLASSES_SHOWN = 20
+WORST_SHOWN = 5
+
+
+def of_classes(scores: Scores, file: str, shows_worst: bool = False) -> list[str]:
+    """Format the first rows of the table of classes, which `file` holds whole."""
+    rows, lines = scores.tables.get("classes", []), []
+    for row in rows[:CLASSES_SHOWN]:
+        values = "  ".join(f"{key} {_number(row[key])}" for key in row if key not in ("class", "samples"))
+        lines.append(f"  {row['class']:24} {values}" + (f"  of {row['samples']}" if "samples" in row else ""))
+    if len(rows) > CLASSES_SHOWN:
+        lines.append(f"  and {len(rows) - CLASSES_SHOWN} more classes in {file}")
+    if shows_worst and scores.worst:
+        worst = ", ".join(f"{row['name']} {row['dice']:.4f}" for row in scores.worst[:WORST_SHOWN])
+        lines.append(f"  lowest: {worst}")
+    named = [row for row in scores.worst[:WORST_SHOWN] if "path" in row]  # to be given to `predict`
+    return [*lines, *(f"  worst: {row['path']}{_mistakes_of(row)}" for row in named)]
+
+
+def _mistakes_of(row: dict[str, Any]) -> str:
+    """Say what is wrong with one of the worst samples: a class, or boxes."""
+    if "predicted" in row:
+        return f"  taken for {row['predicted']}"
+    return f"  {row['missed']} of {row['truths']} missed, {row['wrong']} wrong" if "missed" in row else ""
+
+
+def of_checkpoints(rows: Sequence[dict[str, Any]]) -> str:
+    """Format step and scores of each checkpoint as a table."""
+    names = [name for name in rows[0]["values"] if name != "samples"] if rows else []
+    lines = ["      step  " + "  ".join(f"{name:>6}" for name in names)]
+    for row in rows:
+        lines.append(f"{row['step']:10}  " + "  ".join(f"{_number(row['values'].get(name)):>6}" for name in names))
+    return "\n".join(lines)
+
+
+def _number(value: float | str | None) -> str:
+    return str(value) if isinstance(value, int | str) else f"{as_score(value):>6}"

@@ -1,0 +1,55 @@
+"""Warnings about rates at the start of training: pure functions of a recipe, one line each; the loop shows them."""
+
+from __future__ import annotations
+
+from sightline.config import Recipe
+
+# Absolute rates of published tables, and the batch that they were made for.
+TABLES: dict[tuple[float, ...], int] = {(0.275, 0.45, 0.625, 0.8, 0.08, 0.008, 0.0008): 2048}  # ResNet-50 in PyTorch
+# Highest rate at which pretrained weights are expected to survive. SGD: the largest rate of the SSD runs that start
+# from a trunk, 0.096 for a batch of 1024, rounded up. Adam and its kin move every weight by about the rate per step;
+# 1e-3 is what they are trained from scratch with. LARS scales each tensor's rate by the tensor's own size.
+MOST = {"sgd": 0.1, "sgd_keras": 0.1, "rmsprop": 1e-3, "adam": 1e-3, "adamw": 1e-3, "radam": 1e-3}
+
+
+def start_warnings(recipe: Recipe, base_lr: float) -> list[str]:
+    """Return a line for each that applies; `base_lr` is the rate that the schedule starts from."""
+    found = (rates_for_another_batch(recipe), high_rate(recipe, base_lr), no_weights(recipe))
+    return [f"warning: {line}" for line in found if line]
+
+
+def rates_for_another_batch(recipe: Recipe) -> str:
+    """Warn about a published table of absolute rates with another batch than it was made for."""
+    batch, made_for = recipe.train.global_batch, TABLES.get(recipe.schedule.table_rates, 0)
+    if recipe.schedule.kind != "table" or made_for in (0, batch):
+        return ""
+    return (
+        f"schedule.table_rates were made for a global batch of {made_for} and are not scaled to this run's {batch}; "
+        f"for scaled rates add --schedule.kind cosine --optimizer.lr 0.1 --optimizer.lr-for-batch 256"
+    )
+
+
+def high_rate(recipe: Recipe, base_lr: float) -> str:
+    """Warn about pretrained weights that a high rate would destroy."""
+    kind, weights = recipe.optimizer.kind, getattr(recipe.model, "weights", "")
+    rates = recipe.schedule.table_rates if recipe.schedule.kind == "table" else ()
+    highest = max(base_lr, *rates, 0.0) * recipe.optimizer.trunk_lr_scale
+    if not weights or highest <= MOST.get(kind, highest):
+        return ""
+    return (
+        f"the rate of pretrained layers rises to {highest:g}; above {MOST[kind]:g} {kind} is likely to destroy what "
+        f"{weights} has learnt: lower --optimizer.lr or --optimizer.trunk-lr-scale"
+    )
+
+
+def no_weights(recipe: Recipe) -> str:
+    """Warn about settings for pretrained weights without any, as in a finetune recipe without --model.weights."""
+    given = ["--train.head-epochs 0"] if recipe.train.head_epochs else []
+    given += ["--optimizer.trunk-lr-scale 1"] if recipe.optimizer.trunk_lr_scale != 1 else []
+    weights = getattr(recipe.model, "weights", "")
+    if weights or not given:
+        return ""
+    return (
+        f"no --model.weights: {recipe.name} trains from scratch, with settings for pretrained weights; give weights, "
+        f"or add {' '.join(given)}"
+    )

@@ -1,0 +1,42 @@
+"""Warnings at the start of training: each recipe with and without the reason for it."""
+
+import pytest
+
+from sightline import config
+from sightline.train.warnings import start_warnings
+
+WEIGHTS = "--model.weights=given.pth"
+
+
+def told(name: str, *flags: str) -> list[str]:
+    recipe, _ = config.load(name, flags)
+    return start_warnings(recipe, recipe.optimizer.base_lr(recipe.train.global_batch, 1))
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("resnet50", ["made for a global batch of 2048 and are not scaled to this run's 256"]),
+        ("resnet50 --train.global-batch=2048", []),
+        ("resnet50 --schedule.table-rates 1 2 3 4 5 6 7", []),  # one's own
+        ("resnet50 --schedule.kind=cosine --optimizer.lr=0.1 --optimizer.lr-for-batch=256", []),
+        (f"resnet50 --train.global-batch=2048 {WEIGHTS}", ["rises to 0.8; above 0.1 sgd is likely to destroy"]),
+        (f"resnet50_keras {WEIGHTS}", []),
+        (f"resnet50_keras --train.global-batch=512 {WEIGHTS}", ["rises to 0.2; above 0.1 sgd_keras"]),
+        (f"resnet50_keras --train.global-batch=512 --optimizer.trunk-lr-scale=0.5 {WEIGHTS}", []),
+        ("resnet50_keras --train.global-batch=512", []),  # without weights there is nothing to destroy
+        (f"resnet50_lars {WEIGHTS}", []),
+        (f"demo_detection {WEIGHTS}", ["rises to 0.003; above 0.001 adamw is likely to destroy what given.pth"]),
+        (f"ssd_resnet34 --train.global-batch=1024 {WEIGHTS}", []),
+        (f"finetune_classification {WEIGHTS}", []),
+        (f"finetune_classification --train.global-batch=1024 {WEIGHTS}", ["rises to 0.0032; above 0.001 adamw"]),
+        ("finetune_classification", ["no --model.weights: finetune_classification trains from scratch"]),
+        ("finetune_detection --train.head-epochs=0", ["or add --optimizer.trunk-lr-scale 1"]),
+        ("finetune_detection --train.head-epochs=0 --optimizer.trunk-lr-scale=1", []),
+        ("unet2d", []),
+    ],
+)
+def test_a_line_for_every_reason_and_none_without(command: str, expected: list[str]):
+    lines = told(*command.split())
+    assert len(lines) == len(expected) and all(part in line for part, line in zip(expected, lines, strict=True)), lines
+    assert all("--" in line and "\n" not in line for line in lines)  # a remedy, in one line
