@@ -175,6 +175,7 @@ class Step:
         if self._head_steps:
             for parameter in self.state.trunk:
                 parameter.requires_grad_(not is_head_only)
+            torch.compiler.reset()  # a compiled loss may be found again that gives no gradients of the trunk
         self._network, self._loss_of = self._build_loss()
         self._graph, self._wants_graph = None, self._captures
 
