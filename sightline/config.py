@@ -170,7 +170,7 @@ def _fields_of_data(name: str, flags: Sequence[str], config: Path | None) -> lis
         fields = found.of_recipe(name, flags, config, wants_line=False).fields
     except SightlineError:
         return []
-    return [f"--data.{field.replace('_', '-')}={value}" for field, value in fields.items()]
+    return [f"--{name.replace('_', '-')}={value}" for name, value in fields.items()]
 
 
 def untouched(name: str) -> Recipe:

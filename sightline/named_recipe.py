@@ -14,7 +14,7 @@ from sightline.hardware import launch
 if TYPE_CHECKING:
     from sightline.config import Recipe, Run
 
-NEEDS_BATCH = ("benchmark", "evaluate", "inspect")  # commands that compute with train.global_batch before any run has measured it
+NEEDS_BATCH = ("benchmark", "evaluate", "inspect")  # commands that use train.global_batch, which no run has measured
 
 
 def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
@@ -62,7 +62,7 @@ def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | 
         return []  # `check` lists all that is wrong, ranks fail together later, and data may be on another host
     if command == "train" and seen.line and not is_rank:
         terminal.say(seen.line)
-    return [f"--data.{field.replace('_', '-')}={value}" for field, value in seen.fields.items()]
+    return [f"--{name.replace('_', '-')}={value}" for name, value in seen.fields.items()]
 
 
 def refuse_recipe_named_first(flags: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from sightline.data import sources
 from sightline.data.sources import Images, SourceOptions, decathlon
 from sightline.data.sources.layouts import NAMES, Layout, counted, kept_split
 from sightline.errors import BadData
-from sightline.fields import data_of, named
+from sightline.fields import Fields, data_of, flags_of, named
 from sightline.files.plain_yaml import read_yaml
 from sightline.parts import Split
 
@@ -25,10 +25,11 @@ DATA_CLASSES = (*OPENERS, "SegmentationData")
 
 @dataclass(frozen=True)
 class Found:
-    """One line about the data, and values of fields of `data` that nobody typed."""
+    """One line about the data, and the texts of fields that nobody typed, by "part.field"."""
 
     line: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
+    samples: int = 0  # to train on; 0 if unknown
 
 
 def of_recipe(name: str, flags: Sequence[str], config: Path | None, wants_line: bool = True) -> Found:
@@ -36,15 +37,36 @@ def of_recipe(name: str, flags: Sequence[str], config: Path | None, wants_line: 
     nothing to decide and no line is wanted."""
     data_class, declared = data_of(name)
     stored = read_yaml(config) if config else {}
-    typed = {key.removeprefix("data."): value for key, value in named(flags).items() if key.startswith("data.")}
-    parts = [part if isinstance(part, dict) else {} for part in (stored.get("data"), stored.get("run"))]
-    typed = {**{key: str(value) for key, value in parts[0].items()}, **typed}
+    typed = {**_texts(stored.get("data")), **_of_part("data", flags)}
     is_decided = {"classes", "task"} & set(typed) or declared.get("classes") == "0"
     path = typed.get("path", "")
     if not path or "\0" in path or data_class not in DATA_CLASSES or (is_decided and not wants_line):
         return Found()
-    run = named(flags).get("run.out") or parts[1].get("out") or f"runs/{Path(name).stem}"
-    return look(data_class, path, typed, declared, Path(str(run)))
+    run = {**_texts(stored.get("run")), **_of_part("run", flags)}.get("out") or f"runs/{Path(name).stem}"
+    found = look(data_class, path, typed, declared, Path(run))
+    typed_train = {**_texts(stored.get("train")), **_of_part("train", flags)}
+    return _with_smaller_batch(found, flags_of(name), typed_train)
+
+
+def _texts(part: object) -> dict[str, str]:
+    """Return the fields of a part of a config file as texts."""
+    return {str(key): str(value) for key, value in part.items()} if isinstance(part, dict) else {}
+
+
+def _of_part(part: str, flags: Sequence[str]) -> dict[str, str]:
+    """Return what flags set of a part, by field."""
+    return {key.removeprefix(f"{part}."): value for key, value in named(flags).items() if key.startswith(f"{part}.")}
+
+
+def _with_smaller_batch(found: Found, declared: Fields, typed: Mapping[str, str]) -> Found:
+    """Take a batch that leaves two steps in an epoch where the recipe's own is more than there are samples."""
+    batch = declared["train.global_batch"].default if "train.global_batch" in declared else ""
+    last = typed.get("last_batch") or declared["train.last_batch"].default.strip("'")
+    if "global_batch" in typed or not batch.isdecimal() or last != "drop" or not 2 <= found.samples < int(batch):
+        return found
+    smaller = 1 << (found.samples // 2).bit_length() - 1
+    line = f"{found.line}; batch {smaller}, as the recipe's {batch} is more than there are"
+    return replace(found, line=line, fields={**found.fields, "train.global_batch": str(smaller)})
 
 
 def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping[str, str], run: Path) -> Found:
@@ -72,20 +94,25 @@ def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping
 
     both = {split: opened(split, options) for split in ("train", "val")}
     count = len(both["train"].classes)
-    fields = {"classes": str(count)} if wanted and "classes" not in typed else {}
-    return Found(_line(both, options), fields)
+    fields = {"data.classes": str(count)} if wanted and "classes" not in typed else {}
+    return Found(_line(both, options), fields, len(both["train"]))
 
 
 def _volumes(path: str, fold: int, folds: int, decides: bool) -> Found:
     line = decathlon.describe_found(path, fold, folds)
-    return Found(f"data: {line}" if line else "", decathlon.found_fields(path) if decides else {})
+    fields = decathlon.found_fields(path) if decides else {}
+    return Found(f"data: {line}" if line else "", {f"data.{name}": value for name, value in fields.items()})
 
 
 def _line(both: Mapping[str, Images], options: SourceOptions) -> str:
     train, val = both["train"], both["val"]
     said = [f"data: {len(train.classes)} classes, {len(train)} + {len(val)} images"]
+    if getattr(train, "is_multi_label", False):
+        said.append("several labels per image")
+    elif any("," in name for name in train.classes) and train.layout and train.layout.kind == "table":
+        said.append("labels hold commas; `;` or `|` separate several labels of an image")
     if train.held_out is not None:
-        drawn = f"as {options.split} lists" if options.split else f"{options.val_fraction:.0%} of them, by name"
+        drawn = f"as {options.split} lists" if options.split else f"about {options.val_fraction:.0%}, by name"
         said.append(f"no val split, so {len(val)} images validate ({drawn})")
     elif val.layout and (name := _other_name(val.layout)):
         said.append(f"{name} validates")

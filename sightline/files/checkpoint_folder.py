@@ -6,6 +6,7 @@ train/checkpoint.py writes and reads them whole; models/weights.py takes the wei
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import os
 import re
@@ -43,6 +44,11 @@ def find(run: Path, which: str) -> Path:
     if (run / MANIFEST).is_file():
         return run
     folder = run / "checkpoints"
+    if not run.exists():
+        beside = [path.name for path in run.parent.iterdir()] if run.parent.is_dir() else []
+        near = difflib.get_close_matches(run.name, beside, n=1)
+        hint = f"; did you mean {run.parent / near[0]}?" if near else "; `sightline runs` lists those in runs/"
+        raise BadCheckpoint(f"{run} does not exist{hint}")
     if not folder.is_dir():
         raise BadCheckpoint(f"{run} is neither a run folder nor a checkpoint: it has no checkpoints/ and no {MANIFEST}")
     names = names_in(folder)

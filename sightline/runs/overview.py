@@ -139,7 +139,7 @@ def _read_log(path: Path) -> tuple[int | None, float | None]:
     """Return epochs done and seconds at work, from each start to the last line before the next one. Only lines that
     count are parsed: a long run has tens of thousands."""
     starts: list[list[bytes]] = []  # the first and the last line of each
-    progress = b""
+    progress, ended = b"", False
     with path.open("rb") as file:
         for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
             kind = _KIND.match(line)
@@ -147,8 +147,10 @@ def _read_log(path: Path) -> tuple[int | None, float | None]:
                 continue
             if kind[1] == b"start":
                 starts.append([line, line])
-            elif starts:
+                ended = False
+            elif starts and not ended:
                 starts[-1][1] = line
+                ended = kind[1] == b"exit"  # a start that is refused later adds an exit, but no time at work
             if kind[1] in (b"train", b"epoch"):  # `train` counts epochs from 0: as many are done
                 progress = line
     times = [[typed(loads(line)["time"], float) for line in lines] for lines in starts]

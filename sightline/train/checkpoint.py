@@ -258,7 +258,8 @@ def check_fit(stem: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tenso
         if (tensor.shape, tensor.dtype) != (given[name].shape, given[name].dtype):
             raise BadCheckpoint(
                 f"the checkpoint's {stem}/{name} has shape {tuple(given[name].shape)} of {given[name].dtype}, "
-                f"this model has {tuple(tensor.shape)} of {tensor.dtype}"
+                f"this model has {tuple(tensor.shape)} of {tensor.dtype}; a new run can start from these weights, with "
+                f"a new head for other classes: --model.weights RUN --run.out NEW"
             )
 
 

@@ -65,7 +65,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         _refuse_diverged(recipe, progress)
         scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
         if over:
-            log.say(f"{log.folder.path} is finished, {over}; choose another --run.out to train again")
+            log.say(f"{log.folder.path} is finished, {over}; raise --train.epochs, or choose another --run.out")
             return scores
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
         step = build_step(recipe, run, device, world, state, bound["train"], cfg.head_epochs * length.steps_per_epoch)

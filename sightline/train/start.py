@@ -76,6 +76,7 @@ def _with_batch(
 ) -> Recipe:
     batch = world.largest(_stored_batch(stored))
     if not batch:
+        log.say("measuring the largest batch that is worth its memory (train.global_batch=auto)")
         batch, note = measure_batch(recipe, run, device, world)
         log.say(note)
     return replace(recipe, train=replace(recipe.train, global_batch=batch))

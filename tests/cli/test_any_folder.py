@@ -50,7 +50,7 @@ def test_class_folders_without_a_split_train_resume_and_are_evaluated(sightline,
     said = sightline("train", "demo_classification", "--data", pets, "--out", out, *SHORT)
     assert said.code == 0, said
     assert found(said) == (
-        "data: 4 classes, 32 + 8 images; no val split, so 8 images validate (20% of them, by name); ignored: 1 .heic"
+        "data: 4 classes, 32 + 8 images; no val split, so 8 images validate (about 20%, by name); ignored: 1 .heic"
     )
     kept = json.loads((out / "split.json").read_text())["val"]
     assert len(kept) == 8 and all((pets / name).is_file() for name in kept)
@@ -239,6 +239,29 @@ def test_a_split_file_that_cannot_be_one_is_refused(sightline, pets: Path, tmp_p
     assert (said.code == 3 and "split" in said.err and "give" in said.err) or "expected" in said.err, said
 
 
+def test_new_data_are_evaluated_whole_and_not_trained_on_in_an_old_run(sightline, pets: Path, tmp_path: Path):
+    flags = ["--out", tmp_path / "run", *SHORT]
+    assert sightline("train", "demo_classification", "--data", pets, *flags).code == 0
+    new = tmp_path / "new"
+    for file in sorted(pets.rglob("*.*")):
+        (new / file.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, new / file.parent.name / f"new-{file.name}")
+    said = sightline("evaluate", tmp_path / "run", "--data.path", new)
+    assert said.code == 0 and "on 40 samples" in said.out, said
+    said = sightline("train", "demo_classification", "--data", new, *flags)
+    assert said.code == 3 and "its run belongs to other data" in said.err and "another --run.out" in said.err, said
+
+
+def test_a_batch_larger_than_the_data_becomes_smaller_unless_it_was_typed(sightline, pets: Path, tmp_path: Path):
+    few = [flag for flag in SHORT if not flag.startswith("--train.global-batch")]
+    flags = ["demo_classification", "--data", pets, *few, "--out"]
+    said = sightline("train", *flags, tmp_path / "run")
+    assert said.code == 0 and found(said).endswith("; batch 16, as the recipe's 64 is more than there are"), said
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["train"]["global_batch"] == 16
+    said = sightline("train", *flags, tmp_path / "other", "--batch-size", 64)
+    assert said.code == 2 and "global_batch=64 is larger than the 32 training samples" in said.err, said
+
+
 # Classes
 
 
@@ -258,7 +281,8 @@ def test_what_is_found_is_said_before_torch_is_imported(pets: Path, tmp_path: Pa
         "print(seen.line, dict(seen.fields), 'torch' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert said.stdout.startswith("data: 4 classes, 32 + 8 images") and said.stdout.endswith("{'classes': '4'} False\n")
+    decided = {"data.classes": "4", "train.global_batch": "16"}  # 32 images are fewer than the recipe's batch
+    assert said.stdout.startswith("data: 4 classes, 32 + 8 images") and said.stdout.endswith(f"{decided} False\n")
 
 
 # Refusals
@@ -278,7 +302,12 @@ def test_refusals_say_what_was_found_and_what_to_do(sightline, pets: Path, tmp_p
     flat.mkdir(parents=True)
     for number in range(3):
         (flat / f"{number}.jpg").write_bytes(b"")
-    assert "holds nothing that this recipe can read: files: 3 .jpg; expected a folder per class" in train(flat)
+    assert "nothing that this recipe can read: files: 3 .jpg; expected two or more folders, one per class" in train(
+        flat
+    )
+    (flat / "cat").mkdir()
+    (flat / "cat" / "a.tif").write_bytes(b"")
+    assert "folders cat (with 1 .tif files); files: 3 .jpg; expected two or more folders" in train(flat)
     (pets / "zebra").mkdir()
     assert "my pets/zebra holds no images" in train(pets)
     (pets / "zebra" / "a.tiff").write_bytes(b"")

@@ -369,11 +369,15 @@ def test_evaluate_chooses_a_checkpoint(sightline, run: Path):
 
 
 def test_evaluate_refuses_a_folder_that_is_not_a_run(sightline, tmp_path: Path):
-    for folder in (tmp_path, tmp_path / "missing"):
-        said = sightline("evaluate", folder)
-        assert said.code == 4 and "is neither a run folder nor a checkpoint" in said.err
+    (tmp_path / "runs").mkdir()
+    for folder, told in (
+        ("runs", "is neither a run folder nor a checkpoint"),
+        ("run", f"did you mean {tmp_path}/runs?"),
+    ):
+        said = sightline("evaluate", tmp_path / folder)
+        assert said.code == 4 and told in said.err
     assert sightline("evaluate").code == 2
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.rglob("*")) == [tmp_path / "runs"]
 
 
 def test_evaluate_on_other_images(sightline, run: Path, shapes: Path, tmp_path: Path):

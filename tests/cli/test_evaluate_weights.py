@@ -71,7 +71,7 @@ def test_weights_of_a_trunk_alone_are_refused(sightline, weights: str):
             "demo_classification is a recipe; leave them",
         ),
         (["demo_classification", "--model.weights", "x.pth", "--data.path", "none"], 2, "'none' does not exist"),
-        (["runs/none"], 4, "runs/none is neither a run folder nor a checkpoint"),
+        (["runs/none"], 4, "runs/none does not exist"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(sightline, words: list[str], code: int, told: str):

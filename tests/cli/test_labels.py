@@ -90,7 +90,8 @@ def test_the_first_line_says_what_the_table_holds(sightline, copied: Path, tmp_p
     said = sightline("train", NAME, "--data", copied, "--out", tmp_path / "run", *SHORT, "--train.max-steps=1")
     assert said.code == 0, said
     assert said.out.splitlines()[0] == (
-        "data: 3 classes, 64 + 16 images; no val split, so 16 images validate (20% of them, by name); ignored: 1 .png"
+        "data: 3 classes, 64 + 16 images; several labels per image; no val split, so 16 images validate (about 20%, by "
+        "name); ignored: 1 .png"
     )
     assert "finished: best map " in said.out
 

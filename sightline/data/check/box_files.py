@@ -40,7 +40,7 @@ def read_files(
     layout, read = {"coco": _read_coco, "yolo": _read_yolo, "voc": _read_voc}[kind](path, report)
     if layout.is_drawn and "train" in read:
         names = [image.file.encode("utf-8", "surrogateescape") for image in read["train"].images]
-        is_val = drawn(names, options, path)
+        is_val = drawn(names, options, path, "val")
         read = {split: read["train"].of_images(np.flatnonzero(is_val == (split == "val"))) for split in SPLITS}
     return layout, read
 

@@ -210,9 +210,9 @@ _RECIPES = {
     "open_volumes": "prepared volumes (for unet2d and demo_segmentation)",
 }
 _LABELLED = (
-    "a folder per class with images in it, also below train/ and val/ (draw some with `sightline prepare shapes --out "
-    "DIR`), labels.csv with columns file and label, train/*.tar and val/*.tar, or train/train-00000-of-01024 and "
-    "validation/validation-00000-of-00128"
+    "two or more folders, one per class, with .jpg, .png, .bmp or .webp images in them, also below train/ and val/ "
+    "(draw some with `sightline prepare shapes --out DIR`), labels.csv with columns file and label, train/*.tar and "
+    "val/*.tar, or train/train-00000-of-01024 and validation/validation-00000-of-00128"
 )
 _WITH_BOXES = (
     "COCO's json files with their images (train.json and val.json, or one json; also annotations/"

@@ -79,7 +79,7 @@ def open_split(kind: str, layout: Layout, split: Split, annotations: Annotations
     held_out = None
     if layout.is_drawn:
         names = annotations.names.all()
-        is_val = drawn(names, options, file)
+        is_val = drawn(names, options, file, split)
         held_out = index_files.Names.of([names[row] for row in np.flatnonzero(is_val)])
         annotations = annotations.of_images(np.flatnonzero(is_val == (split == "val")))
     source = BoxImages(kind, place, chosen(annotations, split, file), options.skips_missing)
@@ -87,11 +87,11 @@ def open_split(kind: str, layout: Layout, split: Split, annotations: Annotations
     return source
 
 
-def drawn(names: list[bytes], options: SourceOptions, file: str) -> np.ndarray:
+def drawn(names: list[bytes], options: SourceOptions, file: str, split: Split) -> np.ndarray:
     """Return which of the images validate."""
     if len(names) < 2:
         raise BadData(f"{file} has {len(names)} images; at least 2 are needed to train on some and validate on others")
-    return validating(names, [0] * len(names), options)
+    return validating(names, [0] * len(names), options, split)
 
 
 def chosen(annotations: Annotations, split: Split, file: str) -> Annotations:

@@ -119,7 +119,7 @@ def split_of(
     names, labels, sizes = listing[:3]
     held_out = None
     if layout.is_drawn:
-        validates = layouts.validating(names, labels, options)
+        validates = layouts.validating(names, labels, options, split)
         held_out = index_files.Names.of([name for name, out in zip(names, validates, strict=True) if out])
         chosen = np.flatnonzero(validates == (split == "val")).tolist()
         names, labels, sizes = [names[i] for i in chosen], [labels[i] for i in chosen], [sizes[i] for i in chosen]

@@ -88,7 +88,7 @@ def is_description(path: str) -> bool:
 
 def read_description(path: str) -> Layout:
     """Read a description; UsageError if it is not one."""
-    values = read_yaml(Path(path))
+    values = {"val" if key in NAMES["val"][:-1] else key: value for key, value in read_yaml(Path(path)).items()}
     example = "e.g. `kind: coco`, `train: {images: photos, labels: train.json}`; docs/data.md"
     if unknown := [str(key) for key in values if key not in _KEYS]:
         raise UsageError(
@@ -158,8 +158,17 @@ def contents(path: Path) -> str:
     folders = [e.name for e in entries if is_folder(e)]
     kinds = Counter(suffix_of(e.name) for e in entries if not is_folder(e))
     shown = ", ".join(folders[:_SHOWN]) + (f" and {len(folders) - _SHOWN} more" if len(folders) > _SHOWN else "")
+    inside = Counter(suffix_of(name) for folder in folders[:_SHOWN] for name in _files_in(path / folder))
+    shown += f" (with {counted(inside)} files)" if inside else ""
     parts = ([f"folders {shown}"] if folders else []) + ([f"files: {counted(kinds)}"] if kinds else [])
     return "; ".join(parts) or "nothing"
+
+
+def _files_in(folder: Path) -> list[str]:
+    try:
+        return [e.name for e in os.scandir(folder) if not e.name.startswith(".") and not is_folder(e)]
+    except OSError:
+        return []
 
 
 def suffix_of(name: str) -> str:
@@ -173,10 +182,19 @@ def counted(kinds: Counter[str]) -> str:
     return ", ".join(shown) + (" and others" if len(kinds) > _SHOWN else "")
 
 
-def validating(names: Sequence[bytes], groups: Sequence[int], options: SourceOptions) -> np.ndarray:
-    """Return which samples validate where the data have no val split: those a split file lists, or drawn ones."""
+def validating(names: Sequence[bytes], groups: Sequence[int], options: SourceOptions, split: Split) -> np.ndarray:
+    """Return which samples validate where the data have no val split: those a split file lists, or drawn ones. Of data
+    that the file knows nothing of, all do: `evaluate RUN --data.path NEW`. To open `train` is then an error."""
     if options.split:
-        return kept_for_val(names, Path(options.split))
+        chosen = kept_for_val(names, Path(options.split))
+        if chosen.any():
+            return chosen
+        if split == "train":
+            raise BadData(
+                f"{options.split} lists none of the {len(names)} samples: its run belongs to other data; give the data "
+                f"of that run, or choose another --run.out"
+            )
+        return np.ones(len(names), bool)
     chosen = chosen_for_val(names, groups, options.val_fraction)
     if not chosen.any():
         raise BadData(f"none of the {len(names)} samples can validate: no class has two; add samples, or a val split")
@@ -209,7 +227,7 @@ def kept_split(run: Path) -> str:
 
 
 def kept_for_val(names: Sequence[bytes], file: Path) -> np.ndarray:
-    """Return which samples a split file lists; BadData if it lists none of them."""
+    """Return which samples a split file lists; BadData if it lists all of them."""
     try:
         content = read_json(file, _MAX_SPLIT_BYTES)
     except (OSError, ValueError) as error:
@@ -219,7 +237,6 @@ def kept_for_val(names: Sequence[bytes], file: Path) -> np.ndarray:
         raise BadData(f'{file} is not a split; expected {{"val": [names of samples]}} as split.json of a run has it')
     wanted = {name.encode("utf-8", "surrogateescape") for name in listed if not _UNWRITABLE.search(name)}
     chosen = np.asarray([name in wanted for name in names], bool)
-    if not chosen.any() or chosen.all():
-        which = "all" if chosen.any() else "none"
-        raise BadData(f"{file} lists {which} of the {len(names)} samples for validation; give the split of these data")
+    if len(names) and chosen.all():
+        raise BadData(f"{file} lists all of the {len(names)} samples for validation; give the split of these data")
     return chosen

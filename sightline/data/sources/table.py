@@ -130,7 +130,7 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
     held_out = None
     if layout.is_drawn:
         groups = [0 if is_multi_label else file.labels[0] for file in chosen]
-        validates = layouts.validating([file.name for file in chosen], groups, options)
+        validates = layouts.validating([file.name for file in chosen], groups, options, split)
         held_out = Names.of([chosen[i].name for i in np.flatnonzero(validates)])
         chosen = [chosen[i] for i in np.flatnonzero(validates == (split == "val"))]
     source = TableSource(root, classes, chosen, is_multi_label)

@@ -227,7 +227,7 @@ def test_auto_recognises_each_kind(images: Path):
 
 def test_what_no_source_reads_is_refused(tmp_path: Path):
     for path, found in (("", "holds nothing that this recipe can read: nothing"), ("missing", "does not exist")):
-        with pytest.raises(UsageError, match=f"{found}.*; expected a folder per class .*prepare shapes"):
+        with pytest.raises(UsageError, match=f"{found}.*; expected two or more folders, one per class.*prepare shapes"):
             open_source("auto", str(tmp_path / path), "train")
     with pytest.raises(UsageError, match=r"unknown --data.source 'zip'; known: auto, .*folder"):
         open_source("zip", str(tmp_path), "train")
