@@ -24,7 +24,7 @@ from sightline.data.loading.order import TrainOrder
 from sightline.errors import OutOfMemory, UsageError
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World, local_size
-from sightline.parts import Bound, Dataset
+from sightline.parts import Batch, Bound, Dataset
 from sightline.train.model import build_model
 from sightline.train.orders import length_of, train_order_of
 from sightline.train.state import TrainState
@@ -36,6 +36,7 @@ NOT_SLOWER = 0.95  # of the best rate; timings differ by some per cent
 LONGEST_STEP_S, LONGEST_STEP_ON_CPU_S = 5.0, 1.0  # a CPU gains nothing by larger batches
 LEAST_STEPS = 10  # of an epoch
 TIMED_STEPS, TIMED_S = 2, 0.3  # at least so many steps, and so long; the fastest counts, as others disturb the rest
+DISTINCT = 64  # samples of a larger batch; the step does not care about their values
 SHARED_MEMORY = Path("/dev/shm")  # holds the loader's batches
 NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # in the RuntimeError of cpu and mps
 
@@ -185,6 +186,27 @@ def _fits_shared_memory(bound: Bound, items: int, run: Run, device: Device, worl
     return needed < SHARE * shutil.disk_usage(SHARED_MEMORY).free
 
 
+def _few(bound: Bound, order: TrainOrder) -> TrainOrder:
+    """Return an order of few samples, which are repeated: to load thousands in this process would take minutes."""
+    if bound.samples_per_item > 1 or order.local_batch <= DISTINCT:
+        return order
+    few = replace(order, global_batch=DISTINCT * order.ranks)
+    try:
+        bound.check_batch(few.local_batch)
+    except UsageError:  # batches of a fixed size
+        return order
+    return few
+
+
+def _tiled(batch: Batch, rows: int, wanted: int) -> Batch:
+    """Repeat the rows of a batch until there are as many as wanted; numbers of the whole batch stay."""
+    times = -(-wanted // rows)
+    return {
+        key: value.repeat(times, *[1] * (value.ndim - 1))[:wanted] if value.ndim and len(value) == rows else value
+        for key, value in batch.items()
+    }
+
+
 class _Steps:
     """Training steps with batches of any size on a network of their own."""
 
@@ -216,10 +238,11 @@ class _Steps:
             built = build_model(recipe, self.run, self.dataset.spec, self.device)
             self._state = TrainState(recipe, built, self.device, length_of(recipe.train, order))
         bad = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, lambda _: None)
-        loader = Loader({"train": (bound, order)}, self.run, self.device, World(), bad, lambda: None)
+        distinct = _few(bound, order)
+        loader = Loader({"train": (bound, distinct)}, self.run, self.device, World(), bad, lambda: None)
         try:
             loader.seek("train", 0, 1)
-            batch = loader.next("train")
+            batch = _tiled(loader.next("train"), distinct.local_batch, order.local_batch)
             self.device.reset_peak_memory()
             # Alone even among several ranks: one that runs out of memory must not leave others in a collective.
             step = build_step(recipe, self.run, self.device, World(), self._state, bound)
