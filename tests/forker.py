@@ -208,14 +208,16 @@ if __name__ == "__main__":
     import warm
 
     import sightline.api  # what a command imports when it is called
-    import sightline.data.sources.synthetic
-    import sightline.data.sources.tfrecord  # noqa: F401
+    import sightline.report.page
+    import sightline.runs.ending  # noqa: F401
     from sightline import cli, config, fields, recipes
+    from sightline.data import found
 
     for recipe in recipes.names():
         recipes.find(recipe)
         fields.flags_of(recipe)  # reads the sources of all parts
     config.load("demo_classification", ["--train.epochs=1"])  # imports the parser of flags
+    found.of_recipe("demo_classification", ["--data.path=synthetic:samples=8"], None)  # imports all sources
     warm.keep_no_stacks()
     gc.freeze()  # children share these pages for as long as nobody counts them anew
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them

@@ -148,9 +148,12 @@ def test_a_pointer_cannot_lead_out_of_the_folder(checkpoints: Checkpoints, run: 
 
 
 def test_folders_that_hold_no_run_are_refused(run: Path):
+    with pytest.raises(BadCheckpoint, match=r"does not exist"):
+        find(run, "best")
+    run.mkdir(parents=True)
     with pytest.raises(BadCheckpoint, match=r"is neither a run folder nor a checkpoint"):
         find(run, "best")
-    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints").mkdir()
     with pytest.raises(BadCheckpoint, match=r"holds no checkpoint; has the run reached its first save?"):
         find(run, "best")
 
