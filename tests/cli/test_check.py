@@ -115,6 +115,7 @@ def test_missing_val_is_drawn_from_train(check, data):
     code, out, _ = check(data, "--json")
     splits = json.loads(out)["splits"]
     assert (code, splits["train"]["images"], splits["val"]["images"]) == (0, 60, 20)
+    assert "chosen" not in splits["train"] and splits["val"]["chosen"] == "from train, as the data have no val split"
 
 
 def test_declared_classes(check, shapes):

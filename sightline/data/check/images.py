@@ -209,6 +209,7 @@ def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: 
         "width": spread([each.width for each in whole]),
         "height": spread([each.height for each in whole]),
         "same bytes twice": sum(bool(each.digest) for each in seen) - len(digests),
+        **({"chosen": "from train, as the data have no val split"} if split == "val" and source.held_out else {}),
         **({"ignored": counted(Counter(source.ignored))} if source.ignored else {}),
     }
     if not seen:
