@@ -44,8 +44,8 @@ def of_recipe(name: str, flags: Sequence[str], config: Path | None, wants_line: 
         return Found()
     run = {**_texts(stored.get("run")), **_of_part("run", flags)}.get("out") or f"runs/{Path(name).stem}"
     found = look(data_class, path, typed, declared, Path(run))
-    typed_train = {**_texts(stored.get("train")), **_of_part("train", flags)}
-    return _with_smaller_batch(found, flags_of(name), typed_train)
+    typed_rest = {f"{part}.{key}": text for part in stored for key, text in _texts(stored[part]).items()} | named(flags)
+    return _with_smaller_batch(found, flags_of(name), typed_rest)
 
 
 def _texts(part: object) -> dict[str, str]:
@@ -59,14 +59,19 @@ def _of_part(part: str, flags: Sequence[str]) -> dict[str, str]:
 
 
 def _with_smaller_batch(found: Found, declared: Fields, typed: Mapping[str, str]) -> Found:
-    """Take a batch that leaves two steps in an epoch where the recipe's own is more than there are samples."""
-    batch = declared["train.global_batch"].default if "train.global_batch" in declared else ""
-    last = typed.get("last_batch") or declared["train.last_batch"].default.strip("'")
-    if "global_batch" in typed or not batch.isdecimal() or last != "drop" or not 2 <= found.samples < int(batch):
+    """Take a batch that leaves two steps in an epoch where the recipe's own is more than there are samples, and scale a
+    rate that was meant for it. `typed` are flags and values of a config file, by "part.field"."""
+    own = {name: flag.default.strip("'") for name, flag in declared.items()} | dict(typed)
+    batch = own.get("train.global_batch", "")
+    is_open = "train.global_batch" not in typed and batch.isdecimal() and own.get("train.last_batch") == "drop"
+    if not is_open or not 2 <= found.samples < int(batch):
         return found
     smaller = 1 << (found.samples // 2).bit_length() - 1
-    line = f"{found.line}; batch {smaller}, as the recipe's {batch} is more than there are"
-    return replace(found, line=line, fields={**found.fields, "train.global_batch": str(smaller)})
+    fields, said = {**found.fields, "train.global_batch": str(smaller)}, f"batch {smaller}"
+    if "optimizer.lr" not in typed and own.get("optimizer.lr_for_batch") == "0":
+        fields["optimizer.lr"] = f"{float(own['optimizer.lr']) * smaller / int(batch):g}"
+        said += f" and rate {fields['optimizer.lr']}"
+    return replace(found, line=f"{found.line}; {said}, as the recipe's {batch} is more than there are", fields=fields)
 
 
 def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping[str, str], run: Path) -> Found:

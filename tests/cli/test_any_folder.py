@@ -256,8 +256,12 @@ def test_a_batch_larger_than_the_data_becomes_smaller_unless_it_was_typed(sightl
     few = [flag for flag in SHORT if not flag.startswith("--train.global-batch")]
     flags = ["demo_classification", "--data", pets, *few, "--out"]
     said = sightline("train", *flags, tmp_path / "run")
-    assert said.code == 0 and found(said).endswith("; batch 16, as the recipe's 64 is more than there are"), said
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["train"]["global_batch"] == 16
+    assert said.code == 0, said
+    assert found(said).endswith("; batch 16 and rate 0.05, as the recipe's 64 is more than there are")
+    stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (stored["train"]["global_batch"], stored["optimizer"]["lr"]) == (16, 0.05)
+    again = sightline("train", *flags, tmp_path / "run", "--lr=0.2")
+    assert again.code == 2 and "optimizer.lr: 0.05 -> 0.2" in again.err, again
     said = sightline("train", *flags, tmp_path / "other", "--batch-size", 64)
     assert said.code == 2 and "global_batch=64 is larger than the 32 training samples" in said.err, said
 
@@ -281,7 +285,11 @@ def test_what_is_found_is_said_before_torch_is_imported(pets: Path, tmp_path: Pa
         "print(seen.line, dict(seen.fields), 'torch' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    decided = {"data.classes": "4", "train.global_batch": "16"}  # 32 images are fewer than the recipe's batch
+    decided = {
+        "data.classes": "4",
+        "train.global_batch": "16",
+        "optimizer.lr": "0.00625",
+    }
     assert said.stdout.startswith("data: 4 classes, 32 + 8 images") and said.stdout.endswith(f"{decided} False\n")
 
 
