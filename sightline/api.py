@@ -25,6 +25,7 @@ from sightline.evaluate import checkpoints, folds, label_files
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.given_weights import evaluate_weights
 from sightline.evaluate.predict import open_trained, predict_files
+from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
 from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
@@ -140,7 +141,7 @@ def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file
     """Score a checkpoint on its recipe's val split; flags may change data.path and run fields."""
     path = checkpoint.find(Path(run_folder), which)
     tensors, stored = checkpoint.read(path)
-    with checkpoints.opened(Trained.set_up(path, tensors, stored, recipe_file, flags), _run_of(path)) as evaluation:
+    with checkpoints.opened(Trained.set_up(path, tensors, stored, recipe_file, flags), run_of(path)) as evaluation:
         return evaluation.score(path, stored)
 
 
@@ -162,7 +163,7 @@ def evaluate_labels(
             )
         return label_files.evaluate_folder(folder, Path(labels))
     trained = open_trained(folder, which, flags, recipe_file, "evaluate --labels")
-    out = Path(trained.run.out or _run_of(trained.path)) / f"predictions-{trained.path.name}"
+    out = Path(trained.run.out or run_of(trained.path)) / f"predictions-{trained.path.name}"
     return label_files.evaluate_run(trained, Path(labels), out)
 
 
@@ -188,7 +189,7 @@ def predict(
     """
     trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")
     say = (lambda _: None) if trained.run.progress == "off" else terminal.say
-    run = Path(trained.run.out or _run_of(trained.path))
+    run = Path(trained.run.out or run_of(trained.path))
     folder = Path(out) if out else _free_folder(run)
     if folder.resolve() in {Path(each).resolve() for each in inputs}:
         raise UsageError(f"--out {folder} is also an input, and results would mix with it; give another folder")
@@ -197,11 +198,6 @@ def predict(
     files = list_files([Path(each) for each in inputs], data.file_suffixes, results, say)
     files = data.first_files(files, trained.spec)
     return predict_files(trained, files, folder, PredictOptions(top, threshold, draws, probabilities))
-
-
-def _run_of(path: Path) -> Path:
-    """Return the run folder of a checkpoint; the checkpoint itself where it lies alone."""
-    return path.parent.parent if path.parent.name == "checkpoints" else path
 
 
 def _free_folder(run: Path) -> Path:

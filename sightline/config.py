@@ -167,10 +167,9 @@ def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tu
 def _fields_of_data(name: str, flags: Sequence[str], config: Path | None) -> list[str]:
     """Return flags for what the data decide and nobody typed. What cannot be opened is reported by who needs it."""
     try:
-        fields = found.of_recipe(name, flags, config, wants_line=False).fields
+        return found.of_recipe(name, flags, config, wants_line=False).flags
     except SightlineError:
         return []
-    return [f"--{name.replace('_', '-')}={value}" for name, value in fields.items()]
 
 
 def untouched(name: str) -> Recipe:

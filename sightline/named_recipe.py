@@ -62,7 +62,7 @@ def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | 
         return []  # `check` lists all that is wrong, ranks fail together later, and data may be on another host
     if command == "train" and seen.line and not is_rank:
         terminal.say(seen.line)
-    return [f"--{name.replace('_', '-')}={value}" for name, value in seen.fields.items()]
+    return seen.flags
 
 
 def refuse_recipe_named_first(flags: Sequence[str]) -> None:

@@ -31,6 +31,11 @@ class Found:
     fields: Mapping[str, str] = field(default_factory=dict)
     samples: int = 0  # to train on; 0 if unknown
 
+    @property
+    def flags(self) -> list[str]:
+        """Return the fields as flags."""
+        return [f"--{name.replace('_', '-')}={text}" for name, text in self.fields.items()]
+
 
 def of_recipe(name: str, flags: Sequence[str], config: Path | None, wants_line: bool = True) -> Found:
     """Look at the data of a recipe as flags and a config file name them; nothing if they name none, or if there is

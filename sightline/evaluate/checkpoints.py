@@ -22,6 +22,7 @@ from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.errors import BadCheckpoint, BadData, UsageError
 from sightline.evaluate.run import evaluate
+from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import read_json, typed
 from sightline.hardware import world
 from sightline.hardware.devices import Device
@@ -127,7 +128,7 @@ def recipe_of(
         checkpoint.require(stored, "progress", "recipe", "spec")
         recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
         recipe.train.require_batch("this command")
-        data = recipe.data.in_run(path.parent.parent)
+        data = recipe.data.in_run(run_of(path))
         return dataclasses.replace(recipe, data=data), run, DataSpec.from_json(stored["spec"])
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{path}: {error}") from error

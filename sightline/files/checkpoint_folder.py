@@ -39,6 +39,11 @@ def names_in(folder: Path) -> list[str]:
     return [match.group() for match in sorted(filter(None, found), key=lambda m: -int(m.group(1)))]
 
 
+def run_of(path: Path) -> Path:
+    """Return the run folder of a checkpoint; the path itself where it lies alone, or is a run."""
+    return path.parent.parent if path.parent.name == "checkpoints" else path
+
+
 def find(run: Path, which: str) -> Path:
     """Return the checkpoint of a run folder that `which` names: best, latest, or a folder name; or `run` itself."""
     if (run / MANIFEST).is_file():

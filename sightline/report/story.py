@@ -15,10 +15,10 @@ from typing import Any
 from sightline.errors import UsageError
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import loads, read_json
-from sightline.runs.folder import BEST_SCORES, MAX_SCORES_BYTES
+from sightline.runs.folder import BEST_SCORES, MAX_SCORES_BYTES, SCORES
 from sightline.runs.overview import CONFIG, LOG, MAX_LINE_BYTES, RunSummary, find_runs
 
-SCORES, ENVIRONMENT = "scores.json", "environment.json"
+ENVIRONMENT = "environment.json"
 MOST_EVENTS = 200
 CURVES = {"train": "train", "evaluate": "evaluate"}  # event -> group of curves
 NOT_CURVES = {"event", "time", "epoch", "step", "samples", "eta_s", "volumes"}

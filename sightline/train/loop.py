@@ -12,6 +12,7 @@ from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
 from sightline.errors import Diverged, Interrupted
 from sightline.evaluate.run import evaluate
+from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure.profile import ProfileWindow, parse_window
@@ -161,8 +162,7 @@ def _where_split_is_kept(run: Run, folder: Path) -> Path:
     """Return the run folder, or that of the run which a first start resumes from."""
     if run.resume in ("auto", "never") or any(folder.glob("checkpoints/ckpt-*")):
         return folder
-    other = Path(run.resume)
-    return other.parent.parent if other.parent.name == "checkpoints" else other
+    return run_of(Path(run.resume))
 
 
 def _write_facts(
