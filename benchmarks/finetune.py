@@ -63,7 +63,7 @@ SMOKE = Amounts(2, 4, 2, 2, 2, 2, drawn=4, pictures=4, val_pictures=2, size=24, 
 
 @dataclass(frozen=True)
 class Job:
-    """Where things lie, and how runs are made."""
+    """Folders, and the settings of all runs."""
 
     args: argparse.Namespace
     amounts: Amounts

@@ -1,4 +1,4 @@
-"""What lies at --data.path: one line for the user before torch is imported, and the fields that the data decide.
+"""Look at --data.path: one line for the user before torch is imported, and the fields that the data decide.
 
 A recipe declares the classes of its original data; those of the data at hand replace them unless the user typed a
 number. Imports no torch, like the sources.

@@ -18,7 +18,7 @@ from sightline.parts import undecisive
 
 @dataclass(frozen=True)
 class SplitFields:
-    """How samples are chosen for validation if the data have no val split."""
+    """Settings: which samples validate if the data have no val split."""
 
     val_fraction: float = 0.2
     """Data without a val split: share of the training samples (of each class) that validate. They are chosen by their

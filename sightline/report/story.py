@@ -1,4 +1,4 @@
-"""What a run folder tells: its curves, scores, events, config and environment. Imports no torch.
+"""Read a run folder: its curves, scores, events, config and environment. Imports no torch.
 
 Every file may be missing, damaged or of another version: what cannot be read is listed, and the rest is told.
 """

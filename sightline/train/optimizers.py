@@ -36,7 +36,7 @@ Groups = list[tuple[float, Named]]
 
 
 class _Key(NamedTuple):
-    """What the parameters of a group share."""
+    """Settings that the parameters of a group share."""
 
     decay: float
     trusts: bool  # lars scales the rate of each tensor

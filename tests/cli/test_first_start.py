@@ -1,4 +1,4 @@
-"""What the first start of a run decides once, precision and batch, which later starts keep; and what it warns about."""
+"""Decisions of the first start of a run, precision and batch, which later starts keep; and its warnings."""
 
 import json
 import re

@@ -30,7 +30,7 @@ class Box(NamedTuple):
 
 @dataclass
 class Annotation:
-    """What a file says of its image; a size of 0 is not said."""
+    """One image as its file describes it; a size of 0 is unknown."""
 
     file: str = ""
     height: int = 0

@@ -1,4 +1,4 @@
-"""Where COCO's json files and their images lie: under COCO's own names, or under any others.
+"""Find COCO's json files and their images: under COCO's own names, or under any others.
 
 A json file belongs to the split that its name or its folder names (train.json, val/_annotations.coco.json); one alone
 is split by the draw. Its images lie in the folder that has most of those it names first.
@@ -81,7 +81,7 @@ class Files:
 
     @property
     def is_half_published(self) -> bool:
-        """Whether this is COCO's training set without its validation set."""
+        """True for COCO's training set without its validation set."""
         return list(self.jsons) == ["train"] and self.jsons["train"].name == PUBLISHED.format("train")
 
     def index_root(self, split: Split) -> Path:

@@ -1,4 +1,4 @@
-"""Where the splits of a dataset lie, and which samples validate if the data have no split of their own.
+"""Find the splits of a dataset, and choose the samples that validate if the data have no split of their own.
 
 A dataset that needs more than one path is named by a description, a small YAML file given as --data.path. A run writes
 what it found into data.yaml of its folder, and the names of the validation samples it chose into split.json.
@@ -62,7 +62,7 @@ class Layout:
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the validation samples are chosen among those of `train`."""
+        """True if the validation samples are chosen among those of `train`."""
         return self.val is None
 
     def as_values(self) -> dict[str, Any]:

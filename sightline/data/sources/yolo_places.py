@@ -1,4 +1,4 @@
-"""Where YOLO's images and labels lie: as a data.yaml says, or in images/ and labels/ below a folder.
+"""Find YOLO's images and labels: as a data.yaml says, or in images/ and labels/ below a folder.
 
 Labels lie where images do, with `labels` instead of the last folder called `images`, or else beside the images.
 """

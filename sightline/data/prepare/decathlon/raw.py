@@ -1,4 +1,4 @@
-"""What --source of `prepare decathlon` means, and the cases in it with their headers."""
+"""Read the --source of `prepare decathlon`: its layout, and its cases with their headers."""
 
 from __future__ import annotations
 
