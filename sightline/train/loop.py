@@ -78,7 +78,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         facts = {"step": progress.step, "steps": steps, "local_batch": order.local_samples, "base_lr": base_lr}
         log.event("start", **facts, workers=loader.worker_pids)
         about = _start_lines(recipe, length, len(sets["val"]), device, world, progress)
-        for note in (*about, *loader.notes, *state.notes, *start_warnings(recipe, base_lr)):
+        for note in (*about, *loader.notes, *state.notes, *start_warnings(recipe, base_lr, sets["train"].spec.classes)):
             log.say(note)
         size = RunSize(cfg.epochs, steps, length.steps_per_epoch, is_limit=bool(cfg.patience))
         meter = Meter(loader, device, world, steps)

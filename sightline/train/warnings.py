@@ -1,8 +1,16 @@
-"""Warnings about rates at the start of training: pure functions of a recipe, one line each; the loop shows them."""
+"""Warnings about rates and weights at the start of training, one line each; the loop shows them."""
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 from sightline.config import Recipe
+from sightline.errors import SightlineError
+from sightline.files.checkpoint_folder import STATE, find
+from sightline.files.typed_json import read_json
+from sightline.parts import DataSpec
+from sightline.train.checkpoint import MAX_STATE_BYTES
 
 # Absolute rates of published tables, and the batch that they were made for.
 TABLES: dict[tuple[float, ...], int] = {(0.275, 0.45, 0.625, 0.8, 0.08, 0.008, 0.0008): 2048}  # ResNet-50 in PyTorch
@@ -12,9 +20,10 @@ TABLES: dict[tuple[float, ...], int] = {(0.275, 0.45, 0.625, 0.8, 0.08, 0.008, 0
 MOST = {"sgd": 0.1, "sgd_keras": 0.1, "rmsprop": 1e-3, "adam": 1e-3, "adamw": 1e-3, "radam": 1e-3}
 
 
-def start_warnings(recipe: Recipe, base_lr: float) -> list[str]:
+def start_warnings(recipe: Recipe, base_lr: float, classes: tuple[str, ...]) -> list[str]:
     """Return a line for each that applies; `base_lr` is the rate that the schedule starts from."""
-    found = (rates_for_another_batch(recipe), high_rate(recipe, base_lr), no_weights(recipe))
+    rates = (rates_for_another_batch(recipe), high_rate(recipe, base_lr))
+    found = (*rates, no_weights(recipe), head_of_other_classes(recipe, classes))
     return [f"warning: {line}" for line in found if line]
 
 
@@ -52,4 +61,21 @@ def no_weights(recipe: Recipe) -> str:
     return (
         f"no --model.weights: {recipe.name} trains from scratch, with settings for pretrained weights; give weights, "
         f"or add {' '.join(given)}"
+    )
+
+
+def head_of_other_classes(recipe: Recipe, classes: tuple[str, ...]) -> str:
+    """Warn about a head that fits because it has equally many classes, though they are others or in another order."""
+    weights = getattr(recipe.model, "weights", "")
+    if not weights or not Path(weights).is_dir():
+        return ""  # a file does not name its classes
+    theirs: tuple[str, ...] = ()
+    with contextlib.suppress(SightlineError, OSError, ValueError, KeyError, TypeError):  # deleted or damaged since
+        theirs = DataSpec.from_json(read_json(find(Path(weights), "best") / STATE, MAX_STATE_BYTES)["spec"]).classes
+    if len(theirs) != len(classes) or theirs == classes:
+        return ""
+    place = next(i for i, pair in enumerate(zip(theirs, classes, strict=True)) if pair[0] != pair[1])
+    return (
+        f"{weights} was trained on other classes, or in another order: number {place} is {theirs[place]} there and "
+        f"{classes[place]} here. Its head is loaded all the same and must learn yours"
     )

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import torchvision
+from PIL import Image
 from safetensors.torch import load_file
 
 from sightline.files.download import Patience
@@ -47,6 +48,23 @@ def test_a_run_starts_from_a_run_with_other_classes(tmp_path, run, sightline, wh
     donor = load_file(checkpoint / "ema.safetensors")
     assert torch.equal(written["layer4.1.conv2.weight"], donor["layer4.1.conv2.weight"])
     assert written["fc.weight"].shape == (3, 32)
+
+
+def test_a_head_for_as_many_other_classes_is_told(tmp_path, run, sightline):
+    names = ("apple", "pear", "plum", "quince", "sloe")
+    for split, name in ((split, name) for split in ("train", "val") for name in names):
+        folder = tmp_path / "data" / split / name
+        folder.mkdir(parents=True)
+        for number in range(2):
+            Image.new("RGB", (32, 32), (number, 0, 0)).save(folder / f"{number}.png")
+    start = ("train", "demo_classification", *TINY, *SHORT, f"--data.path={tmp_path / 'data'}", "--data.classes=5")
+
+    other = sightline(*start, f"--model.weights={run}", f"--run.out={tmp_path / 'other'}")
+    same = sightline(*start, f"--model.weights={tmp_path / 'other'}", f"--run.out={tmp_path / 'same'}")
+
+    assert other.code == same.code == 0, (other, same)
+    assert re.search(r"warning: .* was trained on other classes, .* number 0 is \S+ there and apple here", other.out)
+    assert "trained on other classes" not in same.out
 
 
 def test_inspect_shows_what_becomes_of_every_tensor(run, sightline):

@@ -10,7 +10,7 @@ WEIGHTS = "--model.weights=given.pth"
 
 def told(name: str, *flags: str) -> list[str]:
     recipe, _ = config.load(name, flags)
-    return start_warnings(recipe, recipe.optimizer.base_lr(recipe.train.global_batch, 1))
+    return start_warnings(recipe, recipe.optimizer.base_lr(recipe.train.global_batch, 1), ())
 
 
 @pytest.mark.parametrize(
