@@ -20,7 +20,7 @@ from sightline.runs.screen import as_score
 SHOWN = 12
 THUMBNAIL = 180
 MOST_TILES = 4  # of one sample
-_BASE64 = re.compile("[A-Za-z0-9+/]+={0,2}")
+_JPEG = re.compile("/9j/[A-Za-z0-9+/]+={0,2}")  # the first bytes of a JPEG, in base64
 _COLOUR = re.compile("#[0-9a-f]{6}")
 
 
@@ -77,7 +77,7 @@ def _drawings(story: RunStory) -> dict[str, dict[str, str]]:
     drawn = {}
     for index, tiles in found.items():
         listed = list(tiles.items())[:MOST_TILES] if isinstance(tiles, dict) else []
-        drawn[index] = {title: data for title, data in listed if isinstance(data, str) and _BASE64.fullmatch(data)}
+        drawn[index] = {title: data for title, data in listed if isinstance(data, str) and _JPEG.fullmatch(data)}
     return {index: tiles for index, tiles in drawn.items() if tiles}
 
 

@@ -66,5 +66,6 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);border:1p
 details{margin-top:8px}
 summary{cursor:pointer}
 .bad{color:var(--c7)}
-@media(max-width:560px){svg text{font-size:19px}.samples.wide .tiles span{flex-basis:100%;max-width:none}.big div{flex:1 1 40%}}
+@media(max-width:560px){svg text{font-size:19px}
+  .samples.wide .tiles span{flex-basis:100%;max-width:none}.big div{flex:1 1 40%}}
 """.strip()
