@@ -18,9 +18,14 @@ _LOG_FROM = 300.0  # ratio of the largest to the smallest value from which the a
 
 
 def line_chart(
-    series: Mapping[str, Points], x_name: str = "step", x_range: Range | None = None, y_range: Range | None = None
+    series: Mapping[str, Points],
+    x_name: str = "step",
+    x_range: Range | None = None,
+    y_range: Range | None = None,
+    looks: Mapping[str, tuple[int, str]] | None = None,
 ) -> str:
-    """Draw lines by name; "" if none has a finite point. Without ranges the axes fit the points."""
+    """Draw lines by name; "" if none has a finite point. Without ranges the axes fit the points; `looks` are numbers of
+    colours and classes of the style, without them every line has its own colour."""
     lines = {name: _thinned(points) for name, points in series.items()}
     values = [y for points in lines.values() for _, y in points if math.isfinite(y)]
     if not values:
@@ -39,17 +44,20 @@ def line_chart(
             continue
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{short(tick)}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end" class="dim">{escape(x_name)}</text>')
-    for number, points in enumerate(lines.values()):
+    looks = looks or {name: (number, "") for number, name in enumerate(lines)}
+    for name, points in lines.items():
+        number, kind = looks[name]
         colour = f"var(--c{number % COLOURS})"
         has_dots = len(points) <= DOTS
         for stretch in _unbroken(points):
             placed = [(f"{x_axis.place(x):.1f}", f"{y_axis.place(y):.1f}") for x, y in stretch]
             if len(stretch) > 1:
-                parts.append(f'<polyline points="{" ".join(map(",".join, placed))}" stroke="{colour}"/>')
+                line = " ".join(map(",".join, placed))
+                parts.append(f'<polyline class="{kind}" points="{line}" stroke="{colour}"/>')
             for (x, y), (cx, cy) in zip(stretch, placed, strict=True) if has_dots or len(stretch) == 1 else ():
                 said = f"<title>{escape(x_name)} {short(x)}: {y:.4g}</title>"
                 parts.append(f'<circle cx="{cx}" cy="{cy}" r="3" fill="{colour}">{said}</circle>')
-    return "".join([*parts, "</svg>", _legend(list(lines)) if len(lines) > 1 else ""])
+    return "".join([*parts, "</svg>", _legend(looks) if len(lines) > 1 else ""])
 
 
 def short(value: float) -> str:
@@ -67,7 +75,8 @@ class _Axis:
         self.is_log = is_log
         self.low, self.high = (math.log10(low), math.log10(high)) if is_log else (low, high)
         if self.high - self.low < 1e-12 * max(1.0, abs(self.high)):  # one value only: in the middle
-            self.low, self.high = self.low - (abs(self.low) or 1) * 0.1, self.high + (abs(self.high) or 1) * 0.1
+            room = (abs(self.low) or 1) * 0.1
+            self.low, self.high = self.low - (room if self.low else 0), self.high + room
         self.start, self.end = start, end
 
     def place(self, value: float) -> float:
@@ -113,9 +122,9 @@ def _unbroken(points: Points) -> list[list[tuple[float, float]]]:
     return [stretch for stretch in stretches if stretch]
 
 
-def _legend(names: Sequence[str]) -> str:
+def _legend(looks: Mapping[str, tuple[int, str]]) -> str:
     items = (
-        f'<span><i style="background:var(--c{number % COLOURS})"></i>{escape(name)}</span>'
-        for number, name in enumerate(names)
+        f'<span><i class="{kind}" style="background:var(--c{number % COLOURS})"></i>{escape(name)}</span>'
+        for name, (number, kind) in looks.items()
     )
     return f'<p class="legend">{"".join(items)}</p>'

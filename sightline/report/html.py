@@ -16,9 +16,10 @@ def text(value: Any) -> str:
     return escape(str(value))
 
 
-def section(title: str, content: str) -> str:
-    """Return a section that the list of contents can link to; "" without content."""
-    return f'<section id="{anchor(title)}"><h2>{text(title)}</h2>{content}</section>' if content else ""
+def section(title: str, content: str, is_linked: bool = True) -> str:
+    """Return a section, with the name that the list of contents links to; "" without content."""
+    name = f' id="{anchor(title)}"' if is_linked else ""
+    return f"<section{name}><h2>{text(title)}</h2>{content}</section>" if content else ""
 
 
 def anchor(title: str) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 
 from sightline import __version__
 from sightline.files.whole import replace_text
-from sightline.report.charts import COLOURS, Points, line_chart
-from sightline.report.html import anchor, card, folded, is_score, number, pairs, section, table, text
+from sightline.report.charts import COLOURS, line_chart
+from sightline.report.html import anchor, bar, card, folded, is_score, pairs, section, table, text
 from sightline.report.samples import samples
 from sightline.report.scores import all_values, classes, confusions, numbers, speed
 from sightline.report.story import RunStory, read_story
@@ -27,6 +27,7 @@ IMAGE_BYTES = 2 * 2**20  # of all images of a page, so that it stays below 3 MB
 RELOAD_S = 60  # while the run is at work
 SKIPPED_SHOWN, CLASSES_COMPARED = 20, 20
 MOST_LINES = 2 * COLOURS  # of a chart
+NOTHING = -1  # COCO's score of objects that do not occur
 KINDS = {"train": "training", "evaluate": "validation"}
 NOT_SCORES = {"loss", "val_loss", "samples", "volumes", "skipped", "dice_sum"}  # counts, or of another scale
 
@@ -45,15 +46,15 @@ def page(stories: Sequence[RunStory]) -> str:
     is_running = any(story.summary.state == "running" for story in stories)
     reload = f'<meta http-equiv="refresh" content="{RELOAD_S}">' if is_running else ""
     body = _one(stories[0], names[0], IMAGE_BYTES) if len(stories) == 1 else _several(stories, names)
-    written = f"written {_time(time.time())} by sightline {text(__version__)}"
+    written = f'<p class="dim">written {_time(time.time())} by sightline {text(__version__)}</p>'
     if is_running:
-        written += f"; the run is at work, and this page reloads itself every {RELOAD_S} seconds"
+        body = f'<p class="note">at work when this was written, {_time(time.time())}; reloads every minute</p>{body}'
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">{reload}'
         f"<title>{text(', '.join(names))}</title><style>{STYLE}</style></head>\n"
-        f'<body><main>{body}<p class="dim">{written}</p></main></body></html>\n'
+        f"<body><main>{body}{written}</main></body></html>\n"
     )
 
 
@@ -78,7 +79,7 @@ def _one(story: RunStory, name: str, image_bytes: int, is_whole: bool = True) ->
         f"<nav>{links}</nav>" if is_whole else "",
         numbers(story),
         "".join(f'<p class="bad">{text(problem)}</p>' for problem in story.problems),
-        *(section(title, content) for title, content in sections.items()),
+        *(section(title, content, is_whole) for title, content in sections.items()),
     ]
     return "".join(parts)
 
@@ -94,7 +95,7 @@ def _several(stories: Sequence[RunStory], names: Sequence[str]) -> str:
             _overview(stories, names),
             section("What differs", table(("field", *names), changes) if changes else "nothing"),
             section("Curves", _charts(stories, names)),
-            section("Classes", _compared_classes(stories, names)),
+            section("Classes that differ most", _compared_classes(stories, names)),
             *(
                 f"<h2>{text(name)}</h2>" + folded("the whole page of this run", _one(story, name, each, is_whole=False))
                 for name, story in zip(names, stories, strict=True)
@@ -133,7 +134,7 @@ def _compared_classes(stories: Sequence[RunStory], names: Sequence[str]) -> str:
             if is_score(value):
                 found.setdefault(str(row.get("class")), {})[place] = value
     rows = sorted(found.items(), key=lambda item: min(item[1].values()) - max(item[1].values()))[:CLASSES_COMPARED]
-    cells = [[text(name), *(number(values.get(place)) for place in range(len(stories)))] for name, values in rows]
+    cells = [[text(name), *(bar(values.get(place)) for place in range(len(stories)))] for name, values in rows]
     return table(("class", *names), cells, numbers=True) if cells else ""
 
 
@@ -160,10 +161,15 @@ def _charts(stories: Sequence[RunStory], names: Sequence[str]) -> str:
             if curve in story.curves
         }
         shown = list(dict.fromkeys(curve for _, curve in found))
-        series = {_label(*key, shown, len(stories)): _scored(points) for key, points in found.items()}
+        series, looks = {}, {}
+        for (run, curve), points in list(found.items())[:MOST_LINES]:
+            label = _label(run, curve, shown, len(stories))
+            series[label] = [(x, y) for x, y in points if y != NOTHING]
+            if len(stories) > 1:  # a colour for each run
+                looks[label] = names.index(run), "faint" if curve.startswith("train/") and len(shown) > 1 else ""
         if title.endswith(("Score", "scores")) and len({name.split("/")[1] for name in shown}) == 1:
             title = f"{title}: {shown[0].split('/')[1]}"
-        cards.append(card(title, line_chart(dict(list(series.items())[:MOST_LINES]))))
+        cards.append(card(title, line_chart(series, looks=looks)))
     return f'<div class="charts">{"".join(cards)}</div>' if any(cards) else ""
 
 
@@ -174,11 +180,6 @@ def _label(run: str, curve: str, curves: Sequence[str], runs: int) -> str:
     words = [run] if runs > 1 else []
     words += [KINDS.get(kind, kind)] if len(kinds) > 1 else []
     return " ".join([*words, name] if len(names) > 1 or not words else words)
-
-
-def _scored(points: Points) -> list[tuple[float, float]]:
-    """Leave out -1, which is COCO's score of nothing."""
-    return [(x, y) for x, y in points if y != -1]
 
 
 def _command(story: RunStory) -> str:

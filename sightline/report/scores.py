@@ -95,7 +95,7 @@ def curves(story: RunStory) -> str:
         if isinstance(values, list) and len(values) > 1 and all(map(is_score, values)):
             name = "all classes" if row.get("class") is None else str(row["class"])
             points = [(place / (len(values) - 1), value) for place, value in enumerate(values)]
-            while len(points) > 1 and points[-1][1] == 0:
+            while points and points[-1][1] == 0:
                 points.pop()
             series[name] = points
     return line_chart(series, "recall", (0.0, 1.0), (0.0, 1.0))

@@ -14,6 +14,8 @@ h2{font-size:1.15rem;margin:36px 0 12px;padding-bottom:4px;border-bottom:1px sol
 h3{font-size:.95rem;margin:0 0 6px}
 p{overflow-wrap:anywhere}
 .dim,small{color:var(--dim)}
+.note{display:inline-block;margin:0 0 12px;padding:4px 12px;border-radius:6px;font-size:.9rem;
+  background:color-mix(in srgb,var(--c0) 12%,transparent)}
 .state{display:inline-block;vertical-align:middle;font-size:.8rem;font-weight:600;line-height:1;padding:5px 10px;
   border-radius:20px;color:var(--dim);background:color-mix(in srgb,currentColor 14%,transparent)}
 .state.finished{color:var(--good)}
@@ -32,10 +34,12 @@ nav a:hover,summary:hover{text-decoration:underline}
 svg{width:100%;height:auto;display:block}
 svg text{fill:var(--dim);font-size:12px}
 svg polyline{fill:none;stroke-width:1.8;stroke-linejoin:round}
+svg .faint{stroke-opacity:.4;stroke-width:1.3}
 svg .grid{stroke:var(--line)}
 .legend{margin:4px 0 0;font-size:.85rem}
 .legend span{display:inline-block;margin-right:14px;overflow-wrap:anywhere}
 .legend i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:5px}
+.legend i.faint{opacity:.4}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-size:.9rem}
 td,th{padding:4px 12px 4px 0;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
