@@ -19,6 +19,7 @@ from sightline.report.slices import grey_tile, outline_colour, outlined
 IMAGE_SIDE = 200  # longer side in pixels, of an image alone
 BOXES_SIDE = 320  # of one with boxes
 LETTERS = 12  # pixels of the names of boxes
+LABELLED = 12  # boxes of an image with their names, the largest or surest: names of more would hide it
 SLICE_SIDE = 240
 QUALITY = 80
 
@@ -36,9 +37,10 @@ def boxes_beside(
     scale = BOXES_SIDE / max(sides)
     size = max(1, round(sides[1] * scale)), max(1, round(sides[0] * scale))
     image = _shown(pixels, spec).resize(size, Image.Resampling.BICUBIC)
+    by_size = sorted(truth, key=_area, reverse=True)
     return {
-        "truth": as_jpeg(draw_boxes(image.copy(), truth, LETTERS, has_scores=False)),
-        "prediction": as_jpeg(draw_boxes(image, found, LETTERS)),
+        "truth": as_jpeg(draw_boxes(image.copy(), by_size, LETTERS, has_scores=False, labelled=LABELLED)),
+        "prediction": as_jpeg(draw_boxes(image, found, LETTERS, labelled=LABELLED)),
     }
 
 
@@ -62,6 +64,11 @@ def as_jpeg(image: Image.Image) -> str:
     packed = io.BytesIO()
     image.save(packed, "JPEG", quality=QUALITY, subsampling=0)
     return base64.b64encode(packed.getvalue()).decode()
+
+
+def _area(finding: Finding) -> float:
+    left, top, right, bottom = finding.box or (0, 0, 0, 0)
+    return (right - left) * (bottom - top)
 
 
 def _shown(pixels: np.ndarray, spec: DataSpec) -> Image.Image:

@@ -53,7 +53,7 @@ def line_chart(
             placed = [(f"{x_axis.place(x):.1f}", f"{y_axis.place(y):.1f}") for x, y in stretch]
             if len(stretch) > 1:
                 line = " ".join(map(",".join, placed))
-                parts.append(f'<polyline class="{kind}" points="{line}" stroke="{colour}"/>')
+                parts.append(f'<polyline points="{line}" stroke="{colour}" class="{kind}"/>')
             for (x, y), (cx, cy) in zip(stretch, placed, strict=True) if has_dots or len(stretch) == 1 else ():
                 said = f"<title>{escape(x_name)} {short(x)}: {y:.4g}</title>"
                 parts.append(f'<circle cx="{cx}" cy="{cy}" r="3" fill="{colour}">{said}</circle>')

@@ -66,9 +66,14 @@ def _on_screen(image: Image.Image) -> Image.Image:
 
 
 def draw_boxes(
-    image: Image.Image, findings: Sequence[Finding], letters_px: int = 11, has_scores: bool = True
+    image: Image.Image,
+    findings: Sequence[Finding],
+    letters_px: int = 11,
+    has_scores: bool = True,
+    labelled: int | None = None,
 ) -> Image.Image:
-    """Draw boxes with their names, in letters of at least this height, into the image itself; return it."""
+    """Draw boxes into the image itself and return it; the first `labelled` have their names, in letters of at least
+    this height."""
     pen = ImageDraw.Draw(image)
     size = max(letters_px, round(max(image.size) / 45))
     letters = letters_of(size)
@@ -81,7 +86,7 @@ def draw_boxes(
         # A dark line on both sides keeps the outline visible on ground of its own colour.
         pen.rectangle((left - 1, top - 1, right, bottom), outline=_DARK, width=line + 2)
         pen.rectangle((left, top, right - 1, bottom - 1), outline=colour_of(finding.class_id), width=line)
-    for finding in findings:
+    for finding in findings[:labelled]:
         box = _pixels(finding, image)
         room = max(box[2] - box[0], image.width // 2) - size // 2
         score = f" {finding.score:.2f}" if has_scores else ""
