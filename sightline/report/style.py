@@ -71,5 +71,6 @@ details{margin-top:8px}
 summary{cursor:pointer}
 .bad{color:var(--c7)}
 @media(max-width:560px){svg text{font-size:19px}
-  .samples.wide .tiles span{flex-basis:100%;max-width:none}.big div{flex:1 1 40%}}
+  .samples.wide .tiles span{flex-basis:100%;max-width:none}.big div{flex:1 1 40%;padding:8px 12px}
+  .big b{font-size:1.15rem}.bar{min-width:64px}}
 """.strip()
