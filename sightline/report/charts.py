@@ -48,7 +48,7 @@ def line_chart(
     for name, points in lines.items():
         number, kind = looks[name]
         colour = f"var(--c{number % COLOURS})"
-        has_dots = len(points) <= DOTS
+        has_dots = len(points) <= DOTS and not y_range
         for stretch in _unbroken(points):
             placed = [(f"{x_axis.place(x):.1f}", f"{y_axis.place(y):.1f}") for x, y in stretch]
             if len(stretch) > 1:
