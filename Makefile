@@ -24,7 +24,9 @@ demo: $(VENV)/.core ## install, draw a small data set, train on it and evaluate 
 	$(BIN)/sightline prepare shapes --out demo/shapes
 	$(BIN)/sightline train demo_classification --data.path demo/shapes/classification --run.out demo/run
 	$(BIN)/sightline evaluate demo/run
-	@echo "Done. The data set is in demo/shapes; the log, the checkpoints and the scores are in demo/run."
+	@printf '%s\n' "report: demo/run/report.html, to be opened in a browser" "next:" \
+		"  $(BIN)/sightline predict demo/run demo/shapes/classification/val/star" \
+		"  $(BIN)/sightline train finetune_classification --data DIR    # your images, a folder for each class"
 
 test: $(VENV)/.dev ## run the tests, except those marked slow
 	$(PYTEST) $(PYTEST_ARGS)

@@ -99,7 +99,7 @@ def train(flags: Sequence[str]) -> None:
 
             print(f"{folds.as_text(document)}\nfinished: results are in {folder}")
         return
-    with as_before(folder):
+    with _page_of_failure(folder), as_before(folder):
         api.train(recipe, run)
     if is_rank_0():
         from sightline.runs import ending
@@ -390,6 +390,17 @@ def _complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+@contextlib.contextmanager
+def _page_of_failure(folder: Path) -> Iterator[None]:
+    """Write the report of a run that was stopped or has failed, and that an earlier page may show at work."""
+    try:
+        yield
+    except SightlineError as error:
+        if is_rank_0() and not isinstance(error, UsageError):  # a start that was refused adds nothing
+            _written_page(folder)
+        raise
 
 
 def _written_page(folder: Path) -> str:

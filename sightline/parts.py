@@ -34,6 +34,7 @@ Batch = dict[str, "Tensor"]  # keys are listed at the top of each tasks/*.py
 Arrays = dict[str, "np.ndarray"]
 Layout = Mapping[str, tuple[tuple[int, ...], str]]  # key -> (shape, NumPy dtype) of one item
 Split = Literal["train", "val"]
+Drawing = dict[str, str]  # what a tile shows ("truth") -> base64 of a JPEG
 
 
 def undecisive(default: Any) -> Any:
@@ -359,6 +360,7 @@ class Task(ABC):
     """The loss, the reading of outputs, the metric. Subclasses are frozen dataclasses without state."""
 
     headline: str  # the score that decides which checkpoint is best; higher is better
+    drawn = 0  # most wrong samples of an evaluation that are drawn for the report
     peers: str = ""  # NAME of sightline/measure/peers_NAME.py, which `benchmark --peers` compares with
 
     def for_data(self, spec: DataSpec) -> Task:
@@ -376,6 +378,16 @@ class Task(ABC):
     @abstractmethod
     def metric(self, spec: DataSpec, device: torch.device) -> Metric:
         """Return an empty metric whose counts are on `device`."""
+
+    def draw(
+        self, batch: Batch, predict: Callable[[], Mapping[str, Tensor]], spec: DataSpec, count: int
+    ) -> list[Drawing]:
+        """Draw the first `count` samples of a finished batch in fp32; `predict` runs the network on it."""
+        return [{}] * count
+
+    def drawn_colours(self, spec: DataSpec) -> dict[str, str]:
+        """Return the colours of classes in drawings that do not name them."""
+        return {}
 
     def showing(self, options: PredictOptions) -> Task:
         """Return the task whose `predict` keeps all that these options ask to see."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.errors import BadData
+from sightline.evaluate.precision_recall import curve_table, interpolated
 from sightline.evaluate.topk import WORST
 from sightline.hardware.world import World
 from sightline.parts import Batch, Metric, Scores
@@ -75,7 +76,16 @@ class AveragePrecision(Metric):
             "loss": float(loss.mean()),
             "samples": float(len(loss)),
         }
-        return Scores(values, {"classes": rows}, self._worst(index, loss, found, labels))
+        tables = {"classes": rows, "precision_recall": self._curves(rows, logits, labels)}
+        return Scores(values, tables, self._worst(index, loss, found, labels))
+
+    def _curves(self, rows: list[dict[str, Any]], logits: np.ndarray, labels: np.ndarray) -> list[dict[str, Any]]:
+        curves = []
+        for number, row in enumerate(rows):
+            if row["samples"]:
+                precision, right = _by_threshold(logits[:, number], labels[:, number])
+                curves.append((row["class"], row["map"], interpolated(right / right[-1], precision)))
+        return curve_table(curves)
 
     def _row(self, number: int, logits: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         found = logits >= 0
@@ -111,11 +121,16 @@ class AveragePrecision(Metric):
 def average_precision(scores: np.ndarray, labels: np.ndarray) -> float:
     """Return the sum of precision times the rise of recall over all thresholds, as scikit-learn defines it: equal
     scores share one threshold."""
+    precision, right = _by_threshold(scores, labels)
+    return float(np.sum(precision * np.diff(right, prepend=0)) / right[-1])
+
+
+def _by_threshold(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return precision and the number of right answers at every distinct score as threshold, the highest first."""
     order = np.argsort(-scores, kind="stable")
     last = np.append(np.diff(scores[order]) != 0, True)  # of equal scores
     right = np.cumsum(labels[order])[last]
-    precision = right / (np.flatnonzero(last) + 1)
-    return float(np.sum(precision * np.diff(right, prepend=0)) / right[-1])
+    return right / (np.flatnonzero(last) + 1), right
 
 
 def _mean(values: list[float | None]) -> float:

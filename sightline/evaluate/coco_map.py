@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from sightline.boxes import iou
 from sightline.errors import BadData
+from sightline.evaluate.precision_recall import curve_table
 from sightline.hardware.world import World
 from sightline.parts import Batch, Metric, Scores
 
@@ -78,7 +79,7 @@ class CocoMap(Metric):
         values["samples"] = float(len(images))
         precision = evaluation.eval["precision"][:, :, :, 0, -1]  # (IoUs, recalls, classes), any size, 100 detections
         counts = np.bincount(truths[truths[:, 2] == 0, 1].astype(int), minlength=len(self.classes) + 1)
-        per_class = [
+        per_class: list[dict[str, Any]] = [
             {
                 "class": name,
                 "ap": float(precision[:, :, number].mean()) if counts[number + 1] else None,
@@ -87,7 +88,13 @@ class CocoMap(Metric):
             }
             for number, name in enumerate(self.classes)
         ]
-        return Scores(values, {"classes": per_class}, _worst(images))
+        curves = [  # at IoU 0.5
+            (row["class"], row["ap50"], precision[0, :, number])
+            for number, row in enumerate(per_class)
+            if row["truths"]
+        ]
+        tables = {"classes": per_class, "precision_recall": curve_table(curves)}
+        return Scores(values, tables, _worst(images))
 
 
 def _in_pixels(corners: Tensor, height: Tensor, width: Tensor) -> Tensor:

@@ -117,6 +117,7 @@ class Dice(Metric):
         probability, shared = sums[:, counted : counted + classes], sums[:, counted + classes : counted + 2 * classes]
         soft = dice_loss(torch.from_numpy(np.stack([shared, probability, truth], axis=2))).numpy()
         means = dice.mean(0)
+        voxels = sums[:, :counted].sum(0).reshape(-1, 3)  # of all volumes
         values = {
             "dice": float(means[:classes].mean()),
             "dice_sum": float(means[:classes].sum()),
@@ -126,7 +127,7 @@ class Dice(Metric):
             **{name: float(value) for name, value in zip(self.regions, means[classes:], strict=True)},
         }
         per_class = [
-            {"class": name, "label": f"L{number}", "dice": float(value)}
+            {"class": name, "label": f"L{number}", "dice": float(value), **_of_voxels(*voxels[number - 1].tolist())}
             for number, (name, value) in enumerate(zip(self.classes, means, strict=False), start=1)
         ]
         per_volume = [_volume_row(*pair) for pair in zip(volumes.tolist(), dice[:, :classes].tolist(), strict=True)]
@@ -153,6 +154,10 @@ def _dice(counts: np.ndarray) -> np.ndarray:
     """Return 2 TP / (truth + found); 1 if a class is neither true nor found, so 0 if it is only one of them."""
     shared, truth, found = np.moveaxis(counts, -1, 0)
     return np.where(truth + found > 0, 2 * shared / np.maximum(truth + found, 1), 1.0)
+
+
+def _of_voxels(shared: float, truth: float, found: float) -> dict[str, float | None]:
+    return {"precision": shared / found if found else None, "recall": shared / truth if truth else None}
 
 
 def _volume_row(number: int, dice: list[float]) -> dict[str, Any]:

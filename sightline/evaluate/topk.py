@@ -1,18 +1,23 @@
-"""Top-1 and top-5 accuracy, loss, accuracy per class, the most frequent mistakes and the worst samples."""
+"""Top-1 and top-5 accuracy, loss, accuracy and precision per class, the most frequent mistakes, the worst samples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.errors import BadData
+from sightline.evaluate.precision_recall import curve_row, interpolated
 from sightline.hardware.world import World
 from sightline.parts import Batch, Metric, Scores
 
 WORST = 20
+MATRIX_MOST = 40  # classes up to which the whole confusion matrix is kept
+BINS = 1000  # of the probability of the predicted class, for precision over recall
 
 
 class TopK(Metric):
@@ -23,6 +28,7 @@ class TopK(Metric):
         self.label_smoothing = label_smoothing
         self._sums = torch.zeros(4, dtype=torch.float64, device="cpu" if device.type == "mps" else device)
         self._confusion = torch.zeros(len(classes), len(classes), dtype=torch.int64, device=self._sums.device)
+        self._sureness = torch.zeros(2, BINS, dtype=torch.int64, device=self._sums.device)  # of all samples, of hits
         self._worst = torch.full((WORST, 4), -1.0, dtype=torch.float64, device=self._sums.device)
 
     def update(self, predictions: Mapping[str, Tensor], batch: Batch) -> None:
@@ -39,6 +45,9 @@ class TopK(Metric):
         self._sums += torch.stack([c.to(self._sums) for c in counts])
         cell = label * len(self.classes) + top[:, 0]
         self._confusion.view(-1).scatter_add_(0, cell, valid.to(torch.int64))
+        sure = (logits.float().softmax(1).amax(1).nan_to_num(0.0) * BINS).long().clamp(max=BINS - 1)
+        for row, counted in enumerate((valid, hits[:, 0])):
+            self._sureness[row].scatter_add_(0, sure, counted.to(torch.int64))
         wrong = torch.where(valid & ~hits[:, 0], loss, -1.0)
         rows = torch.stack([wrong, *(c.to(wrong) for c in (index, label, top[:, 0]))], dim=1)
         self._worst = _largest(torch.cat([self._worst, rows]))
@@ -46,6 +55,7 @@ class TopK(Metric):
     def merge(self, world: World) -> None:
         world.sum(self._sums)
         world.sum(self._confusion)
+        world.sum(self._sureness)
         self._worst = _largest(world.gather(self._worst))
 
     def names(self) -> tuple[str, ...]:
@@ -56,27 +66,39 @@ class TopK(Metric):
         if not count:
             raise BadData("nothing could be evaluated: not one sample of the val split could be read")
         confusion = self._confusion.cpu()
-        right, totals = confusion.diagonal().tolist(), confusion.sum(1).tolist()
+        right, totals, found = (c.tolist() for c in (confusion.diagonal(), confusion.sum(1), confusion.sum(0)))
         values = {"top1": top1 / count, "top5": top5 / count, "loss": loss / count, "samples": count}
         if len(self.classes) <= 5:
             del values["top5"]
         per_class = [
-            {"class": name, "top1": r / n if n else None, "samples": n}
-            for name, r, n in zip(self.classes, right, totals, strict=True)
+            {"class": name, "top1": r / n if n else None, "precision": r / f if f else None, "samples": n}
+            for name, r, n, f in zip(self.classes, right, totals, found, strict=True)
         ]
         worst = [
             {"index": int(i), "class": self.classes[int(y)], "predicted": self.classes[int(p)], "loss": value}
             for value, i, y, p in self._worst.tolist()
             if value >= 0
         ]
-        return Scores(values, {"classes": per_class, "confusion": _pairs(confusion, self.classes)}, worst)
+        tables: dict[str, list[dict[str, Any]]] = {"classes": per_class, "confusion": _pairs(confusion, self.classes)}
+        if 2 <= len(self.classes) <= MATRIX_MOST:
+            counts = zip(self.classes, confusion.tolist(), strict=True)
+            tables["matrix"] = [{"class": name, "predicted": row} for name, row in counts]
+        tables["precision_recall"] = [curve_row(None, self._curve(count))]
+        return Scores(values, tables, worst)
+
+    def _curve(self, count: float) -> np.ndarray:
+        """Return the precision if only samples with a probability above a threshold are answered; their recall is the
+        share of all samples that is answered rightly."""
+        answered, right = self._sureness.cpu().flip(1).cumsum(1).numpy()
+        is_some = answered > 0
+        return interpolated(right[is_some] / count, right[is_some] / answered[is_some])
 
 
 def _largest(rows: Tensor) -> Tensor:
     return rows[rows[:, 0].topk(min(WORST, len(rows))).indices]
 
 
-def _pairs(confusion: Tensor, classes: tuple[str, ...]) -> list[dict[str, object]]:
+def _pairs(confusion: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
     """List the most frequent mistakes."""
     mistakes = confusion.clone().fill_diagonal_(0).view(-1)
     counts, cells = mistakes.topk(min(WORST, len(mistakes)))

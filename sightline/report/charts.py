@@ -6,23 +6,33 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
+Range = tuple[float, float]
 Points = Sequence[tuple[float, float]]  # x and y; a y that is not finite breaks the line
 
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 30
-MOST_POINTS = 600  # of one line; more are averaged
+MOST_POINTS = 400  # of one line; more are averaged
+DOTS = 40  # points of a line up to which each has a dot that tells its value
 COLOURS = 8  # of the page's style: --c0 to --c7
 _LOG_FROM = 300.0  # ratio of the largest to the smallest value from which the axis is logarithmic
 
 
-def line_chart(series: Mapping[str, Points], x_name: str = "step") -> str:
-    """Draw lines by name; "" if none has a finite point."""
+def line_chart(
+    series: Mapping[str, Points],
+    x_name: str = "step",
+    x_range: Range | None = None,
+    y_range: Range | None = None,
+    looks: Mapping[str, tuple[int, str]] | None = None,
+) -> str:
+    """Draw lines by name; "" if none has a finite point. Without ranges the axes fit the points; `looks` are numbers of
+    colours and classes of the style, without them every line has its own colour."""
     lines = {name: _thinned(points) for name, points in series.items()}
     values = [y for points in lines.values() for _, y in points if math.isfinite(y)]
     if not values:
         return ""
     xs = [x for points in lines.values() for x, _ in points]
-    x_axis, y_axis = _Axis(min(xs), max(xs), LEFT, WIDTH - RIGHT), _y_axis(values)
+    x_axis = _Axis(*(x_range or (min(xs), max(xs))), LEFT, WIDTH - RIGHT)
+    y_axis = _Axis(*y_range, HEIGHT - BOTTOM, TOP) if y_range else _y_axis(values)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(", ".join(lines))}">']
     for tick in y_axis.ticks():
         y = y_axis.place(tick)
@@ -30,18 +40,24 @@ def line_chart(series: Mapping[str, Points], x_name: str = "step") -> str:
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(tick)}</text>')
     for tick in x_axis.ticks():
         x = x_axis.place(tick)
+        if x > WIDTH - RIGHT - 12 - 7 * len(x_name):  # there stands the name of the axis
+            continue
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{short(tick)}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end" class="dim">{escape(x_name)}</text>')
-    for number, points in enumerate(lines.values()):
+    looks = looks or {name: (number, "") for number, name in enumerate(lines)}
+    for name, points in lines.items():
+        number, kind = looks[name]
         colour = f"var(--c{number % COLOURS})"
+        has_dots = len(points) <= DOTS and not y_range
         for stretch in _unbroken(points):
-            placed = " ".join(f"{x_axis.place(x):.1f},{y_axis.place(y):.1f}" for x, y in stretch)
-            if len(stretch) == 1:
-                at = placed.partition(",")
-                parts.append(f'<circle cx="{at[0]}" cy="{at[2]}" r="3" fill="{colour}"/>')
-            else:
-                parts.append(f'<polyline points="{placed}" stroke="{colour}"/>')
-    return "".join([*parts, "</svg>", _legend(list(lines)) if len(lines) > 1 else ""])
+            placed = [(f"{x_axis.place(x):.1f}", f"{y_axis.place(y):.1f}") for x, y in stretch]
+            if len(stretch) > 1:
+                line = " ".join(map(",".join, placed))
+                parts.append(f'<polyline points="{line}" stroke="{colour}" class="{kind}"/>')
+            for (x, y), (cx, cy) in zip(stretch, placed, strict=True) if has_dots or len(stretch) == 1 else ():
+                said = f"<title>{escape(x_name)} {short(x)}: {y:.4g}</title>"
+                parts.append(f'<circle cx="{cx}" cy="{cy}" r="3" fill="{colour}">{said}</circle>')
+    return "".join([*parts, "</svg>", _legend(looks) if len(lines) > 1 else ""])
 
 
 def short(value: float) -> str:
@@ -59,7 +75,8 @@ class _Axis:
         self.is_log = is_log
         self.low, self.high = (math.log10(low), math.log10(high)) if is_log else (low, high)
         if self.high - self.low < 1e-12 * max(1.0, abs(self.high)):  # one value only: in the middle
-            self.low, self.high = self.low - (abs(self.low) or 1) * 0.1, self.high + (abs(self.high) or 1) * 0.1
+            room = (abs(self.low) or 1) * 0.1
+            self.low, self.high = self.low - (room if self.low else 0), self.high + room
         self.start, self.end = start, end
 
     def place(self, value: float) -> float:
@@ -81,7 +98,8 @@ class _Axis:
 
 def _y_axis(values: Sequence[float]) -> _Axis:
     low, high = min(values), max(values)
-    is_log = low > 0 and high / low > _LOG_FROM
+    # The tenth of the values that is lowest does not decide: a rate that falls to 0 is drawn as a person thinks of it.
+    is_log = low > 0 and high / sorted(values)[len(values) // 10] > _LOG_FROM
     if not is_log:
         low, high = low - 0.05 * (high - low), high + 0.05 * (high - low)
     return _Axis(low, high, HEIGHT - BOTTOM, TOP, is_log)
@@ -104,9 +122,9 @@ def _unbroken(points: Points) -> list[list[tuple[float, float]]]:
     return [stretch for stretch in stretches if stretch]
 
 
-def _legend(names: Sequence[str]) -> str:
+def _legend(looks: Mapping[str, tuple[int, str]]) -> str:
     items = (
-        f'<span><i style="background:var(--c{number % COLOURS})"></i>{escape(name)}</span>'
-        for number, name in enumerate(names)
+        f'<span><i class="{kind}" style="background:var(--c{number % COLOURS})"></i>{escape(name)}</span>'
+        for name, (number, kind) in looks.items()
     )
     return f'<p class="legend">{"".join(items)}</p>'

@@ -33,7 +33,7 @@ def draw(pixels: np.ndarray, findings: Sequence[Finding]) -> Image.Image:
     image = _on_screen(Image.fromarray(pixels))
     boxes = [finding for finding in findings if finding.box is not None]
     if boxes:
-        return _with_boxes(image, boxes)
+        return draw_boxes(image, boxes)
     return _with_strip(image, findings)
 
 
@@ -65,9 +65,17 @@ def _on_screen(image: Image.Image) -> Image.Image:
     return image
 
 
-def _with_boxes(image: Image.Image, findings: Sequence[Finding]) -> Image.Image:
+def draw_boxes(
+    image: Image.Image,
+    findings: Sequence[Finding],
+    letters_px: int = 11,
+    has_scores: bool = True,
+    labelled: int | None = None,
+) -> Image.Image:
+    """Draw boxes into the image itself and return it; the first `labelled` have their names, in letters of at least
+    this height."""
     pen = ImageDraw.Draw(image)
-    size = max(11, round(max(image.size) / 45))
+    size = max(letters_px, round(max(image.size) / 45))
     letters = letters_of(size)
     line = max(2, size // 7)
     placed: list[Box] = []
@@ -78,10 +86,11 @@ def _with_boxes(image: Image.Image, findings: Sequence[Finding]) -> Image.Image:
         # A dark line on both sides keeps the outline visible on ground of its own colour.
         pen.rectangle((left - 1, top - 1, right, bottom), outline=_DARK, width=line + 2)
         pen.rectangle((left, top, right - 1, bottom - 1), outline=colour_of(finding.class_id), width=line)
-    for finding in findings:
+    for finding in findings[:labelled]:
         box = _pixels(finding, image)
         room = max(box[2] - box[0], image.width // 2) - size // 2
-        text = fitting(f"{letters.drawable(finding.name)} {finding.score:.2f}", letters, room)
+        score = f" {finding.score:.2f}" if has_scores else ""
+        text = fitting(f"{letters.drawable(finding.name)}{score}", letters, room)
         width, height = round(letters.length(text)) + size // 2, round(size * 1.3)
         place = _place(box, width, height, image.size, placed)
         placed.append(place)

@@ -47,6 +47,20 @@ def boxes_found(
     return found
 
 
+def true_boxes(boxes: Tensor, labels: Tensor, height: Tensor, width: Tensor, spec: DataSpec) -> list[list[Finding]]:
+    """Return the annotated boxes of each sample: (batch, K, 4) x, y, width, height in pixels of its file."""
+    ids = spec.class_ids or range(1, len(spec.classes) + 1)
+    rows = zip(*(each.tolist() for each in (boxes, labels, height, width)), strict=True)
+    return [
+        [
+            Finding(spec.classes[label - 1], ids[label - 1], 1.0, (x / wide, y / tall, (x + w) / wide, (y + h) / tall))
+            for (x, y, w, h), label in zip(its_boxes, its_labels, strict=True)
+            if label > 0
+        ]
+        for its_boxes, its_labels, tall, wide in rows
+    ]
+
+
 def _rows(scores: Tensor, labels: Tensor) -> list[list[tuple[float, int]]]:
     pairs = zip(scores.float().cpu().tolist(), labels.cpu().tolist(), strict=True)
     return [list(zip(score, label, strict=True)) for score, label in pairs]

@@ -72,6 +72,15 @@ def outlined_image(pixels: np.ndarray, look: Look) -> Image.Image:
     return _with_legend([drawn], look, is_image=True)
 
 
+def grey_tile(plane: np.ndarray, side: int) -> Image.Image:
+    """Draw a plane (height, width) of any numbers as an image of this longer side."""
+    low, high = _window(plane)
+    grey = np.nan_to_num(np.clip((plane.astype(np.float32) - low) / (high - low), 0, 1))
+    scale = side / max(plane.shape)
+    size = max(1, round(plane.shape[1] * scale)), max(1, round(plane.shape[0] * scale))
+    return Image.fromarray((grey * 255).astype(np.uint8)).resize(size, Image.Resampling.BICUBIC).convert("RGB")
+
+
 def outline_colour(number: int) -> Colour:
     """Return the colour of a class, the same in every image; 1 is the first after the background."""
     return _OUTLINES[number - 1] if 0 < number <= len(_OUTLINES) else colour_of(number)

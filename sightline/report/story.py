@@ -15,11 +15,13 @@ from typing import Any
 from sightline.errors import UsageError
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import loads, read_json
-from sightline.runs.folder import BEST_SCORES, MAX_SCORES_BYTES, SCORES
-from sightline.runs.overview import CONFIG, LOG, MAX_LINE_BYTES, RunSummary, find_runs
+from sightline.runs.folder import BAD_SAMPLES, BEST_SCORES, DRAWINGS, MAX_SCORES_BYTES, SCORES
+from sightline.runs.overview import CONFIG, LOG, MAX_LINE_BYTES, RunSummary, read_run
 
 ENVIRONMENT = "environment.json"
-MOST_EVENTS = 200
+MOST_EVENTS = 200  # the first half and the last one
+MOST_BAD_BYTES = 2**22
+SKIPPED = "sample skipped: "  # warnings that BAD_SAMPLES lists too
 CURVES = {"train": "train", "evaluate": "evaluate"}  # event -> group of curves
 NOT_CURVES = {"event", "time", "epoch", "step", "samples", "eta_s", "volumes"}
 TOLD = {  # events that a reader looks for, and their sentence
@@ -41,7 +43,9 @@ class RunStory:
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # "train/loss" -> (step, value)
     best: dict[str, Any] = field(default_factory=dict)  # the content of scores-best.json
     last: dict[str, Any] = field(default_factory=dict)  # the content of scores.json
+    drawings: dict[str, Any] = field(default_factory=dict)  # of the worst samples of the best scores
     events: list[tuple[float, str]] = field(default_factory=list)  # time and sentence
+    skipped: dict[str, str] = field(default_factory=dict)  # samples that could not be read, and why
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -58,7 +62,7 @@ class RunStory:
 
 def read_story(folder: Path) -> RunStory:
     """Read a run; UsageError if the folder is not one."""
-    summary = next((run for run in find_runs(folder) if Path(run.path) == folder.absolute()), None)
+    summary = read_run(folder)
     if summary is None:
         raise UsageError(f"{folder} is not a run folder; give one that `sightline train` wrote, e.g. runs/resnet50")
     story = RunStory(summary)
@@ -66,10 +70,13 @@ def read_story(folder: Path) -> RunStory:
     story.environment = _read(story, ENVIRONMENT, lambda: read_json(folder / ENVIRONMENT, 2**20))
     story.best = _read(story, BEST_SCORES, lambda: read_json(folder / BEST_SCORES, MAX_SCORES_BYTES))
     story.last = _read(story, SCORES, lambda: read_json(folder / SCORES, MAX_SCORES_BYTES))
-    try:
-        _read_log(folder / LOG, story)
-    except OSError as error:
-        story.problems.append(f"{LOG} cannot be read: {error.strerror}")
+    story.drawings = _read(story, DRAWINGS, lambda: read_json(folder / DRAWINGS, MAX_SCORES_BYTES))
+    for name, read_lines in ((LOG, _read_log), (BAD_SAMPLES, _read_skipped)):
+        try:
+            read_lines(folder / name, story)
+        except OSError as error:
+            if name == LOG or not isinstance(error, FileNotFoundError):
+                story.problems.append(f"{name} cannot be read: {error.strerror}")
     return story
 
 
@@ -113,11 +120,25 @@ def _read_log(path: Path, story: RunStory) -> None:
                     if name not in NOT_CURVES and (value is None or _is_number(value)):
                         points = curves.setdefault(f"{CURVES[kind]}/{name}", {})
                         points[event["step"]] = math.nan if value is None else value
-            elif kind in TOLD and len(story.events) < MOST_EVENTS:
+            elif kind in TOLD and not str(event.get("text", "")).startswith(SKIPPED):
                 story.events.append((time, _sentence(kind, event)))
+    if left_out := max(0, len(story.events) - MOST_EVENTS):
+        first, last = story.events[: MOST_EVENTS // 2], story.events[-MOST_EVENTS // 2 :]
+        story.events = [*first, (last[0][0], f"{left_out} events are left out here"), *last]
     if broken > 1:  # the last line of a run that was killed may be half a line
         story.problems.append(f"{broken} lines of {LOG} cannot be read")
     story.curves = {name: sorted(points.items()) for name, points in curves.items()}
+
+
+def _read_skipped(path: Path, story: RunStory) -> None:
+    with path.open("rb") as file:
+        lines = file.read(MOST_BAD_BYTES).splitlines()
+    for line in lines:
+        try:
+            row = loads(line)
+            story.skipped[str(row["name"])] = str(row["reason"])
+        except (ValueError, KeyError, TypeError):  # half a line
+            continue
 
 
 def _sentence(kind: str, event: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ from sightline.runs.attempts import EXIT, Attempt, is_in_vain, read_exit
 LOCK = ".lock"
 SCORES, BEST_SCORES = "scores.json", "scores-best.json"  # the last evaluation, and the best
 BAD_SAMPLES = "bad_samples.jsonl"
+DRAWINGS = "drawings.json"  # of the worst samples in the best scores
 MAX_SCORES_BYTES = 16 * 2**20  # 20,000 classes take 3 MB
 TAKE_OVER_S = 10.0  # a lock of an earlier attempt of the same command is taken over after this long without heartbeat
 HEARTBEAT_S = 1.0

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from sightline.data.loading.workers import Bad
 from sightline.parts import Scores
+from sightline.report.refresh import Refresh
 from sightline.runs.attempts import ALONE, Attempt
 from sightline.runs.events import EventLog
-from sightline.runs.folder import BEST_SCORES, RunFolder
+from sightline.runs.folder import BEST_SCORES, DRAWINGS, RunFolder
 from sightline.runs.screen import RunSize, Screen, as_hours, as_score, as_speed, as_words
 
 WIDTH = 80
@@ -29,7 +30,9 @@ class RunLog:
         self.screen = screen or Screen(rank=rank)
         self.folder = RunFolder(folder, rank, attempt, self.say)
         self.events = EventLog(self.folder)
+        self.draw: Callable[[Scores], dict[str, Any]] | None = None  # set by the loop
         self._time_to_train: dict[str, float] = {}
+        self._page = Refresh(folder) if attempt is not None and self.folder.is_main else None
         if attempt is None:
             return
         if self.folder.is_main:
@@ -73,6 +76,8 @@ class RunLog:
         """Report a log interval of training that ends after `step` steps of the run."""
         self.events.write("train", epoch=epoch, step=step, **line)
         self.events.curves("train", line, step)
+        if self._page:
+            self._page.look()
         done, total = size.place(epoch, step)
         if size.is_limit and "eta_s" in line:  # to the end of the epoch
             line = {**line, "eta_s": line["eta_s"] * (total - done) / max(1, size.steps - step)}
@@ -130,12 +135,16 @@ class RunLog:
         self, scores: Scores, file: str, times: dict[str, float] | None = None, is_best: bool = False, **where: Any
     ) -> None:
         """Log an evaluation, and write a file with its tables and how long it took; a second file keeps the best of the
-        run."""
+        run, a third drawings of its worst samples."""
         self.events.write("evaluate", **where, **scores.values)
         self.events.curves("evaluate", scores.values, where.get("step", 0))
         whole = {**where, **({"time_to_train": times} if times else {}), **asdict(scores)}
         for name in (file, BEST_SCORES) if is_best else (file,):
             self.folder.write_json(name, whole)
+        if is_best and self.draw and self.folder.is_main:
+            self.folder.write_json(DRAWINGS, {**where, **self.draw(scores)})
+        if self._page:
+            self._page.look()
 
     def tell_scores(self, scores: Scores, **where: Any) -> None:
         """Print the scores of an evaluation that is not part of a training."""
@@ -174,6 +183,8 @@ class RunLog:
 
     def release(self) -> None:
         """Release the folder without a word about how the run ended."""
+        if self._page:
+            self._page.close()
         self.screen.close()
         self.events.close()
         self.folder.release()

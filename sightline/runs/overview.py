@@ -58,6 +58,11 @@ def find_runs(root: Path) -> list[RunSummary]:
     return sorted((run for run in found if run), key=lambda run: run.name)
 
 
+def read_run(folder: Path) -> RunSummary | None:
+    """Read one run; None if the folder is not one."""
+    return next((_read(found, ".", names) for found, names in _folders(folder, 0)), None)
+
+
 def _folders(folder: Path, depth: int) -> Iterator[tuple[Path, set[str]]]:
     """Yield every folder with the names of its files; what cannot be listed is left out."""
     try:

@@ -18,7 +18,7 @@ data.class_weights, listed below.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,8 @@ from torch.nn import functional as F
 from sightline.errors import UsageError
 from sightline.evaluate.average_precision import AveragePrecision, binary_loss
 from sightline.evaluate.topk import TopK
-from sightline.parts import Batch, DataSpec, Finding, Loss, Metric, PredictJob, Reporter, Task
+from sightline.parts import Batch, DataSpec, Drawing, Finding, Loss, Metric, PredictJob, Reporter, Task
+from sightline.report.beside import image_alone
 from sightline.report.findings import classes_found, labels_found
 from sightline.report.predictions import Predictions
 
@@ -42,6 +43,7 @@ class Classification(Task):
 
     headline = "top1"
     peers = "classification"
+    drawn = 12
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
@@ -88,6 +90,12 @@ class Classification(Task):
     def metric(self, spec: DataSpec, device: torch.device) -> Metric:
         """Build the metric: top-1, top-5, loss."""
         return TopK(spec.classes, self.label_smoothing, device)
+
+    def draw(
+        self, batch: Batch, predict: Callable[[], Mapping[str, Tensor]], spec: DataSpec, count: int
+    ) -> list[Drawing]:
+        """Draw the images; the scores name their classes."""
+        return [image_alone(image.float().cpu().numpy(), spec) for image in batch["image"][:count]]
 
     def findings(
         self, predictions: Mapping[str, Tensor], spec: DataSpec, top: int | None, threshold: float | None

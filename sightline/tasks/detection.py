@@ -7,7 +7,7 @@ The model answers (logits (batch, anchors, classes + 1), offsets (batch, anchors
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,8 +20,9 @@ from sightline.boxes import decode
 from sightline.errors import UsageError
 from sightline.evaluate.coco_map import CocoMap
 from sightline.evaluate.nms import best_boxes
-from sightline.parts import Batch, DataSpec, Finding, Loss, PredictJob, PredictOptions, Reporter, Task
-from sightline.report.findings import boxes_found
+from sightline.parts import Batch, DataSpec, Drawing, Finding, Loss, PredictJob, PredictOptions, Reporter, Task
+from sightline.report.beside import boxes_beside
+from sightline.report.findings import boxes_found, true_boxes
 from sightline.report.predictions import Predictions
 from sightline.tasks.matching import hard_negatives, match
 
@@ -44,6 +45,7 @@ class Detection(Task):
 
     headline = "ap"
     peers = "detection"
+    drawn = 8
 
     def __post_init__(self) -> None:
         if not 0 <= self.score_threshold < 1:
@@ -86,6 +88,16 @@ class Detection(Task):
     def metric(self, spec: DataSpec, device: torch.device) -> CocoMap:
         """Build the metric: COCO's twelve numbers."""
         return CocoMap(spec.classes, device)
+
+    def draw(
+        self, batch: Batch, predict: Callable[[], Mapping[str, Tensor]], spec: DataSpec, count: int
+    ) -> list[Drawing]:
+        """Draw true boxes beside those that `predict` shows."""
+        found = self.findings(predict(), spec, None, None)
+        truths = true_boxes(batch["truth_boxes"], batch["truth_labels"], batch["height"], batch["width"], spec)
+        sides = list(zip(batch["height"].tolist(), batch["width"].tolist(), strict=True))
+        images = batch["image"].float().cpu().numpy()
+        return [boxes_beside(images[n], sides[n], truths[n], found[n], spec) for n in range(count)]
 
     def showing(self, options: PredictOptions) -> Detection:
         """Keep boxes below score_threshold, or more than per_image, where they are asked for; the others stay."""

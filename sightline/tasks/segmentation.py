@@ -7,7 +7,7 @@ Batch keys: image (after finish(): batch, channels, *space), label (batch, *spac
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -19,9 +19,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from sightline.errors import UsageError
-from sightline.evaluate.dice import Dice, dice_loss, soft_sums
+from sightline.evaluate.dice import Dice, dice_loss, soft_sums, within
 from sightline.evaluate.sliding_window import sliding_window
-from sightline.parts import Batch, DataSpec, Loss, PredictJob, Reporter, Task
+from sightline.parts import Batch, DataSpec, Drawing, Loss, PredictJob, Reporter, Task
+from sightline.report.beside import mask_colours, masks_beside
 from sightline.report.volumes import VolumePredictions
 
 BRATS_CLASSES = 4  # background, edema, non-enhancing tumour, enhancing tumour
@@ -51,6 +52,7 @@ class Segmentation(Task):
 
     headline = "dice"
     peers = "segmentation"
+    drawn = 6
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < 1:
@@ -119,6 +121,26 @@ class Segmentation(Task):
                 f"enhancing tumour), here are {len(spec.classes)} classes: {', '.join(spec.classes)}; use none"
             )
         return Dice(spec.classes, device, self.regions, self.voxel_loss)
+
+    def draw(
+        self, batch: Batch, predict: Callable[[], Mapping[str, Tensor]], spec: DataSpec, count: int
+    ) -> list[Drawing]:
+        """Draw slices, of a volume the one with the most wrong voxels, in the first channel."""
+        found, label, image = predict()["classes"], batch["label"], batch["image"][:, 0]
+        if "extent" in batch:
+            inside = within(batch["extent"], label.shape[1:])
+            found, label = torch.where(inside, found, 0), torch.where(inside, label, 0)
+        drawings = []
+        for planes in zip(image[:count].float(), label[:count], found[:count], strict=True):
+            if planes[0].ndim == 3:
+                worst = int((planes[1] != planes[2]).flatten(1).sum(1).argmax())
+                planes = tuple(plane[worst] for plane in planes)
+            drawings.append(masks_beside(*(plane.cpu().numpy() for plane in planes)))
+        return drawings
+
+    def drawn_colours(self, spec: DataSpec) -> dict[str, str]:
+        """Return the colours of the outlines."""
+        return mask_colours(spec.classes)
 
     def reporter(self, job: PredictJob) -> Reporter:
         """Write masks in the geometry of their files, and draw slices with outlines."""

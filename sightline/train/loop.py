@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from sightline import config
@@ -12,6 +13,7 @@ from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
 from sightline.errors import Diverged, Interrupted
 from sightline.evaluate.run import evaluate
+from sightline.evaluate.worst import draw_worst
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
@@ -82,6 +84,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             log.say(note)
         size = RunSize(cfg.epochs, steps, length.steps_per_epoch, is_limit=bool(cfg.patience))
         meter = Meter(loader, device, world, steps)
+        log.draw = partial(draw_worst, state.evaluated_model, recipe, bound["val"], evaluated.local_batch, device)
         window = ProfileWindow(traced if world.is_main else None, log.folder.path, device, lambda: loader.wait_s)
         try:
             saver.save_first(resumed)
@@ -129,12 +132,11 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     state.share_batch_norm(cfg.bn_eval, world)
                     log.evaluation("begin", progress.step)
 
-                    def between(done: int, total: int) -> None:
+                    def watch(done: int, total: int) -> None:
                         signals.agree(is_step=False)
                         log.evaluating(done, total, *size.place(progress.epoch, progress.step))
 
-                    model = state.evaluated_model
-                    scores = found = evaluate(model, recipe, bound["val"], loader, device, world, between)
+                    scores = found = evaluate(state.evaluated_model, recipe, bound["val"], loader, device, world, watch)
                     times = state.stopwatch.read()
                     log.evaluation("end", progress.step, **times)
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)

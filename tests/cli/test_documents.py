@@ -463,8 +463,12 @@ def test_what_is_excepted_is_still_shown():
 def test_make_demo_is_the_quickstart():
     makefile = (REPO / "Makefile").read_text(encoding="utf-8")
     recipe = makefile.partition("\ndemo:")[2].partition("\n\n")[0]
-    lines = [line.partition("$(BIN)/")[2] for line in recipe.splitlines() if "$(BIN)/sightline" in line]
-    assert lines == blocks("quickstart.md")[0].commands()
+    lines = [line.strip().removeprefix("$(BIN)/") for line in recipe.splitlines()]
+    assert [line for line in lines if line.startswith("sightline")] == blocks("quickstart.md")[0].commands()
+    told = recipe.partition("printf")[2]
+    assert "report: demo/run/report.html" in told
+    following = re.findall(r"\$\(BIN\)/sightline (\w+) (\w+)", told)
+    assert following == [("predict", "demo"), ("train", "finetune_classification")]
 
 
 # What is not a command

@@ -1,5 +1,7 @@
 """`sightline report`: what the page says of good, odd and damaged runs, and what a browser makes of it."""
 
+import base64
+import io
 import json
 import math
 import re
@@ -9,17 +11,21 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from sightline.report.charts import line_chart
+from sightline.report.html import anchor
 
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--run.workers=0"]
+TITLES = ("Curves", "Most wrong samples", "Classes", "Confusions", "Scores", "Command", "Events", "Environment")
+TITLES += ("Configuration",)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 class Page(HTMLParser):
     """Text, tags and attributes of a page; every tag must be closed by its own name."""
 
-    VOID = frozenset({"meta", "img", "br", "line", "circle", "polyline", "!doctype"})
+    VOID = frozenset({"meta", "img", "br", "line", "polyline", "!doctype"})
 
     def __init__(self, path: Path):
         super().__init__()
@@ -27,12 +33,14 @@ class Page(HTMLParser):
         self.tags: list[str] = []
         self.links: list[str] = []
         self.texts: list[str] = []
+        self.refreshes = False
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.refreshes |= dict(attrs).get("http-equiv") == "refresh"
         self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
         if tag not in self.VOID:
             self.open.append(tag)
@@ -43,6 +51,13 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
+
+    @property
+    def images(self) -> list[Image.Image]:
+        """Decode the images; all are JPEGs in the page itself."""
+        start = "data:image/jpeg;base64,"
+        data = [base64.b64decode(link.removeprefix(start)) for link in self.links if link.startswith(start)]
+        return [Image.open(io.BytesIO(each)).convert("RGB") for each in data]
 
     @property
     def text(self) -> str:
@@ -77,12 +92,22 @@ def test_a_page_tells_the_run_and_refers_to_nothing_outside(sightline, run: Path
     page = Page(run / "report.html")
     scores = json.loads((run / "scores-best.json").read_text())
     assert f"top1 {scores['values']['top1']:.4f}" in page.text
-    for title in ("Curves", "Classes", "Confusions", "Most wrong samples", "Command", "Events", "Environment"):
-        assert title in page.text
+    for title in TITLES:
+        assert f"#{anchor(title)}" in page.links and title in page.text
     assert "Command sightline " in page.text and "ended with exit 0: finished" in page.text
-    assert page.tags.count("svg") == 6 and "script" not in page.tags
-    assert page.tags.count("img") == len(page.links) == min(12, len(scores["worst"])) > 0
-    assert all(link.startswith("data:image/jpeg;base64,") for link in page.links)
+    for chart in (
+        "Loss",
+        "Score: top1",
+        "Other scores: top5",
+        "Learning rate",
+        "Images per second",
+        "Waiting for data",
+    ):
+        assert chart in page.text
+    assert page.tags.count("svg") == 8 and "script" not in page.tags
+    assert page.tags.count("img") == len(page.images) == min(12, len(scores["worst"])) > 0
+    assert len(page.links) == len(page.images) + len(TITLES)
+    assert not page.refreshes and "at work when" not in page.text
     assert not re.search(r"https?://|url\(|@import", (run / "report.html").read_text())
 
 
@@ -115,6 +140,19 @@ def many_classes(scores: dict) -> None:
     scores["tables"]["classes"] = [{"class": f"c{i}", "top1": i / 1000, "samples": 5} for i in range(1000)]
 
 
+def hostile(drawings: dict) -> None:
+    tiles = {'"><script>': "AAAA", "truth": '"><script>alert(1)</script>', "prediction": 5}
+    drawings["drawings"] = dict.fromkeys(drawings["drawings"], tiles) | {"x": 5}
+    drawings["colours"] = {"a": "red;background:url(http://x)", "<b>": "#ff0000", "c": 1}
+
+
+def odd_curves(scores: dict) -> None:
+    rows = [{"class": 5, "precision": [None, 1]}, {"class": "a", "precision": {}}, {"class": "b", "precision": [0, 0]}]
+    scores["tables"].update(
+        precision_recall=rows, matrix=[{"class": "a", "predicted": [1, "x"]}, {"predicted": [1, 2]}]
+    )
+
+
 ODD = {
     "log.jsonl is gone": lambda run: (run / "log.jsonl").unlink(),
     "log.jsonl is garbage": lambda run: (run / "log.jsonl").write_bytes(b"\xff\x00{]\n" * 5),
@@ -129,6 +167,11 @@ ODD = {
     "the images are gone": lambda run: (run / "config.yaml").write_text(
         re.sub(r"path: .*", "path: /nowhere/at/all", (run / "config.yaml").read_text())
     ),
+    "drawings are garbage": lambda run: (run / "drawings.json").write_text("{"),
+    "drawings are hostile": lambda run: rewritten(run / "drawings.json", hostile),
+    "drawings are of other scores": lambda run: rewritten(run / "drawings.json", lambda s: s.update(step=-1)),
+    "a sample is half a line": lambda run: (run / "bad_samples.jsonl").write_text('{"name": "<b>", "reason": "x"}\n{'),
+    "curves are odd": lambda run: rewritten(run / "scores-best.json", odd_curves),
     "times are odd": lambda run: (run / "log.jsonl").write_text('{"event": "exit", "time": 1e300, "code": 0}\n' * 3),
 }
 
@@ -143,7 +186,81 @@ def test_an_odd_or_damaged_run_still_gets_a_page(sightline, run: Path, odd: str)
     if odd in ("log.jsonl is garbage", "scores are half a file", "scores are a list", "config.yaml is garbage"):
         assert "cannot be read" in page.text or "does not hold an object" in page.text
     if odd == "1,000 classes":
-        assert "960 more" in page.text
+        assert "980 more" in page.text and (run / "report.html").stat().st_size < 1_000_000
+    if odd in ("drawings are hostile", "drawings are of other scores"):
+        assert "script" not in page.tags and page.images  # thumbnails of the files
+
+
+SMALL_BOXES = ["--data.path=synthetic:classes=3,samples=24,size=60", "--model.width=4", "--data.size=48"]
+SMALL_BOXES += ["--data.max-boxes=8", "--data.classes=3", "--train.global-batch=8"]
+SMALL_SLICES = [
+    "--data.path=synthetic:samples=10",
+    "--data.task=04",
+    "--model.width=4",
+    "--train.global-batch=8",
+    "--train.max-steps=2",
+]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "tiles"),
+    [
+        ("demo_detection", SMALL_BOXES, ["truth", "prediction"]),
+        ("unet2d", SMALL_SLICES, ["image", "truth", "prediction"]),
+    ],
+)
+def test_truth_stands_beside_prediction(sightline, tmp_path: Path, recipe: str, flags: list[str], tiles: list[str]):
+    run = tmp_path / "run"
+    said = sightline("train", recipe, *flags, "--out", run, "--epochs=1", "--run.workers=0", "--run.device=cpu")
+    assert said.code == 0, said
+    worst = json.loads((run / "scores-best.json").read_text())["worst"]
+    drawn = json.loads((run / "drawings.json").read_text())
+    indices = [str(row["index"]) for row in worst]
+    assert drawn["drawings"] and indices[: len(drawn["drawings"])] == list(drawn["drawings"])
+    assert {tuple(each) for each in drawn["drawings"].values()} == {tuple(tiles)}
+    page = Page(run / "report.html")
+    assert len(page.images) == len(tiles) * len(drawn["drawings"])
+    for place in range(0, len(page.images), len(tiles)):
+        assert len({image.size for image in page.images[place : place + len(tiles)]}) == 1  # the same scale
+    assert (run / "report.html").stat().st_size < 3_000_000
+    if recipe == "demo_detection":
+        assert "Parts of the loss" in page.text and "IoU 0.5" not in page.text  # nothing was found
+        curve = {"class": None, "precision": [1.0, 0.5, 0.0]}
+        rewritten(run / "scores-best.json", lambda scores: scores["tables"].update(precision_recall=[curve]))
+        assert sightline("report", run).code == 0
+        assert "Precision over recall at IoU 0.5" in Page(run / "report.html").text
+    else:
+        assert set(drawn["colours"]) <= set(page.text.split()) and "recall" in page.text
+
+
+def test_a_run_that_fails_has_a_page_that_says_so(sightline, shapes: Path, tmp_path: Path):
+    flags = [
+        "--data",
+        shapes,
+        "--out",
+        tmp_path / "run",
+        "--epochs=1",
+        *SMALL,
+        "--run.device=cpu",
+        "--lr=1e30",
+        "--batch-size=8",
+    ]
+    assert sightline("train", "demo_classification", *flags).code == 5
+    page = Page(tmp_path / "run" / "report.html")
+    assert "failed" in page.texts and "was not finite" in page.text and "ended with exit 5" in page.text
+    assert not page.refreshes
+
+
+def test_skipped_samples_are_counted_and_named(sightline, run: Path):
+    rows = [{"feed": "train", "name": f"bad{n}.jpg", "reason": "it is empty"} for n in range(30)]
+    (run / "bad_samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    warning = {"event": "warning", "time": 1.0, "text": "sample skipped: bad0.jpg: it is empty"}
+    with (run / "log.jsonl").open("a") as log:
+        log.write((json.dumps(warning) + "\n") * 300)
+    assert sightline("report", run).code == 0
+    text = Page(run / "report.html").text
+    assert "30 samples skipped" in text and "bad0.jpg it is empty" in text and "and 10 more" in text
+    assert text.count("bad0.jpg") == 1 and "ended with exit 0" in text
 
 
 def test_what_is_not_a_run_is_refused(sightline, tmp_path: Path):
@@ -155,6 +272,7 @@ def test_lines_are_drawn_where_the_numbers_are():
     drawn = line_chart({"a": [(0, 1.0), (5, 3.0), (10, 2.0)]})
     ((points,),) = [re.findall(r'<polyline points="([^"]*)"', drawn)]
     xs, ys = zip(*(map(float, pair.split(",")) for pair in points.split()), strict=True)
+    assert drawn.count("<title>step 5: 3</title>") == 1
     assert (xs[1] - xs[0]) == pytest.approx(xs[2] - xs[1], abs=0.11) and xs[0] == 64 and xs[2] == 628
     assert (ys[0] - ys[1]) == pytest.approx(2 * (ys[0] - ys[2]), abs=0.21) and ys[1] < ys[2] < ys[0]
 

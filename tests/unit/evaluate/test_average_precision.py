@@ -14,6 +14,7 @@ from torchmetrics.classification import (
     MultilabelExactMatch,
     MultilabelF1Score,
     MultilabelPrecision,
+    MultilabelPrecisionRecallCurve,
     MultilabelRecall,
 )
 
@@ -73,6 +74,22 @@ def test_against_torchmetrics(classes: int, levels: int, batch: int):
     loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double())
     assert scores.values["loss"] == pytest.approx(loss.item(), rel=1e-5) and scores.values["samples"] == 150
     assert tuple(scores.values) == counted(logits, labels, batch).names()
+
+
+@pytest.mark.parametrize("levels", [0, 4], ids=["", "ties"])
+def test_precision_over_recall_against_torchmetrics(levels: int):
+    logits, labels = case(9, 150, levels)
+    mean, *worst = counted(logits, labels, 64).result().tables["precision_recall"]
+    precisions, recalls, _ = MultilabelPrecisionRecallCurve(9)(logits.sigmoid(), labels.int())
+    expected = []
+    for precision, recall in zip(precisions, recalls, strict=True):
+        # The last point, precision 1 at recall 0, is not one of a threshold.
+        at = [precision[:-1][recall[:-1] >= place / 100 - 1e-6] for place in range(101)]
+        expected.append([float(reached.max()) if len(reached) else 0.0 for reached in at])
+    np.testing.assert_allclose(mean["precision"], np.mean(expected, 0), atol=1e-4)
+    assert mean["class"] is None and len(worst) == 5
+    for row in worst:
+        np.testing.assert_allclose(row["precision"], expected[int(row["class"][5:])], atol=1e-4)
 
 
 def test_average_precision_is_scikit_learns():

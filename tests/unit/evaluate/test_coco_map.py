@@ -13,7 +13,9 @@ from pycocotools.cocoeval import COCOeval
 
 from sightline.errors import BadData
 from sightline.evaluate.coco_map import NAMES, WORST, CocoMap
+from sightline.evaluate.precision_recall import CURVES
 from sightline.hardware.world import World
+from sightline.parts import Scores
 
 CPU = torch.device("cpu")
 PLACES = 200  # detections per image
@@ -147,6 +149,22 @@ def check(samples: list[Sample], classes: int, batch: int = 4) -> None:
             assert row["ap50"] == pytest.approx(precision[0, :, number].mean(), abs=1e-12)
         else:
             assert row["ap"] is None and row["ap50"] is None
+    check_curves(scores, precision[0])
+
+
+def check_curves(scores: Scores, precision: np.ndarray) -> None:
+    """Compare the mean and the worst classes with pycocotools' precision (recalls, classes) at IoU 0.5."""
+    known = [number for number, row in enumerate(scores.tables["classes"]) if row["truths"]]
+    mean, *worst = scores.tables["precision_recall"]
+    assert mean["class"] is None
+    np.testing.assert_allclose(mean["precision"], precision[:, known].mean(1), atol=6e-5)
+    assert len(worst) == min(CURVES, len(known)) * (len(known) > 1)
+    for row in worst:
+        np.testing.assert_allclose(row["precision"], precision[:, int(row["class"][5:])], atol=6e-5)
+    areas = [sum(row["precision"]) for row in worst]
+    left = {f"class{number}" for number in known} - {row["class"] for row in worst}
+    assert areas == sorted(areas)
+    assert all(precision[:, int(name[5:])].sum() >= areas[-1] - 0.01 for name in left if areas)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -9,6 +9,7 @@ from monai.losses import DiceLoss, FocalLoss
 from monai.metrics import DiceMetric
 from torch import Tensor
 from torch.nn import functional as F
+from torchmetrics.classification import MulticlassPrecision, MulticlassRecall
 
 from sightline.errors import BadData
 from sightline.evaluate.dice import WORST, Dice, soft_sums, within
@@ -69,6 +70,11 @@ def by_monai(volumes: list[tuple[Tensor, Tensor]]) -> np.ndarray:
     return metric.get_buffer().double().numpy()
 
 
+def answers(volumes: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Predicted and true classes of each volume."""
+    return [(logits.argmax(0), label) for logits, label in volumes]
+
+
 def test_equals_monai_on_whole_volumes():
     volumes, scores = made(), measured(made())
     expected = by_monai(volumes)
@@ -86,6 +92,10 @@ def test_equals_monai_on_whole_volumes():
         ("enhancing", "L3"),
     ]
     assert [row["dice"] for row in scores.tables["classes"]] == pytest.approx(expected.mean(0).tolist(), abs=1e-6)
+    found, truth = (torch.cat([each.flatten() for each in part]) for part in zip(*answers(volumes), strict=True))
+    for name, metric in (("precision", MulticlassPrecision), ("recall", MulticlassRecall)):
+        wanted = metric(4, average=None)(found, truth)[1:].tolist()
+        assert [row[name] for row in scores.tables["classes"]] == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize("voxel_loss", ["ce", "focal"])

@@ -3,12 +3,15 @@
 Merging over ranks is tested in tests/distributed, over real ones.
 """
 
+import json
+
 import pytest
 import torch
 from torch.nn import functional as F
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassPrecision
 
-from sightline.evaluate.topk import WORST, TopK
+from sightline.evaluate.topk import BINS, MATRIX_MOST, WORST, TopK
+from sightline.hardware.world import World
 
 CPU = torch.device("cpu")
 SMOOTHING = 0.1
@@ -52,13 +55,22 @@ def test_against_torchmetrics(classes: int, batch: int):
         accuracy = MulticlassAccuracy(classes, average="micro")(logits, label)
         assert values["top1"] == pytest.approx(float(accuracy), abs=1e-7)
         per_class = MulticlassAccuracy(classes, average=None)(logits, label)
+        precision = MulticlassPrecision(classes, average=None)(logits, label)
         matrix = MulticlassConfusionMatrix(classes)(logits, label)
+        if classes <= MATRIX_MOST:
+            assert [row["predicted"] for row in scores.tables["matrix"]] == matrix.tolist()
+        else:
+            assert "matrix" not in scores.tables
         for number, row in enumerate(scores.tables["classes"]):
             assert row["class"] == f"class{number}" and row["samples"] == int(matrix[number].sum())
             if row["samples"]:
                 assert row["top1"] == pytest.approx(float(per_class[number]), abs=1e-6)
             else:
                 assert row["top1"] is None
+            if matrix[:, number].sum():
+                assert row["precision"] == pytest.approx(float(precision[number]), abs=1e-6)
+            else:
+                assert row["precision"] is None
         mistakes = {(r["class"], r["predicted"]): r["samples"] for r in scores.tables["confusion"]}
         for (true, predicted), count in mistakes.items():
             assert matrix[int(true[5:]), int(predicted[5:])] == count and true != predicted
@@ -73,6 +85,32 @@ def test_against_torchmetrics(classes: int, batch: int):
         assert "top5" not in values  # it would be 1 and say nothing
     expected = F.cross_entropy(logits.double(), label, label_smoothing=SMOOTHING)
     assert values["loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_precision_over_recall_is_that_of_answers_above_a_probability():
+    logits, label = case(10, 300)
+    metric = counted(logits, label, torch.arange(300), 64, 10)
+    metric.merge(World())
+    [row] = metric.result().tables["precision_recall"]
+    probability, predicted = logits.softmax(1).max(1)
+    is_right = predicted == label
+    best = [0.0] * 101  # at each recall or above
+    for threshold in range(BINS):
+        answered = probability >= threshold / BINS
+        if answered.any():
+            recall = int((is_right & answered).sum()) / 300
+            for place in range(101):
+                if recall >= place / 100:
+                    best[place] = max(best[place], int((is_right & answered).sum()) / int(answered.sum()))
+    assert row["class"] is None and row["precision"] == pytest.approx(best, abs=1e-4)
+    assert row["precision"][0] > 0.8 > 0.1 > row["precision"][90] == 0
+
+
+def test_a_thousand_classes_take_little_room():
+    logits, label = case(1000, 2000)
+    scores = counted(logits, label, torch.arange(2000), 500, 1000).result()
+    assert len(scores.tables["precision_recall"]) == 1
+    assert len(json.dumps(scores.tables)) < 120_000
 
 
 def test_samples_that_are_not_valid_count_nowhere():

@@ -1,0 +1,161 @@
+"""The sections of a report that an evaluation fills: numbers, classes, precision over recall, confusions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sightline.report.charts import line_chart
+from sightline.report.html import bar, card, folded, is_score, number, table, text
+from sightline.report.story import RunStory
+from sightline.runs.screen import as_hours, as_score
+
+CLASSES_SHOWN, CLASSES_LISTED, PAIRS_SHOWN = 20, 1000, 20
+NUMBERED_MOST = 20  # classes up to which cells of the confusion matrix hold their number
+COUNTS = ("samples", "truths")  # columns of the table of classes
+COUNTED = ("samples", "volumes", "skipped")  # values of an evaluation
+NAMES = {"top1": "top1 (recall)"}  # of the samples of one class
+
+
+def numbers(story: RunStory) -> str:
+    """Return the few numbers that one looks for first."""
+    run, last = story.summary, story.last.get("values")
+    shown = []
+    if run.headline:
+        at = f"best, epoch {run.best_epoch}" if run.best_epoch is not None else "best"
+        shown.append((f"{run.headline} {as_score(run.best)}", at))
+        if isinstance(last, dict) and story.last.get("step") != story.best.get("step"):
+            shown.append((f"{run.headline} {as_score(_score(last.get(run.headline)))}", f"last, {_epoch(story.last)}"))
+    if run.epochs_done is not None:
+        shown.append((f"{run.epochs_done} of {run.epochs or '?'}", "epochs"))
+    if run.seconds is not None:
+        shown.append((as_hours(run.seconds), "time at work"))
+    if value := speed(story):
+        shown.append((value, "images per second"))
+    if story.skipped:
+        shown.append((str(len(story.skipped)), "samples skipped"))
+    return (
+        '<div class="big">'
+        + "".join(f"<div><b>{text(a)}</b><small>{text(b)}</small></div>" for a, b in shown)
+        + "</div>"
+    )
+
+
+def speed(story: RunStory) -> str:
+    """Return the median of images per second; "" if the run has not told any."""
+    values = sorted(y for _, y in story.curves.get("train/images_per_s", []) if math.isfinite(y))
+    return f"{values[len(values) // 2]:,.0f}" if values else ""
+
+
+def all_values(story: RunStory) -> str:
+    """Return every score of the best and of the last evaluation."""
+    best, last = (each.get("values") for each in (story.best, story.last))
+    columns = [("best", story.best, best)] if isinstance(best, dict) else []
+    if isinstance(last, dict) and (not columns or story.last.get("step") != story.best.get("step")):
+        columns.append(("last", story.last, last))
+    names = dict.fromkeys(name for *_, values in columns for name in values)
+    rows = [[text(name), *(_value(name, values.get(name)) for *_, values in columns)] for name in names]
+    header = ("score", *(f"{title}, {_epoch(scores)}" for title, scores, _ in columns))
+    return table(header, rows, numbers=True) if rows else ""
+
+
+def classes(story: RunStory) -> str:
+    """Return the table of classes, the lowest scores first, and beside it precision over recall."""
+    parts = [_class_table(story), card(_curve_title(story), curves(story))]
+    shown = [part for part in parts if part]
+    return f'<div class="{"two" if len(shown) > 1 else ""}">{"".join(f"<div>{part}</div>" for part in shown)}</div>'
+
+
+def _class_table(story: RunStory) -> str:
+    rows = story.rows("classes")
+    if not rows:
+        return ""
+    names = [name for name in rows[0] if name not in ("class", "label")]
+    names = [name for name in names if name not in COUNTS] + [name for name in names if name in COUNTS]
+    rows = sorted(rows, key=lambda row: row[names[0]] if names and is_score(row.get(names[0])) else math.inf)
+    cells = [
+        [text(row.get("class", "?")), *((number if name in COUNTS else bar)(row.get(name)) for name in names)]
+        for row in rows
+    ]
+    header = ("class", *(NAMES.get(name, name) for name in names))
+    shown = table(header, cells[:CLASSES_SHOWN], numbers=True)
+    if more := cells[CLASSES_SHOWN:CLASSES_LISTED]:
+        shown += folded(f"{len(more)} more", table(header, more, numbers=True))
+    if left := len(cells) - CLASSES_LISTED:
+        shown += f'<p class="dim">{left} more in the scores file</p>' if left > 0 else ""
+    return shown
+
+
+def curves(story: RunStory) -> str:
+    """Draw precision over recall; a curve ends where its recall does."""
+    series = {}
+    for row in story.rows("precision_recall"):
+        values = row.get("precision")
+        if isinstance(values, list) and len(values) > 1 and all(map(is_score, values)):
+            name = "all classes" if row.get("class") is None else str(row["class"])
+            points = [(place / (len(values) - 1), value) for place, value in enumerate(values)]
+            while points and points[-1][1] == 0:
+                points.pop()
+            series[name] = points
+    return line_chart(series, "recall", (0.0, 1.0), (0.0, 1.0))
+
+
+def _curve_title(story: RunStory) -> str:
+    headline = story.summary.headline
+    if headline == "ap":
+        return "Precision over recall at IoU 0.5"
+    if headline == "top1":
+        return "Precision over recall, by least probability"
+    return "Precision over recall"
+
+
+def confusions(story: RunStory) -> str:
+    """Return the confusion matrix, or the most frequent mistakes of many classes."""
+    if drawn := _matrix(story.rows("matrix")):
+        return drawn
+    rows = [row for row in story.rows("confusion") if is_score(row.get("samples"))][:PAIRS_SHOWN]
+    cells = [[text(row.get("class")), text(row.get("predicted")), number(row["samples"])] for row in rows]
+    return table(("class", "taken for", "samples"), cells) if cells else ""
+
+
+def _matrix(rows: Sequence[dict[str, Any]]) -> str:
+    counts: list[Any] = [row.get("predicted") for row in rows]
+    if not rows or not all(isinstance(row, list) and len(row) == len(rows) for row in counts):
+        return ""
+    if not all(is_score(count) for row in counts for count in row):
+        return ""
+    names = [str(row.get("class")) for row in rows]
+    top = "".join(f'<th class="top"><span>{text(name)}</span></th>' for name in names)
+    lines = []
+    for place, (name, row) in enumerate(zip(names, counts, strict=True)):
+        total = sum(row) or 1
+        cells = "".join(
+            _cell(count, count / total, other == place, f"{name} taken for {names[other]}: {count}", len(names))
+            for other, count in enumerate(row)
+        )
+        lines.append(f"<tr><th>{text(name)}</th>{cells}</tr>")
+    return (
+        f'<div class="scroll"><table class="matrix"><tr><th></th>{top}</tr>{"".join(lines)}</table></div>'
+        '<p class="dim">rows: the true class; columns: the predicted one; colours: shares of a row</p>'
+    )
+
+
+def _cell(count: float, share: float, is_right: bool, title: str, classes: int) -> str:
+    if not count:
+        return "<td></td>"
+    shown = text(count) if classes <= NUMBERED_MOST else ""
+    kind = "good" if is_right else "wrong"
+    return f'<td class="{kind}" style="--v:{100 * min(share, 1):.0f}%" title="{text(title)}">{shown}</td>'
+
+
+def _epoch(scores: dict[str, Any]) -> str:
+    return f"epoch {scores.get('epoch', '?')}"
+
+
+def _value(name: str, value: Any) -> str:
+    return number(int(value) if name in COUNTED and is_score(value) else _score(value))
+
+
+def _score(value: Any) -> float | None:
+    return value if is_score(value) else None
