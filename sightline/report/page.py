@@ -15,7 +15,7 @@ from sightline import __version__
 from sightline.files.whole import replace_text
 from sightline.report.charts import COLOURS, line_chart
 from sightline.report.html import anchor, bar, card, folded, is_score, pairs, section, table, text
-from sightline.report.samples import samples
+from sightline.report.most_wrong import most_wrong
 from sightline.report.scores import all_values, classes, confusions, numbers, speed
 from sightline.report.story import RunStory, read_story
 from sightline.report.style import STYLE
@@ -62,7 +62,7 @@ def _one(story: RunStory, name: str, image_bytes: int, is_whole: bool = True) ->
     run = story.summary
     sections = {
         "Curves": _charts([story], [name]),
-        "Most wrong samples": samples(story, image_bytes),
+        "Most wrong samples": most_wrong(story, image_bytes),
         "Classes": classes(story),
         "Confusions": confusions(story),
         "Scores": all_values(story),

@@ -24,7 +24,7 @@ _JPEG = re.compile("/9j/[A-Za-z0-9+/]+={0,2}")  # the first bytes of a JPEG, in 
 _COLOUR = re.compile("#[0-9a-f]{6}")
 
 
-def samples(story: RunStory, most_bytes: int) -> str:
+def most_wrong(story: RunStory, most_bytes: int) -> str:
     """Return the samples in the order of the scores; images take at most this many bytes of the page."""
     worst = story.scores.get("worst")
     rows = [row for row in worst if isinstance(row, dict)] if isinstance(worst, list) else []
