@@ -18,7 +18,7 @@ from typing import get_type_hints
 from sightline import __version__, help_text, recipes, terminal, words
 from sightline.errors import BadData, Interrupted, SightlineError, UsageError
 from sightline.hardware.launch.place import is_rank_0
-from sightline.named_recipe import load_recipe, refuse_recipe_named_first, value_of, without_all_folds
+from sightline.named_recipe import load_recipe, refuse_recipe_named_first, run_config, value_of, without_all_folds
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -71,6 +71,28 @@ def check(flags: Sequence[str]) -> None:
     print(report.as_json() if arguments.json else report.as_text())
     if report.problems:
         raise BadData(f"{len(report.problems)} problems; fix what is listed above")
+
+
+def show(flags: Sequence[str]) -> None:
+    """Draw training samples as the network sees them, with labels: `sightline show resnet50 --data.path DIR`"""
+    parser = _parser("show", show, "RECIPE|RUN [--out FILE] [--recipe FILE] [--part.field VALUE ...]")
+    parser.add_argument("--out", type=Path, help="the sheet; default: samples.png, of a run RUN/samples.png")
+    parser.add_argument("--recipe", default="", help="your own recipe file, if the run was made with one")
+    arguments, rest = parser.parse_known_args(flags)
+    target, folder = Path(rest[0] if rest else ""), None
+    if (
+        rest
+        and rest[0] not in recipes.names()
+        and target.suffix != ".py"
+        and (target.is_dir() or len(target.parts) > 1)
+    ):
+        folder = run_config(target).parent
+        rest = [*([arguments.recipe] if arguments.recipe else []), "--config", str(run_config(target)), *rest[1:]]
+    recipe, run = load_recipe("show", words.expand(rest))
+    from sightline.measure.show import draw_sheet
+
+    path, said = draw_sheet(recipe, run, folder, arguments.out)
+    print(f"wrote {path}: {said}")
 
 
 def train(flags: Sequence[str]) -> None:
@@ -325,6 +347,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "inspect": inspect,
     "prepare": prepare,
     "check": check,
+    "show": show,
     "doctor": doctor,
     "migrate": migrate,
     "legacy": legacy,

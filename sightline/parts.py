@@ -297,6 +297,16 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class SeenSample:
+    """One training sample as the network sees it, and its label."""
+
+    image: np.ndarray  # (channels, height, width) float32, normalised; of a volume one slice
+    labels: tuple[Finding, ...] = ()  # the score is the share of a label: below 1 if labels are mixed
+    mask: np.ndarray | None = None  # (height, width): the class of every pixel, 0 is the background
+    note: str = ""  # e.g. which slice it is
+
+
+@dataclass(frozen=True)
 class PredictOptions:
     """Options of `predict`; None leaves the choice to the task."""
 
@@ -376,6 +386,14 @@ class Task(ABC):
     @abstractmethod
     def metric(self, spec: DataSpec, device: torch.device) -> Metric:
         """Return an empty metric whose counts are on `device`."""
+
+    def seen(self, batch: Batch, spec: DataSpec) -> list[SeenSample]:
+        """Return every sample of a finished training batch with its label, to be drawn."""
+        raise UsageError(f"{type(self).__name__} has no seen(), so its samples cannot be drawn")
+
+    def label_note(self) -> str:
+        """Say what the loss does to labels that `seen` does not show; "" for nothing."""
+        return ""
 
     def showing(self, options: PredictOptions) -> Task:
         """Return the task whose `predict` keeps all that these options ask to see."""

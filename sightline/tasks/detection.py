@@ -20,7 +20,7 @@ from sightline.boxes import decode
 from sightline.errors import UsageError
 from sightline.evaluate.coco_map import CocoMap
 from sightline.evaluate.nms import best_boxes
-from sightline.parts import Batch, DataSpec, Finding, Loss, PredictJob, PredictOptions, Reporter, Task
+from sightline.parts import Batch, DataSpec, Finding, Loss, PredictJob, PredictOptions, Reporter, SeenSample, Task
 from sightline.report.findings import boxes_found
 from sightline.report.predictions import Predictions
 from sightline.tasks.matching import hard_negatives, match
@@ -86,6 +86,12 @@ class Detection(Task):
     def metric(self, spec: DataSpec, device: torch.device) -> CocoMap:
         """Build the metric: COCO's twelve numbers."""
         return CocoMap(spec.classes, device)
+
+    def seen(self, batch: Batch, spec: DataSpec) -> list[SeenSample]:
+        """Return images with all of their boxes."""
+        labels = batch["labels"]
+        found = boxes_found(batch["boxes"], (labels > 0).float(), labels, spec, labels.shape[1], 1.0)
+        return [SeenSample(image.numpy(), tuple(row)) for image, row in zip(batch["image"], found, strict=True)]
 
     def showing(self, options: PredictOptions) -> Detection:
         """Keep boxes below score_threshold, or more than per_image, where they are asked for; the others stay."""

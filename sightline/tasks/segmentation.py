@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from sightline.errors import UsageError
 from sightline.evaluate.dice import Dice, dice_loss, soft_sums
 from sightline.evaluate.sliding_window import sliding_window
-from sightline.parts import Batch, DataSpec, Loss, PredictJob, Reporter, Task
+from sightline.parts import Batch, DataSpec, Loss, PredictJob, Reporter, SeenSample, Task
 from sightline.report.volumes import VolumePredictions
 
 BRATS_CLASSES = 4  # background, edema, non-enhancing tumour, enhancing tumour
@@ -119,6 +119,18 @@ class Segmentation(Task):
                 f"enhancing tumour), here are {len(spec.classes)} classes: {', '.join(spec.classes)}; use none"
             )
         return Dice(spec.classes, device, self.regions, self.voxel_loss)
+
+    def seen(self, batch: Batch, spec: DataSpec) -> list[SeenSample]:
+        """Return slices with their classes: of a volume the middle one, or where that has none the one with most."""
+        samples = []
+        for image, label in zip(batch["image"].numpy(), batch["label"].to(torch.uint8).numpy(), strict=True):
+            if label.ndim == 2:
+                samples.append(SeenSample(image, mask=label))
+                continue
+            labelled, at = (label > 0).sum((1, 2)), len(label) // 2
+            at = at if labelled[at] or not labelled.any() else int(labelled.argmax())
+            samples.append(SeenSample(image[:, at], mask=label[at], note=f"slice {at}"))
+        return samples
 
     def reporter(self, job: PredictJob) -> Reporter:
         """Write masks in the geometry of their files, and draw slices with outlines."""
