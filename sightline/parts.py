@@ -86,6 +86,19 @@ class DataSpec:
         return found
 
 
+@dataclass(frozen=True)
+class SplitFacts:
+    """Numbers of a split, as the report of a run shows them. Some are of a part of the items."""
+
+    items: int
+    kind: str = "samples"  # of the items: images, volumes
+    counted: str = ""  # what `counts` counts for each class of the spec: images, boxes, voxels
+    counts: tuple[int, ...] = ()
+    counted_in: int = 0  # items
+    sizes: tuple[tuple[int, ...], ...] = ()  # of items as they lie on disk: (depth,) height, width
+    boxes: tuple[int, ...] = ()  # of each image that was counted
+
+
 def no_numbers(epoch: int, step: int) -> Arrays:
     """Draw nothing for a batch as a whole."""
     return {}
@@ -115,6 +128,10 @@ class Dataset(ABC):
     def samples_per_item(self, global_batch: int) -> int:
         """Return how many samples one item gives: a volume gives as many slices as its share of the batch needs."""
         return 1
+
+    def facts(self, is_late: Callable[[], bool]) -> SplitFacts:
+        """Count and measure for the report of a run: at most a few hundred files, and none once it is late."""
+        return SplitFacts(len(self))
 
     @abstractmethod
     def bind(self, device: Device, global_batch: int) -> Bound:

@@ -22,6 +22,7 @@ from sightline.data.decode import decode_rgb
 from sightline.data.inputs import read_bytes
 from sightline.errors import BadData
 from sightline.files.whole import replace_text
+from sightline.report import data_facts
 from sightline.report.charts import line_chart
 from sightline.report.story import RunStory, read_story
 from sightline.report.style import STYLE
@@ -75,6 +76,7 @@ def _one(story: RunStory) -> str:
         _section("Classes", _classes(story)),
         _section("Confusions", _confusions(story)),
         _section("Most wrong samples", _samples(story)),
+        _section("Data", data_facts.section(Path(run.path))),
         _section("Command", _command(story)),
         _section("Events", _events(story)),
         _section("Environment", _pairs(_environment(story))),

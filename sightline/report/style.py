@@ -37,6 +37,10 @@ figcaption{font-size:.82rem;overflow-wrap:anywhere}
 .matrix td{padding:0;width:22px;height:22px;text-align:center;font-size:.7rem;border:1px solid var(--line)}
 .matrix th{font-weight:400;font-size:.75rem;padding:0 6px;border:0;white-space:nowrap}
 .matrix th.top{writing-mode:vertical-rl;transform:rotate(180deg);padding:4px 0}
+.bars{width:100%;max-width:820px;margin:12px 0}
+.bars td{width:33%}
+.bars i{display:inline-block;height:9px;border-radius:2px;background:var(--c0);margin-right:6px}
+.sheet img{width:100%;min-width:900px;border-radius:6px;display:block}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);border:1px solid
 var(--line);border-radius:8px;padding:10px;margin:0}
 details summary{cursor:pointer}

@@ -77,11 +77,11 @@ def test_a_page_tells_the_run_and_refers_to_nothing_outside(sightline, run: Path
     page = Page(run / "report.html")
     scores = json.loads((run / "scores-best.json").read_text())
     assert f"top1 {scores['values']['top1']:.4f}" in page.text
-    for title in ("Curves", "Classes", "Confusions", "Most wrong samples", "Command", "Events", "Environment"):
+    for title in ("Curves", "Classes", "Confusions", "Most wrong samples", "Data", "Command", "Events", "Environment"):
         assert title in page.text
     assert "Command sightline " in page.text and "ended with exit 0: finished" in page.text
     assert page.tags.count("svg") == 6 and "script" not in page.tags
-    assert page.tags.count("img") == len(page.links) == min(12, len(scores["worst"])) > 0
+    assert page.tags.count("img") == len(page.links) == min(12, len(scores["worst"])) + 1 > 1  # and samples.jpg
     assert all(link.startswith("data:image/jpeg;base64,") for link in page.links)
     assert not re.search(r"https?://|url\(|@import", (run / "report.html").read_text())
 
