@@ -18,7 +18,14 @@ from typing import get_type_hints
 from sightline import __version__, help_text, recipes, terminal, words
 from sightline.errors import BadData, Interrupted, SightlineError, UsageError
 from sightline.hardware.launch.place import is_rank_0
-from sightline.named_recipe import load_recipe, refuse_recipe_named_first, run_config, value_of, without_all_folds
+from sightline.named_recipe import (
+    load_recipe,
+    names_run,
+    refuse_recipe_named_first,
+    run_config,
+    value_of,
+    without_all_folds,
+)
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -79,15 +86,11 @@ def show(flags: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, help="the sheet; default: samples.png, of a run RUN/samples.png")
     parser.add_argument("--recipe", default="", help="your own recipe file, if the run was made with one")
     arguments, rest = parser.parse_known_args(flags)
-    target, folder = Path(rest[0] if rest else ""), None
-    if (
-        rest
-        and rest[0] not in recipes.names()
-        and target.suffix != ".py"
-        and (target.is_dir() or len(target.parts) > 1)
-    ):
-        folder = run_config(target).parent
-        rest = [*([arguments.recipe] if arguments.recipe else []), "--config", str(run_config(target)), *rest[1:]]
+    folder = Path(rest[0]) if rest and names_run(rest[0]) else None
+    if folder:
+        rest = [*filter(None, [arguments.recipe]), "--config", str(run_config(folder)), *rest[1:]]
+    elif arguments.recipe:
+        raise UsageError("--recipe is for runs that were made with your own recipe; give a run folder, or leave it out")
     recipe, run = load_recipe("show", words.expand(rest))
     from sightline.measure.show import draw_sheet
 

@@ -71,6 +71,13 @@ def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | 
     return seen.flags
 
 
+def names_run(word: str) -> bool:
+    """Return whether a word, which may name a recipe or a run folder, is the latter: also a misspelt one."""
+    if word in recipes.names() or word.startswith("-") or word.endswith(".py"):
+        return False
+    return Path(word).is_dir() or os.sep in word
+
+
 def run_config(folder: Path) -> Path:
     """Return the config file of a run folder; UsageError if it is not one."""
     if (file := folder / "config.yaml").is_file():

@@ -23,7 +23,8 @@ def draw_sheet(recipe: Recipe, run: Run, folder: Path | None = None, out: Path |
     encoder = encoder_of(path)
     data = recipe.data.in_run(folder or Path(run.out or f"runs/{recipe.name}"))
     dataset = data.open("train", recipe.train.seed)
-    bound = dataset.bind(devices.select(run.device), recipe.train.global_batch)
+    device = devices.select("auto" if folder else run.device)  # a run may come from a machine with others
+    bound = dataset.bind(device, recipe.train.global_batch)
     order = train_order_of(recipe.train, bound, World())
     bad = BadSamples(
         data.on_bad_sample,

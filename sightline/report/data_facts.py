@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FACTS, SHEET = "data.json", "samples.jpg"
 FORMAT = 1
 MAX_BYTES = 2**24  # 100,000 classes take 4 MB
-COUNT_S, DRAW_S = 0.5, 3.0  # a slow disk costs a run no more than this
+COUNT_S, DRAW_S = 0.5, 1.0  # no file is read after this; a slow disk or large volumes cost a run about as much
 MOST_VALUES = 2**24  # numbers in the images that are drawn: eight patches of 128 x 128 x 128 voxels
 CLASSES_SHOWN, ENDS_SHOWN = 30, 10
 FAILURES = (  # of data, and of a task of a user's own
@@ -120,20 +120,14 @@ def _keep_sheet(folder: Path, recipe: Recipe, bound: Bound, order: Order) -> str
     from sightline.data.loading.loader import BadSamples
     from sightline.report import samples
 
-    deadline = time.monotonic() + DRAW_S
-
-    def check() -> None:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"reading them takes more than {DRAW_S:g} s")
-
-    data = recipe.data
+    data, deadline = recipe.data, time.monotonic() + DRAW_S
     bad = BadSamples(data.on_bad_sample, data.max_bad_samples, lambda _: None)  # the training has told of them
     try:
-        drawn = samples.draw_samples(bound, order, recipe.task, bad, MOST_VALUES, check)
+        drawn = samples.draw_samples(bound, order, recipe.task, bad, MOST_VALUES, lambda: time.monotonic() > deadline)
         words = f"{drawn.words()}; seed {recipe.train.seed}"
         image = samples.sheet(drawn, f"{recipe.name}: {words}")
         packed = io.BytesIO()
-        image.save(packed, "JPEG", quality=80, subsampling=0)
+        image.save(packed, "JPEG", quality=75, subsampling=0)
         with replaced(folder / SHEET) as file:
             file.write(packed.getvalue())
     except FAILURES as error:

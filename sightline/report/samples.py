@@ -91,12 +91,18 @@ class _Draws:
         return np.array([step]), np.array([self.index])
 
 
+def never() -> bool:
+    """Return False: nobody waits."""
+    return False
+
+
 def draw_samples(
-    bound: Bound, order: Order, task: Task, bad: BadSamples, most_values: int, check: Callable[[], None] = lambda: None
+    bound: Bound, order: Order, task: Task, bad: BadSamples, most_values: int, is_late: Callable[[], bool] = never
 ) -> Drawn:
     """Load the first samples of a training on the host, as its loader does, for one sheet.
 
-    Images of all items together have about `most_values` numbers at most; `check` is called before each is loaded.
+    Images of all items together have about `most_values` numbers at most; once it is late, no batch but the first is
+    loaded.
     """
     bound = bound.on_host or bound
     comes_whole = set(bound.layout) <= bound.host_keys  # static batches: one draw, and no parts of them
@@ -107,14 +113,14 @@ def draw_samples(
     steps = 1 if bound.repeats_first else -(-items // rows)
     drawn = Drawn(bound.dataset.spec, about_labels=task.label_note())
     each = max(1, min(bound.samples_per_item, COLUMNS * (ROWS - bool(draws)) // items))
-    loaded = _loaded(bound, _FirstRows(order, rows), task, bad, steps, check)
+    loaded = _loaded(bound, _FirstRows(order, rows), task, bad, steps, is_late)
     for index, of_item in itertools.islice(loaded, items):
         chosen = np.linspace(0, len(of_item) - 1, each + 2)[1:-1].round().astype(int).tolist()
         drawn.samples.extend(_kept(of_item[at]) for at in chosen)
         drawn.names.extend([bound.dataset.name(index)] * each)
-    if draws > 1:
+    if draws > 1 and not is_late():
         first = int(order.batch(0)[1][0])
-        again = _loaded(bound, _Draws(first), task, bad, draws, check)
+        again = _loaded(bound, _Draws(first), task, bad, draws, is_late)
         drawn.draws.extend(_kept(of_item[len(of_item) // 2]) for _, of_item in again)
         if all(np.array_equal(one.image, drawn.draws[0].image) for one in drawn.draws):  # nothing is random
             drawn.draws.clear()
@@ -128,13 +134,16 @@ def _affordable(bound: Bound, most_values: int) -> int:
 
 
 def _loaded(
-    bound: Bound, order: Order, task: Task, bad: BadSamples, steps: int, check: Callable[[], None]
+    bound: Bound, order: Order, task: Task, bad: BadSamples, steps: int, is_late: Callable[[], bool]
 ) -> Iterator[tuple[int, list[SeenSample]]]:
-    """Yield the index and the samples of each item of the first steps."""
-    loader = Loader({"train": (bound, order)}, Run(workers=0), devices.select("cpu"), World(), bad, check)
+    """Yield the index and the samples of each item of the first steps, until it is late."""
+    feeds = {"train": (bound, order)}
+    loader = Loader(feeds, Run(workers=0), devices.select("cpu"), World(), bad, check_stop=lambda: None)
     try:
         loader.seek("train", 0, steps)
-        for _ in range(steps):
+        for step in range(steps):
+            if step and is_late():
+                return
             loaded = loader.next("train")
             with torch.no_grad():
                 batch = bound.finish(loaded, torch.float32)
@@ -211,14 +220,16 @@ def _flow(words: Sequence[Word], letters: Letters, width: int, most: int) -> lis
     x = 0.0
     for number, (text, colour) in enumerate(words):
         mark, rest = letters.size if colour else 0, len(words) - number - 1
-        more = letters.length(f"+{rest}") + letters.size if rest and len(lines) == most else 0
-        shown = fitting(letters.drawable(text), letters, width - mark - more)
-        if x and x + mark + letters.length(shown) > width - more:
-            if len(lines) == most:
-                lines[-1].append((x, (f"+{rest + 1}", None)))
-                break
+        shown = letters.drawable(text)
+        needed = mark + letters.length(shown)
+        if x and x + needed > width and len(lines) < most:
             lines.append([])
             x = 0.0
+        room = width - (letters.length(f"+{rest}") + letters.size if rest and len(lines) == most else 0)
+        if x and x + needed > room:
+            lines[-1].append((x, (f"+{rest + 1}", None)))
+            break
+        shown = fitting(shown, letters, room - x - mark)
         lines[-1].append((x, (shown, colour)))
         x += mark + letters.length(shown) + letters.size
     return lines

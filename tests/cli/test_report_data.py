@@ -15,10 +15,12 @@ from PIL import Image
 
 from sightline import config
 from sightline.config import Recipe
+from sightline.data.loading.loader import BadSamples
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.parts import Batch, Dataset, DataSpec, SeenSample
 from sightline.report.data_facts import FACTS, SHEET, keep_facts
+from sightline.report.samples import draw_samples
 from sightline.tasks.classification import Classification
 from sightline.train.orders import train_order_of
 
@@ -157,6 +159,16 @@ def test_slow_disks_cost_no_more_than_a_bounded_time(data: Path):
     asked = iter([False] * 3 + [True] * 9)
     facts = sets["train"].facts(lambda: next(asked))
     assert (facts.items, len(facts.sizes), sum(facts.counts)) == (76, 3, 76)
+
+
+def test_a_sheet_that_takes_long_is_drawn_from_what_was_read(data: Path):
+    recipe, sets = opened("demo_classification", f"--data.path={data}", *SMALL, "--train.global-batch=4")
+    bound = sets["train"].bind(devices.select("cpu"), 4)
+    asked = iter([False] + [True] * 9)
+    bad, order = BadSamples("fail", 0, print), train_order_of(recipe.train, bound, World())
+    drawn = draw_samples(bound, order, recipe.task, bad, 2**24, lambda: next(asked))
+    assert len(drawn.samples) == 8 and drawn.draws == []  # two batches
+    assert drawn.names == [sets["train"].name(index) for step in (0, 1) for index in order.batch(step)[1].tolist()]
 
 
 def test_boxes_are_counted(shared_data: Path, tmp_path: Path):

@@ -157,7 +157,7 @@ def test_patches_of_volumes_are_drawn(sightline, tmp_path: Path):
 def test_a_run_is_shown_with_its_own_fields_and_split(sightline, shapes: Path, tmp_path: Path):
     run, flags = tmp_path / "run", [f"--data.path={shapes / 'train'}", *SMALL, "--train.seed=5"]
     (run / "checkpoints" / "ckpt-00000001").mkdir(parents=True)
-    recipe, where = config.load(NAME, [*flags, "--train.global-batch=16"])
+    recipe, where = config.load(NAME, [*flags, "--train.global-batch=16", "--run.device=hpu"])
     (run / "config.yaml").write_text(config.dump(*config.at_absolute_paths(recipe, where)))
     kept = recipe.data.open("train", 5).kept["split.json"]
     names = json.loads(kept)["val"]
@@ -175,6 +175,8 @@ def test_a_run_is_shown_with_its_own_fields_and_split(sightline, shapes: Path, t
 def test_wrong_words_get_the_usual_errors(sightline, shapes: Path, tmp_path: Path):
     for words, reason in (
         (["show"], "show what? Known: "),
+        (["show", f"--data.path={shapes}", NAME], "show what? Known: "),
+        (["show", NAME, "--recipe", "own.py"], "--recipe is for runs that were made with your own recipe"),
         (["show", "resnet51"], "unknown recipe 'resnet51'; did you mean 'resnet50'"),
         (
             ["show", tmp_path],
