@@ -232,7 +232,8 @@ class SegmentationDataset(Dataset):
             with contextlib.suppress(BadSample):
                 label = self.source.label(index)
                 _check_label(self.source, index, label)
-                counts += np.bincount(label.reshape(-1), minlength=len(counts))
+                for plane in label:  # one by one: NumPy counts in eight times their memory
+                    counts += np.bincount(plane.reshape(-1), minlength=len(counts))
                 counted += 1
         sizes, per_class = tuple(map(tuple, self.shapes.tolist())), tuple(counts.tolist())
         return SplitFacts(len(self.shapes), "volumes", "voxels", per_class, counted, sizes)

@@ -111,8 +111,10 @@ def _row(facts: SplitFacts) -> SplitRow:
 
 def _network(spec: DataSpec) -> str:
     """Say what the network is given."""
-    spacing = f", voxels of {' x '.join(f'{mm:.4g}' for mm in spec.spacing)} mm" if spec.spacing else ""
-    return f"{' x '.join(map(str, spec.size))}, {spec.channels} channel{'s' * (spec.channels > 1)}{spacing}"
+    way = 1 if len(spec.size) > 2 else -1  # width first, as sizes of image files are shown
+    sides, spacing = (" x ".join(f"{each:.5g}" for each in values[::way]) for values in (spec.size, spec.spacing))
+    voxels = f", voxels of {spacing} mm" if spacing else ""
+    return f"{sides}, {spec.channels} channel{'s' * (spec.channels > 1)}{voxels}"
 
 
 def _keep_sheet(folder: Path, recipe: Recipe, bound: Bound, order: Order) -> str:
@@ -123,6 +125,7 @@ def _keep_sheet(folder: Path, recipe: Recipe, bound: Bound, order: Order) -> str
     data, deadline = recipe.data, time.monotonic() + DRAW_S
     bad = BadSamples(data.on_bad_sample, data.max_bad_samples, lambda _: None)  # the training has told of them
     try:
+        (folder / SHEET).unlink(missing_ok=True)  # of other data
         drawn = samples.draw_samples(bound, order, recipe.task, bad, MOST_VALUES, lambda: time.monotonic() > deadline)
         words = f"{drawn.words()}; seed {recipe.train.seed}"
         image = samples.sheet(drawn, f"{recipe.name}: {words}")

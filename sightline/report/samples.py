@@ -54,7 +54,8 @@ class Drawn:
     def words(self) -> str:
         """Say in words what is drawn."""
         each = "image" if len(self.spec.size) == 2 else "patch"
-        sides = " x ".join(map(str, self.samples[0].image.shape[1:] if each == "image" else self.spec.size))
+        # Width first; of a patch slices, rows and columns.
+        sides = " x ".join(map(str, self.samples[0].image.shape[:0:-1] if each == "image" else self.spec.size))
         said = [f"{len(self.samples)} training {each}{'es' if each == 'patch' else 's'} of {sides}"]
         if self.draws:
             said.append(f"the first row is one {each} augmented {len(self.draws)} times")
