@@ -18,7 +18,14 @@ from typing import get_type_hints
 from sightline import __version__, help_text, recipes, terminal, words
 from sightline.errors import BadData, Interrupted, SightlineError, UsageError
 from sightline.hardware.launch.place import is_rank_0
-from sightline.named_recipe import load_recipe, refuse_recipe_named_first, value_of, without_all_folds
+from sightline.named_recipe import (
+    load_recipe,
+    names_run,
+    refuse_recipe_named_first,
+    run_config,
+    value_of,
+    without_all_folds,
+)
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -71,6 +78,24 @@ def check(flags: Sequence[str]) -> None:
     print(report.as_json() if arguments.json else report.as_text())
     if report.problems:
         raise BadData(f"{len(report.problems)} problems; fix what is listed above")
+
+
+def show(flags: Sequence[str]) -> None:
+    """Draw training samples as the network sees them, with labels: `sightline show resnet50 --data.path DIR`"""
+    parser = _parser("show", show, "RECIPE|RUN [--out FILE] [--recipe FILE] [--part.field VALUE ...]")
+    parser.add_argument("--out", type=Path, help="the sheet; default: samples.png, of a run RUN/samples.png")
+    parser.add_argument("--recipe", default="", help="your own recipe file, if the run was made with one")
+    arguments, rest = parser.parse_known_args(flags)
+    folder = Path(rest[0]) if rest and names_run(rest[0]) else None
+    if folder:
+        rest = [*filter(None, [arguments.recipe]), "--config", str(run_config(folder)), *rest[1:]]
+    elif arguments.recipe:
+        raise UsageError("--recipe is for runs that were made with your own recipe; give a run folder, or leave it out")
+    recipe, run = load_recipe("show", words.expand(rest))
+    from sightline.measure.show import draw_sheet
+
+    path, said = draw_sheet(recipe, run, folder, arguments.out)
+    print(f"wrote {path}: {said}")
 
 
 def train(flags: Sequence[str]) -> None:
@@ -325,6 +350,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "inspect": inspect,
     "prepare": prepare,
     "check": check,
+    "show": show,
     "doctor": doctor,
     "migrate": migrate,
     "legacy": legacy,

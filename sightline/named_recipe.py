@@ -14,7 +14,13 @@ from sightline.hardware import launch
 if TYPE_CHECKING:
     from sightline.config import Recipe, Run
 
-NEEDS_BATCH = ("benchmark", "evaluate", "inspect")  # commands that use train.global_batch, which no run has measured
+TELLS_DATA = ("train", "show")  # commands that begin with a line about the data
+NEEDS_BATCH = (
+    "benchmark",
+    "evaluate",
+    "inspect",
+    "show",
+)  # commands that use train.global_batch, which no run has measured
 
 
 def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
@@ -50,19 +56,34 @@ def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
 
 
 def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | None) -> list[str]:
-    """Look at the data, say in one line what `train` found there, and return flags for what they decide."""
+    """Look at the data, say what was found there (`train`, `show`), and return flags for what they decide."""
     from sightline.data import found  # needs NumPy, which refused words need not wait for
 
     is_rank = launch.detect(os.environ) is not None
     try:
         seen = found.of_recipe(name, flags, file)
     except SightlineError:
-        if command == "train" and not is_rank:
+        if command in TELLS_DATA and not is_rank:
             raise
         return []  # `check` lists all that is wrong, ranks fail together later, and data may be on another host
-    if command == "train" and seen.line and not is_rank:
+    if command in TELLS_DATA and seen.line and not is_rank:
         terminal.say(seen.line)
     return seen.flags
+
+
+def names_run(word: str) -> bool:
+    """Return whether a word, which may name a recipe or a run folder, is the latter: also a misspelt one."""
+    if word in recipes.names() or word.startswith("-") or word.endswith(".py"):
+        return False
+    return Path(word).is_dir() or os.sep in word
+
+
+def run_config(folder: Path) -> Path:
+    """Return the config file of a run folder; UsageError if it is not one."""
+    if (file := folder / "config.yaml").is_file():
+        return file
+    what = "is not a run folder" if folder.is_dir() else "does not exist"
+    raise UsageError(f"{folder} {what}; give a recipe, or a folder that `sightline train` wrote, e.g. runs/resnet50")
 
 
 def refuse_recipe_named_first(flags: Sequence[str]) -> None:

@@ -87,6 +87,19 @@ class DataSpec:
         return found
 
 
+@dataclass(frozen=True)
+class SplitFacts:
+    """Numbers of a split, as the report of a run shows them. Some are of a part of the items."""
+
+    items: int
+    kind: str = "samples"  # of the items: images, volumes
+    counted: str = ""  # what `counts` counts for each class of the spec: images, boxes, voxels
+    counts: tuple[int, ...] = ()
+    counted_in: int = 0  # items
+    sizes: tuple[tuple[int, ...], ...] = ()  # of items as they lie on disk: (depth,) height, width
+    boxes: tuple[int, ...] = ()  # of each image that was counted
+
+
 def no_numbers(epoch: int, step: int) -> Arrays:
     """Draw nothing for a batch as a whole."""
     return {}
@@ -116,6 +129,10 @@ class Dataset(ABC):
     def samples_per_item(self, global_batch: int) -> int:
         """Return how many samples one item gives: a volume gives as many slices as its share of the batch needs."""
         return 1
+
+    def facts(self, is_late: Callable[[], bool]) -> SplitFacts:
+        """Count and measure for the report of a run: at most a few hundred files, and none once it is late."""
+        return SplitFacts(len(self))
 
     @abstractmethod
     def bind(self, device: Device, global_batch: int) -> Bound:
@@ -298,6 +315,16 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class SeenSample:
+    """One training sample as the network sees it, and its label."""
+
+    image: np.ndarray  # (channels, height, width) float32, normalised; of a volume one slice
+    labels: tuple[Finding, ...] = ()  # the score is the share of a label: below 1 if labels are mixed
+    mask: np.ndarray | None = None  # (height, width): the class of every pixel, 0 is the background
+    note: str = ""  # e.g. which slice it is
+
+
+@dataclass(frozen=True)
 class PredictOptions:
     """Options of `predict`; None leaves the choice to the task."""
 
@@ -388,6 +415,14 @@ class Task(ABC):
     def drawn_colours(self, spec: DataSpec) -> dict[str, str]:
         """Return the colours of classes in drawings that do not name them."""
         return {}
+
+    def seen(self, batch: Batch, spec: DataSpec) -> list[SeenSample]:
+        """Return every sample of a finished training batch with its label, to be drawn."""
+        raise UsageError(f"{type(self).__name__} has no seen(), so its samples cannot be drawn")
+
+    def label_note(self) -> str:
+        """Say what the loss does to labels that `seen` does not show; "" for nothing."""
+        return ""
 
     def showing(self, options: PredictOptions) -> Task:
         """Return the task whose `predict` keeps all that these options ask to see."""

@@ -25,7 +25,7 @@ ALIASES = {
 }
 NEAR = 0.7  # ratio of difflib from which two words count as near
 SHOWN = 3  # most flags that a suggestion names
-OPENS_DATA = ("train", "check", "evaluate")  # commands that read --data.path on this machine
+OPENS_DATA = ("train", "check", "evaluate", "show")  # commands that read --data.path on this machine
 
 
 def expand(flags: Sequence[str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,12 +15,12 @@ from sightline.data.augment import batched, with_fields_of
 from sightline.data.augment.classification import Augmentation, AugmentFields, Params
 from sightline.data.check.images import Report, check_images
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
-from sightline.data.sources import Sample, Source, SourceOptions, open_source
+from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread
 from sightline.data.sources.named_files import FilesSource
 from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
-from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Layout, Split, undecisive
+from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Layout, Split, SplitFacts, undecisive
 from sightline.terminal.progress import Progress
 
 BACKGROUND = "background"
@@ -28,6 +29,7 @@ ENCODED_ROOM = 256 * 1024
 # Most pixels of an image that the device decodes, 48 MB: blank images have 500 pixels per byte, and a batch of them
 # would fill the device's memory.
 DEVICE_PIXELS = 2**24
+MOST_SIZES = 200  # images whose sizes the report of a run is made from
 
 
 @dataclass(frozen=True)
@@ -146,12 +148,20 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
 
     def class_weight(self, source: Source) -> np.ndarray:
         """Return the weight of every class, (classes,) float32; one that tells nothing (no images, or all) has 1."""
-        known = source.labels[(source.labels >= 0) & (source.labels < len(source.classes))]  # others are damaged
-        counts = np.bincount(known, minlength=len(source.classes))
-        expected = len(source) - counts if source.is_multi_label else len(known) / np.count_nonzero(counts)
+        counts = _images_per_class(source)
+        expected = len(source) - counts if source.is_multi_label else counts.sum() / np.count_nonzero(counts)
         weight = np.where(counts * expected > 0, expected / np.maximum(counts, 1), 1.0)
-        around = {"none": (0, 0), "first": (1, 0), "last": (0, 1)}[self.background]
-        return np.pad(weight, around, constant_values=1.0).astype(np.float32)
+        return np.pad(weight, self.around_classes, constant_values=1.0).astype(np.float32)
+
+    @property
+    def around_classes(self) -> tuple[int, int]:
+        """Classes that the network has before and after those of the files."""
+        return {"none": (0, 0), "first": (1, 0), "last": (0, 1)}[self.background]
+
+
+def _images_per_class(source: Source) -> np.ndarray:
+    known = source.labels[(source.labels >= 0) & (source.labels < len(source.classes))]  # others are damaged
+    return np.bincount(known, minlength=len(source.classes))
 
 
 def _fits_device(data: bytes | np.ndarray, header: Header) -> bool:
@@ -191,6 +201,19 @@ class ClassificationDataset(Dataset):
 
     def name(self, index: int) -> str:
         return self.source.name(index)
+
+    def facts(self, is_late: Callable[[], bool]) -> SplitFacts:
+        """Count the images of every class; read the sizes of some."""
+        counts = np.pad(_images_per_class(self.source), self.config.around_classes)
+        sizes = []
+        for index in spread(len(self), MOST_SIZES):
+            if is_late():
+                break
+            with contextlib.suppress(BadSample):
+                sample, header = self._read(index)
+                height, width = (header.shape if header else np.shape(sample.data))[:2]
+                sizes.append((height, width))
+        return SplitFacts(len(self), "images", "images", tuple(counts.tolist()), len(self), tuple(sizes))
 
     def bind(self, device: Device, global_batch: int) -> Bound:
         """Bind to the device's JPEG decoder where `data.decoder` asks for it and the device has one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,15 @@ from sightline.data.decode import decode_rgb, read_header
 from sightline.data.formats.coco import usable
 from sightline.data.loading.cache import ImageCache, decide
 from sightline.data.loading.static import StaticDataset
-from sightline.data.sources import BoxSource, Objects, SourceOptions, open_boxes
+from sightline.data.sources import BoxSource, Objects, SourceOptions, open_boxes, spread
 from sightline.data.sources.named_files import BoxFilesSource
 from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
-from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Split, undecisive
+from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Split, SplitFacts, undecisive
 from sightline.terminal.progress import Progress
+
+MOST_COUNTED = 2000  # images whose boxes and sizes the report of a run is made from
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,20 @@ class DetectionDataset(Dataset):
 
     def name(self, index: int) -> str:
         return self.source.name(index)
+
+    def facts(self, is_late: Callable[[], bool]) -> SplitFacts:
+        """Count the boxes of every class in some images, whose sizes are annotated."""
+        counts = np.zeros(len(self.spec.classes) + 1, np.int64)
+        sizes, boxes = [], []
+        for index in spread(len(self), MOST_COUNTED):
+            if is_late():
+                break
+            found = self.source.objects(index)
+            counts += np.bincount(found.labels, minlength=len(counts))
+            sizes.append((found.height, found.width))
+            boxes.append(len(found.labels))
+        per_class = tuple(counts[1:].tolist())
+        return SplitFacts(len(self), "images", "boxes", per_class, len(boxes), tuple(sizes), tuple(boxes))
 
     def bind(self, device: Device, global_batch: int) -> Bound:
         """Decide whether encoded images are kept in memory, and whether the first batch is repeated."""

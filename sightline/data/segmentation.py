@@ -6,8 +6,9 @@ many samples. A 3D network sees patches: a training item is one of them.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from sightline.data.augment.segmentation import CARRIED, Augmentation, AugmentFi
 from sightline.data.check.images import Report
 from sightline.data.check.volumes import check_volumes
 from sightline.data.loading.cache import VolumeCache, decide
-from sightline.data.sources import VolumeSource, open_volumes
+from sightline.data.sources import VolumeSource, open_volumes, spread
 from sightline.data.sources import decathlon as prepared
 from sightline.data.sources.layouts import IMAGES
 from sightline.data.volumes import decathlon
@@ -30,7 +31,7 @@ from sightline.data.volumes.inputs import VolumeFiles
 from sightline.data.volumes.raw import describe_raw, find_raw, labelled_files, remedy
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
-from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Layout, Split, undecisive
+from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Layout, Split, SplitFacts, undecisive
 from sightline.terminal.progress import Progress
 
 # Number of labelled volumes of each task of the Decathlon.
@@ -38,6 +39,7 @@ LABELLED = {
     "01": 484, "02": 20, "03": 131, "04": 260, "05": 32, "06": 63, "07": 281, "08": 303, "09": 41, "10": 126,
 }  # fmt: skip
 _LARGEST_CACHED = 2**32 - 1  # bytes of one volume
+_MOST_COUNTED, _MOST_VOXELS = 20, 2**25  # volumes, and their voxels, that the report of a run counts
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,22 @@ class SegmentationDataset(Dataset):
             return self.source.name(index)
         volume, place = self._slice(index)
         return f"{self.source.name(volume)} slice {place}"
+
+    def facts(self, is_late: Callable[[], bool]) -> SplitFacts:
+        """Count the voxels of every class in some volumes."""
+        counts, counted, voxels = np.zeros(len(self.spec.classes), np.int64), 0, 0
+        for index in spread(len(self.shapes), _MOST_COUNTED):
+            voxels += int(self.shapes[index].prod())
+            if is_late() or (counted and voxels > _MOST_VOXELS):
+                break
+            with contextlib.suppress(BadSample):
+                label = self.source.label(index)
+                _check_label(self.source, index, label)
+                for plane in label:  # one by one: NumPy counts in eight times their memory
+                    counts += np.bincount(plane.reshape(-1), minlength=len(counts))
+                counted += 1
+        sizes, per_class = tuple(map(tuple, self.shapes.tolist())), tuple(counts.tolist())
+        return SplitFacts(len(self.shapes), "volumes", "voxels", per_class, counted, sizes)
 
     def samples_per_item(self, global_batch: int) -> int:
         if not self.is_training or self.config.dim == 3:

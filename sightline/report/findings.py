@@ -19,6 +19,14 @@ def labels_found(logits: Tensor, spec: DataSpec, top: int, threshold: float) -> 
     return _most_probable(logits.float().sigmoid(), spec, top, threshold)
 
 
+def labels_of(parts: Tensor, spec: DataSpec) -> list[list[Finding]]:
+    """Return the classes of each sample, the largest part first; `parts` (batch, classes) are 0 for all others."""
+    found = [
+        [Finding(spec.classes[at], at, row[at].item()) for at in row.nonzero().flatten().tolist()] for row in parts
+    ]
+    return [sorted(row, key=lambda label: -label.score) for row in found]
+
+
 def _most_probable(probabilities: Tensor, spec: DataSpec, top: int, threshold: float) -> list[list[Finding]]:
     scores, labels = probabilities.topk(min(top, probabilities.shape[1]))  # (batch, top)
     return [

@@ -13,6 +13,7 @@ from typing import Any
 
 from sightline import __version__
 from sightline.files.whole import replace_text
+from sightline.report import data_facts
 from sightline.report.charts import COLOURS, line_chart
 from sightline.report.html import anchor, bar, card, folded, is_score, pairs, section, table, text
 from sightline.report.most_wrong import most_wrong
@@ -66,6 +67,7 @@ def _one(story: RunStory, name: str, image_bytes: int, is_whole: bool = True) ->
         "Classes": classes(story),
         "Confusions": confusions(story),
         "Scores": all_values(story),
+        "Data": data_facts.section(Path(run.path)),
         "Command": _command(story),
         "Events": _events(story),
         "Environment": pairs(_environment(story)),

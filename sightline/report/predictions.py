@@ -28,7 +28,7 @@ TABLE = "predictions.csv"
 TableRow = dict[str, str | int | float]
 FORMAT = 1
 # Full colour at every pixel: halved, thin red lines and small letters blur.
-_ENCODERS: dict[str, dict[str, Any]] = {
+ENCODERS: dict[str, dict[str, Any]] = {
     ".jpg": {"format": "JPEG", "quality": 92, "subsampling": 0},
     ".jpeg": {"format": "JPEG", "quality": 92, "subsampling": 0},
     ".png": {"format": "PNG", "compress_level": 4},
@@ -126,7 +126,7 @@ class Predictions(ResultFolder):
         row["found"] = [_as_json(finding, width, height) for finding in findings]
         if pixels is not None:
             row["picture"] = self._drawings[name]
-            drawing, encoder = draw(pixels, findings), _ENCODERS[Path(self._drawings[name]).suffix.lower()]
+            drawing, encoder = draw(pixels, findings), ENCODERS[Path(self._drawings[name]).suffix.lower()]
             self.replace(self._drawings[name], lambda path: drawing.save(path, **encoder))
         self._rows[name] = row
         for line in as_lines(row):
@@ -168,7 +168,7 @@ def _as_json(finding: Finding, width: int, height: int) -> dict[str, Any]:
 
 
 def _drawing_names(files: Mapping[str, Path]) -> dict[str, str]:
-    names = {name: name if Path(name).suffix.lower() in _ENCODERS else f"{name}.png" for name in files}
+    names = {name: name if Path(name).suffix.lower() in ENCODERS else f"{name}.png" for name in files}
     if len(set(names.values())) < len(names):  # "x" beside "x.png"
         names = {name: f"{name}.png" for name in files}
     return names

@@ -58,7 +58,7 @@ def contact_sheet(look: Look) -> Image.Image:
         grey = np.clip((look.image[cut].astype(np.float32) - low) / (high - low), 0, 1)
         tile = Image.fromarray((grey * 255).astype(np.uint8)[turns]).resize(size, Image.Resampling.BICUBIC)
         label = None if look.label is None else look.label[cut][turns]
-        tiles.append(_captioned(_outlined(tile.convert("RGB"), look.mask[cut][turns], label), number, marks))
+        tiles.append(_captioned(outlined(tile.convert("RGB"), look.mask[cut][turns], label), number, marks))
     return _with_legend(tiles, look)
 
 
@@ -68,7 +68,7 @@ def outlined_image(pixels: np.ndarray, look: Look) -> Image.Image:
     scale = min(max(1.0, TILE / max(height, width)), _LONGEST / max(height, width))
     size = max(48, round(width * scale)), max(48, round(height * scale))
     tile = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
-    drawn = _outlined(tile, look.mask[0], None if look.label is None else look.label[0])
+    drawn = outlined(tile, look.mask[0], None if look.label is None else look.label[0])
     return _with_legend([drawn], look, is_image=True)
 
 
@@ -128,7 +128,7 @@ def _window(image: np.ndarray) -> tuple[float, float]:
     return low, max(high, low + 1e-6 * max(1.0, abs(low)))
 
 
-def _outlined(tile: Image.Image, mask: np.ndarray, label: np.ndarray | None) -> Image.Image:
+def outlined(tile: Image.Image, mask: np.ndarray, label: np.ndarray | None) -> Image.Image:
     """Draw the prediction as lines inside its edge; a label as hairlines outside of its own, so that both show."""
     fine = tile.width * _FINE, tile.height * _FINE
     lines = []

@@ -69,6 +69,10 @@ pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--card);border:1p
   padding:10px;margin:0}
 details{margin-top:8px}
 summary{cursor:pointer}
+.bars{width:100%;max-width:820px;margin:12px 0}
+.bars td{width:33%}
+.bars i{display:inline-block;height:9px;border-radius:2px;background:var(--c0);margin-right:6px}
+.sheet img{width:100%;min-width:900px;border-radius:6px;display:block}
 .bad{color:var(--c7)}
 @media(max-width:560px){svg text{font-size:19px}
   .samples.wide .tiles span{flex-basis:100%;max-width:none}.big div{flex:1 1 40%;padding:8px 12px}

@@ -28,9 +28,9 @@ from torch.nn import functional as F
 from sightline.errors import UsageError
 from sightline.evaluate.average_precision import AveragePrecision, binary_loss
 from sightline.evaluate.topk import TopK
-from sightline.parts import Batch, DataSpec, Drawing, Finding, Loss, Metric, PredictJob, Reporter, Task
+from sightline.parts import Batch, DataSpec, Drawing, Finding, Loss, Metric, PredictJob, Reporter, SeenSample, Task
 from sightline.report.beside import image_alone
-from sightline.report.findings import classes_found, labels_found
+from sightline.report.findings import classes_found, labels_found, labels_of
 from sightline.report.predictions import Predictions
 
 
@@ -96,6 +96,20 @@ class Classification(Task):
     ) -> list[Drawing]:
         """Draw the images; the scores name their classes."""
         return [image_alone(image.float().cpu().numpy(), spec) for image in batch["image"][:count]]
+
+    def seen(self, batch: Batch, spec: DataSpec) -> list[SeenSample]:
+        """Return images with their classes, with those of the partner too where they are mixed."""
+        label, share = batch["label"], _share(batch)
+        parts = label.float() if label.ndim > 1 else F.one_hot(label, len(spec.classes)).float()  # (batch, classes)
+        if share is not None:
+            share = share[:, None] if share.ndim else share
+            parts = share * parts + (1 - share) * _partners(parts, batch)
+        found = labels_of(parts, spec)
+        return [SeenSample(image.numpy(), tuple(row)) for image, row in zip(batch["image"], found, strict=True)]
+
+    def label_note(self) -> str:
+        """Say that labels are smoothed."""
+        return f"label smoothing {self.label_smoothing:g}" if self.label_smoothing else ""
 
     def findings(
         self, predictions: Mapping[str, Tensor], spec: DataSpec, top: int | None, threshold: float | None

@@ -20,7 +20,18 @@ from sightline.boxes import decode
 from sightline.errors import UsageError
 from sightline.evaluate.coco_map import CocoMap
 from sightline.evaluate.nms import best_boxes
-from sightline.parts import Batch, DataSpec, Drawing, Finding, Loss, PredictJob, PredictOptions, Reporter, Task
+from sightline.parts import (
+    Batch,
+    DataSpec,
+    Drawing,
+    Finding,
+    Loss,
+    PredictJob,
+    PredictOptions,
+    Reporter,
+    SeenSample,
+    Task,
+)
 from sightline.report.beside import boxes_beside
 from sightline.report.findings import boxes_found, true_boxes
 from sightline.report.predictions import Predictions
@@ -98,6 +109,12 @@ class Detection(Task):
         sides = list(zip(batch["height"].tolist(), batch["width"].tolist(), strict=True))
         images = batch["image"].float().cpu().numpy()
         return [boxes_beside(images[n], sides[n], truths[n], found[n], spec) for n in range(count)]
+
+    def seen(self, batch: Batch, spec: DataSpec) -> list[SeenSample]:
+        """Return images with all of their boxes."""
+        labels = batch["labels"]
+        found = boxes_found(batch["boxes"], (labels > 0).float(), labels, spec, labels.shape[1], 1.0)
+        return [SeenSample(image.numpy(), tuple(row)) for image, row in zip(batch["image"], found, strict=True)]
 
     def showing(self, options: PredictOptions) -> Detection:
         """Keep boxes below score_threshold, or more than per_image, where they are asked for; the others stay."""

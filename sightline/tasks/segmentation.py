@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from sightline.errors import UsageError
 from sightline.evaluate.dice import Dice, dice_loss, soft_sums, within
 from sightline.evaluate.sliding_window import sliding_window
-from sightline.parts import Batch, DataSpec, Drawing, Loss, PredictJob, Reporter, Task
+from sightline.parts import Batch, DataSpec, Drawing, Loss, PredictJob, Reporter, SeenSample, Task
 from sightline.report.beside import mask_colours, masks_beside
 from sightline.report.volumes import VolumePredictions
 
@@ -141,6 +141,18 @@ class Segmentation(Task):
     def drawn_colours(self, spec: DataSpec) -> dict[str, str]:
         """Return the colours of the outlines."""
         return mask_colours(spec.classes)
+
+    def seen(self, batch: Batch, spec: DataSpec) -> list[SeenSample]:
+        """Return slices with their classes: of a volume the middle one, or where that has none the one with most."""
+        samples = []
+        for image, label in zip(batch["image"].numpy(), batch["label"].to(torch.uint8).numpy(), strict=True):
+            if label.ndim == 2:
+                samples.append(SeenSample(image, mask=label))
+                continue
+            labelled, at = (label > 0).sum((1, 2)), len(label) // 2
+            at = at if labelled[at] or not labelled.any() else int(labelled.argmax())
+            samples.append(SeenSample(image[:, at], mask=label[at], note=f"slice {at}"))
+        return samples
 
     def reporter(self, job: PredictJob) -> Reporter:
         """Write masks in the geometry of their files, and draw slices with outlines."""

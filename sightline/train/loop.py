@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Feeds, Loader
+from sightline.data.loading.order import TrainOrder
 from sightline.errors import Diverged, Interrupted
 from sightline.evaluate.run import evaluate
 from sightline.evaluate.worst import draw_worst
@@ -18,7 +20,8 @@ from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure.profile import ProfileWindow, parse_window
-from sightline.parts import Dataset, Scores
+from sightline.parts import Bound, Dataset, Scores
+from sightline.report.data_facts import keep_facts
 from sightline.runs.environment import environment
 from sightline.runs.folder import SCORES
 from sightline.runs.log import RunLog
@@ -123,8 +126,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 if line := meter.read_epoch():
                     log.epoch(progress.epoch, progress.step, line)
                 found: Scores | None = None
-                is_whole = progress.step == epoch_end  # max_steps may end within an epoch
-                epochs_done = progress.epoch + is_whole
+                epochs_done = progress.epoch + (is_whole := progress.step == epoch_end)  # max_steps may end within one
                 is_planned = is_whole and cfg.evaluates_after(epochs_done)
                 # A run that is over is evaluated too: patience may end it in an epoch without an evaluation.
                 ends = progress.step == steps or bool(_why_over(recipe, progress, epochs_done, length))
@@ -146,6 +148,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 progress.epoch = epochs_done
                 over = _why_over(recipe, progress, epochs_done, length)
                 saver.save_epoch(bool(over))
+                _keep_facts(recipe, sets, bound["train"], order, log)
                 _refuse_diverged(recipe, progress)
                 meter.start_epoch()
             log.finished(over, progress.scored_step, times)
@@ -176,6 +179,12 @@ def _write_facts(
     for name, text in data.kept.items():
         if not resumed or not (log.folder.path / name).exists():
             log.folder.write(name, text)
+
+
+def _keep_facts(recipe: Recipe, sets: Mapping[str, Dataset], bound: Bound, order: TrainOrder, log: RunLog) -> None:
+    """Count and draw the data once, on rank 0, for the report; after an epoch, so that no step waits for it."""
+    if log.folder.is_main and (why := keep_facts(log.folder.path, recipe, sets, bound, order)):
+        log.warn(why)
 
 
 def _at_its_epoch(progress: TrainProgress, length: RunLength) -> TrainProgress:

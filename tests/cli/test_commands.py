@@ -187,6 +187,7 @@ def test_doctor(sightline, tmp_path: Path):
 def test_train_leaves_a_run_folder(trained: Path):
     names = {path.name for path in trained.iterdir()}
     assert {"config.yaml", "environment.json", "log.jsonl", "scores.json", "exit.json", "checkpoints"} <= names
+    assert {"data.json", "samples.jpg"} <= names
     assert json.loads((trained / "exit.json").read_text())["code"] == 0
     first = json.loads((trained / "log.jsonl").read_text().splitlines()[0])
     assert (first["event"], first["schema"]) == ("log", 1)

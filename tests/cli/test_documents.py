@@ -357,9 +357,9 @@ def tiny(words: list[str]) -> list[str]:
         return PREPARE[words[1]] + shards
     if words[0] in ("evaluate", "predict") and words[1] not in recipes.names():
         return HERE if Path(words[1], "config.yaml").exists() else []
-    if words[0] not in ("train", "evaluate", "check", "benchmark") or "--help" in words:
+    if words[0] not in ("train", "evaluate", "check", "show", "benchmark") or "--help" in words:
         return []
-    if words[0] == "check":
+    if words[0] in ("check", "show"):
         return ["--data.classes=0", "--run.workers=0"] if "unet2d" not in words else ["--run.workers=0"]
     recipe = recipes.find(words[1]).recipe() if not words[1].startswith("--") else None
     parts = [getattr(recipe, part.name) for part in fields(recipe)[1:]] if recipe else []

@@ -161,6 +161,8 @@ def test_wrong_words_are_refused_before_torch_is_imported(tmp_path: Path):
         ["train", NAME, "--bath-size", "3"],
         ["train", NAME, "--data", "gone"],
         ["check", NAME, "--data.path=gone"],
+        ["show", NAME, "--data.path=gone"],
+        ["show", "runs/gone"],
         ["train", NAME, "--help-all", "gone"],
     ]
     code = (

@@ -17,7 +17,7 @@ from sightline.report.charts import line_chart
 from sightline.report.html import anchor
 
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--run.workers=0"]
-TITLES = ("Curves", "Most wrong samples", "Classes", "Confusions", "Scores", "Command", "Events", "Environment")
+TITLES = ("Curves", "Most wrong samples", "Classes", "Confusions", "Scores", "Data", "Command", "Events", "Environment")
 TITLES += ("Configuration",)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -105,7 +105,7 @@ def test_a_page_tells_the_run_and_refers_to_nothing_outside(sightline, run: Path
     ):
         assert chart in page.text
     assert page.tags.count("svg") == 8 and "script" not in page.tags
-    assert page.tags.count("img") == len(page.images) == min(12, len(scores["worst"])) > 0
+    assert page.tags.count("img") == len(page.images) == min(12, len(scores["worst"])) + 1 > 1  # and samples.jpg
     assert len(page.links) == len(page.images) + len(TITLES)
     assert not page.refreshes and "at work when" not in page.text
     assert not re.search(r"https?://|url\(|@import", (run / "report.html").read_text())

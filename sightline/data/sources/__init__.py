@@ -133,6 +133,11 @@ class VolumeSource(ABC):
         """Return (depth, height, width) uint8, in the same way."""
 
 
+def spread(count: int, most: int) -> list[int]:
+    """Return at most `most` indices of so many samples, evenly from the first to the last."""
+    return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(int)).tolist()
+
+
 def kinds(opener: str = "open_source") -> list[str]:
     """Return all kinds of source that have this function: files of this folder, of which some only serve others."""
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))

@@ -1,0 +1,38 @@
+"""`sightline show`: open the training data of a recipe or a run and draw its first samples. Builds no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sightline import terminal
+from sightline.config import Recipe, Run
+from sightline.data.loading.loader import BadSamples
+from sightline.files.whole import write_whole
+from sightline.hardware import devices
+from sightline.hardware.world import World
+from sightline.report.samples import draw_samples, encoder_of, sheet
+from sightline.train.orders import train_order_of
+
+FILE = "samples.png"
+MOST_VALUES = 2**27  # sixteen patches of 128 x 128 x 128 voxels with four channels take some seconds
+
+
+def draw_sheet(recipe: Recipe, run: Run, folder: Path | None = None, out: Path | None = None) -> tuple[Path, str]:
+    """Write the sheet of a recipe, or of the run in `folder`; return where it lies, and what is on it in words."""
+    path = out or (folder / FILE if folder else Path(FILE))
+    encoder = encoder_of(path)
+    data = recipe.data.in_run(folder or Path(run.out or f"runs/{recipe.name}"))
+    dataset = data.open("train", recipe.train.seed)
+    device = devices.select("auto" if folder else run.device)  # a run may come from a machine with others
+    bound = dataset.bind(device, recipe.train.global_batch)
+    order = train_order_of(recipe.train, bound, World())
+    bad = BadSamples(
+        data.on_bad_sample,
+        data.max_bad_samples,
+        lambda each: terminal.say(f"warning: sample skipped: {each.name}: {each.reason}"),
+    )
+    drawn = draw_samples(bound, order, recipe.task.for_data(dataset.spec), bad, MOST_VALUES)
+    said = f"{drawn.words()}; seed {recipe.train.seed}"
+    image = sheet(drawn, f"{recipe.name}: {said}")
+    write_whole(path, lambda temporary: image.save(temporary, **encoder))
+    return path, said
