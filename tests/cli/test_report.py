@@ -219,9 +219,10 @@ def test_truth_stands_beside_prediction(sightline, tmp_path: Path, recipe: str, 
     assert drawn["drawings"] and indices[: len(drawn["drawings"])] == list(drawn["drawings"])
     assert {tuple(each) for each in drawn["drawings"].values()} == {tuple(tiles)}
     page = Page(run / "report.html")
-    assert len(page.images) == len(tiles) * len(drawn["drawings"])
-    for place in range(0, len(page.images), len(tiles)):
-        assert len({image.size for image in page.images[place : place + len(tiles)]}) == 1  # the same scale
+    images = page.images[:-1]  # samples.jpg comes last
+    assert len(images) == len(tiles) * len(drawn["drawings"])
+    for place in range(0, len(images), len(tiles)):
+        assert len({image.size for image in images[place : place + len(tiles)]}) == 1  # the same scale
     assert (run / "report.html").stat().st_size < 3_000_000
     if recipe == "demo_detection":
         assert "Parts of the loss" in page.text and "IoU 0.5" not in page.text  # nothing was found
