@@ -40,7 +40,8 @@ def line_chart(
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(tick)}</text>')
     for tick in x_axis.ticks():
         x = x_axis.place(tick)
-        if x > WIDTH - RIGHT - 12 - 7 * len(x_name):  # there stands the name of the axis
+        # There stands the name of the axis; and half steps do not exist.
+        if x > WIDTH - RIGHT - 12 - 7 * len(x_name) or (x_name == "step" and tick % 1):
             continue
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{short(tick)}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end" class="dim">{escape(x_name)}</text>')
