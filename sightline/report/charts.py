@@ -26,7 +26,7 @@ def line_chart(
 ) -> str:
     """Draw lines by name; "" if none has a finite point. Without ranges the axes fit the points; `looks` are numbers of
     colours and classes of the style, without them every line has its own colour."""
-    lines = {name: _thinned(points) for name, points in series.items()}
+    lines = {name: _thinned(points) for name, points in series.items() if points}
     values = [y for points in lines.values() for _, y in points if math.isfinite(y)]
     if not values:
         return ""
@@ -45,7 +45,7 @@ def line_chart(
             continue
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{short(tick)}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end" class="dim">{escape(x_name)}</text>')
-    looks = looks or {name: (number, "") for number, name in enumerate(lines)}
+    looks = {name: looks[name] if looks else (number, "") for number, name in enumerate(lines)}
     for name, points in lines.items():
         number, kind = looks[name]
         colour = f"var(--c{number % COLOURS})"
