@@ -123,6 +123,7 @@ def train(flags: Sequence[str]) -> None:
             from sightline.evaluate import folds
 
             print(f"{folds.as_text(document)}\nfinished: results are in {folder}")
+            _tell_page([folder / row["folder"] for row in document["folds"]], folder / "report.html")
         return
     with _page_of_failure(folder), as_before(folder):
         api.train(recipe, run)
@@ -132,8 +133,7 @@ def train(flags: Sequence[str]) -> None:
 
         own = rest[0] if rest[0].endswith(".py") else ""
         print(ending.as_text(folder, checkpoint.find(folder, "best").name, own))
-        if page := _written_page(folder):
-            print(f"report: {page}")
+        _tell_page([folder])
 
 
 def evaluate(flags: Sequence[str]) -> None:
@@ -425,18 +425,18 @@ def _page_of_failure(folder: Path) -> Iterator[None]:
         yield
     except SightlineError as error:
         if is_rank_0() and not isinstance(error, UsageError):  # a start that was refused adds nothing
-            _written_page(folder)
+            from sightline.report.refresh import write_if_possible
+
+            write_if_possible([folder])
         raise
 
 
-def _written_page(folder: Path) -> str:
-    """Write the report of a run that is over; "" if that fails, which is no reason to fail the run."""
-    from sightline.report.page import write_report
+def _tell_page(folders: Sequence[Path], out: Path | None = None) -> None:
+    """Write the report of runs that are over, and say where it is."""
+    from sightline.report.refresh import write_if_possible
 
-    try:
-        return str(write_report([folder]))
-    except (OSError, ValueError, SightlineError):
-        return ""
+    if page := write_if_possible(folders, out):
+        print(f"report: {page}")
 
 
 def _overview() -> str:

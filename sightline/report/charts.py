@@ -26,7 +26,7 @@ def line_chart(
 ) -> str:
     """Draw lines by name; "" if none has a finite point. Without ranges the axes fit the points; `looks` are numbers of
     colours and classes of the style, without them every line has its own colour."""
-    lines = {name: _thinned(points) for name, points in series.items()}
+    lines = {name: _thinned(points) for name, points in series.items() if points}
     values = [y for points in lines.values() for _, y in points if math.isfinite(y)]
     if not values:
         return ""
@@ -40,11 +40,12 @@ def line_chart(
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{short(tick)}</text>')
     for tick in x_axis.ticks():
         x = x_axis.place(tick)
-        if x > WIDTH - RIGHT - 12 - 7 * len(x_name):  # there stands the name of the axis
+        # There stands the name of the axis; and half steps do not exist.
+        if x > WIDTH - RIGHT - 12 - 7 * len(x_name) or (x_name == "step" and tick % 1):
             continue
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{short(tick)}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end" class="dim">{escape(x_name)}</text>')
-    looks = looks or {name: (number, "") for number, name in enumerate(lines)}
+    looks = {name: looks[name] if looks else (number, "") for number, name in enumerate(lines)}
     for name, points in lines.items():
         number, kind = looks[name]
         colour = f"var(--c{number % COLOURS})"

@@ -10,7 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+from sightline.errors import SightlineError
 
 EVERY_S = 60.0  # from the start of one page to the next; a run that is shorter starts no process
 MOST_S = 120  # after which the process ends itself: a dead file server, or nobody who would end it
@@ -42,7 +45,7 @@ class Refresh:
             self._child = None
 
     def close(self) -> None:
-        """End the process, so that it cannot write after whoever writes the last page."""
+        """End the process, and write the last page if there were others: it must not show the run at work for ever."""
         if self._child is None:
             return
         self._child.terminate()
@@ -52,6 +55,17 @@ class Refresh:
             self._child.kill()
             self._child.wait()
         self._child = None
+        write_if_possible([self.folder])
+
+
+def write_if_possible(folders: Sequence[Path], out: Path | None = None) -> str:
+    """Write a page and return its path; "" if that fails, which is no reason to fail a run."""
+    from sightline.report.page import write_report
+
+    try:
+        return str(write_report(folders, out))
+    except (OSError, ValueError, SightlineError):
+        return ""
 
 
 def main(folder: str) -> None:

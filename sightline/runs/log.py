@@ -183,8 +183,8 @@ class RunLog:
 
     def release(self) -> None:
         """Release the folder without a word about how the run ended."""
-        if self._page:
-            self._page.close()
         self.screen.close()
         self.events.close()
         self.folder.release()
+        if self._page:
+            self._page.close()

@@ -468,7 +468,7 @@ def test_make_demo_is_the_quickstart():
     told = recipe.partition("printf")[2]
     assert "report: demo/run/report.html" in told
     following = re.findall(r"\$\(BIN\)/sightline (\w+) (\w+)", told)
-    assert following == [("predict", "demo"), ("train", "finetune_classification")]
+    assert following == [("predict", "demo"), ("train", "demo_classification")]
 
 
 # What is not a command

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from sightline.report import refresh
 from sightline.report.charts import line_chart
 from sightline.report.html import anchor
 
@@ -171,6 +172,9 @@ ODD = {
     "drawings are hostile": lambda run: rewritten(run / "drawings.json", hostile),
     "drawings are of other scores": lambda run: rewritten(run / "drawings.json", lambda s: s.update(step=-1)),
     "a sample is half a line": lambda run: (run / "bad_samples.jsonl").write_text('{"name": "<b>", "reason": "x"}\n{'),
+    "names are hostile": lambda run: (run / "scores-best.json").write_text(
+        (run / "scores-best.json").read_text().replace("bolt", r"\"'></style></title><script>alert(1)</script>")
+    ),
     "curves are odd": lambda run: rewritten(run / "scores-best.json", odd_curves),
     "times are odd": lambda run: (run / "log.jsonl").write_text('{"event": "exit", "time": 1e300, "code": 0}\n' * 3),
 }
@@ -182,7 +186,9 @@ def test_an_odd_or_damaged_run_still_gets_a_page(sightline, run: Path, odd: str)
     said = sightline("report", run)
     assert said.code == 0, said
     page = Page(run / "report.html")
-    assert "run" in page.texts and len(page.text) > 100
+    assert "run " in page.texts and len(page.text) > 100 and "script" not in page.tags
+    if odd == "names are hostile":
+        assert page.text.count("<script>alert(1)</script>") > 2
     if odd in ("log.jsonl is garbage", "scores are half a file", "scores are a list", "config.yaml is garbage"):
         assert "cannot be read" in page.text or "does not hold an object" in page.text
     if odd == "1,000 classes":
@@ -250,6 +256,25 @@ def test_a_run_that_fails_has_a_page_that_says_so(sightline, shapes: Path, tmp_p
     page = Page(tmp_path / "run" / "report.html")
     assert "failed" in page.texts and "was not finite" in page.text and "ended with exit 5" in page.text
     assert not page.refreshes
+
+
+def test_a_page_that_is_refreshed_ends_as_that_of_a_finished_run(sightline, shapes: Path, tmp_path: Path, monkeypatch):
+    started: list[subprocess.Popen] = []
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    monkeypatch.setattr(refresh, "EVERY_S", 0)
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    run = tmp_path / "run"
+    flags = ["--data", shapes, "--out", run, "--epochs=2", *SMALL, "--run.device=cpu", "--run.log-every-steps=1"]
+    assert sightline("train", "demo_classification", *flags).code == 0
+    assert started and all(child.returncode is not None for child in started)
+    page = Page(run / "report.html")
+    assert "finished" in page.texts and not page.refreshes
+    assert not [path.name for path in run.iterdir() if ".part" in path.name]
 
 
 def test_skipped_samples_are_counted_and_named(sightline, run: Path):

@@ -59,6 +59,8 @@ def test_the_end_of_a_run_ends_the_process_and_leaves_nothing(log: RunLog, monke
     child = log._page._child
     log.close(0, "finished")
     assert child.poll() is not None and not left_behind(log.folder.path)
+    text = (log.folder.path / "report.html").read_text()
+    assert 'class="state finished"' in text and 'http-equiv="refresh"' not in text
 
 
 def test_a_page_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
