@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TextIO
+from typing import IO, Any, Literal, TextIO
 
 # C0 but tab and newline, DEL, C1, overrides of the direction of writing, and bytes of file names that are not text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -71,7 +71,7 @@ def behind(stream: TextIO | None) -> TextIO | None:
     return stream
 
 
-def can_draw(stream: TextIO | None) -> bool:
+def can_draw(stream: IO[str] | None) -> bool:
     """Return whether a stream is a terminal that lets the cursor be moved; that of a notebook only says so."""
     return stream is not None and stream.isatty() and not type(stream).__module__.startswith("ipykernel")
 

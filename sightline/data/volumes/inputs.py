@@ -118,7 +118,7 @@ def scan_of(given: np.ndarray | Image.Image, spec: DataSpec, name: str) -> Scan:
         return _flat(given[..., None].repeat(3, 2) if spec.channels == 3 else given[..., None])
     if given.ndim == 3 and given.dtype == np.uint8 and given.shape[2] == 3:
         return _flat(given)
-    depth, height, width = spec.spacing or (1.0, 1.0, 1.0)
+    depth, height, width = (*[1.0] * (3 - len(spec.spacing)), *spec.spacing)  # a network of slices has two
     voxels = np.ascontiguousarray(given if given.ndim == 4 else given[None], np.float32)
     return Scan(voxels, (depth, height, width), np.diag([width, height, depth, 1.0]))
 
