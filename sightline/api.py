@@ -22,7 +22,7 @@ from sightline.config import Recipe, Run
 from sightline.config import load as load_config
 from sightline.data.inputs import list_files
 from sightline.data.processes import refuse_in_new_process
-from sightline.errors import UsageError
+from sightline.errors import OutOfMemory, UsageError
 from sightline.evaluate import checkpoints, folds, given_weights, label_files
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.loaded import Model
@@ -80,6 +80,8 @@ def _called(runs: bool = True) -> Iterator[None]:
     try:
         with torch_as_before():
             yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(f"{error}; lower --train.global-batch, or use --run.device cpu") from error
     finally:
         config.RAISES.reset(raises)
 
@@ -311,6 +313,8 @@ def _free_folder(run: Path) -> Path:
 
 def _as_list(recipe: str, flags: Flags) -> list[str]:
     """Return flags as a list; `recipe` knows the types of fields that a dict names, "" if it is of a run."""
+    if isinstance(flags, str):
+        raise UsageError(f"flags is the text '{flags}'; give a list, e.g. {flags.split()}, or a dict of fields")
     if isinstance(flags, Mapping):
         return words.as_flags(flags, flags_of(recipe) if recipe else {})
     return words.expand(flags)

@@ -22,7 +22,7 @@ class Classification(Prediction):
     labels: tuple[str, ...]  # (label,); of data with several labels per image, all that reach the threshold
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # arrays have no one answer to ==
 class Detection(Prediction):
     """Objects in an image, the highest score first."""
 
@@ -34,7 +34,7 @@ class Detection(Prediction):
     height: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Segmentation(Prediction):
     """Class of every pixel or voxel, in the geometry of the input."""
 

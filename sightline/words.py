@@ -55,9 +55,11 @@ def expand(flags: Sequence[str]) -> list[str]:
 
 def as_flags(fields: Mapping[str, Any], known: Fields) -> list[str]:
     """Return the flags of values given in Python, by dotted names or by the short ones: {"lr": 0.1, "run.workers": 0}.
-    `known` are the fields of the recipe, where they are known."""
+    None is as if it were not given. `known` are the fields of the recipe, where they are known."""
     flags: list[str] = []
     for name, value in fields.items():
+        if value is None:
+            continue
         flag = _long(f"--{name}").replace("_", "-")
         part, dot, field = flag.removeprefix("--").partition(".")
         if not dot:

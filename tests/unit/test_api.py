@@ -16,6 +16,8 @@ from safetensors.torch import load_file
 
 from sightline import api, words
 from sightline.errors import BadCheckpoint, Interrupted, UsageError
+from sightline.runs.log import RunLog
+from sightline.runs.screen import RunSize
 
 NAME = "demo_classification"
 DATA = "synthetic:classes=10,samples=24,size=24"
@@ -58,7 +60,7 @@ def test_keywords_a_dict_and_flags_mean_the_same(tmp_path: Path):
     (tmp_path / "stop.yaml").write_text(f"recipe: {NAME}\ntrain: {{max_steps: 1}}\n")
     recipe, run = api.load(NAME, {**more, **short})
     results = [
-        api.train(NAME, out=tmp_path / "0", flags={**more, "train.max_steps": 1}, **short),
+        api.train(NAME, out=tmp_path / "0", flags={**more, "train.max_steps": 1}, weights=None, **short),
         api.train(NAME, flags={**more, **short, "train.max_steps": 1, "out": str(tmp_path / "1")}),
         api.train(NAME, flags=[*listed, "--train.max-steps", "1", "--out", str(tmp_path / "2")]),
         api.train(tmp_path / "stop.yaml", out=str(tmp_path / "3"), flags=listed),
@@ -81,6 +83,11 @@ def test_a_result_says_where_it_is_what_was_best_and_why_it_ended(trained: api.T
     assert (trained.best_score, trained.ended) == (max(scores), "3 epochs are done")
     assert trained.best_step == 3 * (1 + scores.index(max(scores)))
     assert "tables" not in repr(trained) and len(repr(trained)) < 400, "a notebook shows it"
+
+
+def test_a_run_without_progress_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    train(tmp_path)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_finished_run_returns_the_same_and_more_epochs_continue_it(tmp_path: Path):
@@ -106,6 +113,7 @@ def test_the_keywords_are_the_short_flags_of_the_command_line():
         (lambda run: api.train(NAME, flags={"optimizer.lrr": 1}), UsageError, "did you mean --optimizer.lr"),
         (lambda run: api.train(NAME, data="nowhere"), UsageError, "--data.path 'nowhere' does not exist"),
         (lambda run: api.train(NAME, data=DATA, lr="fast"), UsageError, "--optimizer.lr: could not convert"),
+        (lambda run: api.train(NAME, flags="--lr 0.1"), UsageError, "give a list, e.g. ['--lr', '0.1'], or a dict"),
         (lambda run: api.train(NAME, api.Run()), UsageError, "a Run belongs to a Recipe object"),
         (lambda run: api.train("nix.yaml"), UsageError, "nix.yaml does not exist"),
         (lambda run: api.load(NAME, ["--train.epochs", "many"]), UsageError, "--train.epochs"),
@@ -246,6 +254,16 @@ def test_a_logger_that_fails_is_reported_once_and_ends_nothing(tmp_path: Path, c
     said = "warning: Broken.scalars() failed: ConnectionError: no route to the tracker; the run continues"
     assert capsys.readouterr().out.count(said) == 1
     assert broken.events == sound.events and broken.ends == [(0, "finished")] and len(sound.points) > 9
+
+
+def test_only_the_first_rank_has_loggers(tmp_path: Path):
+    for rank in (0, 1):
+        seen, log = Everything(), RunLog(tmp_path, rank=rank)
+        log.add_logger(seen)
+        log.started({"train.epochs": 3}, ["top1"], 0, steps=9)
+        log.training(0, 1, RunSize(3, 9, 3), {"loss": 2.0, "images_per_s": 1.0})
+        log.close(0, "finished")
+        assert (len(seen.starts), len(seen.points), len(seen.ends)) == ((1, 2, 1) if rank == 0 else (0, 0, 0))
 
 
 def test_a_refused_start_reaches_no_logger_and_leaves_no_folder(tmp_path: Path):
