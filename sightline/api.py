@@ -31,7 +31,7 @@ from sightline.fields import flags_of
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
 from sightline.hardware.setup import torch_as_before
-from sightline.named_recipe import load_recipe
+from sightline.named_recipe import load_recipe, without_all_folds
 from sightline.parts import Prediction, PredictOptions, Scores, TrainResult
 from sightline.results import Classification, Detection, Segmentation
 from sightline.runs.log import RunLog
@@ -110,6 +110,8 @@ def train(
     """
     name = recipe.name if isinstance(recipe, Recipe) else str(recipe)
     given = [*_as_list(name, flags), *_as_list(name, fields)]
+    if without_all_folds(given)[1]:
+        raise UsageError("data.fold=all is a run per fold; without it, call api.train_folds(*api.load(NAME, flags))")
     if isinstance(recipe, Recipe):
         run = run or Run()
         return train_here(*(config.changed(recipe, run, given) if given else (recipe, run)), loggers)
@@ -218,7 +220,7 @@ def predict(
 @overload
 def predict(
     run: Place,
-    inputs: Sequence[Place],
+    inputs: Place | Sequence[Place],
     out: Place,
     flags: Flags = (),
     which: str = "best",
@@ -256,9 +258,7 @@ def predict(
     options = PredictOptions(**how)
     if isinstance(run, Model):
         if flags:
-            raise UsageError(
-                "flags cannot change a network that is loaded; give them to api.model, or give the run folder"
-            )
+            raise UsageError("flags cannot change a network that is loaded; give them to api.model, or name the run")
         return predict_inputs(run, inputs, options)
     return predict_inputs(_opened(run, which, _as_list("", flags), recipe_file), inputs, options)
 
@@ -266,7 +266,7 @@ def predict(
 @_called()
 def write_predictions(
     run_folder: Place,
-    inputs: Sequence[Place],
+    inputs: Place | Sequence[Place],
     out: Place = "",
     flags: Flags = (),
     which: str = "best",
@@ -285,15 +285,20 @@ def write_predictions(
     data.on_bad_sample is skip, and always if no file could be read.
     """
     options = PredictOptions(top, threshold, draws, probabilities)
+    paths = [Path(inputs)] if isinstance(inputs, str | Path) else list(inputs)
+    if not all(isinstance(each, str | Path) for each in (run_folder, *paths)):
+        raise UsageError(
+            "to write predictions give files and a run folder; without `out`, objects are returned for any"
+        )
     trained = open_trained(Path(run_folder), which, _as_list("", flags), recipe_file, "predict")
     say = (lambda _: None) if trained.run.progress == "off" else terminal.say
     run = Path(trained.run.out or run_of(trained.path))
     folder = Path(out) if out else _free_folder(run)
-    if folder.resolve() in {Path(each).resolve() for each in inputs}:
+    if folder.resolve() in {Path(each).resolve() for each in paths}:
         raise UsageError(f"--out {folder} is also an input, and results would mix with it; give another folder")
     results = folder if out else run  # where drawings of earlier calls may lie
     data = trained.recipe.data
-    files = list_files([Path(each) for each in inputs], data.file_suffixes, results, say)
+    files = list_files([Path(each) for each in paths], data.file_suffixes, results, say)
     files = data.first_files(files, trained.spec)
     return predict_files(trained, files, folder, options)
 

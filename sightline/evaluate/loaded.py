@@ -43,7 +43,7 @@ class Model(nn.Module):
     def forward(self, image: Tensor) -> Any:
         """Return the network's answer to a batch, in the precision of an evaluation; tensors in it are float32."""
         precision = self.recipe.train.eval_precision
-        with autocast(self.device, precision):
+        with autocast(devices.KINDS[image.device.type], precision):
             answer = self.network(image.to(DTYPES[precision]))
         return answer.float() if isinstance(answer, Tensor) else answer
 

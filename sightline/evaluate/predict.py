@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,7 +110,8 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
 def predict_inputs(engine: Engine, inputs: Input | Sequence[Input], options: PredictOptions) -> list[Prediction]:
     """Return what was found in each input, in the order given; write nothing. What cannot be read is an error, or left
     out where data.on_bad_sample is skip."""
-    given = [inputs] if isinstance(inputs, Input) else list(inputs)
+    is_one = isinstance(inputs, Input) or not isinstance(inputs, Iterable)
+    given: list[Any] = [inputs] if is_one else list(inputs)  # type: ignore[arg-type]  # mypy does not follow is_one
     files: dict[str, Path | np.ndarray | Image.Image] = {}
     order: list[str] = []
     for number, each in enumerate(given):
