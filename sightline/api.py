@@ -1,115 +1,129 @@
-"""The API for Python users and for the command line: load a recipe, train it, evaluate a run, predict with it.
+"""The API for Python users and for the command line: train, evaluate, predict, and a trained network as a module.
 
-`api.train(*api.load("demo_classification", ["--data.path", DIR]))`, in a script under `if __name__ == "__main__":`,
-because loader workers import the script again.
+`api.train("demo_classification", data=DIR, epochs=5)`; docs/api.md has examples. Failures are exceptions of
+sightline.errors. A call leaves torch's settings and the signal handlers of the process as it found them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import itertools
 import os
-import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, overload
 
 import torch
 
-from sightline import config, terminal
-from sightline.config import Recipe, Run, load
+from sightline import config, terminal, words
+from sightline.config import Recipe, Run
+from sightline.config import load as load_config
 from sightline.data.inputs import list_files
-from sightline.errors import OutOfMemory, PeerLost, SightlineError, UsageError
-from sightline.evaluate import checkpoints, folds, label_files
+from sightline.data.processes import refuse_in_new_process
+from sightline.errors import OutOfMemory, UsageError
+from sightline.evaluate import checkpoints, folds, given_weights, label_files
 from sightline.evaluate.checkpoints import Trained
-from sightline.evaluate.given_weights import evaluate_weights
-from sightline.evaluate.predict import open_trained, predict_files
+from sightline.evaluate.loaded import Model
+from sightline.evaluate.predict import Input, open_trained, predict_files, predict_inputs
+from sightline.fields import flags_of
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
-from sightline.hardware.setup import set_up
-from sightline.hardware.watchdog import Watchdog
-from sightline.parts import PredictOptions, Scores
-from sightline.runs import attempts
-from sightline.runs.benchmark_log import BenchmarkLog
+from sightline.hardware.setup import torch_as_before
+from sightline.named_recipe import load_recipe, without_all_folds
+from sightline.parts import Prediction, PredictOptions, Scores, TrainResult
+from sightline.results import Classification, Detection, Segmentation
 from sightline.runs.log import RunLog
+from sightline.runs.loggers import Logger, RunStart
+from sightline.runs.refused import as_before
 from sightline.runs.screen import Screen
-from sightline.train import checkpoint, loop, start
-from sightline.train.signals import ignore_stops
+from sightline.train import checkpoint, start
+from sightline.train.session import train_here
+from sightline.words import ShortFields
 
 __all__ = [
+    "Classification",
+    "Detection",
+    "Logger",
+    "Model",
+    "Prediction",
+    "Recipe",
+    "Run",
+    "RunStart",
+    "Scores",
+    "Segmentation",
+    "TrainResult",
     "evaluate",
     "evaluate_all",
     "evaluate_labels",
     "evaluate_weights",
     "load",
+    "model",
     "predict",
     "train",
     "train_folds",
+    "write_predictions",
 ]
 
+Flags = Sequence[str] | Mapping[str, Any]  # ["--optimizer.lr", "0.1"] or {"optimizer.lr": 0.1}
+Place = str | Path
 
-def train(recipe: Recipe, run: Run) -> Scores:
-    """Train on this process's device, together with the other ranks if a launcher started several."""
-    folder = Path(run.out or f"runs/{recipe.name}")
-    recipe, run = config.at_absolute_paths(recipe, run)  # `folder` is shown as it was typed
-    attempt = attempts.detect()
-    attempt.obey(folder)
-    here, device, _ = set_up(recipe, run)
-    log = RunLog(folder, Screen(run.progress, here.rank, run.rank_output), here.rank, attempt)
-    if run.tensorboard and here.is_main:
-        log.events.open_board()
-    code, reason = 1, "crashed"
-    watchdog: Watchdog | None = None
 
-    def on_lost(message: str, speaks_for_all: bool) -> None:
-        if speaks_for_all:
-            terminal.say(f"error: {message}", "stderr")
-        log.tell_exit(PeerLost.exit_code, message, speaks_for_all)  # the process ends now
-
+@contextlib.contextmanager
+def _called(runs: bool = True) -> Iterator[None]:
+    """Surround a call: flags that cannot be parsed are an exception, and torch is left as it was. What runs a network
+    is refused in a process that only imports the script."""
+    if runs:
+        refuse_in_new_process()
+    raises = config.RAISES.set(not terminal.is_command())
     try:
-        here = world.connect(here, device)
-        if here.is_main and (place := world.meeting_place(here)):
-            log.say(place)
-        watchdog = Watchdog(here, run.timeout_s, log.events.dump_stacks, on_lost, str(folder / "rank_*.log"))
-        here = dataclasses.replace(here, beat=watchdog.beat)
-        with watchdog:
-            recipe = start.settle(recipe, run, device, here, log)
-            if run.benchmark_log and here.is_main:
-                values = config.leaves(recipe, run)
-                log.events.feed(BenchmarkLog(Path(run.benchmark_log), recipe.name, values, run.test_id))
-            scores = loop.train(recipe, run, device, here, log)
-        log.events.hyperparameters(config.leaves(recipe, run), scores.values)
-        code, reason = 0, "finished"
-        return scores
+        with torch_as_before():
+            yield
     except torch.OutOfMemoryError as error:
-        peak = device.peak_memory_bytes() / 1e9
-        samples = recipe.train.global_batch // here.size // recipe.train.accumulation
-        reason = (
-            f"{device.name()} ran out of memory (peak {peak:.1f} GB) with {samples} samples at once per device; "
-            f"cut them with --train.accumulation {recipe.train.accumulation * 2} --run.override ({error})"
-        )
-        code = OutOfMemory.exit_code
-        raise OutOfMemory(reason) from error
-    except SightlineError as error:
-        code, reason = error.exit_code, str(error)
-        raise
-    except BaseException as error:
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, KeyboardInterrupt):
-            code, reason = 128 + signal.SIGINT, "stopped by Ctrl-C before the first step"
-        if not world.is_loss(error):
-            raise
-        ignore_stops()  # also where ranks have not met yet
-        code, reason = PeerLost.exit_code, watchdog.explain(error) if watchdog else f"no rank could be met: {error}"
-        raise PeerLost(reason) from error
+        raise OutOfMemory(f"{error}; lower --train.global-batch, or use --run.device cpu") from error
     finally:
-        log.close(code, reason)  # before other ranks hear of it: they leave what it writes alone
-        if watchdog:
-            watchdog.tell_end(code, reason)
-        here.close(is_lost=code == PeerLost.exit_code)
+        config.RAISES.reset(raises)
 
 
+@_called(runs=False)
+def load(name: str, flags: Flags = (), config: Path | None = None) -> tuple[Recipe, Run]:
+    """Load the recipe `name`, changed by a YAML file and then by flags."""
+    return load_config(name, _as_list(name, flags), config)
+
+
+@_called()
+def train(
+    recipe: Place | Recipe,
+    run: Run | None = None,
+    *,
+    flags: Flags = (),
+    loggers: Sequence[Logger] = (),
+    **fields: Unpack[ShortFields],
+) -> TrainResult:
+    """Train a recipe, or resume its run: `train("demo_classification", data="pets", epochs=5)`.
+
+    `recipe` is a name, the path of your own .py recipe or of a YAML file, or an object, to which `run` belongs.
+    Keywords are the short flags of the command line; `flags` are any others, as a dict {"optimizer.lr": 0.1} or a list
+    ["--optimizer.lr", "0.1"]; a keyword wins. `loggers` get every number of the run. Raises Interrupted after Ctrl-C,
+    when the run is saved, and the same call resumes it.
+    """
+    name = recipe.name if isinstance(recipe, Recipe) else str(recipe)
+    given = [*_as_list(name, flags), *_as_list(name, fields)]
+    if without_all_folds(given)[1]:
+        raise UsageError("data.fold=all is a run per fold; without it, call api.train_folds(*api.load(NAME, flags))")
+    if isinstance(recipe, Recipe):
+        run = run or Run()
+        return train_here(*(config.changed(recipe, run, given) if given else (recipe, run)), loggers)
+    if run is not None:
+        raise UsageError(f"'{name}' is a name, and a Run belongs to a Recipe object; give keywords or flags instead")
+    is_file = name.endswith((".yaml", ".yml"))
+    recipe, run = load_recipe("train", ["--config", name, *given] if is_file else [name, *given])
+    with as_before(Path(run.out or f"runs/{recipe.name}")):
+        return train_here(recipe, run, loggers)
+
+
+@_called()
 def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
     """Train every fold of the data into fold-0, fold-1 and so on below the run folder, each an ordinary run that
     resumes, and combine their best scores; return what folds.json there holds."""
@@ -128,7 +142,7 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
         benchmark_log = run.benchmark_log and str(Path(run.benchmark_log) / name)
         recipe = start.with_batch_of(recipe, dataclasses.replace(run, out=str(folder / "fold-0")))
         one = dataclasses.replace(recipe, data=dataclasses.replace(data, fold=fold))
-        train(one, dataclasses.replace(run, out=str(folder / name), benchmark_log=benchmark_log))
+        train_here(one, dataclasses.replace(run, out=str(folder / name), benchmark_log=benchmark_log))
         rows.append(folds.read_fold(folder / name, fold, recipe.task.headline))
         gc.collect()  # captured graphs and the last network hold memory that the next one needs
         torch.compiler.reset()  # else the next network counts as one recompilation too many of the last
@@ -137,41 +151,124 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
     return document
 
 
-def evaluate(run_folder: str, flags: list[str], which: str = "best", recipe_file: str = "") -> Scores:
+@_called()
+def evaluate(run_folder: Place, flags: Flags = (), which: str = "best", recipe_file: str = "") -> Scores:
     """Score a checkpoint on its recipe's val split; flags may change data.path and run fields."""
     path = checkpoint.find(Path(run_folder), which)
     tensors, stored = checkpoint.read(path)
-    with checkpoints.opened(Trained.set_up(path, tensors, stored, recipe_file, flags), run_of(path)) as evaluation:
+    trained = Trained.set_up(path, tensors, stored, recipe_file, _as_list("", flags))
+    with checkpoints.opened(trained, run_of(path)) as evaluation:
         return evaluation.score(path, stored)
 
 
-def evaluate_all(run_folder: str, flags: list[str], recipe_file: str = "") -> list[dict[str, Any]]:
+@_called()
+def evaluate_all(run_folder: Place, flags: Flags = (), recipe_file: str = "") -> list[dict[str, Any]]:
     """Score every checkpoint of a run; return rows by step, as evaluation.json holds them."""
-    return checkpoints.evaluate_all(Path(run_folder), flags, recipe_file)
+    return checkpoints.evaluate_all(Path(run_folder), _as_list("", flags), recipe_file)
 
 
+@_called()
 def evaluate_labels(
-    target: str, labels: str, flags: Sequence[str] = (), which: str = "best", recipe_file: str = ""
+    target: Place, labels: Place, flags: Flags = (), which: str = "best", recipe_file: str = ""
 ) -> Scores:
     """Compute Dice against label files, in their own geometry: of a folder of masks, or of a run's predictions for the
     raw files of its val split; those masks stay in predictions-CHECKPOINT of the run, or below run.out."""
-    folder = Path(target)
+    folder, given = Path(target), _as_list("", flags)
     if folder.is_dir() and not (folder / "checkpoints").is_dir() and not (folder / checkpoint.MANIFEST).is_file():
-        if flags:
+        if given:
             raise UsageError(
-                f"{target} is not a run, so there is no recipe for {' '.join(flags)} to change; leave it out"
+                f"{target} is not a run, so there is no recipe for {' '.join(given)} to change; leave it out"
             )
         return label_files.evaluate_folder(folder, Path(labels))
-    trained = open_trained(folder, which, flags, recipe_file, "evaluate --labels")
+    trained = open_trained(folder, which, given, recipe_file, "evaluate --labels")
     out = Path(trained.run.out or run_of(trained.path)) / f"predictions-{trained.path.name}"
     return label_files.evaluate_run(trained, Path(labels), out)
 
 
+@_called()
+def evaluate_weights(recipe: Recipe, run: Run) -> Scores:
+    """Score a recipe's `model.weights` on its val split; scores.json is written into run.out, nothing without it."""
+    return given_weights.evaluate_weights(recipe, run)
+
+
+@_called()
+def model(
+    run_folder: Place, device: str = "auto", which: str = "best", recipe_file: str = "", flags: Flags = ()
+) -> Model:
+    """Load the network of a run as a module in evaluation mode, with its preprocessing and class names.
+
+    The weights are those that `evaluate` uses: of the best checkpoint (`which`: latest, or a name under checkpoints/),
+    averaged ones if the run has them.
+    """
+    given = [*_as_list("", flags), f"--run.device={device}"]
+    return Model(_opened(run_folder, which, given, recipe_file))
+
+
+@overload
 def predict(
-    run_folder: str,
-    inputs: Sequence[str],
-    out: str = "",
-    flags: Sequence[str] = (),
+    run: Place | Model,
+    inputs: Input | Sequence[Input],
+    out: None = None,
+    flags: Flags = (),
+    which: str = "best",
+    recipe_file: str = "",
+    *,
+    top: int | None = None,
+    threshold: float | None = None,
+    probabilities: bool = False,
+) -> list[Prediction]: ...
+@overload
+def predict(
+    run: Place,
+    inputs: Place | Sequence[Place],
+    out: Place,
+    flags: Flags = (),
+    which: str = "best",
+    recipe_file: str = "",
+    *,
+    top: int | None = None,
+    threshold: float | None = None,
+    draws: bool = True,
+    probabilities: bool = False,
+) -> dict[str, Any]: ...
+@_called()
+def predict(
+    run: Place | Model,
+    inputs: Input | Sequence[Input],
+    out: Place | None = None,
+    flags: Flags = (),
+    which: str = "best",
+    recipe_file: str = "",
+    *,
+    top: int | None = None,
+    threshold: float | None = None,
+    draws: bool = True,
+    probabilities: bool = False,
+) -> list[Prediction] | dict[str, Any]:
+    """Predict images or volumes: paths, folders, PIL images or arrays, one or a list of them. Write nothing.
+
+    Return an object per file or image, in the order given: Classification, Detection or Segmentation. `run` is a run
+    folder, or what `model` returned, which is not loaded again. An input that cannot be read is an error, or left out
+    with {"data.on_bad_sample": "skip"}. Images are decoded in this process unless flags give run.workers.
+    With `out`, the results are written there, as `write_predictions` does, and what predictions.json holds is returned.
+    """
+    how: dict[str, Any] = {"top": top, "threshold": threshold, "draws": draws, "probabilities": probabilities}
+    if out is not None:
+        return write_predictions(run, inputs, out, flags, which, recipe_file, **how)  # type: ignore[arg-type]
+    options = PredictOptions(**how)
+    if isinstance(run, Model):
+        if flags:
+            raise UsageError("flags cannot change a network that is loaded; give them to api.model, or name the run")
+        return predict_inputs(run, inputs, options)
+    return predict_inputs(_opened(run, which, _as_list("", flags), recipe_file), inputs, options)
+
+
+@_called()
+def write_predictions(
+    run_folder: Place,
+    inputs: Place | Sequence[Place],
+    out: Place = "",
+    flags: Flags = (),
     which: str = "best",
     recipe_file: str = "",
     *,
@@ -187,20 +284,42 @@ def predict(
     Return what predictions.json holds. Unreadable files are listed in it; they are an error at the end unless
     data.on_bad_sample is skip, and always if no file could be read.
     """
-    trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")
+    options = PredictOptions(top, threshold, draws, probabilities)
+    paths = [Path(inputs)] if isinstance(inputs, str | Path) else list(inputs)
+    if not all(isinstance(each, str | Path) for each in (run_folder, *paths)):
+        raise UsageError(
+            "to write predictions give files and a run folder; without `out`, objects are returned for any"
+        )
+    trained = open_trained(Path(run_folder), which, _as_list("", flags), recipe_file, "predict")
     say = (lambda _: None) if trained.run.progress == "off" else terminal.say
     run = Path(trained.run.out or run_of(trained.path))
     folder = Path(out) if out else _free_folder(run)
-    if folder.resolve() in {Path(each).resolve() for each in inputs}:
+    if folder.resolve() in {Path(each).resolve() for each in paths}:
         raise UsageError(f"--out {folder} is also an input, and results would mix with it; give another folder")
     results = folder if out else run  # where drawings of earlier calls may lie
     data = trained.recipe.data
-    files = list_files([Path(each) for each in inputs], data.file_suffixes, results, say)
+    files = list_files([Path(each) for each in paths], data.file_suffixes, results, say)
     files = data.first_files(files, trained.spec)
-    return predict_files(trained, files, folder, PredictOptions(top, threshold, draws, probabilities))
+    return predict_files(trained, files, folder, options)
+
+
+def _opened(run_folder: Place, which: str, flags: Sequence[str], recipe_file: str) -> Trained:
+    """Load a checkpoint to predict with in this process, unless flags ask for others, which take seconds to start."""
+    trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")
+    workers = max(0, trained.run.workers)
+    return dataclasses.replace(trained, run=dataclasses.replace(trained.run, workers=workers))
 
 
 def _free_folder(run: Path) -> Path:
     """Return the first of predictions, predictions-2, ... below `run` that is not taken: results are never mixed."""
     names = itertools.chain(["predictions"], (f"predictions-{number}" for number in itertools.count(2)))
     return next(run / name for name in names if not os.path.lexists(run / name))
+
+
+def _as_list(recipe: str, flags: Flags) -> list[str]:
+    """Return flags as a list; `recipe` knows the types of fields that a dict names, "" if it is of a run."""
+    if isinstance(flags, str):
+        raise UsageError(f"flags is the text '{flags}'; give a list, e.g. {flags.split()}, or a dict of fields")
+    if isinstance(flags, Mapping):
+        return words.as_flags(flags, flags_of(recipe) if recipe else {})
+    return words.expand(flags)

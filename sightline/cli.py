@@ -214,13 +214,9 @@ def predict(flags: Sequence[str]) -> None:
     arguments, rest = parser.parse_known_args(flags)
     for first in (arguments.run, arguments.inputs[0]):
         _refuse_value_of_flag(flags, first, "predict RUN INPUT ...")
-    if arguments.top is not None and arguments.top < 1:
-        raise UsageError(f"--top {arguments.top} must be at least 1")
-    if arguments.score_threshold is not None and not 0 <= arguments.score_threshold <= 1:
-        raise UsageError(f"--score-threshold {arguments.score_threshold} must be in 0..1")
     from sightline import api
 
-    api.predict(
+    api.write_predictions(
         arguments.run,
         arguments.inputs,
         arguments.out,

@@ -6,6 +6,7 @@ The only file that knows tyro; files/plain_yaml.py reads YAML.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import difflib
 import functools
@@ -33,6 +34,9 @@ from sightline.train.optimizers import OptimizerConfig
 from sightline.train.schedules import ScheduleConfig
 
 Parsed = TypeVar("Parsed")
+RAISES = contextvars.ContextVar("RAISES", default=False)
+"""Whether flags that cannot be parsed are a UsageError, as Python users expect; else tyro says so and exits."""
+RULES = ("\u256d", "\u2500", "---")  # beginnings of the lines that tyro draws around and between parts of an error
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,11 @@ def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tu
     return (dataclasses.replace(recipe, data=dataclasses.replace(data, **fields)) if fields else recipe), run
 
 
+def changed(recipe: Recipe, run: Run, flags: Sequence[str]) -> tuple[Recipe, Run]:
+    """Return objects that were built in Python, changed by flags."""
+    return _parse(recipe.name, recipe, {}, flags, run)
+
+
 def _fields_of_data(name: str, flags: Sequence[str], config: Path | None) -> list[str]:
     """Return flags for what the data decide and nobody typed. What cannot be opened is reported by who needs it."""
     try:
@@ -180,10 +189,12 @@ def untouched(name: str) -> Recipe:
     return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, precision="bf16_or_fp32"))
 
 
-def _parse(name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequence[str]) -> tuple[Recipe, Run]:
+def _parse(
+    name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequence[str], run: Run | None = None
+) -> tuple[Recipe, Run]:
     """Build objects from a recipe, values of a file ("part.field" -> value), and flags. Only flags are parsed: no text
     of a file is ever read as one."""
-    recipe, run = _holding(default, {**_resets(default, stored), **stored, **_resets(default, named(flags))})
+    recipe, run = _holding(default, {**_resets(default, stored), **stored, **_resets(default, named(flags))}, run)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             return _parse_named(recipe, run, flags)
@@ -192,15 +203,32 @@ def _parse(name: str, default: Recipe, stored: Mapping[str, Any], flags: Sequenc
 
 
 def _parse_whole(name: str, recipe: Recipe, run: Run, flags: Sequence[str]) -> tuple[Recipe, Run]:
-    parsed = tyro.cli(
+    parse = functools.partial(
+        tyro.cli,
         _CommandLine,
         default=_CommandLine(recipe, run),
         config=(tyro.conf.AvoidSubcommands,),
         args=list(flags),
         prog=f"sightline train {name}",
-        description=recipes.find(name).__doc__,
+        description=recipes.find(name).__doc__ if name in recipes.names() or name.endswith(".py") else None,
     )
+    if not RAISES.get():
+        parsed = parse()
+        return parsed.recipe, parsed.run
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            parsed = parse()
+    except SystemExit:
+        raise UsageError(_first_of_box(said.getvalue()) or "flags that print help are for the command line") from None
     return parsed.recipe, parsed.run
+
+
+def _first_of_box(text: str) -> str:
+    """Return the first part of what tyro says about an error, within rules and below a title; "" if it is help."""
+    lines = [line.strip("\u2502| ") for line in text.splitlines()]
+    rules = [at for at, line in enumerate(lines) if line.startswith(RULES)]
+    return " ".join(lines[rules[0] + 1 : rules[1]]) if len(rules) > 1 and rules[0] <= 1 else ""
 
 
 def print_flags(name: str, part: str = "") -> None:
@@ -380,10 +408,10 @@ def _parts(recipe: Recipe) -> dict[str, Any]:
     return {part.name: getattr(recipe, part.name) for part in dataclasses.fields(recipe)[1:]}
 
 
-def _holding(default: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, Run]:
+def _holding(default: Recipe, values: Mapping[str, Any], run: Run | None = None) -> tuple[Recipe, Run]:
     """Return copies with these values, unchecked: whether they fit together is decided after the flags."""
     parts = {}
-    for name, part in {**_parts(default), "run": Run()}.items():
+    for name, part in {**_parts(default), "run": run or Run()}.items():
         parts[name] = object.__new__(type(part))
         for field in dataclasses.fields(part):
             value = values.get(f"{name}.{field.name}", getattr(part, field.name))

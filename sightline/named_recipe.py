@@ -66,7 +66,7 @@ def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | 
         if command in TELLS_DATA and not is_rank:
             raise
         return []  # `check` lists all that is wrong, ranks fail together later, and data may be on another host
-    if command in TELLS_DATA and seen.line and not is_rank:
+    if command in TELLS_DATA and seen.line and not is_rank and value_of("progress", flags, "auto") != "off":
         terminal.say(seen.line)
     return seen.flags
 

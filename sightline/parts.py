@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     import torch
+    from PIL import Image
     from torch import Tensor, nn
 
     from sightline.hardware.devices import Device
@@ -194,8 +195,9 @@ class DataConfig(ABC):
 
     file_suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".bmp", ".webp")  # what is taken from a folder
 
-    def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
-        """Open any files by name, seen as in evaluation. Labels in their batches are placeholders."""
+    def open_files(self, files: Mapping[str, Path | np.ndarray | Image.Image], spec: DataSpec) -> Dataset:
+        """Open any files, arrays and images by name, seen as in evaluation. Labels in their batches are placeholders.
+        Raises UsageError for an array of a shape that is not an image."""
         raise UsageError(f"{type(self).__name__} cannot open single files, so there is no `predict` for it yet")
 
     def first_files(self, files: dict[str, Path], spec: DataSpec) -> dict[str, Path]:
@@ -300,8 +302,18 @@ class Scores:
     """Results of an evaluation."""
 
     values: dict[str, float]
-    tables: dict[str, list[dict[str, Any]]]
-    worst: list[dict[str, Any]]  # samples to look at first
+    tables: dict[str, list[dict[str, Any]]] = field(repr=False)
+    worst: list[dict[str, Any]] = field(repr=False)  # samples to look at first
+
+
+@dataclass(frozen=True)
+class TrainResult(Scores):
+    """Result of a training: the scores of its last evaluation, and how the run ended."""
+
+    folder: Path = field(compare=False)
+    best_score: float | None  # of the score that decides, over all evaluations; None: none was a number
+    best_step: int  # -1: none is best
+    ended: str  # the reason, e.g. "5 epochs are done"
 
 
 @dataclass(frozen=True)
@@ -325,13 +337,26 @@ class SeenSample:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """Result of `api.predict` for one image or volume; results.py has those of our tasks."""
+
+    file: str  # its path as given, from a folder with the folder; "inputs[2]" for an image in memory
+
+
+@dataclass(frozen=True)
 class PredictOptions:
     """Options of `predict`; None leaves the choice to the task."""
 
     top: int | None = None  # most findings of a file
     threshold: float | None = None  # lowest score that is shown
     draws: bool = True  # write images with the findings drawn into them
-    probabilities: bool = False  # write those of every class at every voxel
+    probabilities: bool = False  # keep those of every class at every voxel
+
+    def __post_init__(self) -> None:
+        if self.top is not None and self.top < 1:
+            raise UsageError(f"--top {self.top} must be at least 1")
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise UsageError(f"--score-threshold {self.threshold} must be in 0..1")
 
 
 @dataclass(frozen=True)
@@ -427,6 +452,17 @@ class Task(ABC):
     def showing(self, options: PredictOptions) -> Task:
         """Return the task whose `predict` keeps all that these options ask to see."""
         return self
+
+    def results(
+        self,
+        names: Sequence[str | None],
+        predictions: Mapping[str, Tensor],
+        batch: Batch,
+        spec: DataSpec,
+        options: PredictOptions,
+    ) -> list[Prediction]:
+        """Return what `predict` found in each row that has a name."""
+        raise UsageError(f"{type(self).__name__} has no results, so there is no `api.predict` for it yet")
 
     def reporter(self, job: PredictJob) -> Reporter:
         """Return a reporter that writes the predictions of the job's files into its folder."""

@@ -1,11 +1,15 @@
-"""Words that a user types: short flags of `train`, suggestions for unknown words, refusals before torch is imported."""
+"""Words that a user types: short flags of `train`, suggestions for unknown words, refusals before torch is imported.
+
+`api.train` takes the same words as keywords.
+"""
 
 from __future__ import annotations
 
 import difflib
 import errno
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypedDict
 
 from sightline import recipes
 from sightline.errors import UsageError
@@ -23,6 +27,22 @@ ALIASES = {
     "--weights": "--model.weights",
     "--resume": "--run.resume",
 }
+
+
+class ShortFields(TypedDict, total=False):
+    """The same words as keywords of `api.train`."""
+
+    data: str | os.PathLike[str]
+    epochs: int
+    batch_size: int | str
+    lr: float
+    out: str | os.PathLike[str]
+    device: str
+    workers: int
+    weights: str | os.PathLike[str]
+    resume: str | os.PathLike[str]
+
+
 NEAR = 0.7  # ratio of difflib from which two words count as near
 SHOWN = 3  # most flags that a suggestion names
 OPENS_DATA = ("train", "check", "evaluate", "show")  # commands that read --data.path on this machine
@@ -31,6 +51,34 @@ OPENS_DATA = ("train", "check", "evaluate", "show")  # commands that read --data
 def expand(flags: Sequence[str]) -> list[str]:
     """Return the flags of `train` with short ones written out: --lr 0.1 is --optimizer.lr 0.1."""
     return [_long(flag) for flag in flags]
+
+
+def as_flags(fields: Mapping[str, Any], known: Fields) -> list[str]:
+    """Return the flags of values given in Python, by dotted names or by the short ones: {"lr": 0.1, "run.workers": 0}.
+    None is as if it were not given. `known` are the fields of the recipe, where they are known."""
+    flags: list[str] = []
+    for name, value in fields.items():
+        if value is None:
+            continue
+        flag = _long(f"--{name}").replace("_", "-")
+        part, dot, field = flag.removeprefix("--").partition(".")
+        if not dot:
+            short = ", ".join(each.removeprefix("--").replace("-", "_") for each in ALIASES)
+            raise UsageError(
+                f"unknown field '{name}'; the short names are {short}, all others are dotted and go into a dict: "
+                '{"optimizer.kind": "adamw"}'
+            )
+        if isinstance(value, bool):
+            declared = known.get(f"{part}.{field}".replace("-", "_"))
+            if declared is None or declared.is_switch:
+                flags.append(flag if value else f"--{part}.no-{field}")
+                continue
+            value = "on" if value else "off"  # as in a config file
+        if isinstance(value, list | tuple):
+            flags += [flag, *map(str, value)]
+        else:
+            flags.append(f"{flag}={os.fspath(value) if isinstance(value, os.PathLike) else value}")
+    return flags
 
 
 def _long(flag: str) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,7 +15,7 @@ from sightline.data.augment.classification import Augmentation, AugmentFields, P
 from sightline.data.check.images import Report, check_images
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
 from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread
-from sightline.data.sources.named_files import FilesSource
+from sightline.data.sources.named_files import Files, FilesSource
 from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
@@ -114,7 +113,7 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
                 f"image without labels needs no class; use --data.background none"
             )
 
-    def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
+    def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open images of unknown class; their label is 0."""
         found = {"none": spec.classes, "first": spec.classes[1:], "last": spec.classes[:-1]}[self.background]
         return ClassificationDataset(self, FilesSource(files, found, spec.multi_label), "val", seed=0)

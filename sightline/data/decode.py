@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import BmpImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import BmpImagePlugin, Image, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from sightline.data.formats.image_headers import (
     JPEG_SCAN,
@@ -44,6 +44,8 @@ __all__ = [
     "decode_on_device",
     "decode_rgb",
     "decode_values",
+    "is_grey",
+    "pixels_of",
     "read_header",
     "why_not_on_device",
 ]
@@ -96,6 +98,25 @@ def decode_values(data: bytes, name: str) -> np.ndarray:
             if header.format == "PNG" and header.is_grey and (depth := data[_PNG_DEPTH_AT]) in (2, 4):
                 values //= 255 // (2**depth - 1)  # Pillow spreads them over all of a byte
     return _turn_upright(values, header.orientation)
+
+
+def pixels_of(image: Image.Image, name: str, grey: bool = False) -> np.ndarray:
+    """Return the pixels of an image in memory, as `decode_rgb` does for its file: (height, width, 3) uint8, upright.
+    With `grey` those that a grey image holds, (height, width, 1), 8 or 16 bits."""
+    try:
+        upright = ImageOps.exif_transpose(image)
+        upright.info.pop("transparency", None)  # of a copy: dropped like alpha
+        if not grey:
+            return _to_rgb(upright)
+        values = np.asarray(upright.getchannel(0) if upright.mode == "LA" else upright)
+    except (OSError, SyntaxError, ValueError) as error:  # its file is read only now
+        raise BadSample(name, f"cannot be read: {error}; fetch it again or leave it out") from error
+    return values.astype(np.uint16 if values.dtype.itemsize > 1 else np.uint8)[..., None]
+
+
+def is_grey(image: Image.Image) -> bool:
+    """Return whether an image in memory has one grey level per pixel."""
+    return image.mode in ("1", "L", "LA") or image.mode.startswith("I")
 
 
 @contextmanager

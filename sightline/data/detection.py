@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from sightline.data.formats.coco import usable
 from sightline.data.loading.cache import ImageCache, decide
 from sightline.data.loading.static import StaticDataset
 from sightline.data.sources import BoxSource, Objects, SourceOptions, open_boxes, spread
-from sightline.data.sources.named_files import BoxFilesSource
+from sightline.data.sources.named_files import BoxFilesSource, Files
 from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
@@ -126,7 +126,7 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
             )
         return found
 
-    def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
+    def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open images without known boxes."""
         # Each is read once, so a cache would only cost memory.
         return DetectionDataset(

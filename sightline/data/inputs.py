@@ -1,4 +1,4 @@
-"""Files and folders from the command line -> files with unique names, and their bytes."""
+"""Files and folders from the command line -> files with unique names, and their bytes; images in memory -> pixels."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from sightline import terminal
-from sightline.data.decode import MAX_BYTES
+from sightline.data.decode import MAX_BYTES, pixels_of
 from sightline.data.sources.layouts import IMAGES
 from sightline.data.volumes.folders import images_beside_labels
 from sightline.errors import BadSample, UsageError
@@ -66,6 +69,19 @@ def read_bytes(path: Path, name: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise BadSample(name, f"cannot be read: {error.strerror}") from error
+
+
+def as_pixels(image: np.ndarray | Image.Image, name: str) -> np.ndarray:
+    """Return an image in memory as (height, width, 3) uint8; an array may also be grey or have an alpha channel."""
+    if isinstance(image, Image.Image):
+        return pixels_of(image, name)
+    array = image[..., None] if image.ndim == 2 else image
+    if array.ndim != 3 or array.dtype != np.uint8 or array.shape[2] not in (1, 3, 4) or not array.size:
+        raise UsageError(
+            f"{name} is an array of shape {image.shape} and type {image.dtype}; give (height, width, 3) uint8 RGB, or "
+            "(height, width) grey"
+        )
+    return array.repeat(3, 2) if array.shape[2] == 1 else np.ascontiguousarray(array[..., :3])
 
 
 def _not_drawings(names: Sequence[str]) -> Sequence[str]:

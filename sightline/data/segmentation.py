@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from sightline.data.sources import decathlon as prepared
 from sightline.data.sources.layouts import IMAGES
 from sightline.data.volumes import decathlon
 from sightline.data.volumes.files import SUFFIXES, channel_files
-from sightline.data.volumes.inputs import VolumeFiles
+from sightline.data.volumes.inputs import Files, VolumeFiles
 from sightline.data.volumes.raw import describe_raw, find_raw, labelled_files, remedy
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
@@ -100,7 +100,7 @@ class SegmentationData(AugmentFields, DataConfig):
             raise UsageError(f"no data: give --data.path DIR (written by `sightline prepare decathlon`){drawn}")
         return SegmentationDataset(self, self.source(split), split, seed)
 
-    def open_files(self, files: Mapping[str, Path], spec: DataSpec) -> Dataset:
+    def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open any volumes or images, whole; the task's windows cover them."""
         return VolumeFiles(files, spec)
 

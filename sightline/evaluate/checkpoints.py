@@ -88,6 +88,11 @@ class Trained:
         recipe = dataclasses.replace(recipe, task=recipe.task.for_data(spec))
         return cls(path, tensors, stored, recipe, run, spec, here, device)
 
+    def about(self) -> dict[str, Any]:
+        """Say where the network comes from."""
+        step = self.stored["progress"]["step"]
+        return {"recipe": self.recipe.name, "checkpoint": str(self.path), "step": step}
+
     def build(self) -> nn.Module:
         """Build the network that the checkpoint describes, not much larger than its weights, and load these."""
         sized = _sized_by(self.path, self.tensors)

@@ -1,25 +1,71 @@
-"""Run a trained network over files that are not a split of its data, for `predict` and `evaluate --labels`."""
+"""Run a trained network over files that are not a split of its data, and over images in memory.
+
+One loop feeds a sink: `predict_files` writes, for the command line, and `predict_inputs` returns objects.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor, nn
 
+from sightline.config import Recipe, Run
+from sightline.data.inputs import list_files
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import PADDING, EvalOrder
 from sightline.errors import BadData, UsageError
 from sightline.evaluate.checkpoints import Trained
+from sightline.files.checkpoint_folder import run_of
+from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
-from sightline.parts import Batch, Bound, PredictJob, PredictOptions, Reporter, Task
+from sightline.hardware.world import World
+from sightline.parts import Batch, Bound, Dataset, DataSpec, Prediction, PredictJob, PredictOptions, Task
 from sightline.report.predictions import DOCUMENT, TABLE
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 from sightline.train import checkpoint
 from sightline.train.signals import StopSignals
+
+Input = str | Path | np.ndarray | Image.Image  # folders stand for the files in them; docs/api.md describes arrays
+Files = Mapping[str, Path | np.ndarray | Image.Image]
+CHOICE = "or add --data.on-bad-sample skip"
+
+
+class Engine(Protocol):
+    """A network to predict with, and how it is fed: a checkpoint (`Trained`), or whatever answers like one."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def run(self) -> Run: ...
+    @property
+    def spec(self) -> DataSpec: ...
+    @property
+    def world(self) -> World: ...
+    @property
+    def device(self) -> Device: ...
+    def build(self) -> nn.Module:
+        """Return a module that answers as the task expects of its network."""
+
+    def about(self) -> dict[str, Any]:
+        """Say where the network comes from, for predictions.json."""
+
+
+class Sink(Protocol):
+    """Receiver of predictions; a Reporter is one."""
+
+    def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
+        """Take one batch's predictions; `names[i]` is None for padding and unreadable files."""
+
+    def note_unreadable(self, name: str, reason: str) -> None:
+        """Record a file that cannot be read; the others are still predicted."""
 
 
 def open_trained(run_folder: Path, which: str, flags: Sequence[str], recipe_file: str, command: str) -> Trained:
@@ -31,83 +77,161 @@ def open_trained(run_folder: Path, which: str, flags: Sequence[str], recipe_file
     return trained
 
 
-def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, options: PredictOptions) -> dict[str, Any]:
+def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, options: PredictOptions) -> dict[str, Any]:
     """Write everything that the task's reporter makes of these files; return what predictions.json holds.
 
     Files that cannot be read are listed in it; they are an error at the end unless data.on_bad_sample is skip, and
     always if no file could be read.
     """
-    recipe, spec = trained.recipe, trained.spec
-    dataset = recipe.data.open_files(files, spec)
-    if dataset.spec != spec:
-        raise UsageError(f"flags must not change what the network is fed: it knows {spec}, they ask for {dataset.spec}")
-    log = RunLog(folder, Screen(trained.run.progress), attempt=None)
+    dataset = _open(engine, files)
+    log = RunLog(folder, Screen(engine.run.progress), attempt=None)
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
-        task = recipe.task.showing(options)
-        reporter = task.reporter(PredictJob(folder, files, spec, options, log.say))
-        model = trained.build().eval()
-        signals = stack.enter_context(StopSignals(trained.world, saves=False))
-        bound = dataset.bind(trained.device, recipe.train.global_batch)
-        loader = _open_loader(trained, bound, reporter, signals)
-        stack.callback(loader.close)
-
-        def between_batches(done: int, total: int) -> None:
-            signals.check()
-            log.evaluating(done, total, done, total)
-
-        _predict_all(trained, task, model, bound, list(files), loader, reporter, between_batches)
-        about = {"recipe": recipe.name, "model": type(model).__name__, "checkpoint": str(trained.path)}
-        document = reporter.write({**about, "step": trained.stored["progress"]["step"]})
+        task = engine.recipe.task.showing(options)
+        reporter = task.reporter(PredictJob(folder, files, engine.spec, options, log.say))
+        model = engine.build().eval()
+        _predict(engine, task, model, dataset, reporter, lambda at, total: log.evaluating(at, total, at, total))
+        about = engine.about()
+        document = reporter.write({"recipe": about.pop("recipe"), "model": type(model).__name__, **about})
         log.say(f"{len(document['files'])} of {len(files)} files predicted; {folder / DOCUMENT} and {TABLE} list them")
     if not document["files"]:
         raise BadData(
             f"none of the {len(files)} files could be predicted (they are listed above and in {folder / DOCUMENT}); "
             "give files that can be read"
         )
-    if reporter.unreadable and recipe.data.on_bad_sample == "fail":
+    if reporter.unreadable and engine.recipe.data.on_bad_sample == "fail":
         raise BadData(
             f"{len(reporter.unreadable)} of {len(files)} files cannot be read (they are listed above and in "
-            f"{folder / DOCUMENT}); fix or remove them, or add --data.on-bad-sample skip"
+            f"{folder / DOCUMENT}); fix or remove them, {CHOICE}"
         )
     return document
 
 
+def predict_inputs(engine: Engine, inputs: Input | Sequence[Input], options: PredictOptions) -> list[Prediction]:
+    """Return what was found in each input, in the order given; write nothing. What cannot be read is an error, or left
+    out where data.on_bad_sample is skip."""
+    is_one = isinstance(inputs, Input) or not isinstance(inputs, Iterable)
+    given: list[Any] = [inputs] if is_one else list(inputs)  # type: ignore[arg-type]  # mypy does not follow is_one
+    files: dict[str, Path | np.ndarray | Image.Image] = {}
+    order: list[str] = []
+    for number, each in enumerate(given):
+        named = _named(engine, each, number)
+        files |= named
+        order += named
+    paths = {name: each for name, each in files.items() if isinstance(each, Path)}
+    further = paths.keys() - engine.recipe.data.first_files(paths, engine.spec).keys()
+    found = predict_objects(engine, {name: each for name, each in files.items() if name not in further}, options)
+    return [found[name] for name in order if name in found]
+
+
+def _named(engine: Engine, given: Any, number: int) -> dict[str, Path | np.ndarray | Image.Image]:
+    """Return the files or the image of one input, by the names that results carry."""
+    if isinstance(given, np.ndarray | Image.Image):
+        return {f"inputs[{number}]": given}
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"inputs[{number}] is a {type(given).__name__}; give paths, PIL images or NumPy arrays")
+    path = Path(given)
+    made_by_us = run_of(Path(engine.about()["checkpoint"]))
+    files = list_files([path], engine.recipe.data.file_suffixes, made_by_us, lambda _: None)
+    return {str(path / name) if path.is_dir() else str(given): file for name, file in files.items()}
+
+
+def predict_objects(engine: Engine, files: Files, options: PredictOptions) -> dict[str, Prediction]:
+    """Return what was found in each file and image, by name."""
+    if not files:
+        return {}
+    dataset = _open(engine, files)
+    task = engine.recipe.task.showing(options)
+    found = _Objects(task, engine.spec, options)
+    model = engine.build()
+    was_training = model.training
+    try:
+        _predict(engine, task, model.eval(), dataset, found, lambda at, total: None)
+    finally:
+        model.train(was_training)  # it may be the user's own
+    if found.unreadable and engine.recipe.data.on_bad_sample == "fail":
+        listed = "; ".join(f"{name}: {reason}" for name, reason in list(found.unreadable.items())[:3])
+        raise BadData(
+            f"{len(found.unreadable)} of {len(files)} inputs cannot be read ({listed}); leave them out, {CHOICE}"
+        )
+    return {name: found.by_name[name] for name in files if name in found.by_name}
+
+
+class _Objects:
+    """A sink that keeps objects."""
+
+    def __init__(self, task: Task, spec: DataSpec, options: PredictOptions):
+        self.by_name: dict[str, Prediction] = {}
+        self.unreadable: dict[str, str] = {}
+        self._read = lambda names, outputs, batch: task.results(names, outputs, batch, spec, options)
+
+    def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
+        self.by_name |= {each.file: each for each in self._read(names, predictions, batch)}
+
+    def note_unreadable(self, name: str, reason: str) -> None:
+        self.unreadable[name] = reason
+
+
+def _open(engine: Engine, files: Files) -> Dataset:
+    dataset = engine.recipe.data.open_files(files, engine.spec)
+    if dataset.spec != engine.spec:
+        raise UsageError(
+            f"flags must not change what the network is fed: it knows {engine.spec}, they ask for {dataset.spec}"
+        )
+    return dataset
+
+
+def _predict(
+    engine: Engine, task: Task, model: nn.Module, dataset: Dataset, sink: Sink, on_batch: Callable[[int, int], None]
+) -> None:
+    """Run the network over a dataset of files; stop signals are obeyed between batches."""
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(StopSignals(engine.world, saves=False))
+        bound = dataset.bind(engine.device, engine.recipe.train.global_batch)
+        loader = _open_loader(engine, bound, sink, signals)
+        stack.callback(loader.close)
+
+        def between_batches(done: int, total: int) -> None:
+            signals.check()
+            on_batch(done, total)
+
+        _predict_all(engine, task, model, bound, loader, sink, between_batches)
+
+
 @torch.inference_mode()
 def _predict_all(
-    trained: Trained,
+    engine: Engine,
     task: Task,
-    model: torch.nn.Module,
+    model: nn.Module,
     bound: Bound,
-    names: Sequence[str],
     loader: Loader,
-    reporter: Reporter,
+    sink: Sink,
     on_batch: Callable[[int, int], None],
 ) -> None:
     total = loader.feeds["files"].order.steps_per_epoch
-    precision = trained.recipe.train.eval_precision
+    precision = engine.recipe.train.eval_precision
     loader.seek("files", 0, total)
     for number in range(total):
         on_batch(number, total)
         loaded = loader.next("files")
-        names_here = _names(loaded, names)
-        if not any(names_here):
+        names = _names(loaded, bound.dataset)
+        if not any(names):
             continue
         batch = bound.finish(loaded, DTYPES[precision])
-        with autocast(trained.device, precision):
+        with autocast(engine.device, precision):
             predictions = task.predict(model, batch)
-        reporter.add(names_here, predictions, batch)
+        sink.add(names, predictions, batch)
 
 
-def _open_loader(trained: Trained, bound: Bound, reporter: Reporter, signals: StopSignals) -> Loader:
+def _open_loader(engine: Engine, bound: Bound, sink: Sink, signals: StopSignals) -> Loader:
     count = len(bound.dataset)
-    order = EvalOrder(count, min(count, trained.recipe.train.global_batch, bound.dataset.predict_batch))
+    order = EvalOrder(count, min(count, engine.recipe.train.global_batch, bound.dataset.predict_batch))
     # One bad file does not keep the others from being predicted; data.on_bad_sample is obeyed at the end.
-    bad_samples = BadSamples("skip", count, lambda bad: reporter.note_unreadable(bad.name, bad.reason))
-    return Loader({"files": (bound, order)}, trained.run, trained.device, trained.world, bad_samples, signals.check)
+    bad_samples = BadSamples("skip", count, lambda bad: sink.note_unreadable(bad.name, bad.reason))
+    return Loader({"files": (bound, order)}, engine.run, engine.device, engine.world, bad_samples, signals.check)
 
 
-def _names(batch: Batch, names: Sequence[str]) -> list[str | None]:
+def _names(batch: Batch, dataset: Dataset) -> list[str | None]:
     """Return the file of each row; None for padding and unreadable files."""
     rows = zip(batch["index"].tolist(), batch["valid"].tolist(), strict=True)
-    return [names[index] if index != PADDING and is_valid else None for index, is_valid in rows]
+    return [dataset.name(index) if index != PADDING and is_valid else None for index, is_valid in rows]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -41,6 +44,30 @@ def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
         torch.set_num_threads(min(torch.get_num_threads(), cpus))
     precision = device.resolve_precision(recipe.train.precision)
     return here, device, replace(recipe, train=replace(recipe.train, precision=precision))
+
+
+@contextmanager
+def torch_as_before() -> Iterator[None]:
+    """Restore what a call changes for the whole process: random numbers, determinism, TF32, the number of threads."""
+    cudnn: Any = torch.backends.cudnn
+    settings = [(cudnn, name) for name in ("deterministic", "benchmark", "allow_tf32")]
+    settings.append((torch.backends.cuda.matmul, "allow_tf32"))
+    before = []
+    for owner, name in settings:
+        with suppress(RuntimeError):  # of a script that uses torch's newer names for TF32
+            before.append((owner, name, getattr(owner, name)))
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    only_warns, threads = torch.is_deterministic_algorithms_warn_only_enabled(), torch.get_num_threads()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(gpus, device_type="cuda"):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        for owner, name, value in before:
+            setattr(owner, name, value)
 
 
 def bind_to_cpus(count: int) -> None:

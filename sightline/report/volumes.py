@@ -45,12 +45,8 @@ class VolumePredictions(ResultFolder):
     def add(self, names: Sequence[str | None], predictions: Mapping[str, Tensor], batch: Batch) -> None:
         """Resample scores to the geometry of their file, and write, draw and report them."""
         for row, name in enumerate(names):
-            if name is None:
-                continue
-            geometry = Geometry(*(_triple(batch[key][row]) for key in ("original", "start", "end", "extent")))
-            depth, height, width = geometry.shape
-            logits = predictions["logits"][row, :, :depth, :height, :width].float().cpu().numpy()
-            self._add_volume(name, to_original(logits, geometry), geometry)
+            if name is not None:
+                self._add_volume(name, *scores_of_row(predictions, batch, row))
 
     def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
         """Write predictions.json, with the names of the classes that masks hold as numbers."""
@@ -65,7 +61,7 @@ class VolumePredictions(ResultFolder):
 
     def _add_volume(self, name: str, scores: np.ndarray, geometry: Geometry) -> None:
         path, case = self._files[name], self._cases[name]
-        mask = scores.argmax(0).astype(np.uint8)
+        mask, counts = mask_of(scores, self.spec.classes)
         try:
             header = read_header(path, name, self.spec.channels)
             drawing = _drawing(case, path, self.spec, mask) if self.options.draws else None
@@ -74,7 +70,7 @@ class VolumePredictions(ResultFolder):
         except BadSample as bad:
             self.note_unreadable(bad.name, bad.reason)
             return
-        row = self._row(name, header, mask)
+        row = self._row(name, header, mask, counts)
         row["mask"] = _mask_name(case, path)
         write = _write_image if is_image(path) else write_volume
         self.replace(row["mask"], lambda temporary: write(temporary, mask, header.affine))
@@ -88,8 +84,7 @@ class VolumePredictions(ResultFolder):
         self._rows[name] = row
         self.say(as_line(row))
 
-    def _row(self, name: str, header: Header, mask: np.ndarray) -> dict[str, Any]:
-        counts = np.bincount(mask.reshape(-1), minlength=len(self.spec.classes)).tolist()
+    def _row(self, name: str, header: Header, mask: np.ndarray, counts: Sequence[int]) -> dict[str, Any]:
         found: list[dict[str, Any]] = []
         for number, (class_name, count) in enumerate(zip(self.spec.classes, counts, strict=True)):
             found.append({"class": class_name, "id": number, "voxels": count})
@@ -99,6 +94,20 @@ class VolumePredictions(ResultFolder):
                 found[-1]["ml"] = round(millilitres(count, header.spacing), 6)
         shape, spacing = list(mask.shape), [round(mm, 6) for mm in header.spacing]
         return {"file": name, "path": str(self._files[name]), "shape": shape, "spacing": spacing, "found": found}
+
+
+def scores_of_row(predictions: Mapping[str, Tensor], batch: Batch, row: int) -> tuple[np.ndarray, Geometry]:
+    """Return the scores (classes, depth, height, width) of a volume in the geometry of its file, and that geometry."""
+    geometry = Geometry(*(_triple(batch[key][row]) for key in ("original", "start", "end", "extent")))
+    depth, height, width = geometry.shape
+    logits = predictions["logits"][row, :, :depth, :height, :width].float().cpu().numpy()
+    return to_original(logits, geometry), geometry
+
+
+def mask_of(scores: np.ndarray, classes: Sequence[str]) -> tuple[np.ndarray, list[int]]:
+    """Return the most probable class of every voxel, and how many voxels each class has."""
+    mask = scores.argmax(0).astype(np.uint8)
+    return mask, np.bincount(mask.reshape(-1), minlength=len(classes)).tolist()
 
 
 def probabilities(scores: np.ndarray, geometry: Geometry) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Two files as the TensorFlow benchmark logger writes them, for the tools that read those (`--run.benchmark-log DIR`).
 
 metric.log has one JSON object per number and line; benchmark_run.log is one object about the run and its machine.
-EventLog feeds it. Nothing is sent anywhere.
+Nothing is sent anywhere.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from sightline.errors import UsageError
 from sightline.files.whole import no_link, open_text, replace_text
 from sightline.hardware.devices import KINDS
+from sightline.runs.loggers import Logger
 
 METRICS = "metric.log"
 RUN = "benchmark_run.log"
@@ -39,7 +40,7 @@ UNITS = {  # by the last part of a metric's name
 }
 
 
-class BenchmarkLog:
+class BenchmarkLog(Logger):
     """Opened by rank 0. A resumed run appends to metric.log and replaces benchmark_run.log."""
 
     def __init__(self, folder: Path, name: str, fields: Mapping[str, Any], test_id: str):
@@ -68,6 +69,11 @@ class BenchmarkLog:
                 f"run.benchmark_log={folder} cannot be written: {error.strerror}; give another folder, or leave it out"
             ) from error
 
+    def scalars(self, group: str, values: Mapping[str, float], step: int) -> None:
+        """Append the numbers, one line each."""
+        for name, value in values.items():
+            self.metric(f"{group}/{name}", value, step)
+
     def metric(self, name: str, value: float, step: int) -> None:
         """Append one number; JSON has no NaN or infinity, so these are left out: log.jsonl reports them anyway."""
         if not math.isfinite(value):
@@ -83,7 +89,7 @@ class BenchmarkLog:
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
 
-    def close(self, code: int) -> None:
+    def close(self, code: int, reason: str = "") -> None:
         """Write how the run ended."""
         self._metrics.close()
         self._write_about("success" if code == 0 else "failure")

@@ -1,8 +1,8 @@
-"""The files of a run that programs read: log.jsonl, bad_samples.jsonl, rank_N.log, TensorBoard, the benchmark log.
+"""The files of a run that programs read: log.jsonl, bad_samples.jsonl, rank_N.log; and the numbers for its loggers.
 
 log.jsonl is one JSON object per line; every line has `event` and `time`, the first one `schema`. Rank 0 writes it;
 rank N has rank_N.log, plain text, for its lines, its warnings and, where ranks hang, its stacks.
-TensorBoard and the benchmark log (benchmark_log.py) get the same numbers as train/NAME, epoch/NAME, evaluate/NAME.
+Loggers (loggers.py) get the same numbers as train/NAME, epoch/NAME, evaluate/NAME.
 """
 
 from __future__ import annotations
@@ -12,54 +12,89 @@ import json
 import os
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from sightline import __version__
 from sightline.data.loading.workers import Bad
-from sightline.errors import UsageError
 from sightline.files.whole import open_text
-from sightline.runs.benchmark_log import BenchmarkLog
 from sightline.runs.folder import BAD_SAMPLES, RunFolder, finite
+from sightline.runs.loggers import Logger, RunStart
 from sightline.terminal import visible
 
 SCHEMA = 1
 
 
+class JsonLines(Logger):
+    """log.jsonl, opened when the first line comes."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def event(self, name: str, values: Mapping[str, Any]) -> None:
+        """Append a line and flush it, so that a killed run has lost none."""
+        if self._file is None:
+            is_new = not self._path.exists()
+            self._file = open_text(self._path, "a")
+            if is_new:
+                self.event("log", {"schema": SCHEMA, "sightline": __version__})
+        line = {"event": name, "time": round(time.time(), 3), **values}
+        self._file.write(json.dumps(finite(line)) + "\n")
+        self._file.flush()
+
+    def count(self, name: str) -> int:
+        """Count the events of this name so far."""
+        try:
+            with self._path.open("rb") as file:
+                return sum(f'"event": "{name}"'.encode() in line for line in file)
+        except OSError:  # none yet
+            return 0
+
+    def release(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+
+
 class EventLog:
-    """Lines and curves of one rank; files are opened when the first line comes."""
+    """Passes events and numbers of one rank on to its loggers: log.jsonl and others, on rank 0 only."""
 
     def __init__(self, folder: RunFolder):
         self.folder = folder
         self.has_rank_log = folder.attempt is not None and not folder.is_main
-        self._file: IO[str] | None = None
+        self._lines = JsonLines(folder.path / "log.jsonl")
+        self._loggers: list[Logger] = [self._lines] if folder.is_main else []
         self._rank_file: IO[str] | None = None
-        self._board: Any = None
-        self._benchmark: BenchmarkLog | None = None
 
-    def open_board(self) -> None:
-        """Write every number to TensorBoard too."""
-        self._board = _open_board(self.folder.path)
+    def add(self, logger: Logger) -> None:
+        """Report to this logger too."""
+        if self.folder.is_main:
+            self._loggers.append(logger)
 
-    def feed(self, benchmark: BenchmarkLog) -> None:
-        """Write every number to the benchmark log too."""
-        self._benchmark = benchmark
+    def start(self, fields: Mapping[str, Any], scores: tuple[str, ...], step: int) -> None:
+        """Report the settings of the run to all loggers."""
+        run = RunStart(self.folder.path, fields, scores, step, self._lines.count("start"))
+        for logger in self._loggers:
+            logger.start(run)
 
     def write(self, kind: str, **values: Any) -> None:
-        """Append a line to log.jsonl and flush it, so that a killed run has lost none."""
-        if not self.folder.is_main:
-            return
-        if self._file is None:
-            path = self.folder.path / "log.jsonl"
-            is_new = not path.exists()
-            self._file = open_text(path, "a")
-            if is_new:
-                self.write("log", schema=SCHEMA, sightline=__version__)
-        line = {"event": kind, "time": round(time.time(), 3), **values}
-        with self.folder.may_lack_room():
-            self._file.write(json.dumps(finite(line)) + "\n")
-            self._file.flush()
+        """Report an event."""
+        for logger in self._loggers:
+            with self.folder.may_lack_room():
+                logger.event(kind, values)
+
+    def scalars(self, group: str, values: Mapping[str, float], step: int) -> None:
+        """Add a point to the curve of each value."""
+        # The original scripts' names: learning_rate is train/lr, accuracy train/top1, global_step/sec and
+        # steps_per_second train/steps_per_s, global_examples/sec train/images_per_s, examples/sec (of one worker)
+        # train/images_per_s_per_rank where there are several; test_loss, test_accuracy and accuracy_top_5 are
+        # evaluate/loss, top1 and top5; ttt/eval/begin and end are evaluate/begin and end.
+        for logger in self._loggers:
+            with self.folder.may_lack_room():
+                logger.scalars(group, values, step)
 
     def note(self, text: str) -> None:
         """Append a line to rank_N.log."""
@@ -85,53 +120,20 @@ class EventLog:
         with self.folder.may_lack_room(), open_text(self.folder.path / BAD_SAMPLES, "a") as file:
             file.write(json.dumps(asdict(bad)) + "\n")
 
-    def curves(self, prefix: str, values: dict[str, float], step: int) -> None:
-        """Add a point to the curve of each value on TensorBoard and in the benchmark log."""
-        # The original scripts' names: learning_rate is train/lr, accuracy train/top1, global_step/sec and
-        # steps_per_second train/steps_per_s, global_examples/sec train/images_per_s, examples/sec (of one worker)
-        # train/images_per_s_per_rank where there are several; test_loss, test_accuracy and accuracy_top_5 are
-        # evaluate/loss, top1 and top5; ttt/eval/begin and end are evaluate/begin and end.
-        for name, value in values.items():
-            if self._board:
-                self._board.add_scalar(f"{prefix}/{name}", value, step)
-            if self._benchmark:
-                with self.folder.may_lack_room():
-                    self._benchmark.metric(f"{prefix}/{name}", value, step)
-
-    def hyperparameters(self, fields: dict[str, Any], values: dict[str, float]) -> None:
-        """Add a row to TensorBoard's table of runs: every field beside the final scores."""
-        if self._board:
-            from torch.utils.tensorboard.summary import hparams
-
-            plain = {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in fields.items()}
-            for part in hparams(plain, {f"evaluate/{name}": value for name, value in values.items()}):
-                self._board.file_writer.add_summary(part)
-
     def end(self, code: int, reason: str) -> None:
-        """Log the exit code and finish the benchmark log."""
+        """Log the exit code and close the loggers."""
         if self.has_rank_log:
             self.note(f"ends with exit {code}: {reason}")
         self.write("exit", code=code, reason=reason)
-        if self._benchmark:
+        for logger in self._loggers:
             with self.folder.may_lack_room():
-                self._benchmark.close(code)
+                logger.close(code, reason)
 
     def close(self) -> None:
         """Close all files."""
-        if self._board:
-            self._board.close()
-        for file in (self._file, self._rank_file):
-            if file:
-                with self.folder.may_lack_room():
-                    file.close()
+        with self.folder.may_lack_room():
+            self._lines.release()
+        if self._rank_file:
+            with self.folder.may_lack_room():
+                self._rank_file.close()
         self._rank_file = None  # a line after the end opens it again
-
-
-def _open_board(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UsageError(
-            "--run.tensorboard needs the package tensorboard: `pip install sightline[tensorboard]`, or leave it out"
-        ) from None
-    return SummaryWriter(str(folder / "tensorboard"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from sightline.report.refresh import Refresh
 from sightline.runs.attempts import ALONE, Attempt
 from sightline.runs.events import EventLog
 from sightline.runs.folder import BEST_SCORES, DRAWINGS, RunFolder
+from sightline.runs.loggers import Harmless, Logger
 from sightline.runs.screen import RunSize, Screen, as_hours, as_score, as_speed, as_words
 
 WIDTH = 80
@@ -52,6 +53,15 @@ class RunLog:
         """Append a line to log.jsonl; rank 0 only."""
         self.events.write(kind, **values)
 
+    def add_logger(self, logger: Logger) -> None:
+        """Report to this logger too. What it raises is a warning, once."""
+        self.events.add(Harmless(logger, lambda text: self.say(f"warning: {text}")))
+
+    def started(self, fields: Mapping[str, Any], scores: Sequence[str], step: int, **facts: Any) -> None:
+        """Report a start of the run: its settings, its position and how it is carried out."""
+        self.events.start(fields, tuple(scores), step)
+        self.events.write("start", step=step, **facts)
+
     def warn(self, text: str) -> None:
         """Print a warning and log it."""
         self.events.write("warning", text=text)
@@ -75,7 +85,7 @@ class RunLog:
     def training(self, epoch: int, step: int, size: RunSize, line: dict[str, float]) -> None:
         """Report a log interval of training that ends after `step` steps of the run."""
         self.events.write("train", epoch=epoch, step=step, **line)
-        self.events.curves("train", line, step)
+        self.events.scalars("train", line, step)
         if self._page:
             self._page.look()
         done, total = size.place(epoch, step)
@@ -90,7 +100,7 @@ class RunLog:
         """Log the loss of an epoch's training, or of what a stop has left of it, and how long it took."""
         rounded = {name: value if name == "loss" else round(value, 3) for name, value in line.items()}
         self.events.write("epoch", epoch=epoch + 1, step=step, **rounded)
-        self.events.curves("epoch", line, step)
+        self.events.scalars("epoch", line, step)
 
     def epoch_end(
         self, epoch: int, size: RunSize, line: dict[str, float], scores: Scores | None, headline: str, standing: str
@@ -129,7 +139,7 @@ class RunLog:
     def evaluation(self, at: Literal["begin", "end"], step: int, **times: float) -> None:
         """Mark begin and end of an evaluation in the log and on TensorBoard; at the end with the times so far."""
         self.events.write(f"evaluate_{at}", step=step, **{name: round(value, 3) for name, value in times.items()})
-        self.events.curves("evaluate", {at: 0.0}, step)
+        self.events.scalars("evaluate", {at: 0.0}, step)
 
     def scores(
         self, scores: Scores, file: str, times: dict[str, float] | None = None, is_best: bool = False, **where: Any
@@ -137,7 +147,7 @@ class RunLog:
         """Log an evaluation, and write a file with its tables and how long it took; a second file keeps the best of the
         run, a third drawings of its worst samples."""
         self.events.write("evaluate", **where, **scores.values)
-        self.events.curves("evaluate", scores.values, where.get("step", 0))
+        self.events.scalars("evaluate", scores.values, where.get("step", 0))
         whole = {**where, **({"time_to_train": times} if times else {}), **asdict(scores)}
         for name in (file, BEST_SCORES) if is_best else (file,):
             self.folder.write_json(name, whole)
@@ -164,7 +174,7 @@ class RunLog:
             self.say(f"{why}; nothing was evaluated")
             return
         self.events.write("time_to_train", step=step, **{name: round(value, 3) for name, value in times.items()})
-        self.events.curves("time_to_train", times, step)
+        self.events.scalars("time_to_train", times, step)
         self._time_to_train = times
         has_paused = times["wall_s"] - times["running_s"] >= 1
         pauses = f" ({as_hours(times['wall_s'])} with the pauses between starts)" if has_paused else ""

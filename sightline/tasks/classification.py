@@ -18,17 +18,32 @@ data.class_weights, listed below.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sightline import results
 from sightline.errors import UsageError
 from sightline.evaluate.average_precision import AveragePrecision, binary_loss
 from sightline.evaluate.topk import TopK
-from sightline.parts import Batch, DataSpec, Drawing, Finding, Loss, Metric, PredictJob, Reporter, SeenSample, Task
+from sightline.parts import (
+    Batch,
+    DataSpec,
+    Drawing,
+    Finding,
+    Loss,
+    Metric,
+    Prediction,
+    PredictJob,
+    PredictOptions,
+    Reporter,
+    SeenSample,
+    Task,
+)
 from sightline.report.beside import image_alone
 from sightline.report.findings import classes_found, labels_found, labels_of
 from sightline.report.predictions import Predictions
@@ -118,6 +133,27 @@ class Classification(Task):
         return classes_found(
             predictions["logits"], spec, 5 if top is None else top, 0.0 if threshold is None else threshold
         )
+
+    def results(
+        self,
+        names: Sequence[str | None],
+        predictions: Mapping[str, Tensor],
+        batch: Batch,
+        spec: DataSpec,
+        options: PredictOptions,
+    ) -> list[Prediction]:
+        """Return the probabilities of all classes, or of the `top` ones, and the labels that they make."""
+        top = len(spec.classes) if options.top is None else options.top
+        every = self.findings(predictions, spec, top, 0.0)
+        chosen = self.findings(predictions, spec, 1 if not spec.multi_label else top, options.threshold)
+        made: list[Prediction] = []
+        for name, found, labels in zip(names, every, chosen, strict=True):
+            if name is not None:
+                probabilities = {each.name: each.score for each in found}  # none where they are not numbers
+                label, probability = next(iter(probabilities.items()), ("", math.nan))
+                given = tuple(each.name for each in labels)
+                made.append(results.Classification(name, label, probability, probabilities, given))
+        return made
 
     def reporter(self, job: PredictJob) -> Reporter:
         """List findings, and draw them into their images."""

@@ -7,15 +7,17 @@ The model answers (logits (batch, anchors, classes + 1), offsets (batch, anchors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from sightline import results
 from sightline.boxes import decode
 from sightline.errors import UsageError
 from sightline.evaluate.coco_map import CocoMap
@@ -26,6 +28,7 @@ from sightline.parts import (
     Drawing,
     Finding,
     Loss,
+    Prediction,
     PredictJob,
     PredictOptions,
     Reporter,
@@ -133,6 +136,31 @@ class Detection(Task):
         """Return the best boxes, by default 20 with scores from 0.3 on; the original shows 10 from 0.05 on."""
         boxes, scores, labels = (predictions[key] for key in ("boxes", "scores", "labels"))
         return boxes_found(boxes, scores, labels, spec, top or 20, 0.3 if threshold is None else threshold)
+
+    def results(
+        self,
+        names: Sequence[str | None],
+        predictions: Mapping[str, Tensor],
+        batch: Batch,
+        spec: DataSpec,
+        options: PredictOptions,
+    ) -> list[Prediction]:
+        """Return the boxes that `findings` chooses, in pixels of their images."""
+        found = self.findings(predictions, spec, options.top, options.threshold)
+        sizes = zip(batch["width"].tolist(), batch["height"].tolist(), strict=True)
+        return [
+            results.Detection(
+                name,
+                np.array([each.box for each in boxes]).reshape(-1, 4) * (width, height, width, height),
+                np.array([each.score for each in boxes]),
+                tuple(each.name for each in boxes),
+                tuple(each.class_id for each in boxes),
+                width,
+                height,
+            )
+            for name, boxes, (width, height) in zip(names, found, sizes, strict=True)
+            if name is not None
+        ]
 
     def reporter(self, job: PredictJob) -> Reporter:
         """List findings, and draw them into their images."""

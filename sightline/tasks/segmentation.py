@@ -7,7 +7,7 @@ Batch keys: image (after finish(): batch, channels, *space), label (batch, *spac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -18,12 +18,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from sightline import results
 from sightline.errors import UsageError
 from sightline.evaluate.dice import Dice, dice_loss, soft_sums, within
 from sightline.evaluate.sliding_window import sliding_window
-from sightline.parts import Batch, DataSpec, Drawing, Loss, PredictJob, Reporter, SeenSample, Task
+from sightline.parts import (
+    Batch,
+    DataSpec,
+    Drawing,
+    Loss,
+    Prediction,
+    PredictJob,
+    PredictOptions,
+    Reporter,
+    SeenSample,
+    Task,
+)
 from sightline.report.beside import mask_colours, masks_beside
-from sightline.report.volumes import VolumePredictions
+from sightline.report.volumes import VolumePredictions, mask_of, probabilities, scores_of_row
 
 BRATS_CLASSES = 4  # background, edema, non-enhancing tumour, enhancing tumour
 
@@ -153,6 +165,28 @@ class Segmentation(Task):
             at = at if labelled[at] or not labelled.any() else int(labelled.argmax())
             samples.append(SeenSample(image[:, at], mask=label[at], note=f"slice {at}"))
         return samples
+
+    def results(
+        self,
+        names: Sequence[str | None],
+        predictions: Mapping[str, Tensor],
+        batch: Batch,
+        spec: DataSpec,
+        options: PredictOptions,
+    ) -> list[Prediction]:
+        """Return masks in the geometry of their files."""
+        found: list[Prediction] = []
+        for row, name in enumerate(names):
+            if name is None:
+                continue
+            scores, geometry = scores_of_row(predictions, batch, row)
+            mask, counts = mask_of(scores, spec.classes)
+            shares = probabilities(scores, geometry) if options.probabilities else None
+            if batch["flat"][row]:
+                mask, shares = mask[0], shares[:, 0] if shares is not None else None
+            voxels = dict(zip(spec.classes, counts, strict=True))
+            found.append(results.Segmentation(name, mask, spec.classes, voxels, shares))
+        return found
 
     def reporter(self, job: PredictJob) -> Reporter:
         """Write masks in the geometry of their files, and draw slices with outlines."""

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TextIO
+from typing import IO, Any, Literal, TextIO
 
 # C0 but tab and newline, DEL, C1, overrides of the direction of writing, and bytes of file names that are not text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -71,6 +71,11 @@ def behind(stream: TextIO | None) -> TextIO | None:
     return stream
 
 
+def can_draw(stream: IO[str] | None) -> bool:
+    """Return whether a stream is a terminal that lets the cursor be moved; that of a notebook only says so."""
+    return stream is not None and stream.isatty() and not type(stream).__module__.startswith("ipykernel")
+
+
 def guard(*kinds: type) -> None:
     """Put a guard before stdout and stderr; where kinds are given, only before streams of these."""
     for name in ("stdout", "stderr"):
@@ -79,10 +84,23 @@ def guard(*kinds: type) -> None:
             setattr(sys, name, Guarded(stream))
 
 
+_commands = 0  # at work in this process
+
+
+def is_command() -> bool:
+    """Return whether this process carries out a command: then it is ours to end, else it is somebody's script."""
+    return _commands > 0
+
+
 @contextmanager
 def guarded() -> Iterator[None]:
     """Guard a command. The guard stays after an error, because its traceback is still to be printed."""
+    global _commands
     before = sys.stdout, sys.stderr
     guard()
-    yield
+    _commands += 1
+    try:
+        yield
+    finally:
+        _commands -= 1
     sys.stdout, sys.stderr = before

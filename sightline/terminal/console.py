@@ -20,11 +20,18 @@ class Terminal(Console):
     """Prints around the guard, because rich moves the cursor; control characters are made visible here."""
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False):
-        super().__init__(stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        # In a notebook rich would write HTML.
+        super().__init__(
+            stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False
+        )
 
     @property  # type: ignore[misc]  # rich lets it be set; nobody does
     def file(self) -> IO[str]:
         return terminal.behind(sys.stderr if self.stderr else sys.stdout) or super().file
+
+    @property
+    def is_terminal(self) -> bool:
+        return super().is_terminal and terminal.can_draw(self.file)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):

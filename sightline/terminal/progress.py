@@ -16,7 +16,7 @@ _LINE_EVERY_S = 10.0
 def shown_progress() -> Iterator[Progress]:
     """Yield a function that a command calls with (what, done, total) as its work proceeds."""
     stream = terminal.behind(sys.stderr)
-    if stream is None or not stream.isatty():
+    if not terminal.can_draw(stream):
         yield _Lines()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn

@@ -20,7 +20,7 @@ from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure.profile import ProfileWindow, parse_window
-from sightline.parts import Bound, Dataset, Scores
+from sightline.parts import Bound, Dataset, Scores, TrainResult
 from sightline.report.data_facts import keep_facts
 from sightline.runs.environment import environment
 from sightline.runs.folder import SCORES
@@ -41,7 +41,7 @@ from sightline.train.stop_time import StopTime
 from sightline.train.warnings import start_warnings
 
 
-def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> Scores:
+def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> TrainResult:
     """Train a recipe to its end, resuming where its run folder stands, and return the last scores."""
     cfg = recipe.train
     with StopSignals(world) as signals:
@@ -54,7 +54,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         length = length_of(cfg, order)
         steps = min(length.steps, cfg.max_steps or sys.maxsize)
         traced = parse_window(run.profile, steps)
-        refuse_unwatchable(recipe.schedule, recipe.task.metric(sets["val"].spec, device.torch_device).names())
+        names = _score_names(recipe, sets["val"], device)
 
         # Build the model, then resume it; a new run begins with pretrained weights where it names some.
         built = build_model(recipe, run, sets["train"].spec, device, world)
@@ -72,7 +72,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
         if over:
             log.say(f"{log.folder.path} is finished, {over}; raise --train.epochs, or choose another --run.out")
-            return scores
+            return _result(scores, progress, over, log)
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
         step = build_step(recipe, run, device, world, state, bound["train"], cfg.head_epochs * length.steps_per_epoch)
         bad_steps = BadSteps(run, state, saver, order, sets["train"], log)
@@ -80,8 +80,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         evaluated = eval_order(cfg, len(sets["val"]), world)
         feeds: Feeds = {"train": (bound["train"], order), "val": (bound["val"], evaluated)}
         loader = Loader(feeds, run, device, world, bad_samples, signals.check)
-        facts = {"step": progress.step, "steps": steps, "local_batch": order.local_samples, "base_lr": base_lr}
-        log.event("start", **facts, workers=loader.worker_pids)
+        facts = {"steps": steps, "local_batch": order.local_samples, "base_lr": base_lr, "workers": loader.worker_pids}
+        log.started(config.leaves(recipe, run), names, progress.step, **facts)
         about = _start_lines(recipe, length, len(sets["val"]), device, world, progress)
         for note in (*about, *loader.notes, *state.notes, *start_warnings(recipe, base_lr, sets["train"].spec.classes)):
             log.say(note)
@@ -160,7 +160,19 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             window.close()
             loader.close()
             saver.close()
-    return scores
+    return _result(scores, progress, over, log)
+
+
+def _score_names(recipe: Recipe, data: Dataset, device: Device) -> tuple[str, ...]:
+    """Return the names of an evaluation's scores, as far as they are known; refuse a schedule that watches another."""
+    names = recipe.task.metric(data.spec, device.torch_device).names()
+    refuse_unwatchable(recipe.schedule, names)
+    return names or (recipe.task.headline,)
+
+
+def _result(scores: Scores, progress: TrainProgress, over: str, log: RunLog) -> TrainResult:
+    best = (progress.best_score, progress.best_step)
+    return TrainResult(scores.values, scores.tables, scores.worst, log.folder.path, *best, over)
 
 
 def _where_split_is_kept(run: Run, folder: Path) -> Path:

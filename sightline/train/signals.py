@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sightline import terminal
 from sightline.errors import Interrupted, cause_of
 from sightline.hardware.launch.plan import hangup
 from sightline.hardware.world import World
@@ -26,8 +27,10 @@ ONE_KEYSTROKE_S = 0.3  # a process that is just being started has our pipe, and 
 
 
 class StopSignals:
-    """Use as a context manager. A second SIGINT leaves at once; checkpoints are whole or absent, so nothing is lost.
+    """Use as a context manager. A second SIGINT leaves at once: it ends the process of a command, and is a
+    KeyboardInterrupt in a user's own. Checkpoints are whole or absent, so nothing is lost.
 
+    Handlers are those from before afterwards. Outside of the main thread, where Python allows none, there are none.
     A thread answers a signal at once: Python runs handlers only between two steps of its own, and a single call into
     torch, such as backward(), can take minutes. It writes with os.write(), past all buffers that may be half filled.
     """
@@ -35,6 +38,7 @@ class StopSignals:
     def __init__(self, world: World, saves: bool = True):
         self.world = world
         self.saves = saves
+        self._ends_process = terminal.is_command()
         self._pending = 0
         self._previous: dict[int, Any] = {}
         self._terminals: list[int] = []
@@ -49,6 +53,8 @@ class StopSignals:
         """The longest time from one agree() to the next so far: the first step, which compiles, ends with the first."""
 
     def __enter__(self) -> StopSignals:
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._terminals = [output for output in OUTPUTS if os.isatty(output)]
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)  # as set_wakeup_fd demands
@@ -65,13 +71,14 @@ class StopSignals:
         is_ending = kind is not None and self.world.size > 1
         if is_ending:
             ignore_stops()  # first: with the handlers from before, a launcher's SIGTERM would end the process here
+        if self._thread is None:
+            return
         for number, handler in self._previous.items():
             if not (is_ending and number in OF_LAUNCHERS):
                 signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
         os.set_blocking(self._pipe[1], True)
         os.write(self._pipe[1], END)  # the end of the file would not do: a forked process may hold the pipe open
-        assert self._thread is not None
         self._thread.join()  # what it says comes before what is said of the end
         for end in self._pipe:
             os.close(end)
@@ -111,6 +118,8 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._pending and number == signal.SIGINT:
+            if not self._ends_process:
+                raise KeyboardInterrupt("stopped by a second Ctrl-C")
             self._leave(number)
         self._pending = number
         if number == signal.SIGHUP:
@@ -138,8 +147,8 @@ class StopSignals:
         return f"{cause_of(number)}: {does}{again}"
 
     def _leave(self, number: int) -> None:
-        """End the process, unless the other thread is just doing it."""
-        if self._leaving.acquire(blocking=False):
+        """End the process, if it is ours and unless the other thread is just doing it."""
+        if self._ends_process and self._leaving.acquire(blocking=False):
             resumes = "left without saving; the same command resumes from the last checkpoint, if there is one"
             with self._saying:
                 self._say(resumes if self.saves else "left at once", SHOW_CURSOR)

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ import torch
 import torchvision
 from PIL import Image
 
-from sightline import cli, config, migrate, named_recipe, recipes
+from sightline import api, cli, config, migrate, named_recipe, recipes
 from sightline.models.resnet import ResNetConfig
 from sightline.parts import DataSpec
 
@@ -474,19 +474,64 @@ def test_make_demo_is_the_quickstart():
 # What is not a command
 
 
-def test_the_script_of_the_quickstart_trains_and_predicts(here: Path, capsys: pytest.CaptureFixture[str]):
-    [script] = [block.text for block in blocks("quickstart.md") if "api.train" in block.text]
+class Wandb:
+    """What docs/api.md uses of Weights & Biases; keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, str]] = []
+        self.about: dict[str, Any] = {}
+
+    def init(self, **about: Any) -> "Wandb":
+        self.about = about
+        return self
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.logged += [(step, name) for name in values]
+
+    def finish(self, exit_code: int) -> None:
+        self.about["exit_code"] = exit_code
+
+
+@pytest.fixture
+def tiny_api(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Here, where recipes of sightline.api are small, with what the examples read."""
     images(here / "demo" / "shapes" / "classification")
+    (here / "pets").symlink_to(here / "demo" / "shapes" / "classification" / "train")
     photo(here / "photo.jpg")
-    given = '"demo/shapes/classification"]'
-    assert script.count(given) == 1 and script.count('out="seen"') == 1
-    flags = [*tiny(["train", "demo_classification"]), "--data.classes=10"]
-    script = script.replace(given, f'"demo/shapes/classification", *{flags}]')
-    script = script.replace('out="seen"', f'out="seen", flags={HERE}')
+    flags = [*tiny(["train", "demo_classification"]), "--data.classes=10", "--run.progress=off"]
+    load_recipe, load = api.load_recipe, api.load_config
+    monkeypatch.setattr(api, "load_recipe", lambda command, words: load_recipe(command, [*words, *flags]))
+    monkeypatch.setattr(api, "load_config", lambda name, words, file: load(name, [*words, *flags], file))
+    return here
+
+
+def test_the_script_of_the_quickstart_trains_and_predicts(tiny_api: Path, capsys: pytest.CaptureFixture[str]):
+    [script] = [block.text for block in blocks("quickstart.md") if "api.train" in block.text]
     capsys.readouterr()
     exec(compile(script, "script.py", "exec"), {"__name__": "__main__"})
-    assert re.search(r"^\d\.\d+$", capsys.readouterr().out, re.MULTILINE)
-    assert (here / "seen" / "photo.jpg").is_file() and (here / "runs" / "demo_classification" / "exit.json").is_file()
+    score, found = capsys.readouterr().out.splitlines()[-2:]
+    assert 0 <= float(score) <= 1 and found.startswith("[Classification(file='photo.jpg', label='")
+    assert (tiny_api / "runs" / "python" / "exit.json").is_file()
+
+
+def test_the_examples_of_the_api_run_one_after_the_other(tiny_api: Path, monkeypatch, capsys):
+    tracked = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", tracked)
+    scripts = [block.text for block in blocks("api.md") if block.language == "python"]
+    assert len(scripts) == 8 and sum(map(len, scripts)) > 2000
+    capsys.readouterr()
+    names = {"__name__": "__main__"}
+    for script in scripts:
+        exec(compile(script, "docs/api.md", "exec"), names)
+    said = capsys.readouterr().out
+    assert "steps are done runs/demo_classification\n" in said and "0.002 -> 0.1" in said
+    assert [str(each.file) for each in names["found"][:2]] == ["photo.jpg", "pets/arrow/00000.jpg"]
+    label = names["found"][0].label
+    assert f"\n{label}\n[Classification(file='photo.jpg', label='{label}', " in said, "of the network, and of predict"
+    assert (tracked.about["id"], tracked.about["exit_code"]) == ("tracked", 0)
+    assert tracked.about["config"]["train.epochs"] and {(2, "train/loss"), (2, "evaluate/top1")} <= set(tracked.logged)
+    example = next(script for script in scripts if "wandb" in script)
+    assert len([line for line in example.splitlines() if line.strip()]) <= 20
 
 
 def test_the_smallest_json_of_boxes_is_read(here: Path, capsys: pytest.CaptureFixture[str]):

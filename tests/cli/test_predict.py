@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torchvision.transforms import v2
 
 from sightline import api, cli, config
+from sightline.errors import BadData
 from sightline.parts import DataSpec
 from sightline.train import checkpoint
 
@@ -108,6 +109,53 @@ def test_predictions_agree_with_evaluate(sightline, trained: Path, shapes: Path,
     right = [row["file"].split("/")[0] == row["found"][0]["class"] for row in rows]
     assert sum(right) / len(right) == pytest.approx(scores.values["top1"])
     assert sorted(contents(tmp_path / "out")) == ["predictions.csv", "predictions.json"]  # draws=False
+
+
+def test_python_gets_what_the_command_writes(sightline, run: Path, shapes: Path, tmp_path: Path, monkeypatch):
+    """For paths, folders, PIL images and arrays, from the run and from its model, without writing anything."""
+    folder, star = shapes / "val" / "circle", shapes / "val" / "star" / "00000.jpg"
+    assert sightline("predict", run, folder, star, "--out", tmp_path / "out", "--top", 10, *HERE)[0] == 0
+    written = {row["path"]: row["found"] for row in document(tmp_path / "out")["files"]}
+    monkeypatch.chdir(tmp_path)
+    before = contents(tmp_path)
+    with Image.open(star) as image:
+        given = [star, folder, str(star), image, np.asarray(image), image.convert("RGBA")]
+        found = api.predict(run, given, flags=HERE)
+        again = api.predict(api.model(run, "cpu", flags=HERE), given)
+    paths = [str(star), *(str(path) for path in sorted(folder.iterdir())), *[str(star)] * 4]
+    assert found == again and [each.file for each in found[:-3]] == paths[:-3]
+    assert [each.file for each in found[-3:]] == ["inputs[3]", "inputs[4]", "inputs[5]"]
+    for path, each in zip(paths, found, strict=True):
+        assert list(each.probabilities.items()) == [(row["class"], row["score"]) for row in written[path]]
+        assert (each.label, each.probability) == (written[path][0]["class"], written[path][0]["score"])
+        assert each.labels == (each.label,)
+    assert contents(tmp_path) == before
+    model = api.model(run, "cpu", flags=HERE)
+    logits = model(model.preprocess(star)[None])
+    assert logits.softmax(1)[0].max().item() == pytest.approx(found[0].probability, rel=1e-5)  # in a batch of one
+    assert model.classes[logits.argmax()] == found[0].label
+    assert [len(each.probabilities) for each in api.predict(model, star, top=3)] == [3]
+
+
+def test_what_python_cannot_read_is_an_error_or_left_out(run: Path, shapes: Path, tmp_path: Path):
+    (tmp_path / "bad.jpg").write_text("not an image")
+    given = [tmp_path / "bad.jpg", shapes / "val" / "star" / "00000.jpg"]
+    with pytest.raises(BadData, match=r"1 of 2 inputs cannot be read \(.*bad.jpg: .*on-bad-sample skip"):
+        api.predict(run, given, flags=HERE)
+    (left,) = api.predict(run, given, flags=[*HERE, "--data.on-bad-sample", "skip"])
+    assert left.file == str(given[1]) and api.predict(run, [], flags=HERE) == []
+
+
+def test_python_sees_an_image_upright_as_its_file(run: Path, shapes: Path, tmp_path: Path):
+    with Image.open(shapes / "val" / "arrow" / "00000.jpg") as image:
+        exif = Image.Exif()
+        exif[0x0112] = 6  # to be turned by a quarter
+        image.save(tmp_path / "turned.jpg", exif=exif)
+    with Image.open(tmp_path / "turned.jpg") as image:
+        lying, upright = np.asarray(image), np.rot90(np.asarray(image), -1)
+        found = api.predict(run, [tmp_path / "turned.jpg", image, upright, lying], flags=HERE)
+    by_path, by_image, by_array, of_lying = (each.probabilities for each in found)
+    assert by_path == by_image == by_array != of_lying
 
 
 def test_images_keep_their_names_colours_and_formats(sightline, trained: Path, tmp_path: Path):
@@ -310,6 +358,31 @@ def test_boxes_are_drawn_printed_and_told_in_pixels_of_the_file(sightline, run: 
     nothing = sightline(*command, *HERE, "--score-threshold", "0.95")
     assert nothing[0] == 0 and nothing[1].splitlines()[0] == "street.png  nothing found"
     assert table(tmp_path / "out") == [["file", "class", "id", "score"]]
+
+
+def test_boxes_in_python_are_those_of_the_command(sightline, tmp_path: Path):
+    data = "synthetic:classes=10,samples=8,size=60"
+    small = {"model.depth": 18, "model.width": 4, "data.size": 48, "data.max_boxes": 8, "train.max_steps": 1}
+    small |= {"train.precision": "fp32", "data.cache": "off", "run.progress": "off"}
+    out = tmp_path / "run"
+    api.train("demo_detection", data=data, batch_size=4, workers=0, device="cpu", out=out, flags=small)
+    pixels = np.random.default_rng(0).integers(0, 255, (70, 90, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "street.png")
+    how = ["--top", 7, "--score-threshold", 0.01, *HERE]
+    assert sightline("predict", out, tmp_path / "street.png", "--out", tmp_path / "seen", *how)[0] == 0
+    (row,) = document(tmp_path / "seen")["files"]
+    found = api.predict(out, [tmp_path / "street.png", pixels], flags=HERE, top=7, threshold=0.01)
+    assert row["found"], "a network that finds nothing tests nothing"
+    for each in found:
+        assert (each.width, each.height) == (row["width"], row["height"]) == (90, 70)
+        assert each.labels == tuple(box["class"] for box in row["found"])
+        assert each.ids == tuple(box["id"] for box in row["found"])
+        assert each.scores.tolist() == pytest.approx([box["score"] for box in row["found"]], rel=1e-5)
+        left_top, right_bottom = each.boxes[:, :2], each.boxes[:, 2:]
+        sides = np.concatenate([left_top, right_bottom - left_top], 1)
+        np.testing.assert_allclose(sides, [box["box"] for box in row["found"]], atol=0.006)  # rounded to two digits
+    (nothing,) = api.predict(out, pixels, flags=HERE, threshold=1.0)
+    assert nothing.boxes.shape == (0, 4) and nothing.labels == ()
 
 
 # evaluate --all

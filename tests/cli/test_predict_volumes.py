@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from sightline import cli, config
+from sightline import api, cli, config
+from sightline.errors import UsageError
 from sightline.parts import DataSpec
 
 RECIPE = '''
@@ -129,6 +130,30 @@ def test_masks_and_probabilities_are_those_of_the_network(sightline, home: Path,
     lines = out.splitlines()
     assert len(lines) == 6 and lines[0].startswith("hippo_000.nii.gz  9x36x24  Anterior ")
     assert lines[-1].startswith("5 of 5 files predicted; ")
+
+
+def test_masks_in_python_are_those_of_the_command(sightline, home: Path, tmp_path: Path):
+    """Of a file, and of its voxels as an array, which the network of slices takes at any spacing."""
+    case = home / "Task04_Hippocampus" / "imagesTr" / "hippo_002.nii.gz"
+    arguments = [case, "--out", tmp_path / "out", "--save-probabilities", "--no-draw", *with_recipe(home)]
+    assert sightline("predict", home / "run", *arguments)[0] == 0
+    mask = voxels(tmp_path / "out" / "hippo_002.nii.gz").T
+    shares = np.load(tmp_path / "out" / "hippo_002.npy", allow_pickle=False)
+    image = np.random.default_rng(0).integers(1, 255, (20, 30), np.uint8)
+    model = api.model(home / "run", "cpu", recipe_file=str(home / "thin.py"), flags=HERE)
+    given = [case, voxels(case).T, image, Image.fromarray(image)]
+    found = api.predict(model, given, probabilities=True)
+    for each in found[:2]:
+        np.testing.assert_array_equal(each.mask, mask)
+        np.testing.assert_array_equal(each.probabilities, shares)
+        assert list(each.voxels.values()) == np.bincount(mask.reshape(-1), minlength=3).tolist()
+        assert each.classes == model.classes == ("background", "Anterior", "Posterior")
+    for each in found[2:]:
+        assert each.mask.shape == (20, 30) and each.probabilities.shape == (3, 20, 30)
+        np.testing.assert_array_equal(each.mask, found[2].mask)
+    assert model.preprocess(case).shape[:1] == (1,) and api.predict(model, case)[0].probabilities is None
+    with pytest.raises(UsageError, match=r"inputs\[0\] is an array of shape \(5,\) .*give numbers as"):
+        api.predict(model, np.zeros(5))
 
 
 def test_one_file_alone_with_workers_gives_the_same_mask(sightline, home: Path, tmp_path: Path):

@@ -55,7 +55,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 def test_holds_the_package_and_nothing_else(installed: Installed):
-    wanted = [*(REPO / "sightline").rglob("*.py"), *(REPO / "sightline").rglob("*.dist-info/*")]
+    wanted = [path for kind in ("*.py", "py.typed", "*.dist-info/*") for path in (REPO / "sightline").rglob(kind)]
     sources = {path.relative_to(REPO).as_posix() for path in wanted}
     packed = {name for name in installed.files if not name.split("/")[0].endswith(".dist-info")}
     assert packed == sources

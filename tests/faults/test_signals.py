@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from sightline import terminal
 from sightline.data.loading.order import TrainOrder
 from sightline.errors import Interrupted
 from sightline.hardware.world import World
@@ -259,7 +260,7 @@ def test_signals_are_answered_while_a_long_call_runs(monkeypatch, saves, lines):
         c.pthread_mutex_unlock(lock)
 
     is_locked = threading.Event()
-    with StopSignals(World(), saves) as signals, Stderr() as stderr:
+    with terminal.guarded(), StopSignals(World(), saves) as signals, Stderr() as stderr:
         thread = threading.Thread(target=interrupt)
         thread.start()
         is_locked.wait()

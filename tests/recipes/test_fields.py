@@ -134,10 +134,6 @@ def measured(_) -> Any:
     return json.loads((folder / "benchmark_run.log").read_text())["test_id"], sorted(names)
 
 
-def determinism(_) -> Any:
-    return torch.are_deterministic_algorithms_enabled()
-
-
 # What was called since the last run began, and what there is to say of each call.
 CALLED: dict[str, list[Any]] = {"compile": [], "update": [], "save": [], "watch": [], "load": []}
 
@@ -148,6 +144,11 @@ def compilations(_) -> Any:
 
 def updates_made(_) -> Any:
     return len(CALLED["update"])
+
+
+def determinism(_) -> Any:
+    """Return whether updates were made under it; afterwards torch is as before."""
+    return set(CALLED["update"])
 
 
 def waited_for_saves(_) -> Any:
@@ -809,7 +810,7 @@ def called(monkeypatch) -> None:
         return function
 
     monkeypatch.setattr(torch, "compile", compile)
-    spy(Step, "_update", "update", lambda *_: None)
+    spy(Step, "_update", "update", lambda *_: torch.are_deterministic_algorithms_enabled())
     spy(Saver, "save", "save", lambda saver, **_: saver._pending is None)
     spy(Watchdog, "__init__", "watch", lambda watchdog, *_: watchdog.timeout_s)
     spy(Loader, "__init__", "load", lambda loader, feeds, run, *_, **__: run.device_prefetch)

@@ -24,7 +24,9 @@ import torch.multiprocessing  # registers how shared tensors are sent to a worke
 
 from sightline import terminal
 from sightline.data.draws import generator
+from sightline.data.loading.cache import ImageCache
 from sightline.data.loading.order import PADDING
+from sightline.data.processes import GUARD, needs_script, without_script
 from sightline.errors import BadData, BadSample, PeerLost, SightlineError, UsageError
 from sightline.parts import Arrays, Bound
 
@@ -191,12 +193,13 @@ class Workers:
         self._connections: list[multiprocessing.connection.Connection] = []
         self._queue: collections.deque[Request] = collections.deque()
         self._waiting = [0] * count  # requests at each worker that it has not answered
+        self._imports_script = needs_script(feeds, (torch.Tensor, np.ndarray, ImageCache))
         for number in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_work, args=(theirs, feeds), daemon=True, name=f"sightline-loader-{number}"
             )
-            with _explaining():
+            with _explaining(), contextlib.nullcontext() if self._imports_script else without_script():
                 process.start()
             theirs.close()
             self._processes.append(process)
@@ -255,6 +258,8 @@ class Workers:
             hint = "the kernel's out-of-memory killer does this (see dmesg); lower --run.workers or --run.prefetch"
         else:
             cause, hint = f"ended with exit code {code}", "its traceback is above"
+            if self._imports_script:
+                hint += f"; it has imported your script again, so {GUARD}"
         raise PeerLost(f"loader worker {process.pid} was {cause}: {hint}")
 
     def close(self) -> None:

@@ -1,26 +1,30 @@
-"""Single files that a user names, as a source without labels: what `sightline predict` looks at."""
+"""Single files and images that a user gives, as a source without labels: what `sightline predict` looks at."""
 
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from sightline.data.decode import decode_rgb, read_header
-from sightline.data.inputs import read_bytes
+from sightline.data.inputs import as_pixels, read_bytes
 from sightline.data.sources import BoxSource, Objects, Sample, Source
+
+Files = Mapping[str, Path | np.ndarray | Image.Image]
 
 
 class FilesSource(Source):
-    """Files by the names they are shown under, in the order given; every label is 0, or no class."""
+    """Files, or pixels, by the names they are shown under, in the order given; every label is 0, or no class."""
 
-    def __init__(self, files: Mapping[str, Path], classes: tuple[str, ...], is_multi_label: bool = False):
+    def __init__(self, files: Files, classes: tuple[str, ...], is_multi_label: bool = False):
         self.classes = classes
         self.is_multi_label = is_multi_label
         self.labels = np.zeros(0 if is_multi_label else len(files), np.int64)
         self._names = list(files)
-        self._paths = [str(path) for path in files.values()]
-        self.fingerprint = hashlib.sha256("\0".join(self._paths).encode("utf-8", "surrogateescape")).hexdigest()
+        self._given = [str(each) if isinstance(each, Path) else as_pixels(each, name) for name, each in files.items()]
+        paths = [each if isinstance(each, str) else "" for each in self._given]
+        self.fingerprint = hashlib.sha256("\0".join(paths).encode("utf-8", "surrogateescape")).hexdigest()
 
     def __len__(self) -> int:
         return len(self._names)
@@ -30,13 +34,14 @@ class FilesSource(Source):
 
     def read(self, index: int) -> Sample:
         label = np.zeros(len(self.classes), np.uint8) if self.is_multi_label else 0
-        return Sample(read_bytes(Path(self._paths[index]), self._names[index]), label)
+        given = self._given[index]
+        return Sample(read_bytes(Path(given), self._names[index]) if isinstance(given, str) else given, label)
 
 
 class BoxFilesSource(BoxSource):
     """The same as images of which no box is known."""
 
-    def __init__(self, files: Mapping[str, Path], classes: tuple[str, ...], class_ids: tuple[int, ...]):
+    def __init__(self, files: Files, classes: tuple[str, ...], class_ids: tuple[int, ...]):
         self._files = FilesSource(files, classes)
         self.classes, self.class_ids, self.fingerprint = classes, class_ids, self._files.fingerprint
         self.most_objects = 0
@@ -50,14 +55,13 @@ class BoxFilesSource(BoxSource):
 
     def image(self, index: int) -> np.ndarray:
         """Return pixels, upright as a person sees them: no annotations refer to the image as stored."""
-        return decode_rgb(self._bytes(index), self.name(index))
+        data = self._files.read(index).data
+        return decode_rgb(data, self.name(index)) if isinstance(data, bytes) else data
 
     def objects(self, index: int) -> Objects:
-        height, width, _ = read_header(self._bytes(index), self.name(index)).shape
-        nothing = np.zeros(0)
-        return Objects(index, height, width, np.zeros((0, 4)), nothing.astype(np.int64), nothing, nothing.astype(bool))
-
-    def _bytes(self, index: int) -> bytes:
         data = self._files.read(index).data
-        assert isinstance(data, bytes), "a file holds bytes"
-        return data
+        shape = read_header(data, self.name(index)).shape if isinstance(data, bytes) else data.shape
+        nothing = np.zeros(0)
+        return Objects(
+            index, shape[0], shape[1], np.zeros((0, 4)), nothing.astype(np.int64), nothing, nothing.astype(bool)
+        )

@@ -23,7 +23,7 @@ SUFFIXES = (".nii.gz", ".nii")
 MASK = "_mask.png"  # the end of a mask that `predict` writes for a 2D image
 SAME_PLACE_VOXELS = 0.1  # how far the corners of a label, or of a channel, may lie from those of its image
 _FIRST_CHANNEL = re.compile(r"_0000$")
-_UNPLACED = np.diag([-1.0, -1.0, 1.0, 1.0])  # affine of a 2D image, which has no place; rows run down
+UNPLACED = np.diag([-1.0, -1.0, 1.0, 1.0])  # affine of a 2D image, which has no place; rows run down
 _SHOWN = 3
 
 
@@ -91,7 +91,7 @@ def read_label(path: Path, name: str, classes: int = 0) -> tuple[np.ndarray, np.
 
     If there are two `classes` and it holds nothing but 0 and 255, the latter is class 1.
     """
-    label, affine = (_read_mask(path, name), _UNPLACED) if is_image(path) else nifti.read_label(path, name)
+    label, affine = (_read_mask(path, name), UNPLACED) if is_image(path) else nifti.read_label(path, name)
     if classes == 2 and label.max(initial=0) == 255 and not ((label > 0) & (label < 255)).any():
         label = label // 255
     return label, affine
@@ -117,7 +117,7 @@ def _image_header(path: Path, name: str, channels: int) -> Header:
     """Describe a 2D image as a volume of one slice: one channel if it is grey, unless three are wanted."""
     header = decode.read_header(read_bytes(path, name), name)
     found = 1 if header.is_grey and channels != 3 else 3
-    return Header((found, 1, *header.shape[:2]), (1.0, 1.0, 1.0), _UNPLACED, np.dtype(np.uint8), 0, None)
+    return Header((found, 1, *header.shape[:2]), (1.0, 1.0, 1.0), UNPLACED, np.dtype(np.uint8), 0, None)
 
 
 def _read_mask(path: Path, name: str) -> np.ndarray:

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
-from sightline.data.formats.nifti import MAX_VOXELS, Header
-from sightline.data.volumes.files import read_header, read_scan
+from sightline.data.decode import is_grey, pixels_of
+from sightline.data.formats.nifti import MAX_VOXELS, Header, Scan
+from sightline.data.volumes.files import UNPLACED, is_image, read_header, read_scan
 from sightline.data.volumes.geometry import Triple, new_shape, prepare_image
-from sightline.errors import BadSample
+from sightline.errors import BadSample, UsageError
 from sightline.parts import Arrays, Batch, Bound, Dataset, DataSpec, Layout
 
 if TYPE_CHECKING:
@@ -25,25 +27,30 @@ if TYPE_CHECKING:
     from sightline.hardware.devices import Device
 
 
+Files = Mapping[str, Path | np.ndarray | Image.Image]
+
+
 class VolumeFiles(Dataset):
     """Whole volumes of any size. A batch holds one; `finish` gives it its shape.
 
     Batch keys after finish(): image (1, channels, depth, height, width), extent (1, 3) the same depth, height and
-    width; original, start, end (1, 3): the shape of the file and the box that was cut out of it.
+    width; original, start, end (1, 3): the shape of the file and the box that was cut out of it; flat (1,): whether it
+    is a 2D image.
     """
 
     predict_batch = 1
 
-    def __init__(self, files: Mapping[str, Path], spec: DataSpec):
+    def __init__(self, files: Files, spec: DataSpec):
         self.spec = spec
         self._names = list(files)
-        self._paths = list(files.values())
-        joined = "\0".join(map(str, self._paths))
+        self._given = [each if isinstance(each, Path) else scan_of(each, spec, name) for name, each in files.items()]
+        joined = "\0".join(str(each) if isinstance(each, Path) else "" for each in self._given)
         self.fingerprint = hashlib.sha256(joined.encode("utf-8", "surrogateescape")).hexdigest()
         triple = ((3,), "int64")
         self.layout: Layout = {
             "image": ((max(map(self._room, range(len(files)))),), "float32"),
             "volume": ((), "int64"),
+            "flat": ((), "bool"),
             **dict.fromkeys(("extent", "original", "start", "end"), triple),
         }
 
@@ -59,15 +66,17 @@ class VolumeFiles(Dataset):
     def load(self, epoch: int, index: int) -> Arrays:
         """Prepare a volume; return its voxels in one row, and where they lie in the file."""
         name = self._names[index]
-        path, channels = self._paths[index], self.spec.channels
-        expected_voxels(read_header(path, name, channels), self.spec, name)  # before anything is allocated
-        image, geometry = prepare_image(read_scan(path, name, channels), self.spec, name)
+        given, channels = self._given[index], self.spec.channels
+        expected_voxels(self._header(index), self.spec, name)  # before anything is allocated
+        scan = read_scan(given, name, channels) if isinstance(given, Path) else given
+        image, geometry = prepare_image(scan, self.spec, name)
         if image.size > self.layout["image"][0][0]:
-            raise BadSample(name, f"{path} has grown while it was read; predict it again")
+            raise BadSample(name, f"{given} has grown while it was read; predict it again")
         places = {"extent": geometry.shape, "original": geometry.original, "start": geometry.start, "end": geometry.end}
         return {
             "image": image.reshape(-1),
             "volume": np.array(index),
+            "flat": np.array(is_image(given) if isinstance(given, Path) else np.array_equal(given.affine, UNPLACED)),
             **{key: np.array(value, np.int64) for key, value in places.items()},
         }
 
@@ -76,12 +85,47 @@ class VolumeFiles(Dataset):
         shape = (self.spec.channels, *batch["extent"][0].tolist())
         return {**batch, "image": batch["image"][:1, : math.prod(shape)].view(1, *shape).to(dtype)}
 
+    def _header(self, index: int) -> Header:
+        given = self._given[index]
+        if isinstance(given, Path):
+            return read_header(given, self._names[index], self.spec.channels)
+        channels, *sides = given.voxels.shape
+        return Header(
+            (channels, sides[0], sides[1], sides[2]), given.spacing, given.affine, given.voxels.dtype, 0, None
+        )
+
     def _room(self, index: int) -> int:
         try:
-            header = read_header(self._paths[index], self._names[index], self.spec.channels)
-            return self.spec.channels * expected_voxels(header, self.spec, self._names[index])
+            return self.spec.channels * expected_voxels(self._header(index), self.spec, self._names[index])
         except BadSample:  # `load` reports it
             return 1
+
+
+def scan_of(given: np.ndarray | Image.Image, spec: DataSpec, name: str) -> Scan:
+    """Return an image or volume in memory as the scan that its file would be. An array is an image, (height, width) or
+    (height, width, 3) uint8, or a volume, (depth, height, width) or with channels first, with the network's spacing."""
+    if isinstance(given, Image.Image):
+        has_one = is_grey(given) and spec.channels != 3  # as a file is read
+        return _flat(pixels_of(given, name, grey=has_one))
+    if given.dtype.kind not in "uif" or given.ndim not in (2, 3, 4) or not given.size:
+        raise UsageError(
+            f"{name} is an array of shape {given.shape} and type {given.dtype}; give numbers as (height, width), "
+            "(height, width, 3) uint8, (depth, height, width) or (channels, depth, height, width)"
+        )
+    if not np.isfinite(given).all():
+        raise UsageError(f"{name} holds values that are not finite; replace them, e.g. by numpy.nan_to_num")
+    if given.ndim == 2:
+        return _flat(given[..., None].repeat(3, 2) if spec.channels == 3 else given[..., None])
+    if given.ndim == 3 and given.dtype == np.uint8 and given.shape[2] == 3:
+        return _flat(given)
+    depth, height, width = (*[1.0] * (3 - len(spec.spacing)), *spec.spacing)  # a network of slices has two
+    voxels = np.ascontiguousarray(given if given.ndim == 4 else given[None], np.float32)
+    return Scan(voxels, (depth, height, width), np.diag([width, height, depth, 1.0]))
+
+
+def _flat(pixels: np.ndarray) -> Scan:
+    """Return an image (height, width, channels) as a volume of one slice."""
+    return Scan(np.moveaxis(pixels, 2, 0)[:, None].astype(np.float32, order="C"), (1.0, 1.0, 1.0), UNPLACED)
 
 
 def expected_voxels(header: Header, spec: DataSpec, name: str) -> int:

@@ -1,14 +1,19 @@
-"""A map over processes: order, what is shared, errors, and a process that dies; and how progress is shown."""
+"""A map over processes: order, what is shared, errors, and a process that dies; how progress is shown; and scripts that
+start processes without a guard."""
 
 import io
 import operator
 import os
 import sys
+import types
+from multiprocessing import spawn
+from pathlib import Path
 
 import pytest
+import warm
 
-from sightline.data.processes import over_processes
-from sightline.errors import PeerLost
+from sightline.data.processes import needs_script, over_processes, without_script
+from sightline.errors import PeerLost, UsageError
 from sightline.terminal import progress
 from sightline.terminal.progress import shown_progress
 
@@ -62,3 +67,76 @@ def test_progress_without_stderr(monkeypatch, capfd):
     with shown_progress() as show:
         show("reading", 1, 2)
     assert capfd.readouterr() == ("", "")
+
+
+SCRIPT = """
+from dataclasses import dataclass, replace
+from sightline import api
+from sightline.data.classification import ClassificationData
+
+print("the script runs", flush=True)
+{own}
+FLAGS = {flags}
+recipe, run = api.load("demo_classification", [*FLAGS, "--run.out", {out!r}])
+{start}
+"""
+OWN = """
+@dataclass(frozen=True)
+class Mine(ClassificationData):
+    pass
+"""
+TRAIN = "print(api.train({recipe}, run).ended)"
+FLAGS = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
+    --data.eval-size=24 --train.max-steps=1 --train.global-batch=8 --train.precision=fp32 --run.workers=1
+    --run.device=cpu --run.progress=off""".split()
+
+
+def script(folder: Path, own: bool, is_guarded: bool) -> Path:
+    """Write a script that trains with a loader worker, with a class of its own if asked for."""
+    start = TRAIN.format(recipe="replace(recipe, data=Mine(**vars(recipe.data)))" if own else "recipe")
+    start = f'if __name__ == "__main__":\n    {start}' if is_guarded else start
+    text = SCRIPT.format(own=OWN if own else "", flags=FLAGS, out=str(folder / "run"), start=start)
+    (folder / "script.py").write_text(text)
+    return folder / "script.py"
+
+
+def test_processes_start_without_the_script_of_their_parent():
+    """multiprocessing reads it from __main__, here pytest's."""
+    names = {"init_main_from_path", "init_main_from_name"}
+    assert names & set(spawn.get_preparation_data("worker"))
+    with without_script():
+        assert not names & set(spawn.get_preparation_data("worker"))
+    assert names & set(spawn.get_preparation_data("worker"))
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard_trains_and_runs_once(tmp_path: Path):
+    ended = warm.start("script", script(tmp_path, own=False, is_guarded=False), cold_workers=True).wait()
+    assert (ended.code, ended.stdout) == (0, "the script runs\ntrain.max_steps=1 steps are done\n"), ended
+
+
+@pytest.mark.slow
+def test_a_script_whose_class_the_workers_need_is_imported_by_them(tmp_path: Path):
+    ended = warm.start("script", script(tmp_path, own=True, is_guarded=True), cold_workers=True).wait()
+    assert ended.code == 0 and ended.stdout.splitlines()[-1] == "train.max_steps=1 steps are done"
+    assert ended.stdout.count("the script runs") == 2
+
+
+@pytest.mark.slow
+def test_without_a_guard_such_a_script_is_told_to_have_one(tmp_path: Path):
+    ended = warm.start("script", script(tmp_path, own=True, is_guarded=False), cold_workers=True).wait()
+    assert ended.code == 1 and ended.stdout.count("the script runs") == 2
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("sightline.errors.")]
+    guard = 'put what starts the run under `if __name__ == "__main__":`'
+    assert len(lines) == 2 and all(guard in line for line in lines), ended
+
+
+def test_a_class_that_no_process_can_import_is_named_before_one_starts(monkeypatch):
+    """As in a notebook: it belongs to __main__, which has no file."""
+    mine = type("Mine", (), {"__module__": "__main__"})
+    main = types.ModuleType("__main__")
+    main.Mine = mine
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert not needs_script({"data": [1, "text"]}, ())
+    with pytest.raises(UsageError, match="class or function of this notebook or prompt.*or use --run.workers 0"):
+        needs_script({"data": mine()}, ())

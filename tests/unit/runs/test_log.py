@@ -242,3 +242,12 @@ def test_the_board_has_the_numbers_of_the_original_scripts(tmp_path: Path):
         assert images.value == pytest.approx(8 * steps.value, rel=1e-5)
     session = board.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert b"train.precision" in session and b"optimizer.lr" in session
+    assert b"evaluate/top1" in board.SummaryMetadata("_hparams_/experiment").plugin_data.content
+    tags = [value.tag for event in written(tmp_path / "tensorboard") for value in event.summary.value]
+    assert tags[:2] == ["_hparams_/experiment", "_hparams_/session_start_info"], "from the start of the run on"
+    assert tags[-1] == "_hparams_/session_end_info"
+
+
+def written(folder: Path) -> list:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    return [event for path in folder.iterdir() for event in loader.EventFileLoader(str(path)).Load()]

@@ -86,6 +86,15 @@ def test_the_bar_moves_with_every_step_and_keeps_its_numbers(tmp_path):
     log.close(0, "finished")
 
 
+@pytest.mark.parametrize(("module", "has_bar"), [("io", True), ("ipykernel.iostream", False)])
+def test_a_notebook_gets_lines_although_its_stream_calls_itself_a_terminal(monkeypatch, module: str, has_bar: bool):
+    stream = type("Stream", (io.StringIO,), {"__module__": module, "isatty": lambda self: True, "encoding": "utf-8"})
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout", stream())
+    assert Screen("auto").has_bar is has_bar
+    assert not Screen("auto").console.is_jupyter
+
+
 def test_the_bar_has_no_colours_where_nobody_wants_them(tmp_path, monkeypatch: pytest.MonkeyPatch):
     class Tty(io.StringIO):
         encoding = "utf-8"

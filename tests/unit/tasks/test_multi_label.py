@@ -1,10 +1,12 @@
 """The loss of several labels per image against torch, with smoothing and mixed images; what is found in an image."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from sightline.parts import DataSpec
+from sightline.parts import DataSpec, PredictOptions
 from sightline.tasks.classification import Classification, MultiLabel
 
 SPEC = DataSpec(("ant", "bee", "cat"), 3, (8, 8), (0.5,) * 3, (0.2,) * 3, multi_label=True)
@@ -64,3 +66,22 @@ def test_every_class_above_one_half_is_found():
     [lower, _] = MultiLabel().findings({"logits": logits}, SPEC, None, 0.2)
     assert [each.name for each in lower] == ["ant", "cat", "bee"]
     assert [len(found) for found in MultiLabel().findings({"logits": logits}, SPEC, 1, 0.0)] == [1, 1]
+
+
+def test_python_gets_the_probability_of_every_class_and_those_that_an_image_has():
+    logits = torch.tensor([[3.0, -1.0, 0.5], [-3.0, -2.0, -4.0], [0.0, 0.0, 0.0]])
+    names = ["a.jpg", "b.jpg", None]  # the last is padding
+    found = MultiLabel().results(names, {"logits": logits}, {}, SPEC, PredictOptions())
+    assert [each.file for each in found] == ["a.jpg", "b.jpg"]
+    assert [each.labels for each in found] == [(SPEC.classes[0], SPEC.classes[2]), ()]
+    for each, row in zip(found, logits, strict=False):
+        expected = dict(zip(SPEC.classes, row.sigmoid().tolist(), strict=True))
+        assert each.probabilities == expected and each.probability == max(expected.values()) == expected[each.label]
+    [lower, _] = MultiLabel().results(names, {"logits": logits}, {}, SPEC, PredictOptions(threshold=0.2))
+    assert len(lower.labels) == 3
+
+
+def test_scores_that_are_not_numbers_name_no_class():
+    nothing = {"logits": torch.full((1, 3), torch.nan)}
+    [found] = Classification().results(["a.jpg"], nothing, {}, SPEC, PredictOptions())
+    assert (found.label, found.probabilities, found.labels) == ("", {}, ()) and math.isnan(found.probability)

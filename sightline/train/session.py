@@ -1,0 +1,85 @@
+"""One start of a run: its place among the ranks, its log, the training, and how it ended, for whoever asks later."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from sightline import config, terminal
+from sightline.config import Recipe, Run
+from sightline.errors import OutOfMemory, PeerLost, SightlineError
+from sightline.hardware import world
+from sightline.hardware.setup import set_up
+from sightline.hardware.watchdog import Watchdog
+from sightline.parts import TrainResult
+from sightline.runs import attempts
+from sightline.runs.benchmark_log import BenchmarkLog
+from sightline.runs.log import RunLog
+from sightline.runs.loggers import Logger, TensorBoard
+from sightline.runs.screen import Screen
+from sightline.train import loop, start
+from sightline.train.signals import ignore_stops
+
+
+def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = ()) -> TrainResult:
+    """Train on this process's device, together with the other ranks if a launcher started several."""
+    folder = Path(run.out or f"runs/{recipe.name}")
+    recipe, run = config.at_absolute_paths(recipe, run)  # `folder` is shown as it was typed
+    attempt = attempts.detect()
+    attempt.obey(folder)
+    here, device, _ = set_up(recipe, run)
+    log = RunLog(folder, Screen(run.progress, here.rank, run.rank_output), here.rank, attempt)
+    for logger in (*([TensorBoard()] if run.tensorboard and here.is_main else []), *loggers):
+        log.add_logger(logger)
+    code, reason = 1, "crashed"
+    watchdog: Watchdog | None = None
+
+    def on_lost(message: str, speaks_for_all: bool) -> None:
+        if speaks_for_all:
+            terminal.say(f"error: {message}", "stderr")
+        log.tell_exit(PeerLost.exit_code, message, speaks_for_all)  # the process ends now
+
+    try:
+        here = world.connect(here, device)
+        if here.is_main and (place := world.meeting_place(here)):
+            log.say(place)
+        watchdog = Watchdog(here, run.timeout_s, log.events.dump_stacks, on_lost, str(folder / "rank_*.log"))
+        here = dataclasses.replace(here, beat=watchdog.beat)
+        with watchdog:
+            recipe = start.settle(recipe, run, device, here, log)
+            if run.benchmark_log and here.is_main:
+                values = config.leaves(recipe, run)
+                log.events.add(BenchmarkLog(Path(run.benchmark_log), recipe.name, values, run.test_id))
+            result = loop.train(recipe, run, device, here, log)
+        code, reason = 0, "finished"
+        return result
+    except torch.OutOfMemoryError as error:
+        peak = device.peak_memory_bytes() / 1e9
+        samples = recipe.train.global_batch // here.size // recipe.train.accumulation
+        reason = (
+            f"{device.name()} ran out of memory (peak {peak:.1f} GB) with {samples} samples at once per device; "
+            f"cut them with --train.accumulation {recipe.train.accumulation * 2} --run.override ({error})"
+        )
+        code = OutOfMemory.exit_code
+        raise OutOfMemory(reason) from error
+    except SightlineError as error:
+        code, reason = error.exit_code, str(error)
+        raise
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyboardInterrupt):
+            code, reason = 128 + signal.SIGINT, str(error) or "stopped by Ctrl-C before the first step"
+        if not world.is_loss(error):
+            raise
+        ignore_stops()  # also where ranks have not met yet
+        code, reason = PeerLost.exit_code, watchdog.explain(error) if watchdog else f"no rank could be met: {error}"
+        raise PeerLost(reason) from error
+    finally:
+        log.close(code, reason)  # before other ranks hear of it: they leave what it writes alone
+        if watchdog:
+            watchdog.tell_end(code, reason)
+        here.close(is_lost=code == PeerLost.exit_code)
