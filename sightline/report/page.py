@@ -144,11 +144,14 @@ def _charts(stories: Sequence[RunStory], names: Sequence[str]) -> str:
     known = list(dict.fromkeys(name for story in stories for name in story.curves))
     headlines = [story.summary.headline for story in stories if story.summary.headline]
     scores = [name for name in known if name.startswith("evaluate/") and name[9:] not in (*NOT_SCORES, *headlines)]
+    parts = [name for name in known if name.startswith("train/") and name.endswith("_loss")]
+    if len(stories) > 1:  # whose colours are those of the runs
+        parts, scores = [], scores[:1]
     wanted = {
         "Loss": ["train/loss", "evaluate/loss", "evaluate/val_loss"],
-        "Parts of the loss": [name for name in known if name.startswith("train/") and name.endswith("_loss")],
+        "Parts of the loss": parts,
         "Score": [f"{kind}/{name}" for name in dict.fromkeys(headlines) for kind in ("train", "evaluate")],
-        "Other scores": scores,
+        "Other scores": scores[:COLOURS],
         "Learning rate": ["train/lr"],
         "Images per second": ["train/images_per_s"],
         "Waiting for data, share of the time": ["train/data_wait"],
