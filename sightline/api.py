@@ -33,6 +33,7 @@ from sightline.hardware import world
 from sightline.hardware.setup import torch_as_before
 from sightline.named_recipe import load_recipe, without_all_folds
 from sightline.parts import Prediction, PredictOptions, Scores, TrainResult
+from sightline.report.refresh import write_if_possible
 from sightline.results import Classification, Detection, Segmentation
 from sightline.runs.log import RunLog
 from sightline.runs.loggers import Logger, RunStart
@@ -99,14 +100,15 @@ def train(
     *,
     flags: Flags = (),
     loggers: Sequence[Logger] = (),
+    report: bool = True,
     **fields: Unpack[ShortFields],
 ) -> TrainResult:
     """Train a recipe, or resume its run: `train("demo_classification", data="pets", epochs=5)`.
 
     `recipe` is a name, the path of your own .py recipe or of a YAML file, or an object, to which `run` belongs.
     Keywords are the short flags of the command line; `flags` are any others, as a dict {"optimizer.lr": 0.1} or a list
-    ["--optimizer.lr", "0.1"]; a keyword wins. `loggers` get every number of the run. Raises Interrupted after Ctrl-C,
-    when the run is saved, and the same call resumes it.
+    ["--optimizer.lr", "0.1"]; a keyword wins. `loggers` get every number of the run; `report` writes report.html.
+    Raises Interrupted after Ctrl-C, when the run is saved, and the same call resumes it.
     """
     name = recipe.name if isinstance(recipe, Recipe) else str(recipe)
     given = [*_as_list(name, flags), *_as_list(name, fields)]
@@ -114,13 +116,13 @@ def train(
         raise UsageError("data.fold=all is a run per fold; without it, call api.train_folds(*api.load(NAME, flags))")
     if isinstance(recipe, Recipe):
         run = run or Run()
-        return train_here(*(config.changed(recipe, run, given) if given else (recipe, run)), loggers)
+        return train_here(*(config.changed(recipe, run, given) if given else (recipe, run)), loggers, report)
     if run is not None:
         raise UsageError(f"'{name}' is a name, and a Run belongs to a Recipe object; give keywords or flags instead")
     is_file = name.endswith((".yaml", ".yml"))
     recipe, run = load_recipe("train", ["--config", name, *given] if is_file else [name, *given])
     with as_before(Path(run.out or f"runs/{recipe.name}")):
-        return train_here(recipe, run, loggers)
+        return train_here(recipe, run, loggers, report)
 
 
 @_called()
@@ -148,6 +150,8 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
         torch.compiler.reset()  # else the next network counts as one recompilation too many of the last
     document = folds.summary(recipe.name, recipe.task.headline, rows)
     log.folder.write_json(folds.DOCUMENT, document)
+    if log.folder.is_main:
+        write_if_possible([folder / row["folder"] for row in rows], folder / "report.html")
     return document
 
 

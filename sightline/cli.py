@@ -123,9 +123,9 @@ def train(flags: Sequence[str]) -> None:
             from sightline.evaluate import folds
 
             print(f"{folds.as_text(document)}\nfinished: results are in {folder}")
-            _tell_page([folder / row["folder"] for row in document["folds"]], folder / "report.html")
+            _tell_page(folder / "report.html")
         return
-    with _page_of_failure(folder), as_before(folder):
+    with as_before(folder):
         api.train(recipe, run)
     if is_rank_0():
         from sightline.runs import ending
@@ -133,7 +133,7 @@ def train(flags: Sequence[str]) -> None:
 
         own = rest[0] if rest[0].endswith(".py") else ""
         print(ending.as_text(folder, checkpoint.find(folder, "best").name, own))
-        _tell_page([folder])
+        _tell_page(folder / "report.html")
 
 
 def evaluate(flags: Sequence[str]) -> None:
@@ -414,25 +414,9 @@ def _complain(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-@contextlib.contextmanager
-def _page_of_failure(folder: Path) -> Iterator[None]:
-    """Write the report of a run that was stopped or has failed, and that an earlier page may show at work."""
-    try:
-        yield
-    except SightlineError as error:
-        if is_rank_0() and not isinstance(error, UsageError):  # a start that was refused adds nothing
-            from sightline.report.refresh import write_if_possible
-
-            write_if_possible([folder])
-        raise
-
-
-def _tell_page(folders: Sequence[Path], out: Path | None = None) -> None:
-    """Write the report of runs that are over, and say where it is."""
-    from sightline.report.refresh import write_if_possible
-
-    if page := write_if_possible(folders, out):
-        print(f"report: {page}")
+def _tell_page(path: Path) -> None:
+    if path.exists():  # else it could not be written
+        print(f"report: {path}")
 
 
 def _overview() -> str:

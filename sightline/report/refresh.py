@@ -27,7 +27,12 @@ class Refresh:
     def __init__(self, folder: Path):
         self.folder = folder
         self._child: subprocess.Popen[bytes] | None = None
-        self._started_at = time.monotonic()
+        self._opened_at = self._started_at = time.monotonic()
+
+    @property
+    def has_begun(self) -> bool:
+        """True once the run is so old that a page shows it at work."""
+        return time.monotonic() - self._opened_at >= EVERY_S
 
     def look(self) -> None:
         """Start to write the page if the last one is old enough; do not wait for it."""
@@ -45,7 +50,7 @@ class Refresh:
             self._child = None
 
     def close(self) -> None:
-        """End the process, and write the last page if there were others: it must not show the run at work for ever."""
+        """End the process."""
         if self._child is None:
             return
         self._child.terminate()
@@ -55,7 +60,6 @@ class Refresh:
             self._child.kill()
             self._child.wait()
         self._child = None
-        write_if_possible([self.folder])
 
 
 def write_if_possible(folders: Sequence[Path], out: Path | None = None) -> str:

@@ -26,14 +26,20 @@ class RunLog:
     """Opened once per process. A training run claims its folder; with `attempt` None an evaluation only adds to it."""
 
     def __init__(
-        self, folder: Path, screen: Screen | None = None, rank: int = 0, attempt: Attempt | None = ALONE
+        self,
+        folder: Path,
+        screen: Screen | None = None,
+        rank: int = 0,
+        attempt: Attempt | None = ALONE,
+        *,
+        has_report: bool = False,
     ) -> None:
         self.screen = screen or Screen(rank=rank)
         self.folder = RunFolder(folder, rank, attempt, self.say)
         self.events = EventLog(self.folder)
         self.draw: Callable[[Scores], dict[str, Any]] | None = None  # set by the loop
         self._time_to_train: dict[str, float] = {}
-        self._page = Refresh(folder) if attempt is not None and self.folder.is_main else None
+        self._page = Refresh(folder) if has_report and self.folder.is_main else None
         if attempt is None:
             return
         if self.folder.is_main:
@@ -151,10 +157,14 @@ class RunLog:
         whole = {**where, **({"time_to_train": times} if times else {}), **asdict(scores)}
         for name in (file, BEST_SCORES) if is_best else (file,):
             self.folder.write_json(name, whole)
-        if is_best and self.draw and self.folder.is_main:
-            self.folder.write_json(DRAWINGS, {**where, **self.draw(scores)})
         if self._page:
+            if is_best and self.draw:
+                self.folder.write_json(DRAWINGS, {**where, **self.draw(scores)})
             self._page.look()
+
+    def wants_facts(self, is_over: bool) -> bool:
+        """Tell whether the report needs the facts about the data now: at the end, or once it shows the run at work."""
+        return self._page is not None and (is_over or self._page.has_begun)
 
     def tell_scores(self, scores: Scores, **where: Any) -> None:
         """Print the scores of an evaluation that is not part of a training."""

@@ -148,7 +148,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 progress.epoch = epochs_done
                 over = _why_over(recipe, progress, epochs_done, length)
                 saver.save_epoch(bool(over))
-                _keep_facts(recipe, sets, bound["train"], order, log)
+                _keep_facts(recipe, sets, bound["train"], order, log, bool(over))
                 _refuse_diverged(recipe, progress)
                 meter.start_epoch()
             log.finished(over, progress.scored_step, times)
@@ -193,9 +193,11 @@ def _write_facts(
             log.folder.write(name, text)
 
 
-def _keep_facts(recipe: Recipe, sets: Mapping[str, Dataset], bound: Bound, order: TrainOrder, log: RunLog) -> None:
-    """Count and draw the data once, on rank 0, for the report; after an epoch, so that no step waits for it."""
-    if log.folder.is_main and (why := keep_facts(log.folder.path, recipe, sets, bound, order)):
+def _keep_facts(
+    recipe: Recipe, sets: Mapping[str, Dataset], bound: Bound, order: TrainOrder, log: RunLog, is_over: bool
+) -> None:
+    """Count and draw the data once, for the report; after an epoch, so that no step waits for it."""
+    if log.wants_facts(is_over) and (why := keep_facts(log.folder.path, recipe, sets, bound, order)):
         log.warn(why)
 
 

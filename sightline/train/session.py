@@ -11,11 +11,12 @@ import torch
 
 from sightline import config, terminal
 from sightline.config import Recipe, Run
-from sightline.errors import OutOfMemory, PeerLost, SightlineError
+from sightline.errors import OutOfMemory, PeerLost, SightlineError, UsageError
 from sightline.hardware import world
 from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
 from sightline.parts import TrainResult
+from sightline.report.refresh import write_if_possible
 from sightline.runs import attempts
 from sightline.runs.benchmark_log import BenchmarkLog
 from sightline.runs.log import RunLog
@@ -25,14 +26,15 @@ from sightline.train import loop, start
 from sightline.train.signals import ignore_stops
 
 
-def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = ()) -> TrainResult:
-    """Train on this process's device, together with the other ranks if a launcher started several."""
+def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report: bool = True) -> TrainResult:
+    """Train on this process's device, together with the other ranks if a launcher started several, and write the
+    report."""
     folder = Path(run.out or f"runs/{recipe.name}")
     recipe, run = config.at_absolute_paths(recipe, run)  # `folder` is shown as it was typed
     attempt = attempts.detect()
     attempt.obey(folder)
     here, device, _ = set_up(recipe, run)
-    log = RunLog(folder, Screen(run.progress, here.rank, run.rank_output), here.rank, attempt)
+    log = RunLog(folder, Screen(run.progress, here.rank, run.rank_output), here.rank, attempt, has_report=report)
     for logger in (*([TensorBoard()] if run.tensorboard and here.is_main else []), *loggers):
         log.add_logger(logger)
     code, reason = 1, "crashed"
@@ -83,3 +85,5 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = ()) -> Trai
         if watchdog:
             watchdog.tell_end(code, reason)
         here.close(is_lost=code == PeerLost.exit_code)
+        if report and here.is_main and code != UsageError.exit_code:  # a start that was refused has nothing to show
+            write_if_possible([folder])

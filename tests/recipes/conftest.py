@@ -169,7 +169,7 @@ def train_made(capsys: pytest.CaptureFixture[str]) -> Iterator[Train]:
         result = Result(Path(how.out or f"runs/{recipe.name}"))
         capsys.readouterr()
         try:
-            result.scores = api.train(recipe, how)
+            result.scores = api.train(recipe, how, report=False)
         except SightlineError as error:
             result.error = error
         result.shown = capsys.readouterr().out
