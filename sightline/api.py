@@ -25,6 +25,7 @@ from sightline.evaluate import checkpoints, folds, label_files
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.given_weights import evaluate_weights
 from sightline.evaluate.predict import open_trained, predict_files
+from sightline.export.exported import open_exported
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
 from sightline.hardware.setup import set_up
@@ -180,14 +181,17 @@ def predict(
     draws: bool = True,
     probabilities: bool = False,
 ) -> dict[str, Any]:
-    """Predict images or volumes, or all in folders: write predictions.json, predictions.csv, masks of volumes and
-    drawings into `out`; without it into `predictions` of the run, or the next of predictions-2, predictions-3, ... that
-    does not exist yet.
+    """Predict images or volumes, or all in folders, with a run or an exported file: write predictions.json,
+    predictions.csv, masks of volumes and drawings into `out`; without it into `predictions` of the run, or the next of
+    predictions-2, predictions-3, ... that does not exist yet.
 
     Return what predictions.json holds. Unreadable files are listed in it; they are an error at the end unless
     data.on_bad_sample is skip, and always if no file could be read.
     """
-    trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")
+    if Path(run_folder).is_file():
+        trained: Trained = open_exported(Path(run_folder), which, flags, recipe_file)
+    else:
+        trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")
     say = (lambda _: None) if trained.run.progress == "off" else terminal.say
     run = Path(trained.run.out or run_of(trained.path))
     folder = Path(out) if out else _free_folder(run)

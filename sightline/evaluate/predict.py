@@ -13,7 +13,6 @@ from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import PADDING, EvalOrder
 from sightline.errors import BadData, UsageError
 from sightline.evaluate.checkpoints import Trained
-from sightline.hardware.precision import DTYPES, autocast
 from sightline.parts import Batch, Bound, PredictJob, PredictOptions, Reporter, Task
 from sightline.report.predictions import DOCUMENT, TABLE
 from sightline.runs.log import RunLog
@@ -41,10 +40,10 @@ def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, opt
     dataset = recipe.data.open_files(files, spec)
     if dataset.spec != spec:
         raise UsageError(f"flags must not change what the network is fed: it knows {spec}, they ask for {dataset.spec}")
+    task = trained.showing(options)
     log = RunLog(folder, Screen(trained.run.progress), attempt=None)
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
-        task = recipe.task.showing(options)
         reporter = task.reporter(PredictJob(folder, files, spec, options, log.say))
         model = trained.build().eval()
         signals = stack.enter_context(StopSignals(trained.world, saves=False))
@@ -57,7 +56,8 @@ def predict_files(trained: Trained, files: Mapping[str, Path], folder: Path, opt
             log.evaluating(done, total, done, total)
 
         _predict_all(trained, task, model, bound, list(files), loader, reporter, between_batches)
-        about = {"recipe": recipe.name, "model": type(model).__name__, "checkpoint": str(trained.path)}
+        kind = trained.stored.get("model", type(model).__name__)  # an exported file names its network
+        about = {"recipe": recipe.name, "model": kind, "checkpoint": str(trained.path)}
         document = reporter.write({**about, "step": trained.stored["progress"]["step"]})
         log.say(f"{len(document['files'])} of {len(files)} files predicted; {folder / DOCUMENT} and {TABLE} list them")
     if not document["files"]:
@@ -85,7 +85,6 @@ def _predict_all(
     on_batch: Callable[[int, int], None],
 ) -> None:
     total = loader.feeds["files"].order.steps_per_epoch
-    precision = trained.recipe.train.eval_precision
     loader.seek("files", 0, total)
     for number in range(total):
         on_batch(number, total)
@@ -93,9 +92,7 @@ def _predict_all(
         names_here = _names(loaded, names)
         if not any(names_here):
             continue
-        batch = bound.finish(loaded, DTYPES[precision])
-        with autocast(trained.device, precision):
-            predictions = task.predict(model, batch)
+        predictions, batch = trained.predict(task, model, bound, loaded)
         reporter.add(names_here, predictions, batch)
 
 

@@ -42,6 +42,7 @@ class Classification(Task):
 
     headline = "top1"
     peers = "classification"
+    activation = "softmax"
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
@@ -109,6 +110,7 @@ class MultiLabel(Classification):
 
     headline = "map"
     peers = ""
+    activation = "sigmoid"
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Return the mean over images and classes. With mixup or cutmix, targets are mixed."""

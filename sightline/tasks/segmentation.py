@@ -51,6 +51,7 @@ class Segmentation(Task):
 
     headline = "dice"
     peers = "segmentation"
+    activation = "softmax"
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < 1:
