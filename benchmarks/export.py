@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sightline import config, recipes
 from sightline.export import formats
@@ -50,11 +50,23 @@ def spec_of(recipe: config.Recipe) -> DataSpec:
     return dataclasses.replace(data, classes=len(CLASSES)).declared()[0]
 
 
+@torch.no_grad()
+def network(recipe: config.Recipe, run: config.Run, spec: DataSpec) -> nn.Module:
+    """Build a network with random weights, whose batch-norms know noise: else its outputs grow from layer to layer."""
+    model = build_model(recipe, run, spec, devices.select("cpu")).model
+    norms = [each for each in model.modules() if isinstance(each, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # the mean of all batches
+    if norms:
+        model.train()(torch.randn(4, spec.channels, *spec.size))
+    return model.eval()
+
+
 def write_checkpoint(name: str, folder: Path, flags: list[str]) -> Path:
     """Write a checkpoint of a recipe with random weights, as if no step had been made."""
     recipe, run = config.load(name, flags)
     spec = spec_of(recipe)
-    model = build_model(recipe, run, spec, devices.select("cpu")).model
+    model = network(recipe, run, spec)
     state = {"recipe": config.to_json(recipe), "spec": spec.to_json(), "progress": vars(TrainProgress())}
     return checkpoint.write(folder, {"model": model.state_dict()}, state)
 
@@ -89,8 +101,7 @@ def measure(name: str, format_name: str, batches: list[int], folder: Path, flags
     if formats.find(format_name).RUNS:
         recipe, run = config.load(name, flags)
         spec = spec_of(recipe)
-        model = build_model(recipe, run, spec, devices.select("cpu")).model.eval()
-        served = Served(model, recipe.task, recipe.data.served(spec), raw=False).eval()
+        served = Served(network(recipe, run, spec), recipe.task, recipe.data.served(spec), raw=False).eval()
         loaded = formats.find(format_name).load(path)
         for batch in batches if len(spec.size) == 2 else batches[:1]:
             images = served.random_input(batch)

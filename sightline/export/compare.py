@@ -66,6 +66,7 @@ def _match_image(ours: Detections, theirs: Detections) -> Matched:
             other = int(others[0])
             free[other] = False
             pairs += 1
-            gaps = [float((a[place] - b[other]).abs().max()) for a, b in zip(ours[:2], theirs[:2], strict=True)]
-            difference = max(difference, *gaps)
+            scale = max(1.0, float(ours[0][place].abs().max()))  # of a box larger than its image
+            corners = float((ours[0][place] - theirs[0][other]).abs().max()) / scale
+            difference = max(difference, corners, float((ours[1][place] - theirs[1][other]).abs()))
     return Matched(pairs, total, difference)
