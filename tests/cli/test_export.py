@@ -42,12 +42,11 @@ def export(run: Path, *words: str) -> None:
 
 @pytest.fixture(scope="module")
 def classifier(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with model.onnx and model.pt2; for reading only."""
+    """A run with model.onnx; for reading only."""
     out = tmp_path_factory.mktemp("classifier") / "run"
     flags = [f"--data.path={shapes}", f"--run.out={out}", "--train.epochs=3"]
     assert cli.main(["train", "demo_classification", *SMALL, *HERE, *flags]) == 0
     export(out, "--format", "onnx")
-    export(out, "--format", "torch-export")
     return out
 
 
@@ -91,10 +90,9 @@ def same(ours: list[dict], theirs: list[dict]) -> None:
             assert b.get("box") == pytest.approx(a.get("box"), abs=0.02)
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "model.pt2"])
-def test_predict_says_the_same_of_a_classifier(name: str, classifier: Path, shapes: Path, tmp_path: Path, sightline):
+def test_predict_says_the_same_of_a_classifier(classifier: Path, shapes: Path, tmp_path: Path, sightline):
     run = sightline("predict", classifier, shapes / "val", "--out", tmp_path / "a", *HERE[:3])
-    file = sightline("predict", classifier / name, shapes / "val", "--out", tmp_path / "b", *HERE[:3])
+    file = sightline("predict", classifier / "model.onnx", shapes / "val", "--out", tmp_path / "b", *HERE[:3])
     assert run.code == file.code == 0, file
     same(findings(tmp_path / "a"), findings(tmp_path / "b"))
     assert [line.split() for line in run.out.splitlines()[:-1]] == [line.split() for line in file.out.splitlines()[:-1]]
@@ -102,7 +100,7 @@ def test_predict_says_the_same_of_a_classifier(name: str, classifier: Path, shap
 
 
 def test_export_reports_the_difference_and_describes_the_file(classifier: Path):
-    said = (classifier / "said.txt").read_text().splitlines()[:3]  # of ONNX
+    said = (classifier / "said.txt").read_text().splitlines()
     assert re.fullmatch(r"3 random inputs: largest relative difference of logits \S+e-0[678]", said[0])
     assert re.fullmatch(r"2 inputs of the val split: largest relative difference of logits \S+e-0[678]", said[1])
     assert re.fullmatch(r"wrote \S+/model.onnx: 0.\d MB, ONNX, opset 18, weights of ckpt-\d+", said[2])
