@@ -27,6 +27,7 @@ from sightline.evaluate import checkpoints, folds, given_weights, label_files
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.loaded import Model
 from sightline.evaluate.predict import Input, open_trained, predict_files, predict_inputs
+from sightline.export.exported import open_exported
 from sightline.fields import flags_of
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
@@ -205,7 +206,7 @@ def model(
     averaged ones if the run has them.
     """
     given = [*_as_list("", flags), f"--run.device={device}"]
-    return Model(_opened(run_folder, which, given, recipe_file))
+    return Model(_in_one_process(open_trained(Path(run_folder), which, given, recipe_file, "predict")))
 
 
 @overload
@@ -252,9 +253,10 @@ def predict(
     """Predict images or volumes: paths, folders, PIL images or arrays, one or a list of them. Write nothing.
 
     Return an object per file or image, in the order given: Classification, Detection or Segmentation. `run` is a run
-    folder, or what `model` returned, which is not loaded again. An input that cannot be read is an error, or left out
-    with {"data.on_bad_sample": "skip"}. Images are decoded in this process unless flags give run.workers.
-    With `out`, the results are written there, as `write_predictions` does, and what predictions.json holds is returned.
+    folder, a file of `sightline export`, or what `model` returned, which is not loaded again. An input that cannot be
+    read is an error, or left out with {"data.on_bad_sample": "skip"}. Images are decoded in this process unless flags
+    give run.workers. With `out`, the results are written there, as `write_predictions` does, and what predictions.json
+    holds is returned.
     """
     how: dict[str, Any] = {"top": top, "threshold": threshold, "draws": draws, "probabilities": probabilities}
     if out is not None:
@@ -264,7 +266,7 @@ def predict(
         if flags:
             raise UsageError("flags cannot change a network that is loaded; give them to api.model, or name the run")
         return predict_inputs(run, inputs, options)
-    return predict_inputs(_opened(run, which, _as_list("", flags), recipe_file), inputs, options)
+    return predict_inputs(_in_one_process(_opened(run, which, _as_list("", flags), recipe_file)), inputs, options)
 
 
 @_called()
@@ -281,9 +283,9 @@ def write_predictions(
     draws: bool = True,
     probabilities: bool = False,
 ) -> dict[str, Any]:
-    """Predict images or volumes, or all in folders: write predictions.json, predictions.csv, masks of volumes and
-    drawings into `out`; without it into `predictions` of the run, or the next of predictions-2, predictions-3, ... that
-    does not exist yet.
+    """Predict images or volumes, or all in folders, with a run or an exported file: write predictions.json,
+    predictions.csv, masks of volumes and drawings into `out`; without it into `predictions` of the run, or the next of
+    predictions-2, predictions-3, ... that does not exist yet.
 
     Return what predictions.json holds. Unreadable files are listed in it; they are an error at the end unless
     data.on_bad_sample is skip, and always if no file could be read.
@@ -294,7 +296,7 @@ def write_predictions(
         raise UsageError(
             "to write predictions give files and a run folder; without `out`, objects are returned for any"
         )
-    trained = open_trained(Path(run_folder), which, _as_list("", flags), recipe_file, "predict")
+    trained = _opened(run_folder, which, _as_list("", flags), recipe_file)
     say = (lambda _: None) if trained.run.progress == "off" else terminal.say
     run = Path(trained.run.out or run_of(trained.path))
     folder = Path(out) if out else _free_folder(run)
@@ -308,8 +310,15 @@ def write_predictions(
 
 
 def _opened(run_folder: Place, which: str, flags: Sequence[str], recipe_file: str) -> Trained:
-    """Load a checkpoint to predict with in this process, unless flags ask for others, which take seconds to start."""
-    trained = open_trained(Path(run_folder), which, flags, recipe_file, "predict")
+    """Open a run or an exported file to predict with."""
+    path = Path(run_folder)
+    if path.is_file():
+        return open_exported(path, which, flags, recipe_file)
+    return open_trained(path, which, flags, recipe_file, "predict")
+
+
+def _in_one_process(trained: Trained) -> Trained:
+    """Decode in this process, unless flags ask for others, which take seconds to start."""
     workers = max(0, trained.run.workers)
     return dataclasses.replace(trained, run=dataclasses.replace(trained.run, workers=workers))
 

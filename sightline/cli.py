@@ -200,7 +200,7 @@ def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str]) -> No
 def predict(flags: Sequence[str]) -> None:
     """Predict images or volumes; write JSON, CSV, masks and drawings: `sightline predict runs/resnet50 a.jpg`"""
     parser = _parser("predict", predict)
-    parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder")
+    parser.add_argument("run", metavar="RUN", help="run folder, a ckpt-* folder, or a .onnx or .pt2 file of `export`")
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="images, NIfTI volumes, or folders of them")
     what = "folder for predictions.json, predictions.csv, masks and drawings; default: RUN/predictions, then -2, -3 ..."
     parser.add_argument("--out", default="", help=what)
@@ -228,6 +228,23 @@ def predict(flags: Sequence[str]) -> None:
         draws=arguments.draw,
         probabilities=arguments.save_probabilities,
     )
+
+
+def export(flags: Sequence[str]) -> None:
+    """Write a run's network into one file and compare it: `sightline export runs/resnet50 --format onnx`"""
+    parser = _parser("export", export)
+    parser.add_argument("run", metavar="RUN", help="run folder, or a ckpt-* folder")
+    parser.add_argument("--format", default="onnx", help="onnx, torch-export, safetensors or pth; default: onnx")
+    parser.add_argument("--out", default="", help="the file; default: RUN/model.onnx, .pt2, .safetensors or .pth")
+    what = "detectors: outputs of the network, without decoding of boxes and NMS; default file: RUN/model-raw.onnx"
+    parser.add_argument("--raw", action="store_true", help=what)
+    _add_checkpoint(parser)
+    arguments, rest = parser.parse_known_args(flags)
+    _refuse_value_of_flag(flags, arguments.run, "export RUN")
+    from sightline.export import run
+
+    options = run.ExportOptions(arguments.format, arguments.out, arguments.raw)
+    run.export(arguments.run, options, rest, arguments.checkpoint, arguments.recipe, print)
 
 
 def runs(flags: Sequence[str]) -> None:
@@ -338,6 +355,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "launch": launch,
     "evaluate": evaluate,
     "predict": predict,
+    "export": export,
     "runs": runs,
     "report": report,
     "list": list_recipes,

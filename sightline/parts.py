@@ -169,6 +169,18 @@ class Bound:
     """Lines for the user: what was decided, and why."""
 
 
+@dataclass(frozen=True)
+class ServedInput:
+    """The input of an exported network, and how a program that serves it prepares one."""
+
+    axes: str  # e.g. NHWC; the first is the batch, of any size
+    shape: tuple[int, ...]  # the other axes
+    dtype: Literal["uint8", "float32"]  # uint8: `finish` does all that `Bound.finish` does; float32: nothing
+    preprocessing: Mapping[str, Any]  # steps left to that program, as plain values
+    finish: Callable[[Tensor], Tensor]  # the step inside the graph
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of the data config, for a loader of such inputs
+
+
 class DataConfig(ABC):
     """Location of the samples, and how they are prepared for the network."""
 
@@ -207,6 +219,12 @@ class DataConfig(ABC):
     def labelled_files(self, folder: Path) -> dict[str, tuple[Path, Path]]:
         """Find the raw file and the label file of each sample of the val split in `folder`."""
         raise UsageError(f"{type(self).__name__} has no label files to evaluate against; leave out --labels")
+
+    # A network without this program: `export`
+
+    def served(self, spec: DataSpec) -> ServedInput:
+        """Describe the input of an exported network."""
+        raise UsageError(f"{type(self).__name__} does not say how to feed an exported network, so it has no `export`")
 
     # No data at hand: `inspect`, `launch` and `benchmark`
 
@@ -414,6 +432,8 @@ class Task(ABC):
     headline: str  # the score that decides which checkpoint is best; higher is better
     drawn = 0  # most wrong samples of an evaluation that are drawn for the report
     peers: str = ""  # NAME of sightline/measure/peers_NAME.py, which `benchmark --peers` compares with
+    activation: str = ""  # softmax or sigmoid: what turns exported logits into probabilities
+    decodes: bool = False  # `served` computes more than the network does; its raw outputs can be exported instead
 
     def for_data(self, spec: DataSpec) -> Task:
         """Return the task for data of this spec, with the same fields."""
@@ -448,6 +468,14 @@ class Task(ABC):
     def label_note(self) -> str:
         """Say what the loss does to labels that `seen` does not show; "" for nothing."""
         return ""
+
+    def served_names(self, raw: bool) -> tuple[str, ...]:
+        """Name the outputs of an exported network."""
+        return ("logits",)
+
+    def served(self, model: nn.Module, image: Tensor, raw: bool) -> tuple[Tensor, ...]:
+        """Compute the outputs of an exported network: what `predict` needs, or with `raw` what the network gives."""
+        return (model(image),)
 
     def showing(self, options: PredictOptions) -> Task:
         """Return the task whose `predict` keeps all that these options ask to see."""

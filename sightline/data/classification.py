@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sightline.data.augment import batched, with_fields_of
-from sightline.data.augment.classification import Augmentation, AugmentFields, Params
+from sightline.data.augment.classification import Augmentation, AugmentFields, Params, served_pixels
 from sightline.data.check.images import Report, check_images
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
 from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread
@@ -19,7 +19,19 @@ from sightline.data.sources.named_files import Files, FilesSource
 from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
-from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Layout, Split, SplitFacts, undecisive
+from sightline.parts import (
+    Arrays,
+    Batch,
+    Bound,
+    DataConfig,
+    Dataset,
+    DataSpec,
+    Layout,
+    ServedInput,
+    Split,
+    SplitFacts,
+    undecisive,
+)
 from sightline.terminal.progress import Progress
 
 BACKGROUND = "background"
@@ -117,6 +129,19 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
         """Open images of unknown class; their label is 0."""
         found = {"none": spec.classes, "first": spec.classes[1:], "last": spec.classes[:-1]}[self.background]
         return ClassificationDataset(self, FilesSource(files, found, spec.multi_label), "val", seed=0)
+
+    def served(self, spec: DataSpec) -> ServedInput:
+        """Take squares of pixels, resized and cut as in evaluation; the graph normalises them."""
+        steps = {
+            "colours": "RGB, turned as EXIF says",
+            "resize": self.eval_resize,
+            "geometry": self.eval_geometry,
+            "crop": self.eval_size,
+            "interpolation": self.interpolation,
+            "antialias": self.interpolation != "legacy",
+            "normalised_in_graph": {"mean": list(self.mean), "std": list(self.std)},
+        }
+        return served_pixels(spec, steps, image_type="uint8")
 
     def declared(self) -> tuple[DataSpec, int] | None:
         """Declare `classes` nameless classes and `samples` images if no path is given."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from sightline.data.augment import with_fields_of
+from sightline.data.augment.classification import served_pixels
 from sightline.data.augment.detection import Augmentation, AugmentFields, Params, move_boxes
 from sightline.data.check.boxes import check_boxes
 from sightline.data.check.images import Report
@@ -24,7 +25,18 @@ from sightline.data.sources.named_files import BoxFilesSource, Files
 from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
-from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Split, SplitFacts, undecisive
+from sightline.parts import (
+    Arrays,
+    Batch,
+    Bound,
+    DataConfig,
+    Dataset,
+    DataSpec,
+    ServedInput,
+    Split,
+    SplitFacts,
+    undecisive,
+)
 from sightline.terminal.progress import Progress
 
 MOST_COUNTED = 2000  # images whose boxes and sizes the report of a run is made from
@@ -132,6 +144,19 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
         return DetectionDataset(
             replace(self, cache="off"), BoxFilesSource(files, spec.classes, spec.class_ids), "val", seed=0
         )
+
+    def served(self, spec: DataSpec) -> ServedInput:
+        """Take squares of pixels, whole images without regard to their aspect ratio; the graph normalises them."""
+        steps = {
+            "colours": "RGB, turned as EXIF says",
+            "resize": self.size,
+            "geometry": "stretch",
+            "crop": self.size,
+            "interpolation": "legacy" if self.resize == "tf" else "bilinear",
+            "antialias": self.resize != "tf",
+            "normalised_in_graph": {"mean": list(self.mean), "std": list(self.std)},
+        }
+        return served_pixels(spec, steps)
 
     def declared(self) -> tuple[DataSpec, int] | None:
         """Declare `classes` nameless classes and `samples` images if no path is given."""

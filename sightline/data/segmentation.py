@@ -31,7 +31,19 @@ from sightline.data.volumes.inputs import Files, VolumeFiles
 from sightline.data.volumes.raw import describe_raw, find_raw, labelled_files, remedy
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
-from sightline.parts import Arrays, Batch, Bound, DataConfig, Dataset, DataSpec, Layout, Split, SplitFacts, undecisive
+from sightline.parts import (
+    Arrays,
+    Batch,
+    Bound,
+    DataConfig,
+    Dataset,
+    DataSpec,
+    Layout,
+    ServedInput,
+    Split,
+    SplitFacts,
+    undecisive,
+)
 from sightline.terminal.progress import Progress
 
 # Number of labelled volumes of each task of the Decathlon.
@@ -103,6 +115,12 @@ class SegmentationData(AugmentFields, DataConfig):
     def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open any volumes or images, whole; the task's windows cover them."""
         return VolumeFiles(files, spec)
+
+    def served(self, spec: DataSpec) -> ServedInput:
+        """Take patches of prepared volumes, which are normalised as a whole."""
+        steps = {name: list(getattr(spec, name)) for name in ("spacing", "clip", "mean", "std")}
+        axes = "NCDHW" if self.dim == 3 else "NCHW"
+        return ServedInput(axes, (spec.channels, *spec.size), "float32", steps, lambda image: image)
 
     def first_files(self, files: dict[str, Path], spec: DataSpec) -> dict[str, Path]:
         """Leave out further channels of a case, which are read with its first."""

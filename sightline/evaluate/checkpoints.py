@@ -11,10 +11,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sightline import config
@@ -26,9 +26,10 @@ from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import read_json, typed
 from sightline.hardware import world
 from sightline.hardware.devices import Device
+from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
-from sightline.parts import Bound, Dataset, DataSpec, Scores
+from sightline.parts import Batch, Bound, Dataset, DataSpec, PredictOptions, Scores, Task
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 from sightline.train import checkpoint
@@ -81,7 +82,7 @@ class Trained:
     @classmethod
     def set_up(
         cls, path: Path, tensors: Tensors, stored: dict[str, Any], recipe_file: str, flags: Sequence[str]
-    ) -> Trained:
+    ) -> Self:
         """Read the recipe of a checkpoint that was loaded, and find this process's place and device."""
         recipe, run, spec = recipe_of(path, stored, recipe_file, flags)
         here, device, recipe = set_up(recipe, run)
@@ -100,11 +101,22 @@ class Trained:
         load_weights(model, self.tensors)
         return model
 
+    def showing(self, options: PredictOptions) -> Task:
+        """Return the task whose `predict` keeps all that these options ask to see."""
+        return self.recipe.task.showing(options)
+
+    def predict(self, task: Task, model: nn.Module, bound: Bound, loaded: Batch) -> tuple[dict[str, Tensor], Batch]:
+        """Return the predictions for a batch of the loader, and the batch as the network was fed."""
+        precision = self.recipe.train.eval_precision
+        batch = bound.finish(loaded, DTYPES[precision])
+        with autocast(self.device, precision):
+            return task.predict(model, batch), batch
+
 
 @contextlib.contextmanager
 def _sized_by(path: Path, tensors: Tensors) -> Iterator[None]:
     """Raise BadCheckpoint where a network cannot be built, or is much larger than the weights of its checkpoint."""
-    bytes_of_weights = sum(tensor.nbytes for tensor in tensors[_stem(tensors)].values())
+    bytes_of_weights = sum(tensor.nbytes for tensor in tensors[stem_of(tensors)].values())
     try:
         with _Budget(path, 4 * bytes_of_weights + SMALL_BYTES), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # of a spec without classes
@@ -113,14 +125,14 @@ def _sized_by(path: Path, tensors: Tensors) -> Iterator[None]:
         raise BadCheckpoint(f"{path}: no network can be built as its recipe says ({error}); take another") from error
 
 
-def _stem(tensors: Tensors) -> str:
+def stem_of(tensors: Tensors) -> str:
     """Name the average where the checkpoint has one: it is evaluated, called best, and shown."""
     return "ema" if "ema" in tensors else "model"
 
 
 def load_weights(model: nn.Module, tensors: Tensors) -> None:
     """Copy a checkpoint's weights; raise BadCheckpoint where they do not fit."""
-    stem = _stem(tensors)
+    stem = stem_of(tensors)
     checkpoint.check_fit(stem, model.state_dict(), tensors[stem])
     model.load_state_dict(tensors[stem])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from sightline.hardware import devices
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.world import World
-from sightline.parts import DataSpec
+from sightline.parts import Batch, Bound, DataSpec, PredictOptions, Task
 
 
 class Model(nn.Module):
@@ -82,6 +83,14 @@ class Model(nn.Module):
     def build(self) -> nn.Module:
         """Return the network itself."""
         return self.network
+
+    def showing(self, options: PredictOptions) -> Task:
+        """Return the task whose predictions keep all that these options ask to see."""
+        return self._trained.showing(options)
+
+    def predict(self, task: Task, model: nn.Module, bound: Bound, loaded: Batch) -> tuple[Mapping[str, Tensor], Batch]:
+        """Return the predictions for a batch of the loader, and the batch as the network was fed."""
+        return replace(self._trained, device=self.device).predict(task, model, bound, loaded)
 
     def about(self) -> dict[str, Any]:
         """Say where the network comes from."""

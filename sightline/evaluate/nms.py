@@ -3,11 +3,15 @@ non-maximum suppression within the class, then keep the best of all classes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sightline.boxes import iou
+
+Suppress = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def best_boxes(
@@ -18,13 +22,14 @@ def best_boxes(
     candidates: int,
     per_image: int,
     static: bool | None = None,
+    suppression: Suppress | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return boxes (batch, n, 4), scores (batch, n) and labels (batch, n) from 1; all are 0 after the last detection.
 
     `boxes` (batch, anchors, 4) are corner boxes, `scores` (batch, anchors, classes) exclude the background. n is
     `per_image`, or less if classes and candidates cannot fill it. Equal scores are ordered by class, then by anchor.
     `static` avoids shapes that depend on scores, for devices and compilers; by default it is off on the CPU only. The
-    result is the same.
+    result is the same. `suppression` stands in for `suppress`.
     """
     batch, anchors, classes = scores.shape
     size = min(per_image, classes * min(candidates, anchors))
@@ -35,7 +40,7 @@ def best_boxes(
     else:
         top, anchor, row = _above(scores, score_threshold, candidates)
     image = row // classes
-    kept = suppress(boxes[image[:, None], anchor], top > 0, nms_iou)
+    kept = (suppression or suppress)(boxes[image[:, None], anchor], top > 0, nms_iou)
     top = torch.where(kept, top, 0.0)
     width = top.shape[1]
     # Back to one row per image; most of its entries are empty.
@@ -72,7 +77,7 @@ def _top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     length = scores.shape[1]
     last_first = torch.arange(length - 1, -1, -1, device=scores.device)
     # Non-negative floats sort like their bits read as integers.
-    keys = scores.contiguous().view(torch.int32).long().mul_(length).add_(last_first)
+    keys = torch.add(last_first, scores.contiguous().view(torch.int32), alpha=length)  # int64
     places = length - 1 - keys.topk(count, dim=1).values % length
     return scores.gather(1, places), places
 

@@ -24,7 +24,6 @@ from sightline.errors import BadData, UsageError
 from sightline.evaluate.checkpoints import Trained
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
-from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound, Dataset, DataSpec, Prediction, PredictJob, PredictOptions, Task
 from sightline.report.predictions import DOCUMENT, TABLE
@@ -53,6 +52,12 @@ class Engine(Protocol):
     def device(self) -> Device: ...
     def build(self) -> nn.Module:
         """Return a module that answers as the task expects of its network."""
+
+    def showing(self, options: PredictOptions) -> Task:
+        """Return the task whose predictions keep all that these options ask to see."""
+
+    def predict(self, task: Task, model: nn.Module, bound: Bound, loaded: Batch) -> tuple[Mapping[str, Tensor], Batch]:
+        """Return the predictions for a batch of the loader, and the batch as the network was fed."""
 
     def about(self) -> dict[str, Any]:
         """Say where the network comes from, for predictions.json."""
@@ -84,10 +89,10 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
     always if no file could be read.
     """
     dataset = _open(engine, files)
+    task = engine.showing(options)
     log = RunLog(folder, Screen(engine.run.progress), attempt=None)
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
-        task = engine.recipe.task.showing(options)
         reporter = task.reporter(PredictJob(folder, files, engine.spec, options, log.say))
         model = engine.build().eval()
         _predict(engine, task, model, dataset, reporter, lambda at, total: log.evaluating(at, total, at, total))
@@ -141,7 +146,7 @@ def predict_objects(engine: Engine, files: Files, options: PredictOptions) -> di
     if not files:
         return {}
     dataset = _open(engine, files)
-    task = engine.recipe.task.showing(options)
+    task = engine.showing(options)
     found = _Objects(task, engine.spec, options)
     model = engine.build()
     was_training = model.training
@@ -209,7 +214,6 @@ def _predict_all(
     on_batch: Callable[[int, int], None],
 ) -> None:
     total = loader.feeds["files"].order.steps_per_epoch
-    precision = engine.recipe.train.eval_precision
     loader.seek("files", 0, total)
     for number in range(total):
         on_batch(number, total)
@@ -217,9 +221,7 @@ def _predict_all(
         names = _names(loaded, bound.dataset)
         if not any(names):
             continue
-        batch = bound.finish(loaded, DTYPES[precision])
-        with autocast(engine.device, precision):
-            predictions = task.predict(model, batch)
+        predictions, batch = engine.predict(task, model, bound, loaded)
         sink.add(names, predictions, batch)
 
 

@@ -40,7 +40,9 @@ def names_in(folder: Path) -> list[str]:
 
 
 def run_of(path: Path) -> Path:
-    """Return the run folder of a checkpoint; the path itself where it lies alone, or is a run."""
+    """Return the run folder of a checkpoint; the path itself where it lies alone, or is a run; the folder of a file."""
+    if path.is_file():
+        return path.parent
     return path.parent.parent if path.parent.name == "checkpoints" else path
 
 

@@ -43,6 +43,8 @@ EXTRAS = {  # module -> its name for pip, what it is for
     "nibabel": ("nibabel", "NIfTI volumes"),
     "faster_coco_eval": ("faster-coco-eval", "faster detection scores"),
     "timm": ("timm", "its networks, --model.arch timm:NAME"),
+    "onnxruntime": ("onnxruntime", "`predict FILE.onnx`, and with onnxscript `export --format onnx`"),
+    "onnxscript": ("onnxscript", "`export --format onnx`"),
 }
 GIB = 1 << 30
 LEAST_MEMORY = 4 * GIB  # torch, its loader workers and a ResNet-50 at a small batch

@@ -59,6 +59,7 @@ class Classification(Task):
     headline = "top1"
     peers = "classification"
     drawn = 12
+    activation = "softmax"
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
@@ -167,6 +168,7 @@ class MultiLabel(Classification):
 
     headline = "map"
     peers = ""
+    activation = "sigmoid"
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Return the mean over images and classes. With mixup or cutmix, targets are mixed."""

@@ -22,6 +22,7 @@ from sightline.boxes import decode
 from sightline.errors import UsageError
 from sightline.evaluate.coco_map import CocoMap
 from sightline.evaluate.nms import best_boxes
+from sightline.evaluate.nms_in_graph import best_boxes_in_graph
 from sightline.parts import (
     Batch,
     DataSpec,
@@ -39,6 +40,8 @@ from sightline.report.beside import boxes_beside
 from sightline.report.findings import boxes_found, true_boxes
 from sightline.report.predictions import Predictions
 from sightline.tasks.matching import hard_negatives, match
+
+BestBoxes = Callable[[Tensor, Tensor, float, float, int, int], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Detection(Task):
     headline = "ap"
     peers = "detection"
     drawn = 8
+    decodes = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.score_threshold < 1:
@@ -91,13 +95,24 @@ class Detection(Task):
     def predict(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return boxes (batch, n, 4), corners, not clipped; scores (batch, n), descending; labels (batch, n) from 1, 0
         for no detection."""
-        logits, offsets, anchors = model(batch["image"])
+        boxes, scores, labels = self._best(best_boxes, *model(batch["image"]))
+        return {"boxes": boxes, "scores": scores, "labels": labels}
+
+    def served_names(self, raw: bool) -> tuple[str, ...]:
+        """Name the outputs of an exported network."""
+        return ("logits", "offsets", "anchors") if raw else ("boxes", "scores", "labels", "count")
+
+    def served(self, model: nn.Module, image: Tensor, raw: bool) -> tuple[Tensor, ...]:
+        """Return what `predict` does and the number of detections of each image; raw: the answer of the model."""
+        if raw:
+            return model(image)
+        boxes, scores, labels = self._best(best_boxes_in_graph, *model(image))
+        return boxes, scores, labels, (labels > 0).sum(1)
+
+    def _best(self, choose: BestBoxes, logits: Tensor, offsets: Tensor, anchors: Tensor) -> tuple[Tensor, ...]:
         scores = logits.float().softmax(2)[..., 1:]  # (batch, anchors, classes)
         boxes = decode(offsets.float(), anchors)
-        boxes, scores, labels = best_boxes(
-            boxes, scores, self.score_threshold, self.nms_iou, self.candidates, self.per_image
-        )
-        return {"boxes": boxes, "scores": scores, "labels": labels}
+        return choose(boxes, scores, self.score_threshold, self.nms_iou, self.candidates, self.per_image)
 
     def metric(self, spec: DataSpec, device: torch.device) -> CocoMap:
         """Build the metric: COCO's twelve numbers."""

@@ -65,6 +65,7 @@ class Segmentation(Task):
     headline = "dice"
     peers = "segmentation"
     drawn = 6
+    activation = "softmax"
 
     def __post_init__(self) -> None:
         if not 0 <= self.overlap < 1:

@@ -38,7 +38,7 @@ from sightline.parts import DataSpec
 from sightline.train.progress import TrainProgress
 
 __all__ = ["MANIFEST", "Checkpoints", "NotDamaged", "Tensors", "all_of", "check_fit", "copies", "find", "read"]
-__all__ += ["FORMAT", "require", "verify", "write"]
+__all__ += ["FORMAT", "check_state", "require", "verify", "write"]
 FORMAT = 1
 MAX_STATE_BYTES = 16 * 2**20  # 100,000 classes with long names take 12 MB; without, it is some kB
 
@@ -213,7 +213,7 @@ def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
             raise NotDamaged(f"{path} has format {found}, this version reads {FORMAT}; use the version that wrote it")
         if found < FORMAT:
             raise ValueError(f"its format is {found}")
-        _check_state(state)
+        check_state(state)
     tensors = {}
     for name in names:
         if name.endswith(".safetensors"):
@@ -222,7 +222,7 @@ def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
     return tensors, state
 
 
-def _check_state(state: dict[str, Any]) -> None:
+def check_state(state: dict[str, Any]) -> None:
     """Raise ValueError, or UnknownField, where a part that is there cannot have been written by a run."""
     readers: dict[str, Callable[[Any], object]] = {
         "progress": TrainProgress.from_json,

@@ -83,6 +83,8 @@ SLOW = {
     "--run.profile": "30 steps, four of them traced",
     "all": "five runs",
     "runs/brats": "slices of 192x160 and six levels; README.md has a training of them",
+    "export": "torch's exporter takes seconds; tests/cli/test_export.py types it",
+    "runs/served/model.onnx": "needs what is exported",
     "LABELS": "needs what is predicted by runs/brats",
 }
 

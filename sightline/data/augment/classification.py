@@ -5,8 +5,10 @@
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from torch.nn import functional
 from sightline.data.augment import policies, tensorflow
 from sightline.data.draws import generator
 from sightline.errors import UsageError
-from sightline.parts import Batch
+from sightline.parts import Batch, DataSpec, ServedInput
 
 # Pillow has no legacy filter; a policy's rotations are plain bilinear then.
 _RESAMPLING = {
@@ -340,6 +342,13 @@ def normalize(
     shift = [-average / deviation for average, deviation in zip(mean, std, strict=True)]
     values = images.permute(0, 3, 1, 2).float()  # (batch, 3, height, width)
     return torch.addcmul(_per_channel(shift, values), values, _per_channel(scale, values)).to(dtype)
+
+
+def served_pixels(spec: DataSpec, preprocessing: Mapping[str, Any], **fields: Any) -> ServedInput:
+    """Describe an exported network that normalises pixels itself; `fields` of the data config load such pixels."""
+    mean, std = (spec.mean[0], spec.mean[1], spec.mean[2]), (spec.std[0], spec.std[1], spec.std[2])
+    finish = partial(normalize, mean=mean, std=std, dtype=torch.float32)
+    return ServedInput("NHWC", (*spec.size, spec.channels), "uint8", preprocessing, finish, fields)
 
 
 def erase(images: Tensor, boxes: Tensor) -> Tensor:

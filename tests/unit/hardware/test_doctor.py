@@ -43,7 +43,8 @@ def test_this_machine_can_run_everything(findings):
 def test_every_subject_is_examined_and_every_problem_has_a_remedy(findings):
     subjects = ["python", "torch", "torchvision", "numpy", "pillow", *devices.KINDS, "precision", "oneDNN", "cores"]
     subjects += ["memory", "shared memory", "open files", "disk space", "disk writes", "jpeg", "loader workers"]
-    subjects += ["torch.compile", "collectives", "tensorboard", "nibabel", "faster-coco-eval", "timm"]
+    subjects += ["torch.compile", "collectives", "tensorboard", "nibabel", "faster-coco-eval", "timm", "onnxruntime"]
+    subjects += ["onnxscript"]
 
     assert list(findings) == subjects
     assert all(check.value for check in findings.values())

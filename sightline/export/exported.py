@@ -1,0 +1,116 @@
+"""An exported file in place of a run, for `sightline predict FILE.onnx INPUT`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sightline import config
+from sightline.errors import BadCheckpoint, BadData, UsageError
+from sightline.evaluate.checkpoints import Trained
+from sightline.export import formats
+from sightline.export.run import on_cpu
+from sightline.export.served import FORMAT, Runs
+from sightline.files.typed_json import loads, typed
+from sightline.parts import Batch, Bound, PredictOptions, Task
+from sightline.train import checkpoint
+
+MAX_ABOUT_BYTES = 16 * 2**20
+
+
+class Runner(nn.Module):
+    """A loaded file in place of the network."""
+
+    def __init__(self, run: Runs, patch: tuple[int, ...]):
+        super().__init__()
+        self.run = run
+        self.patch = patch  # the window of segmentation
+
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
+        found = tuple(self.run(image))
+        return found[0] if len(found) == 1 else found
+
+
+class Exported(Trained):
+    """A file, its recipe as changed by flags, and the CPU."""
+
+    @property
+    def _decodes(self) -> bool:
+        """Whether the file holds more of the task than the network."""
+        return self.recipe.task.decodes and not self.stored["raw"]
+
+    def about(self) -> dict[str, Any]:
+        """Say where the network comes from; the file names its class."""
+        return {**super().about(), "model": self.stored["model"]}
+
+    def build(self) -> nn.Module:
+        """Load the file."""
+        return Runner(_format_of(self.path).load(self.path), self.spec.size)
+
+    def showing(self, options: PredictOptions) -> Task:
+        """Return the task; refuse options that ask for more than the file keeps."""
+        task = super().showing(options)
+        if self._decodes and task != self.recipe.task:
+            raise UsageError(
+                f"{self.path} keeps the boxes that it was exported with; give a higher --score-threshold and a lower "
+                f"--top, or export again with --raw"
+            )
+        return task
+
+    def predict(self, task: Task, model: nn.Module, bound: Bound, loaded: Batch) -> tuple[dict[str, Tensor], Batch]:
+        """Run the file, which normalises pixels itself."""
+        batch = loaded if self.stored["input"]["dtype"] == "uint8" else bound.finish(loaded, torch.float32)
+        if not self._decodes:
+            return task.predict(model, batch), batch
+        return dict(zip(self.stored["outputs"], model(batch["image"]), strict=True)), batch
+
+
+def open_exported(path: Path, which: str, flags: Sequence[str], recipe_file: str) -> Exported:
+    """Open a file for `predict`."""
+    if which != "best":
+        raise UsageError(f"--checkpoint {which}: {path} is one network; leave it out, or give the run")
+    chosen = _format_of(path)
+    text = chosen.about(path)
+    if not text:
+        raise BadData(f"{path} was not written by `sightline export`: it does not say how to feed it; export it again")
+    try:
+        if len(text) > MAX_ABOUT_BYTES:
+            raise ValueError(f"{len(text)} bytes, at most {MAX_ABOUT_BYTES} are read")
+        about = typed(loads(text.encode(), refuse_twice=True), dict[str, Any])
+        if (found := typed(about.get("format"), int)) > FORMAT:
+            raise UsageError(f"{path} has format {found}, this version reads {FORMAT}; use the version that wrote it")
+        checkpoint.check_state(about)
+        typed(about.get("outputs"), list[str]), typed(about.get("raw"), bool), typed(about.get("model"), str)
+        typed(typed(about.get("input"), dict[str, Any]).get("dtype"), str)
+    except ValueError as error:
+        raise BadCheckpoint(f"{path}: its description is damaged ({error}); export it again") from error
+    opened = Exported.set_up(path, {}, about, recipe_file, on_cpu(flags, "predict with a file"))
+    stored = config.from_json(about["recipe"], recipe_file)[0]
+    changes = [f"--model.{each}" for each in _differing(opened.recipe.model, stored.model)]
+    if not about["raw"] and stored.task.decodes:
+        changes += [f"--task.{each}" for each in _differing(opened.recipe.task, stored.task)]
+    if changes:
+        raise UsageError(
+            f"{path} is a finished graph, which {changes[0].replace('_', '-')} cannot change; leave it out"
+        )
+    return opened
+
+
+def _differing(part: Any, stored: Any) -> list[str]:
+    return [each.name for each in dataclasses.fields(part) if getattr(part, each.name) != getattr(stored, each.name)]
+
+
+def _format_of(path: Path) -> Any:
+    for name in formats.names():
+        chosen = formats.find(name)
+        if path.suffix == chosen.SUFFIX and chosen.RUNS:
+            return chosen
+    raise UsageError(
+        f"predict takes a run folder or a file of `sightline export` that ends in .onnx or .pt2, not {path}; weights "
+        f"are scored by `sightline evaluate RECIPE --model.weights {path}`"
+    )

@@ -1,0 +1,31 @@
+"""Formats of exported files, one file each: SUFFIX, RUNS (whether `predict` takes it), needs, write, load, about."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sightline.errors import UsageError
+
+
+def names() -> list[str]:
+    """Return the names that users type."""
+    return sorted(each.name.replace("_", "-") for each in pkgutil.iter_modules([str(Path(__file__).parent)]))
+
+
+def find(name: str) -> Any:
+    """Return the module of a format."""
+    if name not in names():
+        raise UsageError(f"--format {name} is unknown; use one of {', '.join(names())}")
+    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+
+
+def require(packages: Sequence[str], what: str) -> None:
+    """Raise UsageError unless these packages are installed."""
+    missing = [each for each in packages if importlib.util.find_spec(each) is None]
+    if missing:
+        raise UsageError(f"{what} needs {' and '.join(missing)}: `pip install sightline[export]`")

@@ -1,0 +1,323 @@
+"""`sightline export`, and `sightline predict` with what it wrote, as a user types them."""
+
+import contextlib
+import json
+import math
+import re
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from sightline import cli, config
+from sightline.export.formats import torch_export
+from sightline.parts import DataSpec
+from sightline.train import checkpoint
+from sightline.train.progress import TrainProgress
+
+onnx = pytest.importorskip("onnx", reason="needs the extra export: onnx, onnxscript, onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra export")
+pytest.importorskip("onnxscript", reason="needs the extra export")
+
+REPO = Path(__file__).resolve().parents[2]
+HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32", "--run.progress=off"]
+SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
+BOXES = ["--data.path=synthetic:classes=3,samples=8,size=40", "--data.classes=3", "--data.size=32", "--model.width=4"]
+SHOWN = ["--score-threshold=0.3"]
+SLICES = DataSpec(("background", "disc"), 1, (16, 16), (), ())
+
+
+def export(run: Path, *words: str) -> None:
+    """Write one format, and what is said into said.txt."""
+    with (run / "said.txt").open("a") as said, contextlib.redirect_stdout(said):
+        assert cli.main(["export", str(run), *words, *HERE]) == 0
+
+
+@pytest.fixture(scope="module")
+def classifier(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with model.onnx; for reading only."""
+    out = tmp_path_factory.mktemp("classifier") / "run"
+    flags = [f"--data.path={shapes}", f"--run.out={out}", "--train.epochs=3"]
+    assert cli.main(["train", "demo_classification", *SMALL, *HERE, *flags]) == 0
+    export(out, "--format", "onnx")
+    return out
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with model.onnx and model-raw.pt2; for reading only."""
+    out = tmp_path_factory.mktemp("detector") / "run"
+    flags = [f"--run.out={out}", "--train.global-batch=4", "--train.epochs=1", "--train.eval-every-epochs=1"]
+    flags += ["--task.candidates=20", "--task.score-threshold=0.3"]  # random weights give each of four classes 1/4
+    assert cli.main(["train", "demo_detection", *BOXES, *HERE, *flags]) == 0
+    export(out)
+    export(out, "--raw", "--format=torch-export")
+    return out
+
+
+@pytest.fixture(scope="module")
+def segmenter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a U-Net with deep supervision and an average that is not its weights, without its data."""
+    recipe, _ = config.load("demo_segmentation", ["--model.width=4", "--model.aux-heads=1"])
+    stems = {}
+    for seed, stem in enumerate(("model", "ema")):
+        torch.manual_seed(seed)
+        stems[stem] = recipe.model.build(SLICES).state_dict()
+    run = tmp_path_factory.mktemp("segmenter") / "run"
+    state = {"recipe": config.to_json(recipe), "spec": SLICES.to_json(), "progress": vars(TrainProgress(step=3))}
+    checkpoint.write(run / "checkpoints" / "ckpt-00000003", stems, state)
+    return run
+
+
+def findings(folder: Path) -> list[dict]:
+    return json.loads((folder / "predictions.json").read_text())["files"]
+
+
+def same(ours: list[dict], theirs: list[dict]) -> None:
+    """Compare files, classes, scores and boxes of two predictions."""
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine["file"] == other["file"]
+        assert [found["class"] for found in mine["found"]] == [found["class"] for found in other["found"]]
+        for a, b in zip(mine["found"], other["found"], strict=True):
+            assert b["score"] == pytest.approx(a["score"], abs=1e-5)
+            assert b.get("box") == pytest.approx(a.get("box"), abs=0.02)
+
+
+def test_predict_says_the_same_of_a_classifier(classifier: Path, shapes: Path, tmp_path: Path, sightline):
+    run = sightline("predict", classifier, shapes / "val", "--out", tmp_path / "a", *HERE[:3])
+    file = sightline("predict", classifier / "model.onnx", shapes / "val", "--out", tmp_path / "b", *HERE[:3])
+    assert run.code == file.code == 0, file
+    same(findings(tmp_path / "a"), findings(tmp_path / "b"))
+    assert [line.split() for line in run.out.splitlines()[:-1]] == [line.split() for line in file.out.splitlines()[:-1]]
+    assert sorted(p.name for p in (tmp_path / "a").rglob("*")) == sorted(p.name for p in (tmp_path / "b").rglob("*"))
+
+
+def test_export_reports_the_difference_and_describes_the_file(classifier: Path):
+    said = (classifier / "said.txt").read_text().splitlines()
+    assert re.fullmatch(r"3 random inputs: largest relative difference of logits \S+e-0[678]", said[0])
+    assert re.fullmatch(r"2 inputs of the val split: largest relative difference of logits \S+e-0[678]", said[1])
+    assert re.fullmatch(r"wrote \S+/model.onnx: 0.\d MB, ONNX, opset 18, weights of ckpt-\d+", said[2])
+    session = onnxruntime.InferenceSession(classifier / "model.onnx")
+    about = json.loads(session.get_modelmeta().custom_metadata_map["sightline"])
+    assert (about["task"], about["activation"], about["outputs"]) == ("classification", "softmax", ["logits"])
+    assert about["input"] == {"name": "image", "axes": "NHWC", "shape": ["batch", 24, 24, 3], "dtype": "uint8"}
+    assert session.get_inputs()[0].shape == ["batch", 24, 24, 3]
+    assert {key: about["preprocessing"][key] for key in ("resize", "crop", "interpolation")} == {
+        "resize": 24,
+        "crop": 24,
+        "interpolation": "bilinear",
+    }
+    assert about["recipe"]["data"]["path"] == ""
+    manifest = json.loads((classifier / "checkpoints" / about["checkpoint"]["name"] / "manifest.json").read_text())
+    assert about["checkpoint"]["sha256"] == manifest["files"]["model.safetensors"]["sha256"]
+    assert about["classes"] == sorted(about["classes"]) and len(about["classes"]) == 10
+    for batch in (1, 5):
+        [logits] = session.run(None, {"image": np.zeros((batch, 24, 24, 3), np.uint8)})
+        assert logits.shape == (batch, 10)
+
+
+def test_the_serving_example_names_the_class_that_predict_names(
+    classifier: Path, shapes: Path, tmp_path: Path, sightline, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    [program] = re.findall(r"^```python\n(.*?)^```", (REPO / "docs/export.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert "sightline" not in re.sub(r'\["sightline"\]', "", program)
+    (tmp_path / "serve.py").write_text(program)
+    assert sightline("predict", classifier, shapes / "val", "--out", tmp_path / "out", "--no-draw", *HERE).code == 0
+    sure = [row for row in findings(tmp_path / "out") if row["found"][0]["score"] > row["found"][1]["score"] + 0.05]
+    assert len(sure) >= 5
+    for row in sure:
+        monkeypatch.setattr(sys, "argv", ["serve.py", str(classifier / "model.onnx"), row["path"]])
+        capsys.readouterr()
+        runpy.run_path(str(tmp_path / "serve.py"))
+        name, score = capsys.readouterr().out.split()
+        assert name == row["found"][0]["class"]
+        assert float(score) == pytest.approx(row["found"][0]["score"], abs=0.05)  # Pillow's filter rounds otherwise
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model-raw.pt2"])
+def test_predict_says_the_same_of_a_detector(
+    name: str, detector: Path, shapes: Path, tmp_path: Path, sightline, boxes_of_run: list[dict]
+):
+    file = sightline("predict", detector / name, shapes / "val", "--out", tmp_path, *SHOWN, "--no-draw", *HERE)
+    assert file.code == 0, file
+    same(boxes_of_run, findings(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def boxes_of_run(detector: Path, shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    out = tmp_path_factory.mktemp("boxes")
+    assert cli.main(["predict", str(detector), str(shapes / "val"), f"--out={out}", *SHOWN, "--no-draw", *HERE]) == 0
+    assert sum(len(row["found"]) for row in findings(out)) > 50
+    return findings(out)
+
+
+def test_a_detector_chooses_boxes_inside_the_graph_unless_raw(detector: Path):
+    said = (detector / "said.txt").read_text()
+    pairs, total = re.findall(r"after NMS: (\d+) of (\d+) boxes match, scores and corners to \S+e-0[678]\n", said)[0]
+    assert pairs == total and int(total) > 0
+    whole = onnx.load(detector / "model.onnx").graph
+    assert [output.name for output in whole.output] == ["boxes", "scores", "labels", "count"]
+    assert "NonMaxSuppression" in {node.op_type for node in whole.node}
+    raw = torch_export.load(detector / "model-raw.pt2")
+    logits, offsets, anchors = raw(torch.zeros(5, 32, 32, 3, dtype=torch.uint8))
+    assert logits.shape == (5, len(anchors), 4) and offsets.shape == (5, len(anchors), 4) and anchors.shape[1] == 4
+    session = onnxruntime.InferenceSession(detector / "model.onnx")
+    image = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)
+    _, scores, labels, count = session.run(None, {"image": image})
+    assert (count == (labels > 0).sum(1)).all() and (scores[labels > 0] > 0.3).all() and count.max() > 0
+
+
+@pytest.mark.parametrize("flags", [["--score-threshold=0.1"], ["--top=900"], ["--task.nms-iou=0.3"]])
+def test_a_file_refuses_to_show_boxes_that_it_does_not_keep(
+    flags: list[str], detector: Path, shapes: Path, tmp_path: Path, sightline
+):
+    said = sightline("predict", detector / "model.onnx", shapes / "val", "--out", tmp_path / "out", *flags, *HERE)
+    assert said.code == 2 and "model.onnx" in said.err and not (tmp_path / "out").exists()
+
+
+def test_a_unet_is_its_average_without_the_heads_of_deep_supervision(segmenter: Path, tmp_path: Path, sightline):
+    shutil.copytree(segmenter, tmp_path / "run")
+    said = sightline("export", tmp_path / "run", *HERE)
+    assert said.code == 0 and "averaged weights of ckpt-00000003" in said.out
+    assert "compared on random input only: " in said.out and "--data.path" in said.out
+    graph = onnx.load(tmp_path / "run" / "model.onnx").graph
+    names = {each.name for each in graph.initializer}
+    assert [output.name for output in graph.output] == ["logits"]
+    assert any("heads.0" in name for name in names) and not any("heads.1" in name for name in names)
+    recipe, _ = config.load("demo_segmentation", ["--model.width=4", "--model.aux-heads=1"])
+    model = recipe.model.build(SLICES)
+    model.load_state_dict(load_file(segmenter / "checkpoints" / "ckpt-00000003" / "ema.safetensors"))
+    image = torch.randn(3, 1, 16, 16)
+    with torch.inference_mode():
+        expected = model.eval()(image)
+    [logits] = onnxruntime.InferenceSession(tmp_path / "run" / "model.onnx").run(None, {"image": image.numpy()})
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+    scan = np.random.default_rng(0).normal(100, 20, (20, 24, 3)).astype(np.float32)  # larger than the patch
+    nibabel.save(nibabel.Nifti1Image(scan, np.eye(4)), tmp_path / "scan.nii.gz")
+    masks = []
+    for number, given in enumerate(("run", "run/model.onnx")):
+        out = tmp_path / f"out{number}"
+        said = sightline("predict", tmp_path / given, tmp_path / "scan.nii.gz", "--out", out, "--no-draw", *HERE)
+        assert said.code == 0, said
+        masks.append(np.asarray(nibabel.load(out / "scan.nii.gz").dataobj))
+    assert masks[0].any() and (masks[0] == masks[1]).mean() > 0.99
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pth"])
+def test_weights_files_load_into_the_recipe_and_carry_the_description(
+    kind: str, classifier: Path, tmp_path: Path, sightline
+):
+    file = tmp_path / f"net.{kind}"
+    said = sightline("export", classifier, "--format", kind, "--out", file, *HERE)
+    assert said.code == 0 and "largest relative difference of logits 0.0e+00" in said.out
+    if kind == "pth":
+        held = torch.load(file, weights_only=True)
+        state, about = held["state_dict"], held["sightline"]
+    else:
+        with safe_open(file, "pt") as opened:
+            about = opened.metadata()["sightline"]
+        state = load_file(file)
+    assert json.loads(about)["checkpoint"]["name"].startswith("ckpt-")
+    best = load_file(checkpoint.find(classifier, "best") / "model.safetensors")
+    assert state.keys() == best.keys() and all(torch.equal(state[name], best[name]) for name in best)
+    loaded = sightline("inspect", "demo_classification", *SMALL, "--model.weights", file)
+    assert loaded.code == 0 and f"loaded all {len(best)} tensors" in loaded.out
+
+
+def test_weights_that_are_not_finite_are_refused(segmenter: Path, tmp_path: Path, sightline):
+    source = segmenter / "checkpoints" / "ckpt-00000003"
+    tensors, state = checkpoint.read(source)
+    tensors["ema"]["heads.0.bias"][0] = math.nan
+    checkpoint.write(tmp_path / "bad", tensors, state)
+    said = sightline("export", tmp_path / "bad", "--format", "pth", *HERE)
+    assert said.code == 4 and "not finite: heads.0.bias" in said.err and not (tmp_path / "bad" / "model.pth").exists()
+
+
+OTHER_WHEN_EXPORTED = '''
+"""A network whose graph adds what the network does not."""
+from dataclasses import dataclass, replace
+
+import torch
+
+from sightline.parts import ModelConfig
+from sightline.recipes import demo_classification
+
+
+class Odd(torch.nn.Linear):
+    def forward(self, pixels):
+        found = super().forward(pixels.mean((2, 3)))
+        return found * 1.01 if torch.compiler.is_exporting() else found
+
+
+@dataclass(frozen=True)
+class OddConfig(ModelConfig):
+    def build(self, spec):
+        return Odd(spec.channels, len(spec.classes))
+
+
+def recipe():
+    return replace(demo_classification.recipe(), name="odd", model=OddConfig())
+'''
+
+
+def test_a_file_that_computes_otherwise_is_refused_and_removed(tmp_path: Path, sightline):
+    (tmp_path / "odd.py").write_text(OTHER_WHEN_EXPORTED)
+    recipe, _ = config.load(str(tmp_path / "odd.py"))
+    spec = recipe.data.declared()[0]
+    state = {"recipe": config.to_json(recipe), "spec": spec.to_json(), "progress": vars(TrainProgress(step=1))}
+    checkpoint.write(tmp_path / "ckpt", {"model": recipe.model.build(spec).state_dict()}, state)
+    before = sorted(tmp_path.rglob("*"))
+    said = sightline("export", tmp_path / "ckpt", "--recipe", tmp_path / "odd.py", "--format", "torch-export", *HERE)
+    assert said.code == 1 and "relative difference 1.0e-02 on 3 random inputs, at most 1e-04" in said.err, said
+    assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
+
+
+def test_export_refuses_what_it_cannot_do(classifier: Path, tmp_path: Path, sightline, monkeypatch):
+    (tmp_path / "empty" / "checkpoints").mkdir(parents=True)
+    before = (classifier / "model.onnx").read_bytes()
+    for words, code, told in [
+        ([classifier], 2, "model.onnx exists; choose another --out"),
+        ([classifier, "--format", "coreml"], 2, "--format coreml is unknown; use one of onnx, pth, safetensors"),
+        ([classifier, "--out", tmp_path / "net.pt"], 2, "must end in .onnx"),
+        ([classifier, "--raw", "--out", tmp_path / "net.onnx"], 2, "--raw changes nothing for demo_classification"),
+        ([tmp_path / "empty"], 4, "holds no checkpoint"),
+        ([tmp_path / "none"], 4, "does not exist"),
+        ([classifier, "--run.device=cuda"], 2, "--run.device cuda: export runs the network on the CPU"),
+    ]:
+        said = sightline("export", *words)
+        assert said.code == code and told in said.err, said
+    monkeypatch.setitem(sys.modules, "onnxscript", None)  # as if it were not installed
+    said = sightline("export", classifier, "--out", tmp_path / "net.onnx")
+    assert said.code == 2 and "--format onnx needs onnxscript: `pip install sightline[export]`" in said.err
+    assert (classifier / "model.onnx").read_bytes() == before and not (tmp_path / "net.onnx").exists()
+
+
+def test_predict_refuses_other_files(classifier: Path, shapes: Path, tmp_path: Path, sightline):
+    foreign = onnx.load(classifier / "model.onnx")
+    del foreign.metadata_props[:]
+    onnx.save(foreign, tmp_path / "foreign.onnx")
+    damaged = onnx.load(classifier / "model.onnx")
+    damaged.metadata_props[0].value = damaged.metadata_props[0].value.replace('"raw"', '"cooked"')
+    onnx.save(damaged, tmp_path / "damaged.onnx")
+    (tmp_path / "text.onnx").write_text("no graph")
+    (tmp_path / "text.pt2").write_text("no archive")
+    save_file({"a": torch.zeros(1)}, tmp_path / "net.safetensors")
+    for name, code, told in [
+        ("foreign.onnx", 3, "was not written by `sightline export`"),
+        ("damaged.onnx", 4, "its description is damaged"),
+        ("text.onnx", 3, "cannot be opened by onnxruntime"),
+        ("text.pt2", 3, "is not a zip file"),
+        ("net.safetensors", 2, "ends in .onnx or .pt2"),
+    ]:
+        said = sightline("predict", tmp_path / name, shapes / "val", "--out", tmp_path / "out", *HERE)
+        assert said.code == code and told in said.err, said
+    said = sightline("predict", classifier / "model.onnx", shapes / "val", "--checkpoint", "latest", *HERE)
+    assert said.code == 2 and "is one network" in said.err
