@@ -211,6 +211,20 @@ def test_a_unet_is_its_average_without_the_heads_of_deep_supervision(segmenter: 
     assert masks[0].any() and (masks[0] == masks[1]).mean() > 0.99
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["onnx", "torch-export"])
+def test_a_run_that_loads_normalised_images_is_exported_for_pixels(kind: str, shapes: Path, tmp_path: Path, sightline):
+    recipe, _ = config.load("demo_classification", [*SMALL, "--data.image-type=fp32", f"--data.path={shapes}"])
+    spec = recipe.data.open("val", 0).spec
+    state = {"recipe": config.to_json(recipe), "spec": spec.to_json(), "progress": vars(TrainProgress(step=1))}
+    checkpoint.write(tmp_path / "run", {"model": recipe.model.build(spec).state_dict()}, state)
+    assert sightline("export", tmp_path / "run", "--format", kind, *HERE).code == 0
+    [file] = (tmp_path / "run").glob("model.[op]*")
+    for given, out in ((tmp_path / "run", "a"), (file, "b")):
+        assert sightline("predict", given, shapes / "val", "--out", tmp_path / out, "--no-draw", *HERE).code == 0
+    same(findings(tmp_path / "a"), findings(tmp_path / "b"))
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "pth"])
 def test_weights_files_load_into_the_recipe_and_carry_the_description(
     kind: str, classifier: Path, tmp_path: Path, sightline
