@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,11 @@ def to_text(values: Mapping[str, Any]) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
+@functools.lru_cache(maxsize=4)  # a command reads the config of its run several times, in 30 ms each
+def _parsed(text: str) -> Any:
+    return _PlainLoader(text).get_single_data()
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the parts of a config file; UsageError where it cannot be read."""
     try:
@@ -40,7 +47,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
             data = file.read(MAX_YAML_BYTES + 1)
         if len(data) > MAX_YAML_BYTES:
             raise UsageError(f"{path} is larger than {MAX_YAML_BYTES} bytes; a config file is a few kB")
-        values = _PlainLoader(data.decode("utf-8")).get_single_data()
+        values = copy.deepcopy(_parsed(data.decode("utf-8")))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:  # ValueError: no UTF-8, no such date
         raise UsageError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(values, dict):

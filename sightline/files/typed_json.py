@@ -7,6 +7,7 @@ file's purpose and turns it into an error of its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import reprlib
@@ -85,7 +86,7 @@ def as_dataclass(kind: type[Part], values: Any) -> Part:
     version."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{short(values)} where an object was expected")
-    hints = typing.get_type_hints(kind)
+    hints = hints_of(kind)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
@@ -99,6 +100,12 @@ def as_dataclass(kind: type[Part], values: Any) -> Part:
         except ValueError as error:
             raise ValueError(f"{name} is {short(value)}, {error}") from None
     return kind(**made)
+
+
+@functools.cache
+def hints_of(kind: type, *, with_extras: bool = False) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass, kept: Python would evaluate the texts of all fields every time."""
+    return typing.get_type_hints(kind, include_extras=with_extras)
 
 
 def short(value: object) -> str:
