@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from warm import once as make_once
+from warm import served_by
 
 from sightline.migrate import activate, deactivate
 from sightline.migrate.reporting import record
@@ -46,15 +47,12 @@ def _environment(more: dict[str, str] | None) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def fork() -> Iterator[Run]:
+def fork() -> Run:
     """fork(folder, *words, env={}, check=True, warm=False): `python words` in a fork of a process that has torch.
 
     warm: with torch._dynamo, too, for scripts that train. What waits for its import is then done at once.
     """
-    command = [sys.executable, FORKER]
-    forker = subprocess.Popen(command, env=_environment(None), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert forker.stdin is not None and forker.stdout is not None
-    to, answers = forker.stdin, forker.stdout
+    to, answers = served_by(FORKER, _environment(None))
 
     def run(
         folder: Path, *words: str | Path, env: dict[str, str] | None = None, check: bool = True, warm: bool = False
@@ -68,9 +66,7 @@ def fork() -> Iterator[Run]:
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
-    yield run
-    to.close()
-    forker.wait()
+    return run
 
 
 @pytest.fixture(scope="session")
