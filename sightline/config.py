@@ -11,7 +11,6 @@ import difflib
 import functools
 import io
 import os
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
