@@ -177,6 +177,24 @@ def keep_no_stacks() -> None:
         kind.traceback = SimpleNamespace(format_stack=list)  # type: ignore[attr-defined]
 
 
+@cache
+def _pythons() -> tuple[TextIO, TextIO]:
+    return served_by(HERE / "migrate" / "fixtures" / "forker.py", ENVIRON | {"CUDA_VISIBLE_DEVICES": "none"})
+
+
+def python(
+    folder: Path, *words: object, environ: Mapping[str, str], warm: bool = False
+) -> "subprocess.CompletedProcess[str]":
+    """`python WORDS` in this folder, in a process that has torch, and with `warm` torch._dynamo, but nothing else."""
+    files = {"out": folder / "out.txt", "err": folder / "err.txt"}
+    for path in files.values():
+        path.unlink(missing_ok=True)
+    job = {"folder": folder, "environment": dict(environ), "words": [*map(str, words)], "warm": warm} | files
+    jobs, answers = _pythons()
+    print(json.dumps(job, default=str), file=jobs, flush=True)
+    return subprocess.CompletedProcess(words, int(answers.readline()), *(path.read_text() for path in files.values()))
+
+
 # Ranks
 
 
