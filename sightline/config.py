@@ -23,6 +23,7 @@ from sightline import recipes
 from sightline.data import found
 from sightline.errors import BadCheckpoint, SightlineError, UsageError
 from sightline.fields import named
+from sightline.files import plain_yaml
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import hints_of, short, typed
 from sightline.parts import DataConfig, ModelConfig, Task
@@ -307,7 +308,7 @@ def to_json(recipe: Recipe) -> dict[str, Any]:
 
 def dump(recipe: Recipe, run: Run) -> str:
     """Return the text of config.yaml; `load` of it gives the same objects."""
-    return yaml.safe_dump({**to_json(recipe), "run": _plain(run)}, sort_keys=False)
+    return plain_yaml.dump({**to_json(recipe), "run": _plain(run)})
 
 
 def at_absolute_paths(recipe: Recipe, run: Run) -> tuple[Recipe, Run]:
