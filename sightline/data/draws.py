@@ -25,4 +25,4 @@ def generator(seed: int, epoch: int, index: int, operation: str) -> np.random.Ge
     """The generator that belongs to one operation on one sample (or one batch, or one epoch)."""
     counter = np.array([0, index, epoch, 0], dtype=np.uint64)
     key = _Key(seed, zlib.crc32(operation.encode()))
-    return np.random.Generator(np.random.Philox(key, counter=counter))
+    return np.random.Generator(np.random.Philox(key, counter=counter))  # type: ignore[arg-type]  # numpy's stub

@@ -7,7 +7,6 @@ file's purpose and turns it into an error of its own.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import re
 import reprlib
@@ -21,6 +20,7 @@ from typing import Any, Literal, TypeVar
 MAX_DEPTH = 16  # of lists and objects within each other: comparing and printing recurse
 _WHOLE = range(-(2**63), 2**63)
 _NO_NAME = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # JSON can spell these; no file can be called so
+_hints: dict[tuple[type, bool], dict[str, Any]] = {}
 
 Part = TypeVar("Part")
 
@@ -102,10 +102,11 @@ def as_dataclass(kind: type[Part], values: Any) -> Part:
     return kind(**made)
 
 
-@functools.cache
 def hints_of(kind: type, *, with_extras: bool = False) -> dict[str, Any]:
     """Return the types of the fields of a dataclass, kept: Python would evaluate the texts of all fields every time."""
-    return typing.get_type_hints(kind, include_extras=with_extras)
+    if (kind, with_extras) not in _hints:
+        _hints[kind, with_extras] = typing.get_type_hints(kind, include_extras=with_extras)
+    return _hints[kind, with_extras]
 
 
 def short(value: object) -> str:
