@@ -12,7 +12,6 @@ import difflib
 import functools
 import io
 import os
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,9 @@ from sightline import recipes
 from sightline.data import found
 from sightline.errors import BadCheckpoint, SightlineError, UsageError
 from sightline.fields import named
+from sightline.files import plain_yaml
 from sightline.files.plain_yaml import read_yaml
-from sightline.files.typed_json import short, typed
+from sightline.files.typed_json import hints_of, short, typed
 from sightline.parts import DataConfig, ModelConfig, Task
 from sightline.train import optimizers, schedules
 from sightline.train.config import TrainConfig as TrainConfig
@@ -198,7 +198,7 @@ def _parse(
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             return _parse_named(recipe, run, flags)
-    except (SystemExit, UsageError, TypeError, ValueError):  # the whole parser words the error, or shows the help
+    except (SystemExit, TypeError, ValueError):  # the whole parser words the error, or shows the help
         return _parse_whole(name, recipe, run, flags)
 
 
@@ -260,9 +260,9 @@ def _parse_named(recipe: Recipe, run: Run, flags: Sequence[str]) -> tuple[Recipe
         markers = tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff
         parsed = tyro.cli(whole, default=whole(**default), config=markers, args=list(flags))
         values |= {name: vars(part) for name, part in vars(parsed).items()}
-    built = {name: dataclasses.replace(part, **values[name]) for name, part in parts.items()}
-    run = built.pop("run")
-    return dataclasses.replace(recipe, **built), run
+    # In the order of the whole parser, so that the first of several errors is the same.
+    built = {name: dataclasses.replace(part, **values[name]) for name, part in _parts(recipe).items()}
+    return dataclasses.replace(recipe, **built), dataclasses.replace(run, **values["run"])
 
 
 @functools.cache
@@ -270,9 +270,16 @@ def _holders(fields: tuple[tuple[str, type, tuple[str, ...]], ...]) -> tuple[typ
     """Return a dataclass of parts, and these by name: dataclasses of only these fields, without a part's checks."""
     kinds = {}
     for name, part, names in fields:
-        hints = typing.get_type_hints(part, include_extras=True)
-        kinds[name] = dataclasses.make_dataclass(part.__name__, [(field, hints[field]) for field in names], frozen=True)
-    return dataclasses.make_dataclass("Named", kinds.items(), frozen=True), kinds
+        hints = hints_of(part, with_extras=True)
+        kinds[name] = _plain_dataclass(part.__name__, [(field, hints[field]) for field in names])
+    return _plain_dataclass("Named", list(kinds.items())), kinds
+
+
+def _plain_dataclass(name: str, fields: list[tuple[str, Any]]) -> type:
+    """Return a dataclass that holds values. tyro looks for no help in what calls itself built in, nor is there any."""
+    return dataclasses.make_dataclass(
+        name, fields, repr=False, eq=False, namespace={"__module__": "builtins", "__doc__": ""}
+    )
 
 
 def recipe_named_in(config: Path) -> str:
@@ -329,7 +336,7 @@ def to_json(recipe: Recipe) -> dict[str, Any]:
 
 def dump(recipe: Recipe, run: Run) -> str:
     """Return the text of config.yaml; `load` of it gives the same objects."""
-    return yaml.safe_dump({**to_json(recipe), "run": _plain(run)}, sort_keys=False)
+    return plain_yaml.dump({**to_json(recipe), "run": _plain(run)})
 
 
 def at_absolute_paths(recipe: Recipe, run: Run) -> tuple[Recipe, Run]:
@@ -464,7 +471,7 @@ def _typed_fields(values: Mapping[str, Any], parts: Mapping[str, Any], where: st
             if isinstance(value, bool) and isinstance(known[key], str):
                 value = "on" if value else "off"  # as YAML 1.1 reads these two words
             try:
-                found[key] = typed(value, typing.get_type_hints(type(parts[part]))[field], from_text=True)
+                found[key] = typed(value, hints_of(type(parts[part]))[field], from_text=True)
             except ValueError as error:
                 like = f"write it like its default, {known[key]!r}"
                 raise UsageError(f"{where}: '{key}' is {short(value)}; {error}; {like}") from None

@@ -33,7 +33,25 @@ Fields = dict[str, Flag]
 
 def flags_of(recipe: str) -> Fields:
     """Return "part.field" -> Flag of a recipe and of Run; empty if a user's own recipe cannot be read this way."""
-    path = Path(recipe) if recipe.endswith(".py") else recipes.FOLDER / f"{recipe}.py"
+    return _flags_in(Path(recipe)) if recipe.endswith(".py") else _flags_of_ours(recipe)
+
+
+def data_of(recipe: str) -> tuple[str, dict[str, str]]:
+    """Return the class of a recipe's data and the plain values of its fields as texts; "" if it cannot be read."""
+    return _data_in(Path(recipe)) if recipe.endswith(".py") else _data_of_ours(recipe)
+
+
+@functools.cache
+def _flags_of_ours(name: str) -> Fields:
+    return _flags_in(recipes.FOLDER / f"{name}.py")
+
+
+@functools.cache
+def _data_of_ours(name: str) -> tuple[str, dict[str, str]]:
+    return _data_in(recipes.FOLDER / f"{name}.py")
+
+
+def _flags_in(path: Path) -> Fields:
     try:
         parts = {**_parts_of(_read(path)), "run": _fields_of(_module("sightline.config"), "Run")}
     except (LookupError, OSError, SyntaxError, ValueError):
@@ -41,11 +59,9 @@ def flags_of(recipe: str) -> Fields:
     return {f"{part}.{field}": flag for part, fields in parts.items() for field, flag in fields.items()}
 
 
-def data_of(recipe: str) -> tuple[str, dict[str, str]]:
-    """Return the class of a recipe's data and the plain values of its fields as texts; "" if it cannot be read."""
-    path = Path(recipe) if recipe.endswith(".py") else recipes.FOLDER / f"{recipe}.py"
+def _data_in(path: Path) -> tuple[str, dict[str, str]]:
     values = {}
-    for name, flag in flags_of(recipe).items():
+    for name, flag in _flags_in(path).items():
         part, _, field = name.partition(".")
         with contextlib.suppress(ValueError, SyntaxError):
             if part == "data":

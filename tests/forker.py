@@ -1,8 +1,8 @@
 """Starts processes without the seconds that importing torch takes; tests/warm.py is the other side.
 
-A parent that has imported everything and computed nothing forks one child per request, which runs `sightline`, as
-`python -m sightline` would, torchrun, a function of a test file, or a script, which alone ends as the interpreter ends.
-Requests and answers are JSON lines on stdin and stdout.
+A parent that has imported everything forks one server for every test process, which forks one child per request. This
+runs `sightline`, as `python -m sightline` would, torchrun, a function of a test file, or a script, which alone ends as
+the interpreter ends. Requests and answers are JSON lines.
 """
 
 import atexit
@@ -44,9 +44,9 @@ class Child:
                     self.texts[name] += data.decode(errors="replace")
 
 
-def serve() -> dict[str, Any]:
+def serve(connection: int) -> dict[str, Any]:
     """Answers requests until the input ends. Returns in a child only: the request it is to carry out."""
-    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    requests, answers = os.fdopen(connection), os.fdopen(os.dup(connection), "w")
     running: dict[int, Child] = {}
     for line in requests:
         request: dict[str, Any] = json.loads(line)
@@ -222,7 +222,7 @@ if __name__ == "__main__":
     gc.freeze()  # children share these pages for as long as nobody counts them anew
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    asked = serve()
+    asked = serve(warm.accept())
     if asked["program"] == "script":
         runpy.run_path(*asked["words"], run_name="__main__")
         sys.exit()

@@ -1,24 +1,27 @@
 """Processes that have imported torch before they start: `sightline` commands, torchrun, and the ranks of a test.
 
-Each test process has one server, tests/forker.py, from its first request on. What tests the start of a process itself
-uses subprocess instead.
+Each test process has a server, a fork of tests/forker.py, from its first request on. What tests the start of a process
+itself uses subprocess instead.
 """
 
 import atexit
+import contextlib
 import fcntl
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     import pytest
@@ -29,26 +32,76 @@ ENVIRON = dict(os.environ)  # before any test changes it
 
 
 @cache
-def server() -> "subprocess.Popen[str]":
-    """Of this test process; it ends with it."""
+def server() -> tuple[TextIO, TextIO]:
+    """Where this test process asks, and where it is answered."""
     path = os.pathsep.join([str(HERE.parent), *filter(None, [ENVIRON.get("PYTHONPATH")])])
     # As in most locales; where there is none Python's encoding is lax.
     environ = ENVIRON | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8:strict"}
     environ["CUDA_VISIBLE_DEVICES"] = "none"  # CUDA does not survive a fork
     environ.pop("PYTHONUNBUFFERED", None)
-    command = [sys.executable, str(HERE / "forker.py")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
-    atexit.register(process.communicate)
-    return process
+    return served_by(HERE / "forker.py", environ)
+
+
+def served_by(script: Path, environ: Mapping[str, str]) -> tuple[TextIO, TextIO]:
+    """Return streams to and from a fork of `script`, which the first of several test processes starts."""
+    run = ENVIRON.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    place = Path(tempfile.gettempdir(), f"{script.parent.name}-{run}")
+    link = socket.socket(socket.AF_UNIX)
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            link.connect(str(place))
+        except OSError:  # nobody listens
+            _start_listening(script, environ, place)
+            link.connect(str(place))
+    streams = link.makefile("w"), link.makefile("r")
+    link.close()  # once both are
+    for stream in streams:
+        atexit.register(stream.close)
+    return streams
+
+
+def _start_listening(script: Path, environ: Mapping[str, str], place: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    place.unlink(missing_ok=True)
+    listener.bind(str(place))
+    listener.listen()
+    command = [sys.executable, str(script), str(listener.fileno())]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    process = subprocess.Popen(command, env=environ, pass_fds=[listener.fileno()], **pipes)
+    listener.close()
+
+    def end() -> None:
+        for path in (place, place.with_suffix(".lock")):
+            path.unlink(missing_ok=True)
+        process.communicate()
+
+    atexit.register(end)
+
+
+def accept() -> int:
+    """Fork for every test process that connects, and return its connection in the fork. The original ends after the
+    test process that started it and all forks."""
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    while listener in select.select([listener, 0], [], [])[0]:
+        connection = listener.accept()[0]
+        if not os.fork():
+            listener.close()
+            return connection.detach()
+        connection.close()
+    listener.close()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    os._exit(0)
 
 
 def ask(request: dict[str, Any]) -> Any:
     """One line there, one line back."""
-    process = server()
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(json.dumps(request) + "\n")
-    process.stdin.flush()
-    return json.loads(process.stdout.readline())
+    requests, answers = server()
+    requests.write(json.dumps(request) + "\n")
+    requests.flush()
+    return json.loads(answers.readline())
 
 
 class Ended(NamedTuple):
@@ -122,6 +175,24 @@ def keep_no_stacks() -> None:
     """Spare torch.manual_seed the text of the stack, which it keeps for every kind of device: half a millisecond."""
     for kind in filter(None, map(sys.modules.get, ("torch.cuda", "torch.mtia", "torch.xpu"))):
         kind.traceback = SimpleNamespace(format_stack=list)  # type: ignore[attr-defined]
+
+
+@cache
+def _pythons() -> tuple[TextIO, TextIO]:
+    return served_by(HERE / "migrate" / "fixtures" / "forker.py", ENVIRON | {"CUDA_VISIBLE_DEVICES": "none"})
+
+
+def python(
+    folder: Path, *words: object, environ: Mapping[str, str], warm: bool = False
+) -> "subprocess.CompletedProcess[str]":
+    """`python WORDS` in this folder, in a process that has torch, and with `warm` torch._dynamo, but nothing else."""
+    files = {"out": folder / "out.txt", "err": folder / "err.txt"}
+    for path in files.values():
+        path.unlink(missing_ok=True)
+    job = {"folder": folder, "environment": dict(environ), "words": [*map(str, words)], "warm": warm} | files
+    jobs, answers = _pythons()
+    print(json.dumps(job, default=str), file=jobs, flush=True)
+    return subprocess.CompletedProcess(words, int(answers.readline()), *(path.read_text() for path in files.values()))
 
 
 # Ranks

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 MAX_DEPTH = 16  # of lists and objects within each other: comparing and printing recurse
 _WHOLE = range(-(2**63), 2**63)
 _NO_NAME = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # JSON can spell these; no file can be called so
+_hints: dict[tuple[type, bool], dict[str, Any]] = {}
 
 Part = TypeVar("Part")
 
@@ -85,7 +86,7 @@ def as_dataclass(kind: type[Part], values: Any) -> Part:
     version."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{short(values)} where an object was expected")
-    hints = typing.get_type_hints(kind)
+    hints = hints_of(kind)
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     for name, field in known.items():
         if name not in values and field.default is MISSING and field.default_factory is MISSING:
@@ -99,6 +100,13 @@ def as_dataclass(kind: type[Part], values: Any) -> Part:
         except ValueError as error:
             raise ValueError(f"{name} is {short(value)}, {error}") from None
     return kind(**made)
+
+
+def hints_of(kind: type, *, with_extras: bool = False) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass, kept: Python would evaluate the texts of all fields every time."""
+    if (kind, with_extras) not in _hints:
+        _hints[kind, with_extras] = typing.get_type_hints(kind, include_extras=with_extras)
+    return _hints[kind, with_extras]
 
 
 def short(value: object) -> str:

@@ -123,9 +123,18 @@ def commands(name: str) -> list[str]:
 
 def images(path: Path) -> None:
     """Write class folders: ten classes, four and two images each."""
-    amounts = ["--only", "classification", "--train-per-class=4", "--val-per-class=2"]
-    assert cli.main(["prepare", "shapes", "--out", f"{path}.drawn", *amounts]) == 0
-    Path(f"{path}.drawn", "classification").rename(path)
+    for name, data in drawn_images().items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+
+
+@functools.cache
+def drawn_images() -> dict[Path, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        amounts = ["--only", "classification", "--train-per-class=4", "--val-per-class=2"]
+        assert cli.main(["prepare", "shapes", "--out", folder, *amounts]) == 0
+        root = Path(folder, "classification")
+        return {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
 def pets(path: Path) -> None:

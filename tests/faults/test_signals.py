@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import queue
 import signal
 import threading
 from collections.abc import Iterator
@@ -246,8 +247,8 @@ class Stderr:
 def test_signals_are_answered_while_a_long_call_runs(monkeypatch, saves, lines):
     """Python runs no handler while torch computes. Neither does it while its main thread waits for a lock of C."""
     monkeypatch.setattr("sightline.train.signals.ONE_KEYSTROKE_S", 0)
-    codes = []
-    monkeypatch.setattr(os, "_exit", codes.append)
+    codes: queue.SimpleQueue[int] = queue.SimpleQueue()
+    monkeypatch.setattr(os, "_exit", codes.put)
     lock, said = ctypes.create_string_buffer(256), []  # zeros are a mutex that is free
     c = ctypes.CDLL(None)
 
@@ -266,7 +267,7 @@ def test_signals_are_answered_while_a_long_call_runs(monkeypatch, saves, lines):
         is_locked.wait()
         c.pthread_mutex_lock(lock)
         thread.join()
-        assert (said, codes) == (lines, [130])
+        assert (said, codes.get(timeout=300)) == (lines, 130)  # it speaks before it leaves
         with pytest.raises(Interrupted):
             signals.check()
 

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from together import together
 
 from sightline.errors import UsageError
 from sightline.legacy import line
@@ -32,7 +33,7 @@ def test_words_are_those_of_a_shell(text: str, words: list[str]):
     assert split(text, VARIABLES) == words
 
 
-@pytest.mark.parametrize(
+@together(
     ("text", "named"),
     [
         ("train.py $(whoami)", "`$(`"),

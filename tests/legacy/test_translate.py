@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from together import together
 
 from sightline import config
 from sightline.errors import UsageError
@@ -146,7 +147,7 @@ def test_a_rank_of_a_launcher_trains_and_starts_none():
         words("ssd.py", start=of_environment(environ))
 
 
-@pytest.mark.parametrize(
+@together(
     ("text", "expected"),
     [
         ("torchvision/train.py --amp", "--train.precision fp16"),
@@ -269,7 +270,7 @@ def test_a_flag_becomes_a_field(text: str, expected: str):
     assert expected in found
 
 
-@pytest.mark.parametrize(
+@together(
     ("text", "named"),
     [
         ("train.py --resume checkpoint.pth", "--set model.weights=checkpoint.pth"),

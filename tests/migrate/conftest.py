@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from warm import once as make_once
+from warm import python
 
 from sightline.migrate import activate, deactivate
 from sightline.migrate.reporting import record
 from sightline.migrate.session import Session
 
 REPO = Path(__file__).resolve().parents[2]
-FORKER = Path(__file__).parent / "fixtures" / "forker.py"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 OF_OTHERS = ("SIGHTLINE_MIGRATE", "RANK", "WORLD_SIZE")
 # Hides every GPU from torch, as "" does; but to a migrated script that says that there is no device at all.
@@ -46,31 +45,20 @@ def _environment(more: dict[str, str] | None) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def fork() -> Iterator[Run]:
+def fork() -> Run:
     """fork(folder, *words, env={}, check=True, warm=False): `python words` in a fork of a process that has torch.
 
     warm: with torch._dynamo, too, for scripts that train. What waits for its import is then done at once.
     """
-    command = [sys.executable, FORKER]
-    forker = subprocess.Popen(command, env=_environment(None), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert forker.stdin is not None and forker.stdout is not None
-    to, answers = forker.stdin, forker.stdout
 
     def run(
         folder: Path, *words: str | Path, env: dict[str, str] | None = None, check: bool = True, warm: bool = False
     ) -> Any:
-        files = {"out": folder / "out.txt", "err": folder / "err.txt"}
-        for path in files.values():
-            path.unlink(missing_ok=True)
-        job = {"folder": folder, "environment": _environment(env), "words": [*map(str, words)], "warm": warm} | files
-        print(json.dumps(job, default=str), file=to, flush=True)
-        done = subprocess.CompletedProcess(words, int(answers.readline()), *(p.read_text() for p in files.values()))
+        done = python(folder, *words, environ=_environment(env), warm=warm)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
-    yield run
-    to.close()
-    forker.wait()
+    return run
 
 
 @pytest.fixture(scope="session")

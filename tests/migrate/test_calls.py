@@ -42,34 +42,46 @@ def factory(name: str) -> Callable[..., Any]:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", [n for n in factories.FACTORIES if n not in NOT_CALLED])
-def test_factory(name: str, on_cpu: Start):
+def test_factories(on_cpu: Start):
+    """All after one activation: each takes as long as a hundred of them."""
     on_cpu()
-    like = (torch.ones(2),) if name.endswith("_like") else (4,)
-    made = factory(name)(*ARGUMENTS.get(name, like), device="cuda")
-    assert made.device.type == "cpu"
-    (found,) = [each for each in record.records.values() if each.rule.name == f"torch.{name}"]
-    assert found.user.file == __file__ and "'cuda'" in found.arguments
+    wrong = {}
+    for name in factories.FACTORIES:
+        if name in NOT_CALLED:
+            continue
+        record.reset()
+        like = (torch.ones(2),) if name.endswith("_like") else (4,)
+        made = factory(name)(*ARGUMENTS.get(name, like), device="cuda")
+        found = [each for each in record.records.values() if each.rule.name == f"torch.{name}"]
+        seen = [(each.user.file, "'cuda'" in each.arguments) for each in found]
+        if (made.device.type, seen) != ("cpu", [(__file__, True)]):
+            wrong[name] = made.device, seen
+    assert not wrong
 
 
-@pytest.mark.parametrize("name", [n for n in factories.OF_TENSORS if n != "new"])
-def test_factory_of_a_tensor(name: str, on_cpu: Start):
+def test_factories_of_a_tensor(on_cpu: Start):
     on_cpu()
-    assert getattr(torch.ones(2), name)(*ARGUMENTS.get(name, ((2,),)), device="cuda:0").device.type == "cpu"
+    made = {
+        name: getattr(torch.ones(2), name)(*ARGUMENTS.get(name, ((2,),)), device="cuda:0").device.type
+        for name in factories.OF_TENSORS
+        if name != "new"
+    }
+    assert made == dict.fromkeys(made, "cpu") and len(made) == len(factories.OF_TENSORS) - 1
 
 
-@pytest.mark.parametrize("device", CUDA, ids=str)
-def test_moves(device: Any, on_cpu: Start):
+def test_moves(on_cpu: Start):
     on_cpu()
     x = torch.arange(3.0)
-    for moved in (
-        x.to(device), x.to(device, non_blocking=True), x.to(device=device), x.to(device, torch.float64), x.cuda(device),
-        x.cuda(device, non_blocking=True), torch.zeros(1, device=device), torch.nn.Linear(1, 1).to(device).weight,
-        torch.nn.Linear(1, 1).cuda(device).weight, torch.nn.Linear(1, 1, device=device).weight,
-        torch.nn.Linear(1, 1).to_empty(device=device).weight, x.untyped_storage().cuda(), x.to(torch.ones(1).cuda()),
-    ):  # fmt: skip
-        assert moved.device.type == "cpu"
-    assert torch.equal(x.to(device), x) and x.to(device, torch.float64).dtype is torch.float64
+    for device in CUDA:
+        for moved in (
+            x.to(device), x.to(device, non_blocking=True), x.to(device=device), x.to(device, torch.float64),
+            x.cuda(device), x.cuda(device, non_blocking=True), torch.zeros(1, device=device),
+            torch.nn.Linear(1, 1).to(device).weight, torch.nn.Linear(1, 1).cuda(device).weight,
+            torch.nn.Linear(1, 1, device=device).weight, torch.nn.Linear(1, 1).to_empty(device=device).weight,
+            x.untyped_storage().cuda(), x.to(torch.ones(1).cuda()),
+        ):  # fmt: skip
+            assert moved.device.type == "cpu", device
+        assert torch.equal(x.to(device), x) and x.to(device, torch.float64).dtype is torch.float64, device
     assert x.cuda() is x  # as `.to("cpu")` of a host tensor
 
 

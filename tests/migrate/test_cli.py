@@ -99,10 +99,10 @@ def test_usage_errors(
     assert says in capsys.readouterr().err
 
 
-def test_names_of_the_vendors_toolkit(start: Run, tmp_path: Path):
+def test_names_of_the_vendors_toolkit(fork: Run, tmp_path: Path):
     (tmp_path / "train.py").write_text("import gc, torch\ngc.freeze()\nprint(torch.ones(2, device='cuda').sum())\n")
     env = {"PT_HPU_GPU_MIGRATION": "1", "GPU_MIGRATION_LOG_LEVEL": "1", "PYTHONPATH": f"{AUTOLOAD}{os.pathsep}{REPO}"}
-    done = start(tmp_path, "train.py", env=env)
+    done = fork(tmp_path, "train.py", env=env)
     assert done.stdout == "tensor(2.)\n"
     (log,) = (tmp_path / "migrate_log").glob("gpu_migration_*.log")
     assert "[exact]: torch.ones(" in log.read_text() and "refused: none" in done.stderr

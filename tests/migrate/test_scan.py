@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from together import together
 
 from sightline.migrate.reporting import scan
 from sightline.migrate.rules.table import all_rules
@@ -41,7 +42,7 @@ def found(line: str, table: scan.RuleIndex, tmp_path: Path) -> list[tuple[str, s
     return [(each.kind, each.api) for each in findings]
 
 
-@pytest.mark.parametrize(
+@together(
     ("line", "expected"),
     [
         ("torch.cuda.is_available()", [("exact", "torch.cuda.is_available")]),

@@ -953,7 +953,7 @@ def test_all_changes_together_survive_config_yaml(name: str, tmp_path: Path):
     made = load_together(name, changes)
     assert len(changes) > 60
     path = tmp_path / "config.yaml"
-    path.write_text(config.dump(*made))
+    path.write_text("# read, not remembered\n" + config.dump(*made))
     assert config.load(name, [], path) == made != config.load(name)
 
 

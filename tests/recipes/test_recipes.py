@@ -238,7 +238,7 @@ def test_a_planned_evaluation_that_a_signal_cut_off_is_made_up_without_one_at_th
     assert [e["epoch"] for e in resumed.events("evaluate")] == [1] and resumed.scores == whole.scores
 
 
-@EVERY_RECIPE
+@EACH_DATA
 def test_a_finished_run_started_again_says_so_and_changes_nothing(name: str, tmp_path: Path, train, finished):
     first = finished(name)
     before = first.bits()

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from together import together
 
 from sightline import config, recipes
 from sightline.config import Run
@@ -15,7 +16,7 @@ MOST_LINES = {"README.md": 100}  # 150 for the others
 FLAG = re.compile(r"--((?:model|data|task|optimizer|schedule|train|run)\.[a-z0-9-]+)")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@together("document", DOCUMENTS)
 def test_every_flag_is_one(document: Path):
     known = {
         key.replace("_", "-") for name in recipes.names() for key in config.leaves(recipes.find(name).recipe(), Run())
@@ -35,12 +36,12 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in re.findall(r"(?:\\.|[^|])+", line.rstrip())] if line.startswith("|") else []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@together("document", DOCUMENTS)
 def test_no_table_cell_is_a_paragraph(document: Path):
     assert [cell for line in outside_fences(document) for cell in cells(line) if len(cell) > MOST_IN_A_CELL] == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@together("document", DOCUMENTS)
 def test_every_row_of_a_table_has_the_cells_of_its_head(document: Path):
     wrong, width = [], 0
     for line in outside_fences(document):
@@ -50,12 +51,12 @@ def test_every_row_of_a_table_has_the_cells_of_its_head(document: Path):
     assert wrong == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@together("document", DOCUMENTS)
 def test_a_document_is_short(document: Path):
     assert len(document.read_text(encoding="utf-8").splitlines()) <= MOST_LINES.get(document.name, 150)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@together("document", DOCUMENTS)
 def test_every_link_to_a_file_leads_to_one(document: Path):
     targets = re.findall(r"\]\(([^)#]+)[^)]*\)", "\n".join(outside_fences(document)))
     local = [target for target in targets if "://" not in target]

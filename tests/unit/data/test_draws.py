@@ -1,8 +1,10 @@
 """Random numbers are named by their key and by nothing else."""
 
 import itertools
+import pickle
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -23,6 +25,17 @@ def test_the_same_key_gives_the_same_numbers():
     generator(*NEIGHBOURS[0]).random(1000)  # what others draw does not matter
     np.random.default_rng(0).random(5)
     assert first.integers(0, 2**63, 8).tolist() == numbers(KEY)
+
+
+@pytest.mark.parametrize("key", [KEY, (2**63 - 1, 2**40, 2**50, ""), (0, 0, 0, "order")], ids=str)
+def test_numbers_are_those_of_numpys_philox_with_this_key_and_counter(key: tuple[int, int, int, str]):
+    seed, epoch, index, operation = key
+    words = np.array([seed, zlib.crc32(operation.encode())], dtype=np.uint64)
+    philox = np.random.Philox(key=words, counter=np.array([0, index, epoch, 0], dtype=np.uint64))
+    ours, theirs = generator(*key), np.random.Generator(philox)
+    assert ours.bit_generator.random_raw(9).tolist() == philox.random_raw(9).tolist()
+    assert ours.normal(size=5).tolist() == theirs.normal(size=5).tolist()
+    assert pickle.loads(pickle.dumps(ours)).random() == theirs.random()
 
 
 def test_another_process_draws_the_same():

@@ -1,19 +1,19 @@
 """Instance norm with leaky ReLU: the reference, where kernels apply, how they tile a shape, and what they compute."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import warm
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sightline.kernels import instance_norm
 
 HERE = Path(__file__).resolve().parent
+REPO = HERE.parents[2]
 # (images, channels, pixels): a U-Net of 192 x 160 and one of 56 x 40, odd ones, three dimensions, one image alone.
 SHAPES = [
     (64, 32, 192 * 160),
@@ -133,20 +133,15 @@ def test_a_tiling_holds_every_pixel_once(images, channels, pixels):
         assert programs >= 264 or tiling.tiles <= 2 * triton.LEAST_TILES  # two for each of 132 processors, or few to do
 
 
-def test_the_kernels_compute_it_in_tritons_interpreter():
+def test_the_kernels_compute_it_in_tritons_interpreter(tmp_path: Path):
     """In a process of its own: the interpreter must be chosen before Triton is imported, and stays."""
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--show-capture=no"]
-    done = subprocess.run(
-        [*command, str(HERE / "interpreted_instance_norm.py")],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=HERE.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--show-capture=no"]
+    words += [f"--rootdir={REPO}", f"--config-file={REPO / 'pyproject.toml'}", HERE / "interpreted_instance_norm.py"]
+    environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(REPO)}
+    done = warm.python(tmp_path, *words, environ=environ)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert "skipped" not in done.stdout, done.stdout[-500:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-500:]
 
 
 POINTERS = {"x": "*bf16", "y": "*bf16", "grad_y": "*bf16", "grad_x": "*bf16"}

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from together import together
 from torch import nn
 
 from sightline import config
@@ -109,7 +110,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
+@together(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
 def test_kernels_are_classified_by_name(kind, name):
     assert kind_of(name) == kind
 

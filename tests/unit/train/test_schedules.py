@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from together import together
 
 from sightline import recipes
 from sightline.errors import UsageError
@@ -75,8 +76,8 @@ def torchs_rates(losses: list[float], lr: float, factor: float, patience: int) -
     return found
 
 
-@pytest.mark.parametrize("patience", [0, 1, 3])
-@pytest.mark.parametrize(
+@together("patience", [0, 1, 3])
+@together(
     "losses",
     [
         [1.0, 0.9, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8],
@@ -87,7 +88,6 @@ def torchs_rates(losses: list[float], lr: float, factor: float, patience: int) -
         torch.rand(60, generator=torch.Generator().manual_seed(0)).tolist(),
         [1.0] * 60,  # down to where torch no longer moves the rate
     ],
-    ids=lambda losses: f"{len(losses)} losses from {losses[0]:.2f}",
 )
 def test_plateau_of_the_loss_is_torchs(losses: list[float], patience: int):
     schedule = ScheduleConfig("plateau", factor=0.3, patience=patience, plateau_on="val_loss")

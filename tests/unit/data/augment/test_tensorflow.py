@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from together import together
 
 from sightline.data.augment.classification import Augmentation, normalize
 from sightline.data.augment.tensorflow import TF_MEAN, TF_STD, draw_box, resize_legacy, resized_sides
@@ -192,7 +193,7 @@ def test_the_other_crop_and_all_other_draws_stay():
 # Evaluation
 
 
-@pytest.mark.parametrize("case", GOLDEN["sides"], ids=lambda case: f"{case[0]}x{case[1]}")
+@together("case", GOLDEN["sides"])
 def test_sides_are_tensorflows(case):
     height, width, *expected = case
     assert list(resized_sides(height, width, 256)) == expected
