@@ -3,7 +3,7 @@
     python benchmarks/finetune.py --tiny-imagenet DIR --task04 Task04_Hippocampus --out DIR
 
 classification: a ResNet-18 trained on 12 classes, tuned on 24 images of each of the other 8. detection: an SSD trained
-on six kinds of drawn shapes, tuned on 100 images with boxes of the other four. segmentation: a U-Net trained on half of
+on six kinds of drawn shapes, tuned on 200 images with boxes of the other four. segmentation: a U-Net trained on half of
 the cases of task 04, tuned on 6 cases of the other half, scored on 47 that neither has seen. Both sides use the
 finetune recipe; training from scratch has all layers at the full rate from the first step (--train.head-epochs 0
 --optimizer.trunk-lr-scale 1). Other flags, e.g. --optimizer.lr 0.002, go to both sides. Scores are those of the last
@@ -39,29 +39,31 @@ from sightline.measure.provenance import provenance, result_file
 SCRATCH = ["--train.head-epochs=0", "--optimizer.trunk-lr-scale=1"]
 PRETRAINED_CLASSES = 12
 KNOWN_KINDS = 6  # of the ten kinds of drawn shapes
-DETECTION_EPOCHS = 4  # for each of the classifier's: a detector learns more slowly
 
 
 @dataclass(frozen=True)
 class Amounts:
     """Lengths and sizes of all parts."""
 
-    pretrain_epochs: int = 30  # of the classifier; fewer of the others
+    # Epochs of pretraining, and of tuning and training from scratch: classification, detection, segmentation.
+    pretrain_epochs: tuple[int, int, int] = (100, 28, 15)
+    epochs: tuple[int, int, int] = (20, 40, 10)
+    epoch_steps: tuple[int, int, int] = (50, 50, 25)  # at least, in tuning and from scratch
     pretrain_images: int = 500  # of each class
     tune_images: int = 24  # of each class
     val_images: int = 50
-    epochs: int = 10  # of tuning and of training from scratch
-    epoch_steps: int = 50
+    size: int = 128  # pixels; the images have 64
     drawn: int = 4000  # images with boxes to pretrain on
-    pictures: int = 100  # to tune on
+    pictures: int = 200  # to tune on
     val_pictures: int = 200
-    size: int = 64
     cases: int = 130  # half of task 04
     tune_cases: int = 6
     width: int = 32  # of the SSD, and half of it of the U-Net
 
 
-SMOKE = Amounts(2, 4, 2, 2, 2, 2, drawn=4, pictures=4, val_pictures=2, size=24, cases=6, tune_cases=2, width=4)
+SMOKE = Amounts(
+    *((2, 2, 2),) * 3, 4, 2, 2, size=24, drawn=4, pictures=4, val_pictures=2, cases=6, tune_cases=2, width=4
+)
 
 
 @dataclass(frozen=True)
@@ -109,10 +111,11 @@ class Job:
                 print(f"{part}  seed {seed}  {way:8} {rows[-1]['score']:.4f}  {values['seconds']:.0f} s", flush=True)
         return summary(rows)
 
-    def steps(self) -> list[str]:
+    def steps(self, part: int) -> list[str]:
         """Return flags of the length of tuning and of training from scratch."""
-        last = f"--train.eval-every-epochs={self.amounts.epochs}"  # nothing depends on scores in between
-        return [f"--train.epochs={self.amounts.epochs}", f"--train.min-epoch-steps={self.amounts.epoch_steps}", last]
+        epochs, steps = self.amounts.epochs[part], self.amounts.epoch_steps[part]
+        last = f"--train.eval-every-epochs={epochs}"  # nothing depends on scores in between
+        return [f"--train.epochs={epochs}", f"--train.min-epoch-steps={steps}", last]
 
 
 def classification(job: Job) -> dict[str, Any]:
@@ -123,13 +126,14 @@ def classification(job: Job) -> dict[str, Any]:
     images += ["--data.decoder=cpu"]
     known = class_folders(job, "known", source, classes[:PRETRAINED_CLASSES], amounts.pretrain_images, 0)
     flags = [f"--data.path={known}", *images, "--model.width=64", "--data.crop-scale", "0.35", "1.0"]
-    flags += [f"--train.epochs={amounts.pretrain_epochs}", "--train.last-batch=pad", "--train.eval-every-epochs=1000"]
+    flags += [f"--train.epochs={amounts.pretrain_epochs[0]}", "--train.last-batch=pad", "--data.mixup=0.2"]
+    flags += ["--train.eval-every-epochs=1000"]
     values = job.train("demo_classification", "classification-pretrained", flags)
     print(f"classification  backbone: top1 {values['top1']:.4f}  {values['seconds']:.0f} s", flush=True)
 
     def of_seed(seed: int) -> list[str]:
         few = class_folders(job, f"few-{seed}", source, classes[PRETRAINED_CLASSES:], amounts.tune_images, seed)
-        return [f"--data.path={few}", "--model.arch=resnet18", *images, *job.steps()]
+        return [f"--data.path={few}", "--model.arch=resnet18", *images, *job.steps(0)]
 
     return job.compare("classification", "finetune_classification", of_seed, lambda _, values: values["top1"])
 
@@ -152,7 +156,7 @@ def detection(job: Job) -> dict[str, Any]:
     amounts = job.amounts
     known = drawn_boxes(job, "known", 0, amounts.drawn, slice(KNOWN_KINDS))
     network = ["--model.depth=18", f"--model.width={amounts.width}", "--data.max-boxes=20"]
-    seldom = ["--train.eval-every-epochs=1000"]
+    seldom = [f"--train.epochs={amounts.pretrain_epochs[1]}", "--train.eval-every-epochs=1000"]
     values = job.train(
         "demo_detection",
         "detection-pretrained",
@@ -161,8 +165,7 @@ def detection(job: Job) -> dict[str, Any]:
     print(f"detection  first six kinds: ap {values['ap']:.4f}  {values['seconds']:.0f} s", flush=True)
     # A thin network for small images learns at a higher rate than the recipe's; both sides have it.
     flags = [*network, "--data.size=128", "--data.crop=off", "--data.jitter=off", "--optimizer.lr=2e-3"]
-    epochs = job.amounts.epochs * DETECTION_EPOCHS
-    flags += [*job.steps(), f"--train.epochs={epochs}", f"--train.eval-every-epochs={epochs}"]
+    flags += job.steps(1)
 
     def of_seed(seed: int) -> list[str]:
         few = drawn_boxes(job, f"few-{seed}", seed + 1, amounts.pictures, slice(KNOWN_KINDS, None))
@@ -197,7 +200,7 @@ def segmentation(job: Job) -> dict[str, Any]:
     half = min(amounts.cases, count // 2)
     network = ["--data.task=04", f"--model.width={max(4, amounts.width // 2)}"]
     first = volumes(job, whole, "half", order[:half])
-    flags = [f"--data.path={first}", "--schedule.kind=cosine", f"--train.epochs={max(1, amounts.pretrain_epochs // 2)}"]
+    flags = [f"--data.path={first}", "--schedule.kind=cosine", f"--train.epochs={amounts.pretrain_epochs[2]}"]
     values = job.train("unet2d", "segmentation-pretrained", [*flags, *network, "--train.eval-every-epochs=1000"])
     print(f"segmentation  first half: dice {values['dice']:.4f}  {values['seconds']:.0f} s", flush=True)
     rest = volumes(job, whole, "rest", order[half + 6 * amounts.tune_cases :])
@@ -206,8 +209,7 @@ def segmentation(job: Job) -> dict[str, Any]:
         # Of two folds one trains and the other is scored while training, which decides nothing here.
         start = half + 2 * amounts.tune_cases * (seed % 3)
         few = volumes(job, whole, f"few-{seed}", order[start : start + 2 * amounts.tune_cases])
-        shorter = f"--train.min-epoch-steps={max(1, amounts.epoch_steps // 2)}"
-        return [f"--data.path={few}", "--data.folds=2", *network, *job.steps(), shorter]
+        return [f"--data.path={few}", "--data.folds=2", *network, *job.steps(2)]
 
     def score(name: str, _: dict[str, float]) -> float:
         flags = [f"--data.path={rest}", "--data.folds=2", f"--run.device={job.args.device}", "--run.progress=off"]
