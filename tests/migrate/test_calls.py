@@ -70,7 +70,7 @@ def test_moves(device: Any, on_cpu: Start):
     ):  # fmt: skip
         assert moved.device.type == "cpu"
     assert torch.equal(x.to(device), x) and x.to(device, torch.float64).dtype is torch.float64
-    assert x.cuda() is x  # as `.to("cpu")` of a host tensor
+    assert x.cuda() is not x and (there := x.to(device)).cuda() is there
 
 
 def test_what_is_not_cuda_is_untouched(on_cpu: Start):

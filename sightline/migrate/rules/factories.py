@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from sightline.migrate import zones
 from sightline.migrate.reporting import record
 from sightline.migrate.rules.table import Rule, dressed
 from sightline.migrate.targets import HOST_MEMORY
+from sightline.migrate.virtual import places
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
@@ -23,6 +25,8 @@ FACTORIES = (
     "empty_like full_like ones_like rand_like randint_like randn_like zeros_like "
     "fft.fftfreq fft.rfftfreq nested.nested_tensor nested.as_nested_tensor from_dlpack"
 ).split()
+SHARING = ("torch.as_tensor", "torch.asarray", "torch.from_dlpack")
+"""these return the memory that they are given if it is on the device"""
 HOST_IS_FULL = "can't allocate memory"
 OF_TENSORS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros new".split()
 
@@ -37,8 +41,11 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
     table, slow = session.devices.table, session.devices.get
     converts = session.options.fp16_to_bf16
     unpins = session.target.name in HOST_MEMORY
+    finish = _finish(rule.name) if session.target.is_cpu else None
+    inherits = session.target.is_cpu and (rule.name.endswith("_like") or rule.name.startswith("torch.Tensor."))
 
     def factory(*args: Any, **kwargs: Any) -> Any:
+        is_moved = False
         if kwargs:
             device = kwargs.get("device")
             if device is not None:
@@ -49,6 +56,7 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
                     if there is not device:
                         record.hit(rule, args, kwargs)
                         kwargs["device"] = there
+                        is_moved = finish is not None
             if unpins and kwargs.get("pin_memory"):
                 kwargs["pin_memory"] = False
                 if not is_dynamo_compiling():
@@ -58,13 +66,28 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
                 if not is_dynamo_compiling():
                     record.hit(rule, args, {"dtype": torch.float16}, "bfloat16 instead of float16")
         try:
-            return original(*args, **kwargs)
+            made = original(*args, **kwargs)
+            if is_moved and finish is not None:
+                return finish(args, made)
+            if inherits and args and not is_dynamo_compiling():
+                places.put(made, places.place_of(args[0]))
+            return made
         except RuntimeError as error:
             if not unpins or HOST_IS_FULL not in str(error):
                 raise
             raise torch.OutOfMemoryError(f"CUDA out of memory: {error}") from error
 
     return factory
+
+
+def _finish(name: str) -> Callable[[tuple[Any, ...], Any], Any]:
+    """Return the function that marks a new tensor as on the device; one that shares host memory becomes a copy."""
+
+    def apart(args: tuple[Any, ...], made: Any) -> Any:
+        given = args[0] if args and isinstance(args[0], torch.Tensor) else made
+        return places.to_device(given, made)
+
+    return apart if name in SHARING else lambda args, made: places.put(made, places.DEVICE)
 
 
 def converts_here() -> bool:

@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from sightline.migrate import patching, zones
 from sightline.migrate.reporting import record
 from sightline.migrate.rules.table import Rule, dressed
-from sightline.migrate.virtual import classes
+from sightline.migrate.virtual import classes, places
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
@@ -69,7 +69,10 @@ def setup(session: Session) -> None:
             return None
         record.hit(LOAD, (location,))
         there = session.devices.get(location)
-        return storage if session.target.is_cpu else storage.to(device=torch.device(there))
+        if session.target.is_cpu:
+            setattr(storage, places.MARK, places.DEVICE)
+            return storage
+        return storage.to(device=torch.device(there))
 
     serialization.register_package(PRIORITY, tag, restore)
     entry = next(each for each in serialization._package_registry if each[2] is restore)
