@@ -29,7 +29,7 @@ class MigrateOptions:
     target: str = "auto"
     """device to run on: auto, cpu, hpu, xpu, mps, npu, or the name of another PyTorch backend"""
     fp16_to_bf16: bool = False
-    """use bfloat16 wherever the script asks for float16; disables GradScaler"""
+    """use bfloat16 wherever the script asks for float16"""
     amp: str = "auto"
     """autocast: keep, off, or auto = off on a CPU without 16-bit arithmetic, keep elsewhere"""
     strict: bool = False

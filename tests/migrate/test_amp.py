@@ -54,7 +54,7 @@ def test_amp_off(spelling: str, on_cpu: Start, capsys: Any):
     with SPELLINGS[spelling]():
         assert product() is torch.float32
     assert capsys.readouterr().err.count("autocast is off because of --amp off") == 1
-    assert not torch.amp.GradScaler("cuda").is_enabled()
+    assert torch.amp.GradScaler("cuda").is_enabled()
 
 
 @pytest.mark.parametrize("capable", [True, False])
@@ -66,7 +66,7 @@ def test_amp_auto_asks_the_cpu(capable: bool, on_cpu: Start, monkeypatch: pytest
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert product() is torch.bfloat16
     assert ("float16 is many times slower" in capsys.readouterr().err) is not capable
-    assert torch.amp.GradScaler("cuda").is_enabled() is capable
+    assert torch.amp.GradScaler("cuda").is_enabled()
 
 
 def test_arithmetic_of_this_cpu():
@@ -92,15 +92,28 @@ def test_scaler_scales_on_the_target(make: Callable[..., Any], on_cpu: Start):
     make().load_state_dict(scaler.state_dict())
 
 
-def test_scaler_is_off_without_float16(on_cpu: Start):
-    on_cpu(fp16_to_bf16=True)
-    scaler = torch.cuda.amp.GradScaler(2.0**10, 2.0, 0.5, 100, True)
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], 1.0)
-    scaler.scale(weight.sum()).backward()
-    scaler.unscale_(optimizer), scaler.step(optimizer), scaler.update()
-    assert weight.item() == 0.0 and not scaler.is_enabled() and scaler.get_scale() == 1.0
-    scaler.load_state_dict({"scale": 65536.0})  # of a checkpoint that a GPU wrote
+@pytest.mark.parametrize("options", [{"fp16_to_bf16": True}, {"amp": "off"}], ids=str)
+def test_scaler_keeps_its_state_and_changes_no_weight(options: dict[str, Any], on_cpu: Start):
+    """Scripts log state_dict()["scale"], and a GPU's enabled scaler refuses the empty state of a disabled one."""
+    on_cpu(**options)
+
+    def trained(scaler: torch.amp.GradScaler) -> torch.Tensor:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 3).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        for _ in range(5):
+            optimizer.zero_grad()
+            scaler.scale(net(torch.randn(8, 4)).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+        return net.weight.detach()
+
+    on, off = torch.cuda.amp.GradScaler(2.0**10, 2.0, 0.5, 3, True), torch.cuda.amp.GradScaler(enabled=False)
+    assert torch.equal(trained(on), trained(off))
+    assert on.state_dict()["scale"] == 2.0**11 and off.state_dict() == {}
+    torch.amp.GradScaler("cpu").load_state_dict(on.state_dict())
 
 
 def test_custom_functions(on_cpu: Start):

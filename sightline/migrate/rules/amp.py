@@ -89,21 +89,29 @@ def _make_autocast(rule: Rule, original: Any, session: Session) -> Any:
     return __init__
 
 
+def runs_in_float16(session: Session) -> bool:
+    """Return True if autocast to float16 stays: neither converted nor off."""
+    return wanted_dtype(session, torch.float16) is torch.float16 and is_kept(session, torch.float16)
+
+
 def _make_scaler(rule: Rule, original: Any, session: Session) -> Any:
-    """Disable the scaler if nothing runs in float16; a disabled scaler still accepts all calls."""
+    """Keep the scaler enabled: scaling by a power of two changes no float32 or bfloat16 result.
+
+    A disabled one has an empty state: scripts that log or save its scale fail, and their checkpoints do not load
+    into the scaler of a GPU. On accelerators it is off with --fp16-to-bf16, as in the vendor's toolkit.
+    """
     name = session.target.name
-    is_needed = not session.options.fp16_to_bf16 and is_kept(session, torch.float16)
+    is_off = session.options.fp16_to_bf16 and not session.target.is_cpu
 
     def __init__(self: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
         if device != "cuda":
             original(self, device, *args, **kwargs)
             return
-        if not is_needed:
-            if len(args) > 4:
-                args = (*args[:4], False)
-            else:
-                kwargs["enabled"] = False
-        record.hit(rule, (device, *args), kwargs, "scales on the target" if is_needed else "off: float16 is not used")
+        record.hit(rule, (device, *args), kwargs, "off: float16 is not used" if is_off else "")
+        if is_off and len(args) > 4:
+            args = (*args[:4], False)
+        elif is_off:
+            kwargs["enabled"] = False
         original(self, name, *args, **kwargs)
 
     return __init__
