@@ -137,22 +137,67 @@ def test_custom_functions(on_cpu: Start):
     assert x.grad is not None and x.grad.tolist() == [2.0, 2.0]
 
 
-def test_float16_becomes_bfloat16(on_cpu: Start):
-    on_cpu(fp16_to_bf16=True, amp="keep")
-    x = torch.ones(2)
-    for made in (
-        x.half(), x.to(torch.float16), x.to("cuda", torch.float16), x.to(dtype=torch.half), x.type(torch.float16),
-        x.type("torch.cuda.HalfTensor"), x.type(torch.HalfTensor), torch.zeros(2, dtype=torch.float16, device="cuda"),
-        torch.nn.Linear(2, 2).half().weight, torch.nn.Linear(2, 2).to(torch.float16).weight,
-        torch.nn.Linear(2, 2, dtype=torch.float16).weight, torch.cuda.HalfTensor([1]), x.new_zeros(2, dtype=torch.half),
-    ):  # fmt: skip
-        assert made.dtype is torch.bfloat16
-    with torch.autocast("cuda", dtype=torch.float16):
-        assert product() is torch.bfloat16
+X = torch.ones(2)
+REQUESTS: dict[str, Callable[[], Any]] = {
+    "half": lambda: X.half(),
+    "to": lambda: X.to(torch.float16),
+    "to with a device": lambda: X.to("cuda", torch.float16),
+    "to with keywords": lambda: X.to(device="cuda", dtype=torch.half),
+    "type": lambda: X.type(torch.float16),
+    "type of cuda": lambda: X.type("torch.cuda.HalfTensor"),
+    "type of the host": lambda: X.type(torch.HalfTensor),
+    "factory": lambda: torch.zeros(2, dtype=torch.float16, device="cuda"),
+    "factory of a tensor": lambda: X.new_zeros(2, dtype=torch.half),
+    "typed tensor": lambda: torch.cuda.HalfTensor([1]),
+    "Module.half": lambda: torch.nn.Linear(2, 2).half().weight,
+    "Module.to": lambda: torch.nn.Linear(2, 2).to("cuda", torch.float16).weight,
+    "layer": lambda: torch.nn.Linear(2, 2, bias=False, dtype=torch.float16).weight,
+    "autocast": lambda: product_in(torch.autocast("cuda", dtype=torch.float16)),
+    "autocast by default": lambda: product_in(torch.cuda.amp.autocast()),
+}
+BRAIN: dict[str, Callable[[], Any]] = {
+    "bfloat16": lambda: X.bfloat16(),
+    "to bfloat16": lambda: X.cuda().to(torch.bfloat16),
+    "Module.bfloat16": lambda: torch.nn.Linear(2, 2).bfloat16().weight,
+    "autocast to bfloat16": lambda: product_in(torch.autocast("cuda", torch.bfloat16)),
+}
+
+
+def product_in(context: Any) -> torch.Tensor:
+    with context:
+        return torch.ones(2, 2) @ torch.ones(2, 2)
+
+
+@pytest.mark.parametrize("option", ["fp16_to_bf16", "float32"])
+def test_each_conversion_is_counted_once_in_a_class_of_its_own(option: str, on_cpu: Start):
+    on_cpu(**{option: True}, amp="keep")
+    used = torch.float32 if option == "float32" else torch.bfloat16
+    for name, make in (REQUESTS | (BRAIN if option == "float32" else {})).items():
+        record.reset()
+        assert make().dtype is used, name
+        found = [(record.counts[key], each.what) for key, each in record.records.items() if each.kind == "converted"]
+        asked = "bfloat16" if name in BRAIN else "float16"
+        assert found == [(1, f"{str(used)[6:]} instead of {asked}")], name
+        assert not [each for each in record.records.values() if each.kind == "exact" and name != "to bfloat16"], name
+    record.reset()
     torch.set_default_dtype(torch.float16)
-    assert torch.ones(1).dtype is torch.bfloat16
-    torch.set_default_dtype(torch.float32)
+    torch.set_autocast_dtype("cuda", torch.float16)
+    try:
+        assert torch.ones(1).dtype is used and torch.get_autocast_dtype("cuda") is used
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_autocast_dtype("cpu", torch.bfloat16)
+    assert [each.rule.name for each in record.records.values() if each.kind == "converted"] == [
+        "torch.set_default_dtype",
+        "torch.set_autocast_dtype",
+    ]
     assert torch.tensor([1.0]).double().dtype is torch.float64
+
+
+def test_autocast_that_the_script_turns_off_is_said_so(on_cpu: Start):
+    on_cpu(amp="keep")
+    product_in(torch.autocast("cuda", enabled=False))
+    assert [each.what for each in record.records.values()] == ["off, as the script asks"]
 
 
 def test_float16_data_stays_what_it_is(on_cpu: Start):

@@ -17,9 +17,10 @@ from sightline import terminal
 from sightline.migrate.options import MigrateError
 
 FORMAT = 1
-KINDS = ("refused", "adapted", "ignored", "exact")
+KINDS = ("refused", "converted", "adapted", "ignored", "exact")
 MEANING = {
     "refused": "not possible on this target",
+    "converted": "computed in another type than the script asks for",
     "adapted": "replaced by an equivalent",
     "ignored": "skipped, harmless",
     "exact": "same effect",

@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from sightline.migrate import zones
 from sightline.migrate.reporting import record
+from sightline.migrate.rules.conversion import Conversions, convert_of, name_of
 from sightline.migrate.rules.table import Rule, dressed
 
 if TYPE_CHECKING:
@@ -48,9 +49,10 @@ def has_arithmetic(dtype: torch.dtype) -> bool:
 
 
 def wanted_dtype(session: Session, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype for a request of the script, after --fp16-to-bf16."""
+    """Return the dtype for a request of the script, after --fp16-to-bf16 and --float32."""
     wanted = CUDA_DEFAULT if dtype is None else dtype
-    return torch.bfloat16 if wanted is torch.float16 and session.options.fp16_to_bf16 else wanted
+    convert = convert_of(session)
+    return wanted if convert is None else convert(wanted)  # type: ignore[no-any-return]
 
 
 def is_kept(session: Session, dtype: torch.dtype) -> bool:
@@ -62,7 +64,8 @@ def is_kept(session: Session, dtype: torch.dtype) -> bool:
 
 def _make_autocast(rule: Rule, original: Any, session: Session) -> Any:
     name = session.target.name
-    kept = {dtype: is_kept(session, dtype) for dtype in (torch.float16, torch.bfloat16)}
+    kept = {dtype: is_kept(session, dtype) for dtype in (torch.float16, torch.bfloat16)} | {torch.float32: False}
+    convert, conversions = convert_of(session), Conversions(rule)
     printed: list[str] = []
 
     def __init__(
@@ -71,22 +74,32 @@ def _make_autocast(rule: Rule, original: Any, session: Session) -> Any:
         if device_type != "cuda":
             original(self, device_type, dtype, enabled, cache_enabled)
             return
-        wanted = wanted_dtype(session, dtype)
+        asked = CUDA_DEFAULT if dtype is None else dtype
+        wanted = asked if convert is None else convert(asked)
         is_on = enabled and kept.get(wanted, True)
         if not is_dynamo_compiling():
-            short = str(wanted).removeprefix("torch.")
-            what = f"autocast to {short} on {name}" if is_on == enabled else f"off: {short} is not used"
-            record.hit(rule, (device_type,), {"dtype": dtype, "enabled": enabled}, what)
-            if is_on != enabled and not printed:
-                printed.append(what)
+            given = {"dtype": dtype, "enabled": enabled}
+            if enabled and wanted is not asked and (is_on or wanted is torch.float32):
+                conversions.hit(asked, wanted, (device_type,), given)
+            else:
+                record.hit(rule, (device_type,), given, _effect(name_of(wanted), enabled, is_on, name))
+            if enabled and not is_on and wanted is not torch.float32 and not printed:
+                printed.append(name_of(wanted))
                 record.say(
-                    f"autocast is off: {short} is many times slower on this CPU; --amp keep turns it on"
+                    f"autocast is off: {name_of(wanted)} is many times slower on this CPU; --amp keep turns it on"
                     if session.options.amp == "auto"
                     else "autocast is off because of --amp off"
                 )
-        original(self, name, wanted, is_on, cache_enabled)
+        # autocast to float32 is no autocast
+        original(self, name, asked if wanted is torch.float32 else wanted, is_on, cache_enabled)
 
     return __init__
+
+
+def _effect(dtype: str, enabled: bool, is_on: bool, target: str) -> str:
+    if not enabled:
+        return "off, as the script asks"
+    return f"autocast to {dtype} on {target}" if is_on else f"off: {dtype} is not used"
 
 
 def runs_in_float16(session: Session) -> bool:
@@ -122,6 +135,7 @@ def _make_state(rule: Rule, original: Any, session: Session) -> Any:
     name = session.target.name
     is_set = ".set_" in rule.name
     is_dtype = rule.name.endswith("_dtype")
+    convert, conversions = convert_of(session), Conversions(rule)
 
     def state(*args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else kwargs.get("device_type")
@@ -130,10 +144,15 @@ def _make_state(rule: Rule, original: Any, session: Session) -> Any:
             return original(*args, **kwargs)
         rest = args if isinstance(first, bool) else args[1:]
         kwargs.pop("device_type", None)
+        asked = (rest[0] if rest else kwargs["dtype"]) if is_set and is_dtype else None
+        used = asked if convert is None else convert(asked)
         if not is_dynamo_compiling():
-            record.hit(rule, args, kwargs)
+            if used is asked:
+                record.hit(rule, args, kwargs)
+            else:
+                conversions.hit(asked, used, args)
         if is_set and is_dtype:
-            return original(name, wanted_dtype(session, rest[0] if rest else kwargs["dtype"]))
+            return original(name, used)
         return original(name, *rest, **kwargs)
 
     return state
@@ -155,11 +174,18 @@ def _make_set_gpu_dtype(rule: Rule, original: Any, session: Session) -> Any:
 
 def _make_device_type(rule: Rule, original: Any, session: Session) -> Any:
     name = session.target.name
+    convert, conversions = convert_of(session), Conversions(rule)
 
     def of_device_type(*args: Any, **kwargs: Any) -> Any:
+        asked = kwargs.get("cast_inputs")
+        used = asked if convert is None else convert(asked)
+        if used is not asked:
+            conversions.hit(asked, used, (), kwargs)
+            kwargs["cast_inputs"] = used
         if kwargs.get("device_type") == "cuda":
+            if used is asked:
+                record.hit(rule, (), kwargs)
             kwargs["device_type"] = name
-            record.hit(rule, (), kwargs)
         elif args and args[0] == "cuda" and isinstance(args[0], str):
             args = (name, *args[1:])
         return original(*args, **kwargs)

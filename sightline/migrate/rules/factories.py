@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from sightline.migrate import zones
 from sightline.migrate.reporting import record
+from sightline.migrate.rules.conversion import Conversions, convert_of, converts_here
 from sightline.migrate.rules.table import Rule, dressed
 from sightline.migrate.targets import HOST_MEMORY
 from sightline.migrate.virtual import places
@@ -39,7 +39,7 @@ def rules() -> list[Rule]:
 def make_factory(rule: Rule, original: Any, session: Session) -> Any:
     """Wrap a factory: look up the device in a dict; do more only if an option or the target needs it."""
     table, slow = session.devices.table, session.devices.get
-    converts = session.options.fp16_to_bf16
+    convert, conversions = convert_of(session), Conversions(rule)
     unpins = session.target.name in HOST_MEMORY
     finish = _finish(rule.name) if session.target.is_cpu else None
     inherits = session.target.is_cpu and (rule.name.endswith("_like") or rule.name.startswith("torch.Tensor."))
@@ -47,24 +47,27 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
     def factory(*args: Any, **kwargs: Any) -> Any:
         is_moved = False
         if kwargs:
-            device = kwargs.get("device")
+            device, dtype = kwargs.get("device"), kwargs.get("dtype")
+            wanted = convert(dtype) if convert is not None and converts_here() else dtype
+            is_converted = wanted is not dtype
+            if is_converted:
+                if not is_dynamo_compiling():
+                    conversions.hit(dtype, wanted, args, kwargs)
+                kwargs["dtype"] = wanted
             if device is not None:
                 if is_dynamo_compiling():
                     kwargs["device"] = slow(device)
                 else:
                     there = table.get(device, device)
                     if there is not device:
-                        record.hit(rule, args, kwargs)
+                        if not is_converted:
+                            record.hit(rule, args, kwargs)
                         kwargs["device"] = there
                         is_moved = finish is not None
             if unpins and kwargs.get("pin_memory"):
                 kwargs["pin_memory"] = False
                 if not is_dynamo_compiling():
                     record.hit(rule, args, {"pin_memory": True}, "not pinned: the target uses host memory")
-            if converts and kwargs.get("dtype") is torch.float16 and converts_here():
-                kwargs["dtype"] = torch.bfloat16
-                if not is_dynamo_compiling():
-                    record.hit(rule, args, {"dtype": torch.float16}, "bfloat16 instead of float16")
         try:
             made = original(*args, **kwargs)
             if is_moved and finish is not None:
@@ -88,8 +91,3 @@ def _finish(name: str) -> Callable[[tuple[Any, ...], Any], Any]:
         return places.to_device(given, made)
 
     return apart if name in SHARING else lambda args, made: places.put(made, places.DEVICE)
-
-
-def converts_here() -> bool:
-    """Return True if a request for float16 may become bfloat16: not inside compilers and kernels."""
-    return is_dynamo_compiling() or zones.zone() != zones.MACHINERY

@@ -16,8 +16,9 @@ from sightline.migrate import patching, zones
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
-Kind = Literal["exact", "adapted", "ignored", "refused"]
-"""exact: same effect; adapted: an equivalent; ignored: skipped, harmless; refused: not possible on the target"""
+Kind = Literal["exact", "adapted", "converted", "ignored", "refused"]
+"""exact: same effect; adapted: an equivalent; converted: another dtype, so other numbers; ignored: skipped, harmless;
+refused: not possible on the target"""
 
 Maker = Callable[["Rule", Any, "Session"], Any]
 """(rule, original, session) -> replacement; returning the original means no change on this target"""

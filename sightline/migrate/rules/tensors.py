@@ -11,7 +11,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from sightline.migrate import patching, zones
 from sightline.migrate.reporting import record
-from sightline.migrate.rules.factories import converts_here
+from sightline.migrate.rules.conversion import Conversions, convert_of, converts_here, dtype_of
 from sightline.migrate.rules.makers import maps
 from sightline.migrate.rules.table import Maker, Rule, dressed
 from sightline.migrate.targets import HOST_MEMORY
@@ -27,7 +27,11 @@ def rules() -> list[Rule]:
         Rule("torch.Tensor.to", "exact", dressed(_make_to), moved),
         Rule("torch.Tensor.cuda", "exact", dressed(_make_cuda), moved),
         Rule("torch.Tensor.cpu", "adapted", dressed(_make_cpu), COPIED, targets=("cpu",)),
-        Rule("torch.Tensor.half", "adapted", dressed(_make_half), "bfloat16 instead of float16"),
+        *(
+            Rule(f"torch.{kind}.{name}", "converted", dressed(make), "the type that an option asks for")
+            for kind, make in (("Tensor", _make_half), ("nn.Module", _make_module_half))
+            for name in ("half", "bfloat16")
+        ),
         Rule("torch.Tensor.type", "adapted", dressed(_make_type), "converted and moved to the target"),
         Rule("torch.Tensor.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
         Rule("torch.Tensor.pin_memory", "exact", dressed(_make_pin), "pinned for the target"),
@@ -45,7 +49,7 @@ def rules() -> list[Rule]:
         Rule("torch.UntypedStorage.__new__", "exact", _make_storage_new, "created on the target"),
         Rule("torch.UntypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
         Rule("torch.TypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
-        Rule("torch.set_default_dtype", "adapted", dressed(_make_default_dtype), "bfloat16 instead of float16"),
+        Rule("torch.set_default_dtype", "converted", dressed(_make_default_dtype), "the type that an option asks for"),
         Rule("torch.Tensor.device", "adapted", _make_device, shown),
         Rule("torch.Tensor.is_cuda", "adapted", _shows(lambda index: True, _place_of_tensor), shown),
         Rule("torch.Tensor.is_cpu", "adapted", _shows(lambda index: False, _place_of_tensor, True), shown),
@@ -77,17 +81,27 @@ MOVE = torch._C.TensorBase.to  # the original: ours would count the move twice
 
 def _make_to(rule: Rule, original: Any, session: Session) -> Any:
     table, slow = session.devices.table, session.devices.get
-    converts, is_cpu = session.options.fp16_to_bf16, session.target.is_cpu
+    convert, conversions, is_cpu = convert_of(session), Conversions(rule), session.target.is_cpu
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         device = args[0] if args else kwargs.get("device")
-        finish = None
+        finish, is_converted = None, False
+        if convert is not None and converts_here():
+            dtype = dtype_of(args, kwargs)
+            wanted = convert(dtype)
+            is_converted = wanted is not dtype
+            if is_converted:
+                if not is_dynamo_compiling():
+                    conversions.hit(dtype, wanted, args, kwargs)
+                args = tuple(wanted if value is dtype else value for value in args)
+                if "dtype" in kwargs:
+                    kwargs["dtype"] = wanted
         if type(device) in PLACES:
             if is_dynamo_compiling():
                 there = slow(device)
             else:
                 there = table.get(device, device)
-                if there is not device:
+                if there is not device and not is_converted:
                     record.hit(rule, args, kwargs)
                 if is_cpu and not places.is_of_a_tensor(device):
                     finish = places.to_device if there is not device else _finish_on_host(device)
@@ -96,12 +110,6 @@ def _make_to(rule: Rule, original: Any, session: Session) -> Any:
                     args = (there, *args[1:])
                 else:
                     kwargs["device"] = there
-        if converts and (torch.float16 in args or kwargs.get("dtype") is torch.float16) and converts_here():
-            if not is_dynamo_compiling():
-                record.hit(rule, args, kwargs, "bfloat16 instead of float16")
-            args = tuple(torch.bfloat16 if value is torch.float16 else value for value in args)
-            if "dtype" in kwargs:
-                kwargs["dtype"] = torch.bfloat16
         moved = original(self, *args, **kwargs)
         if finish is None:
             return moved
@@ -159,22 +167,42 @@ def _make_traced_cuda(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_half(rule: Rule, original: Any, session: Session) -> Any:
-    if not session.options.fp16_to_bf16:
+    """Convert Tensor.half and Tensor.bfloat16."""
+    asked = getattr(torch, rule.name.rsplit(".", 1)[-1])
+    convert, conversions = convert_of(session), Conversions(rule)
+    if convert is None or convert(asked) is asked:
         return original
+    used = convert(asked)
 
-    def half(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def half(self: Any, memory_format: Any = torch.preserve_format) -> Any:
         if not converts_here():
-            return original(self, *args, **kwargs)
+            return original(self, memory_format=memory_format)
         if not is_dynamo_compiling():
-            record.hit(rule)
-        return self.bfloat16(*args, **kwargs)
+            conversions.hit(asked, used)
+        return MOVE(self, used, memory_format=memory_format)
+
+    return half
+
+
+def _make_module_half(rule: Rule, original: Any, session: Session) -> Any:
+    """Convert Module.half and Module.bfloat16, counted once, not per parameter."""
+    asked = getattr(torch, rule.name.rsplit(".", 1)[-1])
+    convert, conversions = convert_of(session), Conversions(rule)
+    if convert is None or convert(asked) is asked:
+        return original
+    used = convert(asked)
+
+    def half(self: Any) -> Any:
+        if not is_dynamo_compiling():
+            conversions.hit(asked, used)
+        return self._apply(lambda tensor: MOVE(tensor, used) if tensor.is_floating_point() else tensor)
 
     return half
 
 
 def _make_type(rule: Rule, original: Any, session: Session) -> Any:
-    name, shows, converts = session.devices.name, session.shows_cuda, session.options.fp16_to_bf16
-    is_cpu = session.target.is_cpu
+    name, shows = session.devices.name, session.shows_cuda
+    convert, conversions, is_cpu = convert_of(session), Conversions(rule), session.target.is_cpu
 
     def type_(self: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         if dtype is None:
@@ -183,22 +211,28 @@ def _make_type(rule: Rule, original: Any, session: Session) -> Any:
                 record.hit(rule)
                 return "torch.cuda." + text.rsplit(".", 1)[-1]
             return text
-        wanted = dtype
-        is_cuda = False
-        if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
-            wanted, is_cuda = getattr(torch, dtype.rsplit(".", 1)[-1]).dtype, True
-        elif getattr(dtype, "is_cuda_type", False):
-            wanted, is_cuda = dtype.dtype, True
-        if converts and wanted in (torch.float16, torch.HalfTensor, "torch.HalfTensor") and converts_here():
-            wanted = torch.bfloat16
-        if wanted is not dtype and not is_dynamo_compiling():
+        wanted, is_cuda = _type_asked(dtype)
+        used = convert(wanted) if convert is not None and converts_here() else wanted
+        if used is not wanted and not is_dynamo_compiling():
+            conversions.hit(wanted, used, (dtype,))
+        elif is_cuda and not is_dynamo_compiling():
             record.hit(rule, (dtype,))
         if is_cuda:
-            moved = MOVE(self, name, wanted, non_blocking=non_blocking)
+            moved = MOVE(self, name, used, non_blocking=non_blocking)
             return places.to_device(self, moved) if is_cpu and not is_dynamo_compiling() else moved
-        return original(self, wanted, non_blocking, **kwargs)
+        return original(self, dtype if used is wanted else used, non_blocking, **kwargs)
 
     return type_
+
+
+def _type_asked(dtype: Any) -> tuple[Any, bool]:
+    """Return (torch.float16, True) for "torch.cuda.HalfTensor" and the like; the second is True for CUDA types."""
+    if isinstance(dtype, torch.dtype):
+        return dtype, False
+    if isinstance(dtype, str) and dtype.startswith("torch."):
+        found = getattr(torch, dtype.rsplit(".", 1)[-1], None)
+        return getattr(found, "dtype", dtype), dtype.startswith("torch.cuda.")
+    return getattr(dtype, "dtype", dtype), bool(getattr(dtype, "is_cuda_type", False))
 
 
 def _make_itself(rule: Rule, original: Any, session: Session) -> Any:
@@ -256,14 +290,26 @@ def _make_module_cuda(rule: Rule, original: Any, session: Session) -> Any:
 
 def _make_module_to(rule: Rule, original: Any, session: Session) -> Any:
     """Copy parameters and buffers to the device, as from a host to a GPU: a Parameter stays the same object."""
-    mapped = maps(position=1)(rule, original, session)
     is_cpu, get = session.target.is_cpu, session.devices.get
+    convert, conversions = convert_of(session), Conversions(rule)
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        device = args[0] if args else kwargs.get("device")
-        if is_cpu and not is_dynamo_compiling() and get(device) is not device and not places.is_of_a_tensor(device):
-            self._apply(_place)
-        return mapped(self, *args, **kwargs)
+        device, dtype = args[0] if args else kwargs.get("device"), dtype_of(args, kwargs)
+        there, used = get(device), dtype if convert is None else convert(dtype)
+        if not is_dynamo_compiling():
+            if used is not dtype:
+                conversions.hit(dtype, used, args, kwargs)
+            elif there is not device:
+                record.hit(rule, args, kwargs)
+            if is_cpu and there is not device and not places.is_of_a_tensor(device):
+                self._apply(_place)
+        if used is not dtype:
+            args = tuple(used if value is dtype else value for value in args)
+            kwargs |= {"dtype": used} if "dtype" in kwargs else {}
+        if there is not device:
+            args = (there, *args[1:]) if args else args
+            kwargs |= {} if args else {"device": there}
+        return original(self, *args, **kwargs)
 
     return to
 
@@ -308,14 +354,15 @@ def _make_storage_new(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_default_dtype(rule: Rule, original: Any, session: Session) -> Any:
-    if not session.options.fp16_to_bf16:
+    convert, conversions = convert_of(session), Conversions(rule)
+    if convert is None:
         return original
 
     def set_default_dtype(d: Any, /) -> None:
-        if d is torch.float16 and converts_here():
-            record.hit(rule, (d,))
-            d = torch.bfloat16
-        original(d)
+        used = convert(d) if converts_here() else d
+        if used is not d:
+            conversions.hit(d, used, (d,))
+        original(used)
 
     return set_default_dtype
 
