@@ -47,7 +47,7 @@ class MigrateOptions:
     device_count: int = 0
     """number of devices that target cpu reports; 0 = LOCAL_WORLD_SIZE, else 1"""
     legacy_load: bool = False
-    """let torch.load read whole pickles, as before torch 2.6; only for checkpoints you trust"""
+    """let torch.load read whole pickles, even with weights_only=True; only for checkpoints you trust"""
     log: int = 0
     """0 no log files, 1 one record per call site, 2 also questions from torch itself"""
     log_dir: str = "migrate_log"
