@@ -110,6 +110,8 @@ def apply(rules: Iterable[Rule], session: Session) -> None:
 def apply_one(rule: Rule, session: Session) -> None:
     """Replace one name, and every alias of the same object under torch.cuda."""
     owner, name = locate(rule.name)
+    if not rule.name.startswith("torch.") and not hasattr(owner, name):
+        return  # another release of a package than the one a stand-in imitates
     original = getattr(owner, name)
     if isinstance(owner, type):
         # The raw entry keeps static methods and properties intact.
