@@ -31,6 +31,8 @@ class Session:
         self.shows_cuda = target.tells_apart or options.claim
         """True if x.device and x.is_cuda report cuda to the script"""
         self.runtime = Runtime(self)
+        self.autocast_to: set[torch.dtype] = set()
+        """types that autocast was on for"""
         self.replaced: list[tuple[Any, Any]] = []
         """(original, replacement) of functions and classes in modules"""
         self.cuda_modules: list[ModuleType] = []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sightline.migrate.reporting import record
-from sightline.migrate.rules import amp
+from sightline.migrate.virtual import runtime
 from sightline.migrate.session import Session
 
 Start = Callable[..., Session]
@@ -72,7 +72,7 @@ def test_amp_auto_asks_the_cpu(capable: bool, on_cpu: Start, monkeypatch: pytest
 def test_arithmetic_of_this_cpu():
     with open("/proc/cpuinfo") as file:
         flags = next(line for line in file if line.startswith("flags")).split()
-    assert amp.has_arithmetic(torch.bfloat16) == bool({"avx512_bf16", "amx_bf16"} & set(flags))
+    assert runtime.has_arithmetic(torch.bfloat16) == bool({"avx512_bf16", "amx_bf16"} & set(flags))
 
 
 @pytest.mark.parametrize("make", [torch.cuda.amp.GradScaler, lambda **k: torch.amp.GradScaler("cuda", **k),
@@ -192,6 +192,24 @@ def test_each_conversion_is_counted_once_in_a_class_of_its_own(option: str, on_c
         "torch.set_autocast_dtype",
     ]
     assert torch.tensor([1.0]).double().dtype is torch.float64
+
+
+@pytest.mark.parametrize("way", ["weights", "autocast"])
+@pytest.mark.parametrize("capable", [True, False])
+def test_emulated_16_bits_are_said_once_after_a_step(
+    way: str, capable: bool, on_cpu: Start, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": capable})
+    on_cpu(amp="keep")
+    assert torch.cuda.is_bf16_supported() and torch.cuda.is_bf16_supported(including_emulation=False) is capable
+    net = torch.nn.Linear(2, 2).cuda()
+    optimizers = [torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1), torch.optim.SGD(net.parameters(), 0.1)]
+    net = net.bfloat16() if way == "weights" else net
+    with torch.autocast("cuda", torch.bfloat16, enabled=way == "autocast"):
+        net(torch.ones(1, 2, device="cuda").to(net.weight.dtype)).sum().backward()
+    for optimizer in optimizers * 2:
+        optimizer.step()
+    assert capsys.readouterr().err.count("this CPU emulates bfloat16, many times slower") == (0 if capable else 1)
 
 
 def test_autocast_that_the_script_turns_off_is_said_so(on_cpu: Start):

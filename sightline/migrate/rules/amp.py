@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sightline.migrate import zones
 from sightline.migrate.reporting import record
 from sightline.migrate.rules.conversion import Conversions, convert_of, name_of
 from sightline.migrate.rules.table import Rule, dressed
+from sightline.migrate.virtual.runtime import ARITHMETIC, has_arithmetic
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
 CUDA_DEFAULT = torch.float16  # the default dtype of autocast("cuda"); the CPU's own default is bfloat16
-ARITHMETIC = {torch.bfloat16: ("avx512_bf16", "amx_bf16"), torch.float16: ("avx512_fp16", "amx_fp16")}
+WATCHED_STEPS = 20  # an optimizer of 16-bit weights may come after others
 
 
 def rules() -> list[Rule]:
@@ -40,12 +42,28 @@ def rules() -> list[Rule]:
     return found
 
 
-def has_arithmetic(dtype: torch.dtype) -> bool:
-    """Return True if this CPU computes in that type; converting back and forth runs at a tenth of the speed."""
-    capabilities = torch.cpu.get_capabilities()
-    is_arm = "sve" in capabilities or "bf16" in capabilities
-    names = ("bf16", "arm_bf16") if is_arm and dtype is torch.bfloat16 else ARITHMETIC.get(dtype, ())
-    return any(capabilities.get(name, False) for name in names)
+def setup(session: Session) -> None:
+    """Warn once, after a step, if this CPU emulates the type that the weights or autocast have: it looks like a hang."""
+    if not session.target.is_cpu or session.options.float32:
+        return
+    steps = 0
+
+    def after_step(optimizer: Any, *_: Any) -> None:
+        nonlocal steps
+        if is_dynamo_compiling() or steps >= WATCHED_STEPS:
+            return
+        steps += 1
+        used = {p.dtype for group in optimizer.param_groups for p in group["params"]} | session.autocast_to
+        slow = [dtype for dtype in ARITHMETIC if dtype in used and not has_arithmetic(dtype)]
+        if slow:
+            steps = WATCHED_STEPS
+            record.say(
+                f"this CPU emulates {name_of(slow[0])}, many times slower than float32; --float32 computes in float32, "
+                "and --capability 7.5 lets a script that asks for the capability choose another type itself"
+            )
+
+    handle = register_optimizer_step_post_hook(after_step)
+    session.undo.on_undo(handle.remove)
 
 
 def wanted_dtype(session: Session, dtype: torch.dtype | None) -> torch.dtype:
@@ -90,6 +108,8 @@ def _make_autocast(rule: Rule, original: Any, session: Session) -> Any:
                     if session.options.amp == "auto"
                     else "autocast is off because of --amp off"
                 )
+            if is_on:
+                session.autocast_to.add(wanted)
         # autocast to float32 is no autocast
         original(self, name, asked if wanted is torch.float32 else wanted, is_on, cache_enabled)
 
