@@ -33,6 +33,8 @@ class Session:
         self.runtime = Runtime(self)
         self.autocast_to: set[torch.dtype] = set()
         """types that autocast was on for"""
+        self.sets_autocast_dtype = False
+        """True after the script called torch.set_autocast_dtype("cuda", ...)"""
         self.replaced: list[tuple[Any, Any]] = []
         """(original, replacement) of functions and classes in modules"""
         self.cuda_modules: list[ModuleType] = []

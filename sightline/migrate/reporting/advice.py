@@ -27,6 +27,7 @@ KNOWN = (
     ("No CUDA GPUs are available", NO_RULE),
     ("CUDA driver version is insufficient", NO_RULE),
     ("without ATen_cuda library", NO_RULE),
+    ("arguments from the 'CUDA' backend", NO_RULE),
     ("0 active drivers", "Triton has no driver for {target}; TRITON_INTERPRET=1 emulates it, slowly"),
     (
         "Weights only load failed",

@@ -156,6 +156,7 @@ def _make_state(rule: Rule, original: Any, session: Session) -> Any:
     is_set = ".set_" in rule.name
     is_dtype = rule.name.endswith("_dtype")
     convert, conversions = convert_of(session), Conversions(rule)
+    is_default = is_dtype and not is_set and session.target.is_cpu
 
     def state(*args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else kwargs.get("device_type")
@@ -172,10 +173,18 @@ def _make_state(rule: Rule, original: Any, session: Session) -> Any:
             else:
                 conversions.hit(asked, used, args)
         if is_set and is_dtype:
+            session.sets_autocast_dtype = True
             return original(name, used)
+        if is_default and not is_dynamo_compiling() and not _is_chosen(session):
+            return wanted_dtype(session, None)
         return original(name, *rest, **kwargs)
 
     return state
+
+
+def _is_chosen(session: Session) -> bool:
+    """Return True if the script chose autocast's type: on the CPU the default is another than CUDA's."""
+    return session.sets_autocast_dtype or torch.is_autocast_enabled("cpu")
 
 
 def _make_get_gpu_dtype(rule: Rule, original: Any, session: Session) -> Any:

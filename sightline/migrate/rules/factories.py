@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from sightline.migrate.reporting import record
 from sightline.migrate.rules.conversion import Conversions, convert_of, converts_here
+from sightline.migrate.rules.makers import maps
 from sightline.migrate.rules.table import Rule, dressed
 from sightline.migrate.targets import HOST_MEMORY
 from sightline.migrate.virtual import places
@@ -33,7 +34,11 @@ OF_TENSORS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros
 
 def rules() -> list[Rule]:
     names = [f"torch.{name}" for name in FACTORIES] + [f"torch.Tensor.{name}" for name in OF_TENSORS]
-    return [Rule(name, "exact", dressed(make_factory), "created on the target") for name in names]
+    operators = [f"torch._ops.{kind}.__call__" for kind in ("OpOverload", "OpOverloadPacket")]  # torch.ops.aten.zeros()
+    return [
+        *(Rule(name, "exact", dressed(make_factory), "created on the target") for name in names),
+        *(Rule(name, "exact", maps(), "runs on the target") for name in operators),
+    ]
 
 
 def make_factory(rule: Rule, original: Any, session: Session) -> Any:

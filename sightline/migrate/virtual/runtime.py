@@ -92,10 +92,7 @@ class Runtime:
     def set_device(self, device: Any) -> None:
         if isinstance(device, int) and device < 0:  # CUDA ignores it
             return
-        index = self.session.devices.index_of(device, self.current_device())
-        # Ranks call set_device(local_rank); on the CPU they share the same cores, whatever device_count() is.
-        if not self.target.is_cpu:
-            index = self.index(device)
+        index = self.index(device)
         native = self.target.native("set_device")
         if native is not None:
             native(index)
