@@ -126,7 +126,7 @@ def _activate(options: MigrateOptions) -> None:
     atexit.register(_end_by_signal)
     from sightline.migrate import session
 
-    session.activate(options)
+    session.activate_and_announce(options)
 
 
 def _launch(options: MigrateOptions, module: str, script: str, args: Sequence[str]) -> NoReturn:
@@ -149,7 +149,7 @@ def _launch(options: MigrateOptions, module: str, script: str, args: Sequence[st
     from sightline.migrate.reporting import logfile
 
     logfile.becomes_launcher = True
-    session.activate(options)
+    session.activate_and_announce(options)
     sys.stdout.flush()
     os.execv(command[0], command)
 

@@ -22,7 +22,7 @@ def autoload() -> None:
         _load_later_backends()
         from sightline.migrate import session
 
-        session.activate(session.MigrateOptions.from_environment())
+        session.activate_and_announce(session.MigrateOptions.from_environment())
     except Exception as error:  # noqa: BLE001
         print(f"sightline migrate: not active, {error!r}", file=sys.stderr)
 

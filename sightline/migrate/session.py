@@ -35,6 +35,8 @@ class Session:
         """types that autocast was on for"""
         self.sets_autocast_dtype = False
         """True after the script called torch.set_autocast_dtype("cuda", ...)"""
+        self.is_first = False
+        """True in the first process of a run, until it says that migration is on"""
         self.replaced: list[tuple[Any, Any]] = []
         """(original, replacement) of functions and classes in modules"""
         self.cuda_modules: list[ModuleType] = []
@@ -80,6 +82,13 @@ def activate(options: MigrateOptions) -> Session | None:
         session.undo.undo()
         raise
     return session
+
+
+def activate_and_announce(options: MigrateOptions) -> None:
+    """Activate for a whole process: by the command, a variable, or `import sightline.migrate.auto`."""
+    session = activate(options)
+    if session is not None:
+        logfile.announce(session)
 
 
 def deactivate() -> None:

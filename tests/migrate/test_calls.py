@@ -352,7 +352,9 @@ def test_small_calls_that_scripts_make(on_cpu: Start):
     assert torch.get_autocast_gpu_dtype() is torch.get_autocast_dtype("cuda") is torch.float16
     torch.set_autocast_gpu_dtype(torch.bfloat16)
     assert torch.get_autocast_gpu_dtype() is torch.bfloat16 is torch.get_autocast_dtype("cpu")
-    with pytest.raises(RuntimeError, match=r"invalid device ordinal: 5, but device_count\(\) is 1; use a larger --device"):
+    with pytest.raises(
+        RuntimeError, match=r"invalid device ordinal: 5, but device_count\(\) is 1; use a larger --device"
+    ):
         torch.cuda.set_device(5)
     torch.cuda.set_device(0)
 

@@ -122,7 +122,8 @@ def as_text(merged: dict[str, Any], shown_sites: int = sys.maxsize) -> str:
             lines.append(f"  rank {process['rank']}, process {process['pid']}: {was}")
     for kind in KINDS:
         lines += _section(kind, [site for site in merged["sites"] if site["kind"] == kind], shown_sites)
-    lines += _truths(merged["truths"])
+    if merged["options"].get("log", 0) > 1:
+        lines += _truths(merged["truths"])
     if merged["syncs"] is not None:
         lines += _syncs(merged["syncs"])
     return "\n".join(lines)

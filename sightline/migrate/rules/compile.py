@@ -75,7 +75,7 @@ def _make_compile(rule: Rule, original: Any, session: Session) -> Any:
     own = OWN_BACKENDS.get(session.target.name)
 
     def compile(model: Any = None, **kwargs: Any) -> Any:
-        what = []
+        what, asked = [], dict(kwargs)
         backend = kwargs.get("backend") or "inductor"
         if session.options.compile == "off":
             record.hit(rule, (), kwargs, "not compiled because of --compile off")
@@ -91,7 +91,7 @@ def _make_compile(rule: Rule, original: Any, session: Session) -> Any:
             what.append(f"{own} instead of inductor")
             kwargs |= {"backend": own, "mode": None, "options": None}
         if zones.zone() == zones.SCRIPT:
-            record.hit(rule, (), kwargs, "; ".join(what) or "compiled for the target")
+            record.hit(rule, (), asked, "; ".join(what) or "compiled for the target")
         return original(model, **kwargs)
 
     return compile

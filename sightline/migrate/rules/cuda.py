@@ -115,7 +115,9 @@ def _queries() -> Iterator[Rule]:
         "device_count", "adapted", answers(_device_count), "number of target devices; on cpu LOCAL_WORLD_SIZE or 1"
     )
     yield _rule("current_device", "exact", of("current_device"), "the target's, or the one given to set_device")
-    yield _rule("set_device", "exact", of("set_device"), "stored per thread and set on the target; fails for a missing device")
+    yield _rule(
+        "set_device", "exact", of("set_device"), "stored per thread and set on the target; fails for a missing device"
+    )
     yield _rule("synchronize", "exact", of("synchronize"), "synchronizes the target")
     yield _rule("is_initialized", "exact", answers(lambda session: lambda: True), "True")
     for name in ("init", "_lazy_init"):  # the second is private, but scripts call it
