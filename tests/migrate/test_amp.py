@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sightline.migrate.reporting import record
-from sightline.migrate.virtual import runtime
 from sightline.migrate.session import Session
+from sightline.migrate.virtual import runtime
 
 Start = Callable[..., Session]
 SPELLINGS: dict[str, Callable[..., Any]] = {

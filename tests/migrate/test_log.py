@@ -22,7 +22,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 RECORD = re.compile(
     r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] (?P<file>\S+):(?P<line>\d+)\n"
     r"    \[context\]: (?P<context>.*)\n"
-    r"    \[(?P<kind>exact|converted|adapted|ignored|refused)\]: (?P<api>[\w.]+)\((?P<arguments>.*)\) --> (?P<what>.+)\n"
+    r"    \[(?P<kind>[a-z]+)\]: (?P<api>[\w.]+)\((?P<arguments>.*)\) --> (?P<what>.+)\n"
     r"(?:    \[user\]: (?P<user>.*)\n)?\n"
 )
 

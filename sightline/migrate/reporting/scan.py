@@ -83,6 +83,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--fp16-to-bf16", action="store_true", help="also list conversions by that option")
     parser.add_argument("--float32", action="store_true", help="also list conversions by that option")
     parser.add_argument("--syncs", action="store_true", help="also list lines that wait for the device")
+    parser.add_argument("--advise", action="store_true", help="also say how each line gets faster and more accurate")
     parser.add_argument("--strict", action="store_true", help=f"exit code {EXIT_REFUSED} if a use would be refused")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
@@ -93,12 +94,25 @@ def main(argv: Sequence[str]) -> int:
     found = [use for file in files for use in scan_file(file, rules)]
     if not arguments.syncs:
         found = [use for use in found if use.kind != SYNC]
+    advice = _advice(files, rules, found) if arguments.advise else []
     if arguments.json:
-        document = {"format": FORMAT, "target": name, "files": [str(f) for f in files]}
-        terminal.say(json.dumps(document | {"findings": [asdict(use) for use in found]}, indent=1))
+        document: dict[str, Any] = {"format": FORMAT, "target": name, "files": [str(f) for f in files]}
+        document |= {"findings": [asdict(use) for use in found]}
+        document |= {"advice": [asdict(each) for each in advice]} if arguments.advise else {}
+        terminal.say(json.dumps(document, indent=1))
     else:
         terminal.say(as_text(found, files, name))
+    if arguments.advise and not arguments.json:
+        from sightline.migrate.reporting import tuning
+
+        terminal.say(f"\n{tuning.as_text(advice)}")
     return EXIT_REFUSED if arguments.strict and any(use.kind == "refused" for use in found) else 0
+
+
+def _advice(files: Sequence[Path], rules: RuleIndex, found: Sequence[CudaUse]) -> list[Any]:
+    from sightline.migrate.reporting import tuning  # it reads files with the Reader below
+
+    return [a for file in files for a in tuning.advise_file(file, rules, [u for u in found if u.file == str(file)])]
 
 
 def sources(paths: Sequence[str]) -> list[Path]:

@@ -43,7 +43,7 @@ def rules() -> list[Rule]:
 
 
 def setup(session: Session) -> None:
-    """Warn once, after a step, if this CPU emulates the type that the weights or autocast have: it looks like a hang."""
+    """Warn once, after a step, if this CPU emulates the type of the weights or of autocast: it looks like a hang."""
     if not session.target.is_cpu or session.options.float32:
         return
     steps = 0
