@@ -191,7 +191,7 @@ def test_advice_goes_from_running_to_fast_to_accurate(tmp_path: Path, capsys: py
     remedies = " ".join(each["remedy"] for each in advice)
     for word in ("non_blocking=True", "fused=True", "channels_last", "num_workers", "every N steps", "warm-up"):
         assert word in remedies
-    better = ADVISED.replace("shuffle=True, ", "num_workers=4, pin_memory=True, ").replace("lr=0.1", "lr=0.1, fused=True")
+    better = ADVISED.replace("shuffle=True", "num_workers=4, pin_memory=True").replace("lr=0.1", "lr=0.1, fused=True")
     path.write_text(better.replace("x.cuda()", "x.cuda(non_blocking=True)").partition("graph =")[0])
     assert cli.main(["scan", str(path), "--target", "cpu", "--advise"]) == 0
     text = capsys.readouterr().out

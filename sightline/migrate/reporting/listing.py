@@ -77,7 +77,7 @@ def page(rules: Sequence[Rule]) -> str:
         "",
         f"Written by `{COMMAND}` for torch {TORCH_VERSION[0]}.{TORCH_VERSION[1]}; `sightline migrate rules NAME` finds",
         "one name, also outside of torch.cuda. Names stand without `torch.cuda.`; the classes are explained in",
-        "[migration_reference.md](migration_reference.md). A name that is not here is refused; `amp` follows `torch.amp`.",
+        "[migration_reference.md](migration_reference.md). `amp` is `torch.amp`; other names are refused.",
     ]
     for kind in report.KINDS:
         groups: dict[str, list[str]] = {}

@@ -98,7 +98,12 @@ class _Advisor:
             yield call.lineno, FAST, f"{name or f'.{method}()'} waits for the device in every step", remedy
 
     def _layout(self, call: ast.Call, name: str, method: str, is_in_loop: bool) -> Iterator[Found]:
-        if not is_in_loop and self._moves(call, method) and self.uses(CONVOLUTIONS) and "channels_last" not in self.text:
+        if (
+            not is_in_loop
+            and self._moves(call, method)
+            and self.uses(CONVOLUTIONS)
+            and "channels_last" not in self.text
+        ):
             remedy = "model.to(memory_format=torch.channels_last), and the same for the images"
             yield call.lineno, FAST, "convolutions of images run faster in channels_last", remedy
 
@@ -110,7 +115,12 @@ class _Advisor:
             yield call.lineno, FAST, "batches are in pageable memory", "pin_memory=True"
         if _value(call, "shuffle") is True and not _has(call, "drop_last"):
             remedy = "drop_last=True for training"
-            yield call.lineno, ACCURATE, "the last batch is smaller: a noisier step, and other shapes to compile", remedy
+            yield (
+                call.lineno,
+                ACCURATE,
+                "the last batch is smaller: a noisier step, and other shapes to compile",
+                remedy,
+            )
 
     def _optimizer(self, call: ast.Call) -> Iterator[Found]:
         if not (_has(call, "fused") or _has(call, "foreach")):
@@ -159,7 +169,9 @@ def _calls(node: ast.AST, is_in_loop: bool) -> Iterator[tuple[ast.Call, bool]]:
     if isinstance(node, ast.If) and "%" in ast.unparse(node.test):
         is_in_loop = False
     for name, value in ast.iter_fields(node):
-        inside = is_in_loop or (name == "body" and isinstance(node, ast.For) and "epoch" not in ast.unparse(node.target))
+        inside = is_in_loop or (
+            name == "body" and isinstance(node, ast.For) and "epoch" not in ast.unparse(node.target)
+        )
         for each in value if isinstance(value, list) else (value,):
             if isinstance(each, ast.AST):
                 yield from _calls(each, inside)

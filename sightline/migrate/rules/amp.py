@@ -70,7 +70,7 @@ def wanted_dtype(session: Session, dtype: torch.dtype | None) -> torch.dtype:
     """Return the dtype for a request of the script, after --fp16-to-bf16 and --float32."""
     wanted = CUDA_DEFAULT if dtype is None else dtype
     convert = convert_of(session)
-    return wanted if convert is None else convert(wanted)  # type: ignore[no-any-return]
+    return wanted if convert is None else convert(wanted)
 
 
 def is_kept(session: Session, dtype: torch.dtype) -> bool:

@@ -52,7 +52,7 @@ class Conversions:
     def __init__(self, rule: Rule) -> None:
         self.rule = Rule(rule.name, "converted", rule.make, "another type than the script asks for")
 
-    def hit(self, asked: torch.dtype, used: torch.dtype, args: Sequence[Any] = (), kwargs: Any = None) -> None:
+    def hit(self, asked: Any, used: Any, args: Sequence[Any] = (), kwargs: Any = None) -> None:
         record.hit(self.rule, args, kwargs, f"{name_of(used)} instead of {name_of(asked)}")
 
 

@@ -112,7 +112,10 @@ def _queries() -> Iterator[Rule]:
 
     yield _rule("is_available", "exact", answers(_is_available), "True, unless CUDA_VISIBLE_DEVICES hides all devices")
     yield _rule(
-        "device_count", "adapted", answers(_device_count), "number of target devices; on cpu the ranks of the launcher, or 1"
+        "device_count",
+        "adapted",
+        answers(_device_count),
+        "number of target devices; on cpu the ranks of the launcher, or 1",
     )
     yield _rule("current_device", "exact", of("current_device"), "the target's, or the one given to set_device")
     yield _rule(

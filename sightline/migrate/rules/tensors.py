@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn import parameter
 
 from sightline.migrate import patching, zones
 from sightline.migrate.reporting import record
@@ -64,7 +64,7 @@ def rules() -> list[Rule]:
 
 def setup(session: Session) -> None:
     """Let parameters of lazy modules be moved: they know the methods of torch that need no data by identity."""
-    lazy = UninitializedTensorMixin
+    lazy = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
     moves = [torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.half]
     session.undo.set(lazy, "_allowed_methods", [*lazy._allowed_methods, *moves])
 

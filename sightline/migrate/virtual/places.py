@@ -1,9 +1,7 @@
-"""Host or device: on target cpu both are the same memory, and a script relies on copies between them.
+"""Host or device: on target cpu both are the same memory, but scripts rely on the copies that a GPU makes.
 
-On a GPU `x.cuda()` of a host tensor and `x.cpu()` of a device tensor are copies; a move to where a tensor already is
-returns the tensor itself. Here the storage remembers where the script put it, so views and `.data` agree with it.
-Results of operations are not marked, since operations are not replaced: a script that names cuda or cpu gets a copy of
-them, and `x.to(y.device)` returns `x`, as on a GPU and on a plain CPU alike.
+A storage remembers where the script put it. Results of operations are not marked, since operations are not replaced:
+a script that names cuda or cpu gets a copy of them, `x.to(y.device)` returns `x`, as on a GPU and on a plain CPU.
 """
 
 from __future__ import annotations
@@ -11,13 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn import parameter
 
 DEVICE, HOST = "device", "host"
 CPU = torch.device("cpu")
 """the one object that `x.device` returns: a script's own torch.device("cpu") is another"""
 MARK = "_migrate_place"
-_STORAGE: Any = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]
+_STORAGE: Any = torch._C.TensorBase.untyped_storage
+_LAZY: Any = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
 _claimed: dict[int, torch.device] = {}
 
 
@@ -65,7 +64,7 @@ def to_host(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
 
 
 def _apart(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-    if not isinstance(moved, torch.Tensor) or isinstance(moved, UninitializedTensorMixin):
+    if not isinstance(moved, torch.Tensor) or isinstance(moved, _LAZY):
         return moved  # a node of a traced graph, a parameter of a lazy module
     if _storage_of(tensor) is not _storage_of(moved):
         return moved
