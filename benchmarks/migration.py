@@ -34,7 +34,8 @@ Call = Callable[[str], Any]
 REPLACED: dict[str, Call] = {
     "torch.ones(4)": lambda device: torch.ones(4),
     "torch.ones(4, device=...)": lambda device: torch.ones(4, device=device),
-    "x.to(device)": lambda device: X.to(device),
+    "x.to(device)": lambda device: X.to(device),  # a host tensor: a copy, as on a GPU
+    "x.to(x.device)": lambda device: X.to(X.device),
     "x.to(torch.float32)": lambda device: X.to(torch.float32),
     "torch.cuda.is_available()": lambda device: torch.cuda.is_available(),
 }

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from sightline.migrate import session
 
-session.activate(session.MigrateOptions.from_environment())
+session.activate_and_announce(session.MigrateOptions.from_environment())

@@ -1,4 +1,4 @@
-"""`sightline migrate [options] script.py args`, `... -m module args`, `... torchrun ...`; `report` and `scan`.
+"""`sightline migrate [options] script.py args`, `... -m module args`, `... torchrun ...`; `report`, `scan` and `rules`.
 
 --help does not import torch. Arguments after the script are passed to it unchanged.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import builtins
+import importlib
 import importlib.machinery
 import importlib.util
 import io
@@ -28,7 +29,14 @@ USAGE = """sightline migrate [options] script.py [args ...]
        sightline migrate [options] -m module [args ...]
        sightline migrate [options] torchrun --nproc-per-node 2 train.py [args ...]
        sightline migrate report DIR [--json] [--all]
-       sightline migrate scan FILE_OR_FOLDER ... [--json] [--strict] [--syncs]"""
+       sightline migrate scan FILE_OR_FOLDER ... [--advise] [--json] [--strict] [--syncs]
+       sightline migrate rules [NAME] [--json] [--markdown]"""
+COMMANDS = {
+    "report": "sightline.migrate.reporting.report",
+    "scan": "sightline.migrate.reporting.scan",
+    "rules": "sightline.migrate.reporting.listing",
+}
+"""each has main(arguments) -> exit code; imported when used, since --help must not import torch"""
 LOG_FLAGS = {"log": "--log-level", "log_dir": "--log"}
 TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
 AUTOLOAD_SWITCH = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -89,15 +97,10 @@ def split(argv: Sequence[str]) -> tuple[list[str], str, str, list[str]]:
 def main(argv: Sequence[str]) -> int:
     """Run a command and return its exit code; a script's own exit code or signal ends the process directly."""
     try:
-        if argv and argv[0] in ("report", "scan"):
+        if argv and argv[0] in COMMANDS:
             terminal.guard()
-            if argv[0] == "report":
-                from sightline.migrate.reporting import report
-
-                return report.main(argv[1:])
-            from sightline.migrate.reporting import scan
-
-            return scan.main(argv[1:])
+            command: int = importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
+            return command
         flags, module, script, args = split(argv)
         arguments = parser().parse_args(flags)
         if not module and not script:
@@ -126,7 +129,7 @@ def _activate(options: MigrateOptions) -> None:
     atexit.register(_end_by_signal)
     from sightline.migrate import session
 
-    session.activate(options)
+    session.activate_and_announce(options)
 
 
 def _launch(options: MigrateOptions, module: str, script: str, args: Sequence[str]) -> NoReturn:
@@ -149,7 +152,7 @@ def _launch(options: MigrateOptions, module: str, script: str, args: Sequence[st
     from sightline.migrate.reporting import logfile
 
     logfile.becomes_launcher = True
-    session.activate(options)
+    session.activate_and_announce(options)
     sys.stdout.flush()
     os.execv(command[0], command)
 

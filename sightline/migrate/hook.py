@@ -17,14 +17,19 @@ def autoload() -> None:
     try:
         from sightline.migrate.options import is_wanted
 
-        if not is_wanted(os.environ):
+        if not is_wanted(os.environ) or _is_being_imported("sightline.migrate.session"):
             return
         _load_later_backends()
         from sightline.migrate import session
 
-        session.activate(session.MigrateOptions.from_environment())
+        session.activate_and_announce(session.MigrateOptions.from_environment())
     except Exception as error:  # noqa: BLE001
         print(f"sightline migrate: not active, {error!r}", file=sys.stderr)
+
+
+def _is_being_imported(name: str) -> bool:
+    """Return True if `import sightline.migrate.auto` or activate() imports torch for us, and activates afterwards."""
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
 
 
 def _load_later_backends() -> None:

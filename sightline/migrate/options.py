@@ -29,7 +29,9 @@ class MigrateOptions:
     target: str = "auto"
     """device to run on: auto, cpu, hpu, xpu, mps, npu, or the name of another PyTorch backend"""
     fp16_to_bf16: bool = False
-    """use bfloat16 wherever the script asks for float16; disables GradScaler"""
+    """use bfloat16 wherever the script asks for float16"""
+    float32: bool = False
+    """use float32 wherever the script asks for float16 or bfloat16: fast on a CPU that emulates 16 bits"""
     amp: str = "auto"
     """autocast: keep, off, or auto = off on a CPU without 16-bit arithmetic, keep elsewhere"""
     strict: bool = False
@@ -45,7 +47,7 @@ class MigrateOptions:
     device_count: int = 0
     """number of devices that target cpu reports; 0 = LOCAL_WORLD_SIZE, else 1"""
     legacy_load: bool = False
-    """let torch.load read whole pickles, as before torch 2.6; only for checkpoints you trust"""
+    """let torch.load read whole pickles, even with weights_only=True; only for checkpoints you trust"""
     log: int = 0
     """0 no log files, 1 one record per call site, 2 also questions from torch itself"""
     log_dir: str = "migrate_log"
@@ -61,6 +63,8 @@ class MigrateOptions:
                 raise MigrateError(f"{name}={getattr(self, name)!r} is not known; use one of {', '.join(known)}")
         if not all(part.isdigit() for part in self.capability.split(".")) or self.capability.count(".") != 1:
             raise MigrateError(f"capability={self.capability!r} is not a version; use e.g. 8.0")
+        if self.float32 and self.fp16_to_bf16:
+            raise MigrateError("--float32 cannot be combined with --fp16-to-bf16; choose one of them")
         if self.device_count < 0:
             raise MigrateError(f"device_count={self.device_count} must not be negative; 0 means LOCAL_WORLD_SIZE")
 

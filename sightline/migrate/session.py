@@ -31,6 +31,12 @@ class Session:
         self.shows_cuda = target.tells_apart or options.claim
         """True if x.device and x.is_cuda report cuda to the script"""
         self.runtime = Runtime(self)
+        self.autocast_to: set[torch.dtype] = set()
+        """types that autocast was on for"""
+        self.sets_autocast_dtype = False
+        """True after the script called torch.set_autocast_dtype("cuda", ...)"""
+        self.is_first = False
+        """True in the first process of a run, until it says that migration is on"""
         self.replaced: list[tuple[Any, Any]] = []
         """(original, replacement) of functions and classes in modules"""
         self.cuda_modules: list[ModuleType] = []
@@ -76,6 +82,13 @@ def activate(options: MigrateOptions) -> Session | None:
         session.undo.undo()
         raise
     return session
+
+
+def activate_and_announce(options: MigrateOptions) -> None:
+    """Activate for a whole process: by the command, a variable, or `import sightline.migrate.auto`."""
+    session = activate(options)
+    if session is not None:
+        logfile.announce(session)
 
 
 def deactivate() -> None:

@@ -13,6 +13,8 @@ from sightline.migrate.options import MigrateError
 
 MOST_DEVICES = 64  # "cuda:0" to "cuda:63" are looked up in a table; more are parsed
 COLLECTIVES = {"cpu": "gloo", "mps": "gloo", "hpu": "hccl", "npu": "hccl", "xpu": "xccl"}
+LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+"""variables of torchrun, Open MPI, MPICH and Slurm"""
 NO_PROCESS_GROUP = "gloo"
 HOST_MEMORY = ("cpu", "mps")
 """targets that use host memory: no pinned memory, no streams, no captured steps"""
@@ -49,8 +51,13 @@ class Target:
         native = self.native("device_count")
         if native is not None:
             return int(native())
-        text = os.environ.get("LOCAL_WORLD_SIZE", "")
-        return options_count or (int(text) if text.isdigit() else 0) or 1
+        return options_count or local_ranks() or 1
+
+
+def local_ranks() -> int:
+    """Return the number of ranks on this machine as the launcher tells it, or 0."""
+    found = (os.environ.get(name, "") for name in LOCAL_RANKS)
+    return next((int(text) for text in found if text.isdigit() and int(text) > 0), 0)
 
 
 def real_cuda() -> bool:

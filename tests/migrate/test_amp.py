@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sightline.migrate.reporting import record
-from sightline.migrate.rules import amp
 from sightline.migrate.session import Session
+from sightline.migrate.virtual import runtime
 
 Start = Callable[..., Session]
 SPELLINGS: dict[str, Callable[..., Any]] = {
@@ -54,7 +54,7 @@ def test_amp_off(spelling: str, on_cpu: Start, capsys: Any):
     with SPELLINGS[spelling]():
         assert product() is torch.float32
     assert capsys.readouterr().err.count("autocast is off because of --amp off") == 1
-    assert not torch.amp.GradScaler("cuda").is_enabled()
+    assert torch.amp.GradScaler("cuda").is_enabled()
 
 
 @pytest.mark.parametrize("capable", [True, False])
@@ -66,13 +66,13 @@ def test_amp_auto_asks_the_cpu(capable: bool, on_cpu: Start, monkeypatch: pytest
     with torch.autocast("cuda", dtype=torch.bfloat16):
         assert product() is torch.bfloat16
     assert ("float16 is many times slower" in capsys.readouterr().err) is not capable
-    assert torch.amp.GradScaler("cuda").is_enabled() is capable
+    assert torch.amp.GradScaler("cuda").is_enabled()
 
 
 def test_arithmetic_of_this_cpu():
     with open("/proc/cpuinfo") as file:
         flags = next(line for line in file if line.startswith("flags")).split()
-    assert amp.has_arithmetic(torch.bfloat16) == bool({"avx512_bf16", "amx_bf16"} & set(flags))
+    assert runtime.has_arithmetic(torch.bfloat16) == bool({"avx512_bf16", "amx_bf16"} & set(flags))
 
 
 @pytest.mark.parametrize("make", [torch.cuda.amp.GradScaler, lambda **k: torch.amp.GradScaler("cuda", **k),
@@ -92,15 +92,28 @@ def test_scaler_scales_on_the_target(make: Callable[..., Any], on_cpu: Start):
     make().load_state_dict(scaler.state_dict())
 
 
-def test_scaler_is_off_without_float16(on_cpu: Start):
-    on_cpu(fp16_to_bf16=True)
-    scaler = torch.cuda.amp.GradScaler(2.0**10, 2.0, 0.5, 100, True)
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], 1.0)
-    scaler.scale(weight.sum()).backward()
-    scaler.unscale_(optimizer), scaler.step(optimizer), scaler.update()
-    assert weight.item() == 0.0 and not scaler.is_enabled() and scaler.get_scale() == 1.0
-    scaler.load_state_dict({"scale": 65536.0})  # of a checkpoint that a GPU wrote
+@pytest.mark.parametrize("options", [{"fp16_to_bf16": True}, {"amp": "off"}], ids=str)
+def test_scaler_keeps_its_state_and_changes_no_weight(options: dict[str, Any], on_cpu: Start):
+    """Scripts log state_dict()["scale"], and a GPU's enabled scaler refuses the empty state of a disabled one."""
+    on_cpu(**options)
+
+    def trained(scaler: torch.amp.GradScaler) -> torch.Tensor:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 3).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+        for _ in range(5):
+            optimizer.zero_grad()
+            scaler.scale(net(torch.randn(8, 4)).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+        return net.weight.detach()
+
+    on, off = torch.cuda.amp.GradScaler(2.0**10, 2.0, 0.5, 3, True), torch.cuda.amp.GradScaler(enabled=False)
+    assert torch.equal(trained(on), trained(off))
+    assert on.state_dict()["scale"] == 2.0**11 and off.state_dict() == {}
+    torch.amp.GradScaler("cpu").load_state_dict(on.state_dict())
 
 
 def test_custom_functions(on_cpu: Start):
@@ -124,22 +137,85 @@ def test_custom_functions(on_cpu: Start):
     assert x.grad is not None and x.grad.tolist() == [2.0, 2.0]
 
 
-def test_float16_becomes_bfloat16(on_cpu: Start):
-    on_cpu(fp16_to_bf16=True, amp="keep")
-    x = torch.ones(2)
-    for made in (
-        x.half(), x.to(torch.float16), x.to("cuda", torch.float16), x.to(dtype=torch.half), x.type(torch.float16),
-        x.type("torch.cuda.HalfTensor"), x.type(torch.HalfTensor), torch.zeros(2, dtype=torch.float16, device="cuda"),
-        torch.nn.Linear(2, 2).half().weight, torch.nn.Linear(2, 2).to(torch.float16).weight,
-        torch.nn.Linear(2, 2, dtype=torch.float16).weight, torch.cuda.HalfTensor([1]), x.new_zeros(2, dtype=torch.half),
-    ):  # fmt: skip
-        assert made.dtype is torch.bfloat16
-    with torch.autocast("cuda", dtype=torch.float16):
-        assert product() is torch.bfloat16
+X = torch.ones(2)
+REQUESTS: dict[str, Callable[[], Any]] = {
+    "half": lambda: X.half(),
+    "to": lambda: X.to(torch.float16),
+    "to with a device": lambda: X.to("cuda", torch.float16),
+    "to with keywords": lambda: X.to(device="cuda", dtype=torch.half),
+    "type": lambda: X.type(torch.float16),
+    "type of cuda": lambda: X.type("torch.cuda.HalfTensor"),
+    "type of the host": lambda: X.type(torch.HalfTensor),
+    "factory": lambda: torch.zeros(2, dtype=torch.float16, device="cuda"),
+    "factory of a tensor": lambda: X.new_zeros(2, dtype=torch.half),
+    "typed tensor": lambda: torch.cuda.HalfTensor([1]),
+    "Module.half": lambda: torch.nn.Linear(2, 2).half().weight,
+    "Module.to": lambda: torch.nn.Linear(2, 2).to("cuda", torch.float16).weight,
+    "layer": lambda: torch.nn.Linear(2, 2, bias=False, dtype=torch.float16).weight,
+    "autocast": lambda: product_in(torch.autocast("cuda", dtype=torch.float16)),
+    "autocast by default": lambda: product_in(torch.cuda.amp.autocast()),
+}
+BRAIN: dict[str, Callable[[], Any]] = {
+    "bfloat16": lambda: X.bfloat16(),
+    "to bfloat16": lambda: X.cuda().to(torch.bfloat16),
+    "Module.bfloat16": lambda: torch.nn.Linear(2, 2).bfloat16().weight,
+    "autocast to bfloat16": lambda: product_in(torch.autocast("cuda", torch.bfloat16)),
+}
+
+
+def product_in(context: Any) -> torch.Tensor:
+    with context:
+        return torch.ones(2, 2) @ torch.ones(2, 2)
+
+
+@pytest.mark.parametrize("option", ["fp16_to_bf16", "float32"])
+def test_each_conversion_is_counted_once_in_a_class_of_its_own(option: str, on_cpu: Start):
+    on_cpu(**{option: True}, amp="keep")
+    used = torch.float32 if option == "float32" else torch.bfloat16
+    for name, make in (REQUESTS | (BRAIN if option == "float32" else {})).items():
+        record.reset()
+        assert make().dtype is used, name
+        found = [(record.counts[key], each.what) for key, each in record.records.items() if each.kind == "converted"]
+        asked = "bfloat16" if name in BRAIN else "float16"
+        assert found == [(1, f"{str(used)[6:]} instead of {asked}")], name
+        assert not [each for each in record.records.values() if each.kind == "exact" and name != "to bfloat16"], name
+    record.reset()
     torch.set_default_dtype(torch.float16)
-    assert torch.ones(1).dtype is torch.bfloat16
-    torch.set_default_dtype(torch.float32)
+    torch.set_autocast_dtype("cuda", torch.float16)
+    try:
+        assert torch.ones(1).dtype is used and torch.get_autocast_dtype("cuda") is used
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_autocast_dtype("cpu", torch.bfloat16)
+    assert [each.rule.name for each in record.records.values() if each.kind == "converted"] == [
+        "torch.set_default_dtype",
+        "torch.set_autocast_dtype",
+    ]
     assert torch.tensor([1.0]).double().dtype is torch.float64
+
+
+@pytest.mark.parametrize("way", ["weights", "autocast"])
+@pytest.mark.parametrize("capable", [True, False])
+def test_emulated_16_bits_are_said_once_after_a_step(
+    way: str, capable: bool, on_cpu: Start, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": capable})
+    on_cpu(amp="keep")
+    assert torch.cuda.is_bf16_supported() and torch.cuda.is_bf16_supported(including_emulation=False) is capable
+    net = torch.nn.Linear(2, 2).cuda()
+    optimizers = [torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1), torch.optim.SGD(net.parameters(), 0.1)]
+    net = net.bfloat16() if way == "weights" else net
+    with torch.autocast("cuda", torch.bfloat16, enabled=way == "autocast"):
+        net(torch.ones(1, 2, device="cuda").to(net.weight.dtype)).sum().backward()
+    for optimizer in optimizers * 2:
+        optimizer.step()
+    assert capsys.readouterr().err.count("this CPU emulates bfloat16, many times slower") == (0 if capable else 1)
+
+
+def test_autocast_that_the_script_turns_off_is_said_so(on_cpu: Start):
+    on_cpu(amp="keep")
+    product_in(torch.autocast("cuda", enabled=False))
+    assert [each.what for each in record.records.values()] == ["off, as the script asks"]
 
 
 def test_float16_data_stays_what_it_is(on_cpu: Start):

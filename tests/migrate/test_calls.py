@@ -82,7 +82,7 @@ def test_moves(on_cpu: Start):
         ):  # fmt: skip
             assert moved.device.type == "cpu", device
         assert torch.equal(x.to(device), x) and x.to(device, torch.float64).dtype is torch.float64, device
-    assert x.cuda() is x  # as `.to("cpu")` of a host tensor
+        assert x.cuda() is not x and (there := x.to(device)).cuda() is there
 
 
 def test_what_is_not_cuda_is_untouched(on_cpu: Start):
@@ -159,8 +159,9 @@ def test_queries(on_cpu: Start, monkeypatch: pytest.MonkeyPatch):
     assert properties.total_memory == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert properties.multi_processor_count == os.cpu_count() and "total_memory" in repr(properties)
     assert torch.backends.cudnn.is_available() and torch.backends.cudnn.version() > 0 and torch.backends.cuda.is_built()
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "3")
     cuda.set_device(1)
-    assert cuda.current_device() == 1
+    assert cuda.current_device() == 1 and cuda.device_count() == 3
     with cuda.device(0):
         assert cuda.current_device() == 0
     with cuda.device(torch.device("cuda:2")), cuda.device_of(torch.ones(1)):
@@ -355,8 +356,29 @@ def test_attention_kernels_of_cuda_fall_back(on_cpu: Start):
     assert names == {"torch.nn.attention._sdpa_kernel", "torch.backends.cuda.enable_math_sdp"}
 
 
+def test_small_calls_that_scripts_make(on_cpu: Start):
+    on_cpu()
+    torch.cuda._lazy_init()
+    assert torch.ops.aten.zeros([2], device="cuda").tolist() == [0, 0]
+    assert torch.ops.aten.ones.default([2], device=torch.device("cuda")).tolist() == [1, 1]
+    assert torch.get_autocast_gpu_dtype() is torch.get_autocast_dtype("cuda") is torch.float16
+    torch.set_autocast_gpu_dtype(torch.bfloat16)
+    assert torch.get_autocast_gpu_dtype() is torch.bfloat16 is torch.get_autocast_dtype("cpu")
+    with pytest.raises(
+        RuntimeError, match=r"invalid device ordinal: 5, but device_count\(\) is 1; use a larger --device"
+    ):
+        torch.cuda.set_device(5)
+    torch.cuda.set_device(0)
+
+
 def test_profiler(on_cpu: Start):
     on_cpu()
+    with torch.profiler.profile(use_cuda=True) as profile:
+        torch.ones(10, device="cuda").sum()
+    assert "aten::sum" in profile.key_averages().table()
+    with torch.autograd.profiler.profile(use_cuda=True) as older:
+        torch.ones(10, device="cuda").sum()
+    assert "aten::sum" in older.key_averages().table()
     activity = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[activity.CPU, activity.CUDA], record_shapes=True) as profile:
         torch.ones(10, device="cuda").sum()

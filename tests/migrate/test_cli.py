@@ -37,7 +37,7 @@ def test_script_sees_what_python_would_show_it(
     (tmp_path / "jobs" / "__init__.py").touch()
     (tmp_path / "jobs" / "look.py").write_text(LOOK)
     plain = start(tmp_path, *words)
-    done = request.getfixturevalue(way)(tmp_path, *MIGRATE, "--log-level", "0", "--target", "cpu", *words)
+    done = request.getfixturevalue(way)(tmp_path, *MIGRATE, "--log-level", "0", "--quiet", "--target", "cpu", *words)
     assert json.loads(done.stdout) == json.loads(plain.stdout)
     assert json.loads(done.stdout)[0] == "__main__"
     assert not (tmp_path / "migrate_log").exists() and done.stderr == ""
@@ -112,3 +112,12 @@ def test_without_autoload_no_launcher(start: Run, tmp_path: Path):
     words, environment = (*MIGRATE, "--target", "cpu", "torchrun", "x.py"), {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     done = start(tmp_path, *words, env=environment, check=False)
     assert done.returncode == 2 and "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps child processes of" in done.stderr
+
+
+def test_import_with_the_variable_set_activates_without_a_word(start: Run, tmp_path: Path):
+    """As in every process that a script with this line spawns: its main module is imported again."""
+    text = "import sightline.migrate.auto\nimport gc, torch\ngc.freeze()\nprint(torch.ones(2, device='cuda').sum())\n"
+    (tmp_path / "train.py").write_text(text)
+    env = {"SIGHTLINE_MIGRATE": "1", "SIGHTLINE_MIGRATE_TARGET": "cpu", "PYTHONPATH": f"{AUTOLOAD}{os.pathsep}{REPO}"}
+    done = start(tmp_path, "train.py", env=env)
+    assert done.stdout == "tensor(2.)\n" and done.stderr == "sightline migrate: CUDA calls run on cpu\n"

@@ -80,6 +80,7 @@ def test_legacy_load(tmp_path: Path, on_cpu: Start, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", raising=False)
     on_cpu(legacy_load=True)
     assert torch.load(tmp_path / "a.pt")["args"].lr == 0.1
+    assert torch.load(tmp_path / "a.pt", weights_only=True)["args"].lr == 0.1
     deactivate()
     with pytest.raises(Exception, match="weights_only"):
         torch.load(tmp_path / "a.pt")

@@ -22,7 +22,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 RECORD = re.compile(
     r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] (?P<file>\S+):(?P<line>\d+)\n"
     r"    \[context\]: (?P<context>.*)\n"
-    r"    \[(?P<kind>exact|adapted|ignored|refused)\]: (?P<api>[\w.]+)\((?P<arguments>.*)\) --> (?P<what>.+)\n"
+    r"    \[(?P<kind>[a-z]+)\]: (?P<api>[\w.]+)\((?P<arguments>.*)\) --> (?P<what>.+)\n"
     r"(?:    \[user\]: (?P<user>.*)\n)?\n"
 )
 
@@ -192,6 +192,22 @@ def test_log_ends_with_the_block(tmp_path: Path):
     with migrate.migrate(target="cpu"):
         torch.ones(1, device="cuda")
     assert before == sorted(path.stat().st_mtime_ns for path in tmp_path.iterdir())
+
+
+def test_launcher_of_its_own_prints_no_second_table(run_script: Run, tmp_path: Path):
+    """NVIDIA's launch.py and the like start `python train.py`, which speaks for itself; the error has no colours."""
+    (tmp_path / "train.py").write_text("""import gc, torch
+gc.freeze()
+torch.autocast("cuda", enabled=False)
+torch.nn.Linear(1, 1).to("cuda")
+raise ValueError("\\x1b[31mred\\x1b[0m fish")
+""")
+    done = run_script("import subprocess, sys\nsubprocess.run([sys.executable, 'train.py'])\n", "--target", "cpu")
+    assert done.stderr.count("CUDA calls run on cpu") == 1 and done.stderr.count("on cpu, torch") == 1
+    assert "ended with ValueError: red fish" in done.stderr and "real answers to torch" not in done.stderr
+    found = {site["api"]: site for document in documents(tmp_path / "migrate_log") for site in document["sites"]}
+    assert found["torch.nn.Module.to"]["arguments"] == "'cuda'"
+    assert found["torch.amp.autocast_mode.autocast.__init__"]["what"] == "off, as the script asks"
 
 
 def test_launchers_are_known_by_what_the_interpreter_runs():

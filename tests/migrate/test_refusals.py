@@ -32,10 +32,31 @@ from torch.utils.cpp_extension import load_inline
 text = "__global__ void scale(float* x) { x[threadIdx.x] *= 2; }"
 kernels = load_inline("kernels", cpp_sources="", cuda_sources=text, functions=["scale"])  # here
 """
+PICKLE = """
+import argparse, torch
+
+torch.save({"args": argparse.Namespace(lr=0.1)}, "checkpoint.pt")
+torch.load("checkpoint.pt", weights_only=True)  # here
+"""
+FLEX = """
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+x = torch.ones(1, 1, 16, 16, device="cuda", requires_grad=True)
+flex_attention(x, x, x).sum().backward()  # here
+"""
+POINTER = """
+import torch
+
+torch.cuda.caching_allocator_alloc(16)  # here
+"""
 SCRIPTS = {
     "graph": (CAPTURE, "CUDA graphs cannot be captured"),
     "extension": (SOURCE, "CUDA sources of extension 'kernels' cannot be compiled for cpu"),
     "inline": (INLINE, "CUDA sources of extension 'kernels' cannot be compiled for cpu"),
+    "pickle": (PICKLE, "--legacy-load reads whole pickles"),
+    "attention": (FLEX, "FlexAttention cannot train on cpu"),
+    "refused": (POINTER, "it returns CUDA memory or CUDA objects"),
 }
 
 
@@ -43,7 +64,10 @@ SCRIPTS = {
 def test_one_line_says_what_and_where(name: str, run_script: Callable[..., Any], tmp_path: Path) -> None:
     text, expected = SCRIPTS[name]
     here = next(number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# here"))
-    done = run_script(text, "--target", "cpu", check=False, env={"PATH": "/nonexistent"})  # where no nvcc is
+    nvcc = tmp_path / "nvcc"  # where it is installed, its code cannot run either
+    nvcc.write_text("#!/bin/sh\n")
+    nvcc.chmod(0o755)
+    done = run_script(text, "--target", "cpu", check=False, env={"PATH": str(tmp_path)}, warm=name == "attention")
     assert done.returncode != 0
     start = f"sightline migrate: {tmp_path / 'script.py'}:{here}: "
     told = [line for line in done.stderr.splitlines() if line.startswith(start)]

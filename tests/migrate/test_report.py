@@ -63,10 +63,14 @@ def test_table_is_in_the_order_of_importance():
     kinds = ("exact", "ignored", "adapted", "refused")
     syncs = [{"what": ".item()", "count": 3, "file": "/x/train.py", "line": 12, "source": "loss.item()"}]
     sites = [site(kind, f"torch.cuda.{kind}", at, at + 1) for at, kind in enumerate(kinds)]
-    text = report.as_text(report.merge([document(1, sites=sites, truths={"torch.cuda.is_available": 8}, syncs=syncs)]))
+    text = report.as_text(
+        report.merge([document(1, sites=sites, truths={"torch.cuda.is_available": 8}, syncs=syncs, options={"log": 2})])
+    )
     order = [text.index(word) for word in ("\nrefused:", "\nadapted:", "\nignored:", "\nexact:", "\nreal", "\nsync")]
     assert order == sorted(order)
     assert "       4  torch.cuda.refused --> done\n            /x/train.py:3  line 3\n" in text
+    quiet = report.merge([document(1, sites=sites, truths={"torch.cuda.is_available": 8}, options={"log": 1})])
+    assert "questions" not in report.as_text(quiet)
     assert "8 questions (cuda.is_available 8)" in text and "       3  .item()  /x/train.py:12  loss.item()" in text
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from together import together
 
+from sightline.migrate import cli
 from sightline.migrate.reporting import scan
 from sightline.migrate.rules.table import all_rules
 
@@ -116,7 +117,7 @@ def test_name_for_a_function_counts_where_it_is_called(table: scan.RuleIndex, tm
 
 def test_every_rule_of_torch_is_found_by_its_own_name(table: scan.RuleIndex):
     """The scan and the run share one table: whatever name a rule has, the scan knows it."""
-    looked_for = [rule.name for rule in all_rules() if rule.fits("cpu") and rule.name not in scan.FP16_ONLY]
+    looked_for = [rule.name for rule in all_rules() if rule.fits("cpu") and rule.name not in scan.CONVERTING]
     assert "torch.Tensor.cuda" in looked_for
     for rule in looked_for:
         owner, _, last = rule.rpartition(".")
@@ -150,3 +151,49 @@ def test_file_of_another_language_is_named(tmp_path: Path):
     path.write_text("print 'two'\n")
     with pytest.raises(scan.MigrateError, match="old.py:1: .*; this Python version cannot parse it"):
         scan.scan_file(path, scan.RuleIndex("cpu"))
+
+
+ADVISED = """import torch
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).cuda()
+model = DDP(model, device_ids=[0])
+loader = DataLoader(data, batch_size=32, shuffle=True, sampler=DistributedSampler(data))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = StepLR(optimizer, 30)
+scaler = torch.amp.GradScaler("cuda")
+for epoch in range(90):
+    total = total.cpu()
+    for step, (x, y) in enumerate(loader):
+        x = x.cuda()
+        y = y.to(device, non_blocking=True)
+        loss = model(x)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        print(loss.item())
+        if step % 100 == 0:
+            print(loss.item())
+graph = torch.cuda.CUDAGraph()
+"""
+
+
+def test_advice_goes_from_running_to_fast_to_accurate(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "train.py"
+    path.write_text(ADVISED)
+    assert cli.main(["scan", str(path), "--target", "cpu", "--advise", "--json"]) == 0
+    advice = json.loads(capsys.readouterr().out)["advice"]
+    assert [(each["stage"], each["line"]) for each in advice] == [
+        ("it runs", 23),
+        *(("it is fast", line) for line in (7, 9, 9, 10, 16, 20)),
+        *(("it is accurate", line) for line in (8, 9, 9, 10, 11, 19)),
+    ]
+    remedies = " ".join(each["remedy"] for each in advice)
+    for word in ("non_blocking=True", "fused=True", "channels_last", "num_workers", "every N steps", "warm-up"):
+        assert word in remedies
+    better = ADVISED.replace("shuffle=True", "num_workers=4, pin_memory=True").replace("lr=0.1", "lr=0.1, fused=True")
+    path.write_text(better.replace("x.cuda()", "x.cuda(non_blocking=True)").partition("graph =")[0])
+    assert cli.main(["scan", str(path), "--target", "cpu", "--advise"]) == 0
+    text = capsys.readouterr().out
+    assert "it runs: nothing to change" in text and "train.py:9 " in text and "non_blocking=True, with" not in text

@@ -126,7 +126,7 @@ REFUSED = {
         "import triton\n@triton.jit\ndef kernel(x):\n    pass\nkernel[(1,)](torch.zeros(1).cuda())  # here",
         "Triton kernel 'kernel' cannot run on cpu",
     ),
-    "no rule": ("torch.cuda._lazy_init()  # here", "needs a real CUDA device, not cpu"),
+    "no rule": ("torch._C.TensorBase.cuda(torch.ones(1))  # here", "needs a real CUDA device, not cpu"),
 }
 
 

@@ -458,7 +458,10 @@ def test_pynvml_answers_from_the_target(on_cpu: Start):
     assert uuid != pynvml.nvmlDeviceGetUUID(0) and pynvml.nvmlDeviceGetHandleByUUID(uuid) == handle
     assert pynvml.nvmlDeviceGetComputeRunningProcesses(handle)[0].pid == os.getpid()
     assert pynvml.nvmlDeviceGetCudaComputeCapability(handle) == torch.cuda.get_device_capability()
-    pynvml.nvmlShutdown()
+    words = pynvml.nvmlDeviceGetCpuAffinity(handle, 1 + (os.cpu_count() or 1) // 64)
+    bits = "".join(f"{word:064b}"[::-1] for word in words)  # the first core is the lowest bit
+    assert [core for core, bit in enumerate(bits) if bit == "1"] == [*range(os.cpu_count() or 1)]
+    pynvml.nvmlDeviceSetCpuAffinity(handle), pynvml.nvmlShutdown()
     assert kinds("pynvml.nvmlDeviceGetMemoryInfo") == {"adapted"}
 
 
@@ -476,3 +479,24 @@ def test_pynvml_refuses_in_its_own_words(on_cpu: Start):
     with pytest.raises(AttributeError, match=r"test_stand_ins.py:\d+: pynvml.nvmlDeviceGetSomethingNew"):
         pynvml.nvmlDeviceGetSomethingNew(0)
     assert kinds("pynvml.nvmlDeviceGetPowerUsage") == {"refused"}
+
+
+@pytest.mark.parametrize("has_driver", [False, True])
+def test_pynvml_without_a_driver_is_replaced(
+    has_driver: bool, on_cpu: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """NVIDIA's scripts install nvidia-ml-py; where no driver answers it can only raise."""
+    from sightline.migrate.stand_ins import pynvml as stand_in
+
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "pynvml.py").write_text("def nvmlDeviceGetCount(): return 8\n")
+    monkeypatch.syspath_prepend(installed)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setattr(stand_in, "driver_answers", lambda: has_driver)
+    real = importlib.import_module("pynvml")  # as torch.cuda may have done
+    on_cpu()
+    assert importlib.import_module("pynvml").nvmlDeviceGetCount() == (8 if has_driver else 1)
+    assert finder.is_missing("pynvml") is not has_driver
+    deactivate()
+    assert sys.modules["pynvml"] is real

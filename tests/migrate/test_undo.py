@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,8 @@ from sightline.migrate.rules import table
 CLASSES = (
     torch.Tensor, torch.nn.Module, torch.UntypedStorage, torch.TypedStorage, torch.amp.autocast_mode.autocast,
     torch.amp.GradScaler, torch.utils._device.DeviceContext, torch.profiler.profile, torch.autograd.profiler.profile,
-    torch.optim.Optimizer, torch.utils.data.DataLoader,
+    torch.optim.Optimizer, torch.utils.data.DataLoader, torch.nn.Parameter, torch.nn.parameter.UninitializedTensorMixin,
+    torch._ops.OpOverload, torch._ops.OpOverloadPacket,
 )  # fmt: skip
 
 
@@ -142,3 +144,14 @@ def test_real_cuda_is_left_alone(monkeypatch: pytest.MonkeyPatch, capsys: Any):
     assert activate(target="auto") is None
     assert "not active: NVIDIA Test is available" in capsys.readouterr().err
     record.reset()
+
+
+def test_lines_of_the_documentation_run_as_written(on_cpu: Any, monkeypatch: pytest.MonkeyPatch):
+    text = (Path(__file__).resolve().parents[2] / "docs" / "migration.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "import sightline.migrate.auto" in text
+    for code in (block, "import sightline.migrate.auto"):
+        monkeypatch.delitem(sys.modules, "sightline.migrate.auto", raising=False)
+        exec(compile(code, "script.py", "exec"), {})
+        assert torch.ones(1, device="cuda").device.type == "cpu"
+        deactivate()

@@ -1,4 +1,4 @@
-"""Print one line of advice when a script fails on a CUDA call that cannot be replaced."""
+"""Print one line of advice when a script fails on a call that cannot be replaced."""
 
 from __future__ import annotations
 
@@ -9,31 +9,53 @@ from typing import TYPE_CHECKING
 from sightline import terminal
 from sightline.migrate import zones
 from sightline.migrate.options import MigrateError
+from sightline.migrate.reporting import record
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
-# (text of torch's error, remedy)
+NO_RULE = "needs a real CUDA device, not {target}; this call has no rule"
+FLEX = "FlexAttention cannot train on {target}; use the script's switch for scaled_dot_product_attention"
+# (text of torch's error, what to say)
 KNOWN = (
-    ("Cannot access accelerator device when none is available", "use torch.device('cuda', 0), not torch.device(0)"),
-    ("Torch not compiled with CUDA enabled", "this call has no rule"),
-    ("Found no NVIDIA driver", "this call has no rule"),
-    ("No CUDA GPUs are available", "this call has no rule"),
-    ("CUDA driver version is insufficient", "this call has no rule"),
-    ("0 active drivers", "Triton has no driver for this target; TRITON_INTERPRET=1 emulates it"),
-    ("without ATen_cuda library", "this call has no rule"),
+    (
+        "Cannot access accelerator device when none is available",
+        "needs a real CUDA device, not {target}; use torch.device('cuda', 0), not torch.device(0)",
+    ),
+    ("Torch not compiled with CUDA enabled", NO_RULE),
+    ("Found no NVIDIA driver", NO_RULE),
+    ("No CUDA GPUs are available", NO_RULE),
+    ("CUDA driver version is insufficient", NO_RULE),
+    ("without ATen_cuda library", NO_RULE),
+    ("arguments from the 'CUDA' backend", NO_RULE),
+    ("0 active drivers", "Triton has no driver for {target}; TRITON_INTERPRET=1 emulates it, slowly"),
+    (
+        "Weights only load failed",
+        "torch.load reads only tensors since torch 2.6; --legacy-load reads whole pickles, for files you trust",
+    ),
+    ("FlexAttention does not support backward on CPU", FLEX),
+    ("torch.compile on CPU only supports inference", FLEX),
 )
 
 
 def advise(error: BaseException, target: str) -> str:
-    """Return `file:line: error; remedy`, or '' for errors unrelated to CUDA."""
+    """Return `file:line: error; remedy`, or '' for other errors and for a refused call, which was printed already."""
     if isinstance(error, MigrateError):
         return str(error)
     text = str(error)
-    for sign, remedy in KNOWN:
+    for sign, said in KNOWN:
         if sign in text:
-            return f"{_line_of(error)}: {type(error).__name__}: needs a real CUDA device, not {target}; {remedy}"
+            line = _line_of(error)
+            is_printed = said == NO_RULE and _is_refused(line)
+            return "" if is_printed else f"{line}: {type(error).__name__}: {said.format(target=target)}"
     return ""
+
+
+def _is_refused(line: zones.Site) -> bool:
+    return any(
+        each.kind == "refused" and (each.user.file, each.user.line) == (line.file, line.line)
+        for each in record.records.values()
+    )
 
 
 def _line_of(error: BaseException) -> zones.Site:

@@ -11,6 +11,7 @@ import linecache
 import multiprocessing
 import os
 import platform
+import re
 import socket
 import sys
 import threading
@@ -39,19 +40,30 @@ SPAWNED = "from multiprocessing.spawn import"
 # A killed process leaves the JSON of its last new call site. Writing may take at most this share of the time.
 SHARE_FOR_WRITING = 0.05
 ERROR_TEXT = 300
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""escape codes that some libraries put into their error messages"""
 
 
 def setup(session: Session) -> None:
     """Start the log of this process if the options ask for one; workers of a fork server inherit it."""
+    session.is_first = not os.environ.get(RUN)
+    if session.is_first:
+        session.undo.set_item(os.environ, RUN, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     if not session.options.log:
         return
     folder = Path(session.options.log_dir).absolute()
     session.undo.set_item(os.environ, PREFIX + "LOG_DIR", str(folder))  # a child process may start in another folder
-    if not os.environ.get(RUN):
-        session.undo.set_item(os.environ, RUN, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     log = ProcessLog(session, folder)
     log.begin()
     session.undo.on_undo(log.end)
+
+
+def announce(session: Session) -> None:
+    """Print once, in the first process of a run, that migration is on."""
+    if session.is_first and not session.options.quiet:
+        session.is_first = False
+        log = f"; log in {report.short(os.path.abspath(session.options.log_dir))}" if session.options.log else ""
+        record.say(f"CUDA calls run on {session.target.name}{log}")
 
 
 def is_launcher() -> bool:
@@ -115,8 +127,7 @@ class ProcessLog:
         if multiprocessing.parent_process() is not None:
             self._close_at_exit_of_worker()
         _logs.append(self)
-        if self._prints():
-            record.say(f"CUDA calls run on {self.session.target.name}; log in {report.short(str(self.folder))}")
+        announce(self.session)
 
     def end(self) -> None:
         """Close the log when migration is turned off before the process ends."""
@@ -175,12 +186,19 @@ class ProcessLog:
             if self._file is not None and not self.is_closed:
                 self._append(_counts_as_text(with_truths=self.session.options.log > 1))
             self._write_json(is_finished=True)
-            if not self.is_closed and self._prints():
+            if not self.is_closed and self._prints() and not self._only_launches():
                 text = report.as_text(report.merge(self._documents()), shown_sites=report.SITES_AT_EXIT)
                 terminal.say(f"\n{text}\n{self._pointer()}", "stderr")
         except (OSError, MigrateError) as error:
             self._give_up(error)
         self.is_closed = True
+
+    def _only_launches(self) -> bool:
+        """Return True if this process made no call, but others of the run did and print their own tables."""
+        if record.counts:
+            return False
+        others = [d for d in report.read(self.folder, since=self.started) if d["pid"] != os.getpid()]
+        return any(d["run"] == os.environ.get(RUN) and d["parent"] is None and d["sites"] for d in others)
 
     def _documents(self) -> list[dict[str, Any]]:
         """Return the documents of this process and of the workers it started that have ended."""
@@ -272,7 +290,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _as_line(error: BaseException) -> str:
-    first = next(iter(str(error).splitlines()), "")
+    first = next(iter(COLOURS.sub("", str(error)).splitlines()), "")
     return f"{type(error).__name__}: {first}"[:ERROR_TEXT] if first else type(error).__name__
 
 

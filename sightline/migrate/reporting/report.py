@@ -17,9 +17,10 @@ from sightline import terminal
 from sightline.migrate.options import MigrateError
 
 FORMAT = 1
-KINDS = ("refused", "adapted", "ignored", "exact")
+KINDS = ("refused", "converted", "adapted", "ignored", "exact")
 MEANING = {
     "refused": "not possible on this target",
+    "converted": "computed in another type than the script asks for",
     "adapted": "replaced by an equivalent",
     "ignored": "skipped, harmless",
     "exact": "same effect",
@@ -121,7 +122,8 @@ def as_text(merged: dict[str, Any], shown_sites: int = sys.maxsize) -> str:
             lines.append(f"  rank {process['rank']}, process {process['pid']}: {was}")
     for kind in KINDS:
         lines += _section(kind, [site for site in merged["sites"] if site["kind"] == kind], shown_sites)
-    lines += _truths(merged["truths"])
+    if merged["options"].get("log", 0) > 1:
+        lines += _truths(merged["truths"])
     if merged["syncs"] is not None:
         lines += _syncs(merged["syncs"])
     return "\n".join(lines)

@@ -44,7 +44,11 @@ NEEDS_OF_NAME = {
     "torch.distributed.distributed_c10d.barrier": ("device_ids",),
 }
 CAPTURABLE = "torch.optim.Optimizer.add_param_group"
-FP16_ONLY = ("torch.Tensor.half", "torch.nn.Module.half", "torch.set_default_dtype")
+# Rules that change something only with --fp16-to-bf16 or --float32.
+CONVERTING = (
+    "torch.Tensor.half", "torch.nn.Module.half", "torch.set_default_dtype", "torch.Tensor.bfloat16",
+    "torch.nn.Module.bfloat16",
+)  # fmt: skip
 SHOWN_AS = ("torch.Tensor.is_cuda", "torch.Tensor.is_cpu", "torch.Tensor.get_device")
 UNREADABLE = ("device", "dtype", "type", "new", "share_memory_")  # too common as names of other things
 KERNEL_OF_TRITON = ("triton.jit", "triton.autotune", "triton.heuristics")
@@ -77,23 +81,38 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("paths", metavar="FILE_OR_FOLDER", nargs="+", help="scripts, or folders with .py files")
     parser.add_argument("--target", default="auto", help="as in `sightline migrate`")
     parser.add_argument("--fp16-to-bf16", action="store_true", help="also list conversions by that option")
+    parser.add_argument("--float32", action="store_true", help="also list conversions by that option")
     parser.add_argument("--syncs", action="store_true", help="also list lines that wait for the device")
+    parser.add_argument("--advise", action="store_true", help="also say how each line gets faster and more accurate")
     parser.add_argument("--strict", action="store_true", help=f"exit code {EXIT_REFUSED} if a use would be refused")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args(argv)
     target = targets.choose(arguments.target)
     name = target.name if target is not None else "cpu"
-    rules = RuleIndex(name, arguments.fp16_to_bf16)
+    rules = RuleIndex(name, CONVERTING if arguments.float32 else CONVERTING[:3] if arguments.fp16_to_bf16 else ())
     files = sources(arguments.paths)
     found = [use for file in files for use in scan_file(file, rules)]
     if not arguments.syncs:
         found = [use for use in found if use.kind != SYNC]
+    advice = _advice(files, rules, found) if arguments.advise else []
     if arguments.json:
-        document = {"format": FORMAT, "target": name, "files": [str(f) for f in files]}
-        terminal.say(json.dumps(document | {"findings": [asdict(use) for use in found]}, indent=1))
+        document: dict[str, Any] = {"format": FORMAT, "target": name, "files": [str(f) for f in files]}
+        document |= {"findings": [asdict(use) for use in found]}
+        document |= {"advice": [asdict(each) for each in advice]} if arguments.advise else {}
+        terminal.say(json.dumps(document, indent=1))
     else:
         terminal.say(as_text(found, files, name))
+    if arguments.advise and not arguments.json:
+        from sightline.migrate.reporting import tuning
+
+        terminal.say(f"\n{tuning.as_text(advice)}")
     return EXIT_REFUSED if arguments.strict and any(use.kind == "refused" for use in found) else 0
+
+
+def _advice(files: Sequence[Path], rules: RuleIndex, found: Sequence[CudaUse]) -> list[Any]:
+    from sightline.migrate.reporting import tuning  # it reads files with the Reader below
+
+    return [a for file in files for a in tuning.advise_file(file, rules, [u for u in found if u.file == str(file)])]
 
 
 def sources(paths: Sequence[str]) -> list[Path]:
@@ -135,7 +154,7 @@ def scan_file(path: Path, rules: RuleIndex) -> list[CudaUse]:
 class RuleIndex:
     """The rules of one target, by name, by identity (a class has many names) or by method name."""
 
-    def __init__(self, target: str, converts: bool = False) -> None:
+    def __init__(self, target: str, converting: Sequence[str] = ()) -> None:
         self.target = target
         self._by_name: dict[str, Rule] = {}
         self._by_object: dict[int, Rule] = {}
@@ -144,7 +163,7 @@ class RuleIndex:
         self.silent = set(_without_rules())
         for family in families():
             for rule in family.rules():
-                if rule.fits(target) and (converts or rule.name not in FP16_ONLY):
+                if rule.fits(target) and (rule.name not in CONVERTING or rule.name in converting):
                     self._enter(rule, family.__name__.rpartition(".")[2])
 
     def _enter(self, rule: Rule, family: str) -> None:
@@ -451,5 +470,5 @@ def as_text(found: Sequence[CudaUse], files: Sequence[Path], target: str) -> str
         for use in of_kind:
             at = f"{report.short(os.path.abspath(use.file))}:{use.line}"
             lines.append(f"  {at}  {use.api} --> {use.what}")
-    counts = ", ".join(f"{kind} {sum(f.kind == kind for f in found)}" for kind in report.KINDS)
+    counts = ", ".join(f"{kind} {sum(f.kind == kind for f in found)}" for kind in report.KINDS if kind != "converted")
     return "\n".join([*lines, f"{len(files)} file{'s' * (len(files) != 1)} on {target}: {counts}"])

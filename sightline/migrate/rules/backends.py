@@ -102,6 +102,8 @@ def _make_profile(rule: Rule, original: Any, session: Session) -> Any:
     there = getattr(torch.profiler.ProfilerActivity, name, torch.profiler.ProfilerActivity.CPU)
 
     def __init__(self: Any, *, activities: Any = None, **kwargs: Any) -> None:
+        if kwargs.pop("use_cuda", None):  # as before torch 2.12; without activities it meant CPU and CUDA
+            record.hit(rule, (), {"use_cuda": True}, f"ProfilerActivity.{name} instead of CUDA")
         if activities is None:
             activities = {torch.profiler.ProfilerActivity.CPU, there}
         wanted = [each for each in activities if each is not None]
@@ -120,9 +122,9 @@ def _make_autograd_profile(rule: Rule, original: Any, session: Session) -> Any:
         if kwargs.get("use_device") == "cuda":
             record.hit(rule, (), kwargs)
             kwargs["use_device"] = there
-        if kwargs.get("use_cuda"):
-            record.hit(rule, (), kwargs)
-            kwargs["use_cuda"] = False
+        if kwargs.pop("use_cuda", None):  # releases of torch that no longer take it would raise
+            record.hit(rule, (), {"use_cuda": True})
+            kwargs.setdefault("use_device", there)
         original(self, *args, **kwargs)
 
     return __init__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -76,7 +75,7 @@ def _make_compile(rule: Rule, original: Any, session: Session) -> Any:
     own = OWN_BACKENDS.get(session.target.name)
 
     def compile(model: Any = None, **kwargs: Any) -> Any:
-        what = []
+        what, asked = [], dict(kwargs)
         backend = kwargs.get("backend") or "inductor"
         if session.options.compile == "off":
             record.hit(rule, (), kwargs, "not compiled because of --compile off")
@@ -92,7 +91,7 @@ def _make_compile(rule: Rule, original: Any, session: Session) -> Any:
             what.append(f"{own} instead of inductor")
             kwargs |= {"backend": own, "mode": None, "options": None}
         if zones.zone() == zones.SCRIPT:
-            record.hit(rule, (), kwargs, "; ".join(what) or "compiled for the target")
+            record.hit(rule, (), asked, "; ".join(what) or "compiled for the target")
         return original(model, **kwargs)
 
     return compile
@@ -106,8 +105,9 @@ def _make_load(rule: Rule, original: Any, session: Session) -> Any:
         cuda = (kwargs.get("cuda_sources") or (args[1] if len(args) > 1 else None)) if is_inline else None
         has_cuda = cuda or kwargs.get("with_cuda") or rule.name.endswith("CUDAExtension")
         has_cuda = has_cuda or (not is_inline and any(str(each).endswith((".cu", ".cuh")) for each in sources))
-        if has_cuda and shutil.which("nvcc") is None:
-            _refuse(rule, f"CUDA sources of extension {name!r} cannot be compiled for {session.target.name}")
+        if has_cuda:  # nvcc may be installed, but what it compiles cannot run
+            what = f"CUDA sources of extension {name!r} cannot be compiled for {session.target.name}"
+            _refuse(rule, f"{what}; use the script's switch for plain PyTorch, or remove the extension")
         return original(name, *args, **kwargs)
 
     return build

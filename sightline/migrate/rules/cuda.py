@@ -112,13 +112,19 @@ def _queries() -> Iterator[Rule]:
 
     yield _rule("is_available", "exact", answers(_is_available), "True, unless CUDA_VISIBLE_DEVICES hides all devices")
     yield _rule(
-        "device_count", "adapted", answers(_device_count), "number of target devices; on cpu LOCAL_WORLD_SIZE or 1"
+        "device_count",
+        "adapted",
+        answers(_device_count),
+        "number of target devices; on cpu the ranks of the launcher, or 1",
     )
     yield _rule("current_device", "exact", of("current_device"), "the target's, or the one given to set_device")
-    yield _rule("set_device", "exact", of("set_device"), "stored per thread and set on the target")
+    yield _rule(
+        "set_device", "exact", of("set_device"), "stored per thread and set on the target; fails for a missing device"
+    )
     yield _rule("synchronize", "exact", of("synchronize"), "synchronizes the target")
     yield _rule("is_initialized", "exact", answers(lambda session: lambda: True), "True")
-    yield _rule("init", "ignored", ignores(), "no effect: nothing to initialize")
+    for name in ("init", "_lazy_init"):  # the second is private, but scripts call it
+        yield _rule(name, "ignored", ignores(), "no effect: nothing to initialize")
     yield _rule("get_device_name", "exact", of("name"), "name of the target")
     yield _rule("get_device_capability", "adapted", of("capability"), "the value of --capability, default 8.0")
     yield _rule("get_device_properties", "adapted", of("properties"), "properties of the target")

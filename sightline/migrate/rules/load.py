@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 from sightline.migrate import patching, zones
 from sightline.migrate.reporting import record
 from sightline.migrate.rules.table import Rule, dressed
-from sightline.migrate.virtual import classes
+from sightline.migrate.virtual import classes, places
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
@@ -31,12 +31,21 @@ def rules() -> list[Rule]:
 
 
 def _make_load(rule: Rule, original: Any, session: Session) -> Any:
-    """Let a map_location that names cuda also match files written on the target, which carry its name."""
-    if session.target.is_cpu:
+    """Let a map_location that names cuda also match files written on the target, which carry its name.
+
+    With --legacy-load, weights_only=True of the script itself is dropped, too.
+    """
+    is_cpu, legacy = session.target.is_cpu, session.options.legacy_load
+    if is_cpu and not legacy:
         return original
     get, name = session.devices.get, session.target.name
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if legacy and kwargs.get("weights_only"):
+            record.hit(rule, (), kwargs, "weights_only=False because of --legacy-load")
+            kwargs["weights_only"] = False
+        if is_cpu:
+            return original(f, map_location, *args, **kwargs)
         if isinstance(map_location, dict):
             map_location = {get(here): there for here, there in map_location.items()} | map_location
         elif callable(map_location):
@@ -69,7 +78,10 @@ def setup(session: Session) -> None:
             return None
         record.hit(LOAD, (location,))
         there = session.devices.get(location)
-        return storage if session.target.is_cpu else storage.to(device=torch.device(there))
+        if session.target.is_cpu:
+            setattr(storage, places.MARK, places.DEVICE)
+            return storage
+        return storage.to(device=torch.device(there))
 
     serialization.register_package(PRIORITY, tag, restore)
     entry = next(each for each in serialization._package_registry if each[2] is restore)

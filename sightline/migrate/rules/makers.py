@@ -61,24 +61,22 @@ def maps(*names: str, position: int | None = None) -> Maker:
         table, slow = session.devices.table, session.devices.get
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            changed = False
+            given, named = args, kwargs
             for keyword in keywords:
                 if keyword in kwargs:
                     device = kwargs[keyword]
                     there = slow(device) if is_dynamo_compiling() else table.get(device, device)
                     if there is not device:
-                        kwargs[keyword] = there
-                        changed = True
+                        named = {**named, keyword: there}
             if position is not None and len(args) > position:
                 device = args[position]
                 if isinstance(device, str | torch.device | int):
                     there = slow(device)
                     if there is not device:
-                        args = (*args[:position], there, *args[position + 1 :])
-                        changed = True
-            if changed and not is_dynamo_compiling():
+                        given = (*args[:position], there, *args[position + 1 :])
+            if (given is not args or named is not kwargs) and not is_dynamo_compiling():
                 record.hit(rule, args, kwargs)
-            return original(*args, **kwargs)
+            return original(*given, **named)
 
         return wrapper
 

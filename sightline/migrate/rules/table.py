@@ -16,8 +16,9 @@ from sightline.migrate import patching, zones
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
 
-Kind = Literal["exact", "adapted", "ignored", "refused"]
-"""exact: same effect; adapted: an equivalent; ignored: skipped, harmless; refused: not possible on the target"""
+Kind = Literal["exact", "adapted", "converted", "ignored", "refused"]
+"""exact: same effect; adapted: an equivalent; converted: another dtype, so other numbers; ignored: skipped, harmless;
+refused: not possible on the target"""
 
 Maker = Callable[["Rule", Any, "Session"], Any]
 """(rule, original, session) -> replacement; returning the original means no change on this target"""
@@ -109,6 +110,8 @@ def apply(rules: Iterable[Rule], session: Session) -> None:
 def apply_one(rule: Rule, session: Session) -> None:
     """Replace one name, and every alias of the same object under torch.cuda."""
     owner, name = locate(rule.name)
+    if not rule.name.startswith("torch.") and not hasattr(owner, name):
+        return  # another release of a package than the one a stand-in imitates
     original = getattr(owner, name)
     if isinstance(owner, type):
         # The raw entry keeps static methods and properties intact.

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.nn import parameter
 
 from sightline.migrate import patching, zones
 from sightline.migrate.reporting import record
-from sightline.migrate.rules.factories import converts_here
+from sightline.migrate.rules.conversion import Conversions, convert_of, converts_here, dtype_of
 from sightline.migrate.rules.makers import maps
 from sightline.migrate.rules.table import Maker, Rule, dressed
 from sightline.migrate.targets import HOST_MEMORY
+from sightline.migrate.virtual import places
 
 if TYPE_CHECKING:
     from sightline.migrate.session import Session
@@ -25,22 +27,30 @@ def rules() -> list[Rule]:
         Rule("torch.Tensor.to", "exact", dressed(_make_to), moved),
         Rule("torch.Tensor.cuda", "exact", dressed(_make_cuda), moved),
         Rule("torch.Tensor.cpu", "adapted", dressed(_make_cpu), COPIED, targets=("cpu",)),
-        Rule("torch.Tensor.half", "adapted", dressed(_make_half), "bfloat16 instead of float16"),
+        *(
+            Rule(f"torch.{kind}.{name}", "converted", dressed(make), "the type that an option asks for")
+            for kind, make in (("Tensor", _make_half), ("nn.Module", _make_module_half))
+            for name in ("half", "bfloat16")
+        ),
         Rule("torch.Tensor.type", "adapted", dressed(_make_type), "converted and moved to the target"),
         Rule("torch.Tensor.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
         Rule("torch.Tensor.pin_memory", "exact", dressed(_make_pin), "pinned for the target"),
         Rule("torch.Tensor.is_pinned", "adapted", dressed(_make_is_pinned), "called without a device"),
         Rule("torch.Tensor.record_stream", "ignored", dressed(_make_nothing), NO_STREAMS, targets=HOST_MEMORY),
         Rule(f"{FUNCTIONAL}.FunctionalTensor.cuda", "exact", dressed(_make_traced_cuda), moved, module=FUNCTIONAL),
-        Rule("torch.nn.Module.to", "exact", maps(position=1), moved),
+        Rule("torch.nn.Module.to", "exact", dressed(_make_module_to), moved),
         Rule("torch.nn.Module.cuda", "exact", dressed(_make_module_cuda), moved),
-        Rule("torch.nn.Module.to_empty", "exact", maps(), "created on the target"),
+        Rule("torch.nn.Module.to_empty", "exact", dressed(_make_module_to_empty), "created on the target"),
         Rule("torch.UntypedStorage.to", "exact", maps(), moved),
+        *(
+            Rule(f"torch.{kind}.__deepcopy__", "exact", dressed(_make_deepcopy), COPY_THERE, targets=("cpu",))
+            for kind in ("Tensor", "nn.Parameter")
+        ),
         Rule("torch.UntypedStorage.__new__", "exact", _make_storage_new, "created on the target"),
         Rule("torch.UntypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
         Rule("torch.TypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
-        Rule("torch.set_default_dtype", "adapted", dressed(_make_default_dtype), "bfloat16 instead of float16"),
-        Rule("torch.Tensor.device", "adapted", _shows(_cuda_device, _place_of_tensor), shown),
+        Rule("torch.set_default_dtype", "converted", dressed(_make_default_dtype), "the type that an option asks for"),
+        Rule("torch.Tensor.device", "adapted", _make_device, shown),
         Rule("torch.Tensor.is_cuda", "adapted", _shows(lambda index: True, _place_of_tensor), shown),
         Rule("torch.Tensor.is_cpu", "adapted", _shows(lambda index: False, _place_of_tensor, True), shown),
         Rule("torch.Tensor.get_device", "adapted", _shows(lambda index: index, _place_of_tensor), shown),
@@ -52,78 +62,95 @@ def rules() -> list[Rule]:
     ]
 
 
+def setup(session: Session) -> None:
+    """Let parameters of lazy modules be moved: they know the methods of torch that need no data by identity."""
+    lazy = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
+    moves = [torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu, torch.Tensor.half]
+    session.undo.set(lazy, "_allowed_methods", [*lazy._allowed_methods, *moves])
+
+
+COPY_THERE = "the copy is where the original is"
 COPIED = "copied, as from a GPU: a saved tensor must not change with the weights"
 NOT_PINNED = "unchanged: the target uses host memory"
 NO_STREAMS = "no effect: the target has no streams that could free it early"
 FUNCTIONAL = "torch._subclasses.functional_tensor"
 PLACES = (str, torch.device, int)
+CPU = torch.device("cpu")
 MOVE = torch._C.TensorBase.to  # the original: ours would count the move twice
 
 
 def _make_to(rule: Rule, original: Any, session: Session) -> Any:
     table, slow = session.devices.table, session.devices.get
-    converts, is_cpu = session.options.fp16_to_bf16, session.target.is_cpu
+    convert, conversions, is_cpu = convert_of(session), Conversions(rule), session.target.is_cpu
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         device = args[0] if args else kwargs.get("device")
+        finish, is_converted = None, False
+        if convert is not None and converts_here():
+            dtype = dtype_of(args, kwargs)
+            wanted = convert(dtype)
+            is_converted = wanted is not dtype
+            if is_converted:
+                if not is_dynamo_compiling():
+                    conversions.hit(dtype, wanted, args, kwargs)
+                args = tuple(wanted if value is dtype else value for value in args)
+                if "dtype" in kwargs:
+                    kwargs["dtype"] = wanted
         if type(device) in PLACES:
             if is_dynamo_compiling():
                 there = slow(device)
             else:
                 there = table.get(device, device)
-                if there is not device:
+                if there is not device and not is_converted:
                     record.hit(rule, args, kwargs)
+                if is_cpu and not places.is_of_a_tensor(device):
+                    finish = places.to_device if there is not device else _finish_on_host(device)
             if there is not device:
                 if args:
                     args = (there, *args[1:])
                 else:
                     kwargs["device"] = there
-            elif is_cpu and device in ("cpu", CPU) and _needs_copy(self):
-                moved = original(self, *args, **kwargs)
-                if moved is self:
-                    record.hit(rule, args, kwargs, COPIED)
-                    return self.clone()
-                return moved
-        if converts and (torch.float16 in args or kwargs.get("dtype") is torch.float16) and converts_here():
-            if not is_dynamo_compiling():
-                record.hit(rule, args, kwargs, "bfloat16 instead of float16")
-            args = tuple(torch.bfloat16 if value is torch.float16 else value for value in args)
-            if "dtype" in kwargs:
-                kwargs["dtype"] = torch.bfloat16
-        return original(self, *args, **kwargs)
+        moved = original(self, *args, **kwargs)
+        if finish is None:
+            return moved
+        apart = finish(self, moved)
+        if finish is places.to_host and apart is not moved:
+            record.hit(rule, args, kwargs, COPIED)
+        return apart
 
     return to
 
 
-CPU = torch.device("cpu")
-
-
-def _needs_copy(tensor: torch.Tensor) -> bool:
-    """Return True if `.cpu()` must copy, as on a GPU: only in the script, and never a tensor that requires grad."""
-    return not is_dynamo_compiling() and not tensor.requires_grad and zones.zone() == zones.SCRIPT
+def _finish_on_host(device: Any) -> Any:
+    """Return the function that makes `.to("cpu")` a copy, as from a GPU; only in the script."""
+    return places.to_host if device in ("cpu", CPU) and zones.zone(2) == zones.SCRIPT else None
 
 
 def _make_cpu(rule: Rule, original: Any, session: Session) -> Any:
     def cpu(self: Any, *args: Any, **kwargs: Any) -> Any:
         moved = original(self, *args, **kwargs)
-        if moved is self and _needs_copy(self):
+        if is_dynamo_compiling() or zones.zone() != zones.SCRIPT:
+            return moved
+        apart = places.to_host(self, moved)
+        if apart is not moved:
             record.hit(rule, (), kwargs)
-            return self.clone()
-        return moved
+        return apart
 
     return cpu
 
 
 def _make_cuda(rule: Rule, original: Any, session: Session) -> Any:
-    slow, name = session.devices.get, session.devices.name
+    slow, name, is_cpu = session.devices.get, session.devices.name, session.target.is_cpu
 
     def cuda(
         self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
     ) -> Any:
-        if not is_dynamo_compiling():
-            record.hit(rule, () if device is None else (device,))
         there = name if device is None else slow(device)
-        return MOVE(self, there, non_blocking=non_blocking, memory_format=memory_format)
+        if is_dynamo_compiling():
+            return MOVE(self, there, non_blocking=non_blocking, memory_format=memory_format)
+        record.hit(rule, () if device is None else (device,))
+        moved = MOVE(self, there, non_blocking=non_blocking, memory_format=memory_format)
+        return places.to_device(self, moved) if is_cpu else moved
 
     return cuda
 
@@ -140,21 +167,42 @@ def _make_traced_cuda(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_half(rule: Rule, original: Any, session: Session) -> Any:
-    if not session.options.fp16_to_bf16:
+    """Convert Tensor.half and Tensor.bfloat16."""
+    asked = getattr(torch, rule.name.rsplit(".", 1)[-1])
+    convert, conversions = convert_of(session), Conversions(rule)
+    if convert is None or convert(asked) is asked:
         return original
+    used = convert(asked)
 
-    def half(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def half(self: Any, memory_format: Any = torch.preserve_format) -> Any:
         if not converts_here():
-            return original(self, *args, **kwargs)
+            return original(self, memory_format=memory_format)
         if not is_dynamo_compiling():
-            record.hit(rule)
-        return self.bfloat16(*args, **kwargs)
+            conversions.hit(asked, used)
+        return MOVE(self, used, memory_format=memory_format)
+
+    return half
+
+
+def _make_module_half(rule: Rule, original: Any, session: Session) -> Any:
+    """Convert Module.half and Module.bfloat16, counted once, not per parameter."""
+    asked = getattr(torch, rule.name.rsplit(".", 1)[-1])
+    convert, conversions = convert_of(session), Conversions(rule)
+    if convert is None or convert(asked) is asked:
+        return original
+    used = convert(asked)
+
+    def half(self: Any) -> Any:
+        if not is_dynamo_compiling():
+            conversions.hit(asked, used)
+        return self._apply(lambda tensor: MOVE(tensor, used) if tensor.is_floating_point() else tensor)
 
     return half
 
 
 def _make_type(rule: Rule, original: Any, session: Session) -> Any:
-    name, shows, converts = session.devices.name, session.shows_cuda, session.options.fp16_to_bf16
+    name, shows = session.devices.name, session.shows_cuda
+    convert, conversions, is_cpu = convert_of(session), Conversions(rule), session.target.is_cpu
 
     def type_(self: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         if dtype is None:
@@ -163,21 +211,28 @@ def _make_type(rule: Rule, original: Any, session: Session) -> Any:
                 record.hit(rule)
                 return "torch.cuda." + text.rsplit(".", 1)[-1]
             return text
-        wanted = dtype
-        is_cuda = False
-        if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
-            wanted, is_cuda = getattr(torch, dtype.rsplit(".", 1)[-1]).dtype, True
-        elif getattr(dtype, "is_cuda_type", False):
-            wanted, is_cuda = dtype.dtype, True
-        if converts and wanted in (torch.float16, torch.HalfTensor, "torch.HalfTensor") and converts_here():
-            wanted = torch.bfloat16
-        if wanted is not dtype and not is_dynamo_compiling():
+        wanted, is_cuda = _type_asked(dtype)
+        used = convert(wanted) if convert is not None and converts_here() else wanted
+        if used is not wanted and not is_dynamo_compiling():
+            conversions.hit(wanted, used, (dtype,))
+        elif is_cuda and not is_dynamo_compiling():
             record.hit(rule, (dtype,))
         if is_cuda:
-            return MOVE(self, name, wanted, non_blocking=non_blocking)
-        return original(self, wanted, non_blocking, **kwargs)
+            moved = MOVE(self, name, used, non_blocking=non_blocking)
+            return places.to_device(self, moved) if is_cpu and not is_dynamo_compiling() else moved
+        return original(self, dtype if used is wanted else used, non_blocking, **kwargs)
 
     return type_
+
+
+def _type_asked(dtype: Any) -> tuple[Any, bool]:
+    """Return (torch.float16, True) for "torch.cuda.HalfTensor" and the like; the second is True for CUDA types."""
+    if isinstance(dtype, torch.dtype):
+        return dtype, False
+    if isinstance(dtype, str) and dtype.startswith("torch."):
+        found = getattr(torch, dtype.rsplit(".", 1)[-1], None)
+        return getattr(found, "dtype", dtype), dtype.startswith("torch.cuda.")
+    return getattr(dtype, "dtype", dtype), bool(getattr(dtype, "is_cuda_type", False))
 
 
 def _make_itself(rule: Rule, original: Any, session: Session) -> Any:
@@ -221,15 +276,68 @@ def _make_is_pinned(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_module_cuda(rule: Rule, original: Any, session: Session) -> Any:
-    slow, name = session.devices.get, session.devices.name
+    slow, name, is_cpu = session.devices.get, session.devices.name, session.target.is_cpu
 
     def cuda(self: Any, device: Any = None) -> Any:
-        if not is_dynamo_compiling():
-            record.hit(rule, () if device is None else (device,))
         there = name if device is None else slow(device)
-        return self._apply(lambda tensor: MOVE(tensor, there))
+        if is_dynamo_compiling():
+            return self._apply(lambda tensor: MOVE(tensor, there))
+        record.hit(rule, () if device is None else (device,))
+        return self._apply(_place if is_cpu else lambda tensor: MOVE(tensor, there))
 
     return cuda
+
+
+def _make_module_to(rule: Rule, original: Any, session: Session) -> Any:
+    """Copy parameters and buffers to the device, as from a host to a GPU: a Parameter stays the same object."""
+    is_cpu, get = session.target.is_cpu, session.devices.get
+    convert, conversions = convert_of(session), Conversions(rule)
+
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        device, dtype = args[0] if args else kwargs.get("device"), dtype_of(args, kwargs)
+        there, used = get(device), dtype if convert is None else convert(dtype)
+        if not is_dynamo_compiling():
+            if used is not dtype:
+                conversions.hit(dtype, used, args, kwargs)
+            elif there is not device:
+                record.hit(rule, args, kwargs)
+            if is_cpu and there is not device and not places.is_of_a_tensor(device):
+                self._apply(_place)
+        if used is not dtype:
+            args = tuple(used if value is dtype else value for value in args)
+            kwargs |= {"dtype": used} if "dtype" in kwargs else {}
+        if there is not device:
+            args = (there, *args[1:]) if args else args
+            kwargs |= {} if args else {"device": there}
+        return original(self, *args, **kwargs)
+
+    return to
+
+
+def _make_module_to_empty(rule: Rule, original: Any, session: Session) -> Any:
+    mapped = maps()(rule, original, session)
+    is_cpu, get = session.target.is_cpu, session.devices.get
+
+    def to_empty(self: Any, *, device: Any, recurse: bool = True) -> Any:
+        made = mapped(self, device=device, recurse=recurse)
+        if is_cpu and get(device) is not device:
+            self._apply(lambda tensor: places.put(tensor, places.DEVICE), recurse=recurse)
+        return made
+
+    return to_empty
+
+
+def _place(tensor: torch.Tensor) -> torch.Tensor:
+    return places.to_device(tensor, MOVE(tensor, CPU))
+
+
+def _make_deepcopy(rule: Rule, original: Any, session: Session) -> Any:
+    """Keep the place of a copied model: its weights are on the device without a second `.cuda()`."""
+
+    def __deepcopy__(self: Any, memo: Any) -> Any:
+        return places.put(original(self, memo), places.place_of(self))
+
+    return __deepcopy__
 
 
 def _make_storage_new(rule: Rule, original: Any, session: Session) -> Any:
@@ -246,14 +354,15 @@ def _make_storage_new(rule: Rule, original: Any, session: Session) -> Any:
 
 
 def _make_default_dtype(rule: Rule, original: Any, session: Session) -> Any:
-    if not session.options.fp16_to_bf16:
+    convert, conversions = convert_of(session), Conversions(rule)
+    if convert is None:
         return original
 
     def set_default_dtype(d: Any, /) -> None:
-        if d is torch.float16 and converts_here():
-            record.hit(rule, (d,))
-            d = torch.bfloat16
-        original(d)
+        used = convert(d) if converts_here() else d
+        if used is not d:
+            conversions.hit(d, used, (d,))
+        original(used)
 
     return set_default_dtype
 
@@ -292,6 +401,21 @@ def _shows(what: Callable[[int], Any], real: Callable[[Any], torch.device], need
         return property(shown, doc=original.__doc__) if is_property else patching.dress(shown, original, rule.name)
 
     return make
+
+
+def _make_device(rule: Rule, original: Any, session: Session) -> Any:
+    """Show cuda where the target can be told apart; on cpu return one object, which `.to()` recognizes."""
+    if session.shows_cuda:
+        return _shows(places.claimed if session.target.is_cpu else _cuda_device, _place_of_tensor)(
+            rule, original, session
+        )
+    host = places.CPU
+
+    def device(self: Any) -> torch.device:
+        real = _place_of_tensor(self)
+        return host if real == host else real
+
+    return property(device, doc=original.__doc__)
 
 
 def _cuda_device(index: int) -> torch.device:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from sightline import terminal
+from sightline.migrate import session
 from sightline.migrate.reporting import record
+from sightline.migrate.rules import amp
 from sightline.migrate.stand_ins.rules import counted_rules
 
 LEVELS = {"O0": None, "O1": "dynamic", "O2": "dynamic", "O3": 1.0}
@@ -101,8 +103,8 @@ def initialize(
         return models if optimizers is None else (models, optimizers)
     is_mixed = LEVELS[opt_level] is not None
     wanted = loss_scale if loss_scale is not None else LEVELS[opt_level] or 1.0
-    # torch's own scaler is off if nothing runs in float16: --amp, --fp16-to-bf16.
-    scales = is_mixed and torch.amp.GradScaler("cuda").is_enabled()
+    active = session.active()
+    scales = is_mixed and active is not None and amp.runs_in_float16(active)
     _amp_state.loss_scalers = [
         LossScaler(_number(wanted) if scales else 1.0, min_loss_scale, max_loss_scale) for _ in range(num_losses)
     ]

@@ -1,4 +1,4 @@
-"""Import small versions of apex and pynvml if they are not installed; a real package always comes first."""
+"""Import small versions of apex and pynvml if they are not installed, or if no driver answers the real pynvml."""
 
 from __future__ import annotations
 
@@ -30,20 +30,50 @@ def rules() -> list[Rule]:
 
 def setup(session: Session) -> None:
     finder = StandIns()
+    if _is_useless("pynvml"):
+        hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "pynvml"}
+        for name in hidden:
+            del sys.modules[name]
+        session.undo.on_undo(lambda: sys.modules.update(hidden))  # undone in reverse: after the stand-in is gone
+    first = InsteadOfReal(finder)
+    sys.meta_path.insert(0, first)
     sys.meta_path.append(finder)
+    session.undo.on_undo(lambda: sys.meta_path.remove(first))
     session.undo.on_undo(finder.remove)
 
 
 def is_missing(name: str) -> bool:
-    """Return True if the real package is not installed."""
+    """Return True if the real package is not installed, or cannot work."""
+    if _is_useless(name):
+        return True
     module = sys.modules.get(name)
     spec = importlib.util.find_spec(name) if module is None else module.__spec__
     return spec is None or _is_stand_in(spec)
 
 
+def _is_useless(name: str) -> bool:
+    """Return True for the installed pynvml, with its submodules, if no driver answers it; not for a script's own."""
+    if name.partition(".")[0] != "pynvml" or pynvml.driver_answers():
+        return False
+    real = importlib.machinery.PathFinder.find_spec("pynvml")
+    return real is not None and not zones.is_users(real.origin or "")
+
+
 def _is_stand_in(spec: importlib.machinery.ModuleSpec) -> bool:
     """Return True for our loader; an attribute marks it, since an import hook may wrap it."""
     return getattr(spec.loader, "is_stand_in", False)
+
+
+class InsteadOfReal(importlib.abc.MetaPathFinder):
+    """First on sys.meta_path, for a real pynvml that no driver answers."""
+
+    def __init__(self, finder: StandIns) -> None:
+        self._finder = finder
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return self._finder.find_spec(name, path, target) if _is_useless(name) else None
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -5,6 +5,8 @@ Errors have pynvml's own types, so that scripts which handle unsupported queries
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import platform
 from collections.abc import Callable
@@ -128,6 +130,27 @@ def _processes(handle: int) -> list[SimpleNamespace]:
     return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=used, gpuInstanceId=None, computeInstanceId=None)]
 
 
+CORES_PER_WORD = 64
+
+
+def _affinity(handle: int, cpuSetSize: int, *scope: int) -> list[int]:
+    """Return the cores of the machine as a bit mask in words of 64 bits: all are equally near to the target."""
+    words = [0] * cpuSetSize
+    for core in range(os.cpu_count() or 1):
+        if core // CORES_PER_WORD < cpuSetSize:
+            words[core // CORES_PER_WORD] |= 1 << core % CORES_PER_WORD
+    return words
+
+
+@functools.cache
+def driver_answers() -> bool:
+    """Return True if NVIDIA's driver is there; the package alone, nvidia-ml-py, can only raise."""
+    try:
+        return ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2() == 0
+    except (OSError, AttributeError):
+        return False
+
+
 def _capability(handle: int) -> tuple[int, int]:
     found: tuple[int, int] = _runtime().capability(handle)
     return found
@@ -147,6 +170,10 @@ ANSWERS: dict[str, tuple[Callable[..., Any], str]] = {
     "nvmlDeviceGetMemoryInfo": (_memory, "memory of the target; of the machine on cpu"),
     "nvmlDeviceGetUtilizationRates": (_utilization, "load of the target; of the machine on cpu"),
     "nvmlDeviceGetTemperature": (_temperature, "the hottest readable sensor"),
+    "nvmlDeviceGetCpuAffinity": (_affinity, "all cores of the machine"),
+    "nvmlDeviceGetCpuAffinityWithinScope": (_affinity, "all cores of the machine"),
+    "nvmlDeviceSetCpuAffinity": (lambda handle: None, "no effect: all cores are equally near"),
+    "nvmlDeviceClearCpuAffinity": (lambda handle: None, "no effect"),
     "nvmlDeviceGetCudaComputeCapability": (_capability, "the value of --capability"),
     "nvmlDeviceGetComputeRunningProcesses": (_processes, "this process"),
     "nvmlDeviceGetGraphicsRunningProcesses": (lambda handle: [], "none"),
@@ -155,8 +182,8 @@ ANSWERS: dict[str, tuple[Callable[..., Any], str]] = {
 SILENT = (
     "nvmlDeviceGetPowerUsage nvmlDeviceGetEnforcedPowerLimit nvmlDeviceGetPowerManagementLimit nvmlDeviceGetFanSpeed "
     "nvmlDeviceGetTotalEnergyConsumption nvmlDeviceGetClockInfo nvmlDeviceGetMaxClockInfo nvmlDeviceGetPciInfo "
-    "nvmlDeviceGetPcieThroughput nvmlDeviceGetSerial nvmlDeviceGetNvLinkState nvmlDeviceGetCpuAffinity "
-    "nvmlDeviceSetCpuAffinity nvmlDeviceGetBAR1MemoryInfo nvmlDeviceGetPersistenceMode nvmlDeviceGetComputeMode "
+    "nvmlDeviceGetPcieThroughput nvmlDeviceGetSerial nvmlDeviceGetNvLinkState "
+    "nvmlDeviceGetBAR1MemoryInfo nvmlDeviceGetPersistenceMode nvmlDeviceGetComputeMode "
     "nvmlDeviceGetMigMode nvmlSystemGetCudaDriverVersion nvmlSystemGetCudaDriverVersion_v2 nvmlSystemGetNVMLVersion "
     "nvmlDeviceGetTopologyCommonAncestor nvmlDeviceGetP2PStatus nvmlDeviceGetBrand nvmlDeviceGetArchitecture "
     "nvmlDeviceGetPerformanceState nvmlDeviceGetTotalEccErrors nvmlDeviceGetEncoderUtilization "
@@ -167,6 +194,8 @@ CONSTANTS = {
     "NVML_ERROR_UNINITIALIZED": 1,
     "NVML_ERROR_INVALID_ARGUMENT": NVML_ERROR_INVALID_ARGUMENT,
     "NVML_ERROR_NOT_SUPPORTED": NVML_ERROR_NOT_SUPPORTED,
+    "NVML_AFFINITY_SCOPE_NODE": 0,
+    "NVML_AFFINITY_SCOPE_SOCKET": 1,
     "NVML_TEMPERATURE_GPU": 0,
     "NVML_CLOCK_GRAPHICS": 0,
     "NVML_CLOCK_SM": 1,

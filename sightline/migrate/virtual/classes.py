@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sightline.migrate.reporting import record
+from sightline.migrate.rules.conversion import Conversions, convert_of
 from sightline.migrate.rules.table import Rule
 from sightline.migrate.targets import HOST_MEMORY
 
@@ -20,11 +21,16 @@ class _TypedTensor(type):
     rule: Rule
     session: Session
     host: Any
+    asked: torch.dtype
     dtype: torch.dtype
+    conversions: Conversions
     is_cuda_type = True
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        record.hit(cls.rule, args, kwargs)
+        if cls.dtype is cls.asked:
+            record.hit(cls.rule, args, kwargs)
+        else:
+            cls.conversions.hit(cls.asked, cls.dtype, args, kwargs)
         kwargs.pop("device", None)
         if not args and not kwargs:
             made = cls.host()
@@ -43,11 +49,16 @@ def typed_tensor(rule: Rule, original: Any, session: Session) -> Any:
     """Make torch.cuda.*Tensor and torch.cuda.sparse.*Tensor."""
     owner = torch.sparse if ".sparse." in rule.name else torch
     name = rule.name.rsplit(".", 1)[-1]
-    host_name = "BFloat16Tensor" if name == "HalfTensor" and session.options.fp16_to_bf16 else name
-    host = getattr(owner, host_name, None)
-    if host is None:
+    asked = getattr(owner, name, None)
+    if asked is None:
         return original
-    inside = {"rule": rule, "session": session, "host": host, "dtype": host.dtype, "__module__": original.__module__}
+    convert = convert_of(session)
+    dtype = asked.dtype if convert is None else convert(asked.dtype)
+    host = {torch.float32: owner.FloatTensor, torch.bfloat16: owner.BFloat16Tensor}.get(dtype, asked)
+    inside = {
+        "rule": rule, "session": session, "host": host, "asked": asked.dtype, "dtype": dtype,
+        "conversions": Conversions(rule), "__module__": original.__module__,
+    }  # fmt: skip
     made = _TypedTensor(name, (), inside)
     made.__doc__ = original.__doc__
     return made

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 GPU_STATE_BYTES = 16  # a CUDA generator's state: seed and offset; a host generator's is thousands of bytes
 
+ARITHMETIC = {torch.bfloat16: ("avx512_bf16", "amx_bf16"), torch.float16: ("avx512_fp16", "amx_fp16")}
+"""what a CPU needs to compute in a 16-bit type"""
+
 
 class DeviceProperties:
     """The result of get_device_properties, with every attribute of torch's own object."""
@@ -89,10 +92,7 @@ class Runtime:
     def set_device(self, device: Any) -> None:
         if isinstance(device, int) and device < 0:  # CUDA ignores it
             return
-        index = self.session.devices.index_of(device, self.current_device())
-        # Ranks call set_device(local_rank); on the CPU they share the same cores, whatever device_count() is.
-        if not self.target.is_cpu:
-            index = self.index(device)
+        index = self.index(device)
         native = self.target.native("set_device")
         if native is not None:
             native(index)
@@ -126,7 +126,9 @@ class Runtime:
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
         native = self.target.native("is_bf16_supported")
-        return bool(native()) if native is not None else True
+        if native is not None:
+            return bool(native())
+        return including_emulation or has_arithmetic(torch.bfloat16)
 
     def arch_list(self) -> list[str]:
         return ["sm_{}{}".format(*self.capability())]
@@ -214,6 +216,14 @@ class Runtime:
 
     def default_generators(self) -> tuple[torch.Generator, ...]:
         return (torch.default_generator,) * max(self.device_count(), 1)
+
+
+def has_arithmetic(dtype: torch.dtype) -> bool:
+    """Return True if this CPU computes in that type; converting back and forth runs at a tenth of the speed."""
+    capabilities = torch.cpu.get_capabilities()
+    is_arm = "sve" in capabilities or "bf16" in capabilities
+    names = ("bf16", "arm_bf16") if is_arm and dtype is torch.bfloat16 else ARITHMETIC.get(dtype, ())
+    return any(capabilities.get(name, False) for name in names)
 
 
 def processor_name() -> str:

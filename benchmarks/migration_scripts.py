@@ -1,0 +1,230 @@
+"""Run public training scripts, unmodified, under `sightline migrate` on a CPU, and beside it in their own CPU mode.
+
+    git clone https://github.com/pytorch/examples repositories/pytorch/examples     # and the others of the table
+    python benchmarks/migration_scripts.py --repositories repositories
+    python benchmarks/migration_scripts.py --repositories repositories --only pytorch/vision --keep
+
+migration_scripts.toml names repository, commit, script, arguments and data. No script is part of this repository: the
+reader clones them. Data are tiny and made here. Both runs start with the same seed; the numbers that follow words such
+as loss and acc are compared one by one. One script at a time; the table goes to standard output, a JSON to --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import random
+import re
+import runpy
+import shlex
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).resolve().parents[1]
+TABLE = Path(__file__).with_suffix(".toml")
+SOURCES = {".py", ".yaml", ".yml", ".json", ".toml", ".cfg", ".txt"}
+NUMBERS = re.compile(
+    r"(?i)(?:loss\w*|acc\w*(?:@\d)?|prec\w*|ppl|perplexity|err\w*|kl\w*|reconst\w*)[^\d\n-]{0,14}"
+    r"(-?\d+\.\d+(?:e[-+]?\d+)?|nan)"
+)
+
+
+def images(folder: Path) -> None:
+    """Make six classes of small JPEG files: train and val."""
+    import numpy as np
+    from PIL import Image
+
+    noise = np.random.default_rng(0)
+    for split, count in (("train", 12), ("val", 6)):
+        for label in range(6):
+            place = folder / "images" / split / f"class{label}"
+            place.mkdir(parents=True)
+            for number in range(count):
+                pixels = noise.integers(0, 255, (48, 48, 3), np.uint8)
+                pixels[..., label % 3] = np.minimum(255, pixels[..., label % 3].astype(int) // 2 + 40 * label)
+                Image.fromarray(pixels).save(place / f"{number}.jpg", quality=90)
+
+
+def mnist(folder: Path) -> None:
+    """Make the four files of MNIST, with 256 and 64 digits of noise, where torchvision looks for them."""
+    import numpy as np
+
+    noise = np.random.default_rng(0)
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for split, count in (("train", 256), ("t10k", 64)):
+        pixels = noise.integers(0, 255, (count, 28, 28), np.uint8)
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 2051, count, 28, 28) + pixels.tobytes())
+        labels = noise.integers(0, 10, count, np.uint8)
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, count) + labels.tobytes())
+
+
+def characters(folder: Path) -> None:
+    """Make train.bin, val.bin and meta.pkl of nanoGPT, and a plain text."""
+    import numpy as np
+
+    noise = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "val"):
+        noise.integers(0, 65, 4000).astype(np.uint16).tofile(folder / f"{split}.bin")
+    letters = [chr(32 + number) for number in range(65)]
+    meta = {"vocab_size": 65, "itos": dict(enumerate(letters)), "stoi": {c: i for i, c in enumerate(letters)}}
+    (folder / "meta.pkl").write_bytes(pickle.dumps(meta))
+    words = [" ".join(noise.choice(["a", "tree", "grows", "near", "the", "old", "mill"], 12)) for _ in range(60)]
+    for name in ("train.txt", "valid.txt", "test.txt", "input.txt"):
+        (folder / name).write_text("\n".join(words) + "\n")
+
+
+DATA: dict[str, Callable[[Path], None]] = {"images": images, "mnist": mnist, "characters": characters}
+
+
+def run_seeded(words: list[str]) -> None:
+    """Become `python script args` with fixed seeds; the script itself is not touched."""
+    import numpy as np
+    import torch
+
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    sys.argv = words
+    sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def git_folder(repositories: Path, name: str) -> Path | None:
+    """Return the git folder of a clone (owner/name) or of a mirror (owner+name/repo)."""
+    for path in (repositories / name / ".git", repositories / name, repositories / name.replace("/", "+") / "repo"):
+        if (path / "HEAD").exists():
+            return path
+    return None
+
+
+def check_out(git: Path, commit: str, folder: Path) -> None:
+    """Unpack source and settings; images and weights of a repository stay where they are."""
+    folder.mkdir(parents=True)
+    ask = ["git", f"--git-dir={git}"]
+    names = subprocess.run([*ask, "ls-tree", "-r", "--name-only", commit], capture_output=True, text=True, check=True)
+    suffixes = {Path(name).suffix for name in names.stdout.splitlines()} & SOURCES
+    wanted = [f"*{suffix}" for suffix in sorted(suffixes)]
+    archive = subprocess.run([*ask, "archive", commit, "--", *wanted], capture_output=True, check=True).stdout
+    subprocess.run(["tar", "x", "-C", str(folder)], input=archive, check=True)
+
+
+def run(entry: dict[str, Any], arguments: str, folder: Path, flags: list[str] | None, timeout: int) -> dict[str, Any]:
+    """Run one script in a fresh copy; `flags` of `sightline migrate`, or None for the script's own CPU mode."""
+    check_out(entry["git"], entry["commit"], folder / "source")
+    script = folder / "source" / entry["path"]
+    data = folder / "source" / entry.get("place", "data")
+    if entry.get("data"):
+        DATA[entry["data"]](data)
+    (folder / "out").mkdir()
+    words = shlex.split(arguments.format(data=data / "images" if entry.get("data") == "images" else data,
+                                         out=folder / "out"))  # fmt: skip
+    migrate = [] if flags is None else ["-m", "sightline", "migrate", "--target", "cpu", "--log", str(folder / "log")]
+    command = [sys.executable, *migrate, *(flags or []), str(Path(__file__).resolve()), "--seeded", str(script), *words]
+    hidden = "none" if flags is not None else ""
+    environment = os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": hidden}
+    begin = time.perf_counter()
+    try:
+        done = subprocess.run(
+            command, cwd=script.parent, env=environment | entry.get("environment", {}), capture_output=True,
+            text=True, errors="replace", timeout=timeout, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+        code, text, error = done.returncode, done.stdout + done.stderr, done.stderr
+    except subprocess.TimeoutExpired:
+        code, text, error = -1, "", f"not done after {timeout} s"
+    seconds = time.perf_counter() - begin
+    (folder / "output.txt").write_text(text + error)
+    return {"code": code, "seconds": round(seconds, 1), "numbers": NUMBERS.findall(text), "error": why(error)}
+
+
+def why(error: str) -> str:
+    """Return the last line that names an error."""
+    named = [line for line in error.splitlines() if re.match(r"[\w.]*(Error|Exception|Exit)\b|not done|.* error: ", line)]
+    return named[-1][:160] if named else ""
+
+
+def compared(migrated: dict[str, Any], own: dict[str, Any] | None) -> str:
+    if own is None:
+        return "no CPU mode"
+    if own["code"] or migrated["code"]:
+        return "-" if migrated["code"] else f"own CPU mode fails: {own['error']}"
+    if not migrated["numbers"]:
+        return "prints none"
+    pairs = zip(migrated["numbers"], own["numbers"], strict=False)
+    differing = sum(a != b for a, b in pairs) + abs(len(migrated["numbers"]) - len(own["numbers"]))
+    return f"{differing} of {len(own['numbers'])} differ" if differing else f"{len(own['numbers'])} equal"
+
+
+def measure(entry: dict[str, Any], folder: Path, timeout: int) -> dict[str, Any]:
+    flags = shlex.split(entry.get("flags", ""))
+    migrated = run(entry, entry["arguments"], folder / "migrated", flags, timeout)
+    own = None
+    if entry.get("cpu", True):
+        cpu = entry["cpu"] if isinstance(entry.get("cpu"), str) else entry["arguments"]
+        own = run(entry, cpu, folder / "own", None, timeout)
+    row = {name: entry[name] for name in ("repository", "commit", "path", "arguments")}
+    row |= {"migrated": migrated, "own": own, "is_new": entry.get("is_new", False)}
+    return row | {"numbers": compared(migrated, own), "note": entry.get("note", "")}
+
+
+def as_row(row: dict[str, Any]) -> str:
+    ran = "yes" if row["migrated"]["code"] == 0 else "**no**"
+    own = f"{row['own']['seconds']:.1f}" if row["own"] else "-"
+    why_not = row["note"] or (row["migrated"]["error"].replace("|", "/") if row["migrated"]["code"] else "")
+    cells = (row["repository"], row["path"], ran, row["numbers"], f"{row['migrated']['seconds']:.1f}", own, why_not)
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--seeded"]:
+        run_seeded(sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repositories", type=Path, required=True, help="folder with clones: OWNER/NAME")
+    parser.add_argument("--only", default="", help="entries whose repository or path contains this")
+    parser.add_argument("--timeout", type=int, default=300, help="seconds per run")
+    parser.add_argument("--keep", type=Path, help="keep outputs and logs in this folder")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    args = parser.parse_args()
+    entries = tomllib.loads(TABLE.read_text(encoding="utf-8"))["script"]
+    chosen = [entry for entry in entries if args.only in f"{entry['repository']}/{entry['path']}"]
+    print("| repository | script | ran | numbers | s migrated | s own CPU mode | why not |\n|---|---|---|---|---|---|---|")
+    rows = []
+    for number, entry in enumerate(chosen):
+        entry["git"] = git_folder(args.repositories, entry["repository"])
+        if entry["git"] is None:
+            print(f"| {entry['repository']} | {entry['path']} | not cloned | - | - | - | |", flush=True)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(measure(entry, (args.keep or Path(folder)) / f"{number:02}", args.timeout))
+        print(as_row(rows[-1]), flush=True)
+    ended = [row for row in rows if row["migrated"]["code"] == 0]
+    same = sum(row["numbers"].endswith(" equal") for row in ended)
+    repositories = len({row["repository"] for row in rows})
+    print(f"\n{len(ended)} of {len(rows)} scripts of {repositories} repositories ran to the end, {same} with equal numbers")
+    write(rows, args.out)
+
+
+def write(rows: list[dict[str, Any]], out: Path) -> None:
+    from sightline.hardware import devices
+    from sightline.measure.provenance import provenance, result_file
+
+    device, now = devices.select("cpu"), datetime.now(UTC)
+    out.mkdir(parents=True, exist_ok=True)
+    path = result_file(out, "migration-scripts", device, now)
+    found = {"time": now.isoformat(timespec="seconds"), "device": device.name(), "rows": rows, **provenance(device)}
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

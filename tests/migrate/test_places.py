@@ -1,0 +1,104 @@
+"""Copies between host and device, which on target cpu share memory: a script gets those that a GPU would make."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from sightline.migrate.session import Session
+
+Start = Callable[..., Session]
+TO_DEVICE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cuda()": lambda x: x.cuda(),
+    "cuda(0)": lambda x: x.cuda(0, non_blocking=True),
+    "to(cuda)": lambda x: x.to("cuda"),
+    "to(device=)": lambda x: x.to(device=torch.device("cuda", 0)),
+    "to(device, dtype)": lambda x: x.to("cuda", torch.float32),
+    "type": lambda x: x.type(torch.cuda.FloatTensor),
+    "as_tensor": lambda x: torch.as_tensor(x, device="cuda"),
+    "asarray": lambda x: torch.asarray(x, device="cuda"),
+}
+
+
+@pytest.mark.parametrize("claim", [False, True])
+@pytest.mark.parametrize("way", TO_DEVICE)
+def test_changing_the_device_copy_leaves_the_data_alone(way: str, claim: bool, on_cpu: Start):
+    on_cpu(claim=claim)
+    array = numpy.ones(4, numpy.float32)
+    data = torch.from_numpy(array)
+    for source in (data, data[1:3], torch.ones(3), torch.ones(3) * 1):
+        before = source.clone()
+        there = TO_DEVICE[way](source)
+        there.sub_(5)
+        assert torch.equal(source, before) and torch.equal(there, before - 5)
+        again = TO_DEVICE[way](there)  # already there: the same memory, as on a GPU
+        again.sub_(1)
+        assert torch.equal(there, before - 6)
+    assert array.tolist() == [1, 1, 1, 1]
+    torch.as_tensor(array, device="cuda").sub_(1)
+    assert array.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("claim", [False, True])
+def test_move_to_the_device_of_another_tensor_returns_the_tensor_itself(claim: bool, on_cpu: Start):
+    on_cpu(claim=claim)
+    norm, x = torch.nn.BatchNorm1d(3).cuda(), torch.randn(4, 3).cuda()
+    for other in (x, norm(x), x * 2):
+        for state in (norm.running_mean, norm.running_mean * 1, torch.zeros(3)):
+            assert state.to(other.device) is state and state.to(device=other.device) is state
+    kept = norm.running_mean.to(x.device)
+    kept.add_(9)
+    assert torch.equal(norm.running_mean, kept)
+    assert norm.to(x.device).running_mean is kept
+
+
+def test_snapshots_on_the_host_stay_and_host_tensors_are_themselves(on_cpu: Start):
+    on_cpu()
+    weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
+    saved = [weight.cpu(), weight.detach().to("cpu"), weight.data.to(torch.device("cpu")), (weight.detach() * 1).cpu()]
+    with torch.no_grad():
+        weight.add_(1)
+    assert [each.tolist() for each in saved] == [[1, 1]] * 4
+    assert all(each.cpu() is each and each.to("cpu") is each for each in saved)
+
+
+def test_views_copies_and_loaded_weights_stay_on_the_device(on_cpu: Start):
+    on_cpu()
+    x = torch.ones(4, device="cuda")
+    net = torch.nn.Linear(2, 2).cuda()
+    stream = io.BytesIO()
+    torch.save(net.state_dict(), stream)
+    stream.seek(0)
+    loaded: dict[str, Any] = torch.load(stream, map_location="cuda:0")
+    loss = (net(torch.ones(1, 2).cuda()) * 1).sum()
+    empty = torch.nn.Linear(2, 2, device="meta").to_empty(device="cuda").weight
+    for here in (
+        x[1:], x.detach(), x.data, x.view(2, 2), torch.zeros_like(x), x.new_ones(2), net.weight, net.weight.data,
+        copy.deepcopy(net).weight, torch.nn.Linear(2, 2, device="cuda").bias, loss, empty,
+    ):  # fmt: skip
+        assert here.cuda() is here and here.to("cuda:0") is here
+    assert loaded["weight"].cuda() is not None
+
+
+def test_model_keeps_its_parameters_and_their_graph(on_cpu: Start):
+    on_cpu()
+    for move in (lambda net: net.cuda(), lambda net: net.to("cuda"), lambda net: net.to(device="cuda:0")):
+        net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.LSTM(2, 2))
+        names, before = dict(net.named_parameters()), {k: v.detach().clone() for k, v in net.state_dict().items()}
+        host = net[0].weight.data
+        assert move(net) is net
+        assert all(names[name] is value and value.is_leaf for name, value in net.named_parameters())
+        assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+        with torch.no_grad():
+            net[0].weight.add_(1)
+        assert torch.equal(host, before["0.weight"])
+    lazy = torch.nn.LazyLinear(3).cuda().to("cuda")
+    assert lazy(torch.ones(1, 2)).shape == (1, 3)
+    sparse = torch.eye(2).to_sparse()
+    assert torch.equal(sparse.cuda().to_dense(), torch.eye(2))
