@@ -230,6 +230,7 @@ def _check_state(state: dict[str, Any]) -> None:
         "recipe": lambda values: typed(values, dict[str, str | dict[str, Any]]),
         "fingerprints": lambda values: typed(values, dict[str, str]),
         "environment": lambda values: typed(values, dict[str, Any]),
+        "choices": lambda values: typed(values, dict[str, str]),
         "stopwatch": lambda values: typed(values, dict[str, float | None]),
     }
     for name, reader in readers.items():

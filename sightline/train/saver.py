@@ -26,6 +26,9 @@ NEVER_OVERRIDDEN = (
     "train.trainable:",
 )
 
+# Of runs whose checkpoints hold no choices: they were compiled where that was possible.
+CHOICES_BEFORE = {"compile": "on"}
+
 Found = tuple[Tensors, dict[str, Any], Path]
 
 
@@ -100,6 +103,7 @@ class Saver:
         state.load(tensors, stored["progress"])
         self.epochs_before = longer.epochs_of(stored.get("recipe", {}))
         state.stopwatch.load(stored.get("stopwatch", {}))
+        state.choices = dict(stored.get("choices", CHOICES_BEFORE))
         if any(change.startswith("optimizer.") for change in changes):
             state.progress.base_lr = None  # another rate was asked for
         self.log.event("resume", checkpoint=path.name, step=state.progress.step, changes=changes)
@@ -189,6 +193,7 @@ class Saver:
             stored = {
                 "progress": state.progress_json(),
                 "stopwatch": state.stopwatch.to_json(),
+                "choices": state.choices,
                 "recipe": config.to_json(self.recipe),
                 "spec": self.sets["train"].spec.to_json(),
                 "fingerprints": {split: dataset.fingerprint for split, dataset in self.sets.items()},
