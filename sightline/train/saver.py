@@ -17,7 +17,7 @@ from sightline.parts import Dataset
 from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
 from sightline.train import longer
-from sightline.train.checkpoint import Checkpoints, Tensors, copies, find, read, require
+from sightline.train.checkpoint import Checkpoints, HostCopies, Tensors, find, read, require
 from sightline.train.state import TrainState
 
 # Other weights or optimizer tensors would not fit; the position in the run is counted in steps and epochs of these.
@@ -65,6 +65,7 @@ class Saver:
         self.epochs_before = 0  # planned by the run that is resumed
         self._writer = ThreadPoolExecutor(1, "checkpoint")  # a thread starts with the first save
         self._pending: Future[Saved] | None = None
+        self._copies = HostCopies(state.device)
         if world.is_main:
             self.checkpoints.prove_writable()
 
@@ -200,17 +201,18 @@ class Saver:
                 "environment": environment(state.device, self.world.size),
             }
             started = time.perf_counter()
-            held = copies(state.tensors())
+            self._copies.make(state.tensors())
             copied_s = time.perf_counter() - started
-            self._pending = self._writer.submit(self._write, held, stored, progress.step, progress.best_step, copied_s)
+            self._pending = self._writer.submit(self._write, stored, progress.step, progress.best_step, copied_s)
             if is_waited_for:
                 self.collect(wait=True, must_succeed=must_succeed)
         if is_waited_for:
             self.world.barrier()
 
-    def _write(self, held: Tensors, stored: dict[str, Any], step: int, best_step: int, copied_s: float) -> Saved:
+    def _write(self, stored: dict[str, Any], step: int, best_step: int, copied_s: float) -> Saved:
         started = time.perf_counter()
-        path = self.checkpoints.save(step, held, stored, best_step, are_copies=True)
+        self._copies.wait()
+        path = self.checkpoints.save(step, self._copies.tensors, stored, best_step, are_copies=True)
         return Saved(step, path, copied_s, time.perf_counter() - started)
 
     def collect(self, *, wait: bool = False, must_succeed: bool = False) -> None:

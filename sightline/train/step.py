@@ -25,7 +25,7 @@ from sightline.hardware.reduce import reduce_by_host
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound
 from sightline.train.compile_cache import keep_compiled_code
-from sightline.train.optimizers import set_rate
+from sightline.train.optimizers import set_rate, update
 from sightline.train.state import TrainState
 
 TORCH_BUCKET_MB = 25
@@ -283,7 +283,7 @@ class Step:
             torch._foreach_mul_(gradients, (self.clip / (norm + 1e-6)).clamp(max=1.0))
         if self._skips_by_itself:
             self.state.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]  # fused kernels read it
-        self.state.optimizer.step()
+        update(self.state.optimizer)
         self._restore_unless(finite)
         scaling.update(finite)
         # fp16 overflows now and then by design; there only the loss itself, or a vanished scale, is bad.
