@@ -55,7 +55,7 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     """TFRecords: the smallest label in the files."""
     decoder: Literal["auto", "cpu", "gpu"] = undecisive("auto")
     """Device that decodes, crops and resizes JPEGs. gpu: by the JPEG engines of the device, with the same random
-    numbers and slightly different pixels; auto: on the GPU if possible, and says so."""
+    numbers and slightly different pixels; auto: where some images of the data are decoded faster, and says so."""
     samples: int = undecisive(0)
     """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
