@@ -36,11 +36,15 @@ def start(*modules: str) -> None:
 
 
 def start_early(recipe: str, flags: Sequence[str]) -> None:
-    """Start the forkserver for a run with these flags, unless one of them keeps it from being right or of use. It
-    imports a recipe of ours, and with it its data. What cannot be started is reported by who needs it."""
-    words = [flag.partition("=")[0] for flag in flags]
-    is_alone = ("--run.workers", "0") in itertools.pairwise(flags) or "--run.workers=0" in flags
-    if START_METHOD != "forkserver" or is_alone or "--run.devices" in words or set(BINDING) & set(words):
+    """Start the forkserver for a run with these flags. It imports a recipe of ours, and with it its data. What cannot
+    be started is reported by who needs it."""
+    if START_METHOD != "forkserver" or not may_start_early(flags):
         return
     with contextlib.suppress(OSError):
         start(*([] if recipe.endswith(".py") else [f"sightline.recipes.{recipe}"]))
+
+
+def may_start_early(flags: Sequence[str]) -> bool:
+    """Return whether the run starts loader processes itself, on the CPUs that this process has now."""
+    words = [word for flag in flags for word in flag.split("=", 1)]
+    return ("--run.workers", "0") not in itertools.pairwise(words) and not {*BINDING, "--run.devices"} & {*words}
