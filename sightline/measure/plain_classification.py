@@ -1,12 +1,13 @@
 """A classifier trained as torchvision's users write it: ImageFolder, DataLoader, autocast, SGD. A process of its own.
 
 `benchmark --whole` runs it beside `sightline train`: same network, images, batch, epochs, precision and workers. It
-imports nothing else of sightline; the arguments come as JSON, and times go to a file of JSON lines.
+imports nothing else of sightline; it reads its options from a JSON file and writes times to another.
 """
 
 import json
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torchvision
@@ -71,9 +72,8 @@ def main(options: dict) -> None:  # type: ignore[type-arg]
         marks[-1]["top1"] = right / len(held_out)
         torch.save({"model": network.state_dict(), "optimizer": optimizer.state_dict()}, options["checkpoint"])
         mark("checkpoints")
-    with open(options["marks"], "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(each) + "\n" for each in marks)
+    Path(options["marks"]).write_text(json.dumps(marks), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))

@@ -6,7 +6,7 @@ in our cache of compiled code, the second time what the first one left there.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from sightline import config
 from sightline.config import Recipe, Run
@@ -148,10 +146,10 @@ def our_phases(
 def _plain_run(options: Mapping[str, Any], folder: Path, number: int) -> dict[str, Any]:
     marks = folder / f"marks-{number}"
     given = {**options, "marks": str(marks), "checkpoint": str(folder / "plain.pt")}
-    module = given.pop("module")
-    command = [sys.executable, "-m", module, json.dumps(given)]
+    (folder / "options.json").write_text(json.dumps(given), encoding="utf-8")
+    command = [sys.executable, "-m", options["module"], str(folder / "options.json")]
     started, ended, _ = _finished(command, os.environ, folder / "plain.txt")
-    seen = [json.loads(line) for line in marks.read_text(encoding="utf-8").splitlines()]
+    seen = json.loads(marks.read_text(encoding="utf-8"))
     return {"whole_s": ended - started, "phases": plain_phases(seen, started, ended)}
 
 
@@ -168,28 +166,17 @@ def plain_phases(marks: Sequence[Mapping[str, Any]], started: float, ended: floa
 
 def _peer_of(recipe: Recipe, run: Run, device: Device) -> tuple[dict[str, Any], str]:
     """Return the arguments of the plain loop of such a recipe; or {} and why there is none."""
-    module = f"sightline.measure.plain_{recipe.task.peers}"
-    if not recipe.task.peers or importlib.util.find_spec(module) is None:
-        return {}, f"{type(recipe.task).__name__} has none"
-    from sightline.measure.peers_classification import torchvision_twin
-
-    data: Any = recipe.data
-    if not (Path(data.path) / "train").is_dir():
-        return {}, f"torchvision reads folders of classes below train and val, and {data.path} is none"
-    spec = data.open("train", recipe.train.seed).spec
-    with torch.device("meta"):
-        model = recipe.model.build(spec)
-        image = torch.zeros(1, 3, data.size, data.size)
+    named = importlib.import_module(f"sightline.measure.peers_{recipe.task.peers}") if recipe.task.peers else None
+    plain_loop = getattr(named, "plain_loop", None)
+    if plain_loop is None:
+        return {}, f"there is none for {type(recipe.task).__name__}"
     try:
-        network = torchvision_twin(model, image, len(spec.classes))
+        options = plain_loop(recipe)
     except UsageError as error:
         return {}, str(error)
-    fields = ("path", "size", "eval_size", "eval_resize", "mean", "std", "crop_scale")
     return {
-        **{name: getattr(data, name) for name in fields},
-        "module": module,
-        "network": network,
-        "batch": recipe.train.global_batch,
+        **options,
+        "module": f"sightline.measure.plain_{recipe.task.peers}",
         "epochs": recipe.train.epochs,
         "precision": device.resolve_precision(recipe.train.precision),
         "device": str(device.torch_device),
