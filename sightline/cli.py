@@ -288,9 +288,13 @@ def benchmark(flags: Sequence[str]) -> None:
     refuse_recipe_named_first(flags)
     from sightline.config import split_options
     from sightline.measure import benchmark as measure
+    from sightline.measure import whole
 
     options, rest = split_options(measure.BenchmarkOptions, flags, prog="sightline benchmark", flat=True)
     recipe, run = load_recipe("benchmark", rest)
+    if options.whole:
+        print(whole.as_text(whole.measure(recipe, run, rest, options.out, print)))
+        return
     print(measure.as_text(measure.benchmark(recipe, run, options, print)))
 
 

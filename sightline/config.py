@@ -67,7 +67,8 @@ class Run:
     device_prefetch: bool = True
     """Copy, and decode, the next batch on a stream of its own while the step runs; batches are the same without."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of forward, loss and backward; auto is on for CUDA only."""
+    """torch.compile of forward, loss and backward. auto: on CUDA where it pays: the run starts without, times 30 steps,
+    and compiles if enough is left; with --train.deterministic if it has 10,000 steps. docs/startup.md."""
     kernels: Literal["auto", "off"] = "auto"
     """Our own kernels where they apply, which is on CUDA only; off: plain torch, equal within rounding."""
     graph: Literal["auto", "on", "off"] = "auto"

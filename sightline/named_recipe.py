@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sightline import recipes, terminal, words
+from sightline.data.loading.forkserver import start_early
 from sightline.errors import SightlineError, UsageError
 from sightline.hardware import launch
 
@@ -44,6 +45,8 @@ def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
     if name:
         words.refuse(command, name, rest)
         rest += _fields_of_data(command, name, rest, file)
+        if command == "train":
+            start_early(name, flags)  # before torch is imported, which takes as long there
     from sightline import config
 
     if file and not name:

@@ -135,6 +135,15 @@ class Dataset(ABC):
         """Count and measure for the report of a run: at most a few hundred files, and none once it is late."""
         return SplitFacts(len(self))
 
+    def prefers_host(self, device: Device, workers: int, deterministic: bool) -> tuple[bool, str]:
+        """Return whether the host should decode although the device may be able to, and a line that says why. Measured
+        with this many loader processes, unless `deterministic`; (False, "") if there is nothing to choose."""
+        return False, ""
+
+    def on_host(self) -> Dataset:
+        """Return this split decoded on the host."""
+        return self
+
     @abstractmethod
     def bind(self, device: Device, global_batch: int) -> Bound:
         """Decide how items are loaded for batches of this many samples (over all ranks) on this kind of device."""
@@ -201,6 +210,10 @@ class DataConfig(ABC):
 
     def in_run(self, folder: Path) -> Self:
         """Return this config with what a run folder keeps of the data, e.g. the split that was drawn."""
+        return self
+
+    def on_host(self) -> Self:
+        """Return this config with its samples decoded on the host, where it leaves that open."""
         return self
 
     # Files that are not a split: `predict` and `evaluate --labels`

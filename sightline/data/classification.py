@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from sightline.data import decoder_choice
 from sightline.data.augment import batched, with_fields_of
 from sightline.data.augment.classification import Augmentation, AugmentFields, Params, served_pixels
 from sightline.data.check.images import Report, check_images
@@ -67,7 +68,7 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     """TFRecords: the smallest label in the files."""
     decoder: Literal["auto", "cpu", "gpu"] = undecisive("auto")
     """Device that decodes, crops and resizes JPEGs. gpu: by the JPEG engines of the device, with the same random
-    numbers and slightly different pixels; auto: on the GPU if possible, and says so."""
+    numbers and slightly different pixels; auto: where some images of the data are decoded faster, and says so."""
     samples: int = undecisive(0)
     """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
@@ -124,6 +125,10 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
                 f"background={self.background} is for one label per image, and those of {self.path} have several; an "
                 f"image without labels needs no class; use --data.background none"
             )
+
+    def on_host(self) -> ClassificationData:
+        """Decode on the CPU, unless a decoder was typed."""
+        return replace(self, decoder="cpu") if self.decoder == "auto" else self
 
     def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open images of unknown class; their label is 0."""
@@ -202,6 +207,7 @@ class ClassificationDataset(Dataset):
         self.config = config
         self.augmentation = augmentation = config.augmentation
         self.source = source
+        self.split: Split = split
         self.is_training = split == "train"
         self.seed = seed
         self.fingerprint = source.fingerprint
@@ -239,6 +245,18 @@ class ClassificationDataset(Dataset):
                 sizes.append((height, width))
         return SplitFacts(len(self), "images", "images", tuple(counts.tolist()), len(self), tuple(sizes))
 
+    def prefers_host(self, device: Device, workers: int, deterministic: bool) -> tuple[bool, str]:
+        """Choose the decoder of `auto`: the faster one for these images; small ones are the CPU's."""
+        if self.config.decoder != "auto" or device.kind == "cpu" or self._why_cpu():
+            return False, ""
+        if deterministic:
+            return decoder_choice.by_size(self)
+        return decoder_choice.by_rate(self, device, workers)
+
+    def on_host(self) -> ClassificationDataset:
+        """Decode on the CPU, unless a decoder was typed."""
+        return ClassificationDataset(self.config.on_host(), self.source, self.split, self.seed)
+
     def bind(self, device: Device, global_batch: int) -> Bound:
         """Bind to the device's JPEG decoder where `data.decoder` asks for it and the device has one."""
         if self.config.decoder == "cpu":
@@ -271,13 +289,14 @@ class ClassificationDataset(Dataset):
         said = tuple(filter(None, notes))
         return Bound(self, self.layout, self.load, self.finish, self.draw_batch, notes=said)
 
-    def _why_cpu(self, device: torch.device) -> str:
-        """Return which condition of decoding on the device fails; "" if none does."""
+    def _why_cpu(self, device: torch.device | None = None) -> str:
+        """Return which condition of decoding on the device fails, or without one of the images; "" if none does."""
         if self.config.policy != "none":
             return f"--data.policy {self.config.policy} works on the CPU"
         if self.config.image_type != "uint8":
             return f"--data.image-type {self.config.image_type} is made on the CPU"
-        return why_not_on_device(device) or ("" if self.starts_with_jpeg() else f"{self.config.path} holds no JPEGs")
+        why_not = why_not_on_device(device) if device else ""
+        return why_not or ("" if self.starts_with_jpeg() else f"{self.config.path} holds no JPEGs")
 
     def starts_with_jpeg(self) -> bool:
         """Return whether the first image is a JPEG that any decoder takes."""

@@ -311,7 +311,8 @@ def set_deterministic(on: bool) -> None:
     """Choose equal bits from equal inputs, or the fastest kernels. Call it before the device is initialised."""
     if on:
         _require_cublas_workspace()
-    torch.use_deterministic_algorithms(on)
+    if torch.are_deterministic_algorithms_enabled() != on:  # it imports torch's compiler: a second of every start
+        torch.use_deterministic_algorithms(on)
     torch.backends.cudnn.deterministic = on
     torch.backends.cudnn.benchmark = not on  # the autotuner may choose another kernel in the next run
     # torch's own defaults, said aloud so that nothing imported earlier changes what fp32 means: TF32 in

@@ -27,7 +27,7 @@ import psutil
 import torch
 from PIL import Image
 
-from sightline.data.loading.workers import START_METHOD
+from sightline.data.loading.forkserver import START_METHOD
 from sightline.errors import SightlineError
 from sightline.hardware import devices, limits, onednn
 

@@ -72,6 +72,8 @@ class BenchmarkOptions:
     """Folder of the JSON file."""
     logname: str = ""
     """A second file with throughput and latencies alone, flat."""
+    whole: bool = False
+    """Whole runs, from the start of the process to its exit, beside a plain loop; the recipe needs --data.path."""
     scaling: bool = False
     """Also predict the step on many devices, from the one that is measured, or given; see docs/scaling.md."""
     machine: ScalingOptions = dataclasses.field(default_factory=ScalingOptions)
@@ -92,6 +94,8 @@ class BenchmarkOptions:
             raise UsageError(f"--logname {self.logname} is a folder; name a file, e.g. {self.logname}/perf.json")
         if self.scaling and (self.what == "predict" or self.loader or self.peers or self.logname):
             raise UsageError("--scaling stands alone; leave --loader, --peers, --what predict and --logname out")
+        if self.whole and (self.what == "predict" or self.loader or self.peers or self.logname or self.scaling):
+            raise UsageError("--whole stands alone; leave --loader, --peers, --scaling, --what and --logname out")
         if not self.scaling and (given := self.machine.given()):
             raise UsageError(f"--{given[0].replace('_', '-')} belongs to --scaling; add it")
         if self.peers and self.data == "real":

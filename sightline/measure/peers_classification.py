@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
 from torch import Tensor, nn
 
+from sightline.config import Recipe
 from sightline.errors import UsageError
 from sightline.measure.peers import BATCHES, Maker, Ours, Peer, PeerStep, forward_flop
 
@@ -43,6 +46,19 @@ def steps(peers: Sequence[Peer], ours: Ours) -> list[Maker]:
         return PeerStep(peer, network, loss_of, batches, ours.images, ours.device)
 
     return [functools.partial(step, peer) for peer in peers]
+
+
+def plain_loop(recipe: Recipe) -> dict[str, Any]:
+    """Return what measure/plain_classification.py needs to train such a network on such images."""
+    data: Any = recipe.data
+    if not (Path(data.path) / "train").is_dir():
+        raise UsageError(f"torchvision reads folders of classes below train and val, and {data.path} has none")
+    spec = data.open("train", recipe.train.seed).spec
+    with torch.device("meta"):
+        model, image = recipe.model.build(spec), torch.zeros(1, spec.channels, data.size, data.size)
+    fields = ("path", "size", "eval_size", "eval_resize", "mean", "std", "crop_scale")
+    network = torchvision_twin(model, image, len(spec.classes))
+    return {**{name: getattr(data, name) for name in fields}, "network": network, "batch": recipe.train.global_batch}
 
 
 def torchvision_network(name: str, classes: int) -> nn.Module:

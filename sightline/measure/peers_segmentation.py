@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sightline.config import Recipe
 from sightline.errors import UsageError
 from sightline.measure.peers import BATCHES, Maker, Ours, Peer, PeerStep
 from sightline.parts import DataSpec
+from sightline.train.orders import train_order
 
 STEP_PEERS = (
     Peer("MONAI DynUNet: torch.compile", "bf16", False, "default", fused=True),
@@ -26,20 +29,51 @@ def dynunet(model: Any, spec: DataSpec) -> nn.Module:
         from monai.networks.nets import DynUNet
     except ImportError as error:
         raise UsageError(f"--peers compares with MONAI, which is missing ({error}); `pip install monai`") from error
+    return DynUNet(**_form(model, spec), norm_name=("instance", {"affine": True}), trans_bias=True)
+
+
+def _form(model: Any, spec: DataSpec) -> dict[str, Any]:
+    """Return the levels, filters and heads of our U-Net as DynUNet takes them."""
     heads = len(model.heads) - 1
-    return DynUNet(
-        len(spec.size),
-        spec.channels,
-        len(spec.classes),
-        model.kernels,
-        model.strides,
-        model.strides[1:],
-        filters=model.filters,
-        norm_name=("instance", {"affine": True}),
-        deep_supervision=heads > 0,
-        deep_supr_num=max(1, heads),
-        trans_bias=True,
-    )
+    return {
+        "spatial_dims": len(spec.size),
+        "in_channels": spec.channels,
+        "out_channels": len(spec.classes),
+        "kernel_size": model.kernels,
+        "strides": model.strides,
+        "upsample_kernel_size": model.strides[1:],
+        "filters": model.filters,
+        "deep_supervision": heads > 0,
+        "deep_supr_num": max(1, heads),
+    }
+
+
+def plain_loop(recipe: Recipe) -> dict[str, Any]:
+    """Return what measure/plain_segmentation.py needs to train such a network on such volumes."""
+    data: Any = recipe.data
+    sets = {split: data.open(split, recipe.train.seed) for split in ("train", "val")}
+    if not all(hasattr(each.source, "cases") for each in sets.values()):
+        raise UsageError(f"MONAI's loop reads what `prepare decathlon` wrote, and {data.path} is something else")
+    dataset, batch = sets["train"], recipe.train.global_batch
+    each = dataset.samples_per_item(batch)
+    with torch.device("meta"):
+        model = recipe.model.build(dataset.spec)
+    dynunet(model, dataset.spec)  # says if MONAI is missing
+    arrays = {
+        split: [
+            {key: str(Path(data.path, getattr(case, key))) for key in ("image", "label")} for case in found.source.cases
+        ]
+        for split, found in sets.items()
+    }
+    return {
+        **arrays,
+        "network": _form(model, dataset.spec),
+        "dim": data.dim,
+        "crop": [each, *dataset.spec.size] if data.dim == 2 else list(dataset.spec.size),
+        "items": batch // each,
+        "steps": train_order(recipe.train, len(dataset), each).steps_per_epoch,
+        "eval_every": recipe.train.eval_every_epochs,
+    }
 
 
 def steps(peers: Sequence[Peer], ours: Ours) -> list[Maker]:

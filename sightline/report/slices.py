@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageDraw
-from scipy import ndimage
 
 from sightline.report.draw import GROUND, TEXT, Colour, colour_of, fitting
 from sightline.report.letters import Letters, letters_of
@@ -130,6 +129,8 @@ def _window(image: np.ndarray) -> tuple[float, float]:
 
 def outlined(tile: Image.Image, mask: np.ndarray, label: np.ndarray | None) -> Image.Image:
     """Draw the prediction as lines inside its edge; a label as hairlines outside of its own, so that both show."""
+    from scipy import ndimage  # half a second that runs without volumes need not wait for
+
     fine = tile.width * _FINE, tile.height * _FINE
     lines = []
     for number, inside in _regions(mask, fine):

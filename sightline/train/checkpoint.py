@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, SightlineError, UsageError
@@ -31,13 +30,14 @@ from sightline.files.checkpoint_folder import (
     sha256_of,
     verify,
 )
-from sightline.files.tensors import read_tensors
+from sightline.files.tensors import read_tensors, write_tensors
 from sightline.files.typed_json import UnknownField, read_json, typed
 from sightline.files.whole import replace_text
+from sightline.hardware.devices import Device
 from sightline.parts import DataSpec
 from sightline.train.progress import TrainProgress
 
-__all__ = ["MANIFEST", "Checkpoints", "NotDamaged", "Tensors", "all_of", "check_fit", "copies", "find", "read"]
+__all__ = ["MANIFEST", "Checkpoints", "HostCopies", "NotDamaged", "Tensors", "all_of", "check_fit", "find", "read"]
 __all__ += ["FORMAT", "check_state", "require", "verify", "write"]
 FORMAT = 1
 MAX_STATE_BYTES = 16 * 2**20  # 100,000 classes with long names take 12 MB; without, it is some kB
@@ -187,8 +187,7 @@ def write(folder: Path, tensors: Tensors, state: dict[str, Any], *, are_copies: 
     """Write a checkpoint into a new folder and flush it to the disk; the manifest comes last and makes it valid."""
     folder.mkdir(parents=True)
     for stem, named in tensors.items():
-        # Not save_file(): it hides the errno of a full disk and makes files only their owner can read.
-        (folder / f"{stem}.safetensors").write_bytes(save(named if are_copies else _on_host(named)))
+        write_tensors(folder / f"{stem}.safetensors", named if are_copies else _on_host(named))
     _write_json(folder / STATE, {**state, "format": FORMAT})
     files = sorted(folder.iterdir())
     for path in files:
@@ -230,6 +229,7 @@ def check_state(state: dict[str, Any]) -> None:
         "recipe": lambda values: typed(values, dict[str, str | dict[str, Any]]),
         "fingerprints": lambda values: typed(values, dict[str, str]),
         "environment": lambda values: typed(values, dict[str, Any]),
+        "choices": lambda values: typed(values, dict[str, str]),
         "stopwatch": lambda values: typed(values, dict[str, float | None]),
     }
     for name, reader in readers.items():
@@ -288,9 +288,38 @@ def stored_recipe(run: Path, elsewhere: Path | None) -> dict[str, Any]:
     return {}
 
 
-def copies(tensors: Tensors) -> Tensors:
-    """Copy all tensors into host memory, so that a thread can write them while training changes the originals."""
-    return {stem: _on_host(named) for stem, named in tensors.items()}
+class HostCopies:
+    """Copies of all tensors in host memory, so that a thread can write them while training changes the originals.
+
+    A device with streams makes them in its own time, into pinned memory that the next save takes again: the host does
+    not wait for 200 small copies. Call `wait` before they are read."""
+
+    def __init__(self, device: Device):
+        self._device = device if device.has_streams and device.can_pin else None
+        self._copied: Any = None
+        self.tensors: Tensors = {}
+
+    def make(self, tensors: Tensors) -> None:
+        """Copy the tensors as they are now; the copies before must have been written."""
+        if self._device is None:
+            self.tensors = {stem: _on_host(named) for stem, named in tensors.items()}
+            return
+        if not self.tensors:
+            self.tensors = {stem: {n: _pinned_like(t) for n, t in named.items()} for stem, named in tensors.items()}
+        for stem, named in tensors.items():
+            for name, tensor in named.items():
+                self.tensors[stem][name].copy_(tensor.detach(), non_blocking=True)
+        self._copied = self._device.api.Event()
+        self._copied.record()
+
+    def wait(self) -> None:
+        """Wait until the device has made the copies."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+
+def _pinned_like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
 
 
 def _on_host(named: dict[str, Tensor]) -> dict[str, Tensor]:

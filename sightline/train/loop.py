@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from sightline import config
 from sightline.config import Recipe, Run
@@ -16,7 +14,6 @@ from sightline.data.loading.order import TrainOrder
 from sightline.errors import Diverged, Interrupted
 from sightline.evaluate.run import evaluate
 from sightline.evaluate.worst import draw_worst
-from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure.profile import ProfileWindow, parse_window
@@ -28,6 +25,7 @@ from sightline.runs.log import RunLog
 from sightline.runs.screen import RunSize
 from sightline.train import longer
 from sightline.train.bad_steps import BadSteps
+from sightline.train.compiling import Compiling
 from sightline.train.meter import Meter
 from sightline.train.model import build_model
 from sightline.train.orders import eval_order, length_of, train_order_of
@@ -35,6 +33,7 @@ from sightline.train.progress import TrainProgress, refuse_unwatchable
 from sightline.train.saver import Saver
 from sightline.train.schedules import RunLength
 from sightline.train.signals import StopSignals
+from sightline.train.start import open_data
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 from sightline.train.stop_time import StopTime
@@ -46,10 +45,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
     cfg = recipe.train
     with StopSignals(world) as signals:
         # Open the data and choose their order. What cannot be traced, scored or watched fails here, before slow work.
-        data = recipe.data.in_run(_where_split_is_kept(run, log.folder.path))
-        sets = {split: data.open(split, cfg.seed) for split in ("train", "val")}
-        recipe = replace(recipe, task=recipe.task.for_data(sets["train"].spec))
-        bound = {split: dataset.bind(device, cfg.global_batch) for split, dataset in sets.items()}
+        recipe, sets, bound = open_data(recipe, run, device, world, log)
         order = train_order_of(cfg, bound["train"], world)
         length = length_of(cfg, order)
         steps = min(length.steps, cfg.max_steps or sys.maxsize)
@@ -74,7 +70,9 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             log.say(f"{log.folder.path} is finished, {over}; raise --train.epochs, or choose another --run.out")
             return _result(scores, progress, over, log)
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
-        step = build_step(recipe, run, device, world, state, bound["train"], cfg.head_epochs * length.steps_per_epoch)
+        compiling = Compiling(recipe, run, device, world, state, steps, is_longer=saver.epochs_before < cfg.epochs)
+        head_steps = cfg.head_epochs * length.steps_per_epoch
+        step = build_step(recipe, compiling.run, device, world, state, bound["train"], head_steps)
         bad_steps = BadSteps(run, state, saver, order, sets["train"], log)
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
         evaluated = eval_order(cfg, len(sets["val"]), world)
@@ -109,6 +107,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                         if table := window.take_summary():
                             log.say(table)
                     progress.step += 1
+                    compiling.after_step(step, batch, progress.epoch, loader, meter, signals, log)
                     log.stepped(progress.epoch, progress.step, size)
                     if first := meter.read_first(step):
                         log.first_step(**first)
@@ -173,13 +172,6 @@ def _score_names(recipe: Recipe, data: Dataset, device: Device) -> tuple[str, ..
 def _result(scores: Scores, progress: TrainProgress, over: str, log: RunLog) -> TrainResult:
     best = (progress.best_score, progress.best_step)
     return TrainResult(scores.values, scores.tables, scores.worst, log.folder.path, *best, over)
-
-
-def _where_split_is_kept(run: Run, folder: Path) -> Path:
-    """Return the run folder, or that of the run which a first start resumes from."""
-    if run.resume in ("auto", "never") or any(folder.glob("checkpoints/ckpt-*")):
-        return folder
-    return run_of(Path(run.resume))
 
 
 def _write_facts(

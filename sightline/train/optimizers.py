@@ -4,6 +4,7 @@ A rate in a tensor keeps a captured or compiled step valid. Fused kernels and ou
 and then skip a step by themselves; for the others the step guards their tensors.
 """
 
+import inspect
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -158,6 +159,7 @@ class OptimizerConfig:
         def rate() -> Any:
             return torch.tensor(self.lr, device=device) if fused or on_device or self.kind in OURS else self.lr
 
+        _spare_compiler()
         groups: Any = []
         for (decay, trusts, scale), named in self._groups(model, head):
             own: dict[str, Any] = {} if scale == 1 else {SCALE: scale, "lr": rate()}  # the others share one tensor
@@ -182,6 +184,20 @@ class OptimizerConfig:
         kind = torch.optim.Adam if self.kind == "adam" else torch.optim.AdamW
         adam = kind(groups, lr, betas=betas, eps=self.eps, capturable=device.type == "cuda", **how)
         return _with_state(adam, "exp_avg", "exp_avg_sq", count=True)
+
+
+def update(optimizer: torch.optim.Optimizer) -> None:
+    """Make one update; the caller has disabled gradients. torch's wrapper would do that, and import the compiler."""
+    name = f"Optimizer.step#{type(optimizer).__name__}.step"  # in a trace, as torch calls it
+    with torch.autograd.profiler.record_function(name):
+        inspect.unwrap(type(optimizer).step)(optimizer)
+
+
+def _spare_compiler() -> None:
+    """Let torch build optimizers without its compiler: it imports that, 1 to 3 s of every start, only to mark a method
+    as one that is not to be compiled. Nothing here compiles it."""
+    method = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    vars(method).setdefault("__dynamo_disable", method)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -17,7 +17,7 @@ from sightline.parts import Dataset
 from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
 from sightline.train import longer
-from sightline.train.checkpoint import Checkpoints, Tensors, copies, find, read, require
+from sightline.train.checkpoint import Checkpoints, HostCopies, Tensors, find, read, require
 from sightline.train.state import TrainState
 
 # Other weights or optimizer tensors would not fit; the position in the run is counted in steps and epochs of these.
@@ -25,6 +25,9 @@ NEVER_OVERRIDDEN = (
     *("model.", "train.global_batch:", "train.last_batch:", "train.steps_per_epoch:", "train.min_epoch_steps:"),
     "train.trainable:",
 )
+
+# Of runs whose checkpoints hold no choices: they were compiled where that was possible.
+CHOICES_BEFORE = {"compile": "on"}
 
 Found = tuple[Tensors, dict[str, Any], Path]
 
@@ -62,6 +65,7 @@ class Saver:
         self.epochs_before = 0  # planned by the run that is resumed
         self._writer = ThreadPoolExecutor(1, "checkpoint")  # a thread starts with the first save
         self._pending: Future[Saved] | None = None
+        self._copies = HostCopies(state.device)
         if world.is_main:
             self.checkpoints.prove_writable()
 
@@ -100,6 +104,7 @@ class Saver:
         state.load(tensors, stored["progress"])
         self.epochs_before = longer.epochs_of(stored.get("recipe", {}))
         state.stopwatch.load(stored.get("stopwatch", {}))
+        state.choices = dict(stored.get("choices", CHOICES_BEFORE))
         if any(change.startswith("optimizer.") for change in changes):
             state.progress.base_lr = None  # another rate was asked for
         self.log.event("resume", checkpoint=path.name, step=state.progress.step, changes=changes)
@@ -189,23 +194,25 @@ class Saver:
             stored = {
                 "progress": state.progress_json(),
                 "stopwatch": state.stopwatch.to_json(),
+                "choices": state.choices,
                 "recipe": config.to_json(self.recipe),
                 "spec": self.sets["train"].spec.to_json(),
                 "fingerprints": {split: dataset.fingerprint for split, dataset in self.sets.items()},
                 "environment": environment(state.device, self.world.size),
             }
             started = time.perf_counter()
-            held = copies(state.tensors())
+            self._copies.make(state.tensors())
             copied_s = time.perf_counter() - started
-            self._pending = self._writer.submit(self._write, held, stored, progress.step, progress.best_step, copied_s)
+            self._pending = self._writer.submit(self._write, stored, progress.step, progress.best_step, copied_s)
             if is_waited_for:
                 self.collect(wait=True, must_succeed=must_succeed)
         if is_waited_for:
             self.world.barrier()
 
-    def _write(self, held: Tensors, stored: dict[str, Any], step: int, best_step: int, copied_s: float) -> Saved:
+    def _write(self, stored: dict[str, Any], step: int, best_step: int, copied_s: float) -> Saved:
         started = time.perf_counter()
-        path = self.checkpoints.save(step, held, stored, best_step, are_copies=True)
+        self._copies.wait()
+        path = self.checkpoints.save(step, self._copies.tensors, stored, best_step, are_copies=True)
         return Saved(step, path, copied_s, time.perf_counter() - started)
 
     def collect(self, *, wait: bool = False, must_succeed: bool = False) -> None:

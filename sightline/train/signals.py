@@ -103,6 +103,10 @@ class StopSignals:
                 raise Interrupted(int(flag))
         self._flag = self.world.start_max(self._pending)
 
+    def restart(self) -> None:
+        """Leave the time since the last agree() out of `interval_s`: it was none of a step."""
+        self._agreed_at = None
+
     @property
     def answer_s(self) -> float:
         """Return how long a signal may wait before the run saves: its step and, if ranks must agree, one more. 0 while

@@ -1,4 +1,4 @@
-"""Decide what a recipe leaves open, once, at the first start of a run: its precision and its batch.
+"""Decide what a recipe leaves open, once, at the first start of a run: its precision, its batch and its decoder.
 
 config.yaml and every checkpoint hold what was decided. A later start takes it from there, on any device.
 """
@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sightline.config import Recipe, Run
+from sightline.data.loading.loader import worker_count
+from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import BF16_OR_FP32, Device
 from sightline.hardware.world import World
+from sightline.parts import Bound, Dataset, Split
 from sightline.runs.log import RunLog
 from sightline.train.batch_size import measure_batch
 from sightline.train.checkpoint import stored_recipe
 from sightline.train.config import AUTO
 
+SPLITS: tuple[Split, ...] = ("train", "val")
 PRECISIONS: tuple[Literal["bf16", "fp16", "fp32"], ...] = ("bf16", "fp16", "fp32")  # ranks that differ take the later
 
 
@@ -32,16 +36,57 @@ def settle(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) 
     return recipe
 
 
+def open_data(
+    recipe: Recipe, run: Run, device: Device, world: World, log: RunLog
+) -> tuple[Recipe, dict[str, Dataset], dict[str, Bound]]:
+    """Open both splits and bind them to the device; return them with the recipe as the data and the decoder make it."""
+    data = recipe.data.in_run(_where_split_is_kept(run, log.folder.path))
+    sets: dict[str, Dataset] = {split: data.open(split, recipe.train.seed) for split in SPLITS}
+    if _decodes_on_host(sets["train"], recipe, run, device, world, log):
+        recipe = replace(recipe, data=recipe.data.on_host())
+        sets = {split: dataset.on_host() for split, dataset in sets.items()}
+    recipe = replace(recipe, task=recipe.task.for_data(sets["train"].spec))
+    return recipe, sets, {split: dataset.bind(device, recipe.train.global_batch) for split, dataset in sets.items()}
+
+
+def _decodes_on_host(dataset: Dataset, recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> bool:
+    """Return whether the first start of the run chose the host's decoder; rank 0 decides for all. Runs from before
+    there was a choice have the device's."""
+    if device.kind == "cpu":
+        return False
+    stored = _stored(run)
+    if world.largest(int(bool(stored))):
+        fields = stored.get("data")
+        return bool(world.largest(int(isinstance(fields, dict) and fields.get("decoder") == "cpu")))
+    is_host, line = False, ""
+    if world.is_main:
+        workers = max(1, worker_count(run.workers, device, world))
+        is_host, line = dataset.prefers_host(device, workers, recipe.train.deterministic)
+    if line:
+        log.say(line)
+    return bool(world.largest(int(is_host)))
+
+
+def _where_split_is_kept(run: Run, folder: Path) -> Path:
+    """Return the run folder, or that of the run which a first start resumes from."""
+    if run.resume in ("auto", "never") or any(folder.glob("checkpoints/ckpt-*")):
+        return folder
+    return run_of(Path(run.resume))
+
+
 def with_batch_of(recipe: Recipe, run: Run) -> Recipe:
     """Return the recipe with the batch that another run has measured, where its own is left open."""
     batch = _stored_batch(_stored_train(run)) if recipe.train.measures_batch else 0
     return replace(recipe, train=replace(recipe.train, global_batch=batch)) if batch else recipe
 
 
+def _stored(run: Run) -> Mapping[str, Any]:
+    """Return the recipe of the checkpoint that this start resumes from; {} if there is none."""
+    return stored_recipe(Path(run.out), None if run.resume in ("auto", "never") else Path(run.resume))
+
+
 def _stored_train(run: Run) -> Mapping[str, Any]:
-    """Return the train fields of the checkpoint that this start resumes from; {} if there is none."""
-    elsewhere = None if run.resume in ("auto", "never") else Path(run.resume)
-    fields = stored_recipe(Path(run.out), elsewhere).get("train")
+    fields = _stored(run).get("train")
     return fields if isinstance(fields, dict) else {}
 
 

@@ -38,6 +38,7 @@ class TrainState:
         self.loss_scale = LossScale(device.torch_device, enabled=recipe.train.precision == "fp16")
         self.progress = TrainProgress()
         self.stopwatch = Stopwatch()
+        self.choices: dict[str, str] = {}  # measured by this run, for its later starts; no part of the recipe
 
     def load_pretrained(self, config: ModelConfig) -> str:
         """Load the weights of --model.weights, where given, into a run that has no checkpoint yet; return a note."""

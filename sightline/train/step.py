@@ -7,6 +7,7 @@ A step whose loss or gradients are not finite changes nothing but its count; the
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -23,7 +24,8 @@ from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.reduce import reduce_by_host
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound
-from sightline.train.optimizers import set_rate
+from sightline.train.compile_cache import keep_compiled_code
+from sightline.train.optimizers import set_rate, update
 from sightline.train.state import TrainState
 
 TORCH_BUCKET_MB = 25
@@ -48,7 +50,7 @@ def build_step(
         raise UsageError(f"--run.compile on: there is no compiler for {device.kind}; use auto or off")
     finish, dtype = bound.finish, DTYPES[recipe.train.precision]
 
-    def build_loss() -> tuple[nn.Module, LossOf]:
+    def build_loss(compiles: bool) -> tuple[nn.Module, LossOf]:
         network = _distributed(recipe, run, device, world, state) if world.size > 1 else state.model
 
         def loss_of(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -56,9 +58,9 @@ def build_step(
                 loss = recipe.task.loss(network, finish(part, dtype))
             return loss.total, loss.sums
 
-        return network, _compiled(loss_of, device, recipe.train.deterministic) if compiled else loss_of
+        return network, _compiled(loss_of, device, recipe.train.deterministic) if compiles else loss_of
 
-    step = Step(recipe, state, build_loss, bound.samples_per_item, device, world, head_steps)
+    step = Step(recipe, state, build_loss, compiled, bound.samples_per_item, device, world, head_steps)
     if graphed:
         step.capture_on_first_call()
     return step
@@ -90,6 +92,7 @@ def _compiled(loss_of: LossOf, device: Device, deterministic: bool) -> LossOf:
 
     Other tiles sum in another order, so not where bits must be equal between runs.
     """
+    keep_compiled_code()
     tuned = device.compile_backend == "inductor" and device.kind == "cuda" and not deterministic
     options: dict[str, Any] = {"options": {"max_autotune_pointwise": True}} if tuned else {}
     return torch.compile(loss_of, dynamic=False, backend=device.compile_backend, **options)
@@ -102,7 +105,8 @@ class Step:
         self,
         recipe: Recipe,
         state: TrainState,
-        build_loss: Callable[[], tuple[nn.Module, LossOf]],
+        build_loss: Callable[[bool], tuple[nn.Module, LossOf]],
+        compiled: bool,
         samples_per_item: int,
         device: Device,
         world: World,
@@ -117,6 +121,7 @@ class Step:
         self.device = device
         self.world = world
         self._build_loss = build_loss
+        self._compiled = compiled
         self._head_steps = head_steps
         self._is_head_only: bool | None = None  # None before the first choice
         self._network: nn.Module
@@ -176,7 +181,23 @@ class Step:
             for parameter in self.state.trunk:
                 parameter.requires_grad_(not is_head_only)
             torch.compiler.reset()  # a compiled loss may be found again that gives no gradients of the trunk
-        self._network, self._loss_of = self._build_loss()
+        self._build()
+
+    @property
+    def is_head_only(self) -> bool:
+        """Whether the trunk is frozen now."""
+        return bool(self._is_head_only)
+
+    def compile(self, batch: Batch) -> None:
+        """Compile from the next step on. All that takes long happens here, on a batch whose update is undone."""
+        self._compiled = True
+        self._build()
+        gc.collect()  # the captured step, and DDP's buffers, may be part of cycles
+        self.device.free_cached_memory()
+        self.warm_up(batch, 1)
+
+    def _build(self) -> None:
+        self._network, self._loss_of = self._build_loss(self._compiled)
         self._graph, self._wants_graph = None, self._captures
 
     def warm_up(self, batch: Batch, steps: int) -> None:
@@ -213,13 +234,15 @@ class Step:
     def _undone(self) -> Iterator[None]:
         """Restore, to the bit, everything that the updates inside change."""
         tensors = [t for named in self.state.tensors().values() for t in named.values()]
-        saved = [tensor.clone() for tensor in tensors]
+        saved, totals = [tensor.clone() for tensor in tensors], self._totals.clone()
         try:
             yield
         finally:
             with torch.no_grad():
                 torch._foreach_copy_(tensors, saved)
                 self._totals.zero_()
+                if len(totals) == len(self._totals):  # else the updates were the first, which decide what is shown
+                    self._totals.copy_(totals)
 
     def _update(self, batch: Batch) -> None:
         for tensors, kept in zip(self._guarded, self._kept, strict=True):
@@ -260,7 +283,7 @@ class Step:
             torch._foreach_mul_(gradients, (self.clip / (norm + 1e-6)).clamp(max=1.0))
         if self._skips_by_itself:
             self.state.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]  # fused kernels read it
-        self.state.optimizer.step()
+        update(self.state.optimizer)
         self._restore_unless(finite)
         scaling.update(finite)
         # fp16 overflows now and then by design; there only the loss itself, or a vanished scale, is bad.

@@ -16,7 +16,6 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,9 @@ import torch.multiprocessing  # registers how shared tensors are sent to a worke
 
 from sightline import terminal
 from sightline.data.draws import generator
+from sightline.data.loading import forkserver
 from sightline.data.loading.cache import ImageCache
+from sightline.data.loading.forkserver import START_METHOD
 from sightline.data.loading.order import PADDING
 from sightline.data.processes import GUARD, needs_script, without_script
 from sightline.errors import BadData, BadSample, PeerLost, SightlineError, UsageError
@@ -33,7 +34,6 @@ from sightline.parts import Arrays, Bound
 if TYPE_CHECKING:
     from torch import Tensor
 
-START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 REMEDIES = "`sightline check` lists every such sample, --data.on-bad-sample skip runs without them"
 REPLACEMENT_TRIES = 20
 # Parts of a batch that wait at a worker. Enough to bridge a training step, during which no new ones are sent; not
@@ -150,17 +150,6 @@ def as_arrays(slot: Mapping[str, Tensor]) -> Arrays:
     return {key: tensor.numpy() for key, tensor in slot.items()}
 
 
-def _start_forkserver() -> None:
-    """Start the forkserver, unless it runs, with SIGINT blocked: Ctrl-C reaches the whole process group, and would end
-    it with a traceback while it imports torch; later it ignores SIGINT by itself."""
-    resource_tracker.ensure_running()  # before: starting it unblocks SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 @contextlib.contextmanager
 def _explaining() -> Iterator[None]:
     """Turn what starting a process raises into errors with a remedy."""
@@ -184,11 +173,8 @@ class Workers:
     def __init__(self, count: int, feeds: dict[str, Feed]):
         context: Any = multiprocessing.get_context(START_METHOD)
         if START_METHOD == "forkserver":
-            context.set_forkserver_preload(
-                ["sightline.data.loading.workers", type(next(iter(feeds.values())).bound.dataset).__module__]
-            )
             with _explaining():
-                _start_forkserver()
+                forkserver.start(type(next(iter(feeds.values())).bound.dataset).__module__)
         self._processes = []
         self._connections: list[multiprocessing.connection.Connection] = []
         self._queue: collections.deque[Request] = collections.deque()

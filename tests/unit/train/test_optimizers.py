@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torchvision
 from torch import nn
 
 from sightline.errors import UsageError
-from sightline.train.optimizers import OptimizerConfig, set_rate
+from sightline.train.optimizers import OptimizerConfig, set_rate, update
 
 CPU = torch.device("cpu")
 SGD = OptimizerConfig("sgd", lr=0.1, weight_decay=0.01, norm_weight_decay=0.0, bias_weight_decay=0.0)
@@ -265,3 +267,31 @@ def test_numbers_no_optimizer_takes_are_refused_as_usage(fields: dict):
     """Not by a ValueError out of torch once the data are open and the model is built."""
     with pytest.raises(UsageError):
         OptimizerConfig(**fields)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "sgd_keras", "lars", "rmsprop", "radam", "adam", "adamw"])
+def test_an_update_is_the_step_that_torch_makes(kind):
+    def updated(make) -> list[torch.Tensor]:
+        model = network()
+        optimizer = OptimizerConfig(kind=kind).build(model, CPU)
+        for step in range(3):
+            gradients(model, step)
+            with torch.no_grad():
+                make(optimizer)
+        return [p.detach().clone() for p in model.parameters()]
+
+    expected = updated(lambda optimizer: optimizer.step())
+    assert all(torch.equal(a, b) for a, b in zip(updated(update), expected, strict=True))
+
+
+@pytest.mark.slow  # a process of its own
+def test_a_run_that_is_not_compiled_imports_no_compiler(tmp_path):
+    code = (
+        "import sys\nif __name__ == '__main__':\n    from sightline import cli\n    assert not cli.main(sys.argv[1:])\n"
+        "    sys.exit([m for m in ('torch._dynamo', 'sympy', 'scipy.ndimage') if m in sys.modules])"
+    )
+    flags = "--data.path synthetic:classes=4,samples=64,size=24 --data.size 24 --train.epochs 1 --run.device cpu"
+    flags += f" --model.width 4 --train.global-batch 8 --train.max-steps 2 --run.out {tmp_path} --run.workers 0"
+    command = [sys.executable, "-c", code, "train", "demo_classification", *flags.split()]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stderr.strip() == "[]", done.stderr

@@ -1,0 +1,70 @@
+"""`--data.decoder auto`: the CPU for small images, the device for photographs, no clock where bits must be equal."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sightline import config
+from sightline.data import decoder_choice
+from sightline.data.classification import ClassificationData
+from sightline.hardware import devices
+
+CUDA = devices.KINDS["cuda"]  # nothing below touches it
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """64 px images in one folder, 200 px images in another."""
+    root = tmp_path_factory.mktemp("images")
+    pixels = np.random.default_rng(0).integers(0, 255, (200, 200, 3), dtype=np.uint8)
+    for side in (64, 200):
+        for split in ("train", "val"):
+            for name in ("a", "b"):
+                (root / str(side) / split / name).mkdir(parents=True)
+                for number in range(3):
+                    image = Image.fromarray(pixels[:side, :side])
+                    image.save(root / str(side) / split / name / f"{number}.jpg")
+    return root
+
+
+def opened(folder: Path, **fields):
+    return ClassificationData(path=str(folder), **fields).open("train", 0)
+
+
+def test_without_a_clock_the_mean_size_decides(folder):
+    is_host, line = opened(folder / "64").prefers_host(CUDA, 8, deterministic=True)
+    assert is_host and "4,096 pixels on average, at most 16,384" in line
+    assert opened(folder / "200").prefers_host(CUDA, 8, deterministic=True) == (False, "")
+
+
+def test_a_fast_cpu_is_chosen_before_the_devices_decoder_is_started(folder, monkeypatch):
+    monkeypatch.setattr(decoder_choice, "ENOUGH", 1)
+    is_host, line = opened(folder / "64").prefers_host(CUDA, 8, deterministic=False)
+    assert is_host and "img/s by 8 loader processes" in line
+
+
+def test_the_rate_of_one_process_is_that_of_reading_and_decoding(folder):
+    assert 10 < decoder_choice.host_rate(opened(folder / "200")) < 1e6
+
+
+@pytest.mark.parametrize("fields", [{"decoder": "gpu"}, {"decoder": "cpu"}, {"policy": "trivialaugment"}])
+def test_a_typed_decoder_and_what_only_the_cpu_can_do_leave_no_choice(folder, fields):
+    assert opened(folder / "64", **fields).prefers_host(CUDA, 8, deterministic=True) == (False, "")
+
+
+def test_a_cpu_has_no_choice(folder):
+    assert opened(folder / "64").prefers_host(devices.KINDS["cpu"], 8, deterministic=True) == (False, "")
+
+
+def test_the_choice_is_one_of_the_run_that_a_typed_decoder_overrules(folder):
+    dataset = opened(folder / "64")
+    assert dataset.on_host().config.decoder == "cpu"
+    assert dataset.on_host().fingerprint == dataset.fingerprint
+    typed = dataclasses.replace(dataset.config, decoder="gpu")
+    assert typed.on_host() is typed
+    recipe, _ = config.load("demo_classification", ["--data.path", str(folder / "64")])
+    changed = dataclasses.replace(recipe, data=recipe.data.on_host())
+    assert config.diff(config.to_json(recipe), changed) == []  # it does not refuse to resume

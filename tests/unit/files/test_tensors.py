@@ -1,0 +1,43 @@
+"""Our writer of safetensors files against the library's own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+from sightline.files.tensors import read_tensors, write_tensors
+
+TYPES = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.int32]
+TYPES += [torch.float32, torch.float64, torch.int64]
+SHAPES = [(), (3,), (2, 3, 4), (0,)]
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    numbers = torch.Generator().manual_seed(0)
+    return {
+        f'layer{(place * 7) % 5}.{"ä" if shape == (3,) else "w"}"{dtype}{len(shape)}': torch.randint(
+            0, 100, shape, generator=numbers
+        ).to(dtype)
+        for place, dtype in enumerate(TYPES)
+        for shape in SHAPES
+    }
+
+
+def test_the_bytes_are_those_of_the_library(tensors, tmp_path: Path):
+    write_tensors(tmp_path / "a", tensors)
+    assert (tmp_path / "a").read_bytes() == save(tensors)
+
+
+def test_what_is_written_is_read(tensors, tmp_path: Path):
+    write_tensors(tmp_path / "a.safetensors", tensors)
+    for found in (read_tensors(tmp_path / "a.safetensors"), load_file(tmp_path / "a.safetensors")):
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_no_tensors_make_a_file_that_is_read(tmp_path: Path):
+    write_tensors(tmp_path / "a.safetensors", {})
+    assert (tmp_path / "a.safetensors").read_bytes() == save({})
+    assert read_tensors(tmp_path / "a.safetensors") == {}
