@@ -33,9 +33,9 @@ from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
 from sightline.hardware.setup import torch_as_before
 from sightline.named_recipe import load_recipe, without_all_folds
-from sightline.parts import Prediction, PredictOptions, Scores, TrainResult
+from sightline.parts import PredictOptions, Scores
 from sightline.report.refresh import write_if_possible
-from sightline.results import Classification, Detection, Segmentation
+from sightline.results import Classification, Detection, Prediction, Segmentation, TrainResult
 from sightline.runs.log import RunLog
 from sightline.runs.loggers import Logger, RunStart
 from sightline.runs.refused import as_before

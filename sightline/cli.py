@@ -7,7 +7,6 @@ import contextlib
 import importlib
 import os
 import pkgutil
-import shutil
 import signal
 import sys
 import textwrap
@@ -39,7 +38,7 @@ def list_recipes(flags: Sequence[str]) -> None:
         print(textwrap.indent(recipes.describe(name), "  "))
     if not arguments:
         for name in recipes.names():
-            print(_row(f"{name:24} ", recipes.describe(name).splitlines()[0]))
+            print(help_text.row(f"{name:24} ", recipes.describe(name).splitlines()[0]))
 
 
 def prepare(flags: Sequence[str]) -> None:
@@ -443,23 +442,12 @@ def _tell_page(path: Path) -> None:
 
 def _overview() -> str:
     lines = [f"sightline {__version__}: vision training", "", "usage: sightline COMMAND ...", ""]
-    lines += [_row(f"  {name:10} ", (command.__doc__ or "").strip()) for name, command in COMMANDS.items()]
+    lines += [help_text.row(f"  {name:10} ", (command.__doc__ or "").strip()) for name, command in COMMANDS.items()]
     lines += [
         "",
         "`sightline COMMAND --help` lists options, `sightline train RECIPE --help` the usual flags of a recipe.",
     ]
     return "\n".join(lines)
-
-
-def _row(name: str, text: str) -> str:
-    """Return a row of a table of names and texts: folded between words where a terminal would do so inside of them, in
-    one line where a program reads it."""
-    stream = terminal.behind(sys.stdout)
-    if not (stream and stream.isatty()):
-        return name + text
-    width = max(2 * len(name), shutil.get_terminal_size().columns)
-    indent = " " * len(name)
-    return textwrap.fill(name + text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _parser(name: str, command: Callable[[Sequence[str]], None], more: str = "") -> argparse.ArgumentParser:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import itertools
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 
-from sightline import recipes
+from sightline import recipes, terminal
 from sightline.errors import UsageError
 from sightline.fields import Flag, flags_of
 from sightline.words import ALIASES
@@ -105,3 +106,14 @@ def _wrapped(text: str, first: str, later: str) -> str:
     return textwrap.fill(
         text, width, initial_indent=first, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
     )
+
+
+def row(name: str, text: str) -> str:
+    """Return a row of a table of names and texts: folded between words where a terminal would do so inside of them, in
+    one line where a program reads it."""
+    stream = terminal.behind(sys.stdout)
+    if not (stream and stream.isatty()):
+        return name + text
+    width = max(2 * len(name), shutil.get_terminal_size().columns)
+    indent = " " * len(name)
+    return textwrap.fill(name + text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

@@ -338,16 +338,6 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class TrainResult(Scores):
-    """Result of a training: the scores of its last evaluation, and how the run ended."""
-
-    folder: Path = field(compare=False)
-    best_score: float | None  # of the score that decides, over all evaluations; None: none was a number
-    best_step: int  # -1: none is best
-    ended: str  # the reason, e.g. "5 epochs are done"
-
-
-@dataclass(frozen=True)
 class Finding:
     """One class or box that a network finds in an image."""
 

@@ -1,4 +1,4 @@
-"""The objects that `api.predict` returns, one per image or volume: plain values and NumPy arrays."""
+"""The objects that `api.train` and `api.predict` return: plain values and NumPy arrays."""
 
 from __future__ import annotations
 
@@ -6,10 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sightline.parts import Prediction
+from sightline.parts import Prediction, Scores
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
+
+
+@dataclass(frozen=True)
+class TrainResult(Scores):
+    """Result of a training: the scores of its last evaluation, and how the run ended."""
+
+    folder: Path = field(compare=False)
+    best_score: float | None  # of the score that decides, over all evaluations; None: none was a number
+    best_step: int  # -1: none is best
+    ended: str  # the reason, e.g. "5 epochs are done"
 
 
 @dataclass(frozen=True)

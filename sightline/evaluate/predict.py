@@ -25,8 +25,9 @@ from sightline.evaluate.checkpoints import Trained
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
-from sightline.parts import Batch, Bound, Dataset, DataSpec, Prediction, PredictJob, PredictOptions, Task
+from sightline.parts import Batch, Bound, Dataset, DataSpec, PredictJob, PredictOptions, Task
 from sightline.report.predictions import DOCUMENT, TABLE
+from sightline.results import Prediction
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 from sightline.train import checkpoint

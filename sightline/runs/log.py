@@ -38,6 +38,7 @@ class RunLog:
         self.folder = RunFolder(folder, rank, attempt, self.say)
         self.events = EventLog(self.folder)
         self.draw: Callable[[Scores], dict[str, Any]] | None = None  # set by the loop
+        self.has_started = False  # a start that was refused has nothing to show
         self._time_to_train: dict[str, float] = {}
         self._page = Refresh(folder) if has_report and self.folder.is_main else None
         if attempt is None:
@@ -65,6 +66,7 @@ class RunLog:
 
     def started(self, fields: Mapping[str, Any], scores: Sequence[str], step: int, **facts: Any) -> None:
         """Report a start of the run: its settings, its position and how it is carried out."""
+        self.has_started = True
         self.events.start(fields, tuple(scores), step)
         self.events.write("start", step=step, **facts)
 

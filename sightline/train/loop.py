@@ -17,8 +17,9 @@ from sightline.evaluate.worst import draw_worst
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure.profile import ProfileWindow, parse_window
-from sightline.parts import Bound, Dataset, Scores, TrainResult
+from sightline.parts import Bound, Dataset, Scores
 from sightline.report.data_facts import keep_facts
+from sightline.results import TrainResult
 from sightline.runs.environment import environment
 from sightline.runs.folder import SCORES
 from sightline.runs.log import RunLog

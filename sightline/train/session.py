@@ -11,12 +11,12 @@ import torch
 
 from sightline import config, terminal
 from sightline.config import Recipe, Run
-from sightline.errors import OutOfMemory, PeerLost, SightlineError, UsageError
+from sightline.errors import OutOfMemory, PeerLost, SightlineError
 from sightline.hardware import world
 from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
-from sightline.parts import TrainResult
 from sightline.report.refresh import write_if_possible
+from sightline.results import TrainResult
 from sightline.runs import attempts
 from sightline.runs.benchmark_log import BenchmarkLog
 from sightline.runs.log import RunLog
@@ -85,5 +85,5 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
         if watchdog:
             watchdog.tell_end(code, reason)
         here.close(is_lost=code == PeerLost.exit_code)
-        if report and here.is_main and code != UsageError.exit_code:  # a start that was refused has nothing to show
+        if report and here.is_main and log.has_started:
             write_if_possible([folder])
