@@ -191,7 +191,8 @@ class Step:
     def compile(self, batch: Batch) -> None:
         """Compile from the next step on. All that takes long happens here, on a batch whose update is undone."""
         self._compiled = True
-        self._build()
+        with self._undone():  # DDP gives every rank the batch-norm statistics of rank 0 when it is made
+            self._build()
         gc.collect()  # the captured step, and DDP's buffers, may be part of cycles
         self.device.free_cached_memory()
         self.warm_up(batch, 1)

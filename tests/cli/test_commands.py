@@ -448,3 +448,16 @@ def test_processes_of_a_command_import_nothing_from_the_current_folder(tmp_path:
     command = [sys.executable, tmp_path / "bin" / "sightline"]
     done = subprocess.run(command, cwd=tmp_path / "data", env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == f"sightline {__version__}\n", done.stdout + done.stderr
+
+
+def test_a_command_that_used_torch_leaves_without_taking_python_apart():
+    code = (
+        "import atexit, sys, threading, types; sys.modules['torch'] = types.ModuleType('torch')\n"
+        "class Late:\n    def __del__(self): print('taken apart')\n"
+        "late = Late(); atexit.register(print, 'exit handler')\n"
+        "threading.Timer(0.05, print, ['thread']).start()\n"
+        "from sightline.cli import main; sys.argv = ['sightline', 'list', 'nothing']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and "unknown recipe 'nothing'" in done.stderr
+    assert done.stdout == "thread\nexit handler\n"

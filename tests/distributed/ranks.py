@@ -208,12 +208,34 @@ def head_only(world: World) -> dict[str, Any]:
     return {"changed": changed, "head": state.model[3].weight.flatten().tolist()}
 
 
+def compiled_in_mid_run(world: World) -> dict[str, Any]:
+    """Four steps, never compiled and compiled after the second, by a backend that changes no operation: the state."""
+    device = dataclasses.replace(CPU, compile_backend="eager")
+    recipe = recipe_with()
+    dataset = DATA.open("train", 0)
+    found = {}
+    for switch_at in (-1, 1):
+        state = TrainState(recipe, build_model(recipe, Run(), dataset.spec, device), device, RunLength(1, 1))
+        step = build_step(recipe, Run(compile="off"), device, world, state, ready_made(dataset))
+        for number in range(4):
+            torch.manual_seed(100 * number + world.rank)
+            label = torch.arange(BATCH // world.size) % 4
+            batch = {"image": torch.randn(len(label), 3, 8, 8), "label": label, "index": label.clone()}
+            step(batch, number, 0.1)
+            if number == switch_at:
+                step.compile(batch)
+        tensors = {name: t.flatten().tolist() for name, t in state.model.state_dict().items()}
+        found[str(switch_at)] = {"totals": step.read_totals(world), "tensors": tensors}
+    return found
+
+
 def main(out: Path) -> None:
     world = connect(detect(), CPU)
     seen: dict[str, Any] = {"collectives": collectives(world), "metric": metric(world), "batch_norm": batch_norm(world)}
     seen |= {"several_labels": several_labels(world)}
     seen |= {"listening": listening(), "indices": indices(world), "bad_steps": bad_steps(world)}
     seen |= {"evaluations": evaluations(world), "head_only": head_only(world)}
+    seen |= {"compiled_in_mid_run": compiled_in_mid_run(world)}
     gc.collect()  # DDP keeps a group alive
     world.close()
     seen["evaluate"] = dataclasses.asdict(api.evaluate(str(out / "run"), ["--run.workers=0", "--run.device=cpu"]))

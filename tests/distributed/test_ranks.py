@@ -190,6 +190,14 @@ def test_two_ranks_train_a_head_as_one(two: list[dict]):
     assert first["head"] == second["head"] == pytest.approx(alone["head"], abs=0.1)
 
 
+def test_a_step_compiled_in_mid_run_changes_no_state_of_any_rank(two: list[dict]):
+    for seen in (each["compiled_in_mid_run"] for each in two):
+        assert seen["1"] == seen["-1"]
+        assert seen["1"]["totals"]["steps"] == 8  # of both ranks
+    first, second = (each["compiled_in_mid_run"]["1"]["tensors"]["1.running_mean"] for each in two)
+    assert first != second  # each rank keeps its own statistics
+
+
 def test_evaluate_on_two_ranks_gives_the_scores_of_one(answers: dict):
     alone = answers["alone"]
     assert alone["values"]["samples"] == 13

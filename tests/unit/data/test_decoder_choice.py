@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sightline import config
+from sightline import api, config
 from sightline.data import decoder_choice
 from sightline.data.classification import ClassificationData
 from sightline.hardware import devices
+from sightline.hardware.world import World
+from sightline.runs.log import RunLog
+from sightline.train import start
 
 CUDA = devices.KINDS["cuda"]  # nothing below touches it
 
@@ -68,3 +71,13 @@ def test_the_choice_is_one_of_the_run_that_a_typed_decoder_overrules(folder):
     recipe, _ = config.load("demo_classification", ["--data.path", str(folder / "64")])
     changed = dataclasses.replace(recipe, data=recipe.data.on_host())
     assert config.diff(config.to_json(recipe), changed) == []  # it does not refuse to resume
+
+
+@pytest.mark.parametrize(("stored", "expected"), [("cpu", True), ("auto", False)])
+def test_a_resumed_run_keeps_its_decoder_without_measuring(folder, tmp_path, stored, expected):
+    small = "--model.width=4 --data.size=24 --data.eval-size=24 --train.epochs=1 --train.max-steps=1 --run.workers=0"
+    flags = [*small.split(), "--run.device=cpu", "--train.global-batch=4", f"--data.path={folder / '64'}"]
+    api.train(*api.load("demo_classification", [*flags, f"--run.out={tmp_path}", f"--data.decoder={stored}"]))
+    recipe, run = api.load("demo_classification", [*flags, f"--run.out={tmp_path}"])
+    log = RunLog(tmp_path, attempt=None)
+    assert start._decodes_on_host(opened(folder / "64"), recipe, run, CUDA, World(), log) is expected
