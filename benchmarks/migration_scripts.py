@@ -156,7 +156,9 @@ def run(entry: dict[str, Any], arguments: str, folder: Path, flags: list[str] | 
 
 def why(error: str) -> str:
     """Return the last line that names an error."""
-    named = [line for line in error.splitlines() if re.match(r"[\w.]*(Error|Exception|Exit)\b|not done|.* error: ", line)]
+    named = [
+        line for line in error.splitlines() if re.match(r"[\w.]*(Error|Exception|Exit)\b|not done|.* error: ", line)
+    ]
     return named[-1][:160] if named else ""
 
 
@@ -213,7 +215,9 @@ def main() -> None:
     args = parser.parse_args()
     entries = tomllib.loads(TABLE.read_text(encoding="utf-8"))["script"]
     chosen = [entry for entry in entries if args.only in f"{entry['repository']}/{entry['path']}"]
-    print("| repository | script | ran | numbers | s migrated | s own CPU mode | why not |\n|---|---|---|---|---|---|---|")
+    print(
+        "| repository | script | ran | numbers | s migrated | s own CPU mode | why not |\n|---|---|---|---|---|---|---|"
+    )
     rows = []
     for number, entry in enumerate(chosen):
         entry["git"] = git_folder(args.repositories, entry["repository"])
@@ -226,7 +230,9 @@ def main() -> None:
     ended = [row for row in rows if row["migrated"]["code"] == 0]
     same = sum(row["numbers"].endswith(" equal") for row in ended)
     repositories = len({row["repository"] for row in rows})
-    print(f"\n{len(ended)} of {len(rows)} scripts of {repositories} repositories ran to the end, {same} with equal numbers")
+    print(
+        f"\n{len(ended)} of {len(rows)} scripts of {repositories} repositories ran to the end, {same} with equal numbers"
+    )
     write(rows, args.out)
 
 
