@@ -32,7 +32,7 @@ from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".toml")
-SOURCES = {".py", ".yaml", ".yml", ".json", ".toml", ".cfg", ".txt"}
+SOURCES = {".py", ".yaml", ".yml", ".json", ".toml", ".cfg"}
 NUMBERS = re.compile(
     r"(?i)(?:loss\w*|acc\w*(?:@\d)?|prec\w*|ppl|perplexity|err\w*|kl\w*|reconst\w*)[^\d\n-]{0,14}"
     r"(-?\d+\.\d+(?:e[-+]?\d+)?|nan)"
@@ -101,21 +101,29 @@ def run_seeded(words: list[str]) -> None:
 
 def git_folder(repositories: Path, name: str) -> Path | None:
     """Return the git folder of a clone (owner/name) or of a mirror (owner+name/repo)."""
-    for path in (repositories / name / ".git", repositories / name, repositories / name.replace("/", "+") / "repo"):
+    mirror = repositories / name.replace("/", "+") / "repo"
+    for path in (repositories / name / ".git", repositories / name, mirror, mirror / ".git"):
         if (path / "HEAD").exists():
             return path
     return None
 
 
 def check_out(git: Path, commit: str, folder: Path) -> None:
-    """Unpack source and settings; images and weights of a repository stay where they are."""
-    folder.mkdir(parents=True)
+    """Write source and settings of a commit; images and weights of a repository stay where they are."""
     ask = ["git", f"--git-dir={git}"]
-    names = subprocess.run([*ask, "ls-tree", "-r", "--name-only", commit], capture_output=True, text=True, check=True)
-    suffixes = {Path(name).suffix for name in names.stdout.splitlines()} & SOURCES
-    wanted = [f"*{suffix}" for suffix in sorted(suffixes)]
-    archive = subprocess.run([*ask, "archive", commit, "--", *wanted], capture_output=True, check=True).stdout
-    subprocess.run(["tar", "x", "-C", str(folder)], input=archive, check=True)
+    listed = subprocess.run([*ask, "ls-tree", "-r", "--name-only", commit], capture_output=True, text=True, check=True)
+    names = [name for name in listed.stdout.splitlines() if Path(name).suffix in SOURCES]
+    wanted = "".join(f"{commit}:{name}\n" for name in names).encode()
+    content = subprocess.run([*ask, "cat-file", "--batch"], input=wanted, capture_output=True, check=True).stdout
+    for name in names:
+        head, _, content = content.partition(b"\n")  # `<object> blob <bytes>`, the bytes, a newline
+        if head.endswith(b" missing"):
+            continue
+        size = int(head.rsplit(b" ", 1)[1])
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content[:size])
+        content = content[size + 1 :]
 
 
 def run(entry: dict[str, Any], arguments: str, folder: Path, flags: list[str] | None, timeout: int) -> dict[str, Any]:
@@ -178,10 +186,18 @@ def measure(entry: dict[str, Any], folder: Path, timeout: int) -> dict[str, Any]
     return row | {"numbers": compared(migrated, own), "note": entry.get("note", "")}
 
 
+def fault(row: dict[str, Any]) -> str:
+    """Say whose fault a failure is: the script's, if its own CPU mode fails as well; else migration's."""
+    if row["note"] or not row["migrated"]["code"]:
+        return str(row["note"])
+    is_scripts = row["own"] is not None and row["own"]["code"] != 0
+    return f"{'the script' if is_scripts else 'migration'}: {row['migrated']['error'].replace('|', '/')}"
+
+
 def as_row(row: dict[str, Any]) -> str:
     ran = "yes" if row["migrated"]["code"] == 0 else "**no**"
     own = f"{row['own']['seconds']:.1f}" if row["own"] else "-"
-    why_not = row["note"] or (row["migrated"]["error"].replace("|", "/") if row["migrated"]["code"] else "")
+    why_not = fault(row)
     cells = (row["repository"], row["path"], ran, row["numbers"], f"{row['migrated']['seconds']:.1f}", own, why_not)
     return "| " + " | ".join(cells) + " |"
 

@@ -46,12 +46,17 @@ class Target:
 
     def count(self, options_count: int = 0) -> int:
         """Return the number of devices that a script sees."""
-        if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        if is_hidden():
             return 0
         native = self.native("device_count")
         if native is not None:
             return int(native())
         return options_count or local_ranks() or 1
+
+
+def is_hidden() -> bool:
+    """Return True if the user hides all CUDA devices."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
 
 
 def local_ranks() -> int:

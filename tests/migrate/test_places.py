@@ -95,9 +95,11 @@ def test_model_keeps_its_parameters_and_their_graph(on_cpu: Start):
         assert move(net) is net
         assert all(names[name] is value and value.is_leaf for name, value in net.named_parameters())
         assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+        net[0](torch.ones(1, 2)).sum().backward()
+        gradient = net[0].weight.grad.data_ptr()
         with torch.no_grad():
-            net[0].weight.add_(1)
-        assert torch.equal(host, before["0.weight"])
+            move(net)[0].weight.add_(1)  # a second move copies nothing, not even gradients
+        assert torch.equal(host, before["0.weight"]) and net[0].weight.grad.data_ptr() == gradient
     lazy = torch.nn.LazyLinear(3).cuda().to("cuda")
     assert lazy(torch.ones(1, 2)).shape == (1, 3)
     sparse = torch.eye(2).to_sparse()

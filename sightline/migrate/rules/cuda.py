@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from sightline.migrate import zones
+from sightline.migrate import targets, zones
 from sightline.migrate.reporting import record
 from sightline.migrate.rules.makers import answers, ignores, refuses
 from sightline.migrate.rules.table import Kind, Maker, Rule
@@ -157,8 +157,15 @@ def _device_count(session: Session) -> Callable[[], int]:
 
 
 def _is_available(session: Session) -> Callable[[], bool]:
-    count = _device_count(session)
-    return lambda: count() > 0
+    count, is_cpu = _device_count(session), session.target.is_cpu
+    now = count() > 0
+
+    def is_available() -> bool:
+        if is_dynamo_compiling():  # dynamo cannot trace os.environ
+            return now
+        return not targets.is_hidden() if is_cpu else count() > 0
+
+    return is_available
 
 
 def _make_device_context(rule: Rule, original: Any, session: Session) -> Any:

@@ -283,7 +283,7 @@ def _make_module_cuda(rule: Rule, original: Any, session: Session) -> Any:
         if is_dynamo_compiling():
             return self._apply(lambda tensor: MOVE(tensor, there))
         record.hit(rule, () if device is None else (device,))
-        return self._apply(_place if is_cpu else lambda tensor: MOVE(tensor, there))
+        return _place_module(self) if is_cpu else self._apply(lambda tensor: MOVE(tensor, there))
 
     return cuda
 
@@ -302,7 +302,9 @@ def _make_module_to(rule: Rule, original: Any, session: Session) -> Any:
             elif there is not device:
                 record.hit(rule, args, kwargs)
             if is_cpu and there is not device and not places.is_of_a_tensor(device):
-                self._apply(_place)
+                _place_module(self)
+                if dtype is None and len(args) + len(kwargs) == 1:
+                    return self
         if used is not dtype:
             args = tuple(used if value is dtype else value for value in args)
             kwargs |= {"dtype": used} if "dtype" in kwargs else {}
@@ -325,6 +327,13 @@ def _make_module_to_empty(rule: Rule, original: Any, session: Session) -> Any:
         return made
 
     return to_empty
+
+
+def _place_module(module: Any) -> Any:
+    for weight in module.parameters():
+        if weight.grad is not None:  # computed where its parameter is, but not marked
+            places.put(weight.grad, places.place_of(weight))
+    return module._apply(_place)
 
 
 def _place(tensor: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,10 @@ def to_device(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
 
     A result that requires grad comes from the model, so it is on the device already.
     """
-    is_there = place_of(tensor) == DEVICE or (tensor.requires_grad and not tensor.is_leaf)
+    is_marked = place_of(tensor) == DEVICE
+    if is_marked and moved is tensor:
+        return moved
+    is_there = is_marked or (tensor.requires_grad and not tensor.is_leaf)
     return put(moved if is_there else _apart(tensor, moved), DEVICE)
 
 
