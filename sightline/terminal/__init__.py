@@ -6,10 +6,13 @@ and lines of a run are console.py. Imports nothing of Sightline and no rich: `si
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any, Literal, TextIO
 
 # C0 but tab and newline, DEL, C1, overrides of the direction of writing, and bytes of file names that are not text.
@@ -35,6 +38,18 @@ def say(text: str, to: Literal["stdout", "stderr"] = "stdout") -> None:
     stream = getattr(sys, to)
     if stream is not None:
         print(visible(text, _encoding(stream)), file=stream, flush=True)
+
+
+def leave(code: int) -> None:
+    """End the process as Python does, threads and exit handlers first, but leave its memory to the system: to free
+    that of torch and of captured graphs piece by piece takes a second (1.4 s instead of 0.2 s on the H200)."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed, or nobody reads it any more
+            if stream:
+                stream.flush()
+    os._exit(code)
 
 
 def _encoding(stream: TextIO) -> str:
