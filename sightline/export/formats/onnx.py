@@ -25,7 +25,7 @@ RUNS = True
 OPSET = 18  # the exporter's own; onnxruntime 1.14 and newer run it
 KEY = "sightline"
 # Voxels from which on an instance norm is written as means of means: onnxruntime sums all of them in one float, which
-# costs 3e-5 of a patch of 128^3 in every layer.
+# costs 2.5e-5 of a patch of 128^3 in every layer.
 MANY_VOXELS = 2**18
 ABOUT = f"ONNX, opset {OPSET}"
 
