@@ -97,7 +97,7 @@ def measure(name: str, format_name: str, batches: list[int], folder: Path, flags
     out = folder / f"{name}{formats.find(format_name).SUFFIX}"
     path = export(str(ckpt), ExportOptions(format_name, str(out)), say=said.append)
     took = time.perf_counter() - began
-    row: dict[str, Any] = {"recipe": name, "format": format_name, "said": said, "seconds": round(took, 1)}
+    row: dict[str, Any] = {"recipe": name, "format": format_name, "said": said[:-1], "seconds": round(took, 1)}
     row["difference"] = next(line.rsplit(" ", 1)[1] for line in said if "largest relative difference" in line)
     row["megabytes"] = round(path.stat().st_size / 1e6, 1)
     if formats.find(format_name).RUNS:

@@ -28,4 +28,4 @@ def require(packages: Sequence[str], what: str) -> None:
     """Raise UsageError unless these packages are installed."""
     missing = [each for each in packages if importlib.util.find_spec(each) is None]
     if missing:
-        raise UsageError(f"{what} needs {' and '.join(missing)}: `pip install sightline[export]`")
+        raise UsageError(f"{what} needs {', '.join(missing)}: `pip install sightline[export]`")
