@@ -93,7 +93,7 @@ def run_seeded(words: list[str]) -> None:
     import numpy as np
     import torch
 
-    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)  # noqa: NPY002
     sys.argv = words
     sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
     runpy.run_path(words[0], run_name="__main__")
@@ -230,9 +230,7 @@ def main() -> None:
     ended = [row for row in rows if row["migrated"]["code"] == 0]
     same = sum(row["numbers"].endswith(" equal") for row in ended)
     repositories = len({row["repository"] for row in rows})
-    print(
-        f"\n{len(ended)} of {len(rows)} scripts of {repositories} repositories ran to the end, {same} with equal numbers"
-    )
+    print(f"\n{len(ended)} of {len(rows)} scripts of {repositories} repositories ran to the end; {same} equal numbers")
     write(rows, args.out)
 
 
