@@ -135,6 +135,7 @@ def run(entry: dict[str, Any], arguments: str, folder: Path, flags: list[str] | 
     if entry.get("data"):
         DATA[entry["data"]](data)
     (folder / "out").mkdir()
+    (folder / "source" / entry.get("folder", "")).mkdir(exist_ok=True)  # one that the repository keeps empty
     words = shlex.split(arguments.format(data=data / "images" if entry.get("data") == "images" else data,
                                          out=folder / "out"))  # fmt: skip
     migrate = [] if flags is None else ["-m", "sightline", "migrate", "--target", "cpu", "--log", str(folder / "log")]
