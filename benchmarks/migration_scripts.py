@@ -93,7 +93,8 @@ def run_seeded(words: list[str]) -> None:
     import numpy as np
     import torch
 
-    random.seed(0), np.random.seed(0), torch.manual_seed(0)  # noqa: NPY002
+    random.seed(0), torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002  scripts draw from the global generator
     sys.argv = words
     sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
     runpy.run_path(words[0], run_name="__main__")
@@ -134,12 +135,15 @@ def run(entry: dict[str, Any], arguments: str, folder: Path, flags: list[str] | 
     if entry.get("data"):
         DATA[entry["data"]](data)
     (folder / "out").mkdir()
+    (folder / "source" / entry.get("folder", "")).mkdir(exist_ok=True)  # one that the repository keeps empty
     words = shlex.split(arguments.format(data=data / "images" if entry.get("data") == "images" else data,
                                          out=folder / "out"))  # fmt: skip
     migrate = [] if flags is None else ["-m", "sightline", "migrate", "--target", "cpu", "--log", str(folder / "log")]
     command = [sys.executable, *migrate, *(flags or []), str(Path(__file__).resolve()), "--seeded", str(script), *words]
     hidden = "none" if flags is not None else ""
-    environment = os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": hidden}
+    installed = [str(folder / "source")] if entry.get("is_package") else []  # as after `pip install -e .`
+    path = os.pathsep.join([str(REPO), *installed])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": hidden}
     begin = time.perf_counter()
     try:
         done = subprocess.run(
@@ -151,7 +155,13 @@ def run(entry: dict[str, Any], arguments: str, folder: Path, flags: list[str] | 
         code, text, error = -1, "", f"not done after {timeout} s"
     seconds = time.perf_counter() - begin
     (folder / "output.txt").write_text(text + error)
-    return {"code": code, "seconds": round(seconds, 1), "numbers": NUMBERS.findall(text), "error": why(error)}
+    return {"code": code, "seconds": round(seconds, 1), "numbers": numbers_in(text), "error": why(error)}
+
+
+def numbers_in(text: str) -> list[str]:
+    """Return the numbers after words such as loss; without any, all that have a fraction and are not times."""
+    plain = [line for line in text.splitlines() if not re.search(r"(?i)time|sec|eta|/s\b|\d s\b", line)]
+    return NUMBERS.findall(text) or re.findall(r"-?\d+\.\d+", "\n".join(plain))
 
 
 def why(error: str) -> str:
@@ -189,9 +199,11 @@ def measure(entry: dict[str, Any], folder: Path, timeout: int) -> dict[str, Any]
 def fault(row: dict[str, Any]) -> str:
     """Say whose fault a failure is: the script's, if its own CPU mode fails as well; else migration's."""
     if row["note"] or not row["migrated"]["code"]:
-        return str(row["note"])
-    is_scripts = row["own"] is not None and row["own"]["code"] != 0
-    return f"{'the script' if is_scripts else 'migration'}: {row['migrated']['error'].replace('|', '/')}"
+        return str(row["note"]) if row["migrated"]["code"] else ""
+    error = row["migrated"]["error"].replace("|", "/")
+    if row["own"] is None:
+        return error
+    return f"{'the script' if row['own']['code'] else 'migration'}: {error}"
 
 
 def as_row(row: dict[str, Any]) -> str:
@@ -230,7 +242,7 @@ def main() -> None:
     ended = [row for row in rows if row["migrated"]["code"] == 0]
     same = sum(row["numbers"].endswith(" equal") for row in ended)
     repositories = len({row["repository"] for row in rows})
-    print(f"\n{len(ended)} of {len(rows)} scripts of {repositories} repositories ran to the end; {same} equal numbers")
+    print(f"\n{len(ended)} of {len(rows)} scripts of {repositories} repositories ended, {same} with equal numbers")
     write(rows, args.out)
 
 
