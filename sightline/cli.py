@@ -383,8 +383,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(flags)
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python shuts down: no traceback of its threads
-    if argv is None and "torch" in sys.modules:
-        terminal.leave(code)
     return code
 
 

@@ -100,8 +100,10 @@ def script(folder: Path, own: bool, is_guarded: bool) -> Path:
     return folder / "script.py"
 
 
-def test_processes_start_without_the_script_of_their_parent():
-    """multiprocessing reads it from __main__, here pytest's."""
+def test_processes_start_without_the_script_of_their_parent(monkeypatch: pytest.MonkeyPatch):
+    """multiprocessing reads it from __main__."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "script.py", raising=False)
     names = {"init_main_from_path", "init_main_from_name"}
     assert names & set(spawn.get_preparation_data("worker"))
     with without_script():
