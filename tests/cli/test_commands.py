@@ -456,7 +456,7 @@ def test_a_command_that_used_torch_leaves_without_taking_python_apart():
         "class Late:\n    def __del__(self): print('taken apart')\n"
         "late = Late(); atexit.register(print, 'exit handler')\n"
         "threading.Timer(0.05, print, ['thread']).start()\n"
-        "from sightline.cli import main; sys.argv = ['sightline', 'list', 'nothing']; main()"
+        "from sightline.__main__ import run; sys.argv = ['sightline', 'list', 'nothing']; run()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2 and "unknown recipe 'nothing'" in done.stderr
