@@ -1,5 +1,6 @@
 """`python -m sightline`, and the command `sightline`."""
 
+import multiprocessing
 import sys
 
 from sightline import terminal
@@ -7,9 +8,10 @@ from sightline.cli import main
 
 
 def run() -> None:
-    """Run the command that was typed, and end the process; a migrated script ends it as Python does."""
+    """Run the command that was typed, and end the process. A migrated script ends as Python does, and so does a process
+    of somebody's multiprocessing, which waits for word from it."""
     code = main()
-    if "torch" in sys.modules and sys.argv[1:2] != ["migrate"]:
+    if "torch" in sys.modules and sys.argv[1:2] != ["migrate"] and multiprocessing.parent_process() is None:
         terminal.leave(code)
     sys.exit(code)
 
