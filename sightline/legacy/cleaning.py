@@ -17,7 +17,7 @@ WORKER = re.compile(r"worker_\d+")
 # What a run leaves; anything else is somebody's own and keeps the folder from being deleted.
 ENTRIES = re.compile(
     r"config\.yaml|environment\.json|log\.jsonl|exit\.json|bad_samples\.jsonl|evaluation\.json|rank_\d+\.log|checkpoints"
-    r"|data\.yaml|split\.json|report\.html|tensorboard|profile|scores(-[\w.-]+)?\.json|predictions(-[\w.-]+)?|\.lock[\w.]*|metric\.log|benchmark_run\.log"
+    r"|data\.(yaml|json)|split\.json|report\.html|drawings\.json|samples\.(jpg|png)|tensorboard|profile|scores(-[\w.-]+)?\.json|predictions(-[\w.-]+)?|\.lock[\w.]*|metric\.log|benchmark_run\.log"
     r"|\.\w+\.part-\w+"
 )
 INSIDE = {
