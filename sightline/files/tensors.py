@@ -67,7 +67,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     The library copies all bytes twice while no other thread of Python runs: a fifth of an epoch of half a second. And
     its save_file() hides the errno of a full disk and makes files only their owner can read.
     """
-    if sys.byteorder != "little":
+    if sys.byteorder != "little" or any(tensor.dtype not in _NAMES for tensor in tensors.values()):
         path.write_bytes(save(dict(tensors)))
         return
     rows = sorted(tensors.items(), key=lambda named: (-_RANKS[named[1].dtype], named[0]))

@@ -86,9 +86,10 @@ def _area(finding: Finding) -> float:
 
 
 def _shown(pixels: np.ndarray, spec: DataSpec) -> Image.Image:
-    """Undo the normalisation of (3, height, width)."""
+    """Undo the normalisation of (channels, height, width); the first channel alone where they are not three."""
     mean, std = (np.array(values, np.float32)[:, None, None] for values in (spec.mean, spec.std))
     values = np.nan_to_num((pixels * std + mean) * 255)
+    values = values if len(values) == 3 else values[:1].repeat(3, axis=0)
     return Image.fromarray(values.round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0))
 
 

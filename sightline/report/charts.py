@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
+
+from sightline.report.html import text
 
 Range = tuple[float, float]
 Points = Sequence[tuple[float, float]]  # x and y; a y that is not finite breaks the line
@@ -33,7 +34,7 @@ def line_chart(
     xs = [x for points in lines.values() for x, _ in points]
     x_axis = _Axis(*(x_range or (min(xs), max(xs))), LEFT, WIDTH - RIGHT)
     y_axis = _Axis(*y_range, HEIGHT - BOTTOM, TOP) if y_range else _y_axis(values)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(", ".join(lines))}">']
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(", ".join(lines))}">']
     for tick in y_axis.ticks():
         y = y_axis.place(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -44,7 +45,7 @@ def line_chart(
         if x > WIDTH - RIGHT - 12 - 7 * len(x_name) or (x_name == "step" and tick % 1):
             continue
         parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 10}" text-anchor="middle">{short(tick)}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end" class="dim">{escape(x_name)}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 10}" text-anchor="end" class="dim">{text(x_name)}</text>')
     looks = {name: looks[name] if looks else (number, "") for number, name in enumerate(lines)}
     for name, points in lines.items():
         number, kind = looks[name]
@@ -56,7 +57,7 @@ def line_chart(
                 line = " ".join(map(",".join, placed))
                 parts.append(f'<polyline points="{line}" stroke="{colour}" class="{kind}"/>')
             for (x, y), (cx, cy) in zip(stretch, placed, strict=True) if has_dots or len(stretch) == 1 else ():
-                said = f"<title>{escape(x_name)} {short(x)}: {y:.4g}</title>"
+                said = f"<title>{text(x_name)} {short(x)}: {y:.4g}</title>"
                 parts.append(f'<circle cx="{cx}" cy="{cy}" r="3" fill="{colour}">{said}</circle>')
     return "".join([*parts, "</svg>", _legend(looks) if len(lines) > 1 else ""])
 
@@ -125,7 +126,7 @@ def _unbroken(points: Points) -> list[list[tuple[float, float]]]:
 
 def _legend(looks: Mapping[str, tuple[int, str]]) -> str:
     items = (
-        f'<span><i class="{kind}" style="background:var(--c{number % COLOURS})"></i>{escape(name)}</span>'
+        f'<span><i class="{kind}" style="background:var(--c{number % COLOURS})"></i>{text(name)}</span>'
         for name, (number, kind) in looks.items()
     )
     return f'<p class="legend">{"".join(items)}</p>'

@@ -11,16 +11,16 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sightline.data.decode import decode_rgb
 from sightline.data.inputs import read_bytes
-from sightline.errors import BadSample, SightlineError
+from sightline.errors import BadSample
 from sightline.files.typed_json import as_dataclass, read_json
 from sightline.files.whole import replace_text, replaced
 from sightline.report.charts import short
+from sightline.report.html import text
 
 if TYPE_CHECKING:
     from sightline.config import Recipe
@@ -33,17 +33,6 @@ MAX_BYTES = 2**24  # 100,000 classes take 4 MB
 COUNT_S, DRAW_S = 0.5, 1.0  # no file is read after this; a slow disk or large volumes cost a run about as much
 MOST_VALUES = 2**24  # numbers in the images that are drawn: eight patches of 128 x 128 x 128 voxels
 CLASSES_SHOWN, ENDS_SHOWN = 30, 10
-FAILURES = (  # of data, and of a task of a user's own
-    SightlineError,
-    OSError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass(frozen=True)
@@ -89,7 +78,7 @@ def keep_facts(folder: Path, recipe: Recipe, sets: Mapping[str, Dataset], bound:
         spec = sets["train"].spec
         facts = DataFacts(FORMAT, sets["train"].fingerprint, spec.classes, _network(spec), rows, drawn)
         replace_text(folder / FACTS, json.dumps(asdict(facts)) + "\n")
-    except FAILURES as error:
+    except Exception as error:  # noqa: BLE001  # of a task or data of one's own: no reason to end a run
         return f"{FACTS} could not be written: {error}"
     return ""
 
@@ -133,7 +122,7 @@ def _keep_sheet(folder: Path, recipe: Recipe, bound: Bound, order: Order) -> str
         image.save(packed, "JPEG", quality=75, subsampling=0)
         with replaced(folder / SHEET) as file:
             file.write(packed.getvalue())
-    except FAILURES as error:
+    except Exception as error:  # noqa: BLE001  # of a task or data of one's own: no reason to end a run
         return f"samples were not drawn: {error}; `sightline show {folder}` draws them"
     return words
 
@@ -141,16 +130,17 @@ def _keep_sheet(folder: Path, recipe: Recipe, bound: Bound, order: Order) -> str
 # Shown on the page
 
 
-def section(folder: Path) -> str:
-    """Return what the page of a run says of its data; "" if its folder holds nothing about them."""
+def section(folder: Path, most_bytes: int) -> str:
+    """Return what the page of a run says of its data; "" if its folder holds nothing about them. The sheet is left out
+    if it has more bytes than these."""
     try:
         facts = as_dataclass(DataFacts, read_json(folder / FACTS, MAX_BYTES))
         rows = {str(name): as_dataclass(SplitRow, row) for name, row in facts.splits.items()}
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as error:
-        return f'<p class="bad">{_e(f"{FACTS} cannot be read: {error}"[:300])}</p>'
-    return _splits(rows) + _bars(facts.classes, rows) + _seen(folder, facts)
+        return f'<p class="bad">{text(f"{FACTS} cannot be read: {error}"[:300])}</p>'
+    return _splits(rows) + _bars(facts.classes, rows) + _seen(folder, facts, most_bytes)
 
 
 def _splits(rows: Mapping[str, SplitRow]) -> str:
@@ -162,19 +152,19 @@ def _splits(rows: Mapping[str, SplitRow]) -> str:
         boxes = f"{low:g} to {high:g}, median {median:g}" if row.boxes else ""
         lines.append([name, f"{row.items:,} {row.kind}", *(sizes if len(sizes) == 3 else [""] * 3), boxes])
     kept = [at for at in range(len(header)) if any(line[at] for line in lines)]
-    head = "".join(f"<th>{_e(header[at])}</th>" for at in kept)
-    body = "".join(f"<tr>{''.join(f'<td>{_e(line[at])}</td>' for at in kept)}</tr>" for line in lines)
+    head = "".join(f"<th>{text(header[at])}</th>" for at in kept)
+    body = "".join(f"<tr>{''.join(f'<td>{text(line[at])}</td>' for at in kept)}</tr>" for line in lines)
     axes = {2: "width x height, each by itself", 3: "slices x rows x columns, each by itself"}
     ways = {axes[len(row.sizes[0])] for row in rows.values() if row.sizes and len(row.sizes[0]) in axes}
     part = [f"{row.measured:,} of {row.items:,} {name}" for name, row in rows.items() if 0 < row.measured < row.items]
     words = [*sorted(ways), *([f"of {', '.join(part)}, evenly spread"] if part else [])]
-    of = f'<p class="dim">sizes: {_e("; ".join(words))}</p>' if words else ""
+    of = f'<p class="dim">sizes: {text("; ".join(words))}</p>' if words else ""
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>{of}'
 
 
 def _bars(classes: Sequence[str], rows: Mapping[str, SplitRow]) -> str:
     """Return a bar for every class and split, the largest class of the first split first."""
-    rows = {name: row for name, row in rows.items() if len(row.counts) == len(classes) and any(row.counts)}
+    rows = {name: row for name, row in rows.items() if _is_countable(row, len(classes))}
     if not rows:
         return ""
     first = next(iter(rows.values()))
@@ -184,12 +174,17 @@ def _bars(classes: Sequence[str], rows: Mapping[str, SplitRow]) -> str:
         shown, between = [order[:ENDS_SHOWN], order[-ENDS_SHOWN:]], order[ENDS_SHOWN:-ENDS_SHOWN]
         low, high = first.counts[between[-1]], first.counts[between[0]]
         rest = f"{len(between):,} more classes with {low:,} to {high:,} {first.counted} each"
-    head = "".join(f"<th>{_e(f'{row.counted} of {name}')}</th>" for name, row in rows.items())
-    line = f'<tr><td colspan="{1 + len(rows)}" class="dim">{_e(rest)}</td></tr>' if rest else ""
+    head = "".join(f"<th>{text(f'{row.counted} of {name}')}</th>" for name, row in rows.items())
+    line = f'<tr><td colspan="{1 + len(rows)}" class="dim">{text(rest)}</td></tr>' if rest else ""
     body = line.join("".join(_bar_row(classes[number], number, rows) for number in group) for group in shown)
     part = [f"{row.counted_in:,} of {row.items:,} {name}" for name, row in rows.items() if row.counted_in < row.items]
-    of = f'<p class="dim">counted in {_e(", ".join(part))}, evenly spread</p>' if part else ""
+    of = f'<p class="dim">counted in {text(", ".join(part))}, evenly spread</p>' if part else ""
     return f'<div class="scroll"><table class="bars"><tr><th>class</th>{head}</tr>{body}</table></div>{of}'
+
+
+def _is_countable(row: SplitRow, classes: int) -> bool:
+    """Return whether a row out of a file has a number for every class, and something to compare."""
+    return len(row.counts) == classes and min(row.counts, default=0) >= 0 and any(row.counts)
 
 
 def _bar_row(name: str, number: int, rows: Mapping[str, SplitRow]) -> str:
@@ -197,23 +192,19 @@ def _bar_row(name: str, number: int, rows: Mapping[str, SplitRow]) -> str:
     for row in rows.values():
         count, most = row.counts[number], max(row.counts)
         share = f" ({100 * count / sum(row.counts):.2g}\u00a0%)" if row.counted == "voxels" else ""
-        text = f"{short(count) if count >= 10**6 else f'{count:,}'}{share}"
-        cells.append(f'<td><i style="width:{60 * count / most:.1f}%"></i>{_e(text)}</td>')
-    return f'<tr><td class="wrap">{_e(name)}</td>{"".join(cells)}</tr>'
+        said = f"{short(count) if count >= 10**6 else f'{count:,}'}{share}"
+        cells.append(f'<td><i style="width:{60 * count / most:.1f}%"></i>{text(said)}</td>')
+    return f'<tr><td class="wrap">{text(name)}</td>{"".join(cells)}</tr>'
 
 
-def _seen(folder: Path, facts: DataFacts) -> str:
+def _seen(folder: Path, facts: DataFacts, most_bytes: int) -> str:
     image = ""
     try:
         data = read_bytes(folder / SHEET, SHEET)
         decode_rgb(data, SHEET)
-        image = f'<img alt="training samples" src="data:image/jpeg;base64,{base64.b64encode(data).decode()}">'
+        if 4 * len(data) <= 3 * most_bytes:  # as base64
+            image = f'<img alt="training samples" src="data:image/jpeg;base64,{base64.b64encode(data).decode()}">'
     except BadSample:  # gone or damaged: the words are left
         image = ""
     words = f"what the network sees ({facts.network}): {facts.drawn}"
-    return f'<h3>Samples</h3><div class="scroll sheet">{image}</div><p class="dim">{_e(words)}</p>'
-
-
-def _e(value: Any) -> str:
-    """Return text for the page; bytes of a name that are not text are written out."""
-    return escape(str(value).encode("utf-8", "backslashreplace").decode())
+    return f'<h3>Samples</h3><div class="scroll sheet">{image}</div><p class="dim">{text(words)}</p>'

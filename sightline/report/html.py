@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -10,10 +9,12 @@ from typing import Any
 
 from sightline.runs.screen import as_score
 
+MOST = 1e308  # larger whole numbers cannot be drawn
+
 
 def text(value: Any) -> str:
     """Return any value as text that is safe in HTML."""
-    return escape(str(value))
+    return escape(str(value).encode("utf-8", "backslashreplace").decode())  # names of files may not be text
 
 
 def section(title: str, content: str, is_linked: bool = True) -> str:
@@ -66,4 +67,4 @@ def bar(value: Any) -> str:
 
 def is_score(value: Any) -> bool:
     """Return whether a value out of a file is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -MOST <= value <= MOST

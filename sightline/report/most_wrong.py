@@ -31,7 +31,7 @@ def most_wrong(story: RunStory, most_bytes: int) -> str:
     drawn = _drawings(story)
     figures, wide = [], False
     for row in [row for row in rows if not drawn or str(row.get("index")) in drawn][:SHOWN]:
-        tiles = drawn[str(row["index"])] if drawn else _thumbnail(_file_of(story, row))
+        tiles = drawn[str(row.get("index"))] if drawn else _thumbnail(_file_of(story, row))
         size = sum(map(len, tiles.values()))
         tiles = tiles if size <= most_bytes else {}
         most_bytes -= size if tiles else 0

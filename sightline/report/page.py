@@ -63,11 +63,11 @@ def _one(story: RunStory, name: str, image_bytes: int, is_whole: bool = True) ->
     run = story.summary
     sections = {
         "Curves": _charts([story], [name]),
-        "Most wrong samples": most_wrong(story, image_bytes),
+        "Most wrong samples": most_wrong(story, image_bytes // 2),
         "Classes": classes(story),
         "Confusions": confusions(story),
         "Scores": all_values(story),
-        "Data": data_facts.section(Path(run.path)),
+        "Data": data_facts.section(Path(run.path), image_bytes // 2),
         "Command": _command(story),
         "Events": _events(story),
         "Environment": pairs(_environment(story)),
@@ -172,16 +172,16 @@ def _charts(stories: Sequence[RunStory], names: Sequence[str]) -> str:
             series[label] = [(x, y) for x, y in points if y != NOTHING]
             if len(stories) > 1:  # a colour for each run
                 looks[label] = names.index(run), "faint" if curve.startswith("train/") and len(shown) > 1 else ""
-        if title.endswith(("Score", "scores")) and len({name.split("/")[1] for name in shown}) == 1:
-            title = f"{title}: {shown[0].split('/')[1]}"
+        if title.endswith(("Score", "scores")) and len({name.split("/", 1)[1] for name in shown}) == 1:
+            title = f"{title}: {shown[0].split('/', 1)[1]}"
         cards.append(card(title, line_chart(series, looks=looks)))
     return f'<div class="charts">{"".join(cards)}</div>' if any(cards) else ""
 
 
 def _label(run: str, curve: str, curves: Sequence[str], runs: int) -> str:
     """Name a line by what tells it from the others of its chart."""
-    kind, name = curve.replace("/val_", "/").split("/")
-    kinds, names = ({each.replace("/val_", "/").split("/")[part] for each in curves} for part in (0, 1))
+    kind, name = curve.replace("/val_", "/").split("/", 1)
+    kinds, names = ({each.replace("/val_", "/").split("/", 1)[part] for each in curves} for part in (0, 1))
     words = [run] if runs > 1 else []
     words += [KINDS.get(kind, kind)] if len(kinds) > 1 else []
     return " ".join([*words, name] if len(names) > 1 or not words else words)

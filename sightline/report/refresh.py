@@ -13,8 +13,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sightline.errors import SightlineError
-
 EVERY_S = 60.0  # from the start of one page to the next; a run that is shorter starts no process
 MOST_S = 120  # after which the process ends itself: a dead file server, or nobody who would end it
 END_S = 10.0  # for the process to remove what it has half written
@@ -44,7 +42,12 @@ class Refresh:
         try:
             # A session of its own: Ctrl-C is for the run, which ends the process itself.
             self._child = subprocess.Popen(
-                command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True
+                command,
+                stdin=nowhere,
+                stdout=nowhere,
+                stderr=nowhere,
+                start_new_session=True,
+                env=_environment(),
             )
         except OSError:  # no memory or no process left: the next look tries again
             self._child = None
@@ -62,19 +65,26 @@ class Refresh:
         self._child = None
 
 
+def _environment() -> dict[str, str]:
+    """Let the process import this copy of Sightline, and nothing from the current folder."""
+    places = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(places), "PYTHONSAFEPATH": "1"}
+
+
 def write_if_possible(folders: Sequence[Path], out: Path | None = None) -> str:
     """Write a page and return its path; "" if that fails, which is no reason to fail a run."""
     from sightline.report.page import write_report
 
     try:
         return str(write_report(folders, out))
-    except (OSError, ValueError, SightlineError):
+    except Exception:  # noqa: BLE001  # of a damaged folder
         return ""
 
 
 def main(folder: str) -> None:
     """Write the page of a run."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as an exception, which removes a file half written
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, lambda *_: sys.exit(0))  # as an exception, which removes a file half written
     signal.alarm(MOST_S)
     os.nice(LOWEST_PRIORITY)
     from sightline.report.page import write_report

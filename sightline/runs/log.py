@@ -161,7 +161,10 @@ class RunLog:
             self.folder.write_json(name, whole)
         if self._page:
             if is_best and self.draw:
-                self.folder.write_json(DRAWINGS, {**where, **self.draw(scores)})
+                try:
+                    self.folder.write_json(DRAWINGS, {**where, **self.draw(scores)})
+                except Exception as error:  # noqa: BLE001  # of a task of one's own: no reason to end a run
+                    self.warn(f"the worst samples were not drawn: {error}")
             self._page.look()
 
     def wants_facts(self, is_over: bool) -> bool:

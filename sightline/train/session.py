@@ -85,5 +85,5 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
         if watchdog:
             watchdog.tell_end(code, reason)
         here.close(is_lost=code == PeerLost.exit_code)
-        if report and here.is_main and log.has_started:
+        if report and here.is_main and (log.has_started or code == 0):
             write_if_possible([folder])

@@ -26,10 +26,22 @@ FILE = "sightline.json"
 ABOUT = "torch.export archive"
 LIMITS = Limits(members=200_000, member_bytes=2**40, zip_ratio=1)
 MAX_READ_BYTES = 2**28  # of what is looked at: descriptions, and the input that was traced
-COMPILED = re.compile(r"/aotinductor/|/(custom_obj|opaque_obj)|\.(so|pyd|dll|dylib)$")
-# A size such as Mul(Integer(2), Symbol('s77', positive=True)). sympy evaluates these texts: no dots, no dunders, and
-# only names with a capital letter are called, which functions of Python do not have.
-SIZE = re.compile(r"(?!.*__)(?!.*\b[a-z_]\w*\s*\()[\w ()+*/,='<>-]*")
+# Files of an archive that `write` makes. torch finds names whatever their case, and unpickles some of the others.
+MEMBER = re.compile(
+    r"[^/]+/(data/weights/(weight_\d+|model_weights_config\.json)|data/constants/(tensor_\d+|model_constants_config\.json)"
+    r"|models/model\.json|data/sample_inputs/model\.pt|(data/)?extra/sightline\.json|archive_format|archive_version"
+    r"|byteorder|version|\.data/\w+|\.format_version|\.storage_alignment)"
+)
+# A size such as Mul(Integer(2), Symbol('s77', positive=True)): sympy evaluates these texts.
+WORDS = re.compile(
+    r"Symbol\('[su]\d+'|\b(Integer|Add|Mul|Pow|Max|Min|FloorDiv|Mod|Eq|Ne|GreaterThan|LessThan|StrictGreaterThan"
+    r"|StrictLessThan|positive|integer|nonnegative|True|False|[su]\d+)\b"
+)
+SIGNS = re.compile(r"[\d\s()+*/,=<>-]*")
+# Operations of a network. Some of aten read and write files.
+TARGET = re.compile(
+    r"torch\.ops\.aten\.(?!from_file|save)\w+\.\w+|torch\.ops\.torchvision\.nms\.default|torch\.sym_\w+|_operator\.\w+"
+)
 
 
 def check_installed() -> None:
@@ -67,15 +79,21 @@ def about(path: Path) -> str:
 def _refuse_code(path: Path) -> None:
     """Raise ValueError if loading this archive could run code: pickled objects, compiled libraries, odd expressions."""
     for member in _members(path, ""):
-        if COMPILED.search(member.name):
+        if not MEMBER.fullmatch(member.name):
             raise ValueError(f"{member.name} could run code")
     for member in _members(path, ".pt"):
         torch.load(io.BytesIO(_read(path, member)), weights_only=True)  # if this fails, torch would load it without
     for member in _members(path, ".json"):
         for key, value in _leaves(json.loads(_read(path, member))):
-            is_size = key != "expr_str" or (isinstance(value, str) and SIZE.fullmatch(value))
-            if (key == "use_pickle" and value) or not is_size:
+            if (key == "use_pickle" and value) or not _is_harmless(key, value):
                 raise ValueError(f"{member.name} holds {key} {str(value)[:50]!r}, which could run code")
+
+
+def _is_harmless(key: str, value: Any) -> bool:
+    """Return whether a value is what a network of ours has there: a plain size, a known operation."""
+    if key == "expr_str":
+        return isinstance(value, str) and bool(SIGNS.fullmatch(WORDS.sub("", value)))
+    return key != "target" or value is None or (isinstance(value, str) and bool(TARGET.fullmatch(value)))
 
 
 def _members(path: Path, ending: str) -> list[Packed]:

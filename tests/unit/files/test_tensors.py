@@ -41,3 +41,10 @@ def test_no_tensors_make_a_file_that_is_read(tmp_path: Path):
     write_tensors(tmp_path / "a.safetensors", {})
     assert (tmp_path / "a.safetensors").read_bytes() == save({})
     assert read_tensors(tmp_path / "a.safetensors") == {}
+
+
+@pytest.mark.parametrize("kind", [torch.complex64, torch.uint16])
+def test_types_of_buffers_that_networks_of_ours_do_not_have_are_written_too(kind: torch.dtype, tmp_path: Path):
+    tensors = {"b": torch.ones(3).to(kind), "a": torch.zeros(2)}
+    write_tensors(tmp_path / "t", tensors)
+    assert (tmp_path / "t").read_bytes() == save(tensors)

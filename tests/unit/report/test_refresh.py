@@ -1,5 +1,6 @@
 """The page of a run at work: another process writes it, one at a time, whole, and never after the run has ended."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -87,3 +88,15 @@ def test_the_process_imports_no_torch(log: RunLog):
     assert done.returncode == 0 and "sightline.report.page" in imported
     assert not imported & {"torch", "torchvision", "scipy", "triton"}
     assert (log.folder.path / "report.html").is_file()
+
+
+def test_samples_that_cannot_be_drawn_do_not_end_the_run(log: RunLog):
+    def draw(scores: Scores) -> dict:
+        raise AssertionError("a task of one's own")
+
+    log.draw = draw
+    log.scores(Scores({"top1": 0.5}, {}, []), "scores.json", is_best=True, epoch=1, step=1)
+    told = [json.loads(line) for line in (log.folder.path / "log.jsonl").read_text().splitlines()]
+    assert [event["text"] for event in told if event["event"] == "warning"] == [
+        "the worst samples were not drawn: a task of one's own"
+    ]
