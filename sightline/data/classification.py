@@ -15,8 +15,9 @@ from sightline.data.augment import batched, with_fields_of
 from sightline.data.augment.classification import Augmentation, AugmentFields, Params, served_pixels
 from sightline.data.check.images import Report, check_images
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
+from sightline.data.inputs import Files
 from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread
-from sightline.data.sources.named_files import Files, FilesSource
+from sightline.data.sources.named_files import FilesSource
 from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device

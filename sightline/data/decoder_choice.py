@@ -7,13 +7,13 @@ against 10,500 img/s. For photographs (500x375) it is the other way round, 4,700
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from sightline.data.decode import Header, read_header, why_not_on_device
+from sightline.data.sources import spread
 from sightline.errors import BadSample
 
 if TYPE_CHECKING:
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from sightline.hardware.devices import Device
 
 TIMED_S = 0.05  # of decoding on one core
-SAMPLES = 128  # images that are looked at, over all of the data
-ENOUGH = (
-    15_000  # images per second of the CPU from which the device's decoder, which takes a second to start, is not tried
-)
+SAMPLES = 128  # images that are looked at, all over the data: a folder's first images are all of one class
+# Images per second of the CPU from which the device's decoder, which takes a second to start, is not tried.
+ENOUGH = 15_000
 SHARE = 0.8  # of one process's rate that each of many reaches
 SMALL_PIXELS = 128 * 128  # mean size up to which the CPU decodes where time must not decide
 
 
 def by_size(dataset: ClassificationDataset) -> tuple[bool, str]:
     """Return whether images are so small that the CPU decodes them, from their headers, and a line that says so."""
-    sizes = [np.prod(header.shape[:2]) for index in _spread(dataset) if (header := _header(dataset, index))]
+    headers = (_header(dataset, index) for index in spread(len(dataset), SAMPLES))
+    sizes = [np.prod(header.shape[:2]) for header in headers if header]
     mean = float(np.mean(sizes)) if sizes else 0.0
     if mean > SMALL_PIXELS:
         return False, ""  # bind() says so
@@ -58,7 +58,7 @@ def host_rate(dataset: ClassificationDataset) -> float:
     torch.set_num_threads(1)
     try:
         count, started = -1, 0.0
-        for index in _spread(dataset):
+        for index in spread(len(dataset), SAMPLES):
             try:
                 dataset.load(0, index)
             except BadSample:
@@ -76,7 +76,7 @@ def host_rate(dataset: ClassificationDataset) -> float:
 def device_rate(dataset: ClassificationDataset, device: Device) -> float:
     """Return images per second that the device decodes, crops and resizes; 0 if it refuses them."""
     rows = []
-    for index in _spread(dataset):
+    for index in spread(len(dataset), SAMPLES):
         try:
             row = dataset.load_encoded(0, index)
         except BadSample:
@@ -99,11 +99,6 @@ def device_rate(dataset: ClassificationDataset, device: Device) -> float:
         device.synchronize()
         seconds.append(time.perf_counter() - started)
     return len(rows) / min(seconds)
-
-
-def _spread(dataset: ClassificationDataset) -> Iterator[int]:
-    """Yield places all over the data: a folder's first images are all of one class."""
-    yield from np.unique(np.linspace(0, len(dataset) - 1, SAMPLES).astype(int)).tolist()
 
 
 def _header(dataset: ClassificationDataset, index: int) -> Header | None:

@@ -18,10 +18,11 @@ from sightline.data.check.boxes import check_boxes
 from sightline.data.check.images import Report
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.formats.coco import usable
+from sightline.data.inputs import Files
 from sightline.data.loading.cache import ImageCache, decide
 from sightline.data.loading.static import StaticDataset
 from sightline.data.sources import BoxSource, Objects, SourceOptions, open_boxes, spread
-from sightline.data.sources.named_files import BoxFilesSource, Files
+from sightline.data.sources.named_files import BoxFilesSource
 from sightline.data.split_fields import SplitFields, kept_of
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,8 @@ from sightline.data.decode import MAX_BYTES, pixels_of
 from sightline.data.sources.layouts import IMAGES
 from sightline.data.volumes.folders import images_beside_labels
 from sightline.errors import BadSample, UsageError
+
+Files = Mapping[str, Path | np.ndarray | Image.Image]  # images and volumes to predict, by the names that results carry
 
 # In the folder of a Decathlon task, or of data in its form, the first of these image folders that holds files is used.
 # Label files end like scans and are never used.

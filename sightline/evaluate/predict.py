@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from sightline.config import Recipe, Run
-from sightline.data.inputs import list_files
+from sightline.data.inputs import Files, list_files
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import PADDING, EvalOrder
 from sightline.errors import BadData, UsageError
@@ -34,7 +34,6 @@ from sightline.train import checkpoint
 from sightline.train.signals import StopSignals
 
 Input = str | Path | np.ndarray | Image.Image  # folders stand for the files in them; docs/api.md describes arrays
-Files = Mapping[str, Path | np.ndarray | Image.Image]
 CHOICE = "or add --data.on-bad-sample skip"
 
 

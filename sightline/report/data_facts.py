@@ -154,7 +154,7 @@ def _splits(rows: Mapping[str, SplitRow]) -> str:
     kept = [at for at in range(len(header)) if any(line[at] for line in lines)]
     head = "".join(f"<th>{text(header[at])}</th>" for at in kept)
     body = "".join(f"<tr>{''.join(f'<td>{text(line[at])}</td>' for at in kept)}</tr>" for line in lines)
-    axes = {2: "width x height, each by itself", 3: "slices x rows x columns, each by itself"}
+    axes = {2: "width x height", 3: "slices x rows x columns"}
     ways = {axes[len(row.sizes[0])] for row in rows.values() if row.sizes and len(row.sizes[0]) in axes}
     part = [f"{row.measured:,} of {row.items:,} {name}" for name, row in rows.items() if 0 < row.measured < row.items]
     words = [*sorted(ways), *([f"of {', '.join(part)}, evenly spread"] if part else [])]

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 from sightline import config
 from sightline.config import Recipe, Run
@@ -14,6 +15,7 @@ from sightline.data.loading.order import TrainOrder
 from sightline.errors import Diverged, Interrupted
 from sightline.evaluate.run import evaluate
 from sightline.evaluate.worst import draw_worst
+from sightline.files.typed_json import read_json
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure.profile import ProfileWindow, parse_window
@@ -21,7 +23,7 @@ from sightline.parts import Bound, Dataset, Scores
 from sightline.report.data_facts import keep_facts
 from sightline.results import TrainResult
 from sightline.runs.environment import environment
-from sightline.runs.folder import SCORES
+from sightline.runs.folder import MAX_SCORES_BYTES, SCORES
 from sightline.runs.log import RunLog
 from sightline.runs.screen import RunSize
 from sightline.train import longer
@@ -69,7 +71,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
         if over:
             log.say(f"{log.folder.path} is finished, {over}; raise --train.epochs, or choose another --run.out")
-            return _result(scores, progress, over, log)
+            return _result(_kept_scores(log.folder.path, scores, progress.scored_step), progress, over, log)
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
         compiling = Compiling(recipe, run, device, world, state, steps, is_longer=saver.epochs_before < cfg.epochs)
         head_steps = cfg.head_epochs * length.steps_per_epoch
@@ -168,6 +170,15 @@ def _score_names(recipe: Recipe, data: Dataset, device: Device) -> tuple[str, ..
     names = recipe.task.metric(data.spec, device.torch_device).names()
     refuse_unwatchable(recipe.schedule, names)
     return names or (recipe.task.headline,)
+
+
+def _kept_scores(folder: Path, scores: Scores, step: int) -> Scores:
+    """Return the last scores of a run that is over with their tables, if its folder still has them."""
+    try:
+        kept = read_json(folder / SCORES, MAX_SCORES_BYTES)
+        return Scores(scores.values, kept["tables"], kept["worst"]) if kept["step"] == step else scores
+    except (OSError, ValueError, LookupError, TypeError):
+        return scores
 
 
 def _result(scores: Scores, progress: TrainProgress, over: str, log: RunLog) -> TrainResult:

@@ -185,9 +185,9 @@ def test_advice_goes_from_running_to_fast_to_accurate(tmp_path: Path, capsys: py
     assert cli.main(["scan", str(path), "--target", "cpu", "--advise", "--json"]) == 0
     advice = json.loads(capsys.readouterr().out)["advice"]
     assert [(each["stage"], each["line"]) for each in advice] == [
-        ("it runs", 23),
-        *(("it is fast", line) for line in (7, 9, 9, 10, 16, 20)),
-        *(("it is accurate", line) for line in (8, 9, 9, 10, 11, 19)),
+        ("so that it runs", 23),
+        *(("so that it is fast", line) for line in (7, 9, 9, 10, 16, 20)),
+        *(("so that it is accurate", line) for line in (8, 9, 9, 10, 11, 19)),
     ]
     remedies = " ".join(each["remedy"] for each in advice)
     for word in ("non_blocking=True", "fused=True", "channels_last", "num_workers", "every N steps", "warm-up"):
@@ -196,4 +196,6 @@ def test_advice_goes_from_running_to_fast_to_accurate(tmp_path: Path, capsys: py
     path.write_text(better.replace("x.cuda()", "x.cuda(non_blocking=True)").partition("graph =")[0])
     assert cli.main(["scan", str(path), "--target", "cpu", "--advise"]) == 0
     text = capsys.readouterr().out
-    assert "it runs: nothing to change" in text and "train.py:9 " in text and "non_blocking=True, with" not in text
+    assert (
+        "so that it runs: nothing to change" in text and "train.py:9 " in text and "non_blocking=True, with" not in text
+    )

@@ -94,6 +94,7 @@ def test_a_finished_run_returns_the_same_and_more_epochs_continue_it(tmp_path: P
     first = train(tmp_path)
     again = train(tmp_path)
     assert (again.values, again.best_step, again.ended) == (first.values, first.best_step, first.ended)
+    assert again.tables.keys() == first.tables.keys() and again.tables["classes"] == first.tables["classes"]
     assert train(tmp_path, epochs=2).ended == "2 epochs are done"
     assert [event["step"] for event in events(tmp_path, "start")] == [0, 3]
 

@@ -1,17 +1,13 @@
 """Single files and images that a user gives, as a source without labels: what `sightline predict` looks at."""
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from sightline.data.decode import decode_rgb, read_header
-from sightline.data.inputs import as_pixels, read_bytes
+from sightline.data.inputs import Files, as_pixels, read_bytes
 from sightline.data.sources import BoxSource, Objects, Sample, Source
-
-Files = Mapping[str, Path | np.ndarray | Image.Image]
 
 
 class FilesSource(Source):

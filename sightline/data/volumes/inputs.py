@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from PIL import Image
 
 from sightline.data.decode import is_grey, pixels_of
 from sightline.data.formats.nifti import MAX_VOXELS, Header, Scan
+from sightline.data.inputs import Files
 from sightline.data.volumes.files import UNPLACED, is_image, read_header, read_scan
 from sightline.data.volumes.geometry import Triple, new_shape, prepare_image
 from sightline.errors import BadSample, UsageError
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     import torch
 
     from sightline.hardware.devices import Device
-
-
-Files = Mapping[str, Path | np.ndarray | Image.Image]
 
 
 class VolumeFiles(Dataset):

@@ -26,8 +26,3 @@ def write(served: Served, about: str, path: Path) -> None:
 def load(path: Path, served: Served) -> Runs:
     """Return the network with the weights of the file."""
     return running(served, torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
-
-
-def about(path: Path) -> str:
-    """Return the description in a file; "" if it has none."""
-    return torch.load(path, map_location="cpu", weights_only=True).get("sightline", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from safetensors.torch import save
@@ -28,10 +27,3 @@ def write(served: Served, about: str, path: Path) -> None:
 def load(path: Path, served: Served) -> Runs:
     """Return the network with the weights of the file."""
     return running(served, read_tensors(path))
-
-
-def about(path: Path) -> str:
-    """Return the description in a file; "" if it has none."""
-    with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return header.get("__metadata__", {}).get("sightline", "")

@@ -14,7 +14,7 @@ from pathlib import Path
 from sightline.migrate.reporting import report
 from sightline.migrate.reporting.scan import CudaUse, Reader, RuleIndex
 
-RUNS, FAST, ACCURATE = STAGES = ("it runs", "it is fast", "it is accurate")
+RUNS, FAST, ACCURATE = STAGES = ("so that it runs", "so that it is fast", "so that it is accurate")
 FUSED = tuple(f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW", "Adagrad"))
 SCHEDULES = tuple(
     f"torch.optim.lr_scheduler.{name}"
