@@ -6,15 +6,16 @@ number. Imports no torch, like the sources.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from sightline.data import sources
+from sightline.data import listed, sources
 from sightline.data.sources import Images, SourceOptions, decathlon
 from sightline.data.sources.layouts import NAMES, Layout, counted, kept_split
-from sightline.errors import BadData
+from sightline.errors import BadData, SightlineError
 from sightline.fields import Fields, data_of, flags_of, named
 from sightline.files.plain_yaml import read_yaml
 from sightline.parts import Split
@@ -91,18 +92,33 @@ def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping
         return Found()
     wanted = numbers[1]
     split_file = kept_split(run) or values.get("split", "")
-    options = SourceOptions(*numbers, split_file, skips_missing=values.get("on_bad_sample") == "skip")
+    # As the data class will open them, so that they can be handed on.
+    options = SourceOptions(*numbers, split_file)
+    if data_class == "DetectionData":
+        skips_missing = values.get("on_bad_sample") == "skip"
+        options = SourceOptions(val_fraction=numbers[2], split=split_file, skips_missing=skips_missing)
     opener, kind = OPENERS[data_class], values.get("source", "auto")
+    place = os.path.abspath(path) if os.path.exists(path) else path
 
     def opened(split: Split, options: SourceOptions) -> Images:
         try:
-            return opener(kind, path, split, options)
+            source = opener(kind, place, split, options)
         except BadData:
-            if not wanted or "classes" in typed:
+            if not options.classes or "classes" in typed:
                 raise
-            return opener(kind, path, split, replace(options, classes=0))  # not the recipe's number
+            options = replace(options, classes=0)  # not the recipe's number
+            source = opener(kind, place, split, options)
+        sources.hand_on(source, kind, place, split, options)
+        return source
 
-    both = {split: opened(split, options) for split in ("train", "val")}
+    try:
+        with listed.both_splits():
+            both = {split: opened(split, options) for split in ("train", "val")}
+    except SightlineError:
+        if place == path:
+            raise
+        place = path  # errors name the data as they were typed
+        both = {split: opened(split, options) for split in ("train", "val")}
     count = len(both["train"].classes)
     fields = {"data.classes": str(count)} if wanted and "classes" not in typed else {}
     return Found(_line(both, options), fields, len(both["train"]))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sightline.config import Recipe, Run
+from sightline.data import listed
 from sightline.data.loading.loader import worker_count
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import BF16_OR_FP32, Device
@@ -41,7 +42,9 @@ def open_data(
 ) -> tuple[Recipe, dict[str, Dataset], dict[str, Bound]]:
     """Open both splits and bind them to the device; return them with the recipe as the data and the decoder make it."""
     data = recipe.data.in_run(_where_split_is_kept(run, log.folder.path))
-    sets: dict[str, Dataset] = {split: data.open(split, recipe.train.seed) for split in SPLITS}
+    with listed.both_splits():
+        sets: dict[str, Dataset] = {split: data.open(split, recipe.train.seed) for split in SPLITS}
+    listed.forget()
     if _decodes_on_host(sets["train"], recipe, run, device, world, log):
         recipe = replace(recipe, data=recipe.data.on_host())
         sets = {split: dataset.on_host() for split, dataset in sets.items()}

@@ -13,13 +13,14 @@ import pkgutil
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sightline.data import listed
 from sightline.data.sources.layouts import Layout, contents, is_description, read_description, subfolders
 from sightline.errors import UsageError
 from sightline.parts import DataSpec, Split
@@ -146,12 +147,26 @@ def kinds(opener: str = "open_source") -> list[str]:
 
 def open_source(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> Source:
     """Open the source of this kind, or with `auto` the one that recognises the path."""
-    return _opener("open_source", kind, path, _LABELLED)(path, split, options)
+    found: Source | None = listed.handed(_key("open_source", kind, path, split, options))
+    return _opener("open_source", kind, path, _LABELLED)(path, split, options) if found is None else found
 
 
 def open_boxes(kind: str, path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> BoxSource:
     """Open images with boxes in the same way."""
-    return _opener("open_boxes", kind, path, _WITH_BOXES)(path, split, options)
+    found: BoxSource | None = listed.handed(_key("open_boxes", kind, path, split, options))
+    return _opener("open_boxes", kind, path, _WITH_BOXES)(path, split, options) if found is None else found
+
+
+def hand_on(source: Images, kind: str, path: str, split: Split, options: SourceOptions) -> None:
+    """Let who opens the same source later in this command have this one; also with its number of classes declared."""
+    opener = "open_source" if isinstance(source, Source) else "open_boxes"
+    for count in {options.classes, len(source.classes)}:
+        listed.hand_on(_key(opener, kind, path, split, replace(options, classes=count)), source)
+
+
+def _key(opener: str, kind: str, path: str, split: Split, options: SourceOptions) -> tuple[object, ...]:
+    drawn = os.path.abspath(options.split) if options.split else ""
+    return opener, kind, path, split, replace(options, split=drawn)
 
 
 def open_volumes(kind: str, path: str, split: Split, fold: int, folds: int, spec: DataSpec) -> VolumeSource:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sightline.data import listed
 from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table
 from sightline.data.sources.layouts import IMAGES, Layout, Place
@@ -108,7 +109,9 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
     if unknown and layout.train:
         names = ", ".join(unknown[:5])
         raise BadData(f"{root} has class folders that {layout.train.images} lacks: {names}; remove or rename them")
-    listing = _listed(path, root, classes, wants_all=root == (layout.train and layout.train.images))
+    wants_all = root == (layout.train and layout.train.images)
+    # A part of one folder validates where there is no val split.
+    listing = listed.shared(("folder", root, wants_all), lambda: _listed(path, root, classes, wants_all))
     return split_of(listing, root, tuple(classes), layout, split, options)
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sightline.data import listed
 from sightline.data.formats.label_table import EXPECTED, LabelTable, read_table
 from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, layouts, tar, tfrecord
@@ -99,6 +100,16 @@ class TableSource(Source):
         return Sample(data, label)
 
 
+class _Tables(NamedTuple):
+    """What the tables of both splits say."""
+
+    layout: Layout
+    parts: list[_Part]
+    classes: tuple[str, ...]
+    is_multi_label: bool
+    files: dict[str, list[Listed]]  # by split
+
+
 class Listed(NamedTuple):
     """One image of a table; its size is None if there is no such file."""
 
@@ -109,6 +120,25 @@ class Listed(NamedTuple):
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> TableSource:
     """Read the tables of both splits. Classes are those of train, so both number them alike."""
+    layout, parts, classes, is_multi_label, files = listed.shared(("table", path), lambda: _read(path))
+    root = layout.place(split).images
+    chosen = files["train"] if split == "train" or layout.is_drawn else files["val"]
+    held_out = None
+    if layout.is_drawn:
+        groups = [0 if is_multi_label else file.labels[0] for file in chosen]
+        validates = layouts.validating([file.name for file in chosen], groups, options, split)
+        held_out = Names.of([chosen[i].name for i in np.flatnonzero(validates)])
+        chosen = [chosen[i] for i in np.flatnonzero(validates == (split == "val"))]
+    source = TableSource(root, classes, chosen, is_multi_label)
+    source.layout, source.held_out = layout, held_out
+    if split == "train" or layout.train is None:  # of both splits, said once
+        tables = {part.table.path for part in parts}
+        source.ignored = sum((images.unlisted(tables) for images in {part.images for part in parts}), Counter[str]())
+    return source
+
+
+def _read(path: str) -> _Tables:
+    """Read all tables, and find the files that they list."""
     layout = _find(path)
     if layout is None:
         raise BadData(f"{path} holds no table, found there: {layouts.contents(Path(path))}; expected {EXPECTED}")
@@ -122,23 +152,10 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
     layout = dataclasses.replace(layout, train=place["train"], val=place["val"] or place["test"])
     lines: dict[str, tuple[Path, int]] = {}
     files = {
-        rows: [file for part in parts for file in part.files(rows, numbers, is_multi_label, lines)]
-        for rows in ("train", "val" if place["val"] else "test")
+        split: [file for part in parts for file in part.files(rows, numbers, is_multi_label, lines)]
+        for split, rows in (("train", "train"), ("val", "val" if place["val"] else "test"))
     }
-    root = layout.place(split).images
-    chosen = files["train"] if split == "train" or layout.is_drawn else files["val" if place["val"] else "test"]
-    held_out = None
-    if layout.is_drawn:
-        groups = [0 if is_multi_label else file.labels[0] for file in chosen]
-        validates = layouts.validating([file.name for file in chosen], groups, options, split)
-        held_out = Names.of([chosen[i].name for i in np.flatnonzero(validates)])
-        chosen = [chosen[i] for i in np.flatnonzero(validates == (split == "val"))]
-    source = TableSource(root, classes, chosen, is_multi_label)
-    source.layout, source.held_out = layout, held_out
-    if split == "train" or layout.train is None:  # of both splits, said once
-        tables = {part.table.path for part in parts}
-        source.ignored = sum((images.unlisted(tables) for images in {part.images for part in parts}), Counter[str]())
-    return source
+    return _Tables(layout, parts, classes, is_multi_label, files)
 
 
 def _parts(layout: Layout, searches: bool) -> list[_Part]:
