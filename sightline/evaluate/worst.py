@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,14 @@ from sightline.parts import Arrays, Bound, Drawing, Scores
 
 @torch.inference_mode()
 def draw_worst(
-    model: nn.Module, recipe: Recipe, bound: Bound, local_batch: int, device: Device, scores: Scores
+    network: Callable[[], nn.Module], recipe: Recipe, bound: Bound, local_batch: int, device: Device, scores: Scores
 ) -> dict[str, Any]:
     """Return the task's drawings by the index of the sample, and the colours of its classes, if these mean something.
 
-    A few samples are loaded once more and, where the task needs it, predicted once more; one rank does this alone.
+    A few samples are loaded once more and, where the task needs it, predicted once more by the `network` that these are
+    the scores of; one rank does this alone.
     """
     task, spec, source = recipe.task, bound.dataset.spec, bound.on_host or bound
-    model.eval()
     loaded: dict[int, Arrays] = {}
     for row in scores.worst[: task.drawn]:
         try:
@@ -44,7 +44,7 @@ def draw_worst(
             precision = recipe.train.eval_precision
             image = batch["image"].to(DTYPES[precision])
             with autocast(device, precision):
-                return task.predict(model, {**batch, "image": image})
+                return task.predict(network().eval(), {**batch, "image": image})
 
         drawings |= dict(zip(part, task.draw(batch, predict, spec, len(part)), strict=True))
     return {"drawings": {str(index): tiles for index, tiles in drawings.items()}, "colours": task.drawn_colours(spec)}

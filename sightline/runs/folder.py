@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sightline.errors import DISK_FULL, PeerLost, UsageError
+from sightline.files.typed_json import read_json
 from sightline.files.whole import no_link, open_text, replace_text
 from sightline.runs.attempts import EXIT, Attempt, is_in_vain, read_exit
 
@@ -139,6 +140,14 @@ class RunFolder:
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Replace a JSON file; numbers that are not finite become null."""
         self.write(name, json.dumps(finite(value), indent=1) + "\n")
+
+    def read_scores(self, name: str) -> dict[str, Any]:
+        """Return a file of scores or drawings; {} if it is missing or damaged."""
+        try:
+            found = read_json(self.path / name, MAX_SCORES_BYTES)
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def _replace(self, name: str, text: str) -> None:
         with self.may_lack_room():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Literal
 
 from sightline.data.loading.workers import Bad
 from sightline.parts import Scores
-from sightline.report.refresh import Refresh
+from sightline.report.refresh import EVERY_S, Refresh
 from sightline.runs.attempts import ALONE, Attempt
 from sightline.runs.events import EventLog
 from sightline.runs.folder import BEST_SCORES, DRAWINGS, RunFolder
@@ -39,6 +40,7 @@ class RunLog:
         self.events = EventLog(self.folder)
         self.draw: Callable[[Scores], dict[str, Any]] | None = None  # set by the loop
         self.has_started = False  # a start that was refused has nothing to show
+        self._drawn_at = time.monotonic()
         self._time_to_train: dict[str, float] = {}
         self._page = Refresh(folder) if has_report and self.folder.is_main else None
         if attempt is None:
@@ -160,12 +162,27 @@ class RunLog:
         for name in (file, BEST_SCORES) if is_best else (file,):
             self.folder.write_json(name, whole)
         if self._page:
-            if is_best and self.draw:
-                try:
-                    self.folder.write_json(DRAWINGS, {**where, **self.draw(scores)})
-                except Exception as error:  # noqa: BLE001  # of a task of one's own: no reason to end a run
-                    self.warn(f"the worst samples were not drawn: {error}")
+            if is_best and time.monotonic() - self._drawn_at >= EVERY_S:
+                self._draw(scores, where)
             self._page.look()
+
+    def _draw(self, scores: Scores, where: Mapping[str, Any]) -> None:
+        """Draw the worst samples of the best evaluation so far. Short epochs need not wait for it: at most once a
+        minute, and at the end of the run."""
+        if self.draw is None:
+            return
+        try:
+            self.folder.write_json(DRAWINGS, {**where, **self.draw(scores)})
+        except Exception as error:  # noqa: BLE001  # of a task of one's own: no reason to end a run
+            self.warn(f"the worst samples were not drawn: {error}")
+        self._drawn_at = time.monotonic()
+
+    def _draw_best(self) -> None:
+        """Draw the worst samples of the best evaluation, also that of an earlier start, unless that was done."""
+        best, drawn = (self.folder.read_scores(name) for name in (BEST_SCORES, DRAWINGS))
+        if "worst" in best and best.get("step") != drawn.get("step"):
+            where: dict[str, Any] = {name: best[name] for name in ("epoch", "step") if name in best}
+            self._draw(Scores(best.get("values", {}), best.get("tables", {}), best["worst"]), where)
 
     def wants_facts(self, is_over: bool) -> bool:
         """Tell whether the report needs the facts about the data now: at the end, or once it shows the run at work."""
@@ -194,6 +211,8 @@ class RunLog:
         has_paused = times["wall_s"] - times["running_s"] >= 1
         pauses = f" ({as_hours(times['wall_s'])} with the pauses between starts)" if has_paused else ""
         self.say(f"{why}; time to train {as_hours(times['running_s'])}{pauses}")
+        if self._page:
+            self._draw_best()
 
     def close(self, code: int, reason: str) -> None:
         """Tell how the run ended and release the folder."""

@@ -88,7 +88,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             log.say(note)
         size = RunSize(cfg.epochs, steps, length.steps_per_epoch, is_limit=bool(cfg.patience))
         meter = Meter(loader, device, world, steps)
-        log.draw = partial(draw_worst, state.evaluated_model, recipe, bound["val"], evaluated.local_batch, device)
+        log.draw = partial(draw_worst, saver.best_model, recipe, bound["val"], evaluated.local_batch, device)
         window = ProfileWindow(traced if world.is_main else None, log.folder.path, device, lambda: loader.wait_s)
         try:
             saver.save_first(resumed)

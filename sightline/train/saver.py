@@ -9,6 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from sightline import config
 from sightline.config import Recipe, Run
 from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError
@@ -118,6 +120,14 @@ class Saver:
         if found:
             self.state.load(found[0], found[1]["progress"])
         return found is not None
+
+    def best_model(self) -> nn.Module:
+        """Return the network as the best evaluation saw it. If that was at an earlier step, which is so only at the end
+        of a run, its checkpoint replaces the weights."""
+        state, model = self.state, self.state.evaluated_model
+        if state.progress.best_step != state.progress.step:
+            model.load_state_dict(read(find(self.log.folder.path, "best"))[0]["ema" if state.ema else "model"])
+        return model
 
     def _newest(self, elsewhere: Callable[[], Path | None] = lambda: None) -> Found | None:
         """Return the newest good checkpoint, or that of `elsewhere`, the same on all ranks; None where there is none.

@@ -335,3 +335,20 @@ def test_a_browser_shows_it_without_errors_and_without_sideways_scrolling(sightl
     for width, found in zip(widths, json.loads(re.search(r"<title>(.*?)</title>", shown.stdout)[1]), strict=True):
         assert found["wide"] <= width and found["seen"] == found["all"] > 0 and found["scripts"] == 0, (width, found)
     assert not re.search(r"CONSOLE.*(error|refused|violat)", shown.stderr, re.IGNORECASE), shown.stderr
+
+
+def test_worst_samples_are_drawn_once_at_the_end_with_the_weights_of_the_best_step(sightline, tmp_path: Path):
+    """Short epochs do not wait for drawings; the weights of later steps must not draw them either."""
+    flags = [*SMALL_SLICES[:-1], "--train.steps-per-epoch=2", "--train.seed=2", "--optimizer.lr=1", "--epochs=2"]
+    train = ["train", "unet2d", *flags, "--run.workers=0", "--run.device=cpu"]
+    first, whole = tmp_path / "first", tmp_path / "whole"
+    assert sightline(*train, "--out", first, "--train.max-steps=2").code == 0  # ends at the first evaluation
+    assert sightline(*train, "--out", whole).code == 0
+    drawn, of_first = (json.loads((run / "drawings.json").read_text()) for run in (whole, first))
+    assert json.loads((whole / "scores.json").read_text())["step"] == 4
+    assert drawn["step"] == json.loads((whole / "scores-best.json").read_text())["step"] == 2
+    assert drawn == of_first
+    (whole / "drawings.json").unlink()  # as if the start that had the best evaluation was killed
+    assert sightline(*train, "--out", whole, "--epochs=3").code == 0
+    best, drawn = (json.loads((whole / name).read_text()) for name in ("scores-best.json", "drawings.json"))
+    assert drawn["step"] == best["step"] and drawn["drawings"]
