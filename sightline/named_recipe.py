@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sightline import recipes, terminal, words
 from sightline.data.loading.forkserver import start_early
 from sightline.errors import SightlineError, UsageError
-from sightline.hardware import launch
+from sightline.hardware import early_cuda, launch
 
 if TYPE_CHECKING:
     from sightline.config import Recipe, Run
@@ -44,6 +44,8 @@ def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
         )
     if name:
         words.refuse(command, name, rest)
+        if command == "train" and terminal.is_command():  # a script that calls us may fork later
+            early_cuda.begin(value_of("device", rest, "auto"), flags)
         rest += _fields_of_data(command, name, rest, file)
         if command == "train":
             start_early(name, flags)  # before torch is imported, which takes as long there

@@ -78,8 +78,10 @@ def as_text(result: Mapping[str, Any]) -> str:
     lines = [f"{result['recipe']} on {result['device']}, whole runs, seconds from start to exit of the process"]
     lines.append(f"{'':<16}" + "".join(f"{row['name']:>14}" for row in rows))
     lines.append(f"{'':<16}" + "".join(f"{row['round']:>14}" for row in rows))
-    for phase in (*PHASES, "whole"):
-        cells = [row["whole_s"] if phase == "whole" else row["phases"].get(phase) for row in rows]
+    sums = {"to first step": [sum(row["phases"].get(phase, 0.0) for phase in PHASES[:3]) for row in rows]}
+    sums["whole"] = [row["whole_s"] for row in rows]
+    for phase in (*PHASES, *sums):
+        cells = sums.get(phase) or [row["phases"].get(phase) for row in rows]
         lines.append(f"{phase:<16}" + "".join(f"{'' if cell is None else format(cell, '.2f'):>14}" for cell in cells))
     for name in ROUNDS:
         ours, *others = [row["whole_s"] for row in rows if row["round"] == name]

@@ -14,6 +14,7 @@ from sightline.config import Recipe, Run
 from sightline.data import listed
 from sightline.data.loading.loader import worker_count
 from sightline.files.checkpoint_folder import run_of
+from sightline.hardware import early_cuda
 from sightline.hardware.devices import BF16_OR_FP32, Device
 from sightline.hardware.world import World
 from sightline.parts import Bound, Dataset, Split
@@ -48,6 +49,7 @@ def open_data(
     if _decodes_on_host(sets["train"], recipe, run, device, world, log):
         recipe = replace(recipe, data=recipe.data.on_host())
         sets = {split: dataset.on_host() for split, dataset in sets.items()}
+    early_cuda.load_libraries(device, recipe.train.precision)  # not before the decoders are timed
     recipe = replace(recipe, task=recipe.task.for_data(sets["train"].spec))
     return recipe, sets, {split: dataset.bind(device, recipe.train.global_batch) for split, dataset in sets.items()}
 

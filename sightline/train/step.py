@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sightline.config import Recipe, Run
 from sightline.errors import UsageError
+from sightline.hardware import early_cuda
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.reduce import reduce_by_host
@@ -324,6 +325,7 @@ class Step:
     def _capture(self, batch: Batch) -> None:
         """Warm up and capture. Both run the step for real, so everything it changes is restored."""
         self._wants_graph = False
+        early_cuda.wait()
         self._static = {key: value.clone() for key, value in batch.items()}
         with self._undone():
             side = torch.cuda.Stream()

@@ -45,6 +45,13 @@ def test_the_phases_of_a_plain_loop_add_up_to_its_wall_clock():
     assert set(phases) < set(whole.PHASES)
 
 
+def test_the_table_says_how_long_the_first_step_took_to_come():
+    row = {"name": whole.OURS, "whole_s": 12.0, "phases": {"import, listing": 2.5, "workers": 0.25, "first step": 1.5}}
+    rows = [{**row, "round": name} for name in whole.ROUNDS]
+    shown = whole.as_text({"recipe": "demo", "device": "a CPU", "whole": rows}).splitlines()
+    assert [line.split() for line in shown if line.startswith("to first step")] == ["to first step 4.25 4.25".split()]
+
+
 @pytest.mark.parametrize("other", [{"peers": True}, {"loader": True}, {"scaling": True}, {"what": "predict"}])
 def test_whole_stands_alone(other):
     with pytest.raises(UsageError, match="--whole stands alone"):
