@@ -56,18 +56,23 @@ def torch_as_before() -> Iterator[None]:
     for owner, name in settings:
         with suppress(RuntimeError):  # of a script that uses torch's newer names for TF32
             before.append((owner, name, getattr(owner, name)))
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
-    only_warns, threads = torch.is_deterministic_algorithms_warn_only_enabled(), torch.get_num_threads()
+    determinism, threads = _determinism(), torch.get_num_threads()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
         with torch.random.fork_rng(gpus, device_type="cuda"):
             yield
     finally:
-        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+        if _determinism() != determinism:  # to set it imports torch's compiler, a second of every command
+            torch.use_deterministic_algorithms(determinism[0], warn_only=determinism[1])
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         for owner, name, value in before:
             setattr(owner, name, value)
+
+
+def _determinism() -> tuple[bool, bool]:
+    """Return whether only deterministic algorithms are allowed, and whether others only cause a warning."""
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def bind_to_cpus(count: int) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torchvision
 from torch import nn
 
 from sightline.errors import UsageError
@@ -82,7 +81,7 @@ class ArchConfig(ModelConfig):
     def __post_init__(self) -> None:
         if self._is_timm:
             timm_arch.refuse_unknown(self.arch)
-        elif self.arch not in names():
+        elif self.arch not in OURS and self.arch not in names():
             near = difflib.get_close_matches(self.arch, names(), n=3)
             raise UsageError(
                 f"model.arch='{self.arch}' is unknown" + (f"; did you mean {', '.join(near)}?" if near else "")
@@ -101,6 +100,8 @@ class ArchConfig(ModelConfig):
             return self._resnet().build(spec)
         if self._is_timm:
             return timm_arch.build(self.arch, spec)
+        import torchvision
+
         return torchvision.models.get_model(
             self.arch, weights=None, num_classes=len(spec.classes), **WITHOUT_AUXILIARY.get(self.arch, {})
         )
@@ -129,4 +130,6 @@ class ArchConfig(ModelConfig):
 
 def names() -> list[str]:
     """Return all valid values of `arch`."""
+    import torchvision  # here: it imports torch's compiler, seconds that our own networks need not wait for
+
     return sorted({*OURS, *torchvision.models.list_models(module=torchvision.models)})

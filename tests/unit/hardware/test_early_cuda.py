@@ -41,22 +41,23 @@ def test_a_machine_without_a_driver_says_nothing(with_cuda: Path):
     assert begun(with_cuda, "early_cuda.begin('auto', [])") == ("True False", "")
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "early_cuda.begin('cpu', [])",
-        "early_cuda.begin('auto', ['--run.devices=2'])",  # its ranks start CUDA
-        "early_cuda.begin('cuda:1', ['--run.affinity', 'single'])",  # threads inherit CPUs, which are not chosen yet
-        "early_cuda.begin('auto', ['--config', 'a.yaml'])",  # may hold any of these
-        "early_cuda.NODE = '/dev/none'; early_cuda.begin('auto', [])",
-        TRAIN.format("'--help'"),
-        TRAIN.format("'--data', '/dev', '--device', 'cpu'"),
-        TRAIN.format("'--no-such-flag', '1'"),
-        "from sightline.cli import main; main(['check', 'demo_classification', '--data', '/dev'])",
-    ],
-)
-def test_only_a_process_that_trains_on_it_begins_cuda(with_cuda: Path, call: str):
-    assert begun(with_cuda, call)[0] == "False False"
+NOT_BEGUN = """
+from sightline.cli import main
+early_cuda.begin('cpu', [])
+early_cuda.begin('auto', ['--run.devices=2'])  # its ranks start CUDA
+early_cuda.begin('cuda:1', ['--run.affinity', 'single'])  # threads inherit CPUs, which are not chosen yet
+early_cuda.begin('auto', ['--config', 'a.yaml'])  # may hold any of these
+main(['train', 'demo_classification', '--help'])
+main(['train', 'demo_classification', '--data', '/dev', '--device', 'cpu'])
+main(['train', 'demo_classification', '--no-such-flag', '1'])
+main(['check', 'demo_classification', '--data', '/dev'])
+early_cuda.NODE = '/dev/none'
+early_cuda.begin('auto', [])
+"""
+
+
+def test_only_a_process_that_trains_on_it_begins_cuda(with_cuda: Path):
+    assert begun(with_cuda, NOT_BEGUN)[0] == "False False"
 
 
 def test_refused_data_are_refused_as_before(with_cuda: Path):

@@ -2,12 +2,12 @@
 
 import dataclasses
 import math
-import subprocess
-import sys
+import os
 
 import pytest
 import torch
 import torchvision
+import warm
 from torch import nn
 
 from sightline.errors import UsageError
@@ -284,14 +284,18 @@ def test_an_update_is_the_step_that_torch_makes(kind):
     assert all(torch.equal(a, b) for a, b in zip(updated(update), expected, strict=True))
 
 
-@pytest.mark.slow  # a process of its own
-def test_a_run_that_is_not_compiled_imports_no_compiler(tmp_path):
-    code = (
+@pytest.mark.parametrize(
+    ("recipe", "network"),
+    [("resnet50", "arch=resnet18"), pytest.param("demo_classification", "width=4", marks=pytest.mark.slow)],
+)
+def test_a_run_that_is_not_compiled_imports_no_compiler(tmp_path, recipe: str, network: str):
+    script = tmp_path / "script.py"
+    script.write_text(
         "import sys\nif __name__ == '__main__':\n    from sightline import cli\n    assert not cli.main(sys.argv[1:])\n"
         "    sys.exit([m for m in ('torch._dynamo', 'sympy', 'scipy.ndimage') if m in sys.modules])"
     )
-    flags = "--data.path synthetic:classes=4,samples=64,size=24 --data.size 24 --train.epochs 1 --run.device cpu"
-    flags += f" --model.width 4 --train.global-batch 8 --train.max-steps 2 --run.out {tmp_path} --run.workers 0"
-    command = [sys.executable, "-c", code, "train", "demo_classification", *flags.split()]
-    done = subprocess.run(command, capture_output=True, text=True)
+    flags = "--data.path synthetic:classes=4,samples=16,size=24 --data.size 24 --train.epochs 1 --run.device cpu"
+    flags += f" --data.classes 4 --model.{network} --train.global-batch 8 --train.max-steps 1 --run.workers 0"
+    words = [script, "train", recipe, *flags.split(), "--data.eval-size", "24", "--run.out", tmp_path / "run"]
+    done = warm.python(tmp_path, *words, environ=os.environ)
     assert done.stderr.strip() == "[]", done.stderr
