@@ -28,10 +28,11 @@ COMPILE = "compile"  # name of the choice in a checkpoint
 SKIPPED_STEPS = 5  # allocate, capture, choose cuDNN's kernels
 TIMED_STEPS = 30
 # Share of a step that compilation saves. Measured on the H200 in bf16, eager against compiled: ResNet-50 0.29,
-# ResNeXt-101 0.24, U-Net 2D 0.46 of the time; less where a captured graph already hides the launches.
+# ResNeXt-101 0.24, U-Net 2D 0.46 of the time; ResNet-50 0.31 where both are captured as a graph.
 SAVING = 0.25
-# Seconds of compilation, with timed tile sizes: 22 to 27 (ResNet-18) and up to 40 on the H200 with 16 cores. With code
-# that is in the cache it is 1.5, and 3 to import the compiler; twice that, as others have slower disks.
+# Seconds of compilation, with timed tile sizes: 22 to 27 (ResNet-18) and up to 40 on the H200 with 16 cores; 6 if the
+# compiler's files are in memory, 62 if nothing is (ResNet-50). With code that is in the cache it is 1.5, and 3 to
+# import the compiler; twice that, as others have slower disks.
 COLD_S, WARM_S = 40.0, 9.0
 # Steps of a run that is compiled where time must not decide: a quarter of 10,000 steps of 20 ms is about COLD_S.
 MANY_STEPS = 10_000
