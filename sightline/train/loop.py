@@ -80,7 +80,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
         evaluated = eval_order(cfg, len(sets["val"]), world)
         feeds: Feeds = {"train": (bound["train"], order), "val": (bound["val"], evaluated)}
-        loader = Loader(feeds, run, device, world, bad_samples, signals.check)
+        loader = Loader(feeds, run, device, world, bad_samples, signals.check, log.warn)
         facts = {"steps": steps, "local_batch": order.local_samples, "base_lr": base_lr, "workers": loader.worker_pids}
         log.started(config.leaves(recipe, run), names, progress.step, **facts)
         about = _start_lines(recipe, length, len(sets["val"]), device, world, progress)
