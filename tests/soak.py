@@ -8,6 +8,7 @@ soak.csv in the folder has a row per minute: memory of all processes, descriptor
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import signal
 import subprocess
@@ -25,7 +26,7 @@ COLUMNS = ("minute", "epochs", "rss_mb", "trainer_rss_mb", "descriptors", "threa
 
 def row(minute: float, trainer: psutil.Process, run: Path) -> dict[str, float]:
     """Add up what the trainer and its processes hold now."""
-    family = [trainer, *trainer.children(recursive=True)]
+    family = [each for each in (trainer, *trainer.children(recursive=True)) if each.status() != psutil.STATUS_ZOMBIE]
     log = (run / "log.jsonl").read_text() if (run / "log.jsonl").exists() else ""
     mapped = {m.path for p in family for m in p.memory_maps() if "/dev/shm" in m.path or "/torch_" in m.path}
     # log.jsonl grows with every epoch, and must; everything else stays.
@@ -58,7 +59,8 @@ def main(folder: Path, minutes: float) -> int:
             try:
                 process.wait(60)
             except subprocess.TimeoutExpired:
-                table.writerow(row((time.monotonic() - began) / 60, psutil.Process(process.pid), run))
+                with contextlib.suppress(psutil.NoSuchProcess):  # one that ended meanwhile: this minute has no row
+                    table.writerow(row((time.monotonic() - began) / 60, psutil.Process(process.pid), run))
                 file.flush()
     process.send_signal(signal.SIGTERM)
     code = process.wait(120)

@@ -230,6 +230,7 @@ def check_state(state: dict[str, Any]) -> None:
         "spec": DataSpec.from_json,
         "recipe": lambda values: typed(values, dict[str, str | dict[str, Any]]),
         "fingerprints": lambda values: typed(values, dict[str, str]),
+        "contents": lambda values: typed(values, dict[str, dict[str, str]]),
         "environment": lambda values: typed(values, dict[str, Any]),
         "choices": lambda values: typed(values, dict[str, str]),
         "stopwatch": lambda values: typed(values, dict[str, float | None]),

@@ -58,7 +58,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         # Build the model, then resume it; a new run begins with pretrained weights where it names some.
         built = build_model(recipe, run, sets["train"].spec, device, world)
         state = TrainState(recipe, built, device, length)
-        saver = Saver(recipe, run, state, sets, world, log, on_saved=StopTime(signals, log))
+        saver = Saver(recipe, run, state, sets, world, log, on_saved=StopTime(signals, log), check_stop=signals.check)
         resumed = saver.resume()
         if not resumed and (note := state.load_pretrained(recipe.model)):
             log.say(note)
