@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import warm
+from PIL import Image
 
 from sightline import cli
 
@@ -42,6 +44,45 @@ def test_dumb_terminal(sightline, tmp_path, progress):
     if progress == "plain":
         assert "\x1b" not in ended.stdout
         assert "\nepoch 2/2  loss " in ended.stdout, "lines are not folded to the width of the terminal"
+
+
+@pytest.mark.parametrize("jumps", ["back@train:3", pytest.param("ahead@train:3,back@train:9", marks=pytest.mark.slow)])
+def test_clock_that_jumps_while_training(sightline, reference, tmp_path, jumps):
+    ended = sightline.run(tmp_path / "run", FAULT=jumps)
+    assert ended.code == ended.exit_code_in_folder == 0, ended
+    assert ended.bits == reference().bits
+    assert min(line["seconds"] for line in ended.events("epoch")) > 0
+    times = [(line["running_s"], line["wall_s"]) for line in sightline.log(ended.out) if "wall_s" in line]
+    assert times and all(0 < running <= wall for running, wall in times)
+    assert "report.html" in os.listdir(ended.out)
+
+
+def test_files_from_the_future_resume(sightline, reference, halfway, tmp_path):
+    """The clock was set back, or the host that wrote them had another one."""
+    out = halfway(tmp_path / "run")
+    for path in [out, *out.rglob("*")]:
+        os.utime(path, (2**32, 2**32))  # the year 2106
+    again = sightline.run(out)
+    assert again.code == 0, again
+    assert again.bits == reference().bits
+
+
+def test_names_as_long_as_a_file_system_allows(sightline, tmp_path):
+    """Of the run folder, of classes and of images; two bytes for each letter of a class."""
+    out = tmp_path / ("r" * 255)
+    for number, letter in enumerate("äö"):
+        folder = tmp_path / "data" / (letter * 127)
+        folder.mkdir(parents=True)
+        for image in range(10):
+            pixels = np.full((24, 24, 3), 60 + 100 * number + image, np.uint8)
+            Image.fromarray(pixels).save(folder / f"{image}{'x' * 250}.png")
+    data = ("--data.path", str(tmp_path / "data"), "--data.classes", "0")
+    ended = sightline.run(out, *data, progress="plain", COLUMNS="40", FAULT="term@train:2")
+    assert ended.code == 143, ended
+    again = sightline.run(out, *data, progress="live", terminal="", COLUMNS="40", TERM="xterm")
+    assert again.code == 0, again
+    assert "ä" * 127 in (out / "report.html").read_text()
+    assert "x" * 250 in json.dumps(json.loads((out / "split.json").read_text()))
 
 
 def test_second_run_in_one_folder_is_refused(sightline, reference, tmp_path):
