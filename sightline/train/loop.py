@@ -194,7 +194,7 @@ def _write_facts(
     log.folder.write("config.yaml", config.dump(recipe, run))
     for name, text in data.kept.items():
         if not resumed or not (log.folder.path / name).exists():
-            log.folder.write(name, text)
+            log.folder.write(name, text, durable=True)  # the next start reads it
 
 
 def _keep_facts(

@@ -102,12 +102,15 @@ def task(request, volumes) -> dict[str, Any]:
 def killed_and_resumed(sightline, out, task, kills: int) -> list[int]:
     """SIGKILL a process as often, each time after it has saved a few steps more, then let it end; return the steps
     that were resumed from."""
+
+    def saved() -> int:
+        return max((line["step"] for line in sightline.log(out) if line["event"] == "checkpoint"), default=0)
+
     random = np.random.default_rng(0)
     for _ in range(kills):
-        saved = sum(line["event"] == "checkpoint" for line in sightline.log(out))
-        wanted = saved + random.integers(1, 4)
+        wanted = saved() + random.integers(1, 4)
         started = sightline.start(out, *task["flags"], *EVERY_STEP, recipe=task["recipe"])
-        started.until(lambda n=wanted: sum(line["event"] == "checkpoint" for line in sightline.log(out)) >= n)
+        started.until(lambda step=wanted: saved() >= step)
         os.kill(started.pid, signal.SIGKILL)
         assert started.wait().code == SIGKILLED
     again = sightline.run(out, *task["flags"], *EVERY_STEP, recipe=task["recipe"])

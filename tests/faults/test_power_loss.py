@@ -12,6 +12,7 @@ import pytest
 import torch
 from power import power_cuts, put, record
 
+from sightline import cli
 from sightline.files.checkpoint_folder import find
 from sightline.train.checkpoint import Checkpoints, read
 
@@ -107,3 +108,51 @@ def test_power_cut_at_sampled_moments_of_a_save(disk, monkeypatch, name):
 @pytest.mark.parametrize("name", SAVES)
 def test_power_cut_with_every_subset_of_unsynced_writes(disk, monkeypatch, name):
     assert check_cuts(disk, monkeypatch, name, most=MOST) > 100
+
+
+@pytest.fixture(scope="module")
+def with_split(sightline, shapes, tmp_path_factory) -> tuple[Path, list[str]]:
+    """A run stopped in step 5, of data without a val split, and its flags: all kinds of files lie in its folder."""
+    data = shutil.copytree(shapes / "train", tmp_path_factory.mktemp("data") / "all")
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    flags = ["--data.path", str(data), "--data.classes", "10", "--run.tensorboard"]
+    assert sightline.run(out, *flags, FAULT="term@train:5").code == 143
+    assert {"split.json", "data.yaml", "config.yaml", "log.jsonl", "exit.json"} <= {p.name for p in out.iterdir()}
+    return out, flags
+
+
+@pytest.mark.parametrize("left", ["zeros", *(pytest.param(how, marks=pytest.mark.slow) for how in ("empty", "lost"))])
+def test_files_beside_the_checkpoints_may_not_survive_a_power_cut(sightline, with_split, tmp_path, left):
+    """But for those the run reads again: they are flushed before they get their names, so they are whole or lost."""
+    whole, flags = with_split
+    reference = sightline.run(Path(shutil.copytree(whole, tmp_path / "whole")), *flags)
+    assert reference.code == 0, reference
+    out = Path(shutil.copytree(whole, tmp_path / "run"))
+    for path in [path for path in out.rglob("*") if path.is_file() and "checkpoints" not in path.parts]:
+        if left == "lost" or path.name in ("split.json", "data.yaml"):
+            path.unlink()
+        else:
+            path.write_bytes(bytes(path.stat().st_size) if left == "zeros" else b"")
+    again = sightline.run(out, *flags)
+    assert again.code == 0, again
+    assert again.bits == reference.bits
+
+
+def test_what_a_run_reads_again_is_flushed_before_it_gets_its_name(shapes, tmp_path, monkeypatch):
+    flushed, named = [], {}
+
+    def fsync(file: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+
+    def rename(source, target, call=os.rename, **folders) -> None:
+        named[Path(target).name] = Path(source).name in flushed
+        call(source, target, **folders)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    data = ["--data.path", str(shapes / "train"), "--data.classes", "10", "--data.size", "24"]
+    few = ["--train.max-steps", "1", "--run.workers", "0", "--run.progress", "off", "--run.device", "cpu"]
+    out = ["--run.out", str(tmp_path / "run")]
+    assert cli.main(["train", "demo_classification", *data, *few, *out, "--model.width", "4"]) == 0
+    assert named["split.json"] and named["data.yaml"] and named["latest"]
+    assert not named["config.yaml"], "what nobody needs again does not wait for the disk"
