@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def test_clock_that_jumps_while_training(sightline, reference, tmp_path, jumps):
     assert "report.html" in os.listdir(ended.out)
 
 
+@pytest.mark.slow
 def test_files_from_the_future_resume(sightline, reference, halfway, tmp_path):
     """The clock was set back, or the host that wrote them had another one."""
     out = halfway(tmp_path / "run")
@@ -105,6 +107,29 @@ def test_lock_of_a_dead_run_is_not_an_obstacle(sightline, tmp_path):
     assert sightline.run(out, FAULT="kill@train:3").code == -signal.SIGKILL
     assert (out / ".lock").exists()
     assert sightline.run(out).code == 0
+
+
+class Payload:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.mark.parametrize("words", [["evaluate", "FOLDER"], ["train", *TINY, "--model.weights", "FOLDER"]])
+def test_metadata_of_a_distributed_checkpoint_are_never_unpickled(tmp_path, capsys, words):
+    folder, marker = tmp_path / "dcp", tmp_path / "marker"
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(pickle.dumps(Payload(marker)))
+    (folder / "__0_0.distcp").write_bytes(pickle.dumps(Payload(marker)))
+    out = ["--run.out", str(tmp_path / "run")]
+    assert cli.main([word.replace("FOLDER", str(folder)) for word in words] + out) in (2, 4)
+    told = capsys.readouterr().err
+    assert str(folder) in told and "neither" in told and "manifest.json" in told
+    assert not marker.exists()
 
 
 WATCH = """
