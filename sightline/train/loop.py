@@ -100,7 +100,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             state.stopwatch.start()
             while not over:
                 epoch_end = (progress.epoch + 1) * length.steps_per_epoch
-                while progress.step < min(epoch_end, steps):
+                while progress.step < (end := min(epoch_end, steps)):
                     rate = recipe.schedule.rate(progress.step, base_lr, length, progress.watched(recipe.schedule))
                     with window.step(progress.step):
                         batch = loader.next("train")
@@ -114,7 +114,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     log.stepped(progress.epoch, progress.step, size)
                     if first := meter.read_first(step):
                         log.first_step(**first)
-                    if step.take_bad_steps() and bad_steps.rewound(step.last_bad_step):
+                    if step.take_bad_steps(progress.step == end) and bad_steps.rewound(step.last_bad_step):
                         loader.seek("train", progress.step, steps)
                         epoch_end = (progress.epoch + 1) * length.steps_per_epoch
                     if progress.step % run.log_every_steps == 0 or progress.step == min(epoch_end, steps):
