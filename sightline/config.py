@@ -118,8 +118,8 @@ class Run:
     rank_output: Literal["main", "all"] = "main"
     """Several ranks: whose lines the terminal shows, all of them with [rank N] in front. Each has a rank_N.log too."""
     timeout_s: int = 300
-    """Several ranks: seconds without a step after which a rank counts as hung: stacks go to rank_N.log, exit 8. Before
-    the first step it is ten minutes."""
+    """Seconds after which a loader worker that begins no sample, or one of several ranks that does no step, counts as
+    hung: its stack is reported (of ranks in rank_N.log), exit 8. Before the first one it is ten minutes."""
 
     def __post_init__(self) -> None:
         least_of = {"prefetch": 1, "log_every_steps": 1, "checkpoint_every_epochs": 1, "checkpoint_every_steps": 0}

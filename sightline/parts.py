@@ -114,7 +114,8 @@ class Dataset(ABC):
     """One split of the data as it was found. Nothing in it changes after `DataConfig.open`."""
 
     spec: DataSpec
-    fingerprint: str  # of what was found on disk, so that a resumed run notices other data
+    fingerprint: str  # of names and sizes found on disk, so that a resumed run notices other data
+    files: Sequence[Path] = ()  # that hold the samples, in a fixed order; see data/contents.py
     kept: Mapping[str, str] = MappingProxyType({})  # texts for files of the run folder, by name, e.g. of a drawn split
     predict_batch: int = 64  # most items `predict` takes at once: a training batch may not fit where it runs
     balanced_by: np.ndarray | None = None  # the class of each item if training draws all classes equally often
@@ -195,14 +196,14 @@ class DataConfig(ABC):
 
     on_bad_sample: Literal["fail", "skip"]
     max_bad_samples: int
+    fingerprint: Literal["names", "sampled", "full"] = "sampled"
 
     @abstractmethod
     def open(self, split: Split, seed: int) -> Dataset:
         """Find the samples of a split."""
 
     def at_absolute_path(self) -> Self:
-        """Return this config with its `path`, where that is one on disk, absolute: a run stores it, so that it finds
-        its data from any directory. Others, such as synthetic:samples=64, stay."""
+        """Return this config with `path` absolute if it is on disk: a run finds its data from any directory."""
         path = getattr(self, "path", "")
         if not (isinstance(path, str) and path and os.path.exists(path)):
             return self
@@ -221,8 +222,7 @@ class DataConfig(ABC):
     file_suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".bmp", ".webp")  # what is taken from a folder
 
     def open_files(self, files: Mapping[str, Path | np.ndarray | Image.Image], spec: DataSpec) -> Dataset:
-        """Open any files, arrays and images by name, seen as in evaluation. Labels in their batches are placeholders.
-        Raises UsageError for an array of a shape that is not an image."""
+        """Open files, arrays and images by name as in evaluation, with dummy labels. UsageError for odd shapes."""
         raise UsageError(f"{type(self).__name__} cannot open single files, so there is no `predict` for it yet")
 
     def first_files(self, files: dict[str, Path], spec: DataSpec) -> dict[str, Path]:

@@ -76,6 +76,9 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     """If an image cannot be read: end the run with exit 3, or skip the image, count and list it."""
     max_bad_samples: int = undecisive(100)
     """skip: end the run if there are more bad images than this."""
+    fingerprint: Literal["names", "sampled", "full"] = undecisive("sampled")
+    """How a resumed run knows its data again, besides names and sizes. sampled: the bytes of at most 256 files, 64 MiB
+    in all, of each split; full: every byte; names: no bytes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -211,7 +214,7 @@ class ClassificationDataset(Dataset):
         self.split: Split = split
         self.is_training = split == "train"
         self.seed = seed
-        self.fingerprint = source.fingerprint
+        self.fingerprint, self.files = source.fingerprint, source.files
         self.kept = kept_of(source)
         self.spec = config.spec_of(source.classes, source.is_multi_label)
         side = config.size if self.is_training else config.eval_size

@@ -69,6 +69,9 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
     """If an image is missing or cannot be read: end the run with exit 3, or skip the image, count and list it."""
     max_bad_samples: int = undecisive(100)
     """skip: end the run if there are more bad images than this."""
+    fingerprint: Literal["names", "sampled", "full"] = undecisive("sampled")
+    """How a resumed run knows its data again, besides names and sizes. sampled: the bytes of at most 256 files, 64 MiB
+    in all, of each split; full: every byte; names: no bytes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,7 +199,7 @@ class DetectionDataset(Dataset):
         self.split = split
         self.is_training = split == "train"
         self.seed = seed
-        self.fingerprint = source.fingerprint
+        self.fingerprint, self.files = source.fingerprint, source.files
         self.kept = kept_of(source)
         self.spec = config.spec_of(source.classes, source.class_ids)
         self.layout = {

@@ -78,6 +78,9 @@ class SegmentationData(AugmentFields, DataConfig):
     """If a volume cannot be read: end the run with exit 3, or skip the volume, count and list it."""
     max_bad_samples: int = undecisive(1000)
     """skip: end the run if there are more bad volumes than this."""
+    fingerprint: Literal["names", "sampled", "full"] = undecisive("sampled")
+    """How a resumed run knows its data again, besides names and sizes. sampled: the bytes of at most 256 files, 64 MiB
+    in all, of each split; full: every byte; names: no bytes."""
 
     file_suffixes = (*SUFFIXES, *IMAGES)
 
@@ -210,7 +213,7 @@ class SegmentationDataset(Dataset):
         self.split = split
         self.is_training = split == "train"
         self.seed = seed
-        self.fingerprint = source.fingerprint
+        self.fingerprint, self.files = source.fingerprint, source.files
         self.spec = source.spec
         self.shapes = np.array([source.shape(i) for i in range(len(source))], np.int64)  # (volumes, 3)
         if not len(self.shapes):

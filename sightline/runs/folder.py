@@ -132,10 +132,10 @@ class RunFolder:
         if not self.is_ours():
             raise PeerLost(f"a later attempt of this command has taken {self.path} over; this one leaves it alone")
 
-    def write(self, name: str, text: str) -> None:
-        """Replace a file of the run folder as a whole; rank 0 only."""
+    def write(self, name: str, text: str, durable: bool = False) -> None:
+        """Replace a file of the run folder as a whole; rank 0 only. `durable`: also through a power cut."""
         if self.is_main:
-            self._replace(name, text)
+            self._replace(name, text, durable)
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         """Replace a JSON file; numbers that are not finite become null."""
@@ -149,9 +149,9 @@ class RunFolder:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _replace(self, name: str, text: str) -> None:
+    def _replace(self, name: str, text: str, durable: bool = False) -> None:
         with self.may_lack_room():
-            replace_text(self.path / name, text)
+            replace_text(self.path / name, text, durable)
 
     def write_exit(self, code: int, reason: str, speaks_for_all: bool, **more: Any) -> None:
         """Write how the run ended to exit.json, also where a launcher turns every exit code into 1.

@@ -66,6 +66,9 @@ class Checkpoints:
             raise UsageError(
                 f"{self.folder} cannot be written: {error.strerror}; give another run folder with --run.out DIR"
             ) from error
+        for parent in self.folder.parents:  # else a power cut may take a new run folder with all that is in it
+            with contextlib.suppress(OSError):  # one that this user may not read is not new
+                _fsync(parent)
 
     def save(
         self,
@@ -88,8 +91,7 @@ class Checkpoints:
                 os.rename(final, self.folder / f"{final.name}.old")
             os.rename(temporary, final)
             self._abandon_after(step)
-            _fsync(self.folder)
-            _replace_text(self.folder / "latest", final.name)
+            _replace_text(self.folder / "latest", final.name)  # flushes the folder, so that the renames last too
             # Also where an earlier save was killed before it came to this line.
             best = f"ckpt-{best_step:08d}"
             if (self.folder / best).is_dir() and pointed_at(self.folder / "best") != best:
@@ -228,6 +230,7 @@ def check_state(state: dict[str, Any]) -> None:
         "spec": DataSpec.from_json,
         "recipe": lambda values: typed(values, dict[str, str | dict[str, Any]]),
         "fingerprints": lambda values: typed(values, dict[str, str]),
+        "contents": lambda values: typed(values, dict[str, dict[str, str]]),
         "environment": lambda values: typed(values, dict[str, Any]),
         "choices": lambda values: typed(values, dict[str, str]),
         "stopwatch": lambda values: typed(values, dict[str, float | None]),

@@ -58,7 +58,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         # Build the model, then resume it; a new run begins with pretrained weights where it names some.
         built = build_model(recipe, run, sets["train"].spec, device, world)
         state = TrainState(recipe, built, device, length)
-        saver = Saver(recipe, run, state, sets, world, log, on_saved=StopTime(signals, log))
+        saver = Saver(recipe, run, state, sets, world, log, on_saved=StopTime(signals, log), check_stop=signals.check)
         resumed = saver.resume()
         if not resumed and (note := state.load_pretrained(recipe.model)):
             log.say(note)
@@ -80,7 +80,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
         evaluated = eval_order(cfg, len(sets["val"]), world)
         feeds: Feeds = {"train": (bound["train"], order), "val": (bound["val"], evaluated)}
-        loader = Loader(feeds, run, device, world, bad_samples, signals.check)
+        loader = Loader(feeds, run, device, world, bad_samples, signals.check, log.warn)
         facts = {"steps": steps, "local_batch": order.local_samples, "base_lr": base_lr, "workers": loader.worker_pids}
         log.started(config.leaves(recipe, run), names, progress.step, **facts)
         about = _start_lines(recipe, length, len(sets["val"]), device, world, progress)
@@ -100,7 +100,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
             state.stopwatch.start()
             while not over:
                 epoch_end = (progress.epoch + 1) * length.steps_per_epoch
-                while progress.step < min(epoch_end, steps):
+                while progress.step < (end := min(epoch_end, steps)):
                     rate = recipe.schedule.rate(progress.step, base_lr, length, progress.watched(recipe.schedule))
                     with window.step(progress.step):
                         batch = loader.next("train")
@@ -114,7 +114,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     log.stepped(progress.epoch, progress.step, size)
                     if first := meter.read_first(step):
                         log.first_step(**first)
-                    if step.take_bad_steps() and bad_steps.rewound(step.last_bad_step):
+                    if step.take_bad_steps(progress.step == end) and bad_steps.rewound(step.last_bad_step):
                         loader.seek("train", progress.step, steps)
                         epoch_end = (progress.epoch + 1) * length.steps_per_epoch
                     if progress.step % run.log_every_steps == 0 or progress.step == min(epoch_end, steps):
@@ -194,7 +194,7 @@ def _write_facts(
     log.folder.write("config.yaml", config.dump(recipe, run))
     for name, text in data.kept.items():
         if not resumed or not (log.folder.path / name).exists():
-            log.folder.write(name, text)
+            log.folder.write(name, text, durable=True)  # the next start reads it
 
 
 def _keep_facts(

@@ -13,6 +13,7 @@ from torch import nn
 
 from sightline import config
 from sightline.config import Recipe, Run
+from sightline.data.contents import Contents, Digests
 from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLost, SightlineError, UsageError
 from sightline.hardware.world import World
 from sightline.parts import Dataset
@@ -55,6 +56,7 @@ class Saver:
         world: World,
         log: RunLog,
         on_saved: Callable[[Saved], None],
+        check_stop: Callable[[], None] = lambda: None,
     ):
         self.recipe = recipe
         self.run = run
@@ -63,6 +65,8 @@ class Saver:
         self.world = world
         self.log = log
         self.on_saved = on_saved
+        self.contents = Contents(sets, recipe.data.fingerprint)
+        self._check_stop = check_stop
         self.checkpoints = Checkpoints(log.folder.path / "checkpoints", run.keep, log.warn, log.folder.prove_ours)
         self.epochs_before = 0  # planned by the run that is resumed
         self._writer = ThreadPoolExecutor(1, "checkpoint")  # a thread starts with the first save
@@ -82,6 +86,7 @@ class Saver:
         is_named = run.resume not in ("auto", "never")
         found = self._newest(lambda: find(Path(run.resume), "latest") if is_named and not checkpoints.names() else None)
         if found is None:
+            self._read_all()
             return False
         tensors, stored, path = found
         if not run.override:
@@ -101,6 +106,8 @@ class Saver:
                     f"the {split} data are not those that {path} was trained on (files were added, removed or "
                     f"changed); bring them back, choose another --run.out, or add --run.override to resume with these"
                 )
+        if not run.override:
+            self._check_contents(path, stored.get("contents", {}))
         for name, before, after in _changed(stored.get("environment", {}), environment(state.device, self.world.size)):
             self.log.warn(f"{name} was {before} and is {after}: the last bits may differ")
         state.load(tensors, stored["progress"])
@@ -111,6 +118,24 @@ class Saver:
             state.progress.base_lr = None  # another rate was asked for
         self.log.event("resume", checkpoint=path.name, step=state.progress.step, changes=changes)
         return True
+
+    def _read_all(self) -> None:
+        """Read every byte where that was asked for, before the first step: the first save must not wait for it."""
+        if self.contents.how == "full" and self.world.is_main:
+            self.log.say("reading all data for their fingerprint (--data.fingerprint full)")
+            for split in self.sets:
+                self.contents.read(split, "full", self._check_stop)
+
+    def _check_contents(self, path: Path, stored: Digests) -> None:
+        """Raise BadData where a file does not hold what it held; rank 0 reads for all. Runs saved by versions without
+        such fingerprints have none stored."""
+        changed = self.contents.changed(stored, self._check_stop) if self.world.is_main else ""
+        if self.world.largest(int(bool(changed))):
+            raise BadData(
+                f"the data are not those that {path} was trained on: {changed or 'rank 0 names the file'}; bring it "
+                f"back, choose another --run.out, or add --run.override to resume with these"
+            )
+        self._read_all()
 
     def rewind(self) -> bool:
         """Load the newest good checkpoint in the middle of a run; False if there is none."""
@@ -220,6 +245,7 @@ class Saver:
             self.world.barrier()
 
     def _write(self, stored: dict[str, Any], step: int, best_step: int, copied_s: float) -> Saved:
+        stored["contents"] = self.contents.to_json()  # read at the first save, unless a resume has compared it
         started = time.perf_counter()
         self._copies.wait()
         path = self.checkpoints.save(step, self._copies.tensors, stored, best_step, are_copies=True)

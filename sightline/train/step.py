@@ -211,8 +211,11 @@ class Step:
             for _ in range(steps):
                 self._run(batch)
 
-    def take_bad_steps(self) -> int:
-        """Return how many steps were not finite since the last call; `last_bad_step` is the latest."""
+    def take_bad_steps(self, waits: bool = False) -> int:
+        """Return how many steps were not finite since the last call; `last_bad_step` is the latest. A device with
+        streams is asked about the last step only with `waits`: where no next step follows, or a log line waits too."""
+        if waits:
+            self._read_copied()
         new, self._bad_taken = self._bad_known - self._bad_taken, self._bad_known
         return new
 
@@ -310,13 +313,16 @@ class Step:
         if not self.device.has_streams:
             self._note_bad_steps(int(self._totals[BAD_STEPS]), step)
             return
-        if self._copied is not None:
-            event, copied_step = self._copied
-            event.synchronize()
-            self._note_bad_steps(int(self._bad_on_host), copied_step)
+        self._read_copied()
         self._bad_on_host.copy_(self._totals[BAD_STEPS : BAD_STEPS + 1], non_blocking=True)
         self._copied = (self.device.api.Event(), step)
         self._copied[0].record()
+
+    def _read_copied(self) -> None:
+        if self._copied is not None:
+            event, step = self._copied
+            event.synchronize()
+            self._note_bad_steps(int(self._bad_on_host), step)
 
     def _note_bad_steps(self, count: int, step: int) -> None:
         if count > self._bad_known:

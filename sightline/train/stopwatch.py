@@ -24,7 +24,8 @@ class Stopwatch:
         """Return wall_s, which includes pauses between starts, and running_s, without them and work lost in crashes."""
         here = time.perf_counter() - self._started if self._started is not None else 0.0
         wall = time.time() - self._first_step_at if self._first_step_at is not None else 0.0
-        return {"wall_s": max(0.0, wall), "running_s": self._earlier_s + here}
+        running = self._earlier_s + here
+        return {"wall_s": max(running, wall), "running_s": running}  # a clock may have been set back
 
     def to_json(self) -> dict[str, float | None]:
         """Return what a checkpoint stores, apart from the numbers of progress, which are equal in equal runs."""

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from sightline.train.checkpoint import read, write
+
 
 def test_changed_recipe_is_refused_line_by_line(sightline, reference, halfway, tmp_path):
     out = halfway(tmp_path / "run")
@@ -118,6 +120,35 @@ def test_changed_data_are_refused(sightline, data, out, split, change):
         again = sightline.run(out, "--data.path", str(data), *IMAGES, "--run.override")
         assert again.code == 0, again
         assert again.events("resume")[-1]["step"] == 4
+
+
+@pytest.mark.shows("data.fingerprint")
+def test_replaced_file_of_equal_size_is_refused_by_name(sightline, data, out):
+    small, image = sorted((data / "train").glob("*/*.jpg"), key=lambda path: path.stat().st_size)[:2]
+    image.write_bytes(small.read_bytes().ljust(image.stat().st_size, b"\0"))
+    flags = ("--data.path", str(data), *IMAGES)
+    refused = sightline.run(out, *flags)
+    assert refused.code == refused.exit_code_in_folder == 3, refused
+    assert f"{image} is not what it was then (train data, sampled fingerprint)" in refused.stderr
+    assert "bring it back, choose another --run.out, or add --run.override" in refused.stderr
+    again = sightline.run(out, *flags, "--data.fingerprint", "names", FAULT="term@train:1")
+    assert again.code == 143, again
+    assert sightline.run(out, *flags).code == 3, "the digests of the first start are kept"
+    again = sightline.run(out, *flags, "--run.override", FAULT="term@train:1")
+    assert again.code == 143, again
+    assert sightline.run(out, *flags).code == 0, "what was overridden is what the run is made with"
+
+
+@pytest.mark.slow
+def test_run_saved_without_digests_of_contents_resumes(sightline, reference, shapes, out):
+    for path in sorted((out / "checkpoints").glob("ckpt-*")):
+        tensors, state = read(path)
+        assert set(state.pop("contents")) == {"train", "val"}
+        shutil.rmtree(path)
+        write(path, tensors, state)
+    again = sightline.run(out, "--data.path", str(shapes), *IMAGES)
+    assert again.code == 0, again
+    assert again.bits == reference("--data.path", str(shapes), *IMAGES).bits
 
 
 def test_same_seed_same_bits_other_seed_other_bits(sightline, reference, tmp_path):

@@ -28,6 +28,9 @@ def test_run_continues_without_the_checkpoints_it_cannot_write(sightline, refere
     assert saved == [2, 10, 12, 14, 16, 16]
     if limit == NO_ROOM_FOR_TENSORS:
         assert "ckpt-00000008 could not be written" in ended.warnings
+    else:
+        assert said.count("cannot be written: File too large; the log may lack lines") == 1
+        assert {line["step"] for line in ended.events("train")} >= {10, 16}, "lines are whole, and come again"
 
 
 @pytest.mark.parametrize("limit", [NO_ROOM_FOR_TENSORS, NO_ROOM])
@@ -102,6 +105,24 @@ def test_folder_in_the_place_of_a_file_of_the_run(sightline, tmp_path):
     ended = sightline.run(tmp_path / "run", FAULT="kill@train:1")
     assert ended.code == 2, ended
     assert "checkpoints" in ended.stderr
+
+
+@pytest.mark.parametrize("which", ["parent", "run", "checkpoints"])
+def test_read_only_folder_is_reported_before_training(sightline, halfway, tmp_path, which):
+    """Root is told to obey permissions too."""
+    out = tmp_path / "parent" / "run"
+    out.parent.mkdir()
+    if which != "parent":
+        halfway(out)
+    folder = {"parent": out.parent, "run": out, "checkpoints": out / "checkpoints"}[which]
+    before = sorted(folder.iterdir())
+    folder.chmod(0o555)
+    ended = sightline.run(out, FAULT="powerless@recipe:1,kill@train:1")
+    folder.chmod(0o755)
+    assert ended.code == 2, ended
+    assert f"{folder if which == 'checkpoints' else out} cannot be written: Permission denied" in ended.stderr
+    assert "--run.out" in ended.stderr
+    assert sorted(folder.iterdir()) == before
 
 
 def test_finished_run_is_left_alone(sightline, reference, tmp_path):

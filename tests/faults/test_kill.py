@@ -1,12 +1,17 @@
 """A run that is killed and started again ends with the bits of one that never stopped (B5: 1, 2, 3)."""
 
 import os
+import runpy
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+
+HERE = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
+FAULTY, bits = HERE["FAULTY"], HERE["bits"]
 
 SIGKILLED = -signal.SIGKILL
 # Everything that carries state from step to step: average, accumulation, mixup, momentum.
@@ -67,24 +72,70 @@ def test_killed_run_ends_with_equal_bits_whatever_the_recipe(sightline, referenc
     assert kill_and_resume(sightline, tmp_path / "run", flags, 0, 0).bits == whole.bits
 
 
-@pytest.mark.slow
-def test_twenty_kills_in_one_run(sightline, reference, tmp_path):
-    data = ("--data.path", "synthetic:classes=4,samples=128,size=24")
-    flags = (*EVERYTHING, "--train.precision", "fp32", *data, "--train.epochs", "10")
-    whole = reference(*flags)
-    out = tmp_path / "run"
+# One recipe of each task, tiny; every step is saved, and every fourth epoch evaluated.
+TINY = "--train.global-batch 8 --train.precision fp32 --train.ema 0.9 --train.eval-every-epochs 4 --train.epochs 40"
+TASKS = {
+    "classification": (FAULTY, "--data.path synthetic:classes=4,samples=24,size=24 --data.mixup 0.2"),
+    "detection": (
+        "demo_detection",
+        "--data.path synthetic:classes=4,samples=24,size=60 --data.classes 4 --data.size 48 --data.max-boxes 8"
+        " --data.crop tf --model.width 4",
+    ),
+    "segmentation": ("demo_segmentation", "--data.path VOLUMES --model.width 4 --train.accumulation 2"),
+}
+
+
+@pytest.fixture(scope="session")
+def volumes(tmp_path_factory) -> Path:
+    """Six prepared volumes, one of which validates: with two in a batch an epoch has two steps."""
+    write = runpy.run_path(str(Path(__file__).parents[1] / "recipes" / "conftest.py"))["write_blobs"]
+    return write(tmp_path_factory.mktemp("volumes") / "blobs", range(6))
+
+
+@pytest.fixture(params=TASKS)
+def task(request, volumes) -> dict[str, Any]:
+    """The recipe and the flags of a task."""
+    recipe, flags = TASKS[request.param]
+    return {"recipe": recipe, "flags": [*TINY.split(), *flags.replace("VOLUMES", str(volumes)).split()]}
+
+
+def killed_and_resumed(sightline, out, task, kills: int) -> list[int]:
+    """SIGKILL a process as often, each time after it has saved a few steps more, then let it end; return the steps
+    that were resumed from."""
+
+    def saved() -> int:
+        return max((line["step"] for line in sightline.log(out) if line["event"] == "checkpoint"), default=0)
+
     random = np.random.default_rng(0)
-    for _ in range(20):
-        saved = sum(line["event"] == "checkpoint" for line in sightline.log(out))
-        wanted = saved + random.integers(0, 6)
-        started = sightline.start(out, *flags, *EVERY_STEP)
-        started.until(lambda n=wanted: sum(line["event"] == "checkpoint" for line in sightline.log(out)) >= n)
+    for _ in range(kills):
+        wanted = saved() + random.integers(1, 4)
+        started = sightline.start(out, *task["flags"], *EVERY_STEP, recipe=task["recipe"])
+        started.until(lambda step=wanted: saved() >= step)
         os.kill(started.pid, signal.SIGKILL)
         assert started.wait().code == SIGKILLED
-    again = sightline.run(out, *flags, *EVERY_STEP)
+    again = sightline.run(out, *task["flags"], *EVERY_STEP, recipe=task["recipe"])
     assert again.code == 0, again
     assert not again.warnings
-    assert again.bits == whole.bits
+    return [line["step"] for line in again.events("resume")]
+
+
+@pytest.mark.slow
+def test_every_task_killed_once_ends_with_equal_bits(sightline, task, tmp_path):
+    whole = sightline.run(tmp_path / "whole", *task["flags"], recipe=task["recipe"])
+    assert whole.code == 0, whole
+    resumed = killed_and_resumed(sightline, tmp_path / "run", task, kills=1)
+    assert len(resumed) == 1 and resumed[0] > 0
+    assert bits(tmp_path / "run") == whole.bits
+
+
+@pytest.mark.slow
+def test_twenty_kills_in_one_run_of_every_task(sightline, task, tmp_path):
+    whole = sightline.run(tmp_path / "whole", *task["flags"], recipe=task["recipe"])
+    assert whole.code == 0, whole
+    resumed = killed_and_resumed(sightline, tmp_path / "run", task, kills=20)
+    print(f"resumed from steps {resumed} of {whole.progress['step']}")
+    assert len(resumed) == 20 and resumed == sorted(set(resumed)), "each attempt went further than the one before"
+    assert bits(tmp_path / "run") == whole.bits
 
 
 @pytest.mark.slow

@@ -33,6 +33,15 @@ def test_stop_is_exit_5_with_the_samples_and_keeps_what_was_saved(sightline, tmp
     assert_finite(ended)
 
 
+def test_the_last_step_is_looked_at_too(sightline, tmp_path):
+    """Steps are looked at one step late; tests/device does this where the device is late as well."""
+    ended = sightline.run(tmp_path / "run", *OFTEN, FAULT="nan@train:16")
+    assert ended.code == ended.exit_code_in_folder == 5, ended
+    assert "not finite in step 15" in ended.stderr
+    assert ended.progress["step"] == 14
+    assert_finite(ended)
+
+
 def test_skip_counts_and_continues(sightline, tmp_path):
     flags = (*EVERYTHING, "--run.on-nan", "skip")
     ended = sightline.run(tmp_path / "run", *flags, FAULT=f"nan@sample:{SAMPLE}")

@@ -2,13 +2,16 @@
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import warm
+from PIL import Image
 
 from sightline import cli
 
@@ -44,6 +47,46 @@ def test_dumb_terminal(sightline, tmp_path, progress):
         assert "\nepoch 2/2  loss " in ended.stdout, "lines are not folded to the width of the terminal"
 
 
+@pytest.mark.parametrize("jumps", ["back@train:3", pytest.param("ahead@train:3,back@train:9", marks=pytest.mark.slow)])
+def test_clock_that_jumps_while_training(sightline, reference, tmp_path, jumps):
+    ended = sightline.run(tmp_path / "run", FAULT=jumps)
+    assert ended.code == ended.exit_code_in_folder == 0, ended
+    assert ended.bits == reference().bits
+    assert min(line["seconds"] for line in ended.events("epoch")) > 0
+    times = [(line["running_s"], line["wall_s"]) for line in sightline.log(ended.out) if "wall_s" in line]
+    assert times and all(0 < running <= wall for running, wall in times)
+    assert "report.html" in os.listdir(ended.out)
+
+
+@pytest.mark.slow
+def test_files_from_the_future_resume(sightline, reference, halfway, tmp_path):
+    """The clock was set back, or the host that wrote them had another one."""
+    out = halfway(tmp_path / "run")
+    for path in [out, *out.rglob("*")]:
+        os.utime(path, (2**32, 2**32))  # the year 2106
+    again = sightline.run(out)
+    assert again.code == 0, again
+    assert again.bits == reference().bits
+
+
+def test_names_as_long_as_a_file_system_allows(sightline, tmp_path):
+    """Of the run folder, of classes and of images; two bytes for each letter of a class."""
+    out = tmp_path / ("r" * 255)
+    for number, letter in enumerate("äö"):
+        folder = tmp_path / "data" / (letter * 127)
+        folder.mkdir(parents=True)
+        for image in range(10):
+            pixels = np.full((24, 24, 3), 60 + 100 * number + image, np.uint8)
+            Image.fromarray(pixels).save(folder / f"{image}{'x' * 250}.png")
+    data = ("--data.path", str(tmp_path / "data"), "--data.classes", "0")
+    ended = sightline.run(out, *data, progress="plain", COLUMNS="40", FAULT="term@train:2")
+    assert ended.code == 143, ended
+    again = sightline.run(out, *data, progress="live", terminal="", COLUMNS="40", TERM="xterm")
+    assert again.code == 0, again
+    assert "ä" * 127 in (out / "report.html").read_text()
+    assert "x" * 250 in json.dumps(json.loads((out / "split.json").read_text()))
+
+
 def test_second_run_in_one_folder_is_refused(sightline, reference, tmp_path):
     out = tmp_path / "run"
     first = sightline.start(out, FAULT="stop@train:3")
@@ -64,6 +107,29 @@ def test_lock_of_a_dead_run_is_not_an_obstacle(sightline, tmp_path):
     assert sightline.run(out, FAULT="kill@train:3").code == -signal.SIGKILL
     assert (out / ".lock").exists()
     assert sightline.run(out).code == 0
+
+
+class Payload:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, marker: Path):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.mark.parametrize("words", [["evaluate", "FOLDER"], ["train", *TINY, "--model.weights", "FOLDER"]])
+def test_metadata_of_a_distributed_checkpoint_are_never_unpickled(tmp_path, capsys, words):
+    folder, marker = tmp_path / "dcp", tmp_path / "marker"
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(pickle.dumps(Payload(marker)))
+    (folder / "__0_0.distcp").write_bytes(pickle.dumps(Payload(marker)))
+    out = ["--run.out", str(tmp_path / "run")]
+    assert cli.main([word.replace("FOLDER", str(folder)) for word in words] + out) in (2, 4)
+    told = capsys.readouterr().err
+    assert str(folder) in told and "neither" in told and "manifest.json" in told
+    assert not marker.exists()
 
 
 WATCH = """

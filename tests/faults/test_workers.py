@@ -1,4 +1,4 @@
-"""A loader worker that dies or fails ends the run with a message that names it (B5: 18, 19)."""
+"""A loader worker that dies, fails or stands still ends the run with a message that names it (B5: 18, 19)."""
 
 import os
 import signal
@@ -38,6 +38,60 @@ def test_failing_load_shows_its_traceback_and_the_sample(sightline, tmp_path, wo
     assert "RuntimeError: made to fail" in ended.stderr
     assert "faulty.py" in ended.stderr and "in load" in ended.stderr, "the line that failed"
     assert f"synthetic:train/{sample}" in ended.stderr
+
+
+IMPATIENT = ("--run.workers", "1", "--run.timeout-s", "2")
+
+
+def stop_only_worker(sightline, started, out) -> int:
+    """SIGSTOP the worker in the third step, and let the trainer go on; return its pid."""
+    started.until_stopped()
+    (worker,) = next(line["workers"] for line in sightline.log(out) if line["event"] == "start")
+    os.kill(worker, signal.SIGSTOP)
+    os.kill(started.pid, signal.SIGCONT)
+    return worker
+
+
+def test_stopped_worker_of_a_single_rank_ends_the_run(sightline, reference, tmp_path):
+    out = tmp_path / "run"
+    flags = ("--run.checkpoint-every-steps", "2")
+    started = sightline.start(out, *flags, *IMPATIENT, FAULT="stop@train:3")
+    worker = stop_only_worker(sightline, started, out)
+    ended = started.wait()
+    assert ended.code == ended.exit_code_in_folder == 8, ended
+    assert f"loader worker {worker} has begun no sample for 2 s, it is at synthetic:train/" in ended.stderr
+    assert f"it is stopped (SIGSTOP): `kill -CONT {worker}` continues it" in ended.stderr
+    assert "--run.timeout-s" in ended.stderr
+    stack = ended.stderr.partition("Its stack:\n")[2]
+    assert "workers.py" in stack and " in _work\n" in stack
+    assert f"loader worker {worker} has begun no sample for 1 s" in ended.warnings, "told before it ends the run"
+    again = sightline.run(out, *flags)
+    assert again.code == 0, again
+    assert again.bits == reference(*flags).bits
+
+
+@pytest.mark.slow
+def test_worker_that_waits_for_a_dead_file_server_shows_file_and_stack(sightline, tmp_path):
+    fifo, sample = tmp_path / "fifo", int(TrainOrder(64, 8, seed=0).batch(3)[1][-1])
+    os.mkfifo(fifo)
+    ended = sightline.run(tmp_path / "run", *IMPATIENT, FAULT=f"stall@load:{sample}", STALL=str(fifo))
+    assert ended.code == ended.exit_code_in_folder == 8, ended
+    assert f"it is at synthetic:train/{sample} (train)" in ended.stderr
+    for told in (ended.stderr, ended.warnings):
+        assert "faulty.py" in told.partition("Its stack:\n")[2] and " in load\n" in told
+
+
+@pytest.mark.slow
+def test_worker_that_is_continued_in_time_costs_nothing(sightline, reference, tmp_path):
+    out = tmp_path / "run"
+    started = sightline.start(out, "--run.workers", "1", "--run.timeout-s", "10", FAULT="stop@train:3")
+    worker = stop_only_worker(sightline, started, out)
+    warned = f"loader worker {worker} has begun no sample"
+    started.until(lambda: warned in str([line for line in sightline.log(out) if line["event"] == "warning"]))
+    os.kill(worker, signal.SIGCONT)
+    ended = started.wait()
+    assert ended.code == 0, ended
+    assert ended.bits == reference().bits
 
 
 @pytest.mark.slow

@@ -481,6 +481,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "fake": [Flip(("True",), samples, same=held_out)],
         "on_bad_sample": [Flip(("skip",), unread, base=DAMAGED)],
         "max_bad_samples": [Flip(("0",), unread, base=SKIPPING)],
+        "fingerprint": [ShownBy("faults/test_changes.py")],
     },
     "UnetConfig": {
         # Of 4 or 8 channels every one would be a group of its own, which is what instance norm does.
@@ -533,6 +534,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "cache": [Flip(("off",), told, base=("--data.cache=ram",), same=samples)],
         "on_bad_sample": [Flip(("skip",), unread, base=DAMAGED)],
         "max_bad_samples": [Flip(("0",), unread, base=SKIPPING)],
+        "fingerprint": [ShownBy("faults/test_changes.py")],
     },
     "ClassificationData": {
         "val_fraction": [ShownBy("cli/test_any_folder.py")],
@@ -571,6 +573,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "samples": [Flip(("77",), declared, base=("--data.path=",))],
         "on_bad_sample": [Flip(("skip", "fail"), unread, base=DAMAGED)],
         "max_bad_samples": [Flip(("0",), unread, base=SKIPPING)],
+        "fingerprint": [ShownBy("faults/test_changes.py")],
     },
     "ArchConfig": {
         "arch": [Flip(("squeezenet1_1",), shapes)],

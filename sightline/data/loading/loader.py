@@ -15,6 +15,8 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
+from sightline import terminal
+from sightline.data.loading.stalls import StallWatch
 from sightline.data.loading.workers import MAX_PART, PARTS_PER_WORKER, Bad, Feed, Request, Workers, as_arrays, fill
 from sightline.errors import BadData, PeerLost, UsageError
 from sightline.hardware.affinity import cpu_share
@@ -56,6 +58,8 @@ class LoaderFields(Protocol):
     def prefetch(self) -> int: ...
     @property
     def device_prefetch(self) -> bool: ...
+    @property
+    def timeout_s(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Loader:
         world: World,
         bad_samples: BadSamples,
         check_stop: Callable[[], None],
+        warn: Callable[[str], None] = lambda text: terminal.say(f"warning: {text}", "stderr"),
     ):
         self.bad_samples = bad_samples
         self.check_stop = check_stop
@@ -98,6 +103,7 @@ class Loader:
         except PeerLost:
             check_stop()  # a stop signal to the whole process group is the reason, not a fault
             raise
+        self._stalls = StallWatch(self._workers, run.timeout_s, warn) if self._workers else None
         self.feeds = {
             name: _FeedState(feed, feeds[name][1], _Copier(device, feed, run.device_prefetch))
             for name, feed in filled.items()
@@ -182,8 +188,11 @@ class Loader:
             self._note_bad(fill(source, feed.arrays[slot], request))
 
     def _receive(self) -> None:
-        assert self._workers is not None
-        for name, slot, answer in self._workers.receive(POLL_S):
+        assert self._workers is not None and self._stalls is not None
+        started = time.monotonic()
+        answers = self._workers.receive(POLL_S)
+        self._stalls.note(time.monotonic() - started, bool(answers))
+        for name, slot, answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
             self.feeds[name].pending[slot] -= 1

@@ -74,9 +74,9 @@ class StaticDataset(Dataset):
             for key, array in first.items()
             if array.ndim and key != "index"  # the loader adds that one
         }
+        self.files = [folder / _file(step) for step in range(self.batches)]
         digest = hashlib.sha256((folder / _FACTS).read_bytes())
-        for step in range(self.batches):
-            path = folder / _file(step)
+        for path in self.files:
             if not path.is_file():
                 raise BadData(f"{path} is missing; {_FACTS} lists {self.batches} batches: write them again")
             digest.update(f"{path.name} {path.stat().st_size}".encode())

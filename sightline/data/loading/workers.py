@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import faulthandler
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -16,6 +17,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 REMEDIES = "`sightline check` lists every such sample, --data.on-bad-sample skip runs without them"
 REPLACEMENT_TRIES = 20
+SHOW_STACKS = signal.SIGUSR2  # asks a worker for its stack; see stalls.py
 # Parts of a batch that wait at a worker. Enough to bridge a training step, during which no new ones are sent; not
 # more, because a part that waits at a slow worker cannot go to a fast one.
 AHEAD = 4
@@ -76,11 +79,13 @@ class Feed:
     on_bad_sample: str
 
 
-def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
-    """Load the samples of a request into their rows; return those that were skipped."""
+def fill(feed: Feed, arrays: Arrays, request: Request, place: np.ndarray | None = None) -> list[Bad]:
+    """Load the samples of a request into their rows; return those that were skipped. `place`: see Workers."""
     bad: list[Bad] = []
     for row, (epoch, index) in enumerate(zip(request.epochs.tolist(), request.indices.tolist(), strict=True)):
         at = request.offset + row
+        if place is not None:
+            place[:] = place[0] + 1, row
         if index == PADDING:
             for key, array in arrays.items():
                 array[at] = PADDING if key == "index" else 0
@@ -121,10 +126,12 @@ def _load_or_replace(feed: Feed, name: str, epoch: int, index: int, bad: list[Ba
     raise BadData(f"{REPLACEMENT_TRIES} samples in a row could not be read, the last one {last}")
 
 
-def _work(connection: multiprocessing.connection.Connection, feeds: dict[str, Feed]) -> None:
-    # The trainer answers a Ctrl-C, SIGTERM or SIGHUP to the whole process group; workers exit when their pipe closes.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+def _work(connection: Connection, feeds: dict[str, Feed], shared_place: Tensor, stacks: Connection) -> None:
+    # The trainer answers a stop signal to the whole process group; workers exit when their pipe closes.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(SHOW_STACKS, file=stacks.fileno())
+    place = shared_place.numpy()
     terminal.guard()  # libraries may quote names from files in their warnings
     torch.set_num_threads(1)
     arrays = {name: [as_arrays(slot) for slot in feed.slots] for name, feed in feeds.items()}
@@ -134,7 +141,7 @@ def _work(connection: multiprocessing.connection.Connection, feeds: dict[str, Fe
         except (EOFError, OSError):
             return
         try:
-            reply: Any = fill(feeds[request.feed], arrays[request.feed][request.slot], request)
+            reply: Any = fill(feeds[request.feed], arrays[request.feed][request.slot], request, place)
         except SightlineError as error:
             reply = error
         except Exception:  # noqa: BLE001  # the trainer shows it
@@ -175,21 +182,25 @@ class Workers:
         if START_METHOD == "forkserver":
             with _explaining():
                 forkserver.start(type(next(iter(feeds.values())).bound.dataset).__module__)
+        self._feeds = feeds
         self._processes = []
-        self._connections: list[multiprocessing.connection.Connection] = []
+        self._connections: list[Connection] = []
+        self._stacks: list[Connection] = []
         self._queue: collections.deque[Request] = collections.deque()
-        self._waiting = [0] * count  # requests at each worker that it has not answered
+        self._waiting: list[collections.deque[Request]] = [collections.deque() for _ in range(count)]  # not answered
+        self._places = torch.zeros(count, 2, dtype=torch.int64).share_memory_()  # samples begun, row of the last one
         self._imports_script = needs_script(feeds, (torch.Tensor, np.ndarray, ImageCache))
         for number in range(count):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_work, args=(theirs, feeds), daemon=True, name=f"sightline-loader-{number}"
-            )
+            (ours, theirs), (stacks, its_stacks) = context.Pipe(), context.Pipe(duplex=False)
+            arguments = (theirs, feeds, self._places[number], its_stacks)
+            process = context.Process(target=_work, args=arguments, daemon=True, name=f"sightline-loader-{number}")
             with _explaining(), contextlib.nullcontext() if self._imports_script else without_script():
                 process.start()
             theirs.close()
+            its_stacks.close()
             self._processes.append(process)
             self._connections.append(ours)
+            self._stacks.append(stacks)
 
     def __len__(self) -> int:
         return len(self._processes)
@@ -214,26 +225,38 @@ class Workers:
         """Return the answers that arrive within `timeout_s`: (feed, slot, bad samples or an error)."""
         answers = []
         for ready in multiprocessing.connection.wait(self._connections, timeout_s):
-            assert isinstance(ready, multiprocessing.connection.Connection)
+            assert isinstance(ready, Connection)
             worker = self._connections.index(ready)
             try:
                 answers.append(ready.recv())
             except (EOFError, OSError):  # OSError: the worker died in the middle of an answer
                 self._raise_dead(worker)
-            self._waiting[worker] -= 1
+            self._waiting[worker].popleft()
         self._hand_out()
         return answers
 
+    def samples_begun(self) -> int:
+        """Return how many samples all workers together have begun to load."""
+        return int(self._places[:, 0].sum())
+
+    def late(self) -> tuple[int, str, Connection]:
+        """Return the first worker that owes an answer: its pid, the sample it is at, and the pipe for its stack."""
+        worker = next(number for number, requests in enumerate(self._waiting) if requests)
+        request = self._waiting[worker][0]
+        index = int(request.indices[min(int(self._places[worker, 1]), len(request.indices) - 1)])
+        name = self._feeds[request.feed].bound.dataset.name(max(index, 0))
+        return self.pids[worker], f"{name} ({request.feed})", self._stacks[worker]
+
     def _hand_out(self) -> None:
         while self._queue:
-            worker = min(range(len(self)), key=self._waiting.__getitem__)
-            if self._waiting[worker] >= AHEAD:
+            worker = min(range(len(self)), key=lambda number: len(self._waiting[number]))
+            if len(self._waiting[worker]) >= AHEAD:
                 return
+            self._waiting[worker].append(self._queue.popleft())
             try:
-                self._connections[worker].send(self._queue.popleft())
+                self._connections[worker].send(self._waiting[worker][-1])
             except (BrokenPipeError, ConnectionResetError):
                 self._raise_dead(worker)
-            self._waiting[worker] += 1
 
     def _raise_dead(self, worker: int) -> None:
         process = self._processes[worker]
@@ -250,11 +273,11 @@ class Workers:
 
     def close(self) -> None:
         """End the processes; they exit by themselves when their pipe closes."""
-        for connection in self._connections:
+        for connection in (*self._connections, *self._stacks):
             connection.close()
         for process in self._processes:
             process.join(2)
             if process.is_alive():
                 process.kill()
                 process.join()
-        self._connections, self._processes = [], []
+        self._connections, self._stacks, self._processes = [], [], []

@@ -69,6 +69,7 @@ class Images(ABC):
 
     classes: tuple[str, ...]
     fingerprint: str
+    files: Sequence[Path] = ()  # that hold the images; none of data that are drawn
     layout: Layout | None = None  # where both splits were found, of kinds that may lie anywhere
     held_out: Names | None = None  # of a split that was drawn: the names of the samples that validate
     ignored: Mapping[str, int] = MappingProxyType({})  # files that are not read, by their endings
@@ -113,6 +114,7 @@ class VolumeSource(ABC):
 
     spec: DataSpec
     fingerprint: str
+    files: Sequence[Path] = ()
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sightline.data.contents import PathsBelow
 from sightline.data.formats.image_headers import MAX_BYTES, jpeg_sides, read_header
 from sightline.data.inputs import read_bytes
 from sightline.data.sources import BoxSource, Objects, SourceOptions, index_files
@@ -55,6 +56,7 @@ class BoxImages(BoxSource):
             raise BadData(_missing(place, annotations, rows))
         self.room = np.maximum(sizes, 0)
         self.fingerprint = index_files.digest(kind, 1, annotations.content(), self.room.tobytes())
+        self.files = PathsBelow(self.folder, annotations.names)
 
     def __len__(self) -> int:
         return len(self.annotations)

@@ -84,7 +84,8 @@ class CocoTFRecordSource(BoxSource):
         self.room = places["length"]
         files = [(shard.name, shard.size) for shard in shards]
         self.fingerprint = index_files.digest("coco_tfrecord", 1, annotations.content(), files)
-        self.files = OpenFiles(self.shards)
+        self.files = [shard.path for shard in shards]
+        self._open = OpenFiles(self.shards)
 
     def __len__(self) -> int:
         return len(self.annotations)
@@ -99,7 +100,7 @@ class CocoTFRecordSource(BoxSource):
     def image(self, index: int) -> bytes:
         offset, name = int(self.places["offset"][index]), self.name(index)
         try:
-            file = self.files.open(int(self.places["shard"][index]))
+            file = self._open.open(int(self.places["shard"][index]))
             payload = records.read_frame(file.descriptor, offset, records.MAX_RECORD_BYTES, name)
             found = records.peek_example(payload, 0, len(payload), _READ)
         except OSError as error:

@@ -79,7 +79,8 @@ class DecathlonSource(VolumeSource):
 
     def __init__(self, folder: Path, plan: VolumePlan, cases: list[Case]):
         self.folder, self.cases, self.spec = folder, cases, plan.spec
-        sizes = [_size(folder / file) for case in cases for file in (case.image, case.label) if file]
+        self.files = [folder / file for case in cases for file in (case.image, case.label) if file]
+        sizes = [_size(file) for file in self.files]
         rows = [(case.name, case.shape, case.original, case.start, case.end, case.spacing) for case in cases]
         self.fingerprint = index_files.digest("decathlon", 1, plan.spec.to_json(), rows, sizes)
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sightline.data import listed
+from sightline.data.contents import PathsBelow
 from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table
 from sightline.data.sources.layouts import IMAGES, Layout, Place
@@ -83,6 +84,7 @@ class FolderSource(Source):
         digest.update(np.concatenate([[0], self._names.ends]).astype(np.int64).tobytes())
         digest.update(np.asarray(sizes, dtype=np.int64).tobytes())
         self.fingerprint = digest.hexdigest()
+        self.files = PathsBelow(root, self._names)
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -171,7 +171,8 @@ class ShardSource(Source):
         self.classes = classes
         # Names and sizes alone: a copy elsewhere has the same.
         self.fingerprint = index_files.digest(self.kind, 1, classes, [(shard.name, shard.size) for shard in shards])
-        self.files = OpenFiles(self.shards)
+        self.files = [shard.path for shard in shards]
+        self._open = OpenFiles(self.shards)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -182,7 +183,7 @@ class ShardSource(Source):
 
     def read(self, index: int) -> Sample:
         try:
-            file = self.files.open(int(self.index.shard[index]))
+            file = self._open.open(int(self.index.shard[index]))
             return Sample(self.read_image(index, file.descriptor), int(self.labels[index]))
         except OSError as error:
             raise BadSample(self.name(index), f"cannot be read: {error.strerror}") from error

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sightline.data import listed
+from sightline.data.contents import PathsBelow
 from sightline.data.formats.label_table import EXPECTED, LabelTable, read_table
 from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, layouts, tar, tfrecord
@@ -82,6 +83,7 @@ class TableSource(Source):
         for column in (self._names.ends, self.labels, self._ends, sizes):
             digest.update(column.tobytes())
         self.fingerprint = digest.hexdigest()
+        self.files = PathsBelow(root, self._names)
 
     def __len__(self) -> int:
         return len(self._names)

@@ -103,9 +103,13 @@ def recipe_with(model=PLAIN.model, task=PLAIN.task, optimizer=PLAIN.optimizer, *
     return dataclasses.replace(PLAIN, model=model, task=task, optimizer=optimizer, train=changed)
 
 
-def built(recipe: Recipe, run: Run = Run(channels_last=False)) -> tuple[Step, TrainState]:  # noqa: B008  # frozen
-    state = TrainState(recipe, build_model(recipe, run, SPEC, CPU), CPU, PLAN)
-    return build_step(recipe, run, CPU, World(), state, READY), state
+def built(
+    recipe: Recipe,
+    run: Run = Run(channels_last=False),  # noqa: B008  # frozen
+    device: devices.Device = CPU,
+) -> tuple[Step, TrainState]:
+    state = TrainState(recipe, build_model(recipe, run, SPEC, device), device, PLAN)
+    return build_step(recipe, run, device, World(), state, READY), state
 
 
 def batch_of(number: int, scale: float = 1.0) -> dict[str, torch.Tensor]:
@@ -394,6 +398,28 @@ def test_a_step_that_is_not_finite_changes_nothing(first: int, optimizer: Optimi
     still = {"model/0.bias"} if optimizer.kind == "lars" else set()
     assert all(after[name] != sha for name, sha in before.items() if name not in still)
     assert step.take_bad_steps() == 0 and step.last_bad_step == first
+
+
+class LateEvent:
+    """As of a device with streams: what was recorded has happened once somebody has waited."""
+
+    def record(self) -> None:
+        """Nothing to note on a device that is never late."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for either."""
+
+
+def test_the_last_step_of_a_device_with_streams_is_looked_at_where_one_waits(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "Event", LateEvent, raising=False)
+    late = dataclasses.replace(CPU, has_streams=True)
+    step, _ = built(recipe_with(), device=late)
+    for number in range(3):
+        step(batch_of(number) if number < 2 else poisoned(2), number, 0.1)
+        assert step.take_bad_steps() == 0
+    assert step.take_bad_steps(waits=True) == 1 and step.last_bad_step == 2
+    step(batch_of(3), 3, 0.1)
+    assert step.take_bad_steps() == step.take_bad_steps(waits=True) == 0, "counted once"
 
 
 def test_a_finite_loss_with_gradients_that_are_not_changes_nothing():

@@ -1,0 +1,186 @@
+"""Content fingerprints: which files are read, what a change of one byte does, how many changes a sample misses."""
+
+import math
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sightline.data import contents
+from sightline.data.contents import Contents, digests
+from sightline.data.sources import coco as coco_source
+from sightline.data.sources import decathlon, open_source
+from sightline.data.volumes.decathlon import Case, VolumePlan, write_plan
+from sightline.parts import DataSpec
+
+
+def nothing() -> None:
+    """Nobody asks to stop."""
+
+
+def flip(path: Path, at: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / f"{number:04d}" for number in range(3000)]
+    for path in paths:
+        path.write_bytes(path.name.encode())
+    return paths
+
+
+# Every kind of data names its files
+
+
+def class_folders(root: Path, **_) -> tuple:
+    for number in range(8):
+        path = root / ("train", "val")[number % 2] / f"class{number // 4}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"image %d" % number)
+    return open_source("folder", str(root), "train"), root.glob("train/*/*.jpg")
+
+
+def table(root: Path, **_) -> tuple:
+    (root / "train.csv").write_text("file,label\na.jpg,x\nb.jpg,y\n")
+    (root / "val.csv").write_text("file,label\nc.png,x\nd.png,y\n")
+    for name in ("a.jpg", "b.jpg", "c.png", "d.png"):
+        (root / name).write_bytes(name.encode())
+    return open_source("table", str(root), "train"), root.glob("*.jpg")
+
+
+def tar(root: Path, write_tar, **_) -> tuple:
+    for number in range(2):
+        write_tar(root / "train" / f"{number}.tar", [("a.jpg", b"image"), ("a.cls", b"%d" % number)])
+    return open_source("tar", str(root), "train"), root.rglob("*.tar")
+
+
+def tfrecord(root: Path, write_records, **_) -> tuple:
+    for number in (1, 2):
+        features = {"image/class/label": number, "image/encoded": b"%d" % number, "image/filename": b"%d" % number}
+        write_records(root / "train" / f"train-{number - 1:05d}-of-00002", [features])
+    return open_source("tfrecord", str(root), "train"), root.glob("train/*")
+
+
+def coco(root: Path, drawn_boxes: Path, **_) -> tuple:
+    shutil.copytree(drawn_boxes, root, dirs_exist_ok=True)
+    return coco_source.open_boxes(str(root), "val"), (root / "val2017").iterdir()
+
+
+def volumes(root: Path, **_) -> tuple:
+    spec = DataSpec(("background", "a"), 1, (4, 4), (), (), spacing=(1.0, 1.0))
+    cases = []
+    for number in range(4):
+        name, shape = f"case_{number}", (3, 4, 4)
+        np.save(root / f"{name}_x.npy", np.full((1, *shape), number, np.float32))
+        np.save(root / f"{name}_y.npy", np.zeros(shape, np.uint8))
+        cases.append(
+            Case(name, shape, shape, (0, 0, 0), shape, shape, (1.0, 1.0, 1.0), f"{name}_x.npy", f"{name}_y.npy")
+        )
+    write_plan(root, VolumePlan("own", "Mine", 2, "training", spec, tuple(cases), "Task77_Mine"))
+    source = decathlon.open_volumes(str(root), "train", spec, 0, 4)
+    return source, [root / f"{case.name}_{part}.npy" for case in source.cases for part in "xy"]
+
+
+@pytest.mark.parametrize("make", [class_folders, table, tar, tfrecord, coco, volumes])
+def test_every_file_of_the_samples_is_read(make, tmp_path, write_tar, write_records, drawn_boxes):
+    root = tmp_path / "data"
+    root.mkdir()
+    source, on_disk = make(root, write_tar=write_tar, write_records=write_records, drawn_boxes=drawn_boxes)
+    assert sorted(source.files) == sorted(on_disk)
+    before = Contents({"train": source}, "sampled").to_json()
+    for path in source.files:
+        flip(path)
+        told = Contents({"train": source}, "sampled").changed(before, nothing)
+        assert told == f"{path} is not what it was then (train data, sampled fingerprint)"
+        flip(path)
+    assert Contents({"train": source}, "sampled").changed(before, nothing) == ""
+
+
+# Of many files, some
+
+
+def test_a_sample_is_the_same_files_each_time_and_no_more_than_promised(many, monkeypatch):
+    monkeypatch.setattr(contents, "MAX_FILES", 40)
+    chosen = [group[0] for group in contents._groups(len(many), "sampled", "key")]
+    assert len(set(chosen)) == 40 and chosen == sorted(chosen)
+    before = digests(many, "sampled", "key", nothing)
+    for path in set(many) - {many[number] for number in chosen}:
+        path.unlink()  # what is not sampled is not read
+    assert digests(many, "sampled", "key", nothing) == before
+    flip(many[chosen[7]])
+    assert [a == b for a, b in zip(before, digests(many, "sampled", "key", nothing), strict=True)].index(False) == 7
+
+
+def test_a_sample_misses_changed_files_as_often_as_the_documents_say():
+    count, replaced, keys = 5000, 50, 400
+    missed = sum(
+        not any(group[0] < replaced for group in contents._groups(count, "sampled", f"data {key}"))
+        for key in range(keys)
+    )
+    expected = math.comb(count - replaced, 256) / math.comb(count, 256)  # 7.2 %; (1 - 1 %) ** 256 is 7.6 %
+    assert abs(missed / keys - expected) < 4 * math.sqrt(expected * (1 - expected) / keys)
+
+
+def test_a_large_file_is_read_in_pieces_and_no_more_than_its_share(tmp_path, monkeypatch):
+    monkeypatch.setattr(contents, "MAX_BYTES", 8 * contents.PIECE)
+    large = tmp_path / "large"
+    large.write_bytes(bytes(40 * contents.PIECE))
+    before = digests([large], "sampled", "key", nothing)
+    noticed = 0
+    for piece in range(40):
+        flip(large, piece * contents.PIECE + contents.PIECE // 2)
+        noticed += digests([large], "sampled", "key", nothing) != before
+        flip(large, piece * contents.PIECE + contents.PIECE // 2)
+    assert 4 <= noticed <= 8, "eight pieces, of which some may overlap"
+    large.write_bytes(b"\1" * 40 * contents.PIECE)
+    assert digests([large], "sampled", "key", nothing) != before
+
+
+def test_full_notices_every_file_and_names_few(many):
+    data = SimpleNamespace(files=many, fingerprint="key")
+    before = Contents({"train": data}, "full").to_json()
+    assert len(before["train"]["full"].split()) == contents.MAX_DIGESTS
+    flip(many[1234])
+    told = Contents({"train": data}, "full").changed(before, nothing)
+    first, last = (int(Path(word).name) for word in told.split() if str(many[0].parent) in word)
+    assert first <= 1234 <= last < first + 3 and "one of the " in told
+
+
+def test_a_file_that_cannot_be_read_is_a_change(many):
+    before = digests(many[:3], "sampled", "key", nothing)
+    many[1].unlink()
+    assert [a == b for a, b in zip(before, digests(many[:3], "sampled", "key", nothing), strict=True)] == [1, 0, 1]
+
+
+def test_reading_ends_when_the_run_is_asked_to_stop(many):
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        digests(many, "full", "key", stop)
+
+
+@pytest.mark.parametrize(
+    ("how", "stored", "is_noticed"),
+    [
+        ("names", "sampled", False),
+        ("sampled", "sampled", True),
+        ("full", "sampled", True),
+        ("sampled", "full", False),  # would read every byte, which nobody asked for now
+        ("full", "full", True),
+        ("sampled", None, False),  # a run saved by an older version
+    ],
+)
+def test_what_is_compared_costs_no_more_than_what_is_asked_for(many, how, stored, is_noticed):
+    data = SimpleNamespace(files=many[:5], fingerprint="key")
+    before = Contents({"train": data}, stored).to_json() if stored else {}
+    flip(many[2])
+    now = Contents({"train": data}, how)
+    assert bool(now.changed(before, nothing)) == is_noticed
+    if not is_noticed and stored:
+        assert now.to_json()["train"][stored] == before["train"][stored], "a later start can still compare"
