@@ -222,10 +222,10 @@ def run(entry: dict[str, Any], arguments: str, folder: Path, flags: list[str] | 
 
 
 def numbers_in(text: str) -> list[str]:
-    """Return the numbers after words such as loss; without any, all with a fraction outside of warnings and times."""
-    other = re.compile(r"(?i)time|sec|eta|/s\b|\d s\b|warn|deprecated|sightline migrate")
-    plain = [line for line in text.splitlines() if not other.search(line)]
-    return NUMBERS.findall(text) or re.findall(r"-?\d+\.\d+", "\n".join(plain))
+    """Return the numbers after words such as loss, but for warnings; without any, all that are not times."""
+    lines = [line for line in text.splitlines() if not re.search(r"(?i)warn|deprecated|sightline migrate", line)]
+    plain = [line for line in lines if not re.search(r"(?i)time|sec|eta|/s\b|\d s\b|\ds/", line)]
+    return NUMBERS.findall("\n".join(lines)) or re.findall(r"-?\d+\.\d+", "\n".join(plain))
 
 
 def why(error: str) -> str:
