@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import builtins
+import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -18,7 +19,7 @@ import shutil
 import signal
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -99,7 +100,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if argv and argv[0] in COMMANDS:
             terminal.guard()
-            command: int = importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
+            with _current_folder_not_searched():
+                command: int = importlib.import_module(COMMANDS[argv[0]]).main(argv[1:])
             return command
         flags, module, script, args = split(argv)
         arguments = parser().parse_args(flags)
@@ -107,14 +109,30 @@ def main(argv: Sequence[str]) -> int:
             raise MigrateError("nothing to run; write e.g. `sightline migrate train.py --device cuda`")
         options = _options(arguments)
         if module in TORCHRUN or (script and not module and not os.path.exists(script)):
-            _launch(options, module, script, args)
+            with _current_folder_not_searched():
+                _launch(options, module, script, args)
         _check(module, script)
-        _activate(options)
+        with _current_folder_not_searched():
+            _activate(options)
     except MigrateError as error:
         terminal.say(f"error: {error}", "stderr")
         return error.exit_code
     run(module, script, args)
     return 0
+
+
+@contextlib.contextmanager
+def _current_folder_not_searched() -> Iterator[None]:
+    """Import torch without the folder that `python -m` searches first: a script's cuda.py is not the package cuda."""
+    first = sys.path[0]
+    if sys.flags.safe_path or os.path.abspath(first) != os.getcwd():
+        yield
+        return
+    sys.path.pop(0)
+    try:
+        yield
+    finally:
+        sys.path.insert(0, first)
 
 
 def _options(arguments: argparse.Namespace) -> MigrateOptions:

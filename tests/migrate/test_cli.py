@@ -36,6 +36,8 @@ def test_script_sees_what_python_would_show_it(
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "__init__.py").touch()
     (tmp_path / "jobs" / "look.py").write_text(LOOK)
+    for name in ("cuda.py", "timeit.py"):  # modules that torch imports; these here are the user's
+        (tmp_path / name).write_text("raise SystemError('torch imported a script of the current folder')\n")
     plain = start(tmp_path, *words)
     done = request.getfixturevalue(way)(tmp_path, *MIGRATE, "--log-level", "0", "--quiet", "--target", "cpu", *words)
     assert json.loads(done.stdout) == json.loads(plain.stdout)

@@ -199,3 +199,28 @@ def test_advice_goes_from_running_to_fast_to_accurate(tmp_path: Path, capsys: py
     assert (
         "so that it runs: nothing to change" in text and "train.py:9 " in text and "non_blocking=True, with" not in text
     )
+
+
+@pytest.mark.parametrize(
+    ("made", "batch", "says"),
+    [
+        ("torch.randn(512, 3, 32, 32)", "64", None),
+        ("torch.zeros((512, 3))", "size", None),
+        ("torch.randint(0, 9, (500, 3))", "64", "is 52 of 64"),
+        ("torch.load('x.pt')", "64", "may be smaller"),
+        ("torch.randn(count, 3)", "64", "may be smaller"),
+    ],
+)
+def test_advice_on_a_loader_of_tensors_knows_workers_and_the_last_batch(
+    made: str, batch: str, says: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        f"size = 64\nx, y = {made}, torch.zeros(1)\ndata = TensorDataset(x, y)\n"
+        f"loader = DataLoader(data, batch_size={batch}, shuffle=True, pin_memory=True)\n"
+    )
+    assert cli.main(["scan", str(path), "--target", "cpu", "--advise", "--json"]) == 0
+    advice = [each["what"] for each in json.loads(capsys.readouterr().out)["advice"]]
+    last = f"the last batch {says}: a noisier step, and other shapes to compile"
+    assert advice == ([last] if says else [])  # tensors in memory need no workers

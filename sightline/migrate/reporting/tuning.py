@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ SCHEDULES = tuple(
     for name in ("StepLR", "MultiStepLR", "CosineAnnealingLR", "ExponentialLR", "PolynomialLR", "LambdaLR")
 )
 LOADER = "torch.utils.data.DataLoader"
+IN_MEMORY = "torch.utils.data.TensorDataset"
+MADE_BY_SIZE = tuple(f"torch.{name}" for name in ("arange", "empty", "ones", "rand", "randn", "randperm", "zeros"))
+MADE_FROM_BOUNDS = ("torch.randint",)
 PARALLEL = ("torch.nn.parallel.DistributedDataParallel", "torch.distributed.init_process_group")
 CONVOLUTIONS = ("torch.nn.Conv2d", "torchvision.models", "timm.create_model")
 NORMS = ("torch.nn.BatchNorm2d", "torchvision.models", "timm.create_model")
@@ -66,6 +70,7 @@ class _Advisor:
         self.calls = list(_calls(self.tree, is_in_loop=False))
         self.names = {self.reader.dotted(node) for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)}
         self.names |= set(self.reader.aliases.values())
+        self.assigned = _assigned_once(self.tree)
 
     def advice(self) -> Iterator[Found]:
         for call, is_in_loop in self.calls:
@@ -108,19 +113,59 @@ class _Advisor:
             yield call.lineno, FAST, "convolutions of images run faster in channels_last", remedy
 
     def _loader(self, call: ast.Call) -> Iterator[Found]:
-        if not _has(call, "num_workers") or _value(call, "num_workers") == 0:
+        data = self._data_of(call)
+        is_in_memory = data is not None and self.reader.dotted(data.func) == IN_MEMORY
+        if not is_in_memory and (not _has(call, "num_workers") or _value(call, "num_workers") == 0):
             remedy = "num_workers=4 or about the cores per rank, persistent_workers=True"
-            yield call.lineno, FAST, "images are read and decoded by the training process itself", remedy
+            yield call.lineno, FAST, "the training process itself reads the samples, between its steps", remedy
         if not _has(call, "pin_memory"):
             yield call.lineno, FAST, "batches are in pageable memory", "pin_memory=True"
         if _value(call, "shuffle") is True and not _has(call, "drop_last"):
-            remedy = "drop_last=True for training"
-            yield (
-                call.lineno,
-                ACCURATE,
-                "the last batch is smaller: a noisier step, and other shapes to compile",
-                remedy,
-            )
+            yield from self._last_batch(call, data if is_in_memory else None)
+
+    def _last_batch(self, call: ast.Call, data: ast.Call | None) -> Iterator[Found]:
+        """Advise on the last batch, unless the source shows that the batch size divides the samples."""
+        samples, batch = self._samples(data), self._batch_size(call)
+        if samples and batch and samples % batch == 0:
+            return
+        size = f"is {samples % batch} of {batch}" if samples and batch else "may be smaller"
+        what = f"the last batch {size}: a noisier step, and other shapes to compile"
+        yield call.lineno, ACCURATE, what, "drop_last=True for training"
+
+    def _data_of(self, call: ast.Call) -> ast.Call | None:
+        """Return the call that made a loader's dataset, if the source shows it."""
+        given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "dataset")]
+        made = self._value_of(given[0]) if given else None
+        return made if isinstance(made, ast.Call) else None
+
+    def _samples(self, data: ast.Call | None) -> int | None:
+        """Return the length of a TensorDataset whose first tensor is made by its size: `torch.randn(512, 3)`."""
+        first = self._value_of(data.args[0]) if data is not None and data.args else None
+        if not isinstance(first, ast.Call):
+            return None
+        sizes = [keyword.value for keyword in first.keywords if keyword.arg == "size"]
+        name = self.reader.dotted(first.func)
+        if name in MADE_BY_SIZE and (name != "torch.arange" or len(first.args) == 1):
+            sizes += first.args[:1]
+        elif name in MADE_FROM_BOUNDS:
+            sizes += [each for each in first.args if isinstance(each, ast.Tuple | ast.List)]
+        size = self._value_of(sizes[0]) if sizes else None
+        if isinstance(size, ast.Tuple | ast.List) and size.elts:
+            size = self._value_of(size.elts[0])
+        return size.value if isinstance(size, ast.Constant) and isinstance(size.value, int) else None
+
+    def _batch_size(self, call: ast.Call) -> int | None:
+        given = [*call.args[1:2], *(keyword.value for keyword in call.keywords if keyword.arg == "batch_size")]
+        size = self._value_of(given[0]) if given else ast.Constant(1)
+        return size.value if isinstance(size, ast.Constant) and isinstance(size.value, int) else None
+
+    def _value_of(self, node: ast.expr) -> ast.expr:
+        """Follow a name that is assigned once to what it is assigned."""
+        seen: set[str] = set()
+        while isinstance(node, ast.Name) and node.id in self.assigned and node.id not in seen:
+            seen.add(node.id)
+            node = self.assigned[node.id]
+        return node
 
     def _optimizer(self, call: ast.Call) -> Iterator[Found]:
         if not (_has(call, "fused") or _has(call, "foreach")):
@@ -175,6 +220,23 @@ def _calls(node: ast.AST, is_in_loop: bool) -> Iterator[tuple[ast.Call, bool]]:
         for each in value if isinstance(value, list) else (value,):
             if isinstance(each, ast.AST):
                 yield from _calls(each, inside)
+
+
+def _assigned_once(tree: ast.AST) -> dict[str, ast.expr]:
+    """Return the values of names that are bound at one place only, by `name = value` or `a, b = value, value`."""
+    bound = Counter(
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    bound.update(node.arg for node in ast.walk(tree) if isinstance(node, ast.arg))
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            left, right = node.targets[0], node.value
+            if isinstance(left, ast.Tuple) and isinstance(right, ast.Tuple) and len(left.elts) == len(right.elts):
+                pairs += zip(left.elts, right.elts, strict=True)
+            else:
+                pairs.append((left, right))
+    return {name.id: value for name, value in pairs if isinstance(name, ast.Name) and bound[name.id] == 1}
 
 
 def _has(call: ast.Call, name: str) -> bool:
