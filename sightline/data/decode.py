@@ -134,7 +134,7 @@ def _as_bad_sample(name: str, header: Header) -> Iterator[None]:
         raise BadSample(name, f"broken {header.format}: {reason}; fetch the file again or remove it") from error
 
 
-def _without_rows_below(data: bytes, header: Header, rows: int) -> tuple[bytes, Header]:
+def _without_rows_below(data: bytes, header: Header, rows: int) -> tuple[bytes | bytearray, Header]:
     """Return the JPEG with a smaller height in its header: libjpeg reads from the top and stops there."""
     if not header.height_at or not header.row_block:
         return data, header
@@ -142,8 +142,9 @@ def _without_rows_below(data: bytes, header: Header, rows: int) -> tuple[bytes, 
     height = (-(-rows // header.row_block) + 1) * header.row_block
     if height >= header.height:
         return data, header
-    at = header.height_at
-    return data[:at] + height.to_bytes(2, "big") + data[at + 2 :], replace(header, height=height)
+    cut = bytearray(data)
+    cut[header.height_at : header.height_at + 2] = height.to_bytes(2, "big")
+    return cut, replace(header, height=height)
 
 
 def _turn_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:

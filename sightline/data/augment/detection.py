@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sightline.data.augment import tensorflow
-from sightline.data.augment.classification import normalize
+from sightline.data.augment.classification import as_planes, normalize
 from sightline.data.draws import generator
 from sightline.errors import UsageError
 
@@ -138,8 +138,7 @@ class Augmentation(AugmentFields):
         if self.resize == "tf":
             return tensorflow.resize_legacy(pixels, (self.size, self.size), (0, 0), self.size, params.flip)
         top, left, bottom, right = _whole_pixels(params.crop, height, pixels.shape[1])
-        # A copy, because torch warns about arrays that are not writable.
-        planes = torch.from_numpy(np.array(pixels[top:bottom, left:right], order="C")).permute(2, 0, 1)[None]
+        planes = as_planes(pixels[top:bottom, left:right])
         sides = (self.size, self.size)
         square = functional.interpolate(planes, sides, mode="bilinear", align_corners=False, antialias=True)[0]
         return (square.flip(2) if params.flip else square).permute(1, 2, 0).contiguous().numpy()
