@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,9 @@ from sightline.data.augment.classification import Augmentation, AugmentFields, P
 from sightline.data.check.images import Report, check_images
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
 from sightline.data.inputs import Files
+from sightline.data.loading import cache as caching
+from sightline.data.loading.cache import ImageCache
+from sightline.data.loading.device_cache import DeviceCache
 from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread
 from sightline.data.sources.named_files import FilesSource
 from sightline.data.split_fields import SplitFields, kept_of
@@ -43,6 +47,8 @@ ENCODED_ROOM = 256 * 1024
 # would fill the device's memory.
 DEVICE_PIXELS = 2**24
 MOST_SIZES = 200  # images whose sizes the report of a run is made from
+_GEOMETRY = ((len(batched.FIELDS),), "int32")
+_HEIGHT = batched.FIELDS.index("height")
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,15 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     decoder: Literal["auto", "cpu", "gpu"] = undecisive("auto")
     """Device that decodes, crops and resizes JPEGs. gpu: by the JPEG engines of the device, with the same random
     numbers and slightly different pixels; auto: where some images of the data are decoded faster, and says so."""
+    downscale: Literal["off", "dct"] = "off"
+    """dct: decode JPEGs at 1/2, 1/4 or 1/8 of their size where a crop is that many times larger than what it is resized
+    to, in training and evaluation: faster for large photos, with slightly different pixels."""
     samples: int = undecisive(0)
     """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
+    cache: Literal["auto", "off", "ram", "gpu"] = undecisive("auto")
+    """ram: keep images in memory once read, decoded if that takes at most half of what is available, else encoded, and
+    share them between the ranks of a host; auto: only if they take at most half, and says so; gpu: keep them decoded on
+    the device and cut crops there, with the same random numbers and slightly different pixels; see docs/cache.md."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
     """If an image cannot be read: end the run with exit 3, or skip the image, count and list it."""
     max_bad_samples: int = undecisive(100)
@@ -80,6 +93,9 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         SplitFields.__post_init__(self)
+        caching.check_mode(self.cache)
+        if self.downscale not in ("off", "dct"):
+            raise UsageError(f"downscale={self.downscale!r} is unknown; use one of off, dct")
         if self.background not in ("none", "first", "last"):
             raise UsageError(f"background={self.background!r} is unknown; use one of none, first, last")
         for name, known in (("sampling", ("uniform", "balanced")), ("class_weights", ("none", "balanced"))):
@@ -134,7 +150,10 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open images of unknown class; their label is 0."""
         found = {"none": spec.classes, "first": spec.classes[1:], "last": spec.classes[:-1]}[self.background]
-        return ClassificationDataset(self, FilesSource(files, found, spec.multi_label), "val", seed=0)
+        # Each is read once, so a cache would only cost memory.
+        return ClassificationDataset(
+            replace(self, cache="off"), FilesSource(files, found, spec.multi_label), "val", seed=0
+        )
 
     def served(self, spec: DataSpec) -> ServedInput:
         """Take squares of pixels, resized and cut as in evaluation; the graph normalises them."""
@@ -217,6 +236,7 @@ class ClassificationDataset(Dataset):
         side = config.size if self.is_training else config.eval_size
         label = ((len(source.classes),), "uint8") if source.is_multi_label else ((), "int64")
         self.layout = {"image": ((side, side, 3), augmentation.packed_type), "label": label}
+        self._label_bytes = len(source.classes) if source.is_multi_label else 8
         if self.is_training and config.sampling == "balanced":
             self.balanced_by = source.labels
         if self.is_training and config.class_weights == "balanced":
@@ -248,7 +268,8 @@ class ClassificationDataset(Dataset):
 
     def prefers_host(self, device: Device, workers: int, deterministic: bool) -> tuple[bool, str]:
         """Choose the decoder of `auto`: the faster one for these images; small ones are the CPU's."""
-        if self.config.decoder != "auto" or device.kind == "cpu" or self._why_cpu():
+        is_open = self.config.decoder == "auto" and self.config.cache != "gpu" and device.kind != "cpu"
+        if not is_open or self._why_cpu():
             return False, ""
         if deterministic:
             return decoder_choice.by_size(self)
@@ -259,7 +280,13 @@ class ClassificationDataset(Dataset):
         return ClassificationDataset(self.config.on_host(), self.source, self.split, self.seed)
 
     def bind(self, device: Device, global_batch: int) -> Bound:
-        """Bind to the device's JPEG decoder where `data.decoder` asks for it and the device has one."""
+        """Bind to the memory of the device, or to its JPEG decoder, where the fields ask for it and it has one."""
+        if self.config.cache == "gpu":
+            if device.kind == "cpu":
+                raise UsageError("--data.cache gpu: this run trains on the CPU; use --data.cache ram")
+            if why_not := self._made_on_cpu():
+                raise UsageError(f"--data.cache gpu: {why_not}; use --data.cache ram")
+            return self.bind_to_memory(device)
         if self.config.decoder == "cpu":
             return self._bind_to_host()
         why_not = self._why_cpu(device.torch_device)
@@ -274,30 +301,66 @@ class ClassificationDataset(Dataset):
         encoded: Layout = {
             "encoded": ((ENCODED_ROOM,), "uint8"),
             "encoded_bytes": ((), "int32"),  # 0: the image was finished on the CPU
-            "geometry": ((len(batched.FIELDS),), "int32"),
+            "geometry": _GEOMETRY,
         }
-        host = self._bind_to_host(*notes)
+        host = self._bind_to_host(*notes, keeps_decoded=False)
         return replace(
             host,
             layout={**self.layout, **encoded},
-            load=self.load_encoded,
+            load=partial(self.load_encoded, cache=host.cache),
             decode=self.decode,
             on_host=host,
             host_keys=frozenset(encoded),
         )
 
-    def _bind_to_host(self, *notes: str) -> Bound:
-        said = tuple(filter(None, notes))
-        return Bound(self, self.layout, self.load, self.finish, self.draw_batch, notes=said)
+    def bind_to_memory(self, device: Device) -> Bound:
+        """Keep all images decoded in the memory of the device; load the numbers alone, `decode` cuts and resizes."""
+        what, policy = f"decoded images of {self.split}", self.config.on_bad_sample
+        cache = DeviceCache(device, what, self._shape_of, self._decoded, len(self), policy)
+        host = replace(self._bind_to_host(keeps=False), notes=(cache.note,))
+        return replace(
+            host,
+            layout={**self.layout, "geometry": _GEOMETRY, "cached": ((), "int64")},
+            load=partial(self.load_numbers, cache),
+            decode=partial(self.cut_from_memory, cache),
+            on_host=host,
+            host_keys=frozenset({"image", "geometry", "cached"}),
+            cache=cache,
+        )
+
+    def _bind_to_host(self, *notes: str, keeps: bool = True, keeps_decoded: bool = True) -> Bound:
+        mode = self.config.cache if keeps else "off"
+        cache, note = caching.open_cache(mode, [] if mode == "off" else self._forms(keeps_decoded), self.split)
+        said = tuple(filter(None, (*notes, note)))
+        load = partial(self.load, cache=cache)
+        return Bound(self, self.layout, load, self.finish, self.draw_batch, cache=cache, notes=said)
+
+    def _forms(self, keeps_decoded: bool) -> list[caching.Form]:
+        """Return the ways to keep these images in memory, from the sizes of some; none where nothing is encoded."""
+        encoded, decoded = [], []
+        for index in spread(len(self), caching.SAMPLED):
+            with contextlib.suppress(BadSample):
+                sample, header = self._read(index)
+                if header is None or not isinstance(sample.data, bytes):
+                    return []
+                encoded.append(len(sample.data) + self._label_bytes)
+                decoded.append(int(np.prod(header.shape)) + caching.SIDES + self._label_bytes)
+        forms = [caching.estimated("encoded images", encoded, len(self))]
+        if keeps_decoded and self.config.downscale == "off":  # which does not decode whole images
+            forms.insert(0, caching.estimated("decoded images", decoded, len(self), is_decoded=True))
+        return forms
 
     def _why_cpu(self, device: torch.device | None = None) -> str:
         """Return which condition of decoding on the device fails, or without one of the images; "" if none does."""
+        why_not = self._made_on_cpu() or (why_not_on_device(device) if device else "")
+        return why_not or ("" if self.starts_with_jpeg() else f"{self.config.path} holds no JPEGs")
+
+    def _made_on_cpu(self) -> str:
         if self.config.policy != "none":
             return f"--data.policy {self.config.policy} works on the CPU"
         if self.config.image_type != "uint8":
             return f"--data.image-type {self.config.image_type} is made on the CPU"
-        why_not = why_not_on_device(device) if device else ""
-        return why_not or ("" if self.starts_with_jpeg() else f"{self.config.path} holds no JPEGs")
+        return "--data.downscale dct works on the CPU" if self.config.downscale != "off" else ""
 
     def starts_with_jpeg(self) -> bool:
         """Return whether the first image is a JPEG that any decoder takes."""
@@ -307,20 +370,38 @@ class ClassificationDataset(Dataset):
         except BadSample:
             return False
 
-    def load(self, epoch: int, index: int) -> Arrays:
+    def load(self, epoch: int, index: int, cache: ImageCache | None = None) -> Arrays:
         """Read, decode and augment one image."""
-        sample, header = self._read(index)
+        sample, header = self._read_cached(index, cache)
         return self._augmented(epoch, index, sample, header)
 
-    def load_encoded(self, epoch: int, index: int) -> Arrays:
+    def load_encoded(self, epoch: int, index: int, cache: ImageCache | None = None) -> Arrays:
         """Read one image and draw its augmentation; decode it only if the device's decoder must not get it."""
-        sample, header = self._read(index)
+        sample, header = self._read_cached(index, cache)
         if header is None or not _fits_device(sample.data, header):
             return {**self._augmented(epoch, index, sample, header), "encoded_bytes": np.zeros((), dtype=np.int32)}
         params = self._params(epoch, index, header.shape)
         row = np.frombuffer(sample.data, dtype=np.uint8)
         encoded = {"encoded": row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
         return {**self._numbers(epoch, index, sample, params), **encoded}
+
+    def load_numbers(self, cache: DeviceCache, epoch: int, index: int) -> Arrays:
+        """Draw the augmentation of an image that lies in the memory of the device."""
+        cache.check(index)
+        params = self._params(epoch, index, cache.shapes[index])
+        numbers = self._numbers(epoch, index, Sample(b"", cache.extra[index]), params)
+        return {**numbers, "geometry": batched.as_row(params), "cached": np.asarray(index)}
+
+    def cut_from_memory(self, cache: DeviceCache, slot: Batch, batch: Batch) -> Batch:
+        """Cut and resize the images of a batch from the memory of the device."""
+        rows = slot["geometry"][:, _HEIGHT].nonzero().flatten()  # others are padding
+        side, interpolation = slot["image"].shape[1], self.augmentation.interpolation
+        device = next(iter(batch.values())).device
+        images = torch.zeros(slot["image"].shape, dtype=torch.uint8, device=device)
+        if len(rows):
+            planes, geometry = cache.planes(slot["cached"][rows]), slot["geometry"][rows]
+            images[rows.to(device)] = batched.cut_and_resize(planes, geometry, side, interpolation)
+        return {**batch, "image": images}
 
     def decode(self, slot: Batch, batch: Batch) -> Batch | None:
         """Decode, crop and resize the encoded images of a batch on its device; None if the decoder fails."""
@@ -355,6 +436,36 @@ class ClassificationDataset(Dataset):
         sample = self.source.read(index)
         return sample, read_header(sample.data, self.name(index)) if isinstance(sample.data, bytes) else None
 
+    def _read_cached(self, index: int, cache: ImageCache | None) -> tuple[Sample, Header | None]:
+        """Return a sample from memory, else from the source; in memory its label comes first."""
+        if cache is None:
+            return self._read(index)
+        if (kept := cache.view(index)) is not None:
+            first, rest = kept[: self._label_bytes], kept[self._label_bytes :]
+            label = first.copy() if self.source.is_multi_label else int(first.view(np.int64)[0])
+            if cache.is_decoded:
+                return Sample(caching.as_pixels(rest), label), None
+            data = rest.tobytes()
+            return Sample(data, label), read_header(data, self.name(index))
+        sample, header = self._read(index)
+        if cache.is_decoded and isinstance(sample.data, bytes):
+            try:
+                sample, header = Sample(decode_rgb(sample.data, self.name(index), header), sample.label), None
+            except BadSample:  # perhaps only below the crop
+                return sample, header
+        written = np.asarray(sample.label, np.uint8 if self.source.is_multi_label else np.int64).tobytes()
+        cache.put(index, written + (sample.data if isinstance(sample.data, bytes) else caching.as_bytes(sample.data)))
+        return sample, header
+
+    def _shape_of(self, index: int) -> tuple[int, ...]:
+        sample, header = self._read(index)
+        return header.shape if header else np.shape(sample.data)
+
+    def _decoded(self, index: int) -> tuple[np.ndarray, int | np.ndarray]:
+        sample, header = self._read(index)
+        data = sample.data
+        return decode_rgb(data, self.name(index), header) if isinstance(data, bytes) else data, sample.label
+
     def _params(self, epoch: int, index: int, shape: tuple[int, ...]) -> Params:
         height, width = shape[:2]
         if self.is_training:
@@ -366,7 +477,11 @@ class ClassificationDataset(Dataset):
         params = self._params(epoch, index, header.shape if header else np.shape(sample.data))
         pixels = sample.data
         if isinstance(pixels, bytes):
-            pixels = decode_rgb(pixels, self.source.name(index), header, rows=params.top + params.height)
+            factor = 1
+            if self.config.downscale == "dct" and header and header.is_plain_jpeg:
+                factor = params.most_downscale()
+            pixels = decode_rgb(pixels, self.source.name(index), header, params.top + params.height, factor)
+            params = params.downscaled(factor)
         image = self.augmentation.pack(self.augmentation.apply(params, pixels))
         return {**self._numbers(epoch, index, sample, params), "image": image}
 

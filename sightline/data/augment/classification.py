@@ -6,7 +6,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -71,6 +71,17 @@ class Params:
     flip: bool
     policy: policies.Policy = ()
     erase: Box = _NOWHERE  # done on the device, after normalisation
+
+    def most_downscale(self) -> int:
+        """Return 8, 4 or 2 if the box is at least that many times larger than what it is resized to; else 1."""
+        times = min(self.height // self.resized_height, self.width // self.resized_width)
+        return next((factor for factor in (8, 4, 2) if factor <= times), 1)
+
+    def downscaled(self, factor: int) -> "Params":
+        """Return the same operations on an image that many times smaller; edges are rounded to whole pixels."""
+        top, left = round(self.top / factor), round(self.left / factor)
+        height, width = round((self.top + self.height) / factor) - top, round((self.left + self.width) / factor) - left
+        return replace(self, top=top, left=left, height=height, width=width) if factor > 1 else self
 
 
 @dataclass(frozen=True)
@@ -426,8 +437,8 @@ def _resize(box: np.ndarray, height: int, width: int, interpolation: str) -> Ten
 
 
 def as_planes(box: np.ndarray) -> Tensor:
-    """View pixels (height, width, 3) as (1, 3, height, width) in channels_last: from there torch resizes and flips whole
-    pixels, in half the time of planes, and what it returns lies as a batch does. The bits are the same."""
+    """View pixels (height, width, 3) as (1, 3, height, width) in channels_last: torch then resizes and flips whole
+    pixels in half the time that planes take, and what it returns lies as a batch does. The bits are the same."""
     # torch warns about arrays that are not writable.
     pixels = torch.from_numpy(box if box.flags.writeable and min(box.strides) > 0 else box.copy())
     # Not [None], with which the first stride would not be that of channels_last.
