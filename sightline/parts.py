@@ -172,6 +172,7 @@ class Bound:
     """Keys of `layout` that are not copied to the device."""
     check_batch: Callable[[int], None] = any_batch
     """check_batch(items per device): raises UsageError if the data cannot come in batches of this size."""
+    begin: Callable[[int, int], Callable[[], Arrays]] | None = None  # `load` in two: what is read, then what computes
     cache: Any = None  # memory of loading/cache.py or device_cache.py; the loader starts it before its processes
     repeats_first: bool = False
     """The loader hands out the first batch again and again (--data.fake)."""
@@ -270,8 +271,7 @@ class CheckReport(Protocol):
     def as_text(self) -> str:
         """Return the report for people."""
 
-    def as_json(self) -> str:
-        """Return the report for programs."""
+    def as_json(self) -> str: ...  # for programs
 
 
 RowState = Literal["loaded", "converted", "at random", "kept", "unused"]

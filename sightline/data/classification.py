@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from sightline.data import decoder_choice
+from sightline.data import cached_samples, decoder_choice
 from sightline.data.augment import batched, with_fields_of
 from sightline.data.augment.classification import Augmentation, AugmentFields, Params, served_pixels
 from sightline.data.check.images import Report, check_images
@@ -236,7 +236,6 @@ class ClassificationDataset(Dataset):
         side = config.size if self.is_training else config.eval_size
         label = ((len(source.classes),), "uint8") if source.is_multi_label else ((), "int64")
         self.layout = {"image": ((side, side, 3), augmentation.packed_type), "label": label}
-        self._label_bytes = len(source.classes) if source.is_multi_label else 8
         if self.is_training and config.sampling == "balanced":
             self.balanced_by = source.labels
         if self.is_training and config.class_weights == "balanced":
@@ -261,7 +260,7 @@ class ClassificationDataset(Dataset):
             if is_late():
                 break
             with contextlib.suppress(BadSample):
-                sample, header = self._read(index)
+                sample, header = cached_samples.read(self.source, index)
                 height, width = (header.shape if header else np.shape(sample.data))[:2]
                 sizes.append((height, width))
         return SplitFacts(len(self), "images", "images", tuple(counts.tolist()), len(self), tuple(sizes))
@@ -308,6 +307,7 @@ class ClassificationDataset(Dataset):
             host,
             layout={**self.layout, **encoded},
             load=partial(self.load_encoded, cache=host.cache),
+            begin=None,
             decode=self.decode,
             on_host=host,
             host_keys=frozenset(encoded),
@@ -316,12 +316,14 @@ class ClassificationDataset(Dataset):
     def bind_to_memory(self, device: Device) -> Bound:
         """Keep all images decoded in the memory of the device; load the numbers alone, `decode` cuts and resizes."""
         what, policy = f"decoded images of {self.split}", self.config.on_bad_sample
-        cache = DeviceCache(device, what, self._shape_of, self._decoded, len(self), policy)
+        shape, read = partial(cached_samples.shape_of, self.source), partial(cached_samples.decoded, self.source)
+        cache = DeviceCache(device, what, shape, read, len(self), policy)
         host = replace(self._bind_to_host(keeps=False), notes=(cache.note,))
         return replace(
             host,
             layout={**self.layout, "geometry": _GEOMETRY, "cached": ((), "int64")},
             load=partial(self.load_numbers, cache),
+            begin=None,
             decode=partial(self.cut_from_memory, cache),
             on_host=host,
             host_keys=frozenset({"image", "geometry", "cached"}),
@@ -330,25 +332,12 @@ class ClassificationDataset(Dataset):
 
     def _bind_to_host(self, *notes: str, keeps: bool = True, keeps_decoded: bool = True) -> Bound:
         mode = self.config.cache if keeps else "off"
-        cache, note = caching.open_cache(mode, [] if mode == "off" else self._forms(keeps_decoded), self.split)
+        keeps_decoded = keeps_decoded and self.config.downscale == "off"  # which does not decode whole images
+        forms = [] if mode == "off" else cached_samples.forms(self.source, keeps_decoded)
+        cache, note = caching.open_cache(mode, forms, self.split)
         said = tuple(filter(None, (*notes, note)))
-        load = partial(self.load, cache=cache)
-        return Bound(self, self.layout, load, self.finish, self.draw_batch, cache=cache, notes=said)
-
-    def _forms(self, keeps_decoded: bool) -> list[caching.Form]:
-        """Return the ways to keep these images in memory, from the sizes of some; none where nothing is encoded."""
-        encoded, decoded = [], []
-        for index in spread(len(self), caching.SAMPLED):
-            with contextlib.suppress(BadSample):
-                sample, header = self._read(index)
-                if header is None or not isinstance(sample.data, bytes):
-                    return []
-                encoded.append(len(sample.data) + self._label_bytes)
-                decoded.append(int(np.prod(header.shape)) + caching.SIDES + self._label_bytes)
-        forms = [caching.estimated("encoded images", encoded, len(self))]
-        if keeps_decoded and self.config.downscale == "off":  # which does not decode whole images
-            forms.insert(0, caching.estimated("decoded images", decoded, len(self), is_decoded=True))
-        return forms
+        load, begin = partial(self.load, cache=cache), partial(self.begin, cache=cache)
+        return Bound(self, self.layout, load, self.finish, self.draw_batch, cache=cache, begin=begin, notes=said)
 
     def _why_cpu(self, device: torch.device | None = None) -> str:
         """Return which condition of decoding on the device fails, or without one of the images; "" if none does."""
@@ -372,15 +361,22 @@ class ClassificationDataset(Dataset):
 
     def load(self, epoch: int, index: int, cache: ImageCache | None = None) -> Arrays:
         """Read, decode and augment one image."""
-        sample, header = self._read_cached(index, cache)
-        return self._augmented(epoch, index, sample, header)
+        return self.begin(epoch, index, cache)()
+
+    def begin(self, epoch: int, index: int, cache: ImageCache | None = None) -> Callable[[], Arrays]:
+        """Read one image and draw its augmentation; return what decodes and augments it."""
+        sample, header = cached_samples.read(self.source, index, cache)
+        params = self._params(epoch, index, header.shape if header else np.shape(sample.data))
+        numbers = self._numbers(epoch, index, sample, params)
+        return lambda: {**numbers, "image": self._square(index, sample.data, header, params)}
 
     def load_encoded(self, epoch: int, index: int, cache: ImageCache | None = None) -> Arrays:
         """Read one image and draw its augmentation; decode it only if the device's decoder must not get it."""
-        sample, header = self._read_cached(index, cache)
+        sample, header = cached_samples.read(self.source, index, cache)
+        params = self._params(epoch, index, header.shape if header else np.shape(sample.data))
         if header is None or not _fits_device(sample.data, header):
-            return {**self._augmented(epoch, index, sample, header), "encoded_bytes": np.zeros((), dtype=np.int32)}
-        params = self._params(epoch, index, header.shape)
+            finished = {"image": self._square(index, sample.data, header, params), "encoded_bytes": np.asarray(0)}
+            return {**self._numbers(epoch, index, sample, params), **finished}
         row = np.frombuffer(sample.data, dtype=np.uint8)
         encoded = {"encoded": row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
         return {**self._numbers(epoch, index, sample, params), **encoded}
@@ -431,59 +427,20 @@ class ClassificationDataset(Dataset):
         """Normalise, erase and mix a batch on its device."""
         return self.augmentation.finish(batch, dtype)
 
-    def _read(self, index: int) -> tuple[Sample, Header | None]:
-        """Return a sample and, if it is encoded, its header."""
-        sample = self.source.read(index)
-        return sample, read_header(sample.data, self.name(index)) if isinstance(sample.data, bytes) else None
-
-    def _read_cached(self, index: int, cache: ImageCache | None) -> tuple[Sample, Header | None]:
-        """Return a sample from memory, else from the source; in memory its label comes first."""
-        if cache is None:
-            return self._read(index)
-        if (kept := cache.view(index)) is not None:
-            first, rest = kept[: self._label_bytes], kept[self._label_bytes :]
-            label = first.copy() if self.source.is_multi_label else int(first.view(np.int64)[0])
-            if cache.is_decoded:
-                return Sample(caching.as_pixels(rest), label), None
-            data = rest.tobytes()
-            return Sample(data, label), read_header(data, self.name(index))
-        sample, header = self._read(index)
-        if cache.is_decoded and isinstance(sample.data, bytes):
-            try:
-                sample, header = Sample(decode_rgb(sample.data, self.name(index), header), sample.label), None
-            except BadSample:  # perhaps only below the crop
-                return sample, header
-        written = np.asarray(sample.label, np.uint8 if self.source.is_multi_label else np.int64).tobytes()
-        cache.put(index, written + (sample.data if isinstance(sample.data, bytes) else caching.as_bytes(sample.data)))
-        return sample, header
-
-    def _shape_of(self, index: int) -> tuple[int, ...]:
-        sample, header = self._read(index)
-        return header.shape if header else np.shape(sample.data)
-
-    def _decoded(self, index: int) -> tuple[np.ndarray, int | np.ndarray]:
-        sample, header = self._read(index)
-        data = sample.data
-        return decode_rgb(data, self.name(index), header) if isinstance(data, bytes) else data, sample.label
-
     def _params(self, epoch: int, index: int, shape: tuple[int, ...]) -> Params:
         height, width = shape[:2]
         if self.is_training:
             return self.augmentation.draw(self.seed, epoch, index, height, width)
         return self.augmentation.evaluation_params(height, width)
 
-    def _augmented(self, epoch: int, index: int, sample: Sample, header: Header | None) -> Arrays:
-        """Decode and augment a sample that was read."""
-        params = self._params(epoch, index, header.shape if header else np.shape(sample.data))
-        pixels = sample.data
+    def _square(self, index: int, pixels: bytes | np.ndarray, header: Header | None, params: Params) -> np.ndarray:
+        """Decode an image that was read, and augment it."""
         if isinstance(pixels, bytes):
-            factor = 1
-            if self.config.downscale == "dct" and header and header.is_plain_jpeg:
-                factor = params.most_downscale()
+            smaller = self.config.downscale == "dct" and header and header.is_plain_jpeg
+            factor = params.most_downscale() if smaller else 1
             pixels = decode_rgb(pixels, self.source.name(index), header, params.top + params.height, factor)
             params = params.downscaled(factor)
-        image = self.augmentation.pack(self.augmentation.apply(params, pixels))
-        return {**self._numbers(epoch, index, sample, params), "image": image}
+        return self.augmentation.pack(self.augmentation.apply(params, pixels))
 
     def _numbers(self, epoch: int, index: int, sample: Sample, params: Params) -> Arrays:
         """Return all of an item but its pixels: the label, and random numbers that the device half needs."""

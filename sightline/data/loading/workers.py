@@ -15,8 +15,9 @@ import os
 import signal
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from sightline.parts import Arrays, Bound
 if TYPE_CHECKING:
     from torch import Tensor
 
+Load = Callable[[], Arrays]
 REMEDIES = "`sightline check` lists every such sample, --data.on-bad-sample skip runs without them"
 REPLACEMENT_TRIES = 20
 # Parts of a batch that wait at a worker. Enough to bridge a training step, during which no new ones are sent; not
@@ -44,6 +46,9 @@ PARTS_PER_WORKER = 2  # a batch is cut into this many parts per worker: small pa
 # Most samples of a part. The requests that wait at a worker must fit into its pipe. Otherwise the trainer blocks on the
 # pipe, ignores stop requests meanwhile, and deadlocks if the worker has a long list of bad samples to report.
 MAX_PART = 512
+# Samples that are read before the first of them is decoded. Decoding takes over the processor's caches: Python code
+# after it runs at half its speed, so it is better to run it for several images at once (a tenth of the whole).
+BEGUN = 16
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 _KEPT_BYTES = 2**25  # the largest threshold that glibc takes
 
@@ -82,37 +87,69 @@ class Feed:
 def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
     """Load the samples of a request into their rows; return those that were skipped."""
     bad: list[Bad] = []
-    for row, (epoch, index) in enumerate(zip(request.epochs.tolist(), request.indices.tolist(), strict=True)):
-        at = request.offset + row
-        if index == PADDING:
-            for key, array in arrays.items():
-                array[at] = PADDING if key == "index" else 0
-            continue
-        try:
-            loaded = _load_or_replace(feed, request.feed, epoch, index, bad)
-        except Exception as error:
-            error.add_note(f"while loading sample {index} of {request.feed}: {feed.bound.dataset.name(index)}")
-            raise
-        if loaded is None:
-            for array in arrays.values():
-                array[at] = 0
-            arrays["index"][at] = index
-            continue
-        for key, value in loaded.items():
-            # Encoded images are shorter than the room for them.
-            arrays[key][(at, slice(len(value))) if value.ndim == 1 else at] = value
-        arrays["index"][at] = index
-        if "valid" in arrays:
-            arrays["valid"][at] = True
+    samples = list(zip(request.epochs.tolist(), request.indices.tolist(), strict=True))
+    for start in range(0, len(samples), BEGUN):
+        chosen = samples[start : start + BEGUN]
+        begun = [_begin(feed, request.feed, *sample) for sample in chosen]
+        for at, (sample, load) in enumerate(zip(chosen, begun, strict=True), request.offset + start):
+            _fill_row(feed, arrays, request.feed, at, sample, load, bad)
     return bad
 
 
-def _load_or_replace(feed: Feed, name: str, epoch: int, index: int, bad: list[Bad]) -> Arrays | None:
+def _begin(feed: Feed, name: str, epoch: int, index: int) -> Load:
+    """Read a sample, where that can be done apart from decoding it; return what loads the rest."""
+    if index == PADDING or feed.bound.begin is None:
+        return partial(feed.bound.load, epoch, index)
+    try:
+        with _naming(feed, name, index):
+            return feed.bound.begin(epoch, index)
+    except BadSample as error:
+        return partial(_raise, error)
+
+
+def _raise(error: BadSample) -> Arrays:
+    raise error
+
+
+@contextlib.contextmanager
+def _naming(feed: Feed, name: str, index: int) -> Iterator[None]:
+    """Add which sample it was to any error."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"while loading sample {index} of {name}: {feed.bound.dataset.name(index)}")
+        raise
+
+
+def _fill_row(
+    feed: Feed, arrays: Arrays, name: str, at: int, sample: tuple[int, int], load: Load, bad: list[Bad]
+) -> None:
+    epoch, index = sample
+    if index == PADDING:
+        for key, array in arrays.items():
+            array[at] = PADDING if key == "index" else 0
+        return
+    with _naming(feed, name, index):
+        loaded = _load_or_replace(feed, name, epoch, index, load, bad)
+    if loaded is None:
+        for array in arrays.values():
+            array[at] = 0
+        arrays["index"][at] = index
+        return
+    for key, value in loaded.items():
+        # Encoded images are shorter than the room for them.
+        arrays[key][(at, slice(len(value))) if value.ndim == 1 else at] = value
+    arrays["index"][at] = index
+    if "valid" in arrays:
+        arrays["valid"][at] = True
+
+
+def _load_or_replace(feed: Feed, name: str, epoch: int, index: int, load: Load, bad: list[Bad]) -> Arrays | None:
     """Load a sample. Under `skip` replace a bad one by (epoch, index) alone, so that a rerun gets the same bits."""
     chosen = index
     for attempt in range(REPLACEMENT_TRIES):
         try:
-            return feed.bound.load(epoch, chosen)
+            return load()
         except BadSample as error:
             if feed.on_bad_sample == "fail":
                 raise BadSample(error.name, f"{error.reason}. {REMEDIES}") from error
@@ -120,6 +157,7 @@ def _load_or_replace(feed: Feed, name: str, epoch: int, index: int, bad: list[Ba
             if not feed.replaces_bad:
                 return None
             chosen = int(generator(0, epoch, index, f"replacement-{attempt}").integers(len(feed.bound.dataset)))
+            load = partial(feed.bound.load, epoch, chosen)
     last = feed.bound.dataset.name(chosen)
     raise BadData(f"{REPLACEMENT_TRIES} samples in a row could not be read, the last one {last}")
 

@@ -15,6 +15,7 @@ from sightline.data.augment.classification import Params
 from sightline.data.classification import ClassificationData
 from sightline.data.decode import decode_rgb
 from sightline.errors import UsageError
+from sightline.hardware import devices
 
 
 def jpeg(height: int, width: int, **options) -> bytes:
@@ -99,8 +100,8 @@ def test_samples_differ_little_and_only_where_it_is_asked_for(photos: Path):
 
 
 def test_encoded_bytes_are_what_a_cache_keeps(photos: Path):
-    dataset = ClassificationData(path=str(photos), downscale="dct").open("train", 0)
-    assert [form.things for form in dataset._forms(keeps_decoded=True)] == ["encoded images"]
+    bound = ClassificationData(path=str(photos), downscale="dct").open("train", 0).bind(devices.select("cpu"), 2)
+    assert bound.notes[0].startswith("cache ON: 2 encoded images of train need")
 
 
 def test_it_is_part_of_the_recipe(photos: Path):
