@@ -204,7 +204,7 @@ def _first_that_works(*finders: Callable[[], JpegDecoder | None]) -> JpegDecoder
 
 @functools.cache
 def _simplejpeg() -> JpegDecoder | None:
-    """Return simplejpeg, the `fast` extra: a sixteenth faster than torchvision's, and able to stop early."""
+    """Return simplejpeg: a sixteenth faster than torchvision's, and able to stop early. Some systems have no wheel."""
     try:
         import simplejpeg
     except ImportError:
