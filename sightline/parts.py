@@ -165,14 +165,16 @@ class Bound:
     samples_per_item: int = 1
     """Samples of train.global_batch that one `load` gives."""
     decode: Callable[[Batch, Batch], Batch | None] | None = None
-    """decode(slot, batch): the part of loading that runs on the device, on the loader's stream, given the batch on the
-    host and its copy on the device. Returns None if the device refuses the batch. None: `load` does it all."""
+    """decode(batch on the host, its copy on the device): the part of loading that runs there, on the loader's stream.
+    Returns None if the device refuses the batch. None: `load` does it all."""
     on_host: Bound | None = None
     """Comes with `decode`: the same items loaded on the host alone, for batches that the device refuses."""
     host_keys: frozenset[str] = frozenset()
     """Keys of `layout` that are not copied to the device."""
     check_batch: Callable[[int], None] = any_batch
     """check_batch(items per device): raises UsageError if the data cannot come in batches of this size."""
+    begin: Callable[[int, int], Callable[[], Arrays]] | None = None  # `load` in two: what is read, then what computes
+    cache: Any = None  # memory of loading/cache.py or device_cache.py; the loader starts it before its processes
     repeats_first: bool = False
     """The loader hands out the first batch again and again (--data.fake)."""
     notes: tuple[str, ...] = ()
@@ -264,14 +266,12 @@ class CheckReport(Protocol):
     """Result of `sightline check`."""
 
     @property
-    def problems(self) -> Sequence[object]:
-        """All that is wrong; empty if the data are good."""
+    def problems(self) -> Sequence[object]: ...  # empty if the data are good
 
     def as_text(self) -> str:
         """Return the report for people."""
 
-    def as_json(self) -> str:
-        """Return the report for programs."""
+    def as_json(self) -> str: ...  # for programs
 
 
 RowState = Literal["loaded", "converted", "at random", "kept", "unused"]

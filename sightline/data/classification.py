@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import torch
 
-from sightline.data import decoder_choice
+from sightline.data import cached_samples, decoder_choice
 from sightline.data.augment import batched, with_fields_of
 from sightline.data.augment.classification import Augmentation, AugmentFields, Params, served_pixels
 from sightline.data.check.images import Report, check_images
 from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
 from sightline.data.inputs import Files
+from sightline.data.loading import cache as caching
+from sightline.data.loading.cache import ImageCache
+from sightline.data.loading.device_cache import DeviceCache
 from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread
 from sightline.data.sources.named_files import FilesSource
 from sightline.data.split_fields import SplitFields, kept_of
@@ -43,6 +47,8 @@ ENCODED_ROOM = 256 * 1024
 # would fill the device's memory.
 DEVICE_PIXELS = 2**24
 MOST_SIZES = 200  # images whose sizes the report of a run is made from
+_GEOMETRY = ((len(batched.FIELDS),), "int32")
+_HEIGHT = batched.FIELDS.index("height")
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,15 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     decoder: Literal["auto", "cpu", "gpu"] = undecisive("auto")
     """Device that decodes, crops and resizes JPEGs. gpu: by the JPEG engines of the device, with the same random
     numbers and slightly different pixels; auto: where some images of the data are decoded faster, and says so."""
+    downscale: Literal["off", "dct"] = "off"
+    """dct: decode JPEGs at 1/2, 1/4 or 1/8 of their size where a crop is that many times larger than what it is resized
+    to, in training and evaluation: faster for large photos, with slightly different pixels."""
     samples: int = undecisive(0)
     """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
+    cache: Literal["auto", "off", "ram", "gpu"] = undecisive("auto")
+    """ram: keep images in memory once read, decoded if that takes at most half of what is available, else encoded, and
+    share them between the ranks of a host; auto: only if they take at most half, and says so; gpu: keep them decoded on
+    the device and cut crops there, with the same random numbers and slightly different pixels; see docs/cache.md."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
     """If an image cannot be read: end the run with exit 3, or skip the image, count and list it."""
     max_bad_samples: int = undecisive(100)
@@ -83,6 +96,9 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         SplitFields.__post_init__(self)
+        caching.check_mode(self.cache)
+        if self.downscale not in ("off", "dct"):
+            raise UsageError(f"downscale={self.downscale!r} is unknown; use one of off, dct")
         if self.background not in ("none", "first", "last"):
             raise UsageError(f"background={self.background!r} is unknown; use one of none, first, last")
         for name, known in (("sampling", ("uniform", "balanced")), ("class_weights", ("none", "balanced"))):
@@ -137,7 +153,10 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open images of unknown class; their label is 0."""
         found = {"none": spec.classes, "first": spec.classes[1:], "last": spec.classes[:-1]}[self.background]
-        return ClassificationDataset(self, FilesSource(files, found, spec.multi_label), "val", seed=0)
+        # Each is read once, so a cache would only cost memory.
+        return ClassificationDataset(
+            replace(self, cache="off"), FilesSource(files, found, spec.multi_label), "val", seed=0
+        )
 
     def served(self, spec: DataSpec) -> ServedInput:
         """Take squares of pixels, resized and cut as in evaluation; the graph normalises them."""
@@ -244,14 +263,15 @@ class ClassificationDataset(Dataset):
             if is_late():
                 break
             with contextlib.suppress(BadSample):
-                sample, header = self._read(index)
+                sample, header = cached_samples.read(self.source, index)
                 height, width = (header.shape if header else np.shape(sample.data))[:2]
                 sizes.append((height, width))
         return SplitFacts(len(self), "images", "images", tuple(counts.tolist()), len(self), tuple(sizes))
 
     def prefers_host(self, device: Device, workers: int, deterministic: bool) -> tuple[bool, str]:
         """Choose the decoder of `auto`: the faster one for these images; small ones are the CPU's."""
-        if self.config.decoder != "auto" or device.kind == "cpu" or self._why_cpu():
+        is_open = self.config.decoder == "auto" and self.config.cache != "gpu" and device.kind != "cpu"
+        if not is_open or self._why_cpu():
             return False, ""
         if deterministic:
             return decoder_choice.by_size(self)
@@ -262,7 +282,13 @@ class ClassificationDataset(Dataset):
         return ClassificationDataset(self.config.on_host(), self.source, self.split, self.seed)
 
     def bind(self, device: Device, global_batch: int) -> Bound:
-        """Bind to the device's JPEG decoder where `data.decoder` asks for it and the device has one."""
+        """Bind to the memory of the device, or to its JPEG decoder, where the fields ask for it and it has one."""
+        if self.config.cache == "gpu":
+            if device.kind == "cpu":
+                raise UsageError("--data.cache gpu: this run trains on the CPU; use --data.cache ram")
+            if why_not := self._made_on_cpu():
+                raise UsageError(f"--data.cache gpu: {why_not}; use --data.cache ram")
+            return self.bind_to_memory(device)
         if self.config.decoder == "cpu":
             return self._bind_to_host()
         why_not = self._why_cpu(device.torch_device)
@@ -277,30 +303,56 @@ class ClassificationDataset(Dataset):
         encoded: Layout = {
             "encoded": ((ENCODED_ROOM,), "uint8"),
             "encoded_bytes": ((), "int32"),  # 0: the image was finished on the CPU
-            "geometry": ((len(batched.FIELDS),), "int32"),
+            "geometry": _GEOMETRY,
         }
-        host = self._bind_to_host(*notes)
+        host = self._bind_to_host(*notes, keeps_decoded=False)
         return replace(
             host,
             layout={**self.layout, **encoded},
-            load=self.load_encoded,
+            load=partial(self.load_encoded, cache=host.cache),
+            begin=None,
             decode=self.decode,
             on_host=host,
             host_keys=frozenset(encoded),
         )
 
-    def _bind_to_host(self, *notes: str) -> Bound:
-        said = tuple(filter(None, notes))
-        return Bound(self, self.layout, self.load, self.finish, self.draw_batch, notes=said)
+    def bind_to_memory(self, device: Device) -> Bound:
+        """Keep all images decoded in the memory of the device; load the numbers alone, `decode` cuts and resizes."""
+        what, policy = f"decoded images of {self.split}", self.config.on_bad_sample
+        shape, read = partial(cached_samples.shape_of, self.source), partial(cached_samples.decoded, self.source)
+        cache = DeviceCache(device, what, shape, read, len(self), policy)
+        host = replace(self._bind_to_host(keeps=False), notes=(cache.note,))
+        return replace(
+            host,
+            layout={**self.layout, "geometry": _GEOMETRY, "cached": ((), "int64")},
+            load=partial(self.load_numbers, cache),
+            begin=None,
+            decode=partial(self.cut_from_memory, cache),
+            on_host=host,
+            host_keys=frozenset({"image", "geometry", "cached"}),
+            cache=cache,
+        )
+
+    def _bind_to_host(self, *notes: str, keeps: bool = True, keeps_decoded: bool = True) -> Bound:
+        mode = self.config.cache if keeps else "off"
+        keeps_decoded = keeps_decoded and self.config.downscale == "off"  # which does not decode whole images
+        forms = [] if mode == "off" else cached_samples.forms(self.source, keeps_decoded)
+        cache, note = caching.open_cache(mode, forms, self.split)
+        said = tuple(filter(None, (*notes, note)))
+        load, begin = partial(self.load, cache=cache), partial(self.begin, cache=cache)
+        return Bound(self, self.layout, load, self.finish, self.draw_batch, cache=cache, begin=begin, notes=said)
 
     def _why_cpu(self, device: torch.device | None = None) -> str:
         """Return which condition of decoding on the device fails, or without one of the images; "" if none does."""
+        why_not = self._made_on_cpu() or (why_not_on_device(device) if device else "")
+        return why_not or ("" if self.starts_with_jpeg() else f"{self.config.path} holds no JPEGs")
+
+    def _made_on_cpu(self) -> str:
         if self.config.policy != "none":
             return f"--data.policy {self.config.policy} works on the CPU"
         if self.config.image_type != "uint8":
             return f"--data.image-type {self.config.image_type} is made on the CPU"
-        why_not = why_not_on_device(device) if device else ""
-        return why_not or ("" if self.starts_with_jpeg() else f"{self.config.path} holds no JPEGs")
+        return "--data.downscale dct works on the CPU" if self.config.downscale != "off" else ""
 
     def starts_with_jpeg(self) -> bool:
         """Return whether the first image is a JPEG that any decoder takes."""
@@ -310,20 +362,45 @@ class ClassificationDataset(Dataset):
         except BadSample:
             return False
 
-    def load(self, epoch: int, index: int) -> Arrays:
+    def load(self, epoch: int, index: int, cache: ImageCache | None = None) -> Arrays:
         """Read, decode and augment one image."""
-        sample, header = self._read(index)
-        return self._augmented(epoch, index, sample, header)
+        return self.begin(epoch, index, cache)()
 
-    def load_encoded(self, epoch: int, index: int) -> Arrays:
+    def begin(self, epoch: int, index: int, cache: ImageCache | None = None) -> Callable[[], Arrays]:
+        """Read one image and draw its augmentation; return what decodes and augments it."""
+        sample, header = cached_samples.read(self.source, index, cache)
+        params = self._params(epoch, index, header.shape if header else np.shape(sample.data))
+        numbers = self._numbers(epoch, index, sample, params)
+        return lambda: {**numbers, "image": self._square(index, sample.data, header, params)}
+
+    def load_encoded(self, epoch: int, index: int, cache: ImageCache | None = None) -> Arrays:
         """Read one image and draw its augmentation; decode it only if the device's decoder must not get it."""
-        sample, header = self._read(index)
+        sample, header = cached_samples.read(self.source, index, cache)
+        params = self._params(epoch, index, header.shape if header else np.shape(sample.data))
         if header is None or not _fits_device(sample.data, header):
-            return {**self._augmented(epoch, index, sample, header), "encoded_bytes": np.zeros((), dtype=np.int32)}
-        params = self._params(epoch, index, header.shape)
+            finished = {"image": self._square(index, sample.data, header, params), "encoded_bytes": np.asarray(0)}
+            return {**self._numbers(epoch, index, sample, params), **finished}
         row = np.frombuffer(sample.data, dtype=np.uint8)
         encoded = {"encoded": row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
         return {**self._numbers(epoch, index, sample, params), **encoded}
+
+    def load_numbers(self, cache: DeviceCache, epoch: int, index: int) -> Arrays:
+        """Draw the augmentation of an image that lies in the memory of the device."""
+        cache.check(index)
+        params = self._params(epoch, index, cache.shapes[index])
+        numbers = self._numbers(epoch, index, Sample(b"", cache.extra[index]), params)
+        return {**numbers, "geometry": batched.as_row(params), "cached": np.asarray(index)}
+
+    def cut_from_memory(self, cache: DeviceCache, slot: Batch, batch: Batch) -> Batch:
+        """Cut and resize the images of a batch from the memory of the device."""
+        rows = slot["geometry"][:, _HEIGHT].nonzero().flatten()  # others are padding
+        side, interpolation = slot["image"].shape[1], self.augmentation.interpolation
+        device = next(iter(batch.values())).device
+        images = torch.zeros(slot["image"].shape, dtype=torch.uint8, device=device)
+        if len(rows):
+            planes, geometry = cache.planes(slot["cached"][rows]), slot["geometry"][rows]
+            images[rows.to(device)] = batched.cut_and_resize(planes, geometry, side, interpolation)
+        return {**batch, "image": images}
 
     def decode(self, slot: Batch, batch: Batch) -> Batch | None:
         """Decode, crop and resize the encoded images of a batch on its device; None if the decoder fails."""
@@ -353,25 +430,20 @@ class ClassificationDataset(Dataset):
         """Normalise, erase and mix a batch on its device."""
         return self.augmentation.finish(batch, dtype)
 
-    def _read(self, index: int) -> tuple[Sample, Header | None]:
-        """Return a sample and, if it is encoded, its header."""
-        sample = self.source.read(index)
-        return sample, read_header(sample.data, self.name(index)) if isinstance(sample.data, bytes) else None
-
     def _params(self, epoch: int, index: int, shape: tuple[int, ...]) -> Params:
         height, width = shape[:2]
         if self.is_training:
             return self.augmentation.draw(self.seed, epoch, index, height, width)
         return self.augmentation.evaluation_params(height, width)
 
-    def _augmented(self, epoch: int, index: int, sample: Sample, header: Header | None) -> Arrays:
-        """Decode and augment a sample that was read."""
-        params = self._params(epoch, index, header.shape if header else np.shape(sample.data))
-        pixels = sample.data
+    def _square(self, index: int, pixels: bytes | np.ndarray, header: Header | None, params: Params) -> np.ndarray:
+        """Decode an image that was read, and augment it."""
         if isinstance(pixels, bytes):
-            pixels = decode_rgb(pixels, self.source.name(index), header, rows=params.top + params.height)
-        image = self.augmentation.pack(self.augmentation.apply(params, pixels))
-        return {**self._numbers(epoch, index, sample, params), "image": image}
+            smaller = self.config.downscale == "dct" and header and header.is_plain_jpeg
+            factor = params.most_downscale() if smaller else 1
+            pixels = decode_rgb(pixels, self.source.name(index), header, params.top + params.height, factor)
+            params = params.downscaled(factor)
+        return self.augmentation.pack(self.augmentation.apply(params, pixels))
 
     def _numbers(self, epoch: int, index: int, sample: Sample, params: Params) -> Arrays:
         """Return all of an item but its pixels: the label, and random numbers that the device half needs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,15 +12,17 @@ from typing import Literal
 import numpy as np
 import torch
 
-from sightline.data.augment import with_fields_of
+from sightline.data.augment import batched, with_fields_of
 from sightline.data.augment.classification import served_pixels
-from sightline.data.augment.detection import Augmentation, AugmentFields, Params, move_boxes
+from sightline.data.augment.detection import GRID, Augmentation, AugmentFields, Params, move_boxes
 from sightline.data.check.boxes import check_boxes
 from sightline.data.check.images import Report
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.formats.coco import usable
 from sightline.data.inputs import Files
-from sightline.data.loading.cache import ImageCache, decide
+from sightline.data.loading import cache as caching
+from sightline.data.loading.cache import ImageCache
+from sightline.data.loading.device_cache import DeviceCache
 from sightline.data.loading.static import StaticDataset
 from sightline.data.sources import BoxSource, Objects, SourceOptions, open_boxes, spread
 from sightline.data.sources.named_files import BoxFilesSource
@@ -33,6 +36,7 @@ from sightline.parts import (
     DataConfig,
     Dataset,
     DataSpec,
+    Layout,
     ServedInput,
     Split,
     SplitFacts,
@@ -58,9 +62,10 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
     """Most boxes of one image. More are an error; no box is dropped."""
     samples: int = undecisive(0)
     """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
-    cache: Literal["auto", "off", "ram"] = undecisive("auto")
-    """ram: keep encoded images in memory once read, shared by the loader processes of a rank; auto: if they take at
-    most half of the available memory, and says so."""
+    cache: Literal["auto", "off", "ram", "gpu"] = undecisive("auto")
+    """ram: keep images in memory once read, decoded if that takes at most half of what is available, else encoded, and
+    share them between the ranks of a host; auto: only if they take at most half, and says so; gpu: keep them decoded on
+    the device and cut crops there; see docs/cache.md."""
     static: str = ""
     """Folder of training batches written by `sightline prepare static`, replayed in their order instead of `path`'s."""
     fake: bool = False
@@ -76,8 +81,7 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         SplitFields.__post_init__(self)
-        if self.cache not in ("auto", "off", "ram"):
-            raise UsageError(f"cache={self.cache!r} is unknown; use one of auto, off, ram")
+        caching.check_mode(self.cache)
         if self.max_boxes < 1:
             raise UsageError(f"max_boxes={self.max_boxes} must be 1 or more, e.g. 200")
         if self.static and self.fake:
@@ -243,42 +247,104 @@ class DetectionDataset(Dataset):
         return SplitFacts(len(self), "images", "boxes", per_class, len(boxes), tuple(sizes), tuple(boxes))
 
     def bind(self, device: Device, global_batch: int) -> Bound:
-        """Decide whether encoded images are kept in memory, and whether the first batch is repeated."""
-        uses_cache, note = decide(self.config.cache, self.source.room, self.split)
-        cache = ImageCache(self.source.room) if uses_cache else None
+        """Decide whether images are kept in memory, and whether the first batch is repeated."""
+        if self.config.cache == "gpu":
+            if device.kind == "cpu":
+                raise UsageError("--data.cache gpu: this run trains on the CPU; use --data.cache ram")
+            return self.bind_to_memory(device)
+        mode = self.config.cache
+        cache, note = caching.open_cache(mode, [] if mode == "off" else self._forms(), self.split)
         return Bound(
             self,
             self.layout,
             partial(self.load, cache=cache),
             self.finish,
+            cache=cache,
             repeats_first=self.config.fake and self.is_training,
             notes=(note,) if note else (),
         )
 
+    def bind_to_memory(self, device: Device) -> Bound:
+        """Keep all images decoded in the memory of the device; load the numbers alone, `decode` cuts and resizes."""
+        what, policy = f"decoded images of {self.split}", self.config.on_bad_sample
+        cache = DeviceCache(device, what, self._shape_of, self._decoded, len(self), policy)
+        grid: Layout = {
+            name: (np.shape(value), str(value.dtype)) for name, value in self.augmentation.grid(Params(), 1, 1).items()
+        }
+        host = replace(
+            Bound(self, self.layout, self.load, self.finish, notes=(cache.note,)),
+            repeats_first=self.config.fake and self.is_training,
+        )
+        return replace(
+            host,
+            layout={**self.layout, **grid, "cached": ((), "int64")},
+            load=partial(self.load_numbers, cache),
+            decode=partial(self.cut_from_memory, cache),
+            on_host=host,
+            host_keys=frozenset({"image", "cached", *grid}),
+            cache=cache,
+        )
+
+    def _forms(self) -> list[caching.Form]:
+        """Return the ways to keep these images in memory."""
+        chosen = spread(len(self), caching.SAMPLED) if self.source.room.any() else []
+        sides = [(found.height, found.width) for found in map(self.source.objects, chosen)]
+        sizes = [caching.SIDES + 3 * height * width for height, width in sides]
+        decoded = caching.estimated("decoded images", sizes, len(self), is_decoded=True)
+        return [decoded, caching.exact(self.source.room, "encoded images")]
+
     def load(self, epoch: int, index: int, cache: ImageCache | None = None) -> Arrays:
         """Read, decode and augment one image, and move its boxes along."""
+        found, params, numbers = self._numbers(epoch, index)
+        pixels = self._pixels(index, found, params, cache)
+        return {"image": self.augmentation.apply(params, pixels, found.height), **numbers}
+
+    def load_numbers(self, cache: DeviceCache, epoch: int, index: int) -> Arrays:
+        """Draw the augmentation of an image that lies in the memory of the device, and move its boxes along."""
+        cache.check(index)
+        found, params, numbers = self._numbers(epoch, index)
+        grid = self.augmentation.grid(params, found.height, found.width)
+        return {**numbers, **grid, "cached": np.asarray(index)}
+
+    def cut_from_memory(self, cache: DeviceCache, slot: Batch, batch: Batch) -> Batch:
+        """Cut and resize the images of a batch from the memory of the device."""
+        rows = (slot["valid"] if "valid" in slot else slot["index"] >= 0).nonzero().flatten()  # others are padding
+        device = next(iter(batch.values())).device
+        images = torch.zeros(slot["image"].shape, dtype=torch.uint8, device=device)
+        if len(rows):
+            chosen, grid = slot["cached"][rows], {key: slot[key][rows] for key in slot if key in GRID}
+            if "geometry" in grid:
+                cut = batched.cut_and_resize(cache.planes(chosen), grid["geometry"], self.config.size, "bilinear")
+            else:
+                cut = batched.between_pixels(*cache.places(chosen), grid["rows"], grid["columns"])
+            images[rows.to(device)] = cut
+        return {**batch, "image": images}
+
+    def _numbers(self, epoch: int, index: int) -> tuple[Objects, Params, Arrays]:
+        """Return the annotations of an image, what is done to it, and all of an item but its pixels."""
         found = self.source.objects(index)
         boxes, labels = _for_network(found)
         augmentation, room = self.augmentation, self.config.max_boxes
         params = augmentation.draw(self.seed, epoch, index, boxes) if self.is_training else Params()
         moved, kept = move_boxes(params, boxes)
-        loaded = {
-            "image": augmentation.apply(params, self._pixels(index, found, params, cache), found.height),
-            "boxes": _padded(moved, room, "float32"),
-            "labels": _padded(labels[kept], room, "int64"),
-        }
+        loaded = {"boxes": _padded(moved, room, "float32"), "labels": _padded(labels[kept], room, "int64")}
         if self.is_training:
-            return loaded | augmentation.carried(params)
+            return found, params, loaded | augmentation.carried(params)
         most = self.layout["truth_labels"][0][0]
-        return loaded | {
-            "image_id": np.asarray(found.image_id, np.int64),
-            "height": np.asarray(found.height, np.int32),
-            "width": np.asarray(found.width, np.int32),
-            "truth_boxes": _padded(found.boxes, most, "float64"),
-            "truth_labels": _padded(found.labels, most, "int64"),
-            "truth_area": _padded(found.area, most, "float64"),
-            "truth_crowd": _padded(found.crowd, most, "bool"),
-        }
+        return (
+            found,
+            params,
+            loaded
+            | {
+                "image_id": np.asarray(found.image_id, np.int64),
+                "height": np.asarray(found.height, np.int32),
+                "width": np.asarray(found.width, np.int32),
+                "truth_boxes": _padded(found.boxes, most, "float64"),
+                "truth_labels": _padded(found.labels, most, "int64"),
+                "truth_area": _padded(found.area, most, "float64"),
+                "truth_crowd": _padded(found.crowd, most, "bool"),
+            },
+        )
 
     def finish(self, batch: Batch, dtype: torch.dtype) -> Batch:
         """Jitter the colours and normalise."""
@@ -286,14 +352,31 @@ class DetectionDataset(Dataset):
         return {**batch, "image": image}
 
     def _pixels(self, index: int, found: Objects, params: Params, cache: ImageCache | None) -> np.ndarray:
-        data = cache.get(index) if cache else None
-        if data is None:
-            read = self.source.image(index)
-            if isinstance(read, np.ndarray):
-                return read
-            data = read
-            if cache:
-                cache.put(index, data)
+        kept = cache.view(index) if cache else None
+        if cache and cache.is_decoded:
+            if kept is not None:
+                return caching.as_pixels(kept)
+            with contextlib.suppress(BadSample):  # perhaps it is damaged only below the crop
+                pixels, _ = self._decoded(index)
+                cache.put(index, caching.as_bytes(pixels))
+                return pixels
+            return self._pixels(index, found, params, None)
+        data = self.source.image(index) if kept is None else kept.tobytes()
+        if isinstance(data, np.ndarray):
+            return data
+        if cache and kept is None:
+            cache.put(index, data)
+        return self._decode(data, index, found, params.rows(found.height))
+
+    def _shape_of(self, index: int) -> tuple[int, ...]:
+        found = self.source.objects(index)
+        return found.height, found.width, 3
+
+    def _decoded(self, index: int) -> tuple[np.ndarray, None]:
+        data = self.source.image(index)
+        return self._decode(data, index, self.source.objects(index)) if isinstance(data, bytes) else data, None
+
+    def _decode(self, data: bytes, index: int, found: Objects, rows: int | None = None) -> np.ndarray:
         name, annotated = self.name(index), (found.height, found.width)
         header = read_header(data, name)
         if (header.height, header.width) == annotated and not self.source.is_upright:
@@ -305,7 +388,7 @@ class DetectionDataset(Dataset):
                 f"{header.shape[1]}x{header.shape[0]} pixels, but annotated as {found.width}x{found.height}; fetch the "
                 f"image or the annotations again",
             )
-        return decode_rgb(data, name, header, rows=params.rows(found.height))
+        return decode_rgb(data, name, header, rows=rows)
 
 
 def _for_network(found: Objects) -> tuple[np.ndarray, np.ndarray]:

@@ -18,10 +18,12 @@ import numpy as np
 import torch
 
 from sightline.data.augment import with_fields_of
-from sightline.data.augment.segmentation import CARRIED, Augmentation, AugmentFields, Params, cut
+from sightline.data.augment.segmentation import CARRIED, Augmentation, AugmentFields, Params, cut, cut_into
 from sightline.data.check.images import Report
 from sightline.data.check.volumes import check_volumes
-from sightline.data.loading.cache import VolumeCache, decide
+from sightline.data.loading import cache as caching
+from sightline.data.loading.cache import ImageCache
+from sightline.data.loading.device_cache import DeviceCache
 from sightline.data.sources import VolumeSource, open_volumes, spread
 from sightline.data.sources import decathlon as prepared
 from sightline.data.sources.layouts import IMAGES
@@ -71,9 +73,10 @@ class SegmentationData(AugmentFields, DataConfig):
     nvol: int = 1
     """dim 2: number of volumes that the slices of a batch come from, over all devices; a multiple of the number of
     devices. It rises by itself if volumes are too shallow to fill their share of a batch."""
-    cache: Literal["auto", "off", "ram"] = undecisive("auto")
-    """ram: keep volumes in memory once read, shared by the loader processes of a rank; auto: if they take at most half
-    of the available memory, and says so; off: rely on the system's file cache."""
+    cache: Literal["auto", "off", "ram", "gpu"] = undecisive("auto")
+    """ram: keep volumes in memory once read, shared by the ranks of a host; auto: if they take at most half of the
+    available memory, and says so; off: rely on the system's file cache; gpu: in the memory of the device, where crops
+    are cut and augmented."""
     on_bad_sample: Literal["fail", "skip"] = "fail"
     """If a volume cannot be read: end the run with exit 3, or skip the volume, count and list it."""
     max_bad_samples: int = undecisive(1000)
@@ -91,8 +94,11 @@ class SegmentationData(AugmentFields, DataConfig):
             raise UsageError(f"task={self.task!r} is unknown; use one of {known}")
         if self.dim not in (2, 3):
             raise UsageError(f"dim={self.dim} must be 2 (slices) or 3 (volumes)")
-        if self.cache not in ("auto", "off", "ram"):
-            raise UsageError(f"cache={self.cache!r} is unknown; use one of auto, off, ram")
+        caching.check_mode(self.cache)
+        if self.cache == "gpu" and self.augment_on == "host":
+            raise UsageError(
+                "augment_on=host cannot be combined with cache=gpu, which cuts crops on the device; use ram"
+            )
         if not 0 <= self.fold < self.folds or self.folds < 2:
             raise UsageError(f"fold={self.fold} of folds={self.folds}: use 2 folds or more, and fold 0 to folds - 1")
         if self.nvol < 1:
@@ -266,12 +272,37 @@ class SegmentationDataset(Dataset):
 
     def bind(self, device: Device, global_batch: int) -> Bound:
         """Decide how deep crops are, where they are augmented, and whether volumes are kept in memory."""
+        if self.config.cache != "gpu":
+            return self._bind(device, global_batch, *self._open_cache())
+        if device.kind == "cpu":
+            raise UsageError("--data.cache gpu: this run trains on the CPU; use --data.cache ram")
+        return self.bind_to_memory(device, global_batch)
+
+    def bind_to_memory(self, device: Device, global_batch: int) -> Bound:
+        """Keep all volumes in the memory of the device; load the numbers of crops alone, `decode` cuts them out."""
+        what = f"volumes of {self.split}"
+        cache = DeviceCache(device, what, self._bytes_of, self._as_bytes, len(self.shapes), self.config.on_bad_sample)
+        host = self._bind(device, global_batch, None, cache.note)
+        shape = host.layout["label"][0]
+        crop = shape if len(shape) == 3 else (1, *shape)
+        place: Layout = {"anchor": ((3,), "int64"), "cached": ((), "int64")}
+        return replace(
+            host,
+            layout={**host.layout, **place},
+            load=partial(self._load_numbers, cache, crop, set(host.layout) & {*CARRIED}),
+            decode=partial(self._cut_from_memory, cache, crop),
+            on_host=host,
+            host_keys=frozenset({"image", "label", *place}),
+            cache=cache,
+        )
+
+    def _bind(self, device: Device, global_batch: int, cache: ImageCache | None, cache_note: str) -> Bound:
         config, each = self.config, self.samples_per_item(global_batch)
-        cache, cache_note = self._open_cache()
         volumes = VolumeReader(self.source, cache, checks_labels=not self.is_training)
         if not self.is_training:
             load = partial(self._load_slice if config.dim == 2 else self._load_volume, volumes)
-            return Bound(self, self._evaluation_layout(), load, self.finish, notes=_notes(cache_note))
+            notes = _notes(cache_note)
+            return Bound(self, self._evaluation_layout(), load, self.finish, cache=cache, notes=notes)
         crop = (each, *self.spec.size) if config.dim == 2 else self.spec.size
         wants_device = config.augment_on == "device" or (config.augment_on == "auto" and device.kind != "cpu")
         on_device = wants_device and config.augment == "on"
@@ -286,6 +317,7 @@ class SegmentationDataset(Dataset):
             partial(self._load_crop, volumes, crop, on_device),
             self.finish,
             samples_per_item=each,
+            cache=cache,
             notes=_notes(self._nvol_note(global_batch), device_note, cache_note),
         )
 
@@ -310,7 +342,7 @@ class SegmentationDataset(Dataset):
         image = ((self.spec.channels, *sides), "float32")
         return {"image": image, "label": (sides, "uint8"), "volume": ((), "int64"), **extent}
 
-    def _open_cache(self) -> tuple[VolumeCache | None, str]:
+    def _open_cache(self) -> tuple[ImageCache | None, str]:
         """Return memory for all volumes if they are to be kept, and a note for the user."""
         mode, voxels = self.config.cache, self.shapes.prod(1)
         room = -(-voxels * (4 * self.spec.channels + 1) // 64) * 64  # so that each begins at a multiple of a float
@@ -319,8 +351,7 @@ class SegmentationDataset(Dataset):
             raise UsageError(f"--data.cache ram: a volume takes {largest} bytes, more than 4 GiB; use --data.cache off")
         if mode == "auto" and (largest > _LARGEST_CACHED or self.config.path.startswith("synthetic:")):
             return None, ""
-        uses_cache, note = decide(mode, room, self.split, "volumes")
-        return VolumeCache(room) if uses_cache else None, note
+        return caching.open_cache(mode, [caching.exact(room, "volumes")], self.split)
 
     def _load_crop(
         self, volumes: VolumeReader, crop: tuple[int, ...], on_device: bool, epoch: int, index: int
@@ -350,6 +381,50 @@ class SegmentationDataset(Dataset):
             "extent": self.shapes[index],
         }
 
+    def _bytes_of(self, volume: int) -> tuple[int]:
+        return (int(self.shapes[volume].prod()) * (4 * self.spec.channels + 1),)
+
+    def _as_bytes(self, volume: int) -> tuple[np.ndarray, None]:
+        """Return the bytes of a volume, then those of its label."""
+        image, label = self.source.image(volume), self.source.label(volume)
+        if not self.is_training:
+            _check_label(self.source, volume, label)
+        return np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in (image, label)]), None
+
+    def _load_numbers(
+        self, cache: DeviceCache, crop: tuple[int, ...], carried: set[str], epoch: int, index: int
+    ) -> Arrays:
+        """Draw a crop of a volume that lies in the memory of the device, or find a slice in it."""
+        if not self.is_training and self.config.dim == 2:
+            volume, place = self._slice(index)
+            cache.check(volume)
+            return {"anchor": np.array([place, 0, 0]), "cached": np.asarray(volume), "volume": np.asarray(volume)}
+        cache.check(index)
+        cached = np.asarray(index)
+        if not self.is_training:
+            return {"anchor": np.zeros(3, np.int64), "cached": cached, "volume": cached, "extent": self.shapes[index]}
+        classes = self.source.label(index)
+        params = self.augmentation.draw(self.seed, epoch, index, classes, crop, self.config.dim)
+        _check_label(self.source, index, cut(classes, params.anchor, crop))
+        numbers = self.augmentation.carried(params, crop) if carried else {}
+        return {"anchor": np.asarray(params.anchor), "cached": cached, **numbers}
+
+    def _cut_from_memory(self, cache: DeviceCache, crop: tuple[int, ...], slot: Batch, batch: Batch) -> Batch:
+        """Cut the crops of a batch out of the volumes in the memory of the device; of padding nothing is cut."""
+        device, channels = batch["index"].device, self.spec.channels
+        image = torch.zeros(len(slot["index"]), channels, *crop, device=device)
+        label = torch.zeros(len(slot["index"]), *crop, dtype=torch.uint8, device=device)
+        is_item = slot["valid"] if "valid" in slot else slot["index"] >= 0
+        for row in is_item.nonzero().flatten().tolist():
+            volume, anchor = int(slot["cached"][row]), slot["anchor"][row].tolist()
+            shape, values = tuple(self.shapes[volume].tolist()), cache.values(volume)
+            voxels = math.prod(shape)
+            cut_into(image[row], values[:-voxels].view(torch.float32).view(channels, *shape), anchor)
+            cut_into(label[row], values[-voxels:].view(shape), anchor)
+        if slot["label"].ndim == 3:  # slices
+            image, label = image[:, :, 0], label[:, 0]
+        return {**batch, "image": image, "label": label}
+
     def _slice(self, index: int) -> tuple[int, int]:
         """Return the volume that a slice of the split belongs to, and its place in it."""
         volume = int(np.searchsorted(self.first_slice, index, side="right")) - 1
@@ -378,7 +453,7 @@ class SegmentationDataset(Dataset):
 class VolumeReader:
     """Whole volumes with their labels, from the source or out of memory. Of a mapped file only what is used is read."""
 
-    def __init__(self, source: VolumeSource, cache: VolumeCache | None, checks_labels: bool):
+    def __init__(self, source: VolumeSource, cache: ImageCache | None, checks_labels: bool):
         self.source = source
         self.cache = cache
         self.checks_labels = checks_labels  # of whole volumes, so that none is scored without one of its slices

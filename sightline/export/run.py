@@ -117,6 +117,7 @@ def _real_inputs(trained: Trained, entry: ServedInput) -> Tensor:
     data = dataclasses.replace(trained.recipe.data, **entry.fields)  # type: ignore[type-var]  # all are dataclasses
     dataset = data.open("val", trained.recipe.train.seed)
     bound = dataset.bind(trained.device, trained.recipe.train.global_batch)
+    bound = bound.on_host or bound
     found: list[np.ndarray] = []
     for index in range(len(dataset)):
         with contextlib.suppress(BadSample):

@@ -445,6 +445,8 @@ class OurLoader(Contender):
 def _measure_loaders(recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say) -> dict[str, Any]:
     workers = worker_count(run.workers, device, World())
     images = recipe.train.global_batch
+    if getattr(recipe.data, "cache", "") == "auto":  # peers keep nothing either
+        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, cache="off"))  # type: ignore[type-var]
     # The second decodes as the peers do, where the first leaves that to the device.
     on_cpu = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, decoder="cpu"))  # type: ignore[type-var]
     ours = [recipe] if device.kind == "cpu" or recipe.data == on_cpu.data else [recipe, on_cpu]

@@ -138,7 +138,7 @@ def _loaded(
     bound: Bound, order: Order, task: Task, bad: BadSamples, steps: int, is_late: Callable[[], bool]
 ) -> Iterator[tuple[int, list[SeenSample]]]:
     """Yield the index and the samples of each item of the first steps, until it is late."""
-    feeds = {"train": (bound, order)}
+    feeds = {"train": (bound.on_host or bound, order)}  # images of a device's memory are not brought there for a sheet
     loader = Loader(feeds, Run(workers=0), devices.select("cpu"), World(), bad, check_stop=lambda: None)
     try:
         loader.seek("train", 0, steps)

@@ -58,6 +58,11 @@ class Choice(NamedTuple):
 
 def measure_batch(recipe: Recipe, run: Run, device: Device, world: World) -> tuple[int, str]:
     """Return the global batch and a line that says why; the same on all ranks."""
+    if getattr(recipe.data, "cache", "") == "gpu":
+        raise UsageError(
+            "train.global_batch=auto cannot be combined with data.cache=gpu, which takes the memory that it would "
+            "measure; use --train.global-batch N"
+        )
     dataset = recipe.data.open("train", recipe.train.seed)
     recipe = replace(recipe, task=recipe.task.for_data(dataset.spec))
     sizes, end = possible_sizes(recipe, run, dataset, device, world)

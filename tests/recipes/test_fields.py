@@ -570,6 +570,8 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "class_weights": [Flip(("balanced",), losses, same=held_out)],
         "first_label": [Flip(("0",), refusal, base=RECORDS)],
         "decoder": [Flip(("gpu",), unread)],
+        "downscale": [ShownBy("unit/data/test_downscale.py")],
+        "cache": [Flip(("off",), told, base=(*RECORDS, "--data.cache=ram"), same=samples)],
         "samples": [Flip(("77",), declared, base=("--data.path=",))],
         "on_bad_sample": [Flip(("skip", "fail"), unread, base=DAMAGED)],
         "max_bad_samples": [Flip(("0",), unread, base=SKIPPING)],

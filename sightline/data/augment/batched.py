@@ -16,6 +16,7 @@ from sightline.data.augment.classification import Params
 
 # The row of numbers of an image, as a loader worker sends it.
 FIELDS = ("top", "left", "height", "width", "resized_height", "resized_width", "window_top", "window_left", "flip")
+GATHERED = 16  # images at once: every value of the result has four places of 8 bytes
 GROUP_BYTES = 2**30  # limit on the padded boxes of a group, and on the filter's weights for them
 
 
@@ -51,6 +52,38 @@ def cut_and_resize(images: Sequence[Tensor], rows: Tensor, size: int, interpolat
         squares = (down @ lines).round_().clamp_(0, 255).to(torch.uint8)
         out[group.to(device)] = squares.view(len(group), size, size, 3)
     return out
+
+
+def between_pixels(flat: Tensor, starts: Tensor, sides: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Interpolate images as TensorFlow did, (batch, rows, columns, 3) uint8: tensorflow.py's, for many at once.
+
+    Images (height, width, 3) lie one after another in `flat`, on its device; on the host are where each begins, its two
+    sides, and the positions of the rows and columns in it.
+    """
+    parts = []
+    for part in torch.arange(len(starts)).split(GATHERED):
+        first, (height, width) = starts[part].to(flat.device)[:, None], sides[part].to(flat.device).unbind(1)
+        above, below, down = _neighbours(rows[part].to(flat.device), height)
+        left, right, across = _neighbours(columns[part].to(flat.device), width)
+        channels = torch.arange(3, device=flat.device)
+
+        def line(row: Tensor, column: Tensor, first: Tensor = first, width: Tensor = width) -> Tensor:
+            begins = first + row * width[:, None] * 3
+            places = begins[:, :, None, None] + (column[:, None, :, None] * 3 + channels)  # noqa: B023
+            return flat[places].float()
+
+        share = down[:, :, None, None]
+        of_left = line(above, left).lerp_(line(below, left), share)
+        of_right = line(above, right).lerp_(line(below, right), share)
+        parts.append(of_left.lerp_(of_right, across[:, None, :, None]).round_().to(torch.uint8))
+    return torch.cat(parts)
+
+
+def _neighbours(at: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the two pixels around each position along an axis, and the share of the second."""
+    last = length[:, None] - 1
+    first = torch.minimum(at.long(), last)
+    return first, torch.minimum(first + 1, last), at - first.float()
 
 
 def _groups(rows: Tensor, size: int) -> list[Tensor]:

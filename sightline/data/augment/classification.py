@@ -6,7 +6,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -71,6 +71,17 @@ class Params:
     flip: bool
     policy: policies.Policy = ()
     erase: Box = _NOWHERE  # done on the device, after normalisation
+
+    def most_downscale(self) -> int:
+        """Return 8, 4 or 2 if the box is at least that many times larger than what it is resized to; else 1."""
+        times = min(self.height // self.resized_height, self.width // self.resized_width)
+        return next((factor for factor in (8, 4, 2) if factor <= times), 1)
+
+    def downscaled(self, factor: int) -> "Params":
+        """Return the same operations on an image that many times smaller; edges are rounded to whole pixels."""
+        top, left = round(self.top / factor), round(self.left / factor)
+        height, width = round((self.top + self.height) / factor) - top, round((self.left + self.width) / factor) - left
+        return replace(self, top=top, left=left, height=height, width=width) if factor > 1 else self
 
 
 @dataclass(frozen=True)
@@ -415,25 +426,30 @@ def _resize_and_flip(box: np.ndarray, params: Params, interpolation: str) -> np.
         resized = _resize(box, params.resized_height, params.resized_width, interpolation)
         top, left = params.window_top, params.window_left
     square = _window(resized, top, left, params.size)  # (3, size, size)
-    if params.flip:  # on planes, because bytes reverse faster than pixels of three bytes
-        square = square.flip(2)
-    return square.permute(1, 2, 0).contiguous().numpy()
+    return (square.flip(2) if params.flip else square).permute(1, 2, 0).contiguous().numpy()
 
 
 def _resize(box: np.ndarray, height: int, width: int, interpolation: str) -> Tensor:
     """Resize to (3, height, width), antialiased, equal to torchvision v2 on uint8 tensors: Pillow's filter at more than
     three times its speed; bilinear is within two grey levels of Pillow."""
-    # A copy, because torch warns about arrays that are not writable; it costs a hundredth of the decoding.
-    planes = torch.from_numpy(np.array(box, order="C")).permute(2, 0, 1)[None]
-    return functional.interpolate(planes, (height, width), mode=interpolation, align_corners=False, antialias=True)[0]
+    sides = (height, width)
+    return functional.interpolate(as_planes(box), sides, mode=interpolation, align_corners=False, antialias=True)[0]
+
+
+def as_planes(box: np.ndarray) -> Tensor:
+    """View pixels (height, width, 3) as (1, 3, height, width) in channels_last: torch then resizes and flips whole
+    pixels in half the time that planes take, and what it returns lies as a batch does. The bits are the same."""
+    # torch warns about arrays that are not writable.
+    pixels = torch.from_numpy(box if box.flags.writeable and min(box.strides) > 0 else box.copy())
+    # Not [None], with which the first stride would not be that of channels_last.
+    return pixels.unsqueeze(0).permute(0, 3, 1, 2)
 
 
 def _window(planes: Tensor, top: int, left: int, size: int) -> Tensor:
     """Cut out the square of `size` at (top, left); black beyond the image."""
-    height, width = planes.shape[1:]
-    if (top, left, height, width) == (0, 0, size, size):
-        return planes
     shown = planes[:, max(top, 0) : top + size, max(left, 0) : left + size]
+    if shown.shape[1:] == (size, size):
+        return shown
     square = planes.new_zeros(len(planes), size, size)
     down, across = max(-top, 0), max(-left, 0)
     square[:, down : down + shown.shape[1], across : across + shown.shape[2]] = shown

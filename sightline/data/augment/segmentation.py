@@ -213,19 +213,22 @@ class Augmentation(AugmentFields):
 
 def cut(volume: np.ndarray, anchor: Triple, crop: Sequence[int]) -> np.ndarray:
     """Copy the crop out of the last three axes, with zeros beyond the volume. Reads nothing else."""
-    sides = volume.shape[-3:]
+    sides = zip(anchor, crop, volume.shape[-3:], strict=True)
+    is_inside = all(start >= 0 and start + n <= side for start, n, side in sides)
+    found = (np.empty if is_inside else np.zeros)((*volume.shape[:-3], *crop), volume.dtype)
+    cut_into(found, volume, anchor)
+    return found
+
+
+def cut_into(crop: Any, volume: Any, anchor: Sequence[int]) -> None:
+    """Copy what lies in the crop at `anchor` of the last three axes into it; both are arrays, or tensors."""
     inside: list[Any] = [...]
     target: list[Any] = [...]
-    for start, n, side in zip(anchor, crop, sides, strict=True):
+    for start, n, side in zip(anchor, crop.shape[-3:], volume.shape[-3:], strict=True):
         low, high = max(start, 0), min(start + n, side)
         inside.append(slice(low, high))
         target.append(slice(low - start, high - start))
-    found = volume[tuple(inside)]
-    if found.shape[-3:] == tuple(crop):
-        return np.array(found)
-    padded = np.zeros((*volume.shape[:-3], *crop), volume.dtype)
-    padded[tuple(target)] = found
-    return padded
+    crop[tuple(target)] = volume[tuple(inside)]
 
 
 # Matrices that resize and blur along an axis: (batch, n, n), to be multiplied from the left

@@ -95,9 +95,22 @@ def crop_and_resize(
     The outermost pixels of the result lie on the edges of the box, those of the image on 0 and 1. `height` is the
     image's; rows below the box may be missing in `pixels`.
     """
-    rows = _corner_aligned(box[0], box[2], height, size)
-    columns = _corner_aligned(box[1], box[3], pixels.shape[1], size)
-    return _between_pixels(pixels, rows, columns[::-1] if flip else columns)
+    return _between_pixels(pixels, *crop_grid(box, height, pixels.shape[1], size, flip))
+
+
+def crop_grid(
+    box: tuple[float, float, float, float], height: int, width: int, size: int, flip: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the rows and columns of `crop_and_resize` lie in an image of this size."""
+    columns = _corner_aligned(box[1], box[3], width, size)
+    return _corner_aligned(box[0], box[2], height, size), columns[::-1] if flip else columns
+
+
+def legacy_grid(height: int, width: int, size: int, flip: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the rows and columns of `resize_legacy` lie if it makes a square of a whole image."""
+    shown = np.arange(size, dtype=np.float32)
+    columns = shown * (np.float32(width) / np.float32(size))
+    return shown * (np.float32(height) / np.float32(size)), columns[::-1] if flip else columns
 
 
 def _corner_aligned(low: float, high: float, length: int, size: int) -> np.ndarray:

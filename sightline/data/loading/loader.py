@@ -86,7 +86,7 @@ class Loader:
     ):
         self.bad_samples = bad_samples
         self.check_stop = check_stop
-        self.wait_s = 0.0  # total time that next() has waited, for the data-wait meter
+        self.wait_s = 0.0  # total time inside next(), in which no step is launched, for the data-wait meter
         self._bad_seen: set[tuple[str, str]] = set()  # feed and name: all slices of a volume are one bad sample
         # No more workers than there are items to load.
         items = sum(len(bound.dataset) for bound, _ in feeds.values())
@@ -98,6 +98,8 @@ class Loader:
             batches = _allocate(bound.layout, order.local_batch, slots, name, shared=workers > 0)
             filled[name] = Feed(bound, batches, name == "train", bad_samples.policy)
         self.notes = list(dict.fromkeys(note for bound, _ in feeds.values() for note in bound.notes))  # once each
+        caches = [bound.cache for bound, _ in feeds.values() if bound.cache]
+        self.notes += filter(None, [cache.start(world, check_stop) for cache in caches])
         try:
             self._workers = Workers(workers, filled) if workers else None
         except PeerLost:
@@ -126,6 +128,13 @@ class Loader:
 
     def next(self, name: str) -> Batch:
         """Return the batch at the feed's position, on the device, and advance."""
+        started = time.perf_counter()
+        try:
+            return self._next(name)
+        finally:
+            self.wait_s += time.perf_counter() - started
+
+    def _next(self, name: str) -> Batch:
         feed, bound = self.feeds[name], self.feeds[name].feed.bound
         assert feed.position < feed.stop, "asked for a batch past the end given to seek()"
         if feed.repeated is not None:
@@ -134,12 +143,10 @@ class Loader:
             return dict(feed.repeated)
         self._request_ahead(name)
         slot = feed.position % len(feed.feed.slots)
-        started = time.perf_counter()
         if self._workers is None:
             self._fill_here(name, slot, feed.feed)
         while feed.pending[slot]:
             self._receive()
-        self.wait_s += time.perf_counter() - started
         batch = feed.copier.copy(slot, bound.decode)
         if batch is None:  # the device refuses to decode it
             assert bound.on_host is not None, "what decodes on the device can also load on the host"

@@ -94,7 +94,7 @@ class FolderSource(Source):
 
     def read(self, index: int) -> Sample:
         name = self.name(index)
-        return Sample(read_bytes(self.root / name, name), int(self.labels[index]))
+        return Sample(read_bytes(os.path.join(self.root, name), name), int(self.labels[index]))
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> FolderSource:

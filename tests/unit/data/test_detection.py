@@ -38,8 +38,9 @@ def at(path: Path | str, **changes) -> DetectionData:
 
 
 @contextmanager
-def opened(config: DetectionData, workers: int = 0, batch: int = 4, on_bad=nothing, check_stop=nothing):
-    train, val = (config.open(split, seed=3).bind(CPU, batch) for split in ("train", "val"))
+def opened(config: DetectionData, workers: int = 0, batch: int = 4, on_bad=nothing, check_stop=nothing, bind="bind"):
+    sets = [config.open(split, seed=3) for split in ("train", "val")]
+    train, val = (each.bind(CPU, batch) if bind == "bind" else each.bind_to_memory(CPU) for each in sets)
     feeds = {
         "train": (train, TrainOrder(len(train.dataset), batch, 3)),
         "val": (val, EvalOrder(len(val.dataset), batch)),
@@ -226,7 +227,7 @@ def test_too_many_boxes_and_other_classes_are_refused(drawn_boxes: Path):
         SMALL.open("train", seed=0)
 
 
-@pytest.mark.parametrize("wrong", [{"cache": "gpu"}, {"max_boxes": 0}, {"static": "x", "fake": True}, {"crop": "x"}])
+@pytest.mark.parametrize("wrong", [{"cache": "disk"}, {"max_boxes": 0}, {"static": "x", "fake": True}, {"crop": "x"}])
 def test_fields_that_cannot_work_are_refused(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
         DetectionData(**wrong)
@@ -281,16 +282,60 @@ def test_the_cache_is_filled_once_and_then_read(drawn_boxes: Path, tmp_path: Pat
         for path in (root / "train2017").iterdir():
             path.write_bytes(b"gone")
         assert_same(take(loader, "train", 4), first)
-        assert loader.notes[0].startswith("cache ON: 19 images of train need") and "of val" in loader.notes[1]
+        assert loader.notes[0].startswith("cache ON: 19 decoded images of train need") and "of val" in loader.notes[1]
 
 
 def test_auto_says_why_it_is_off(drawn_boxes: Path, tmp_path: Path, monkeypatch):
     (tmp_path / "meminfo").write_text("MemTotal: 100 kB\n")
     monkeypatch.setattr(cache, "MEMINFO", tmp_path / "meminfo")
     with opened(at(drawn_boxes)) as loader:
-        assert loader.notes[0].startswith("cache OFF: 19 images of train need")
+        assert loader.notes[0].startswith("cache OFF: 19 encoded images of train need")
         assert loader.feeds["train"].feed.bound.load.keywords == {"cache": None}
     with pytest.raises(UsageError, match="--data.cache ram"), opened(at(drawn_boxes, cache="ram")):
+        pass
+
+
+def test_encoded_images_are_kept_where_decoded_ones_do_not_fit(drawn_boxes: Path, monkeypatch):
+    dataset = at(drawn_boxes).open("train", seed=0)
+    decoded, encoded = dataset._forms()
+    monkeypatch.setattr(cache, "available_bytes", lambda: 2 * decoded.needed - 1)
+    with opened(at(drawn_boxes, cache="off")) as plain, opened(at(drawn_boxes, cache="ram")) as loader:
+        assert loader.notes[0].startswith("cache ON: 19 encoded images of train need") and encoded.needed > 0
+        assert_same(take(loader, "train", 12), take(plain, "train", 12))
+
+
+@pytest.mark.parametrize(("resize", "jitter"), [("tf", "tf"), ("antialias", "off")])
+def test_images_of_a_devices_memory_make_the_same_batches(drawn_boxes: Path, resize, jitter):
+    """The CPU stands in for the device: equal up to the antialiased filter's rounding."""
+    config = at(drawn_boxes, resize=resize, jitter=jitter, cache="off")
+    with opened(config) as plain, opened(config, workers=2, bind="bind_to_memory") as loader:
+        assert loader.notes[0].startswith("cache ON: 19 decoded images of train need")
+        for feed, count in (("train", 12), ("val", 4)):
+            for one, other in zip(take(plain, feed, count), take(loader, feed, count), strict=True):
+                assert one.keys() == other.keys()
+                levels = (one.pop("image") - other.pop("image")).abs() * 255 * config.std[0]
+                assert levels.max() <= (0.01 if resize == "tf" else 2.6)
+                assert_same([one], [other])
+
+
+def test_a_damaged_image_is_skipped_before_it_reaches_a_devices_memory(drawn_boxes: Path, tmp_path: Path):
+    root = shutil.copytree(drawn_boxes, tmp_path / "data")
+    path = root / at(root).open("train", seed=0).name(4)
+    path.write_bytes(path.read_bytes()[:300])
+    bad: list = []
+    config = at(root, on_bad_sample="skip", cache="off")
+    with opened(config) as plain, opened(config, on_bad=bad.append, bind="bind_to_memory") as loader:
+        assert_same(take(loader, "train", 4), take(plain, "train", 4))
+    assert [(record.feed, record.index) for record in bad] == [("train", 4)]
+    with pytest.raises(BadSample, match="--data.on-bad-sample skip"), opened(at(root), bind="bind_to_memory"):
+        pass
+
+
+def test_a_device_is_needed_for_its_memory(drawn_boxes: Path):
+    with (
+        pytest.raises(UsageError, match="trains on the CPU; use --data.cache ram"),
+        opened(at(drawn_boxes, cache="gpu")),
+    ):
         pass
 
 

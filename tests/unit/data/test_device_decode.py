@@ -133,7 +133,7 @@ def test_one_that_only_the_device_refuses_is_decoded_on_the_cpu(photos, monkeypa
     ],
 )
 def test_gpu_that_cannot_be_had_is_an_error_and_auto_is_not(photos, fields, reason):
-    wanted = {"path": str(photos), **fields}
+    wanted = {"path": str(photos), "cache": "off", **fields}
     with pytest.raises(UsageError, match=reason):
         ClassificationData(decoder="gpu", **wanted).open("train", 0).bind(CPU, 8)
     bound = ClassificationData(decoder="auto", **wanted).open("train", 0).bind(CPU, 8)
@@ -165,7 +165,8 @@ def test_a_gpu_decodes_where_nothing_is_in_the_way_and_says_what_is(photos, monk
     gpu = devices.KINDS["cuda"]
     monkeypatch.setattr(decode, "decode_on_device", played)
     monkeypatch.setattr(devices.Device, "name", lambda self: "a GPU")
-    bound = ClassificationData(**{"path": str(photos), **fields}).open("train", 0).bind(gpu, 8)
+    given = {"path": str(photos), "cache": "off", **fields}
+    bound = ClassificationData(**given).open("train", 0).bind(gpu, 8)
     assert (bound.decode is not None) == bool(bound.host_keys) == (reason is None)
     if reason is None:
         assert bound.notes == ("images are decoded on a GPU",)
@@ -175,7 +176,7 @@ def test_a_gpu_decodes_where_nothing_is_in_the_way_and_says_what_is(photos, monk
         (reported,) = bound.notes
         assert reported.startswith("images are decoded on the CPU: ") and reason in reported
         with pytest.raises(UsageError, match="--data.decoder gpu: .*; use --data.decoder auto or cpu"):
-            ClassificationData(**{"path": str(photos), **fields}, decoder="gpu").open("train", 0).bind(gpu, 8)
+            ClassificationData(**given, decoder="gpu").open("train", 0).bind(gpu, 8)
 
 
 def test_a_first_image_that_is_not_a_jpeg_keeps_the_cpu(tmp_path):

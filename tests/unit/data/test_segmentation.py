@@ -73,8 +73,8 @@ def deep(folders: dict[int, Path]) -> SegmentationData:
 
 
 @contextmanager
-def opened(config: SegmentationData, workers: int = 0, batch: int = 8, on_bad=nothing) -> Iterator[Loader]:
-    train, val = (config.open(split, seed=3).bind(CPU, batch) for split in ("train", "val"))
+def opened(config: SegmentationData, workers: int = 0, batch: int = 8, on_bad=nothing, bind="bind") -> Iterator[Loader]:
+    train, val = (getattr(config.open(split, seed=3), bind)(CPU, batch) for split in ("train", "val"))
     feeds: Any = {
         "train": (train, TrainOrder(len(train.dataset), batch, 3, samples_per_item=train.samples_per_item)),
         "val": (val, EvalOrder(len(val.dataset), batch)),
@@ -476,6 +476,27 @@ def test_volumes_in_memory_are_the_same_and_need_no_files(tmp_path: Path, data: 
         found = [*take(loader, "train", 4), *take(loader, "val", 3)]
     for one, other in zip(found, expected, strict=True):
         assert all(torch.equal(one[key], other[key]) for key in expected[0])
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize("augment", ["on", "off"])
+def test_volumes_of_a_devices_memory_make_the_same_batches(dim, augment, data, deep):
+    """The CPU stands in for the device."""
+    config = replace(data if dim == 2 else deep, augment=augment, augment_on="device")
+    with opened(config) as plain, opened(config, workers=2, bind="bind_to_memory") as loader:
+        assert any("cache ON: 8 volumes of train need" in note for note in loader.notes)
+        for feed, count in (("train", 6), ("val", 2)):
+            for one, other in zip(take(plain, feed, count), take(loader, feed, count), strict=True):
+                assert one.keys() == other.keys()
+                assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_devices_memory_that_is_too_small_is_named_before_it_is_filled(data: SegmentationData, monkeypatch):
+    monkeypatch.setattr(type(CPU), "memory_bytes", lambda device: (0, 2**16))
+    with pytest.raises(UsageError, match=r"8 volumes of train need .*0.1 MiB are free, of which the cache takes 70%"):
+        data.open("train", 0).bind_to_memory(CPU, 8)
+    with pytest.raises(UsageError, match="augment_on=host cannot be combined with cache=gpu"):
+        replace(data, cache="gpu", augment_on="host")
 
 
 def test_volumes_that_do_not_fit_are_not_kept(data: SegmentationData, monkeypatch):

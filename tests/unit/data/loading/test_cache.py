@@ -1,19 +1,22 @@
-"""Images kept in memory: when they are, what is said of it, and that processes share them."""
+"""Images kept in memory: when they are, what is said of it, and that processes and ranks share them."""
 
 import gc
+import itertools
 import multiprocessing
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 
 from sightline.data.loading import cache
-from sightline.data.loading.cache import ImageCache, available_bytes, decide
+from sightline.data.loading.cache import ImageCache, as_bytes, as_pixels, available_bytes, choose, estimated, exact
 from sightline.errors import UsageError
+from sightline.hardware.world import World
 
 FILES, KIB_EACH = 256, 1_000_000  # the original's rule: a million KiB for each of its 256 files
-ROOM = np.full(FILES, KIB_EACH << 10, np.int64)
+ALL = exact(np.full(FILES, KIB_EACH << 10, np.int64))
 
 
 @pytest.fixture
@@ -33,15 +36,26 @@ def memory(tmp_path: Path, monkeypatch):
 def test_auto_says_on_or_off_by_the_memory_there_is(memory):
     needed = FILES * KIB_EACH
     memory(MemTotal=2 * needed + 1)  # all that an old kernel reports
-    assert decide("auto", ROOM, "train") == (
-        True,
+    assert choose("auto", [ALL], "train") == (
+        ALL,
         "cache ON: 256 images of train need 244.1 GiB, 488.3 GiB are available",
     )
     memory(MemTotal=2 * needed - 1)
-    assert decide("auto", ROOM, "train") == (
-        False,
+    assert choose("auto", [ALL], "train") == (
+        None,
         "cache OFF: 256 images of train need 244.1 GiB, 488.3 GiB are available, of which auto takes 50%",
     )
+
+
+@pytest.mark.parametrize("mode", ["auto", "ram"])
+def test_decoded_images_are_kept_where_they_fit_into_half_and_else_encoded_ones(memory, mode):
+    decoded = estimated("decoded images", [4096 * 100] * 3, 1000, is_decoded=True)  # 400 MB
+    encoded = estimated("encoded images", [4000 * 10, 4096 * 10], 1000)
+    assert (decoded.needed, encoded.needed) == (409_600_000, 40_960_000)  # of whole pages
+    memory(MemAvailable=810_000)
+    assert choose(mode, [decoded, encoded], "train")[0] is decoded
+    memory(MemAvailable=700_000)
+    assert choose(mode, [decoded, encoded], "train")[0] is encoded
 
 
 def test_what_others_use_and_what_a_container_may_not_use_does_not_count(memory):
@@ -51,25 +65,28 @@ def test_what_others_use_and_what_a_container_may_not_use_does_not_count(memory)
     assert available_bytes() == 1 << 30
 
 
-def test_ranks_of_a_machine_share_its_memory(memory, monkeypatch):
-    memory(MemAvailable=3 * FILES * KIB_EACH)
-    assert decide("auto", ROOM, "train")[0]
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    is_on, line = decide("auto", ROOM, "train")
-    assert not is_on and "488.3 GiB for 2 ranks" in line
+def test_memory_that_another_cache_will_fill_is_not_available(memory):
+    memory(MemAvailable=4 << 20)
+    kept = ImageCache(exact(np.array([1 << 30, 1 << 30], np.int64)))
+    assert 2 << 30 <= available_bytes() < (2 << 30) + 2**16
+    kept.put(0, bytes(1 << 20))
+    assert available_bytes() >= (2 << 30) + (1 << 20)
+    del kept
+    gc.collect()
+    assert available_bytes() == 4 << 30
 
 
 def test_off_is_silent_and_ram_is_an_order(memory):
     memory(MemAvailable=FILES * KIB_EACH)
-    assert decide("off", ROOM, "train") == (False, "")
-    assert decide("ram", ROOM, "val")[0]
+    assert choose("off", [ALL], "train") == (None, "")
+    assert choose("ram", [ALL], "val")[0]
     memory(MemAvailable=FILES * KIB_EACH - 1)
     with pytest.raises(UsageError, match=r"--data.cache ram: 256 images of val need .* use --data.cache auto or off"):
-        decide("ram", ROOM, "val")
+        choose("ram", [ALL], "val")
 
 
 def test_what_was_put_in_comes_out_and_nothing_else():
-    kept = ImageCache(np.array([5, 0, 3, 8], np.int64))
+    kept = ImageCache(exact(np.array([5, 0, 3, 8], np.int64)))
     assert [kept.get(index) for index in range(4)] == [None] * 4
     kept.put(0, b"abcde")
     kept.put(2, b"xy")  # smaller than it was listed
@@ -78,7 +95,7 @@ def test_what_was_put_in_comes_out_and_nothing_else():
 
 
 def test_an_image_that_is_being_written_is_not_used():
-    kept = ImageCache(np.array([5, 5], np.int64))
+    kept = ImageCache(exact(np.array([5, 5], np.int64)))
     kept.put(0, b"abcde")
     kept.put(1, b"fghij")
     kept.block[int(kept.starts[1]) + 2] = 0
@@ -92,7 +109,7 @@ def _bring(kept: ImageCache) -> None:
 
 def test_processes_share_it_and_it_goes_with_them():
     before = len(os.listdir("/proc/self/fd"))
-    kept = ImageCache(np.array([9, 10], np.int64))
+    kept = ImageCache(exact(np.array([9, 10], np.int64)))
     kept.put(0, b"from here")
     process = multiprocessing.get_context("spawn").Process(target=_bring, args=(kept,))
     process.start()
@@ -103,3 +120,44 @@ def test_processes_share_it_and_it_goes_with_them():
     del kept, process
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # multiprocessing's own resource sharer may stay
+
+
+def test_ranks_of_a_host_share_the_memory_of_the_first(monkeypatch):
+    store = dist.HashStore()
+    first, second, alone = (ImageCache(exact(np.array([9, 10], np.int64))) for _ in range(3))
+    for rank, kept in ((0, first), (1, second)):
+        monkeypatch.setattr(cache, "_opened", itertools.count(7))  # as in the process of another rank
+        assert kept.start(World(rank, 2, rank, store=store), lambda: None) == ""
+    assert alone.start(World(), lambda: None) == ""
+    first.put(0, b"of first")
+    second.put(1, b"of second")
+    assert [kept.get(1) for kept in (first, second, alone)] == [b"of second", b"of second", None]
+    assert second.get(0) == b"of first" and second.view(1).tobytes() == b"of second"
+
+
+def test_a_rank_that_cannot_reach_the_first_keeps_nothing_and_says_so(monkeypatch):
+    store = dist.HashStore()
+    first, second = (ImageCache(exact(np.array([9], np.int64))) for _ in range(2))
+    for rank, kept in ((0, first), (1, second)):
+        monkeypatch.setattr(cache, "_opened", itertools.count(7))
+        if rank:  # what another process has under this number
+            place = f"cache/7/{cache.BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+            store.set(place, f"{os.getpid()} {os.open(os.devnull, os.O_RDWR)} 0")
+        note = kept.start(World(rank, 2, rank, store=store), lambda: None)
+    assert note.startswith("cache OFF on rank 1: it cannot share the memory of its host's first rank (file ")
+    second.put(0, b"anything")
+    assert second.get(0) is None
+
+
+def test_pixels_come_back_with_their_sides():
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    kept = ImageCache(estimated("decoded images", [1000], 3, is_decoded=True))
+    kept.put(1, as_bytes(pixels))
+    assert np.array_equal(as_pixels(kept.view(1)), pixels) and kept.view(0) is None
+
+
+def test_more_than_was_estimated_is_not_kept():
+    kept = ImageCache(estimated("decoded images", [2**18], 3, is_decoded=True))
+    for index in range(3):
+        kept.put(index, bytes([index]) * 2**20)
+    assert [kept.get(index) is not None for index in range(3)] == [True, False, False]
