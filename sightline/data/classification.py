@@ -14,7 +14,8 @@ from sightline.data import decoder_choice
 from sightline.data.augment import batched, with_fields_of
 from sightline.data.augment.classification import Augmentation, AugmentFields, Params, served_pixels
 from sightline.data.check.images import Report, check_images
-from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
+from sightline.data.decode import Header, decode_rgb, read_header, why_not_on_device
+from sightline.data.gpu.squares import fill_squares
 from sightline.data.inputs import Files
 from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread
 from sightline.data.sources.named_files import FilesSource
@@ -283,7 +284,7 @@ class ClassificationDataset(Dataset):
             load=self.load_encoded,
             decode=self.decode,
             on_host=host,
-            host_keys=frozenset(encoded),
+            host_keys=frozenset({"image", *encoded}),  # few of a batch, if any, are finished on the CPU
         )
 
     def _bind_to_host(self, *notes: str) -> Bound:
@@ -324,22 +325,18 @@ class ClassificationDataset(Dataset):
 
     def decode(self, slot: Batch, batch: Batch) -> Batch | None:
         """Decode, crop and resize the encoded images of a batch on its device; None if the decoder fails."""
-        lengths = slot["encoded_bytes"]
+        host, device, lengths = slot["image"], batch["label"].device, slot["encoded_bytes"]
         rows = lengths.nonzero().flatten()
         if len(rows) == 0:
-            return batch
+            return {**batch, "image": host.to(device, non_blocking=True)}
+        images = torch.empty_like(host, device=device)
+        for row in (lengths == 0).nonzero().flatten().tolist():  # finished on the CPU
+            images[row].copy_(host[row], non_blocking=True)
         encoded = [slot["encoded"][row, : lengths[row]] for row in rows.tolist()]
         try:
-            planes = decode_on_device(encoded, batch["image"].device)
+            fill_squares(images, rows, encoded, slot["geometry"][rows], self.augmentation.interpolation)
         except RuntimeError:  # one broken image fails all; libjpeg may take it, and names it if not
             return None
-        squares = batched.cut_and_resize(
-            planes, slot["geometry"][rows], batch["image"].shape[1], self.augmentation.interpolation
-        )
-        if len(rows) == len(lengths):
-            return {**batch, "image": squares}
-        images = batch["image"].clone()  # on the CPU the batch is the slot itself
-        images[rows.to(images.device)] = squares
         return {**batch, "image": images}
 
     def draw_batch(self, epoch: int, step: int) -> Arrays:

@@ -90,7 +90,8 @@ def device_rate(dataset: ClassificationDataset, device: Device) -> float:
     padded = [np.pad(row["encoded"], (0, longest - len(row["encoded"]))) for row in rows]
     slot["encoded"] = torch.from_numpy(np.stack(padded))
     shape, _ = dataset.layout["image"]
-    batch = {"image": torch.zeros((len(rows), *shape), dtype=torch.uint8, device=device.torch_device)}
+    slot["image"] = torch.empty((len(rows), *shape), dtype=torch.uint8)
+    batch = {"label": torch.zeros(len(rows), device=device.torch_device)}
     seconds = []
     for _ in range(3):  # the first starts the decoder
         started = time.perf_counter()

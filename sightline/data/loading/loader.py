@@ -5,9 +5,11 @@ A batch stays valid until the next one is requested. Images stay uint8 until the
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -15,6 +17,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
+from sightline.data.loading.ahead import POLL_S, Ahead
 from sightline.data.loading.workers import MAX_PART, PARTS_PER_WORKER, Bad, Feed, Request, Workers, as_arrays, fill
 from sightline.errors import BadData, PeerLost, UsageError
 from sightline.hardware.affinity import cpu_share
@@ -23,7 +26,6 @@ from sightline.hardware.world import World, local_size
 from sightline.parts import Batch, Bound, Layout
 
 Decode = Callable[[Batch, Batch], Batch | None]
-POLL_S = 0.1  # longest time until a stop request is seen while waiting for data
 
 
 def worker_count(wanted: int, device: Device, world: World) -> int:
@@ -81,7 +83,8 @@ class Loader:
     ):
         self.bad_samples = bad_samples
         self.check_stop = check_stop
-        self.wait_s = 0.0  # total time that next() has waited, for the data-wait meter
+        self.wait_s = 0.0  # total time that the step has waited for next(), for the data-wait meter
+        self._bad_found: collections.deque[Bad] = collections.deque()  # not yet reported
         self._bad_seen: set[tuple[str, str]] = set()  # feed and name: all slices of a volume are one bad sample
         # No more workers than there are items to load.
         items = sum(len(bound.dataset) for bound, _ in feeds.values())
@@ -102,6 +105,10 @@ class Loader:
             name: _FeedState(feed, feeds[name][1], _Copier(device, feed, run.device_prefetch))
             for name, feed in filled.items()
         }
+        # Decoding on the device keeps the host busy too; a thread does it while the step runs.
+        decodes = any(bound.decode for bound, _ in feeds.values())
+        is_ahead = decodes and device.has_streams and run.device_prefetch
+        self._ahead = Ahead(self._make_ahead, device.activate, check_stop) if is_ahead else None
 
     @property
     def worker_pids(self) -> list[int]:
@@ -110,6 +117,8 @@ class Loader:
 
     def seek(self, name: str, step: int, stop: int) -> None:
         """Continue this feed with batch `step`; prepare nothing from `stop` on."""
+        if self._ahead:
+            self._ahead.rest()
         feed = self.feeds[name]
         for request in self._workers.withdraw(name) if self._workers else []:
             feed.pending[request.slot] -= 1
@@ -117,15 +126,41 @@ class Loader:
             self._receive()
         feed.position, feed.requested, feed.stop = step, step, stop
         self._request_ahead(name)
+        if self._ahead and feed.feed.bound.decode:
+            self._ahead.start(name, stop - step)
+        self._report_bad()
 
     def next(self, name: str) -> Batch:
         """Return the batch at the feed's position, on the device, and advance."""
-        feed, bound = self.feeds[name], self.feeds[name].feed.bound
-        assert feed.position < feed.stop, "asked for a batch past the end given to seek()"
-        if feed.repeated is not None:
+        feed = self.feeds[name]
+        if self._ahead and self._ahead.active != name:
+            self._ahead.rest()
+        if self._ahead and feed.feed.bound.decode:
+            if self._ahead.active != name:
+                self._ahead.resume(name)
+            started = time.perf_counter()
+            batch = self._ahead.take(name)
+            self.wait_s += time.perf_counter() - started
+            feed.copier.hand_over(batch)
+        elif feed.repeated is not None:
+            assert feed.position < feed.stop, "asked for a batch past the end given to seek()"
             self.check_stop()
             feed.position += 1
-            return dict(feed.repeated)
+            batch = dict(feed.repeated)
+        else:
+            batch = self._make(name)
+        self._report_bad()
+        return batch
+
+    def _make_ahead(self, name: str) -> Batch:
+        """Make a batch, all of it: the step that takes it never waits for the device."""
+        with self.feeds[name].copier.whole():
+            return self._make(name)
+
+    def _make(self, name: str) -> Batch:
+        """Return the batch at the feed's position, on the device, and advance."""
+        feed, bound = self.feeds[name], self.feeds[name].feed.bound
+        assert feed.position < feed.stop, "asked for a batch past the end given to seek()"
         self._request_ahead(name)
         slot = feed.position % len(feed.feed.slots)
         started = time.perf_counter()
@@ -133,13 +168,15 @@ class Loader:
             self._fill_here(name, slot, feed.feed)
         while feed.pending[slot]:
             self._receive()
-        self.wait_s += time.perf_counter() - started
+        waited = time.perf_counter() - started
         batch = feed.copier.copy(slot, bound.decode)
         if batch is None:  # the device refuses to decode it
             assert bound.on_host is not None, "what decodes on the device can also load on the host"
             self._fill_here(name, slot, replace(feed.feed, bound=bound.on_host))
             batch = feed.copier.copy(slot, None)
             assert batch is not None, "a batch loaded on the host needs nothing of the device"
+        if not (self._ahead and self._ahead.is_here()):
+            self.wait_s += time.perf_counter() - started if bound.decode else waited
         epoch, step = divmod(feed.position, feed.order.steps_per_epoch)
         for key, value in bound.draw_batch(epoch, step).items():
             batch[key] = torch.as_tensor(value).to(feed.copier.device, non_blocking=True)
@@ -150,6 +187,8 @@ class Loader:
 
     def close(self) -> None:
         """End the workers and release pinned memory."""
+        if self._ahead:
+            self._ahead.close()
         for feed in self.feeds.values():
             feed.copier.close()
         if self._workers:
@@ -177,9 +216,9 @@ class Loader:
         feed.copier.wait(slot)
         epochs, indices = feed.order.batch(feed.position)
         for at in range(len(indices)):  # one by one, so that a stop request waits for one sample at most
-            self.check_stop()
+            self._check()
             request = Request(name, slot, at, epochs[at : at + 1], indices[at : at + 1])
-            self._note_bad(fill(source, feed.arrays[slot], request))
+            self._bad_found += fill(source, feed.arrays[slot], request)
 
     def _receive(self) -> None:
         assert self._workers is not None
@@ -187,11 +226,20 @@ class Loader:
             if isinstance(answer, BaseException):
                 raise answer
             self.feeds[name].pending[slot] -= 1
-            self._note_bad(answer)
-        self.check_stop()
+            self._bad_found += answer
+        self._check()
 
-    def _note_bad(self, bad: list[Bad]) -> None:
-        for record in bad:
+    def _check(self) -> None:
+        """Raise if a stop was requested. A signal is the trainer's; its thread ends with the loader."""
+        if self._ahead and self._ahead.is_here():
+            self._ahead.check()
+        else:
+            self.check_stop()
+
+    def _report_bad(self) -> None:
+        """Report bad samples, in the caller's thread: the report goes to the log."""
+        while self._bad_found:
+            record = self._bad_found.popleft()
             if (record.feed, record.name) in self._bad_seen:
                 continue
             self._bad_seen.add((record.feed, record.name))
@@ -222,9 +270,13 @@ class _Copier:
     def __init__(self, device: Device, feed: Feed, overlap: bool):
         self.device = device.torch_device
         self._host_keys = feed.bound.host_keys
+        # Keys that stay on the host if the device refuses to decode.
+        self._encoded_keys = self._host_keys - set(feed.bound.on_host.layout if feed.bound.on_host else ())
         self._slots = feed.slots
         self._module = torch.get_device_module(self.device) if device.has_streams else None
-        self._stream = self._module.Stream() if self._module and overlap else None
+        # A high priority, because what is queued here is short: CUDA runs it between two blocks of the step's kernels.
+        priority = {"priority": -1} if device.kind == "cuda" else {}
+        self._stream = self._module.Stream(**priority) if self._module and overlap else None
         self._done = [self._module.Event() for _ in feed.slots] if self._module else []
         self._registered: list[torch.Tensor] = []
         if device.kind == "cuda":
@@ -251,9 +303,23 @@ class _Copier:
             tensor.record_stream(current)  # the allocator must not reuse it before the step has read it
         return batch
 
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Queue all work inside on this stream, and wait for its end."""
+        assert self._module is not None and self._stream is not None, "only devices with streams work ahead"
+        with self._module.stream(self._stream):
+            yield
+            self._stream.synchronize()
+
+    def hand_over(self, batch: Batch) -> None:
+        """Give the current stream a batch that is whole."""
+        assert self._module is not None, "only devices with streams work ahead"
+        for tensor in batch.values():
+            tensor.record_stream(self._module.current_stream())
+
     def _bring(self, slot: int, decode: Decode | None) -> Batch | None:
-        host = self._slots[slot]
-        travelling = {key: tensor for key, tensor in host.items() if key not in self._host_keys}
+        host, left_out = self._slots[slot], self._host_keys if decode else self._encoded_keys
+        travelling = {key: tensor for key, tensor in host.items() if key not in left_out}
         if self.device.type != "cpu":
             travelling = {key: tensor.to(self.device, non_blocking=True) for key, tensor in travelling.items()}
         return decode(host, travelling) if decode else travelling

@@ -108,7 +108,7 @@ def test_a_broken_image_follows_the_policy(photos):
 
 
 def test_one_that_only_the_device_refuses_is_decoded_on_the_cpu(photos, monkeypatch):
-    from sightline.data import classification
+    from sightline.data.gpu import squares
 
     asked = []
 
@@ -117,7 +117,7 @@ def test_one_that_only_the_device_refuses_is_decoded_on_the_cpu(photos, monkeypa
         raise RuntimeError("nvjpegDecode failed: 3")
 
     plain = batches(photos, "train", False, 2)
-    monkeypatch.setattr(classification, "decode_on_device", refuse)
+    monkeypatch.setattr(squares, "decode_on_device", refuse)
     moved = batches(photos, "train", True, 2)
     assert asked
     for before, after in zip(plain, moved, strict=True):
