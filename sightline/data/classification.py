@@ -17,6 +17,7 @@ from sightline.data.check.images import Report, check_images
 from sightline.data.decode import Header, decode_rgb, read_header, why_not_on_device
 from sightline.data.gpu.squares import fill_squares
 from sightline.data.inputs import Files
+from sightline.data.loading.workers import LEFT_OVER, PACKED, PACKED_AT
 from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread
 from sightline.data.sources.named_files import FilesSource
 from sightline.data.split_fields import SplitFields, kept_of
@@ -38,11 +39,14 @@ from sightline.parts import (
 from sightline.terminal.progress import Progress
 
 BACKGROUND = "background"
-# Room for one encoded image on its way to the device's decoder: twice ImageNet's mean. The CPU decodes larger ones.
-ENCODED_ROOM = 256 * 1024
+# Largest file that the device decodes, and the room that one has in shared memory on average; the rest takes a detour.
+ENCODED_BYTES = 8 * 2**20
+ENCODED_ROOM = (16 * 1024, 512 * 1024)
+ROOM_SHARE = 1.25  # of the mean of some files: a few that are larger still fit
 # Most pixels of an image that the device decodes, 48 MB: blank images have 500 pixels per byte, and a batch of them
 # would fill the device's memory.
 DEVICE_PIXELS = 2**24
+SIZED = 32  # files whose mean decides the room of one
 MOST_SIZES = 200  # images whose sizes the report of a run is made from
 
 
@@ -199,7 +203,14 @@ def _fits_device(data: bytes | np.ndarray, header: Header) -> bool:
     """Return whether the device's decoder may get this image; the CPU decodes rotated ones."""
     if not header.is_plain_jpeg or header.orientation != 1:
         return False
-    return len(data) <= ENCODED_ROOM and header.width * header.height <= DEVICE_PIXELS
+    return len(data) <= ENCODED_BYTES and header.width * header.height <= DEVICE_PIXELS
+
+
+def _unpacked(slot: Batch, at: int, length: int) -> torch.Tensor:
+    """Return the bytes at this place of a slot, or behind it."""
+    packed = slot[PACKED].view(-1)
+    start = at - len(packed)
+    return packed[at : at + length] if start < 0 else slot[LEFT_OVER][start : start + length]
 
 
 class ClassificationDataset(Dataset):
@@ -273,7 +284,8 @@ class ClassificationDataset(Dataset):
     def bind_to_decoder(self, *notes: str) -> Bound:
         """Load JPEGs as they are, with the numbers of their crop and flip; `decode` applies them on the device."""
         encoded: Layout = {
-            "encoded": ((ENCODED_ROOM,), "uint8"),
+            PACKED: ((self._encoded_room(),), "uint8"),
+            PACKED_AT: ((), "int64"),
             "encoded_bytes": ((), "int32"),  # 0: the image was finished on the CPU
             "geometry": ((len(batched.FIELDS),), "int32"),
         }
@@ -284,8 +296,18 @@ class ClassificationDataset(Dataset):
             load=self.load_encoded,
             decode=self.decode,
             on_host=host,
-            host_keys=frozenset({"image", *encoded}),  # few of a batch, if any, are finished on the CPU
+            host_keys=frozenset({"image", LEFT_OVER, *encoded}),  # few of a batch, if any, are finished on the CPU
         )
+
+    def _encoded_room(self) -> int:
+        """Return the bytes of shared memory for an encoded image. They decide about speed alone."""
+        lengths = []
+        for index in spread(len(self), SIZED):
+            with contextlib.suppress(BadSample):
+                data = self.source.read(index).data
+                lengths.append(len(data) if isinstance(data, bytes) else 0)
+        wanted = ROOM_SHARE * float(np.mean(lengths)) if lengths else 0.0
+        return int(min(max(wanted, ENCODED_ROOM[0]), ENCODED_ROOM[1])) // 4096 * 4096
 
     def _bind_to_host(self, *notes: str) -> Bound:
         said = tuple(filter(None, notes))
@@ -320,7 +342,7 @@ class ClassificationDataset(Dataset):
             return {**self._augmented(epoch, index, sample, header), "encoded_bytes": np.zeros((), dtype=np.int32)}
         params = self._params(epoch, index, header.shape)
         row = np.frombuffer(sample.data, dtype=np.uint8)
-        encoded = {"encoded": row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
+        encoded = {PACKED: row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
         return {**self._numbers(epoch, index, sample, params), **encoded}
 
     def decode(self, slot: Batch, batch: Batch) -> Batch | None:
@@ -332,7 +354,7 @@ class ClassificationDataset(Dataset):
         images = torch.empty_like(host, device=device)
         for row in (lengths == 0).nonzero().flatten().tolist():  # finished on the CPU
             images[row].copy_(host[row], non_blocking=True)
-        encoded = [slot["encoded"][row, : lengths[row]] for row in rows.tolist()]
+        encoded = [_unpacked(slot, int(slot[PACKED_AT][row]), int(lengths[row])) for row in rows.tolist()]
         try:
             fill_squares(images, rows, encoded, slot["geometry"][rows], self.augmentation.interpolation)
         except RuntimeError:  # one broken image fails all; libjpeg may take it, and names it if not

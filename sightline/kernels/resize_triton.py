@@ -105,7 +105,9 @@ def resize_images(  # type: ignore[no-untyped-def]
             resized += pixels * weight_of(x, point_x, shrink_x, width, KIND)
         weight_y = weight_of(y + tl.zeros((LINES,), tl.int32), point_y, shrink_y, height, KIND)
         total_y += weight_y
-        sums += weight_y[:, None] * (resized * share_x)[None, :]
+        # Columns first, and bytes in between, as the CPU's kernel has them; here they keep their fraction.
+        resized = tl.minimum(tl.maximum(resized * share_x, 0.0), 255.0)
+        sums += weight_y[:, None] * resized[None, :]
     is_seen_y = (at_y >= 0) & (at_y < resized_height)
     share_y = tl.where(is_seen_y, 1.0 / tl.maximum(total_y, 1e-12), 0.0)
     squares = tl.minimum(tl.maximum(sums * share_y[:, None], 0.0), 255.0)

@@ -18,7 +18,20 @@ import numpy as np
 import torch
 
 from sightline.data.loading.ahead import POLL_S, Ahead
-from sightline.data.loading.workers import MAX_PART, PARTS_PER_WORKER, Bad, Feed, Request, Workers, as_arrays, fill
+from sightline.data.loading.workers import (
+    LEFT_OVER,
+    MAX_PART,
+    PACKED,
+    PACKED_AT,
+    PARTS_PER_WORKER,
+    Bad,
+    Feed,
+    Filled,
+    Request,
+    Workers,
+    as_arrays,
+    fill,
+)
 from sightline.errors import BadData, PeerLost, UsageError
 from sightline.hardware.affinity import cpu_share
 from sightline.hardware.devices import Device
@@ -124,6 +137,7 @@ class Loader:
             feed.pending[request.slot] -= 1
         while any(feed.pending):  # an answer to an old request must not land in a new batch
             self._receive()
+        feed.left_over = [{} for _ in feed.left_over]
         feed.position, feed.requested, feed.stop = step, step, stop
         self._request_ahead(name)
         if self._ahead and feed.feed.bound.decode:
@@ -169,6 +183,7 @@ class Loader:
         while feed.pending[slot]:
             self._receive()
         waited = time.perf_counter() - started
+        feed.place_left_over(slot)
         batch = feed.copier.copy(slot, bound.decode)
         if batch is None:  # the device refuses to decode it
             assert bound.on_host is not None, "what decodes on the device can also load on the host"
@@ -218,7 +233,7 @@ class Loader:
         for at in range(len(indices)):  # one by one, so that a stop request waits for one sample at most
             self._check()
             request = Request(name, slot, at, epochs[at : at + 1], indices[at : at + 1])
-            self._bad_found += fill(source, feed.arrays[slot], request)
+            self._note(feed, slot, fill(source, feed.arrays[slot], request))
 
     def _receive(self) -> None:
         assert self._workers is not None
@@ -226,8 +241,12 @@ class Loader:
             if isinstance(answer, BaseException):
                 raise answer
             self.feeds[name].pending[slot] -= 1
-            self._bad_found += answer
+            self._note(self.feeds[name], slot, answer)
         self._check()
+
+    def _note(self, feed: _FeedState, slot: int, filled: Filled) -> None:
+        feed.left_over[slot] |= filled.left_over
+        self._bad_found += filled.bad
 
     def _check(self) -> None:
         """Raise if a stop was requested. A signal is the trainer's; its thread ends with the loader."""
@@ -260,8 +279,19 @@ class _FeedState:
         self.copier = copier
         self.arrays = [as_arrays(slot) for slot in feed.slots]
         self.pending = [0] * len(feed.slots)
+        self.left_over: list[dict[int, bytes]] = [{} for _ in feed.slots]  # see workers.PACKED
         self.position = self.requested = self.stop = 0
         self.repeated: Batch | None = None  # the first batch, once loaded, if it is repeated
+
+    def place_left_over(self, slot: int) -> None:
+        """Put the values of a slot that workers had no room for behind it."""
+        values, self.left_over[slot] = self.left_over[slot], {}
+        at = self.arrays[slot][PACKED].size if values else 0
+        for row, value in values.items():
+            self.arrays[slot][PACKED_AT][row] = at
+            at += len(value)
+        if values:
+            self.feed.slots[slot][LEFT_OVER] = torch.frombuffer(bytearray(b"".join(values.values())), dtype=torch.uint8)
 
 
 class _Copier:

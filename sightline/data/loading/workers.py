@@ -15,7 +15,7 @@ import signal
 import tempfile
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +43,9 @@ PARTS_PER_WORKER = 2  # a batch is cut into this many parts per worker: small pa
 # Most samples of a part. The requests that wait at a worker must fit into its pipe. Otherwise the trainer blocks on the
 # pipe, ignores stop requests meanwhile, and deadlocks if the worker has a long list of bad samples to report.
 MAX_PART = 512
+# A key of a layout whose values have any length. The rows of a request share their room in the slot and lie there one
+# after another; PACKED_AT says where in the whole slot. What does not fit comes with the answer.
+PACKED, PACKED_AT, LEFT_OVER = "encoded", "encoded_at", "left_over"
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,24 @@ class Feed:
     on_bad_sample: str
 
 
-def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
-    """Load the samples of a request into their rows; return those that were skipped."""
-    bad: list[Bad] = []
+@dataclass
+class Filled:
+    """The answer to a request: samples that were skipped, and packed values that had no room, by row."""
+
+    bad: list[Bad] = field(default_factory=list)
+    left_over: dict[int, bytes] = field(default_factory=dict)
+
+
+def fill(feed: Feed, arrays: Arrays, request: Request) -> Filled:
+    """Load the samples of a request into their rows."""
+    filled = Filled()
+    bad = filled.bad
+    room = arrays[PACKED].shape[1] if PACKED in arrays else 0
+    free, end = request.offset * room, (request.offset + len(request.indices)) * room
     for row, (epoch, index) in enumerate(zip(request.epochs.tolist(), request.indices.tolist(), strict=True)):
         at = request.offset + row
         if index == PADDING:
-            for key, array in arrays.items():
-                array[at] = PADDING if key == "index" else 0
+            _clear(arrays, at, PADDING)
             continue
         try:
             loaded = _load_or_replace(feed, request.feed, epoch, index, bad)
@@ -91,17 +104,28 @@ def fill(feed: Feed, arrays: Arrays, request: Request) -> list[Bad]:
             error.add_note(f"while loading sample {index} of {request.feed}: {feed.bound.dataset.name(index)}")
             raise
         if loaded is None:
-            for array in arrays.values():
-                array[at] = 0
-            arrays["index"][at] = index
+            _clear(arrays, at, index)
             continue
         for key, value in loaded.items():
-            # Encoded images are shorter than the room for them.
-            arrays[key][(at, slice(len(value))) if value.ndim == 1 else at] = value
+            if key != PACKED:
+                arrays[key][at] = value
+            elif free + len(value) > end:
+                filled.left_over[at] = value.tobytes()
+            else:
+                arrays[PACKED].reshape(-1)[free : free + len(value)] = value
+                arrays[PACKED_AT][at] = free
+                free += len(value)
         arrays["index"][at] = index
         if "valid" in arrays:
             arrays["valid"][at] = True
-    return bad
+    return filled
+
+
+def _clear(arrays: Arrays, at: int, index: int) -> None:
+    """Write zeros to a row. Its room for packed values may hold those of other rows."""
+    for key, array in arrays.items():
+        if key != PACKED:
+            array[at] = index if key == "index" else 0
 
 
 def _load_or_replace(feed: Feed, name: str, epoch: int, index: int, bad: list[Bad]) -> Arrays | None:
