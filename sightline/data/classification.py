@@ -354,7 +354,8 @@ class ClassificationDataset(Dataset):
         images = torch.empty_like(host, device=device)
         for row in (lengths == 0).nonzero().flatten().tolist():  # finished on the CPU
             images[row].copy_(host[row], non_blocking=True)
-        encoded = [_unpacked(slot, int(slot[PACKED_AT][row]), int(lengths[row])) for row in rows.tolist()]
+        places = zip(slot[PACKED_AT][rows].tolist(), lengths[rows].tolist(), strict=True)
+        encoded = [_unpacked(slot, at, length) for at, length in places]
         try:
             fill_squares(images, rows, encoded, slot["geometry"][rows], self.augmentation.interpolation)
         except RuntimeError:  # one broken image fails all; libjpeg may take it, and names it if not

