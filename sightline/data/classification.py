@@ -15,11 +15,13 @@ from sightline.data import cached_samples, decoder_choice
 from sightline.data.augment import batched, with_fields_of
 from sightline.data.augment.classification import Augmentation, AugmentFields, Params, served_pixels
 from sightline.data.check.images import Report, check_images
-from sightline.data.decode import Header, decode_on_device, decode_rgb, read_header, why_not_on_device
+from sightline.data.decode import Header, decode_rgb, read_header, why_not_on_device
+from sightline.data.gpu.squares import cut_squares, fill_squares
 from sightline.data.inputs import Files
 from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import ImageCache
 from sightline.data.loading.device_cache import DeviceCache
+from sightline.data.loading.workers import LEFT_OVER, PACKED, PACKED_AT
 from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread
 from sightline.data.sources.named_files import FilesSource
 from sightline.data.split_fields import SplitFields, kept_of
@@ -41,11 +43,14 @@ from sightline.parts import (
 from sightline.terminal.progress import Progress
 
 BACKGROUND = "background"
-# Room for one encoded image on its way to the device's decoder: twice ImageNet's mean. The CPU decodes larger ones.
-ENCODED_ROOM = 256 * 1024
+# Largest file that the device decodes, and the room that one has in shared memory on average; the rest takes a detour.
+ENCODED_BYTES = 8 * 2**20
+ENCODED_ROOM = (16 * 1024, 512 * 1024)
+ROOM_SHARE = 1.25  # of the mean of some files: a few that are larger still fit
 # Most pixels of an image that the device decodes, 48 MB: blank images have 500 pixels per byte, and a batch of them
 # would fill the device's memory.
 DEVICE_PIXELS = 2**24
+SIZED = 32  # files whose mean decides the room of one
 MOST_SIZES = 200  # images whose sizes the report of a run is made from
 _GEOMETRY = ((len(batched.FIELDS),), "int32")
 _HEIGHT = batched.FIELDS.index("height")
@@ -220,7 +225,14 @@ def _fits_device(data: bytes | np.ndarray, header: Header) -> bool:
     """Return whether the device's decoder may get this image; the CPU decodes rotated ones."""
     if not header.is_plain_jpeg or header.orientation != 1:
         return False
-    return len(data) <= ENCODED_ROOM and header.width * header.height <= DEVICE_PIXELS
+    return len(data) <= ENCODED_BYTES and header.width * header.height <= DEVICE_PIXELS
+
+
+def _unpacked(slot: Batch, at: int, length: int) -> torch.Tensor:
+    """Return the bytes at this place of a slot, or behind it."""
+    packed = slot[PACKED].view(-1)
+    start = at - len(packed)
+    return packed[at : at + length] if start < 0 else slot[LEFT_OVER][start : start + length]
 
 
 class ClassificationDataset(Dataset):
@@ -301,7 +313,8 @@ class ClassificationDataset(Dataset):
     def bind_to_decoder(self, *notes: str) -> Bound:
         """Load JPEGs as they are, with the numbers of their crop and flip; `decode` applies them on the device."""
         encoded: Layout = {
-            "encoded": ((ENCODED_ROOM,), "uint8"),
+            PACKED: ((self._encoded_room(),), "uint8"),
+            PACKED_AT: ((), "int64"),
             "encoded_bytes": ((), "int32"),  # 0: the image was finished on the CPU
             "geometry": _GEOMETRY,
         }
@@ -313,8 +326,18 @@ class ClassificationDataset(Dataset):
             begin=None,
             decode=self.decode,
             on_host=host,
-            host_keys=frozenset(encoded),
+            host_keys=frozenset({"image", LEFT_OVER, *encoded}),  # few of a batch, if any, are finished on the CPU
         )
+
+    def _encoded_room(self) -> int:
+        """Return the bytes of shared memory for an encoded image. They decide about speed alone."""
+        lengths = []
+        for index in spread(len(self), SIZED):
+            with contextlib.suppress(BadSample):
+                data = self.source.read(index).data
+                lengths.append(len(data) if isinstance(data, bytes) else 0)
+        wanted = ROOM_SHARE * float(np.mean(lengths)) if lengths else 0.0
+        return int(min(max(wanted, ENCODED_ROOM[0]), ENCODED_ROOM[1])) // 4096 * 4096
 
     def bind_to_memory(self, device: Device) -> Bound:
         """Keep all images decoded in the memory of the device; load the numbers alone, `decode` cuts and resizes."""
@@ -381,7 +404,7 @@ class ClassificationDataset(Dataset):
             finished = {"image": self._square(index, sample.data, header, params), "encoded_bytes": np.asarray(0)}
             return {**self._numbers(epoch, index, sample, params), **finished}
         row = np.frombuffer(sample.data, dtype=np.uint8)
-        encoded = {"encoded": row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
+        encoded = {PACKED: row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
         return {**self._numbers(epoch, index, sample, params), **encoded}
 
     def load_numbers(self, cache: DeviceCache, epoch: int, index: int) -> Arrays:
@@ -394,32 +417,27 @@ class ClassificationDataset(Dataset):
     def cut_from_memory(self, cache: DeviceCache, slot: Batch, batch: Batch) -> Batch:
         """Cut and resize the images of a batch from the memory of the device."""
         rows = slot["geometry"][:, _HEIGHT].nonzero().flatten()  # others are padding
-        side, interpolation = slot["image"].shape[1], self.augmentation.interpolation
-        device = next(iter(batch.values())).device
-        images = torch.zeros(slot["image"].shape, dtype=torch.uint8, device=device)
+        images = torch.zeros_like(slot["image"], device=batch["label"].device)
         if len(rows):
-            planes, geometry = cache.planes(slot["cached"][rows]), slot["geometry"][rows]
-            images[rows.to(device)] = batched.cut_and_resize(planes, geometry, side, interpolation)
+            places, geometry = cache.places(slot["cached"][rows]), slot["geometry"][rows]
+            cut_squares(images, rows, *places, geometry, self.augmentation.interpolation)
         return {**batch, "image": images}
 
     def decode(self, slot: Batch, batch: Batch) -> Batch | None:
         """Decode, crop and resize the encoded images of a batch on its device; None if the decoder fails."""
-        lengths = slot["encoded_bytes"]
+        host, device, lengths = slot["image"], batch["label"].device, slot["encoded_bytes"]
         rows = lengths.nonzero().flatten()
         if len(rows) == 0:
-            return batch
-        encoded = [slot["encoded"][row, : lengths[row]] for row in rows.tolist()]
+            return {**batch, "image": host.to(device, non_blocking=True)}
+        images = torch.empty_like(host, device=device)
+        for row in (lengths == 0).nonzero().flatten().tolist():  # finished on the CPU
+            images[row].copy_(host[row], non_blocking=True)
+        places = zip(slot[PACKED_AT][rows].tolist(), lengths[rows].tolist(), strict=True)
+        encoded = [_unpacked(slot, at, length) for at, length in places]
         try:
-            planes = decode_on_device(encoded, batch["image"].device)
+            fill_squares(images, rows, encoded, slot["geometry"][rows], self.augmentation.interpolation)
         except RuntimeError:  # one broken image fails all; libjpeg may take it, and names it if not
             return None
-        squares = batched.cut_and_resize(
-            planes, slot["geometry"][rows], batch["image"].shape[1], self.augmentation.interpolation
-        )
-        if len(rows) == len(lengths):
-            return {**batch, "image": squares}
-        images = batch["image"].clone()  # on the CPU the batch is the slot itself
-        images[rows.to(images.device)] = squares
         return {**batch, "image": images}
 
     def draw_batch(self, epoch: int, step: int) -> Arrays:

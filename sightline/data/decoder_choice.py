@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from sightline.data.decode import Header, read_header, why_not_on_device
+from sightline.data.loading.workers import PACKED, PACKED_AT
 from sightline.data.sources import spread
 from sightline.errors import BadSample
 
@@ -85,12 +86,12 @@ def device_rate(dataset: ClassificationDataset, device: Device) -> float:
             rows.append(row)
     if not rows:
         return 0.0
-    longest = max(len(row["encoded"]) for row in rows)
     slot = {key: torch.from_numpy(np.stack([row[key] for row in rows])) for key in ("encoded_bytes", "geometry")}
-    padded = [np.pad(row["encoded"], (0, longest - len(row["encoded"]))) for row in rows]
-    slot["encoded"] = torch.from_numpy(np.stack(padded))
+    slot[PACKED] = torch.from_numpy(np.concatenate([row[PACKED] for row in rows]))
+    slot[PACKED_AT] = slot["encoded_bytes"].cumsum(0) - slot["encoded_bytes"]
     shape, _ = dataset.layout["image"]
-    batch = {"image": torch.zeros((len(rows), *shape), dtype=torch.uint8, device=device.torch_device)}
+    slot["image"] = torch.empty((len(rows), *shape), dtype=torch.uint8)
+    batch = {"label": torch.zeros(len(rows), device=device.torch_device)}
     seconds = []
     for _ in range(3):  # the first starts the decoder
         started = time.perf_counter()

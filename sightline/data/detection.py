@@ -19,6 +19,7 @@ from sightline.data.check.boxes import check_boxes
 from sightline.data.check.images import Report
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.formats.coco import usable
+from sightline.data.gpu.squares import cut_squares
 from sightline.data.inputs import Files
 from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import ImageCache
@@ -309,15 +310,13 @@ class DetectionDataset(Dataset):
     def cut_from_memory(self, cache: DeviceCache, slot: Batch, batch: Batch) -> Batch:
         """Cut and resize the images of a batch from the memory of the device."""
         rows = (slot["valid"] if "valid" in slot else slot["index"] >= 0).nonzero().flatten()  # others are padding
-        device = next(iter(batch.values())).device
-        images = torch.zeros(slot["image"].shape, dtype=torch.uint8, device=device)
+        images = torch.zeros_like(slot["image"], device=batch["boxes"].device)
         if len(rows):
-            chosen, grid = slot["cached"][rows], {key: slot[key][rows] for key in slot if key in GRID}
+            places, grid = cache.places(slot["cached"][rows]), {key: slot[key][rows] for key in slot if key in GRID}
             if "geometry" in grid:
-                cut = batched.cut_and_resize(cache.planes(chosen), grid["geometry"], self.config.size, "bilinear")
+                cut_squares(images, rows, *places, grid["geometry"], "bilinear")
             else:
-                cut = batched.between_pixels(*cache.places(chosen), grid["rows"], grid["columns"])
-            images[rows.to(device)] = cut
+                images[rows.to(images.device)] = batched.between_pixels(*places, grid["rows"], grid["columns"])
         return {**batch, "image": images}
 
     def _numbers(self, epoch: int, index: int) -> tuple[Objects, Params, Arrays]:

@@ -6,11 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from exact_resize import KINDS, worst_difference
 from PIL import Image, ImageFilter
 
+from sightline import kernels
 from sightline.config import Run
+from sightline.data.augment import batched
+from sightline.data.augment.classification import Augmentation
 from sightline.data.classification import ClassificationData
 from sightline.data.decode import decode_on_device, read_header
+from sightline.data.gpu import squares
+from sightline.data.gpu.nvjpeg import HardwareDecoder
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import TrainOrder
 from sightline.errors import BadSample
@@ -113,8 +119,9 @@ def test_the_gpu_reads_the_size_that_the_guard_reads():
     )
     for data in odd:
         assert read_header(data, "odd.jpg").shape == (48, 64, 3)
-        (planes,) = decode_on_device([torch.frombuffer(bytearray(data), dtype=torch.uint8)], torch.device("cuda"))
+        (planes,) = decode_on_device([as_tensor(data)], torch.device("cuda"))
         assert planes.shape == (3, 48, 64)
+        assert HardwareDecoder(devices.select().torch_device).sizes([as_tensor(data)]).tolist() == [[48, 64]]
     second = jpeg[:at] + other[other_at : other_at + 19] + jpeg[at:]
     restart = jpeg[:2] + b"\xff\xd0\x00\x06\xff\xef" + len(other).to_bytes(2, "big") + other[2:] + jpeg[2:]
     for data in (second, restart):
@@ -122,7 +129,66 @@ def test_the_gpu_reads_the_size_that_the_guard_reads():
             read_header(data, "odd.jpg")
 
 
-def made_jpeg(width: int, height: int) -> bytes:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_is_within_half_a_level_of_an_exact_resize(kind):
+    pytest.importorskip("triton")
+    found = [worst_difference(kind, size, sides, 24, "cuda") for size, sides in ((224, (40, 1000)), (65, (5, 90)))]
+    print(f"{kind}: at most {max(found):.4f} levels from float64")
+    assert max(found) < 0.52
+
+
+def test_the_engines_give_the_pixels_of_torchvisions_decoder():
+    """Photos, and what only software decodes: a progressive one and one of odd sampling. Two runs give equal bits."""
+    device = devices.select().torch_device
+    photos = [*jpegs(20), made_jpeg(90, 60, progressive=True), made_jpeg(90, 60, subsampling="4:1:1"), grey_jpeg()]
+    encoded = [as_tensor(data) for data in photos]
+    augment = Augmentation(size=96)
+    shapes = [read_header(data, "photo").shape for data in photos]
+    rows = [batched.as_row(augment.draw(3, 0, number, *shape[:2])) for number, shape in enumerate(shapes)]
+    geometry, targets = torch.from_numpy(np.stack(rows)), torch.arange(len(photos)) + 1
+    filled = []
+    for choice in ("off", "auto", "auto"):
+        kernels.use(choice)
+        assert bool(squares._engines_of(device)) == (choice == "auto")
+        out = torch.full((len(photos) + 2, 96, 96, 3), 77, dtype=torch.uint8, device=device)
+        squares.fill_squares(out, targets, encoded, geometry, "bilinear")
+        assert (out[[0, -1]] == 77).all()
+        filled.append(out[1:-1].int())
+    plain, moved, again = filled
+    assert torch.equal(moved, again)
+    assert (plain - moved).abs().max() <= 2 and (plain - moved).abs().float().mean() < 0.3
+
+
+def test_engines_that_refuse_an_image_decode_the_next_ones():
+    device = devices.select().torch_device
+    good, bad = as_tensor(made_jpeg(64, 48)), as_tensor(made_jpeg(64, 48)[:200])
+    geometry = torch.tensor([batched.as_row(Augmentation(size=32).evaluation_params(48, 64)).tolist()] * 2)
+    out = torch.zeros(2, 224, 224, 3, dtype=torch.uint8, device=device)
+    with pytest.raises(RuntimeError):
+        squares.fill_squares(out, torch.arange(2), [good, bad], geometry, "bilinear")
+    squares.fill_squares(out, torch.arange(2), [good, good], geometry, "bilinear")
+    assert torch.equal(out[0], out[1]) and out[0].any()
+
+
+def test_a_box_outside_the_image_is_refused():
+    device = devices.select().torch_device
+    geometry = torch.tensor([batched.as_row(Augmentation().evaluation_params(48, 65)).tolist()])
+    out = torch.zeros(1, 224, 224, 3, dtype=torch.uint8, device=device)
+    with pytest.raises(RuntimeError, match="smaller than its header says"):
+        squares.fill_squares(out, torch.arange(1), [as_tensor(made_jpeg(64, 48))], geometry, "bilinear")
+
+
+def as_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def made_jpeg(width: int, height: int, **options) -> bytes:
     stream = io.BytesIO()
-    Image.new("RGB", (width, height), (9, 99, 200)).save(stream, "JPEG")
+    Image.new("RGB", (width, height), (9, 99, 200)).save(stream, "JPEG", **options)
+    return stream.getvalue()
+
+
+def grey_jpeg() -> bytes:
+    stream = io.BytesIO()
+    Image.new("L", (80, 70), 99).save(stream, "JPEG")
     return stream.getvalue()

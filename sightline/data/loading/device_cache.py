@@ -96,10 +96,6 @@ class DeviceCache:
         start, shape = self._starts[index], self.shapes[index]
         return self._flat[start : start + math.prod(shape)].view(shape)
 
-    def planes(self, indices: Tensor) -> list[Tensor]:
-        """View images (height, width, 3) as planes (3, height, width)."""
-        return [self.values(index).permute(2, 0, 1) for index in indices.tolist()]
-
     def places(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the whole memory, where images (height, width, 3) begin in it, and their heights and widths."""
         assert self._flat is not None, "the loader starts a cache before it is read"

@@ -1,6 +1,7 @@
 """Images that travel encoded and are decoded, cut and resized where the network is: the same samples, nearly the
 same pixels. The CPU stands in for the device here: it decodes the same batch through the same path."""
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -10,14 +11,22 @@ import torch
 from PIL import Image
 
 from sightline.config import Run
-from sightline.data.classification import DEVICE_PIXELS, ENCODED_ROOM, ClassificationData
+from sightline.data import classification
+from sightline.data.classification import DEVICE_PIXELS, ENCODED_BYTES, ClassificationData
+from sightline.data.gpu import squares
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
+from sightline.data.loading.workers import PACKED, PACKED_AT
 from sightline.errors import BadData, UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
 
 CPU = devices.select("cpu")
+SKIP = BadSamples("skip", 100, lambda bad: None)
+
+
+def stop() -> None:
+    """Never asked for."""
 
 
 def write(folder: Path, name: str, pixels: np.ndarray, format="JPEG", **options) -> None:
@@ -27,7 +36,7 @@ def write(folder: Path, name: str, pixels: np.ndarray, format="JPEG", **options)
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Plain JPEGs and what the device must not get: a PNG, a turned one, one that is too large; one cut off inside."""
+    """Plain JPEGs, small and one large; and what the device must not get: a PNG, a turned one."""
     rng = np.random.default_rng(0)
     for split in ("train", "val"):
         for number in range(12):
@@ -41,7 +50,6 @@ def photos(tmp_path: Path) -> Path:
     tags[0x0112] = 6
     write(tmp_path / "train" / "c1", "turned.jpg", square + 90, exif=tags.tobytes())
     write(tmp_path / "train" / "c1", "large.jpg", rng.integers(0, 256, (600, 600, 3), dtype=np.uint8), quality=98)
-    assert (tmp_path / "train" / "c1" / "large.jpg").stat().st_size > ENCODED_ROOM
     return tmp_path
 
 
@@ -65,7 +73,7 @@ def test_a_small_file_of_many_pixels_stays_on_the_cpu(tmp_path):
     for number, side in enumerate((4096, 4104)):
         write(tmp_path / "train" / "c0", f"{number}.jpg", np.zeros((4096, side), np.uint8))
     bound = ClassificationData(path=str(tmp_path), size=32).open("train", seed=3).bind_to_decoder()
-    assert all(path.stat().st_size < ENCODED_ROOM for path in tmp_path.rglob("*.jpg"))
+    assert all(path.stat().st_size < ENCODED_BYTES for path in tmp_path.rglob("*.jpg"))
     assert DEVICE_PIXELS == 4096**2
     assert [bool(bound.load(0, index)["encoded_bytes"]) for index in range(2)] == [True, False]
 
@@ -83,7 +91,36 @@ def test_same_samples_same_geometry(photos, split, workers):
         assert difference.max() <= 2 and difference.float().mean() < 0.2
 
 
-def test_what_does_not_fit_the_device_is_finished_on_the_cpu_to_the_bit(photos):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_lie_one_after_another_and_one_without_room_comes_all_the_same(photos, workers):
+    """The room is for an average file. The large one is sixty times that, and its neighbours in a part share theirs."""
+    dataset = ClassificationData(path=str(photos), size=32).open("train", seed=3)
+    bound = dataset.bind_to_decoder()
+    (room,), _ = bound.layout[PACKED]
+    sizes = {path.name: path.stat().st_size for path in (photos / "train").rglob("*.jpg")}
+    assert sorted(sizes.values())[-2] < room < sizes["large.jpg"] / 4
+    loader = Loader({"train": (bound, TrainOrder(len(dataset), 15, 3))}, Run(workers=workers), CPU, World(), SKIP, stop)
+    seen = []
+    loader.feeds["train"].feed = dataclasses.replace(
+        loader.feeds["train"].feed, bound=dataclasses.replace(bound, decode=lambda slot, batch: seen.append(slot) or {})
+    )
+    try:
+        loader.seek("train", 0, 1)
+        loader.next("train")
+    finally:
+        loader.close()
+    (slot,) = seen
+    for row, (index, length) in enumerate(zip(slot["index"].tolist(), slot["encoded_bytes"].tolist(), strict=True)):
+        data = dataset.source.read(index).data
+        assert length in (0, len(data))
+        found = classification._unpacked(slot, int(slot[PACKED_AT][row]), length)
+        assert found.numpy().tobytes() == data[:length]
+    assert sum(length > 0 for length in slot["encoded_bytes"].tolist()) == 13  # all but the PNG and the turned one
+
+
+def test_what_does_not_fit_the_device_is_finished_on_the_cpu_to_the_bit(photos, monkeypatch):
+    monkeypatch.setattr(classification, "ENCODED_BYTES", 100_000)
+    assert (photos / "train" / "c1" / "large.jpg").stat().st_size > 100_000
     for path in sorted(photos.rglob("[0-9]*.jpg")):
         path.unlink()
     write(photos / "val" / "c0", "a.png", np.zeros((9, 9, 3), np.uint8), "PNG")
@@ -108,8 +145,6 @@ def test_a_broken_image_follows_the_policy(photos):
 
 
 def test_one_that_only_the_device_refuses_is_decoded_on_the_cpu(photos, monkeypatch):
-    from sightline.data import classification
-
     asked = []
 
     def refuse(encoded, device):
@@ -117,7 +152,7 @@ def test_one_that_only_the_device_refuses_is_decoded_on_the_cpu(photos, monkeypa
         raise RuntimeError("nvjpegDecode failed: 3")
 
     plain = batches(photos, "train", False, 2)
-    monkeypatch.setattr(classification, "decode_on_device", refuse)
+    monkeypatch.setattr(squares, "decode_on_device", refuse)
     moved = batches(photos, "train", True, 2)
     assert asked
     for before, after in zip(plain, moved, strict=True):

@@ -1,0 +1,61 @@
+"""The kernel that makes a batch of squares: what it computes, and that it compiles for a GPU that is not here."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import warm
+from exact_resize import KINDS, exact
+
+from sightline.data.augment import batched
+from sightline.data.augment.classification import Augmentation
+
+HERE = Path(__file__).resolve().parent
+REPO = HERE.parents[2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reference_is_what_the_cpu_path_computes(kind):
+    rng = np.random.default_rng(3)
+    augment = Augmentation(size=40, interpolation=kind)
+    for index in range(4):
+        image = rng.integers(0, 256, (*rng.integers(30, 120, 2), 3), dtype=np.uint8)
+        params = augment.draw(5, 0, index, *image.shape[:2])
+        difference = exact(image, batched.as_row(params), 40, kind) - augment.apply(params, image)
+        assert np.abs(difference).max() < 1.6
+
+
+@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_kernel_computes_it_in_tritons_interpreter(chosen, tmp_path: Path):
+    pytest.importorskip("triton")
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--show-capture=no", "-m", chosen]
+    words += [f"--rootdir={REPO}", f"--config-file={REPO / 'pyproject.toml'}", HERE / "interpreted_resize.py"]
+    environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(REPO)}
+    done = warm.python(tmp_path, *words, environ=environ)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-500:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_the_kernel_compiles_for_a_gpu_that_is_not_here(kind, tmp_path, monkeypatch):
+    pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from sightline.kernels import resize_triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    types = {"buffer": "*u8", "places": "*i64", "geometry": "*i32", "out": "*u8", "size": "i32"}
+    sizes = {"KIND": kind, "LINES": resize_triton.LINES, "VALUES": resize_triton.VALUES}
+    source = ASTSource(resize_triton.resize_images, types | dict.fromkeys(sizes, "constexpr"), constexprs=sizes)
+    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "enable_fp_fusion": True})
+    assert len(made.asm["cubin"]) > 1000
+
+
+def test_the_rows_of_numbers_are_those_that_the_kernel_reads():
+    triton = pytest.importorskip("sightline.kernels.resize_triton")
+    assert len(batched.FIELDS) == triton.GEOMETRY_NUMBERS and len(triton.PLACE) == 5
+    assert torch.iinfo(torch.int32).max > 3 * 2**24  # bytes of an image, which the kernel counts with 32 bits
