@@ -1,0 +1,174 @@
+"""Batch norm with what follows it, ReLU or addition and ReLU, in training; called by models/resnet.py.
+
+A compiler reads the ReLU's result again for its gradient; the kernels of batch_norm_triton.py compute its sign from the
+convolution's output, which they read anyway. Everywhere else, and in evaluation, plain torch runs.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sightline import kernels
+
+HAS_TRITON = find_spec("triton") is not None
+if HAS_TRITON:
+    from sightline.kernels import batch_norm_triton
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+LAYOUT = torch.channels_last
+OPTIONS: dict[str, Any] = {"tags": (torch.Tag.needs_exact_strides,)}
+
+
+def norm_relu(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+    """Return relu(norm(x))."""
+    if not applies(x, norm):
+        return functional.relu(norm(x), inplace=True)
+    return _relu(x, take_statistics(x, norm), norm.weight, norm.bias)
+
+
+def norm_add_relu(x: Tensor, norm: nn.BatchNorm2d, shortcut: Tensor) -> Tensor:
+    """Return relu(norm(x) + shortcut)."""
+    if not (applies(x, norm) and is_ours(shortcut)):
+        return functional.relu(norm(x).add_(shortcut), inplace=True)
+    return _add_relu(x, take_statistics(x, norm), norm.weight, norm.bias, shortcut, None, None, None)
+
+
+def norms_add_relu(x: Tensor, norm: nn.BatchNorm2d, other: Tensor, other_norm: nn.BatchNorm2d) -> Tensor:
+    """Return relu(norm(x) + other_norm(other)): the end of a block whose shortcut is a projection."""
+    if not (applies(x, norm) and applies(other, other_norm)):
+        shortcut = other_norm(other)  # first, as in torchvision
+        return functional.relu(norm(x).add_(shortcut), inplace=True)
+    of_other = (take_statistics(other, other_norm), other_norm.weight, other_norm.bias)
+    return _add_relu(x, take_statistics(x, norm), norm.weight, norm.bias, other, *of_other)
+
+
+def applies(x: Tensor, norm: nn.BatchNorm2d) -> bool:
+    """Return whether the kernels can run: training on CUDA in channels_last.
+
+    Norms over several ranks and norms kept in fp32 are subclasses, and run as they are.
+    """
+    is_plain = type(norm) is nn.BatchNorm2d and norm.training and norm.momentum is not None
+    return is_plain and norm.affine and norm.track_running_stats and is_ours(x) and x.numel() // x.shape[1] > 1
+
+
+def is_ours(x: Tensor) -> bool:
+    """Return whether the kernels can read `x`."""
+    if not (HAS_TRITON and kernels.are_allowed() and x.is_cuda and x.dtype in DTYPES and x.dim() == 4):
+        return False
+    return x.numel() > 0 and x.is_contiguous(memory_format=LAYOUT)
+
+
+def take_statistics(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+    """Return (2, channels), mean and 1 / deviation of the batch, and update the running statistics of `norm`."""
+    assert norm.num_batches_tracked is not None and norm.momentum is not None
+    norm.num_batches_tracked.add_(1)
+    return _statistics(x.detach(), norm.running_mean, norm.running_var, norm.momentum, norm.eps)
+
+
+# Registered as torch operations, so that a compiler neither traces into them nor changes the layout of their inputs.
+# An operation with a gradient may not change its inputs, so the statistics are one of their own. The gradients of the
+# others include the way through the statistics.
+@torch.library.custom_op("sightline::batch_norm_statistics", mutates_args=("running_mean", "running_var"), **OPTIONS)
+def _statistics(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float) -> Tensor:
+    return batch_norm_triton.statistics(x.contiguous(memory_format=LAYOUT), running_mean, running_var, momentum, eps)
+
+
+@_statistics.register_fake
+def _(x: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float, eps: float) -> Tensor:
+    return x.new_empty((2, x.shape[1]), dtype=torch.float32)
+
+
+@torch.library.custom_op("sightline::batch_norm_relu", mutates_args=(), **OPTIONS)
+def _relu(x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return batch_norm_triton.apply(x.contiguous(memory_format=LAYOUT), (statistics, weight, bias))
+
+
+@_relu.register_fake
+def _(x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("sightline::batch_norm_add_relu", mutates_args=(), **OPTIONS)
+def _add_relu(
+    x: Tensor,
+    statistics: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    other: Tensor,
+    other_statistics: Tensor | None,
+    other_weight: Tensor | None,
+    other_bias: Tensor | None,
+) -> Tensor:
+    x, other = x.contiguous(memory_format=LAYOUT), other.contiguous(memory_format=LAYOUT)
+    of_other = (other_statistics, other_weight, other_bias) if other_statistics is not None else None
+    return batch_norm_triton.apply_and_add(x, (statistics, weight, bias), other, of_other)
+
+
+@_add_relu.register_fake
+def _(
+    x: Tensor,
+    statistics: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    other: Tensor,
+    other_statistics: Tensor | None,
+    other_weight: Tensor | None,
+    other_bias: Tensor | None,
+) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("sightline::batch_norm_backward", mutates_args=(), **OPTIONS)
+def _gradient(
+    grad_y: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, is_masked: bool
+) -> tuple[Tensor, Tensor]:
+    grad_y, x = grad_y.contiguous(memory_format=LAYOUT), x.contiguous(memory_format=LAYOUT)
+    return batch_norm_triton.backward(grad_y, x, (statistics, weight, bias), is_masked)
+
+
+@_gradient.register_fake
+def _(
+    grad_y: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, is_masked: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty((2, x.shape[1]), dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+    return _of_norm(grad_y, *ctx.saved_tensors, is_masked=True)
+
+
+def _of_norm(
+    grad_y: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, is_masked: bool
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x, statistics (none), weight and bias."""
+    grad_x, grad_parameters = _gradient(grad_y, x, statistics, weight, bias, is_masked)
+    grad_bias, grad_weight = grad_parameters.unbind()
+    return grad_x, None, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype)
+
+
+def _keep_with_result(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
+    *of_x, other, other_statistics, other_weight, other_bias = inputs
+    ctx.is_normed = other_statistics is not None
+    of_other = (other, other_statistics, other_weight, other_bias) if ctx.is_normed else ()
+    ctx.save_for_backward(output, *of_x, *of_other)
+
+
+def _differentiate_sum(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+    y, *saved = ctx.saved_tensors
+    # Plain torch, so that a compiler fuses it with the sum of the gradients of both ways that follow a block.
+    grad = torch.ops.aten.threshold_backward(grad_y, y, 0)
+    of_x = _of_norm(grad, *saved[:4], is_masked=False)
+    if not ctx.is_normed:
+        return *of_x, grad, None, None, None
+    return *of_x, *_of_norm(grad, *saved[4:], is_masked=False)
+
+
+_relu.register_autograd(_differentiate, setup_context=_keep)
+_add_relu.register_autograd(_differentiate_sum, setup_context=_keep_with_result)
