@@ -4,6 +4,7 @@ A compiler reads the ReLU's result again for its gradient; the kernels of batch_
 convolution's output, which they read anyway. Everywhere else, and in evaluation, plain torch runs.
 """
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,20 +30,16 @@ def norm_relu(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
     return _relu(x, take_statistics(x, norm), norm.weight, norm.bias)
 
 
-def norm_add_relu(x: Tensor, norm: nn.BatchNorm2d, shortcut: Tensor) -> Tensor:
-    """Return relu(norm(x) + shortcut)."""
-    if not (applies(x, norm) and is_ours(shortcut)):
+def norm_add_relu(x: Tensor, norm: nn.BatchNorm2d, other: Tensor, other_norm: nn.BatchNorm2d | None = None) -> Tensor:
+    """Return relu(norm(x) + other): the end of a block; `other` is normalised too if it has a norm."""
+    is_other_ours = is_ours(other) if other_norm is None else applies(other, other_norm)
+    if not (applies(x, norm) and is_other_ours):
+        shortcut = other if other_norm is None else other_norm(other)
         return functional.relu(norm(x).add_(shortcut), inplace=True)
-    return _add_relu(x, take_statistics(x, norm), norm.weight, norm.bias, shortcut, None, None, None)
-
-
-def norms_add_relu(x: Tensor, norm: nn.BatchNorm2d, other: Tensor, other_norm: nn.BatchNorm2d) -> Tensor:
-    """Return relu(norm(x) + other_norm(other)): the end of a block whose shortcut is a projection."""
-    if not (applies(x, norm) and applies(other, other_norm)):
-        shortcut = other_norm(other)  # first, as in torchvision
-        return functional.relu(norm(x).add_(shortcut), inplace=True)
-    of_other = (take_statistics(other, other_norm), other_norm.weight, other_norm.bias)
-    return _add_relu(x, take_statistics(x, norm), norm.weight, norm.bias, other, *of_other)
+    given = (x, take_statistics(x, norm), norm.weight, norm.bias, other)
+    if other_norm is None:
+        return _add_relu(*given, None, None, None)
+    return _add_relu(*given, take_statistics(other, other_norm), other_norm.weight, other_norm.bias)
 
 
 def applies(x: Tensor, norm: nn.BatchNorm2d) -> bool:
@@ -103,7 +100,9 @@ def _add_relu(
     other_bias: Tensor | None,
 ) -> Tensor:
     x, other = x.contiguous(memory_format=LAYOUT), other.contiguous(memory_format=LAYOUT)
-    of_other = (other_statistics, other_weight, other_bias) if other_statistics is not None else None
+    of_other = None
+    if other_statistics is not None and other_weight is not None and other_bias is not None:
+        of_other = (other_statistics, other_weight, other_bias)
     return batch_norm_triton.apply_and_add(x, (statistics, weight, bias), other, of_other)
 
 
@@ -141,13 +140,12 @@ def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-    return _of_norm(grad_y, *ctx.saved_tensors, is_masked=True)
+    return _of_norm(grad_y, ctx.saved_tensors, is_masked=True)
 
 
-def _of_norm(
-    grad_y: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, is_masked: bool
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of x, statistics (none), weight and bias."""
+def _of_norm(grad_y: Tensor, saved: Sequence[Tensor], is_masked: bool) -> tuple[Tensor | None, ...]:
+    """Return the gradients of what was saved: x, statistics (none), weight and bias."""
+    x, statistics, weight, bias = saved
     grad_x, grad_parameters = _gradient(grad_y, x, statistics, weight, bias, is_masked)
     grad_bias, grad_weight = grad_parameters.unbind()
     return grad_x, None, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype)
@@ -164,10 +162,10 @@ def _differentiate_sum(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     y, *saved = ctx.saved_tensors
     # Plain torch, so that a compiler fuses it with the sum of the gradients of both ways that follow a block.
     grad = torch.ops.aten.threshold_backward(grad_y, y, 0)
-    of_x = _of_norm(grad, *saved[:4], is_masked=False)
+    of_x = _of_norm(grad, saved[:4], is_masked=False)
     if not ctx.is_normed:
         return *of_x, grad, None, None, None
-    return *of_x, *_of_norm(grad, *saved[4:], is_masked=False)
+    return *of_x, *_of_norm(grad, saved[4:], is_masked=False)
 
 
 _relu.register_autograd(_differentiate, setup_context=_keep)

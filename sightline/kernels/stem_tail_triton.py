@@ -1,4 +1,4 @@
-"""Triton kernels of kernels/stem_tail.py: batch norm, ReLU and a 3x3 max-pool of stride 2 in one pass, and its gradient.
+"""Triton kernels of kernels/stem_tail.py: batch norm, ReLU and 3x3 max-pool of stride 2 in one pass, and its gradient.
 
 Forward keeps, per output, the x that won and its place in the window. So the sums of the gradient read only the small
 tensors (batch_norm_reduce_backward), and the pass over the large one gathers from at most four windows.

@@ -1,6 +1,6 @@
-"""The Triton kernels of batch norm and of the stem's tail as Triton's interpreter runs them on the CPU, against float64.
+"""The Triton kernels of batch norm and of the stem's tail in Triton's interpreter on the CPU, against float64.
 
-test_batch_norm.py runs this file in a process of its own: the interpreter must be chosen before Triton is imported.
+test_instance_norm.py runs this file in a process of its own: the interpreter must be chosen before Triton is imported.
 """
 
 import copy
@@ -114,7 +114,7 @@ def test_the_ends_of_blocks_have_the_gradients_of_float64():
     x, other, norm, second = draw(1, 5, 4, 3), draw(1, 5, 4, 3), make_norm(5), make_norm(5)
     same(batch_norm.norm_relu, lambda x, norm: norm(x).relu(), x, norm)
     same(batch_norm.norm_add_relu, lambda x, norm, other: (norm(x) + other).relu(), x, norm, other)
-    same(batch_norm.norms_add_relu, lambda x, a, other, b: (a(x) + b(other)).relu(), x, norm, other, second)
+    same(batch_norm.norm_add_relu, lambda x, a, other, b: (a(x) + b(other)).relu(), x, norm, other, second)
 
 
 @pytest.mark.parametrize(("images", "channels", "height", "width", "top", "left"), POOLS)
@@ -179,7 +179,7 @@ def test_a_compiled_network_computes_the_same():
     def network(x: Tensor, first: nn.BatchNorm2d, second: nn.BatchNorm2d, third: nn.BatchNorm2d) -> Tensor:
         x = stem_tail.norm_relu_pool(x, first, 1, 1)
         y = batch_norm.norm_relu(x * 2, second)
-        return batch_norm.norms_add_relu(x + y, third, batch_norm.norm_add_relu(y, second, x), second)
+        return batch_norm.norm_add_relu(x + y, third, batch_norm.norm_add_relu(y, second, x), second)
 
     given = (draw(1, 3, 4, 6), make_norm(3), make_norm(3), make_norm(3))
     eager = run(network, *copy.deepcopy(given))
