@@ -4,7 +4,6 @@ A compiler reads the ReLU's result again for its gradient; the kernels of batch_
 convolution's output, which they read anyway. Everywhere else, and in evaluation, plain torch runs.
 """
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -30,16 +29,28 @@ def norm_relu(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
     return _relu(x, take_statistics(x, norm), norm.weight, norm.bias)
 
 
-def norm_add_relu(x: Tensor, norm: nn.BatchNorm2d, other: Tensor, other_norm: nn.BatchNorm2d | None = None) -> Tensor:
-    """Return relu(norm(x) + other): the end of a block; `other` is normalised too if it has a norm."""
+def norm_add_relu(
+    x: Tensor,
+    norm: nn.BatchNorm2d,
+    other: Tensor,
+    other_norm: nn.BatchNorm2d | None = None,
+    through: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return relu(norm(x) + other), the end of a block, and its `through`; `other` is normalised if it has a norm.
+
+    The result y goes two ways: into the next block's convolution and past it. `through` stands for the second way: an
+    empty tensor whose gradient comes back apart from y's, so that one kernel adds and masks both. Hand it to the call
+    that has y as `other`. It is None where the kernels do not apply.
+    """
     is_other_ours = is_ours(other) if other_norm is None else applies(other, other_norm)
     if not (applies(x, norm) and is_other_ours):
+        assert through is None, "the kernels applied to one block of a stage and not to the next"
         shortcut = other if other_norm is None else other_norm(other)
-        return functional.relu(norm(x).add_(shortcut), inplace=True)
-    given = (x, take_statistics(x, norm), norm.weight, norm.bias, other)
+        return functional.relu(norm(x).add_(shortcut), inplace=True), None
+    given = (x, take_statistics(x, norm), norm.weight, norm.bias, other if through is None else other.detach())
     if other_norm is None:
-        return _add_relu(*given, None, None, None)
-    return _add_relu(*given, take_statistics(other, other_norm), other_norm.weight, other_norm.bias)
+        return _add_relu(*given, None, None, None, through)
+    return _add_relu(*given, take_statistics(other, other_norm), other_norm.weight, other_norm.bias, None)
 
 
 def applies(x: Tensor, norm: nn.BatchNorm2d) -> bool:
@@ -98,12 +109,14 @@ def _add_relu(
     other_statistics: Tensor | None,
     other_weight: Tensor | None,
     other_bias: Tensor | None,
-) -> Tensor:
+    through: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     x, other = x.contiguous(memory_format=LAYOUT), other.contiguous(memory_format=LAYOUT)
     of_other = None
     if other_statistics is not None and other_weight is not None and other_bias is not None:
         of_other = (other_statistics, other_weight, other_bias)
-    return batch_norm_triton.apply_and_add(x, (statistics, weight, bias), other, of_other)
+    y = batch_norm_triton.apply_and_add(x, (statistics, weight, bias), other, of_other)
+    return y, x.new_zeros(1).expand(x.shape)
 
 
 @_add_relu.register_fake
@@ -116,23 +129,64 @@ def _(
     other_statistics: Tensor | None,
     other_weight: Tensor | None,
     other_bias: Tensor | None,
-) -> Tensor:
-    return torch.empty_like(x)
-
-
-@torch.library.custom_op("sightline::batch_norm_backward", mutates_args=(), **OPTIONS)
-def _gradient(
-    grad_y: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, is_masked: bool
+    through: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_zeros(1).expand(x.shape)
+
+
+@torch.library.custom_op("sightline::batch_norm_relu_backward", mutates_args=(), **OPTIONS)
+def _gradient(grad_y: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     grad_y, x = grad_y.contiguous(memory_format=LAYOUT), x.contiguous(memory_format=LAYOUT)
-    return batch_norm_triton.backward(grad_y, x, (statistics, weight, bias), is_masked)
+    return batch_norm_triton.backward(grad_y, x, (statistics, weight, bias))
 
 
 @_gradient.register_fake
-def _(
-    grad_y: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor, is_masked: bool
-) -> tuple[Tensor, Tensor]:
+def _(grad_y: Tensor, x: Tensor, statistics: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty((2, x.shape[1]), dtype=torch.float32)
+
+
+@torch.library.custom_op("sightline::batch_norm_add_relu_backward", mutates_args=(), **OPTIONS)
+def _gradient_of_sum(
+    grad_y: Tensor,
+    grad_through: Tensor | None,
+    y: Tensor,
+    x: Tensor,
+    statistics: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    other: Tensor | None,
+    other_statistics: Tensor | None,
+    other_weight: Tensor | None,
+    other_bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    second = None if grad_through is None else grad_through.contiguous(memory_format=LAYOUT)
+    grads, affine = (grad_y.contiguous(memory_format=LAYOUT), second), (statistics, weight, bias)
+    y, x = y.contiguous(memory_format=LAYOUT), x.contiguous(memory_format=LAYOUT)
+    if other is None or other_statistics is None or other_weight is None or other_bias is None:
+        grad_x, _, grad, sums = batch_norm_triton.backward_of_sum(grads, y, x, affine, None, ())
+        return grad_x, grad, sums
+    of_other = (other_statistics, other_weight, other_bias)
+    other = other.contiguous(memory_format=LAYOUT)
+    grad_x, grad_other, _, sums = batch_norm_triton.backward_of_sum(grads, y, x, affine, other, of_other)
+    assert grad_other is not None
+    return grad_x, grad_other, sums
+
+
+@_gradient_of_sum.register_fake
+def _(
+    grad_y: Tensor,
+    grad_through: Tensor | None,
+    y: Tensor,
+    x: Tensor,
+    statistics: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    other: Tensor | None,
+    other_statistics: Tensor | None,
+    other_weight: Tensor | None,
+    other_bias: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(x), x.new_empty((3, x.shape[1]), dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -140,32 +194,34 @@ def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
-    return _of_norm(grad_y, ctx.saved_tensors, is_masked=True)
-
-
-def _of_norm(grad_y: Tensor, saved: Sequence[Tensor], is_masked: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of what was saved: x, statistics (none), weight and bias."""
-    x, statistics, weight, bias = saved
-    grad_x, grad_parameters = _gradient(grad_y, x, statistics, weight, bias, is_masked)
+    x, statistics, weight, bias = ctx.saved_tensors
+    grad_x, grad_parameters = _gradient(grad_y, x, statistics, weight, bias)
     grad_bias, grad_weight = grad_parameters.unbind()
-    return grad_x, None, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype)
+    return grad_x, None, grad_weight, grad_bias
 
 
-def _keep_with_result(ctx: Any, inputs: tuple[Tensor | None, ...], output: Tensor) -> None:
-    *of_x, other, other_statistics, other_weight, other_bias = inputs
-    ctx.is_normed = other_statistics is not None
+def _keep_with_result(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
+    *of_x, other, other_statistics, other_weight, other_bias, through = inputs
+    ctx.is_normed, ctx.goes_through = other_statistics is not None, through is not None
     of_other = (other, other_statistics, other_weight, other_bias) if ctx.is_normed else ()
-    ctx.save_for_backward(output, *of_x, *of_other)
+    ctx.save_for_backward(output[0], *of_x, *of_other)
+    ctx.set_materialize_grads(False)  # nothing may follow past the last block of a stage
 
 
-def _differentiate_sum(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate_sum(ctx: Any, grad_y: Tensor | None, grad_through: Tensor | None) -> tuple[Tensor | None, ...]:
     y, *saved = ctx.saved_tensors
-    # Plain torch, so that a compiler fuses it with the sum of the gradients of both ways that follow a block.
-    grad = torch.ops.aten.threshold_backward(grad_y, y, 0)
-    of_x = _of_norm(grad, saved[:4], is_masked=False)
-    if not ctx.is_normed:
-        return *of_x, grad, None, None, None
-    return *of_x, *_of_norm(grad, saved[4:], is_masked=False)
+    if grad_y is None:
+        grad_y, grad_through = grad_through, None
+    assert grad_y is not None
+    if len(saved) == 4:
+        saved += [None] * 4
+    grad_x, grad_other, (grad_bias, grad_weight, grad_other_weight) = _gradient_of_sum(grad_y, grad_through, y, *saved)
+    of_x = (grad_x, None, grad_weight, grad_bias)
+    if ctx.is_normed:
+        return *of_x, grad_other, None, grad_other_weight, grad_bias.clone(), None  # no gradient in two places
+    if ctx.goes_through:
+        return *of_x, None, None, None, None, grad_other
+    return *of_x, grad_other, None, None, None, None
 
 
 _relu.register_autograd(_differentiate, setup_context=_keep)

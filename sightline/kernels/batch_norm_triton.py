@@ -98,12 +98,10 @@ def _apply(
     return y
 
 
-def reduce_backward(
-    grad_y: Tensor, x: Tensor, affine: tuple[Tensor, ...], is_masked: bool, tiling: Tiling | None = None
-) -> Tensor:
+def reduce_backward(grad_y: Tensor, x: Tensor, affine: tuple[Tensor, ...], tiling: Tiling | None = None) -> Tensor:
     """Return (2, channels) in fp32: sums of the gradient before the ReLU, and of its product with the normalised x.
 
-    These are the gradients of bias and weight. Without `is_masked`, `grad_y` is already the gradient before the ReLU.
+    These are the gradients of bias and weight.
     """
     rows, channels = rows_of(x), x.shape[1]
     tiling = tiling or choose_tiling(rows, channels)
@@ -112,16 +110,7 @@ def reduce_backward(
     blocks = triton.cdiv(channels, tiling.channels)
     with torch.cuda.device_of(x):
         batch_norm_reduce_backward[(blocks * tiling.chunks,)](
-            grad_y,
-            x,
-            *affine,
-            parts,
-            rows,
-            channels,
-            tiling.chunks,
-            tiling.length,
-            MASKED=is_masked,
-            **tiling.options(),
+            grad_y, x, *affine, parts, rows, channels, tiling.chunks, tiling.length, **tiling.options()
         )
         batch_norm_join_backward[(2 * triton.cdiv(channels, JOINED[1]),)](
             parts, sums, channels, tiling.chunks, *JOINED, num_warps=4, **FUSED
@@ -130,19 +119,79 @@ def reduce_backward(
 
 
 def backward(
-    grad_y: Tensor, x: Tensor, affine: tuple[Tensor, ...], is_masked: bool, tiling: Tiling | None = None
+    grad_y: Tensor, x: Tensor, affine: tuple[Tensor, ...], tiling: Tiling | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and, as (2, channels) in fp32, of bias and weight."""
+    sums = reduce_backward(grad_y, x, affine, tiling)
+    return _apply_backward(grad_y, x, affine, sums[0], sums[1], True, tiling), sums
+
+
+def _apply_backward(
+    grad_y: Tensor,
+    x: Tensor,
+    affine: tuple[Tensor, ...],
+    total: Tensor,
+    dot: Tensor,
+    is_masked: bool,
+    tiling: Tiling | None,
+) -> Tensor:
     rows, channels = rows_of(x), x.shape[1]
     tiling = tiling or choose_tiling(rows, channels)
-    sums = reduce_backward(grad_y, x, affine, is_masked, tiling)
     grad_x = torch.empty_like(x)
     programs = triton.cdiv(channels, tiling.channels) * triton.cdiv(rows, tiling.rows)
     with torch.cuda.device_of(x):
         batch_norm_apply_backward[(programs,)](
-            grad_y, x, *affine, sums, grad_x, rows, channels, MASKED=is_masked, **tiling.options()
+            grad_y, x, *affine, total, dot, grad_x, rows, channels, MASKED=is_masked, **tiling.options()
         )
-    return grad_x, sums
+    return grad_x
+
+
+def backward_of_sum(
+    grads: tuple[Tensor, Tensor | None],
+    y: Tensor,
+    x: Tensor,
+    affine: tuple[Tensor, ...],
+    other: Tensor | None,
+    of_other: tuple[Tensor, ...],
+    tiling: Tiling | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+    """Return the gradients of x, of `other` if it is given because it was normalised too, and of the sum before the
+    ReLU; and as (3, channels) in fp32 those of the bias, of the weight and of the other weight.
+
+    `grads` are one or two gradients of the result y, which are added up.
+    """
+    rows, channels = rows_of(x), x.shape[1]
+    tiling = tiling or choose_tiling(rows, channels)
+    sums = torch.empty((3, channels), dtype=torch.float32, device=x.device)
+    parts = torch.empty((3, tiling.chunks, channels), dtype=torch.float32, device=x.device)
+    grad = torch.empty_like(x)
+    blocks, given = triton.cdiv(channels, tiling.channels), 2 if other is None else 3
+    first, second = grads
+    with torch.cuda.device_of(x):
+        batch_norm_reduce_sum[(blocks * tiling.chunks,)](
+            first,
+            first if second is None else second,
+            y,
+            x,
+            *affine[:2],
+            x if other is None else other,
+            *(affine[:2] if other is None else of_other[:2]),
+            grad,
+            parts,
+            rows,
+            channels,
+            tiling.chunks,
+            tiling.length,
+            HAS_SECOND=second is not None,
+            HAS_OTHER=other is not None,
+            **tiling.options(),
+        )
+        batch_norm_join_backward[(given * triton.cdiv(channels, JOINED[1]),)](
+            parts, sums, channels, tiling.chunks, *JOINED, num_warps=4, **FUSED
+        )
+    grad_x = _apply_backward(grad, x, affine, sums[0], sums[1], False, tiling)
+    grad_other = None if other is None else _apply_backward(grad, other, of_other, sums[0], sums[2], False, tiling)
+    return grad_x, grad_other, grad, sums
 
 
 @triton.jit
@@ -307,7 +356,6 @@ def batch_norm_reduce_backward(
     channels: tl.tensor,
     chunks: tl.tensor,
     length: tl.tensor,
-    MASKED: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
@@ -326,13 +374,66 @@ def batch_norm_reduce_backward(
         at, inside = row * channels + channel, (row < count) & known
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_y + at, mask=inside, other=0.0).to(tl.float32)
-        if MASKED:
-            grad = tl.where(normalise(value, mean, gain, b) > 0, grad, 0.0)
+        grad = tl.where(normalise(value, mean, gain, b) > 0, grad, 0.0)
         total += grad
         dot += grad * (value - mean)
     at = chunk * channels + channel
     tl.store(parts + at, tl.sum(total, 0), mask=known)
     tl.store(parts + chunks * channels + at, tl.sum(dot, 0) * rstd, mask=known)
+
+
+@triton.jit
+def batch_norm_reduce_sum(
+    grad_y: tl.tensor,
+    grad_second: tl.tensor,
+    y: tl.tensor,
+    x: tl.tensor,
+    statistics: tl.tensor,
+    weight: tl.tensor,
+    other: tl.tensor,
+    other_statistics: tl.tensor,
+    other_weight: tl.tensor,
+    grad: tl.tensor,
+    parts: tl.tensor,
+    rows: tl.tensor,
+    channels: tl.tensor,
+    chunks: tl.tensor,
+    length: tl.tensor,
+    HAS_SECOND: tl.constexpr,
+    HAS_OTHER: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+) -> None:
+    """Write the gradient before the ReLU of a sum; sum it and its products with normalised x and `other` per chunk."""
+    program = tl.num_programs(0) - 1 - tl.program_id(0)  # last rows first, as in batch_norm_moments
+    chunk, channel = _place(program, channels, CHANNELS)
+    known = channel < channels
+    count = tl.minimum(rows - chunk * length, length).to(tl.int32)
+    mean, rstd, _, _ = load_affine(statistics, weight, weight, channel, channels)
+    other_mean, other_rstd, _, _ = load_affine(other_statistics, other_weight, other_weight, channel, channels)
+    start = chunk * length * channels
+    total = tl.zeros((ROWS, CHANNELS), tl.float32)
+    dot = tl.zeros((ROWS, CHANNELS), tl.float32)
+    other_dot = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for first in range(0, count, ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        at, inside = row * channels + channel, (row < count) & known
+        value = tl.load(grad_y + start + at, mask=inside, other=0.0).to(tl.float32)
+        if HAS_SECOND:
+            value += tl.load(grad_second + start + at, mask=inside, other=0.0).to(tl.float32)
+        value = tl.where(tl.load(y + start + at, mask=inside, other=0.0).to(tl.float32) > 0, value, 0.0)
+        rounded = value.to(grad.dtype.element_ty)
+        tl.store(grad + start + at, rounded, mask=inside)
+        value = rounded.to(tl.float32)  # the sums are those of what the next pass reads
+        total += value
+        dot += value * (tl.load(x + start + at, mask=inside, other=0.0).to(tl.float32) - mean)
+        if HAS_OTHER:
+            other_dot += value * (tl.load(other + start + at, mask=inside, other=0.0).to(tl.float32) - other_mean)
+    at = chunk * channels + channel
+    tl.store(parts + at, tl.sum(total, 0), mask=known)
+    tl.store(parts + chunks * channels + at, tl.sum(dot, 0) * rstd, mask=known)
+    if HAS_OTHER:
+        tl.store(parts + 2 * chunks * channels + at, tl.sum(other_dot, 0) * other_rstd, mask=known)
 
 
 @triton.jit
@@ -344,6 +445,7 @@ def batch_norm_join_backward(
     CHUNKS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
+    """Add up the chunks of each sum, in their order."""
     which, channel = _place(tl.program_id(0), channels, CHANNELS)
     known = channel < channels
     parts += which * chunks * channels
@@ -361,7 +463,8 @@ def batch_norm_apply_backward(
     statistics: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
-    sums: tl.tensor,
+    total: tl.tensor,
+    dot: tl.tensor,
     grad_x: tl.tensor,
     rows: tl.tensor,
     channels: tl.tensor,
@@ -375,7 +478,7 @@ def batch_norm_apply_backward(
     inside = (row < rows - first) & (channel < channels)
     at = row * channels + channel
     mean, rstd, gain, b = load_affine(statistics, weight, bias, channel, channels)
-    offset, factor = load_offsets(sums, rstd, gain, rows, channel, channels)
+    offset, factor = load_offsets(total, dot, rstd, gain, rows, channel, channels)
     value = tl.load(x + first * channels + at, mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(grad_y + first * channels + at, mask=inside, other=0.0).to(tl.float32)
     if MASKED:
@@ -386,10 +489,15 @@ def batch_norm_apply_backward(
 
 @triton.jit
 def load_offsets(
-    sums: tl.tensor, rstd: tl.tensor, gain: tl.tensor, rows: tl.tensor, channel: tl.tensor, channels: tl.tensor
+    total: tl.tensor,
+    dot: tl.tensor,
+    rstd: tl.tensor,
+    gain: tl.tensor,
+    rows: tl.tensor,
+    channel: tl.tensor,
+    channels: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor]:
     """Return what x's gradient loses because x changes the mean, and per deviation because it changes the variance."""
     known = channel < channels
-    total = tl.load(sums + channel, mask=known, other=0.0)
-    dot = tl.load(sums + channels + channel, mask=known, other=0.0)
-    return total / rows * gain, dot / rows * rstd * gain
+    offset = tl.load(total + channel, mask=known, other=0.0) / rows * gain
+    return offset, tl.load(dot + channel, mask=known, other=0.0) / rows * rstd * gain

@@ -97,10 +97,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _differentiate(ctx: Any, grad_y: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    weight, bias = ctx.saved_tensors[-2:]
     grad_x, grad_parameters = _gradient(grad_y, *ctx.saved_tensors, ctx.top, ctx.left)
     grad_bias, grad_weight = grad_parameters.unbind()
-    return grad_x, None, grad_weight.to(weight.dtype), grad_bias.to(bias.dtype), None, None
+    return grad_x, None, grad_weight, grad_bias, None, None
 
 
 _operation.register_autograd(_differentiate, setup_context=_keep)

@@ -78,13 +78,13 @@ def backward(
     images, channels, height, width = x.shape
     tiling = tiling or choose_tiling(channels)
     out_height, out_width = grad_y.shape[2:]
-    sums = batch_norm_triton.reduce_backward(grad_y, winners, affine, True)
+    sums = batch_norm_triton.reduce_backward(grad_y, winners, affine)
     grad_x = torch.empty_like(x)
     size = (batch_norm_triton.rows_of(x), channels, height, width, out_height, out_width, top, left)
     # Without padding before, the first row or column belongs to a quad whose other pixels lie outside.
     programs = tiling.programs(images, out_height + 1 - top, out_width + 1 - left, channels)
     with torch.cuda.device_of(x):
-        stem_tail_backward[(programs,)](grad_y, places, x, *affine, sums, grad_x, *size, **tiling.options())
+        stem_tail_backward[(programs,)](grad_y, places, x, *affine, *sums, grad_x, *size, **tiling.options())
     return grad_x, sums
 
 
@@ -246,7 +246,8 @@ def stem_tail_backward(
     statistics: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
-    sums: tl.tensor,
+    total: tl.tensor,
+    dot: tl.tensor,
     grad_x: tl.tensor,
     rows: tl.tensor,
     channels: tl.tensor,
@@ -264,7 +265,7 @@ def stem_tail_backward(
     last = out_height + 1 - top
     image, first, column, channel = _place(channels, last, out_width + 1 - left, STEPS, COLUMNS, CHANNELS)
     mean, rstd, gain, _ = load_affine(statistics, weight, bias, channel, channels)
-    offset, factor = load_offsets(sums, rstd, gain, rows, channel, channels)
+    offset, factor = load_offsets(total, dot, rstd, gain, rows, channel, channels)
     x += image * height * width * channels
     grad_x += image * height * width * channels
     grad_y += image * out_height * out_width * channels

@@ -254,10 +254,10 @@ class BasicBlock(nn.Module):
         self.bn2 = make_norm(config, width)
         self.downsample = shortcut
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, through: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         shortcut, norm = _shortcut(x, self.downsample)
         out = norm_relu(self.conv1(x), self.bn1)
-        return norm_add_relu(self.conv2(out), self.bn2, shortcut, norm)
+        return norm_add_relu(self.conv2(out), self.bn2, shortcut, norm, through)
 
 
 class Bottleneck(nn.Module):
@@ -278,11 +278,11 @@ class Bottleneck(nn.Module):
         self.bn3 = make_norm(config, channels_out)
         self.downsample = shortcut
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, through: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         shortcut, norm = _shortcut(x, self.downsample)
         out = norm_relu(self.conv1(x), self.bn1)
         out = norm_relu(self.conv2(out), self.bn2)
-        return norm_add_relu(self.conv3(out), self.bn3, shortcut, norm)
+        return norm_add_relu(self.conv3(out), self.bn3, shortcut, norm, through)
 
 
 class PreActivatedBasicBlock(nn.Module):
@@ -386,6 +386,16 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+class Stage(nn.Sequential):
+    """Blocks of v1 in a row; each hands on its result and what stands for it as a shortcut, see norm_add_relu."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        through: Tensor | None = None
+        for block in self:
+            x, through = block(x, through)
+        return x
+
+
 def make_stage(config: ResNetConfig, channels_in: int, width: int, blocks: int, stride: int) -> nn.Sequential:
     """Make a stage. Its first block changes the channels and has the stride; in v2_keras the last has the stride."""
     block = BLOCKS[config.is_pre_activated, config.has_bottlenecks]
@@ -394,7 +404,8 @@ def make_stage(config: ResNetConfig, channels_in: int, width: int, blocks: int, 
     strides[-1 if config.version == "v2_keras" else 0] = stride
     project = config.project_every_stage or strides[0] > 1 or channels_in != channels_out
     first = block(config, channels_in, width, strides[0], project)
-    return nn.Sequential(first, *(block(config, channels_out, width, step, False) for step in strides[1:]))
+    stage = nn.Sequential if config.is_pre_activated else Stage
+    return stage(first, *(block(config, channels_out, width, step, False) for step in strides[1:]))
 
 
 def make_pool(config: ResNetConfig) -> nn.Module:

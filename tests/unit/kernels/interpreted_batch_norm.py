@@ -72,7 +72,7 @@ def test_values_gradients_and_running_statistics_are_those_of_float64(shape, til
     expected = exact(copy.deepcopy(norm), outer, functional.relu, x)
     affine = affine_of(x, norm, tiling)
     y = batch_norm_triton.apply(x, affine, tiling)
-    inner, (of_bias, of_weight) = batch_norm_triton.backward(outer, x, affine, True, tiling)
+    inner, (of_bias, of_weight) = batch_norm_triton.backward(outer, x, affine, tiling)
     assert y.stride() == inner.stride() == x.stride()
     compare([y, inner, of_weight, of_bias, norm.running_mean, norm.running_var], expected)
 
@@ -113,8 +113,19 @@ def same(function, plain, *given) -> list[Tensor]:
 def test_the_ends_of_blocks_have_the_gradients_of_float64():
     x, other, norm, second = draw(1, 5, 4, 3), draw(1, 5, 4, 3), make_norm(5), make_norm(5)
     same(batch_norm.norm_relu, lambda x, norm: norm(x).relu(), x, norm)
-    same(batch_norm.norm_add_relu, lambda x, norm, other: (norm(x) + other).relu(), x, norm, other)
-    same(batch_norm.norm_add_relu, lambda x, a, other, b: (a(x) + b(other)).relu(), x, norm, other, second)
+
+    def ours(x: Tensor, first: nn.BatchNorm2d, other: Tensor, second: nn.BatchNorm2d, third: nn.BatchNorm2d) -> Tensor:
+        y, through = batch_norm.norm_add_relu(x, first, other, second)  # a projection
+        assert through.stride() == (0,) * 4
+        z, _ = batch_norm.norm_add_relu(y * 2 + 1, third, y, through=through)
+        return batch_norm.norm_add_relu(z - y, second, z)[0]
+
+    def plain(x: Tensor, first: nn.BatchNorm2d, other: Tensor, second: nn.BatchNorm2d, third: nn.BatchNorm2d) -> Tensor:
+        y = (first(x) + second(other)).relu()
+        z = (third(y * 2 + 1) + y).relu()
+        return (second(z - y) + z).relu()
+
+    same(ours, plain, x, norm, other, second, make_norm(5))
 
 
 @pytest.mark.parametrize(("images", "channels", "height", "width", "top", "left"), POOLS)
@@ -143,7 +154,7 @@ def test_half_precision_is_rounded_once(dtype, rtol):
     assert y.dtype == dtype
     torch.testing.assert_close(y.double(), wide.relu().detach(), rtol=rtol, atol=1e-5)
     outer = draw(1, 5, 6, 4, dtype=dtype)
-    inner, _ = batch_norm_triton.backward(outer, x, affine, True)
+    inner, _ = batch_norm_triton.backward(outer, x, affine)
     leaf = x.double().requires_grad_()
     wide = functional.batch_norm(leaf, None, None, norm.weight.double(), norm.bias.double(), True, 0.0, norm.eps)
     (expected,) = torch.autograd.grad(wide.relu(), leaf, outer.double())
@@ -167,9 +178,13 @@ def test_the_operations_are_registered_as_torch_wants_them():
     torch.library.opcheck(batch_norm._statistics, (x, norm.running_mean, norm.running_var, 0.1, 1e-5))
     learnt = x.detach().requires_grad_()
     torch.library.opcheck(batch_norm._relu, (learnt, *given))
-    torch.library.opcheck(batch_norm._add_relu, (learnt, *given, x, None, None, None))
-    torch.library.opcheck(batch_norm._add_relu, (learnt, *given, x, *given))
-    torch.library.opcheck(batch_norm._gradient, (x, x, *(t.detach() for t in given), True))
+    torch.library.opcheck(batch_norm._add_relu, (learnt, *given, x, *given, None))
+    torch.library.opcheck(
+        batch_norm._add_relu, (learnt, *given, x, None, None, None, learnt[:1, :1, :1, :1].expand(x.shape))
+    )
+    known = tuple(t.detach() for t in given)
+    torch.library.opcheck(batch_norm._gradient, (x, x, *known))
+    torch.library.opcheck(batch_norm._gradient_of_sum, (x, x, x, x, *known, x, *known))
     torch.library.opcheck(stem_tail._operation, (learnt, *given, 1, 1))
 
 
@@ -178,8 +193,9 @@ def test_a_compiled_network_computes_the_same():
 
     def network(x: Tensor, first: nn.BatchNorm2d, second: nn.BatchNorm2d, third: nn.BatchNorm2d) -> Tensor:
         x = stem_tail.norm_relu_pool(x, first, 1, 1)
-        y = batch_norm.norm_relu(x * 2, second)
-        return batch_norm.norm_add_relu(x + y, third, batch_norm.norm_add_relu(y, second, x), second)
+        y, through = batch_norm.norm_add_relu(batch_norm.norm_relu(x * 2, second), third, x)
+        y, through = batch_norm.norm_add_relu(x + y, third, y, through=through)
+        return batch_norm.norm_add_relu(x - y, third, x + y, second)[0]
 
     given = (draw(1, 3, 4, 6), make_norm(3), make_norm(3), make_norm(3))
     eager = run(network, *copy.deepcopy(given))
