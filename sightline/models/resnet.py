@@ -254,7 +254,11 @@ class BasicBlock(nn.Module):
         self.bn2 = make_norm(config, width)
         self.downsample = shortcut
 
-    def forward(self, x: Tensor, through: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hand_on(x)[0]
+
+    def hand_on(self, x: Tensor, through: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the result, and what stands for it as the next block's shortcut; see norm_add_relu."""
         shortcut, norm = _shortcut(x, self.downsample)
         out = norm_relu(self.conv1(x), self.bn1)
         return norm_add_relu(self.conv2(out), self.bn2, shortcut, norm, through)
@@ -278,7 +282,11 @@ class Bottleneck(nn.Module):
         self.bn3 = make_norm(config, channels_out)
         self.downsample = shortcut
 
-    def forward(self, x: Tensor, through: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hand_on(x)[0]
+
+    def hand_on(self, x: Tensor, through: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the result, and what stands for it as the next block's shortcut; see norm_add_relu."""
         shortcut, norm = _shortcut(x, self.downsample)
         out = norm_relu(self.conv1(x), self.bn1)
         out = norm_relu(self.conv2(out), self.bn2)
@@ -387,12 +395,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 
 class Stage(nn.Sequential):
-    """Blocks of v1 in a row; each hands on its result and what stands for it as a shortcut, see norm_add_relu."""
+    """Blocks of v1 in a row, each linked to the next by its `hand_on`."""
 
     def forward(self, x: Tensor) -> Tensor:
         through: Tensor | None = None
         for block in self:
-            x, through = block(x, through)
+            assert isinstance(block, BasicBlock | Bottleneck)
+            x, through = block.hand_on(x, through)
         return x
 
 
