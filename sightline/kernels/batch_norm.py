@@ -15,7 +15,7 @@ from sightline import kernels
 
 HAS_TRITON = find_spec("triton") is not None
 if HAS_TRITON:
-    from sightline.kernels import batch_norm_triton
+    from sightline.kernels import batch_norm_sum_triton, batch_norm_triton
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LAYOUT = torch.channels_last
@@ -163,11 +163,11 @@ def _gradient_of_sum(
     grads, affine = (grad_y.contiguous(memory_format=LAYOUT), second), (statistics, weight, bias)
     y, x = y.contiguous(memory_format=LAYOUT), x.contiguous(memory_format=LAYOUT)
     if other is None or other_statistics is None or other_weight is None or other_bias is None:
-        grad_x, _, grad, sums = batch_norm_triton.backward_of_sum(grads, y, x, affine, None, ())
+        grad_x, _, grad, sums = batch_norm_sum_triton.backward(grads, y, x, affine, None, ())
         return grad_x, grad, sums
     of_other = (other_statistics, other_weight, other_bias)
     other = other.contiguous(memory_format=LAYOUT)
-    grad_x, grad_other, _, sums = batch_norm_triton.backward_of_sum(grads, y, x, affine, other, of_other)
+    grad_x, grad_other, _, sums = batch_norm_sum_triton.backward(grads, y, x, affine, other, of_other)
     assert grad_other is not None
     return grad_x, grad_other, sums
 

@@ -3,6 +3,7 @@
 A batch is a table of rows (pixels of all images) by channels. Reductions split the rows into chunks: one pass reduces
 each chunk, a small one joins them. Sizes depend on the shape alone and there are no atomic sums, so equal inputs give
 equal bits. ReLU masks are computed again from x instead of read from the result.
+The gradient of a sum is in batch_norm_sum_triton.py.
 """
 
 from typing import NamedTuple
@@ -12,8 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 2048  # elements that a program reads at once: 16 per thread of 128, two 16-byte loads in half precision
-PROGRAMS = 2112  # target of a reduction: 16 for each of 132 processors; constant: bits do not depend on the GPU
+# Elements that a program reads at once, and channels of them, timed on the H200 on the layers of ResNet-50: 2048 are 16
+# per thread of 128, two 16-byte loads in half precision.
+TILE = 2048
+NARROW, WIDE = 64, 256  # reductions, all others
+PROGRAMS = 1056  # target of a reduction: 8 for each of 132 processors; constant: bits do not depend on the GPU
 JOINED = (256, 16)  # chunks and channels that a program joins at once
 FUSED = {"enable_fp_fusion": True}  # whatever Triton's default: backward must see the same signs as forward
 
@@ -31,12 +35,16 @@ class Tiling(NamedTuple):
         """Return the keyword arguments of a launch."""
         return {"ROWS": self.rows, "CHANNELS": self.channels, "num_warps": self.warps, **FUSED}
 
+    def programs(self, rows: int, channels: int) -> int:
+        """Return the number of tiles."""
+        return triton.cdiv(rows, self.rows) * triton.cdiv(channels, self.channels)
 
-def choose_tiling(rows: int, channels: int) -> Tiling:
+
+def choose_tiling(rows: int, channels: int, tile: int = TILE, widest: int = NARROW) -> Tiling:
     """Return the tiling for (rows, channels)."""
-    # 64 half-precision channels fill a cache line; 32 leave fewer lanes idle if 64 does not divide the channels.
-    block = min(triton.next_power_of_2(channels), 64 if channels % 64 == 0 else 32)
-    tile_rows = TILE // block
+    # The largest power of two that divides the channels; at least 32 of them, even if that leaves lanes idle.
+    block = min(triton.next_power_of_2(channels), max(32, min(widest, channels & -channels)))
+    tile_rows = tile // block
     tiles = triton.cdiv(rows, tile_rows)
     length = triton.cdiv(tiles, max(PROGRAMS // triton.cdiv(channels, block), 1)) * tile_rows
     return Tiling(tile_rows, block, length, triton.cdiv(rows, length))
@@ -90,11 +98,12 @@ def _apply(
     x: Tensor, affine: tuple[Tensor, ...], other: Tensor, of_other: tuple[Tensor, ...], kind: int, tiling: Tiling | None
 ) -> Tensor:
     rows, channels = rows_of(x), x.shape[1]
-    tiling = tiling or choose_tiling(rows, channels)
+    tiling = tiling or choose_tiling(rows, channels, widest=WIDE)
     y = torch.empty_like(x)
-    programs = triton.cdiv(channels, tiling.channels) * triton.cdiv(rows, tiling.rows)
     with torch.cuda.device_of(x):
-        batch_norm_apply[(programs,)](x, *affine, other, *of_other, y, rows, channels, KIND=kind, **tiling.options())
+        batch_norm_apply[(tiling.programs(rows, channels),)](
+            x, *affine, other, *of_other, y, rows, channels, KIND=kind, **tiling.options()
+        )
     return y
 
 
@@ -123,79 +132,18 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and, as (2, channels) in fp32, of bias and weight."""
     sums = reduce_backward(grad_y, x, affine, tiling)
-    return _apply_backward(grad_y, x, affine, sums[0], sums[1], True, tiling), sums
-
-
-def _apply_backward(
-    grad_y: Tensor,
-    x: Tensor,
-    affine: tuple[Tensor, ...],
-    total: Tensor,
-    dot: Tensor,
-    is_masked: bool,
-    tiling: Tiling | None,
-) -> Tensor:
     rows, channels = rows_of(x), x.shape[1]
-    tiling = tiling or choose_tiling(rows, channels)
+    tiling = tiling or choose_tiling(rows, channels, widest=WIDE)
     grad_x = torch.empty_like(x)
-    programs = triton.cdiv(channels, tiling.channels) * triton.cdiv(rows, tiling.rows)
     with torch.cuda.device_of(x):
-        batch_norm_apply_backward[(programs,)](
-            grad_y, x, *affine, total, dot, grad_x, rows, channels, MASKED=is_masked, **tiling.options()
+        batch_norm_apply_backward[(tiling.programs(rows, channels),)](
+            grad_y, x, *affine, *sums, grad_x, rows, channels, **tiling.options()
         )
-    return grad_x
-
-
-def backward_of_sum(
-    grads: tuple[Tensor, Tensor | None],
-    y: Tensor,
-    x: Tensor,
-    affine: tuple[Tensor, ...],
-    other: Tensor | None,
-    of_other: tuple[Tensor, ...],
-    tiling: Tiling | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Return the gradients of x, of `other` if it is given because it was normalised too, and of the sum before the
-    ReLU; and as (3, channels) in fp32 those of the bias, of the weight and of the other weight.
-
-    `grads` are one or two gradients of the result y, which are added up.
-    """
-    rows, channels = rows_of(x), x.shape[1]
-    tiling = tiling or choose_tiling(rows, channels)
-    sums = torch.empty((3, channels), dtype=torch.float32, device=x.device)
-    parts = torch.empty((3, tiling.chunks, channels), dtype=torch.float32, device=x.device)
-    grad = torch.empty_like(x)
-    blocks, given = triton.cdiv(channels, tiling.channels), 2 if other is None else 3
-    first, second = grads
-    with torch.cuda.device_of(x):
-        batch_norm_reduce_sum[(blocks * tiling.chunks,)](
-            first,
-            first if second is None else second,
-            y,
-            x,
-            *affine[:2],
-            x if other is None else other,
-            *(affine[:2] if other is None else of_other[:2]),
-            grad,
-            parts,
-            rows,
-            channels,
-            tiling.chunks,
-            tiling.length,
-            HAS_SECOND=second is not None,
-            HAS_OTHER=other is not None,
-            **tiling.options(),
-        )
-        batch_norm_join_backward[(given * triton.cdiv(channels, JOINED[1]),)](
-            parts, sums, channels, tiling.chunks, *JOINED, num_warps=4, **FUSED
-        )
-    grad_x = _apply_backward(grad, x, affine, sums[0], sums[1], False, tiling)
-    grad_other = None if other is None else _apply_backward(grad, other, of_other, sums[0], sums[2], False, tiling)
-    return grad_x, grad_other, grad, sums
+    return grad_x, sums
 
 
 @triton.jit
-def _place(program: tl.tensor, channels: tl.tensor, CHANNELS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+def place(program: tl.tensor, channels: tl.tensor, CHANNELS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Return a program's part of the rows and its channels; neighbouring programs have neighbouring channels."""
     blocks = tl.cdiv(channels, CHANNELS)
     # A batch may exceed 2^31 elements, a tile may not.
@@ -240,7 +188,7 @@ def batch_norm_moments(
     """Compute each chunk's mean and sum of squared deviations by Welford's method: one pass, no cancellation."""
     # Last rows first: what the convolution wrote last is still in the cache.
     program = tl.num_programs(0) - 1 - tl.program_id(0)
-    chunk, channel = _place(program, channels, CHANNELS)
+    chunk, channel = place(program, channels, CHANNELS)
     known = channel < channels
     count = tl.minimum(rows - chunk * length, length).to(tl.int32)
     x += chunk * length * channels
@@ -328,7 +276,7 @@ def batch_norm_apply(
     CHANNELS: tl.constexpr,
 ) -> None:
     """Write relu(normalised x); KIND 1: plus `other`; KIND 2: plus normalised `other`."""
-    part, channel = _place(tl.program_id(0), channels, CHANNELS)
+    part, channel = place(tl.program_id(0), channels, CHANNELS)
     first = part * ROWS
     row = tl.arange(0, ROWS)[:, None]
     inside = (row < rows - first) & (channel < channels)
@@ -361,7 +309,7 @@ def batch_norm_reduce_backward(
 ) -> None:
     """Sum, per chunk, the gradient before the ReLU and its product with the normalised x."""
     program = tl.num_programs(0) - 1 - tl.program_id(0)  # last rows first, as in batch_norm_moments
-    chunk, channel = _place(program, channels, CHANNELS)
+    chunk, channel = place(program, channels, CHANNELS)
     known = channel < channels
     count = tl.minimum(rows - chunk * length, length).to(tl.int32)
     mean, rstd, gain, b = load_affine(statistics, weight, bias, channel, channels)
@@ -383,60 +331,6 @@ def batch_norm_reduce_backward(
 
 
 @triton.jit
-def batch_norm_reduce_sum(
-    grad_y: tl.tensor,
-    grad_second: tl.tensor,
-    y: tl.tensor,
-    x: tl.tensor,
-    statistics: tl.tensor,
-    weight: tl.tensor,
-    other: tl.tensor,
-    other_statistics: tl.tensor,
-    other_weight: tl.tensor,
-    grad: tl.tensor,
-    parts: tl.tensor,
-    rows: tl.tensor,
-    channels: tl.tensor,
-    chunks: tl.tensor,
-    length: tl.tensor,
-    HAS_SECOND: tl.constexpr,
-    HAS_OTHER: tl.constexpr,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-) -> None:
-    """Write the gradient before the ReLU of a sum; sum it and its products with normalised x and `other` per chunk."""
-    program = tl.num_programs(0) - 1 - tl.program_id(0)  # last rows first, as in batch_norm_moments
-    chunk, channel = _place(program, channels, CHANNELS)
-    known = channel < channels
-    count = tl.minimum(rows - chunk * length, length).to(tl.int32)
-    mean, rstd, _, _ = load_affine(statistics, weight, weight, channel, channels)
-    other_mean, other_rstd, _, _ = load_affine(other_statistics, other_weight, other_weight, channel, channels)
-    start = chunk * length * channels
-    total = tl.zeros((ROWS, CHANNELS), tl.float32)
-    dot = tl.zeros((ROWS, CHANNELS), tl.float32)
-    other_dot = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for first in range(0, count, ROWS):
-        row = first + tl.arange(0, ROWS)[:, None]
-        at, inside = row * channels + channel, (row < count) & known
-        value = tl.load(grad_y + start + at, mask=inside, other=0.0).to(tl.float32)
-        if HAS_SECOND:
-            value += tl.load(grad_second + start + at, mask=inside, other=0.0).to(tl.float32)
-        value = tl.where(tl.load(y + start + at, mask=inside, other=0.0).to(tl.float32) > 0, value, 0.0)
-        rounded = value.to(grad.dtype.element_ty)
-        tl.store(grad + start + at, rounded, mask=inside)
-        value = rounded.to(tl.float32)  # the sums are those of what the next pass reads
-        total += value
-        dot += value * (tl.load(x + start + at, mask=inside, other=0.0).to(tl.float32) - mean)
-        if HAS_OTHER:
-            other_dot += value * (tl.load(other + start + at, mask=inside, other=0.0).to(tl.float32) - other_mean)
-    at = chunk * channels + channel
-    tl.store(parts + at, tl.sum(total, 0), mask=known)
-    tl.store(parts + chunks * channels + at, tl.sum(dot, 0) * rstd, mask=known)
-    if HAS_OTHER:
-        tl.store(parts + 2 * chunks * channels + at, tl.sum(other_dot, 0) * other_rstd, mask=known)
-
-
-@triton.jit
 def batch_norm_join_backward(
     parts: tl.tensor,
     sums: tl.tensor,
@@ -446,7 +340,7 @@ def batch_norm_join_backward(
     CHANNELS: tl.constexpr,
 ) -> None:
     """Add up the chunks of each sum, in their order."""
-    which, channel = _place(tl.program_id(0), channels, CHANNELS)
+    which, channel = place(tl.program_id(0), channels, CHANNELS)
     known = channel < channels
     parts += which * chunks * channels
     total = tl.zeros((CHUNKS, CHANNELS), tl.float32)
@@ -468,11 +362,10 @@ def batch_norm_apply_backward(
     grad_x: tl.tensor,
     rows: tl.tensor,
     channels: tl.tensor,
-    MASKED: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
-    part, channel = _place(tl.program_id(0), channels, CHANNELS)
+    part, channel = place(tl.program_id(0), channels, CHANNELS)
     first = part * ROWS
     row = tl.arange(0, ROWS)[:, None]
     inside = (row < rows - first) & (channel < channels)
@@ -481,8 +374,7 @@ def batch_norm_apply_backward(
     offset, factor = load_offsets(total, dot, rstd, gain, rows, channel, channels)
     value = tl.load(x + first * channels + at, mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(grad_y + first * channels + at, mask=inside, other=0.0).to(tl.float32)
-    if MASKED:
-        grad = tl.where(normalise(value, mean, gain, b) > 0, grad, 0.0)
+    grad = tl.where(normalise(value, mean, gain, b) > 0, grad, 0.0)
     result = grad * gain - offset - (value - mean) * factor
     tl.store(grad_x + first * channels + at, result.to(grad_x.dtype.element_ty), mask=inside)
 

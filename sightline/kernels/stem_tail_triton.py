@@ -14,6 +14,9 @@ from torch import Tensor
 from sightline.kernels import batch_norm_triton
 from sightline.kernels.batch_norm_triton import FUSED, load_affine, load_offsets, normalise, relu
 
+# Steps, columns and warps of a program, timed on the H200 on the stem of ResNet-50.
+FORWARD = (2, 8, 2)
+BACKWARD = (2, 8, 2)
 NO_WINNER = tl.constexpr(9)  # no value of the window is positive: no gradient
 
 
@@ -41,9 +44,10 @@ class Tiling(NamedTuple):
         return images * tiles * triton.cdiv(channels, self.channels)
 
 
-def choose_tiling(channels: int) -> Tiling:
-    """Return the tiling; 64 half-precision channels fill a cache line."""
-    return Tiling(8, 8, min(triton.next_power_of_2(channels), 64), 2)
+def make_tiling(channels: int, sizes: tuple[int, int, int]) -> Tiling:
+    """Return a tiling of these steps, columns and warps; 64 half-precision channels fill a cache line."""
+    steps, columns, warps = sizes
+    return Tiling(steps, columns, min(triton.next_power_of_2(channels), 64), warps)
 
 
 def forward(
@@ -51,7 +55,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the pooled result, the x of every winner, and its place: row * 3 + column in the window, one byte."""
     images, channels, height, width = x.shape
-    tiling = tiling or choose_tiling(channels)
+    tiling = tiling or make_tiling(channels, FORWARD)
     out_height, out_width = triton.cdiv(height, 2), triton.cdiv(width, 2)
     y = torch.empty(
         (images, channels, out_height, out_width), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
@@ -76,7 +80,7 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and, as (2, channels) in fp32, of bias and weight."""
     images, channels, height, width = x.shape
-    tiling = tiling or choose_tiling(channels)
+    tiling = tiling or make_tiling(channels, BACKWARD)
     out_height, out_width = grad_y.shape[2:]
     sums = batch_norm_triton.reduce_backward(grad_y, winners, affine)
     grad_x = torch.empty_like(x)
@@ -122,12 +126,6 @@ def _inside(
 
 
 @triton.jit
-def _better(best: tl.tensor, found: tl.tensor) -> tl.tensor:
-    """Return where `found` wins. The first of equals wins, and NaN beats all, as in torch."""
-    return (found > best) | (found != found)
-
-
-@triton.jit
 def _best_of_row(
     x: tl.tensor,
     row: tl.tensor,
@@ -137,24 +135,19 @@ def _best_of_row(
     height: tl.tensor,
     width: tl.tensor,
     left: tl.tensor,
-    mean: tl.tensor,
-    gain: tl.tensor,
-    bias: tl.tensor,
+    sign: tl.tensor,
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return the largest of three neighbours in a row: normalised value, x, and which of the three."""
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the largest sign * x of three neighbours in a row, and which of the three; the first of equals wins."""
     best = tl.full((COLUMNS, CHANNELS), float("-inf"), tl.float32)
-    winner = tl.zeros((COLUMNS, CHANNELS), tl.float32)
     place = tl.zeros((COLUMNS, CHANNELS), tl.int32)
     for tap in tl.static_range(3):
         at, inside = _inside(row, 2 * column - left + tap, channel, channels, height, width)
-        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        # Rounded as plain torch rounds, so that the same of two neighbours wins.
-        found = normalise(value, mean, gain, bias).to(x.dtype.element_ty).to(tl.float32)
-        wins = inside & _better(best, found)
-        best, winner, place = tl.where(wins, found, best), tl.where(wins, value, winner), tl.where(wins, tap, place)
-    return best, winner, place
+        found = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * sign
+        wins = inside & (found > best)
+        best, place = tl.where(wins, found, best), tl.where(wins, tap, place)
+    return best, place
 
 
 @triton.jit
@@ -177,34 +170,38 @@ def stem_tail_forward(
     COLUMNS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
-    """Pool downwards; the last row of a window is the first of the next one, so its best is kept."""
+    """Pool downwards; the last row of a window is the first of the next one, so its best is kept.
+
+    The norm keeps or turns the order of a channel's values, so that x is compared and only the winner normalised. One
+    NaN makes all of its channel NaN.
+    """
     image, first, column, channel = _place(channels, out_height, out_width, STEPS, COLUMNS, CHANNELS)
     mean, _, gain, b = load_affine(statistics, weight, bias, channel, channels)
+    sign = tl.where(gain < 0, -1.0, 1.0)
     x += image * height * width * channels
     to = image * out_height * out_width * channels
-    best, winner, place = _best_of_row(
-        x, 2 * first - top, column, channel, channels, height, width, left, mean, gain, b, COLUMNS, CHANNELS
+    best, place = _best_of_row(
+        x, 2 * first - top, column, channel, channels, height, width, left, sign, COLUMNS, CHANNELS
     )
-    for out in range(first, tl.minimum(first + STEPS, out_height)):
+    for step in tl.static_range(STEPS):
+        out = first + step
         row = 2 * out - top
-        middle, middle_x, middle_place = _best_of_row(
-            x, row + 1, column, channel, channels, height, width, left, mean, gain, b, COLUMNS, CHANNELS
+        middle, middle_place = _best_of_row(
+            x, row + 1, column, channel, channels, height, width, left, sign, COLUMNS, CHANNELS
         )
-        wins = _better(best, middle)
-        best, winner = tl.where(wins, middle, best), tl.where(wins, middle_x, winner)
-        place = tl.where(wins, middle_place + 3, place)
-        below, below_x, below_place = _best_of_row(
-            x, row + 2, column, channel, channels, height, width, left, mean, gain, b, COLUMNS, CHANNELS
+        below, below_place = _best_of_row(
+            x, row + 2, column, channel, channels, height, width, left, sign, COLUMNS, CHANNELS
         )
-        wins = _better(best, below)
-        best, winner = tl.where(wins, below, best), tl.where(wins, below_x, winner)
-        place = tl.where(best > 0, tl.where(wins, below_place + 6, place), NO_WINNER)
-        at = to + (out * out_width + column) * channels + channel
-        inside = (column < out_width) & (channel < channels)
-        tl.store(y + at, relu(best).to(y.dtype.element_ty), mask=inside)
-        tl.store(winners + at, winner.to(winners.dtype.element_ty), mask=inside)
-        tl.store(places + at, place.to(tl.uint8), mask=inside)
-        best, winner, place = below, below_x, below_place
+        place = tl.where(middle > best, middle_place + 3, place)
+        best = tl.where(middle > best, middle, best)
+        place = tl.where(below > best, below_place + 6, place)
+        winner = tl.where(below > best, below, best) * sign
+        before = normalise(winner, mean, gain, b)
+        at, inside = _inside(out, column, channel, channels, out_height, out_width)
+        tl.store(y + to + at, relu(before).to(y.dtype.element_ty), mask=inside)
+        tl.store(winners + to + at, winner.to(winners.dtype.element_ty), mask=inside)
+        tl.store(places + to + at, tl.where(before > 0, place, NO_WINNER).to(tl.uint8), mask=inside)
+        best, place = below, below_place
 
 
 @triton.jit
@@ -262,8 +259,9 @@ def stem_tail_backward(
     CHANNELS: tl.constexpr,
 ) -> None:
     """Write quads of pixels: the middle of window (a, c), the two on its lower and right edges, and the corner."""
-    last = out_height + 1 - top
-    image, first, column, channel = _place(channels, last, out_width + 1 - left, STEPS, COLUMNS, CHANNELS)
+    image, first, column, channel = _place(
+        channels, out_height + 1 - top, out_width + 1 - left, STEPS, COLUMNS, CHANNELS
+    )
     mean, rstd, gain, _ = load_affine(statistics, weight, bias, channel, channels)
     offset, factor = load_offsets(total, dot, rstd, gain, rows, channel, channels)
     x += image * height * width * channels
@@ -276,8 +274,8 @@ def stem_tail_backward(
     here, here_place = _window(grad_y, places, at, inside)
     at, inside = _inside(first - 1 + top, c + 1, channel, channels, out_height, out_width)
     right, right_place = _window(grad_y, places, at, inside)
-    for step in range(first, tl.minimum(first + STEPS, last)):
-        a = step - 1 + top
+    for step in tl.static_range(STEPS):
+        a = first + step - 1 + top
         row = 2 * a + 1 - top
         at, inside = _inside(a + 1, c, channel, channels, out_height, out_width)
         below, below_place = _window(grad_y, places, at, inside)

@@ -134,10 +134,10 @@ def test_a_tiling_holds_every_pixel_once(images, channels, pixels):
 
 
 def test_the_kernels_compute_it_in_tritons_interpreter(tmp_path: Path):
-    """In a process of its own: the interpreter must be chosen before Triton is imported, and stays."""
+    """Of all kernels, in a process of its own: the interpreter must be chosen before Triton is imported, and stays."""
     pytest.importorskip("triton")
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--show-capture=no"]
-    words += [f"--rootdir={REPO}", f"--config-file={REPO / 'pyproject.toml'}", HERE / "interpreted_instance_norm.py"]
+    words += [f"--rootdir={REPO}", f"--config-file={REPO / 'pyproject.toml'}", *HERE.glob("interpreted_*.py")]
     environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(REPO)}
     done = warm.python(tmp_path, *words, environ=environ)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
