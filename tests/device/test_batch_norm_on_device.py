@@ -71,9 +71,10 @@ def make_norm(channels: int) -> nn.BatchNorm2d:
 
 
 @pytest.fixture(autouse=True)
-def _fresh_numbers():
-    """At every run; pytest prints the seed of one that failed."""
+def _fresh_numbers(monkeypatch):
+    """At every run; pytest prints the seed of one that failed. Small tensors take the kernels too."""
     print(f"torch.manual_seed({torch.seed()})")
+    monkeypatch.setattr(batch_norm, "LEAST", 1)
 
 
 def plain(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:

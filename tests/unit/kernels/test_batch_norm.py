@@ -46,7 +46,7 @@ def test_the_reference_pools_as_the_networks_do(size):
     assert torch.equal(stem_tail.reference(x, norm, size[0] % 2, size[1] % 2), same(active))
 
 
-def test_where_the_kernels_apply():
+def test_where_the_kernels_apply(monkeypatch):
     pytest.importorskip("triton")
 
     def applies(*shape: int, norm=None, device: str = "cuda", dtype: torch.dtype = torch.bfloat16, layout=LAST) -> bool:
@@ -54,6 +54,8 @@ def test_where_the_kernels_apply():
             x = torch.empty(shape, device=device, dtype=dtype).contiguous(memory_format=layout)
             return batch_norm.applies(x, norm or nn.BatchNorm2d(shape[1]))
 
+    assert not applies(2, 64, 8, 8)  # small
+    monkeypatch.setattr(batch_norm, "LEAST", 1)
     assert applies(2, 64, 8, 8) and applies(2, 33, 7, 5, dtype=torch.float32) and applies(2, 1, 1, 1)
     assert not applies(2, 64, 8, 8, device="cpu") and not applies(2, 64, 8, 8, layout=torch.contiguous_format)
     assert not applies(2, 64, 8, 8, dtype=torch.float64)
@@ -70,7 +72,8 @@ def test_norms_over_ranks_and_norms_kept_in_fp32_run_as_they_are():
     keep_fp32(kept, ["BatchNorm2d"], select("cpu"))
     over_ranks.__class__ = type("BatchNorm2d", (sync.SyncBatchNorm, nn.BatchNorm2d), {})
     with FakeTensorMode():
-        x = torch.empty(2, 8, 4, 4, device="cuda", dtype=torch.bfloat16).to(memory_format=LAST)
+        x = torch.empty(64, 8, 128, 128, device="cuda", dtype=torch.bfloat16).to(memory_format=LAST)
+        assert batch_norm.applies(x, nn.BatchNorm2d(8))
         assert not batch_norm.applies(x, kept[0]) and not batch_norm.applies(x, over_ranks)
         assert not stem_tail.applies(x, kept[0])
 
@@ -87,9 +90,10 @@ class Start(nn.Module):
         return self.blocks(end_stem(x, self.norm, self.pool))
 
 
-def test_a_network_compiles_without_a_break_to_these_operations():
+def test_a_network_compiles_without_a_break_to_these_operations(monkeypatch):
     """What Dynamo makes of `applies` on this torch: if it said no, a compiled step would lose the kernels."""
     pytest.importorskip("triton")
+    monkeypatch.setattr(batch_norm, "LEAST", 1)
     graphs = []
 
     def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]):
