@@ -1,9 +1,8 @@
-"""Triton kernels of kernels/batch_norm.py for channels_last images, in training.
+"""Triton kernels of kernels/batch_norm.py for channels_last images, in training; see batch_norm_sum_triton.py too.
 
 A batch is a table of rows (pixels of all images) by channels. Reductions split the rows into chunks: one pass reduces
 each chunk, a small one joins them. Sizes depend on the shape alone and there are no atomic sums, so equal inputs give
 equal bits. ReLU masks are computed again from x instead of read from the result.
-The gradient of a sum is in batch_norm_sum_triton.py.
 """
 
 from typing import NamedTuple

@@ -16,12 +16,12 @@ from sightline.kernels.batch_norm_triton import Tiling
 # An interpreted program takes milliseconds, so tiles are small here: chunks that are not full, channels that fill no
 # block and several.
 SHAPES = {
-    (2, 3, 5, 7): Tiling(8, 4, 16, 5),
+    (2, 3, 5, 7): Tiling(16, 4, 32, 3),
     (1, 24, 9, 4): Tiling(4, 16, 12, 3),
     (3, 33, 4, 3): Tiling(16, 32, 48, 1),
 }
 # Images, channels, height, width, rows and columns of padding before: torch's, and TensorFlow's SAME.
-POOLS = [(1, 3, 6, 5, 1, 1), (2, 5, 5, 3, 1, 1), (1, 2, 4, 6, 0, 0), (1, 3, 5, 6, 1, 0), (1, 3, 6, 5, 0, 1)]
+POOLS = [(1, 3, 6, 5, 1, 1), (2, 5, 3, 3, 1, 1), (1, 2, 4, 2, 0, 0), (1, 3, 5, 6, 1, 0), (1, 3, 4, 5, 0, 1)]
 SMALL = stem_tail_triton.Tiling(2, 2, 4, 1)
 
 
@@ -173,6 +173,7 @@ def test_what_is_not_finite_stays_so():
         assert norm.running_mean[0].isfinite() and not norm.running_mean[1].isfinite()
 
 
+@pytest.mark.slow
 def test_the_operations_are_registered_as_torch_wants_them():
     """Schema, fake results with their strides, autograd and compilation, checked by torch itself."""
     x, norm = draw(1, 2, 3, 4), make_norm(2)
@@ -190,6 +191,7 @@ def test_the_operations_are_registered_as_torch_wants_them():
     torch.library.opcheck(stem_tail._operation, (learnt, *given, 1, 1))
 
 
+@pytest.mark.slow
 def test_a_compiled_network_computes_the_same():
     """Forward, backward and the update of running statistics, traced by AOTAutograd without a break."""
 
