@@ -130,6 +130,24 @@ def test_the_ends_of_blocks_have_the_gradients_of_float64():
     same(ours, plain, x, norm, other, second, make_norm(5))
 
 
+def test_a_plain_block_may_follow_one_of_the_kernels():
+    """As where --train.fp32-ops names one norm of a stage."""
+    x, other, norm, kept = draw(1, 2, 3, 2), draw(1, 2, 3, 2), make_norm(2), make_norm(2)
+    kept.__class__ = type("BatchNorm2d", (nn.BatchNorm2d,), {})
+
+    def ours(x: Tensor, norm: nn.BatchNorm2d, other: Tensor, kept: nn.BatchNorm2d) -> Tensor:
+        y, through = batch_norm.norm_add_relu(x, norm, other)
+        z, nothing = batch_norm.norm_add_relu(y * 2, kept, y, through=through)
+        assert through is not None and nothing is None
+        return z
+
+    def plain(x: Tensor, norm: nn.BatchNorm2d, other: Tensor, kept: nn.BatchNorm2d) -> Tensor:
+        y = (norm(x) + other).relu()
+        return (kept(y * 2) + y).relu()
+
+    same(ours, plain, x, norm, other, kept)
+
+
 @pytest.mark.parametrize(("images", "channels", "height", "width", "top", "left"), POOLS)
 def test_the_stems_tail_is_that_of_float64(images, channels, height, width, top, left, monkeypatch):
     monkeypatch.setattr(stem_tail_triton, "make_tiling", lambda channels, sizes: SMALL)
