@@ -109,3 +109,42 @@ def test_a_network_compiles_without_a_break_to_these_operations(monkeypatch):
     kinds = [name.split(".")[1] for name in called]
     assert kinds.count("batch_norm_statistics") == 8 and kinds.count("norm_relu_pool") == 1
     assert kinds.count("batch_norm_relu") == 4 and kinds.count("batch_norm_add_relu") == 2
+
+
+HALF = ("x", "other", "y", "winners", "grad", "grad_y", "grad_second", "grad_x", "grad_other")
+WHOLE = ("rows", "channels", "chunks", "length", "height", "width", "out_height", "out_width", "top", "left")
+
+
+@pytest.mark.slow
+def test_the_kernels_compile_for_a_gpu_that_is_not_here(tmp_path, monkeypatch):
+    """To machine code of a Hopper, in loads and stores of 16 bytes: narrower ones would halve the speed."""
+    pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    from sightline.kernels import batch_norm_sum_triton, batch_norm_triton, stem_tail_triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    tile, joined = {"ROWS": 32, "CHANNELS": 64}, {"CHUNKS": 256, "CHANNELS": 16}
+    pool = {"STEPS": 2, "COLUMNS": 16, "CHANNELS": 64}
+    runs = [
+        *((batch_norm_triton, name, tile) for name in ("moments", "reduce_backward", "apply_backward")),
+        *((batch_norm_triton, name, joined) for name in ("join", "join_backward")),
+        *((batch_norm_triton, "apply", {**tile, "KIND": kind}) for kind in (0, 1, 2)),
+        *((batch_norm_sum_triton, "apply_sum", {**tile, "HAS_OTHER": has}) for has in (False, True)),
+        (batch_norm_sum_triton, "reduce_sum", {**tile, "HAS_OTHER": True, "HAS_SECOND": True}),
+        *((stem_tail_triton, name, pool) for name in ("forward", "backward")),
+    ]
+    for module, name, constants in runs:
+        kernel = getattr(module, f"{'stem_tail' if module is stem_tail_triton else 'batch_norm'}_{name}")
+        names = [parameter.name for parameter in kernel.params]
+        kinds = dict.fromkeys(HALF, "*bf16") | dict.fromkeys(WHOLE, "i32") | dict.fromkeys(constants, "constexpr")
+        kinds |= {"places": "*u8", "eps": "fp32", "momentum": "fp32"}
+        signature = {each: kinds.get(each, "*fp32") for each in names}
+        aligned = [each for each, kind in signature.items() if kind.startswith("*") or each == "channels"]
+        attributes = {(names.index(each),): [["tt.divisibility", 16]] for each in aligned}
+        source = ASTSource(kernel, signature, constants, attributes)
+        code = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "enable_fp_fusion": True}).asm
+        assert len(code["cubin"]) > 0
+        assert "ld.global.v4.b32" in code["ptx"] and "ld.global.b16" not in code["ptx"], name
+        assert "st.global.v4.b32" in code["ptx"] or "reduce" in name or "join" in name or name == "moments", name
