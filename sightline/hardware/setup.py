@@ -37,7 +37,7 @@ def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
     if run.affinity != "disabled":
         # After the device is known, before loader processes and torch's threads start.
         cpus = len(affinity.bind(run.affinity, device, here.local_rank, world.local_size(here)))
-    kernels.use(run.kernels)
+    kernels.use(run.kernels, recipe.train.deterministic)
     if run.threads:
         torch.set_num_threads(run.threads)
     elif cpus:

@@ -3,14 +3,20 @@
 from typing import Literal
 
 _choice: Literal["auto", "off"] = "auto"
+_is_deterministic = False
 
 
-def use(choice: Literal["auto", "off"]) -> None:
+def use(choice: Literal["auto", "off"], is_deterministic: bool = False) -> None:
     """Turn kernels on (auto: wherever they apply) or off (plain torch). Call it before a step is compiled."""
-    global _choice
-    _choice = choice
+    global _choice, _is_deterministic
+    _choice, _is_deterministic = choice, is_deterministic
 
 
 def are_allowed() -> bool:
     """Return whether kernels are on; every kernel's `applies` asks."""
     return _choice == "auto"
+
+
+def must_repeat() -> bool:
+    """Return whether the run wants equal bits after a resume; kernels for which that was not seen stay out then."""
+    return _is_deterministic

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.errors import UsageError
-from sightline.kernels import stem
+from sightline.kernels import batch_norm, stem, stem_tail
+from sightline.kernels.batch_norm import norm_add_relu, norm_relu
 from sightline.models.weight_files import read_weights
 from sightline.models.weights import copy_weights
 from sightline.parts import DataSpec, LoadedWeights, ModelConfig
@@ -228,6 +229,15 @@ def _projection(config: ResNetConfig, channels_in: int, channels_out: int, strid
     )
 
 
+def _shortcut(x: Tensor, projection: nn.Sequential | None) -> tuple[Tensor, nn.BatchNorm2d | None]:
+    """Return the shortcut of a block, and its norm if the end of the block is to apply it."""
+    if projection is None:
+        return x, None
+    conv, norm = projection
+    assert isinstance(norm, nn.BatchNorm2d)
+    return (conv(x), norm) if batch_norm.applies(x, norm) else (projection(x), None)
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut; the first convolution has the stride."""
 
@@ -245,10 +255,13 @@ class BasicBlock(nn.Module):
         self.downsample = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        shortcut = x if self.downsample is None else self.downsample(x)
-        out = functional.relu(self.bn1(self.conv1(x)), inplace=True)
-        out = self.bn2(self.conv2(out))
-        return functional.relu(out.add_(shortcut), inplace=True)
+        return self.hand_on(x)[0]
+
+    def hand_on(self, x: Tensor, through: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the result, and what stands for it as the next block's shortcut; see norm_add_relu."""
+        shortcut, norm = _shortcut(x, self.downsample)
+        out = norm_relu(self.conv1(x), self.bn1)
+        return norm_add_relu(self.conv2(out), self.bn2, shortcut, norm, through)
 
 
 class Bottleneck(nn.Module):
@@ -270,11 +283,14 @@ class Bottleneck(nn.Module):
         self.downsample = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        shortcut = x if self.downsample is None else self.downsample(x)
-        out = functional.relu(self.bn1(self.conv1(x)), inplace=True)
-        out = functional.relu(self.bn2(self.conv2(out)), inplace=True)
-        out = self.bn3(self.conv3(out))
-        return functional.relu(out.add_(shortcut), inplace=True)
+        return self.hand_on(x)[0]
+
+    def hand_on(self, x: Tensor, through: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the result, and what stands for it as the next block's shortcut; see norm_add_relu."""
+        shortcut, norm = _shortcut(x, self.downsample)
+        out = norm_relu(self.conv1(x), self.bn1)
+        out = norm_relu(self.conv2(out), self.bn2)
+        return norm_add_relu(self.conv3(out), self.bn3, shortcut, norm, through)
 
 
 class PreActivatedBasicBlock(nn.Module):
@@ -291,9 +307,9 @@ class PreActivatedBasicBlock(nn.Module):
         self.downsample = _projection(config, channels_in, width, stride) if project else None
 
     def forward(self, x: Tensor) -> Tensor:
-        active = functional.relu(self.bn1(x), inplace=True)
+        active = norm_relu(x, self.bn1)
         shortcut = x if self.downsample is None else self.downsample(active)
-        out = functional.relu(self.bn2(self.conv1(active)), inplace=True)
+        out = norm_relu(self.conv1(active), self.bn2)
         return self.conv2(out).add_(shortcut)
 
 
@@ -315,13 +331,13 @@ class PreActivatedBottleneck(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        active = functional.relu(self.bn1(x), inplace=True)
+        active = norm_relu(x, self.bn1)
         if self.downsample is not None:
             shortcut = self.downsample(active)
         else:  # Keras's strided block without projection: a 1x1 max-pool, i.e. every second pixel
             shortcut = x if self.stride == 1 else x[:, :, :: self.stride, :: self.stride]
-        out = functional.relu(self.bn2(self.conv1(active)), inplace=True)
-        out = functional.relu(self.bn3(self.conv2(out)), inplace=True)
+        out = norm_relu(self.conv1(active), self.bn2)
+        out = norm_relu(self.conv2(out), self.bn3)
         return self.conv3(out).add_(shortcut)
 
 
@@ -378,6 +394,17 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+class Stage(nn.Sequential):
+    """Blocks of v1 in a row, each linked to the next by its `hand_on`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        through: Tensor | None = None
+        for block in self:
+            assert isinstance(block, BasicBlock | Bottleneck)
+            x, through = block.hand_on(x, through)
+        return x
+
+
 def make_stage(config: ResNetConfig, channels_in: int, width: int, blocks: int, stride: int) -> nn.Sequential:
     """Make a stage. Its first block changes the channels and has the stride; in v2_keras the last has the stride."""
     block = BLOCKS[config.is_pre_activated, config.has_bottlenecks]
@@ -386,7 +413,8 @@ def make_stage(config: ResNetConfig, channels_in: int, width: int, blocks: int, 
     strides[-1 if config.version == "v2_keras" else 0] = stride
     project = config.project_every_stage or strides[0] > 1 or channels_in != channels_out
     first = block(config, channels_in, width, strides[0], project)
-    return nn.Sequential(first, *(block(config, channels_out, width, step, False) for step in strides[1:]))
+    stage = nn.Sequential if config.is_pre_activated else Stage
+    return stage(first, *(block(config, channels_out, width, step, False) for step in strides[1:]))
 
 
 def make_pool(config: ResNetConfig) -> nn.Module:
@@ -398,6 +426,15 @@ def make_pool(config: ResNetConfig) -> nn.Module:
     if config.version == "v2_keras":  # pads with zeros, which beat negative values: there is no ReLU before
         return nn.Sequential(nn.ZeroPad2d(1), nn.MaxPool2d(3, stride=2))
     return nn.MaxPool2d(3, stride=2, padding=1)
+
+
+def end_stem(x: Tensor, norm: nn.BatchNorm2d, pool: nn.Module) -> Tensor:
+    """Return pool(relu(norm(x))); `pool` is one of `make_pool`."""
+    if isinstance(pool, nn.MaxPool2d) and stem_tail.applies(x, norm):
+        return stem_tail.norm_relu_pool(x, norm, 1, 1)
+    if isinstance(pool, SameMaxPool2d) and stem_tail.applies(x, norm):
+        return stem_tail.norm_relu_pool(x, norm, x.shape[2] % 2, x.shape[3] % 2)
+    return pool(norm_relu(x, norm))
 
 
 class ResNet(nn.Module):
@@ -445,13 +482,11 @@ class ResNet(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = self.conv1(pixels)
-        if not self.has_v2_ends:
-            x = functional.relu(self.bn1(x), inplace=True)
-        x = self.maxpool(x)
+        x = self.maxpool(x) if self.has_v2_ends else end_stem(x, self.bn1, self.maxpool)
         x = self.layer1(x)
         x = self.layer2(x)
         x = self.layer3(x)
         x = self.layer4(x)  # (batch, outputs[3], height / 32, width / 32) with the 7x7 stem
         if self.has_v2_ends:
-            x = functional.relu(self.bn_out(x), inplace=True)
+            x = norm_relu(x, self.bn_out)
         return self.fc(x.mean(dim=(2, 3)))

@@ -24,6 +24,7 @@ from sightline.models.resnet import (
     BasicBlock,
     ResNetConfig,
     StemConv2d,
+    end_stem,
     make_conv,
     make_norm,
     make_pool,
@@ -176,8 +177,8 @@ class Trunk(nn.Module):
         self.layer3 = make_stage(config, 2 * width, 4 * width, blocks[2], stride=1)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        x = functional.relu(self.bn1(self.conv1(pixels)), inplace=True)
-        return self.layer3(self.layer2(self.layer1(self.maxpool(x))))  # (batch, 4 * width, height / 8, width / 8)
+        x = end_stem(self.conv1(pixels), self.bn1, self.maxpool)
+        return self.layer3(self.layer2(self.layer1(x)))  # (batch, 4 * width, height / 8, width / 8)
 
 
 class Level(nn.Module):

@@ -2,30 +2,44 @@
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sightline import config, kernels
+from sightline.hardware import devices
 from sightline.hardware.setup import set_up
-from sightline.kernels import instance_norm, stem
+from sightline.kernels import batch_norm, instance_norm, stem, stem_tail
 
 
 @pytest.fixture(autouse=True)
 def _kernels_as_before():
     yield
     kernels.use("auto")
+    devices.set_deterministic(False)
 
 
-@pytest.mark.parametrize(("kernel", "channels"), [(stem, 3), (instance_norm, 32)], ids=["stem", "instance_norm"])
-def test_off_is_off_for_every_kernel(kernel, channels):
-    if kernel is instance_norm:
+@pytest.mark.parametrize("kernel", [stem, stem_tail, batch_norm, instance_norm], ids=lambda kernel: kernel.__name__)
+def test_off_is_off_for_every_kernel(kernel):
+    if kernel is not stem:
         pytest.importorskip("triton")
+    channels = 3 if kernel is stem else 32
     with FakeTensorMode():  # a CUDA tensor without values needs no CUDA
-        x = torch.empty(2, channels, 8, 8, dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last)
-        assert kernel.applies(x)
+        x = torch.empty(64, channels, 64, 64, dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last)
+        given = (x, nn.BatchNorm2d(channels)) if kernel in (batch_norm, stem_tail) else (x,)
+        assert kernel.applies(*given)
         kernels.use("off")
-        assert not kernel.applies(x)
+        assert not kernel.applies(*given)
         kernels.use("auto")
-        assert kernel.applies(x)
+        assert kernel.applies(*given)
+
+
+def test_batch_norm_is_plain_where_bits_must_repeat():
+    pytest.importorskip("triton")
+    with FakeTensorMode():
+        x = torch.empty(64, 32, 64, 64, dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last)
+        assert batch_norm.applies(x, nn.BatchNorm2d(32)) and instance_norm.applies(x)
+        set_up(*config.load("demo_classification", ["--train.deterministic", "--run.device=cpu"]))
+        assert not batch_norm.applies(x, nn.BatchNorm2d(32)) and instance_norm.applies(x)
 
 
 def test_a_run_says_which():
