@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.errors import UsageError
-from sightline.kernels import stem
+from sightline.kernels import bottleneck, stem
 from sightline.models.weight_files import read_weights
 from sightline.models.weights import copy_weights
 from sightline.parts import DataSpec, LoadedWeights, ModelConfig
@@ -251,7 +251,7 @@ class BasicBlock(nn.Module):
         return functional.relu(out.add_(shortcut), inplace=True)
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(bottleneck.Fusable):
     """1x1 down to the inner width, grouped 3x3, 1x1 up to four times `width`, and a shortcut."""
 
     expansion = 4
@@ -270,6 +270,8 @@ class Bottleneck(nn.Module):
         self.downsample = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
+        if bottleneck.applies(self, x):
+            return bottleneck.run(self, x)
         shortcut = x if self.downsample is None else self.downsample(x)
         out = functional.relu(self.bn1(self.conv1(x)), inplace=True)
         out = functional.relu(self.bn2(self.conv2(out)), inplace=True)
