@@ -115,7 +115,9 @@ def _update_running(norms: list[nn.BatchNorm2d], stats: Tensor) -> None:
     sizes = [norm.num_features for norm in norms]
     running: Any = [norm.running_mean for norm in norms] + [norm.running_var for norm in norms]
     new = [*stats[MEAN].split(sizes), *stats[VARIANCE].split(sizes)]
-    torch._foreach_lerp_(running, new, norms[0].momentum)
+    momentum = norms[0].momentum
+    assert momentum is not None, "choose() checks it"
+    torch._foreach_lerp_(running, new, momentum)
     counts: Any = [norm.num_batches_tracked for norm in norms]
     torch._foreach_add_(counts, 1)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn import grad as gradients
 
 from sightline.kernels.bottleneck_steps import Norm
 
@@ -72,7 +73,7 @@ def convolve_backward(
 
 def wgrad(dy: Tensor, weight: Tensor, stride: int, x: Tensor) -> Tensor:
     """Return the gradient of the weight of a convolution of `x`."""
-    found = torch.nn.grad.conv2d_weight(x, weight.shape, dy, stride, weight.shape[2] // 2)  # type: ignore[arg-type]
+    found = gradients.conv2d_weight(x, weight.shape, dy, stride, weight.shape[2] // 2)
     return _laid(found)
 
 
@@ -92,7 +93,7 @@ def activate(y: Tensor, half: Tensor) -> Tensor:
 
 
 def _dgrad(dy: Tensor, weight: Tensor, stride: int, x: Tensor) -> Tensor:
-    return torch.nn.grad.conv2d_input(x.shape, weight, dy, stride, weight.shape[2] // 2)  # type: ignore[arg-type]
+    return gradients.conv2d_input(x.shape, weight, dy, stride, weight.shape[2] // 2)
 
 
 def _passed(grad: Tensor, bits: Tensor) -> Tensor:

@@ -163,8 +163,9 @@ class Descriptor:
 
     def set(self, attribute: Attribute, value: Any) -> Descriptor:
         """Set an attribute to a value, a sequence of them, or text."""
+        array: Any
         if isinstance(value, bytes):
-            array, count = (ctypes.c_char * len(value))(*value), len(value)
+            array, count = (ctypes.c_char * len(value)).from_buffer_copy(value), len(value)
         else:
             values: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
             self.kept += [each for each in values if isinstance(each, Descriptor)]
