@@ -14,9 +14,12 @@ from torch import Tensor
 from sightline.kernels.bottleneck_steps import Norm
 
 TILE = 4096  # elements that a program of a pass handles: 32 per thread
-SUMMED_TILE = 2048  # elements that a program of a reduction reads at once
-PROGRAMS = 1056  # of a reduction: eight for each of 132 processors; constant, so that bits do not depend on the GPU
-JOINED = 16  # channels that a program of a join adds up
+SUMMED_TILE = 1024  # elements that a program of a reduction reads at once: 8 per thread, one load of 16 bytes
+# Programs of a reduction: eight for each of 132 processors, which run all at once if a thread has 64 registers; with
+# more registers the last ones run alone, which took half as long again. Constant: bits do not depend on the GPU.
+PROGRAMS = 1056
+REGISTERS = 64
+JOINED = (8, 256)  # channels and rows that a program of a join adds up at once
 
 
 def _table(x: Tensor) -> tuple[int, int]:
@@ -44,16 +47,17 @@ def _reduction(x: Tensor, sums: int) -> tuple[tuple[int], dict[str, int], Tensor
     each = triton.cdiv(tiles, max(PROGRAMS // (channels // block), 1))
     chunks = triton.cdiv(tiles, each)
     parts = torch.empty((sums, chunks, channels), dtype=torch.float32, device=x.device)
-    return (chunks * (channels // block),), {"ROWS": tile, "CHANNELS": block, "TILES": each, "num_warps": 4}, parts
+    sizes = {"ROWS": tile, "CHANNELS": block, "tiles": each, "num_warps": 4, "maxnreg": REGISTERS}
+    return (chunks * (channels // block),), sizes, parts
 
 
 def _join(parts: Tensor, results: list[Tensor], factors: list[Tensor]) -> None:
     """Write the sums over programs of `parts` (sums, programs, channels), all but the first times a factor."""
     count, chunks, channels = parts.shape
-    block = _block(channels, JOINED)
+    block = _block(channels, JOINED[0])
     none = results[0]
     results, factors = results + [none] * (3 - count), factors + [none] * (2 - len(factors))
-    sizes = {"COUNT": count, "CHANNELS": block, "num_warps": 4}
+    sizes = {"COUNT": count, "CHANNELS": block, "ROWS": JOINED[1], "num_warps": 8}
     join_sums[(channels // block,)](parts, *results, *factors, chunks, channels, **sizes)
 
 
@@ -138,12 +142,10 @@ def activate(y: Tensor, half: Tensor) -> Tensor:
 
 
 @triton.jit
-def _place(
-    program: tl.tensor, channels: tl.tensor, ROWS: tl.constexpr, CHANNELS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """Return first row and channels of a program; programs of neighbouring channels have neighbouring numbers."""
+def _place(program: tl.tensor, channels: tl.tensor, CHANNELS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Return chunk and channels of a program; programs of neighbouring channels have neighbouring numbers."""
     blocks = channels // CHANNELS
-    return (program // blocks).to(tl.int64) * ROWS, (program % blocks) * CHANNELS + tl.arange(0, CHANNELS)
+    return (program // blocks).to(tl.int64), (program % blocks) * CHANNELS + tl.arange(0, CHANNELS)
 
 
 @triton.jit
@@ -188,14 +190,15 @@ def join_sums(
     channels: tl.tensor,
     COUNT: tl.constexpr,
     CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
 ) -> None:
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     size = chunks * channels
-    a = tl.zeros((64, CHANNELS), tl.float32)
-    b = tl.zeros((64, CHANNELS), tl.float32)
-    c = tl.zeros((64, CHANNELS), tl.float32)
-    for start in range(0, chunks, 64):
-        chunk = start + tl.arange(0, 64)[:, None]
+    a = tl.zeros((ROWS, CHANNELS), tl.float32)
+    b = tl.zeros((ROWS, CHANNELS), tl.float32)
+    c = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for start in range(0, chunks, ROWS):
+        chunk = start + tl.arange(0, ROWS)[:, None]
         at, inside = chunk * channels + channel[None, :], chunk < chunks
         a += tl.load(parts + at, mask=inside, other=0.0)
         b += tl.load(parts + size + at, mask=inside, other=0.0)
@@ -214,19 +217,19 @@ def sum_squares(
     rows: tl.tensor,
     channels: tl.tensor,
     chunks: tl.tensor,
+    tiles: tl.tensor,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
-    TILES: tl.constexpr,
 ) -> None:
-    first, channel = _place(tl.program_id(0), channels, ROWS * TILES, CHANNELS)
+    chunk, channel = _place(tl.program_id(0), channels, CHANNELS)
     a = tl.zeros((ROWS, CHANNELS), tl.float32)
     b = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for tile in range(TILES):
-        row = first + tile * ROWS + tl.arange(0, ROWS)[:, None]
+    for tile in range(tiles):
+        row = (chunk * tiles + tile) * ROWS + tl.arange(0, ROWS)[:, None]
         value = tl.load(y + row * channels + channel[None, :], mask=row < rows, other=0.0).to(tl.float32)
         a += value
         b += value * value
-    at = (first // (ROWS * TILES)) * channels + channel
+    at = chunk * channels + channel
     tl.store(parts + at, tl.sum(a, 0))
     tl.store(parts + chunks * channels + at, tl.sum(b, 0))
 
@@ -276,8 +279,8 @@ def end_of_block(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
-    first, channel = _place(tl.program_id(0), channels, ROWS, CHANNELS)
-    row = first + tl.arange(0, ROWS)[:, None]
+    chunk, channel = _place(tl.program_id(0), channels, CHANNELS)
+    row = chunk * ROWS + tl.arange(0, ROWS)[:, None]
     at, inside = row * channels + channel[None, :], row < rows
     value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
     value = value * tl.load(scale + channel)[None, :] + tl.load(bias + channel)[None, :]
@@ -305,19 +308,19 @@ def end_reduce(
     rows: tl.tensor,
     channels: tl.tensor,
     chunks: tl.tensor,
+    tiles: tl.tensor,
     PROJECTED: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
-    TILES: tl.constexpr,
 ) -> None:
-    first, channel = _place(tl.program_id(0), channels, ROWS * TILES, CHANNELS)
+    chunk, channel = _place(tl.program_id(0), channels, CHANNELS)
     of_byte = (tl.program_id(0) % (channels // CHANNELS)) * (CHANNELS // 8) + tl.arange(0, CHANNELS // 8)
     centre, other_centre = tl.load(mean + channel)[None, :], tl.load(other_mean + channel)[None, :]
     a = tl.zeros((ROWS, CHANNELS), tl.float32)
     b = tl.zeros((ROWS, CHANNELS), tl.float32)
     c = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for tile in range(TILES):
-        row = first + tile * ROWS + tl.arange(0, ROWS)[:, None]
+    for tile in range(tiles):
+        row = (chunk * tiles + tile) * ROWS + tl.arange(0, ROWS)[:, None]
         at, inside = row * channels + channel[None, :], row < rows
         passes = _are_set(bits, row, of_byte[None, :], inside, channels, (ROWS, CHANNELS))
         gradient = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
@@ -326,7 +329,7 @@ def end_reduce(
         b += gradient * (tl.load(y + at, mask=inside, other=0.0).to(tl.float32) - centre)
         if PROJECTED:
             c += gradient * (tl.load(shortcut + at, mask=inside, other=0.0).to(tl.float32) - other_centre)
-    at_parts = (first // (ROWS * TILES)) * channels + channel
+    at_parts = chunk * channels + channel
     tl.store(parts + at_parts, tl.sum(a, 0))
     tl.store(parts + chunks * channels + at_parts, tl.sum(b, 0))
     if PROJECTED:
@@ -357,9 +360,9 @@ def end_backward(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
-    first, channel = _place(tl.program_id(0), channels, ROWS, CHANNELS)
+    chunk, channel = _place(tl.program_id(0), channels, CHANNELS)
     of_byte = (tl.program_id(0) % (channels // CHANNELS)) * (CHANNELS // 8) + tl.arange(0, CHANNELS // 8)
-    row = first + tl.arange(0, ROWS)[:, None]
+    row = chunk * ROWS + tl.arange(0, ROWS)[:, None]
     at, inside = row * channels + channel[None, :], row < rows
     passes = _are_set(bits, row, of_byte[None, :], inside, channels, (ROWS, CHANNELS))
     gradient = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
@@ -387,19 +390,19 @@ def inner_reduce(
     rows: tl.tensor,
     channels: tl.tensor,
     chunks: tl.tensor,
+    tiles: tl.tensor,
     WRITES: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
-    TILES: tl.constexpr,
 ) -> None:
-    first, channel = _place(tl.program_id(0), channels, ROWS * TILES, CHANNELS)
+    chunk, channel = _place(tl.program_id(0), channels, CHANNELS)
     scale = tl.load(half + channel).to(tl.float32)[None, :]
     bias = tl.load(half + half_stride + channel).to(tl.float32)[None, :]
     centre = tl.load(mean + channel)[None, :]
     a = tl.zeros((ROWS, CHANNELS), tl.float32)
     b = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for tile in range(TILES):
-        row = first + tile * ROWS + tl.arange(0, ROWS)[:, None]
+    for tile in range(tiles):
+        row = (chunk * tiles + tile) * ROWS + tl.arange(0, ROWS)[:, None]
         at, inside = row * channels + channel[None, :], row < rows
         value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
         active = value * scale + bias
@@ -409,7 +412,7 @@ def inner_reduce(
         b += gradient * (value - centre)
         if WRITES:
             tl.store(z + at, tl.where(active < 0, 0.0, active).to(z.dtype.element_ty), mask=inside)
-    at_parts = (first // (ROWS * TILES)) * channels + channel
+    at_parts = chunk * channels + channel
     tl.store(parts + at_parts, tl.sum(a, 0))
     tl.store(parts + chunks * channels + at_parts, tl.sum(b, 0))
 
@@ -431,8 +434,8 @@ def inner_backward(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
-    first, channel = _place(tl.program_id(0), channels, ROWS, CHANNELS)
-    row = first + tl.arange(0, ROWS)[:, None]
+    chunk, channel = _place(tl.program_id(0), channels, CHANNELS)
+    row = chunk * ROWS + tl.arange(0, ROWS)[:, None]
     at, inside = row * channels + channel[None, :], row < rows
     value = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
@@ -455,8 +458,8 @@ def scale_bias_relu(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ) -> None:
-    first, channel = _place(tl.program_id(0), channels, ROWS, CHANNELS)
-    row = first + tl.arange(0, ROWS)[:, None]
+    chunk, channel = _place(tl.program_id(0), channels, CHANNELS)
+    row = chunk * ROWS + tl.arange(0, ROWS)[:, None]
     at, inside = row * channels + channel[None, :], row < rows
     scale = tl.load(half + channel).to(tl.float32)[None, :]
     bias = tl.load(half + half_stride + channel).to(tl.float32)[None, :]
