@@ -116,7 +116,7 @@ def test_gradients_of_a_network_are_as_close_to_float64_as_those_of_plain_fp16()
 
 
 def make_step(*flags: str):
-    recipe, run, device = tiny("--model.arch", "resnet50", *FLAGS, *flags)
+    recipe, run, device = tiny("--model.depth", "50", *FLAGS, *flags)
     kernels.use(run.kernels)
     bound, feed = batches(recipe, device, 4)
     state = TrainState(recipe, build_model(recipe, run, bound.dataset.spec, device, World()), device, RunLength(1, 8))
