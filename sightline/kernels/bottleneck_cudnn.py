@@ -36,6 +36,7 @@ class Backward:
 
 _forwards: dict[tuple[int, Convolution, bool], Plan | None] = {}
 _backwards: dict[tuple[int, Convolution], Backward] = {}
+_adders: dict[tuple[int, Convolution], Plan | None] = {}
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int, half: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -132,7 +133,19 @@ def _plain_backward(dy: Tensor, weight: Tensor, stride: int, x: Tensor, wanted: 
 
 
 def add_dgrad(dx: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
-    """Add the gradient of the input of a 1x1 convolution to `dx`, in place, as a matrix product that accumulates."""
+    """Add the gradient of the input of a 1x1 convolution to `dx`, in place."""
+    shape = Convolution.of(dx, weight, 1)
+    key = (dx.device.index, shape)
+    if key not in _adders and not torch.cuda.is_current_stream_capturing():
+        _adders[key] = _choose_adder(dx.device, shape)
+    plan = _adders.get(key)
+    if plan:
+        plan.run({"dx": dx, "dy": dy, "weight": weight})
+        return dx
+    return _add_product(dx, dy, weight)
+
+
+def _add_product(dx: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
     rows = dx.permute(0, 2, 3, 1).view(-1, dx.shape[1])
     rows.addmm_(dy.permute(0, 2, 3, 1).view(-1, dy.shape[1]), weight.view(weight.shape[:2]))
     return dx
@@ -162,7 +175,7 @@ class _Trial:
             return torch.randn(size, generator=generator, device=device)
 
         channels = shape.channels_in
-        self.x = _laid(draw(*shape.input).half())
+        self.x = _laid((draw(*shape.input) + 0.25).half())  # sums of a mean of 0 would be rounding alone
         self.dy = _laid(draw(*shape.output).half())
         fan_in = channels * shape.kernel**2
         self.weight = _laid((draw(*shape.weight) * (2 / fan_in) ** 0.5).half())
@@ -214,31 +227,64 @@ def _tell(why: str) -> None:
     warnings.warn(f"kernels: plain torch instead of cuDNN's fused {why}", RuntimeWarning, stacklevel=2)
 
 
-def _choose_forward(device: torch.device, shape: Convolution, normed: bool) -> Plan | None:
-    """Return the plan of the fused convolution; None where plain torch and passes are faster, or it does not work."""
-    operation = "convolution of a norm" if normed else "convolution"
+_Part = tuple[Graph, Callable[[Plan], tuple[Tensor, ...]], tuple[Tensor, ...]]  # with a plan's results, and plain ones
+
+
+def _choose(
+    device: torch.device,
+    shape: Convolution,
+    operation: str,
+    describe: Callable[[_Trial], tuple[_Part, Callable[[], object]]],
+) -> Plan | None:
+    """Return the fastest plan of an operation; None where plain torch is faster, or the only one that works.
+
+    `describe` returns the operation, and the same in plain torch."""
     try:
-        graph = graphs.forward(cudnn.library(device.index), shape, normed)
+        cudnn.library(device.index)
         trial = _Trial(device, shape)
-        half = trial.half if normed else None
-        expected = _plain_forward(trial.x, trial.weight, shape.stride, half)
-
-        def run(plan: Plan) -> tuple[Tensor, ...]:
-            y, sums = _fused_forward(plan, shape, trial.x, trial.weight, half)
-            return y, sums[1]  # the plain sum may cancel to anything; a wrong one shows in the sum of squares too
-
-        compared = expected[0], expected[1][1]
+        part, plainly = describe(trial)
         key = records.key_of(device, f"{operation} {shape}")
-        if known := _from_record(key, {"forward": (graph, run, compared)}):
-            return known["forward"]
-        plan, fused = trial.fastest(operation, graph, run, compared)
-        plain = trial.time("plain", lambda: _plain_forward(trial.x, trial.weight, shape.stride, half))
+        if known := _from_record(key, {"plan": part}):
+            return known["plan"]
+        plan, fused = trial.fastest(operation, *part)
+        plan = plan if fused < trial.time("plain", plainly) else None
     except (CudnnError, torch.OutOfMemoryError) as error:
         _tell(f"{operation} {shape}: {str(error)[:200]}")
         return None
-    plan = plan if fused < plain else None
-    records.write(records.Record(key, {"forward": plan.engine if plan else None}, trial.times))
+    records.write(records.Record(key, {"plan": plan.engine if plan else None}, trial.times))
     return plan
+
+
+def _choose_forward(device: torch.device, shape: Convolution, normed: bool) -> Plan | None:
+    def describe(trial: _Trial) -> tuple[_Part, Callable[[], object]]:
+        half = trial.half if normed else None
+
+        def run(plan: Plan) -> tuple[Tensor, ...]:
+            y, sums = _fused_forward(plan, shape, trial.x, trial.weight, half)
+            return y, *sums
+
+        def plainly() -> tuple[Tensor, Tensor]:
+            return _plain_forward(trial.x, trial.weight, shape.stride, half)
+
+        y, sums = plainly()
+        return (graphs.forward(cudnn.library(device.index), shape, normed), run, (y, *sums)), plainly
+
+    return _choose(device, shape, "convolution of a norm" if normed else "convolution", describe)
+
+
+def _choose_adder(device: torch.device, shape: Convolution) -> Plan | None:
+    def describe(trial: _Trial) -> tuple[_Part, Callable[[], object]]:
+        def run(plan: Plan) -> tuple[Tensor, ...]:
+            dx = trial.x.clone()  # which both contenders pay for
+            plan.run({"dx": dx, "dy": trial.dy, "weight": trial.weight})
+            return (dx,)
+
+        def plainly() -> Tensor:
+            return _add_product(trial.x.clone(), trial.dy, trial.weight)
+
+        return (graphs.added_dgrad(cudnn.library(device.index), shape), run, (plainly(),)), plainly
+
+    return _choose(device, shape, "gradient added to another", describe)
 
 
 def _choose_backward(device: torch.device, shape: Convolution) -> Backward:
@@ -280,9 +326,6 @@ def _choose_backward(device: torch.device, shape: Convolution) -> Backward:
     engines = {name: plan.engine if plan else None for name, plan in vars(chosen).items()}
     records.write(records.Record(key, engines, trial.times))
     return chosen
-
-
-_Part = tuple[Graph, Callable[[Plan], tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
 def _cheapest(trial: _Trial, norm: Norm, active: Tensor, best: dict[str, tuple[Plan | None, float]]) -> Backward:

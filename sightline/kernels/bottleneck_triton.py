@@ -1,7 +1,8 @@
 """Triton kernels of kernels/bottleneck_cudnn.py: what cuDNN's engines leave of a bottleneck's batch norms and ReLUs.
 
 A tensor (batch, channels, height, width) in channels_last is a table of rows (pixels) by channels. Passes read and
-write every value once; sums go to one row per program, which a second launch adds: equal inputs give equal bits.
+write every value once; sums go to one row per program, which a second launch adds: equal inputs give equal bits. Names
+say batch_norm, by which profiles know them.
 """
 
 import math
@@ -58,14 +59,14 @@ def _join(parts: Tensor, results: list[Tensor], factors: list[Tensor]) -> None:
     none = results[0]
     results, factors = results + [none] * (3 - count), factors + [none] * (2 - len(factors))
     sizes = {"COUNT": count, "CHANNELS": block, "ROWS": JOINED[1], "num_warps": 8}
-    join_sums[(channels // block,)](parts, *results, *factors, chunks, channels, **sizes)
+    batch_norm_join[(channels // block,)](parts, *results, *factors, chunks, channels, **sizes)
 
 
 def statistics(y: Tensor) -> Tensor:
     """Return sum and sum of squares per channel, (2, channels) in fp32."""
     grid, sizes, parts = _reduction(y, 2)
     sums = torch.empty((2, y.shape[1]), dtype=torch.float32, device=y.device)
-    sum_squares[grid](y, parts, *_table(y), parts.shape[1], **sizes)
+    batch_norm_statistics[grid](y, parts, *_table(y), parts.shape[1], **sizes)
     ones = torch.ones(y.shape[1], dtype=torch.float32, device=y.device)
     _join(parts, list(sums), [ones])
     return sums
@@ -75,7 +76,7 @@ def finish(sums: Tensor, norm: tuple[Tensor, Tensor], count: int, eps: float, st
     """Turn sums into `stats` (mean, 1 / deviation, unbiased variance, scale, bias) and `half` (scale, bias in fp16)."""
     channels = sums.shape[1]
     sizes = {"CHANNELS": _block(channels, 64), "num_warps": 2}
-    finish_statistics[(channels // sizes["CHANNELS"],)](
+    batch_norm_finish[(channels // sizes["CHANNELS"],)](
         sums, *norm, stats, half, count, eps, channels, stats.stride(0), half.stride(0), **sizes
     )
 
@@ -85,7 +86,9 @@ def end(y: Tensor, norm: tuple[Tensor, Tensor], shortcut: Tensor, other: tuple[T
     grid, sizes = _pass(y)
     rows, channels = _table(y)
     out, bits = torch.empty_like(y), torch.empty((rows, channels // 8), dtype=torch.uint8, device=y.device)
-    end_of_block[grid](y, *norm, shortcut, *(other or norm), out, bits, rows, channels, PROJECTED=bool(other), **sizes)
+    batch_norm_end[grid](
+        y, *norm, shortcut, *(other or norm), out, bits, rows, channels, PROJECTED=bool(other), **sizes
+    )
     return [out, bits]
 
 
@@ -93,7 +96,7 @@ def end_sums(grad: Tensor, bits: Tensor, y: Tensor, norm: Norm, shortcut: Tensor
     """Compute the gradients of gamma and beta of the last batch norm and, where there is one, the projection's."""
     grid, sizes, parts = _reduction(y, 3 if other else 2)
     second = (shortcut, other.mean) if other else (y, norm.mean)
-    end_reduce[grid](
+    batch_norm_end_sums[grid](
         *(grad, bits, y, norm.mean, *second, parts), *_table(y), parts.shape[1], PROJECTED=bool(other), **sizes
     )
     results = [norm.dbeta, norm.dgamma, *([other.dgamma] if other else [])]
@@ -108,7 +111,9 @@ def end_gradients(
     rows, channels = _table(y)
     dy, rest = torch.empty_like(y), torch.empty_like(y)
     second = (shortcut, *other) if other else (y, *norm)
-    end_backward[grid](*(grad, bits, y, *norm, *second, dy, rest, rows, channels), PROJECTED=bool(other), **sizes)
+    batch_norm_end_backward[grid](
+        *(grad, bits, y, *norm, *second, dy, rest, rows, channels), PROJECTED=bool(other), **sizes
+    )
     return [dy, rest]
 
 
@@ -116,7 +121,7 @@ def inner_sums(grad: Tensor, y: Tensor, half: Tensor, norm: Norm, wants_input: b
     """Compute the gradients of gamma and beta of relu(norm(y)) from `grad`, its own; return relu(norm(y)) if wanted."""
     grid, sizes, parts = _reduction(y, 2)
     z = torch.empty_like(y) if wants_input else None
-    inner_reduce[grid](
+    batch_norm_relu_sums[grid](
         *(grad, y, half, half.stride(0), norm.mean, y if z is None else z, parts),
         *(*_table(y), parts.shape[1]),
         WRITES=wants_input,
@@ -129,7 +134,7 @@ def inner_sums(grad: Tensor, y: Tensor, half: Tensor, norm: Norm, wants_input: b
 def inner_gradient(grad: Tensor, y: Tensor, half: Tensor, norm: Norm, is_masked: bool) -> Tensor:
     """Turn `grad`, of relu(norm(y)), into that of y, in place; `is_masked`: it already passed the ReLU."""
     grid, sizes = _pass(y)
-    inner_backward[grid](grad, y, half, half.stride(0), *norm, *_table(y), MASKED=is_masked, **sizes)
+    batch_norm_relu_backward[grid](grad, y, half, half.stride(0), *norm, *_table(y), MASKED=is_masked, **sizes)
     return grad
 
 
@@ -137,7 +142,7 @@ def activate(y: Tensor, half: Tensor) -> Tensor:
     """Return relu(y * scale + bias)."""
     grid, sizes = _pass(y)
     z = torch.empty_like(y)
-    scale_bias_relu[grid](y, half, half.stride(0), z, *_table(y), **sizes)
+    batch_norm_relu[grid](y, half, half.stride(0), z, *_table(y), **sizes)
     return z
 
 
@@ -179,7 +184,7 @@ def _behind_norm(
 
 
 @triton.jit
-def join_sums(
+def batch_norm_join(
     parts: tl.tensor,
     first: tl.tensor,
     second: tl.tensor,
@@ -211,7 +216,7 @@ def join_sums(
 
 
 @triton.jit
-def sum_squares(
+def batch_norm_statistics(
     y: tl.tensor,
     parts: tl.tensor,
     rows: tl.tensor,
@@ -235,7 +240,7 @@ def sum_squares(
 
 
 @triton.jit
-def finish_statistics(
+def batch_norm_finish(
     sums: tl.tensor,
     gamma: tl.tensor,
     beta: tl.tensor,
@@ -264,7 +269,7 @@ def finish_statistics(
 
 
 @triton.jit
-def end_of_block(
+def batch_norm_end(
     y: tl.tensor,
     scale: tl.tensor,
     bias: tl.tensor,
@@ -297,7 +302,7 @@ def end_of_block(
 
 
 @triton.jit
-def end_reduce(
+def batch_norm_end_sums(
     grad: tl.tensor,
     bits: tl.tensor,
     y: tl.tensor,
@@ -337,7 +342,7 @@ def end_reduce(
 
 
 @triton.jit
-def end_backward(
+def batch_norm_end_backward(
     grad: tl.tensor,
     bits: tl.tensor,
     y: tl.tensor,
@@ -379,7 +384,7 @@ def end_backward(
 
 
 @triton.jit
-def inner_reduce(
+def batch_norm_relu_sums(
     grad: tl.tensor,
     y: tl.tensor,
     half: tl.tensor,
@@ -418,7 +423,7 @@ def inner_reduce(
 
 
 @triton.jit
-def inner_backward(
+def batch_norm_relu_backward(
     grad: tl.tensor,
     y: tl.tensor,
     half: tl.tensor,
@@ -448,7 +453,7 @@ def inner_backward(
 
 
 @triton.jit
-def scale_bias_relu(
+def batch_norm_relu(
     y: tl.tensor,
     half: tl.tensor,
     half_stride: tl.tensor,

@@ -4,10 +4,12 @@ import copy
 
 import pytest
 import torch
-from test_step_on_device import batches, tiny
 from torch import Tensor, nn
 
-from sightline import kernels
+from sightline import config, kernels
+from sightline.data.loading.loader import BadSamples, Loader
+from sightline.data.loading.order import TrainOrder
+from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.kernels import bottleneck, cudnn
 from sightline.models.resnet import Bottleneck, ResNet, ResNetConfig
@@ -30,7 +32,8 @@ BLOCKS = {
     "4.1": (2048, 512, 1, False, 7),
     "odd": (256, 128, 2, True, 15),
 }
-FLAGS = "--model.width 64 --data.mixup 0 --train.precision fp16 --data.size 64 --data.eval-size 64".split()
+FLAGS = """--data.path synthetic:classes=4,samples=256,size=72 --data.classes 4 --data.size 64 --model.depth 50
+--model.width 64 --train.global-batch 32 --train.precision fp16""".split()
 
 
 @pytest.fixture(autouse=True)
@@ -85,19 +88,36 @@ def test_a_block_is_as_close_to_float64_as_plain_fp16(kind):
     expected = results(exact, x.double(), outer, is_half=False)
     theirs, ours = results(plain, x, outer, is_half=True), results(fused, x, outer, is_half=True)
     for name, value in expected.items():
-        limit = 1e-5 if "running" in name else 1.2 * error(theirs[name], value) + 2e-4
-        # Running statistics are those of each path's own fp16 outputs of the convolutions: fp32 rounding of the same
-        # numbers in the first norm, which sees the same input.
-        if "running" in name and not name.startswith(("bn1", "downsample")):
-            limit = 1e-3
-        assert error(ours[name], value) < max(limit, 1.2 * error(theirs[name], value)), name
+        # A running mean follows the scale that the next convolution reads in fp16: 2.4e-4 at most.
+        room = 5e-4 if "running" in name else 2e-4
+        assert error(ours[name], value) < 1.5 * error(theirs[name], value) + room, name
+
+
+@pytest.mark.parametrize("kind", ["1.1", "2.0", "4.1"])
+def test_statistics_are_those_of_the_convolutions_within_fp32_rounding(kind):
+    block = make(kind)
+    convs, norms = block.layers()
+    weights = [conv.weight.half() for conv in convs]
+    gammas, betas = [norm.weight for norm in norms], [norm.bias for norm in norms]
+    x = draw(16, BLOCKS[kind][0], BLOCKS[kind][4], BLOCKS[kind][4]).relu_()
+    _, _, y1, y2, y3, other, stats, _ = bottleneck._operation(x, weights, gammas, betas, BLOCKS[kind][2], 1e-5)
+    columns = bottleneck._columns(weights)
+    for y, own in zip((y1, y2, y3, other), columns, strict=False):
+        wide = y.double()
+        spread = wide.var((0, 2, 3)).sqrt()
+        # cuDNN sums before the output is rounded to fp16, which is noise of 2^-12 per value.
+        room = 2.0**-12 / (y.numel() // y.shape[1]) ** 0.5 * 8 + 1e-6
+        assert float(((stats[0, own] - wide.mean((0, 2, 3))) / spread).abs().max()) < room * 2
+        assert float((stats[2, own].double().sqrt() / spread - 1).abs().max()) < room * 2
 
 
 def test_gradients_of_a_network_are_as_close_to_float64_as_those_of_plain_fp16():
     print(f"torch.manual_seed({torch.seed()})")
-    plain = ResNet(ResNetConfig(zero_init_residual=False), 1000, 3).cuda().to(memory_format=torch.channels_last).train()
+    plain = ResNet(ResNetConfig(), 1000, 3).cuda().to(memory_format=torch.channels_last).train()
     with torch.no_grad():
         for module in plain.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.weight.copy_(module.weight.half())
             if isinstance(module, Bottleneck):
                 module.bn3.weight.fill_(0.2)  # as after some training: with 1 errors grow from block to block
     fused, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
@@ -116,11 +136,19 @@ def test_gradients_of_a_network_are_as_close_to_float64_as_those_of_plain_fp16()
 
 
 def make_step(*flags: str):
-    recipe, run, device = tiny("--model.depth", "50", *FLAGS, *flags)
+    recipe, run = config.load("demo_classification", [*FLAGS, *flags])
+    device = devices.select()
+    device.activate()
     kernels.use(run.kernels)
-    bound, feed = batches(recipe, device, 4)
+    bound = recipe.data.open("train", 0).bind(device, recipe.train.global_batch)
+    feed = {"train": (bound, TrainOrder(len(bound.dataset), recipe.train.global_batch, 0))}
+    bad = BadSamples("fail", 0, lambda bad: None)
+    loader = Loader(feed, config.Run(workers=0), device, World(), bad, lambda: None)
+    loader.seek("train", 0, 4)
+    batches = [{key: value.clone() for key, value in loader.next("train").items()} for _ in range(4)]
+    loader.close()
     state = TrainState(recipe, build_model(recipe, run, bound.dataset.spec, device, World()), device, RunLength(1, 8))
-    return build_step(recipe, run, device, World(), state, bound), state, feed
+    return build_step(recipe, run, device, World(), state, bound), state, batches
 
 
 def run_steps(*flags: str) -> tuple[dict[str, float], TrainState]:
@@ -132,12 +160,11 @@ def run_steps(*flags: str) -> tuple[dict[str, float], TrainState]:
 
 def test_steps_compiled_and_captured_learn_as_plain_ones():
     off, _ = run_steps("--run.kernels", "off", "--run.compile", "off", "--run.graph", "off")
-    for compiled in ("off", "on"):
-        for graph in ("off", "on"):
-            found, state = run_steps("--run.compile", compiled, "--run.graph", graph)
-            assert any("bottlenecks run fused" in note for note in state.notes)
-            assert found["loss"] == pytest.approx(off["loss"], rel=2e-2), (compiled, graph)
-            assert found["bad_steps"] == 0
+    for compiled, graph in (("off", "off"), ("off", "on"), ("on", "on")):
+        found, state = run_steps("--run.compile", compiled, "--run.graph", graph)
+        assert any("bottlenecks run fused" in note for note in state.notes)
+        assert found["loss"] == pytest.approx(off["loss"], rel=2e-2), (compiled, graph)
+        assert found["bad_steps"] == 0
 
 
 def test_the_state_is_that_of_a_plain_run_and_resumes_in_either():

@@ -119,8 +119,10 @@ class Graph:
         kind.set(Attribute(1, Type.DATA_TYPE), int(DataType.FLOAT)).finalize("pointwise")
         return Descriptor(self.library, Kind.POINTWISE_OPERATION).set(Attribute(750, Type.DESCRIPTOR), kind)
 
-    def convolve(self, direction: str, convolution: Convolution, given: tuple[Node, Node], result: Node) -> None:
-        """Add a convolution or one of its gradients; CONVOLUTIONS says what it is given."""
+    def convolve(
+        self, direction: str, convolution: Convolution, given: tuple[Node, Node], result: Node, adds: bool = False
+    ) -> None:
+        """Add a convolution or one of its gradients; CONVOLUTIONS says what it is given. `adds`: to the result."""
         kind, about, places, alpha, beta = CONVOLUTIONS[direction]
         padding, stride = [convolution.kernel // 2] * 2, [convolution.stride] * 2
         shape = Descriptor(self.library, Kind.CONVOLUTION).set(Attribute(100, Type.DATA_TYPE), int(DataType.FLOAT))
@@ -131,7 +133,7 @@ class Graph:
         operation.set(Attribute(about, Type.DESCRIPTOR), shape.finalize("convolution"))
         for number, node in zip(places, (*given, result), strict=True):
             operation.set(Attribute(number, Type.DESCRIPTOR), node.descriptor)
-        operation.set(Attribute(alpha, Type.FLOAT), 1.0).set(Attribute(beta, Type.FLOAT), 0.0)
+        operation.set(Attribute(alpha, Type.FLOAT), 1.0).set(Attribute(beta, Type.FLOAT), float(adds))
         self.operations.append(operation.finalize(direction))
 
     def sums(self, y: Node) -> None:
@@ -181,6 +183,16 @@ def wgrad(library: Library, shape: Convolution) -> Graph:
     dweight = graph.tensor(shape.weight, DataType.HALF, "dweight")
     dy = graph.tensor(shape.output, DataType.HALF, "dy")
     graph.convolve("wgrad", shape, (_normed(graph, x), dy), dweight)
+    return graph
+
+
+def added_dgrad(library: Library, shape: Convolution) -> Graph:
+    """Return the gradient of a convolution's input added to `dx`, in place."""
+    graph = Graph(library)
+    dy = graph.tensor(shape.output, DataType.HALF, "dy")
+    weight = graph.tensor(shape.weight, DataType.HALF, "weight")
+    dx = graph.tensor(shape.input, DataType.HALF, "dx")
+    graph.convolve("dgrad", shape, (dy, weight), dx, adds=True)
     return graph
 
 
