@@ -16,7 +16,7 @@ from sightline.kernels.bottleneck_steps import Norm
 def convolve(x: Tensor, weight: Tensor, stride: int, half: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the convolution of `x`, or of relu(x * scale + bias), with its sums and sums of squares per channel."""
     y = functional.conv2d(x if half is None else activate(x, half), weight, None, stride, weight.shape[2] // 2)
-    wide = y.to(torch.promote_types(y.dtype, torch.float32))
+    wide = _wide(y)
     return _laid(y), torch.stack([wide.sum((0, 2, 3)), wide.square().sum((0, 2, 3))])
 
 
@@ -65,7 +65,7 @@ def convolve_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of y and of the weight, where dy is that of convolution(relu(norm(y))); fill `norm`'s."""
     active = activate(y, half)
-    passed = _dgrad(dy, weight, stride, active).where(active > 0, 0)
+    passed = _wide(_dgrad(dy, weight, stride, active)).where(active > 0, 0)
     norm.dbeta.copy_(passed.sum((0, 2, 3)))
     norm.dgamma.copy_((passed * (y - _along(norm.mean)) * _along(norm.rstd)).sum((0, 2, 3)))
     return _laid(_behind_norm(passed, y, norm).to(y.dtype)), wgrad(dy, weight, stride, active)
@@ -101,7 +101,11 @@ def _passed(grad: Tensor, bits: Tensor) -> Tensor:
     batch, channels, height, width = grad.shape
     is_set = (bits[:, :, None].int() >> torch.arange(8, device=bits.device)) & 1
     passes = is_set.view(batch, height, width, channels).permute(0, 3, 1, 2) != 0
-    return grad.where(passes, 0)
+    return _wide(grad).where(passes, 0)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _behind_norm(grad: Tensor, x: Tensor, norm: Norm) -> Tensor:

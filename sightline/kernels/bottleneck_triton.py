@@ -17,7 +17,7 @@ from sightline.kernels.bottleneck_steps import Norm
 TILE = 4096  # elements that a program of a pass handles: 32 per thread
 SUMMED_TILE = 1024  # elements that a program of a reduction reads at once: 8 per thread, one load of 16 bytes
 # Programs of a reduction: eight for each of 132 processors, which run all at once if a thread has 64 registers; with
-# more registers the last ones run alone, which took half as long again. Constant: bits do not depend on the GPU.
+# more registers the last ones run alone, which took a third longer. Constant: bits do not depend on the GPU.
 PROGRAMS = 1056
 REGISTERS = 64
 JOINED = (8, 256)  # channels and rows that a program of a join adds up at once

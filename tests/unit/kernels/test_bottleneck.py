@@ -62,7 +62,7 @@ def test_output_gradients_and_running_statistics_are_those_of_the_modules(kind):
         torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14, msg=name)
 
 
-@pytest.mark.parametrize("kind", ["identity", "strided"])
+@pytest.mark.parametrize("kind", ["strided", pytest.param("identity", marks=pytest.mark.slow)])
 def test_a_compiler_takes_the_operation_as_one(kind):
     plain = make_block(kind).float()
     fused, x = copy.deepcopy(plain), draw(plain).detach().float().requires_grad_()
@@ -81,6 +81,7 @@ def test_a_compiler_takes_the_operation_as_one(kind):
     assert fused.bn3.num_batches_tracked == 1
 
 
+@pytest.mark.slow
 def test_the_operation_is_registered_as_torch_wants_it():
     block = make_block("strided")
     convs, norms = block.layers()
