@@ -37,6 +37,7 @@ class Backward:
 _forwards: dict[tuple[int, Convolution, bool], Plan | None] = {}
 _backwards: dict[tuple[int, Convolution], Backward] = {}
 _adders: dict[tuple[int, Convolution], Plan | None] = {}
+_is_checking = False  # while a plan is checked, memory for its results holds NaN: what it does not write is seen
 
 
 def convolve(x: Tensor, weight: Tensor, stride: int, half: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -45,17 +46,20 @@ def convolve(x: Tensor, weight: Tensor, stride: int, half: Tensor | None) -> tup
     key = (x.device.index, shape, half is not None)
     if key not in _forwards and not torch.cuda.is_current_stream_capturing():
         _forwards[key] = _choose_forward(x.device, shape, half is not None)
-    plan = _forwards.get(key)
-    if plan is None:
-        return _plain_forward(x, weight, stride, half)
-    return _fused_forward(plan, shape, x, weight, half)
+    if plan := _forwards.get(key):
+        try:
+            return _fused_forward(plan, shape, x, weight, half)
+        except CudnnError as error:  # it ran before: from now on plainly
+            _tell(f"convolution {shape}: {error}")
+            _forwards[key] = None
+    return _plain_forward(x, weight, stride, half)
 
 
 def _fused_forward(
     plan: Plan, shape: Convolution, x: Tensor, weight: Tensor, half: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    y = _empty(x, shape.output)
-    sums = torch.empty((2, shape.channels_out), dtype=torch.float32, device=x.device)
+    y = _fresh(_empty(x, shape.output))
+    sums = _fresh(torch.empty((2, shape.channels_out), dtype=torch.float32, device=x.device))
     given = {"x": x, "weight": weight, "y": y, "sum": sums[0], "squares": sums[1]}
     plan.run(given if half is None else {**given, "scale": half[0], "bias": half[1]})
     return y, sums
@@ -84,6 +88,17 @@ def convolve_backward(
     if key not in _backwards and not torch.cuda.is_current_stream_capturing():
         _backwards[key] = _choose_backward(y.device, shape)
     chosen = _backwards.get(key, Backward(None, None))
+    try:
+        return _backward(chosen, dy, weight, stride, y, half, norm, beta)
+    except CudnnError as error:  # it ran before: from now on plainly
+        _tell(f"gradients of {shape}: {error}")
+        _backwards[key] = Backward(None, None)
+        return _backward(_backwards[key], dy, weight, stride, y, half, norm, beta)
+
+
+def _backward(
+    chosen: Backward, dy: Tensor, weight: Tensor, stride: int, y: Tensor, half: Tensor, norm: Norm, beta: Tensor
+) -> tuple[Tensor, Tensor]:
     active = None
     if chosen.dgrad:
         grad = _fused_dgrad(chosen.dgrad, dy, weight, y, norm, beta)
@@ -102,14 +117,14 @@ def convolve_backward(
 
 def _fused_dgrad(plan: Plan, dy: Tensor, weight: Tensor, y: Tensor, norm: Norm, beta: Tensor) -> Tensor:
     """Return the gradient behind the ReLU."""
-    grad, factors = torch.empty_like(y), torch.empty((3, y.shape[1]), dtype=torch.float32, device=y.device)
+    grad, factors = _fresh(torch.empty_like(y)), torch.empty((3, y.shape[1]), dtype=torch.float32, device=y.device)
     given = {"dy": dy, "weight": weight, "x": y, "gradient": grad, "beta": beta, **norm._asdict()}
     plan.run({**given, "of_gradient": factors[0], "of_x": factors[1], "constant": factors[2]})
     return grad
 
 
 def _fused_wgrad(plan: Plan, dy: Tensor, weight: Tensor, y: Tensor, half: Tensor) -> Tensor:
-    dweight = torch.empty_like(weight)
+    dweight = _fresh(torch.empty_like(weight))
     plan.run({"x": y, "dy": dy, "dweight": dweight, "scale": half[0], "bias": half[1]})
     return dweight
 
@@ -157,6 +172,10 @@ def _laid(x: Tensor) -> Tensor:
 
 def _empty(x: Tensor, shape: list[int]) -> Tensor:
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+def _fresh(memory: Tensor) -> Tensor:
+    return memory.fill_(float("nan")) if _is_checking else memory
 
 
 # The choice.
@@ -215,10 +234,14 @@ class _Trial:
 
 def _wrong(run: Callable[[Plan], tuple[Tensor, ...]], plan: Plan, expected: tuple[Tensor, ...]) -> str:
     """Return what is wrong with the results of a plan; "" if nothing."""
+    global _is_checking
+    _is_checking = True
     try:
         found = run(plan)
     except CudnnError as error:
         return f"does not run: {error}"
+    finally:
+        _is_checking = False
     errors = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(found, expected, strict=True)]
     return "" if all(error < LARGEST_ERROR for error in errors) else f"is wrong: relative errors {errors}"
 

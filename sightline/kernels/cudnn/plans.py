@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sightline.kernels.cudnn.backend import Attribute, CudnnError, Descriptor, Kind, Type
-from sightline.kernels.cudnn.graphs import Graph
+from sightline.kernels.cudnn.graphs import ALIGNMENT, Graph
 
 MODE_A = 3  # cuDNN's heuristics with the best guess first
 COMPILED_AT_RUN_TIME = 0  # a behaviour note: such engines compile for seconds and were 4 to 8 times slower
@@ -47,11 +47,14 @@ class Plan:
     def run(self, tensors: Mapping[str, Tensor]) -> None:
         """Run on the current stream; `tensors` by the names of the graph, all of them dense and aligned."""
         numbers, library = self.graph.numbers, self.graph.library
+        places = [tensor.data_ptr() for tensor in tensors.values()]
+        if any(place % ALIGNMENT for place in places):  # parameters that are parts of a larger tensor
+            raise CudnnError(f"a tensor does not start at a multiple of {ALIGNMENT} bytes")
         device = next(iter(tensors.values())).device
         workspace = torch.empty(max(self.workspace, 1), dtype=torch.uint8, device=device)
         pack = Descriptor(library, Kind.VARIANT_PACK)
         pack.set(Attribute(1000, Type.INT64), [numbers[name] for name in tensors])
-        pack.set(Attribute(1001, Type.VOID_PTR), [tensor.data_ptr() for tensor in tensors.values()])
+        pack.set(Attribute(1001, Type.VOID_PTR), places)
         pack.set(Attribute(1003, Type.VOID_PTR), workspace.data_ptr()).finalize("variant pack")
         assert tensors.keys() == numbers.keys(), f"{sorted(tensors)} given, {sorted(numbers)} needed"
         with _running:

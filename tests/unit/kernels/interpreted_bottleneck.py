@@ -7,9 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from sightline.kernels import bottleneck, bottleneck_cudnn
 from sightline.kernels import bottleneck_reference as reference
 from sightline.kernels import bottleneck_triton as passes
 from sightline.kernels.bottleneck_steps import Norm
+from sightline.kernels.cudnn.backend import CudnnError
+from sightline.models.resnet import Bottleneck, ResNetConfig
 
 SHAPE = (3, 64, 5, 7)  # 105 rows fill no tile
 
@@ -132,3 +135,44 @@ def test_what_is_not_finite_is_seen():
     bits.fill_(255)
     passes.end_sums(grad, bits, shortcut, norm, None, None)
     assert not norm.dbeta[5].isfinite() and norm.dbeta[:5].isfinite().all()
+
+
+class Broken:
+    """A plan that ran once and no longer does."""
+
+    def run(self, tensors):
+        raise CudnnError("engine 2: status 5000")
+
+
+@pytest.mark.parametrize("plan", [None, Broken()], ids=["plain", "broken"])
+def test_a_block_whose_engines_are_not_used_is_right(plan, monkeypatch):
+    """All that bottleneck_cudnn.py does without cuDNN: what wins where it is faster, and what replaces an engine."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # without a driver it raises
+    monkeypatch.setattr(bottleneck, "_steps", lambda x: bottleneck_cudnn)
+    monkeypatch.setattr(bottleneck_cudnn, "_choose_forward", lambda *given: plan)
+    monkeypatch.setattr(bottleneck_cudnn, "_choose_backward", lambda *given: bottleneck_cudnn.Backward(plan, plan))
+    monkeypatch.setattr(bottleneck_cudnn, "_choose_adder", lambda *given: None)
+    for choices in ("_forwards", "_backwards", "_adders"):
+        monkeypatch.setattr(bottleneck_cudnn, choices, {})
+    block = Bottleneck(ResNetConfig(), 64, 64, 2, True).to(memory_format=torch.channels_last).train()
+    exact = Bottleneck(ResNetConfig(), 64, 64, 2, True).double().train()
+    exact.load_state_dict(block.state_dict())
+    x, outer = draw(2, 64, 6, 6).requires_grad_(), draw(2, 256, 3, 3)
+    wide_x = x.detach().double().requires_grad_()
+    expected = exact(wide_x)
+    if plan is None:
+        found = bottleneck.run(block, x)
+        found.backward(outer)
+    else:
+        told = "plain torch instead of cuDNN's fused .*status 5000"
+        with pytest.warns(RuntimeWarning, match=told):
+            found = bottleneck.run(block, x)
+        with pytest.warns(RuntimeWarning, match=told):
+            found.backward(outer)
+        assert not any(bottleneck_cudnn._forwards.values())
+        assert set(bottleneck_cudnn._backwards.values()) == {bottleneck_cudnn.Backward(None, None)}
+    expected.backward(outer.double())
+    check(found.detach(), expected.detach(), 1e-2, 1e-2)
+    for (name, one), (_, other) in zip(block.named_parameters(), exact.named_parameters(), strict=True):
+        assert float((one.grad - other.grad).norm() / other.grad.norm()) < 0.1, name  # a ReLU near 0 may flip
+    assert float((x.grad - wide_x.grad).norm() / wide_x.grad.norm()) < 0.1
