@@ -28,6 +28,18 @@ def user_cache() -> Path | None:
     return Path(cache, "sightline") if os.path.isabs(cache) else None
 
 
+def cache_folder(name: str) -> Path | None:
+    """Return a folder of the user's cache that can be written; None if there is none."""
+    cache = user_cache()
+    if cache is None:
+        return None
+    try:
+        (cache / name).mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return cache / name if os.access(cache / name, os.W_OK | os.X_OK) else None
+
+
 def check_room(folder: Path, wanted: int, what: str) -> None:
     """Raise DiskFull unless `wanted` bytes fit on the disk of `folder` (or of its nearest parent that exists)."""
     while not folder.exists():

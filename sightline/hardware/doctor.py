@@ -30,6 +30,7 @@ from PIL import Image
 from sightline.data.loading.forkserver import START_METHOD
 from sightline.errors import SightlineError
 from sightline.hardware import devices, limits, onednn
+from sightline.kernels import cudnn
 
 PYTHON = (3, 11)
 PACKAGES = {  # module -> its name for pip, least version
@@ -71,6 +72,7 @@ def examine(folder: Path) -> list[Check]:
         *(check_package(module) for module in PACKAGES),
         *(check_device(kind) for kind in devices.KINDS),
         check_precision(),
+        check_fused_convolutions(),
         check_onednn(),
         check_cores(),
         check_memory(),
@@ -123,6 +125,17 @@ def check_device(kind: str) -> Check:
 def check_precision() -> Check:
     device = devices.select("auto")
     return Check("precision", "ok", f"auto is {device.resolve_precision('auto')} on {device.kind}")
+
+
+def check_fused_convolutions() -> Check:
+    """Run one of cuDNN's fused convolutions, which fp16 training uses where they work."""
+    reason = cudnn.probe()
+    version = torch.backends.cudnn.version()
+    if not reason:
+        return Check("fused convolutions", "ok", f"cuDNN {version} runs them right; --train.precision fp16 uses them")
+    is_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == cudnn.HOPPER
+    remedy = "training works without them; --run.kernels off leaves them out" if is_hopper else ""
+    return Check("fused convolutions", "warn" if is_hopper else "absent", f"not used: {reason}", remedy)
 
 
 def check_onednn(probe: Callable[[], object] = onednn.probe) -> Check:

@@ -13,7 +13,7 @@ def use(choice: Literal["auto", "off"], is_deterministic: bool = False) -> None:
 
 
 def are_allowed() -> bool:
-    """Return whether kernels are on; every kernel's `applies` asks."""
+    """Return whether kernels are on; every kernel's `applies` asks, those of the stem, norms and bottlenecks too."""
     return _choice == "auto"
 
 

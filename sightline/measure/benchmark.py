@@ -247,6 +247,8 @@ class OurStep(Contender):
             if hasattr(device.api, "reset_peak_memory_stats"):
                 device.api.reset_peak_memory_stats()
             model = build_model(recipe, run, bound.dataset.spec, device, World())
+            for note in model.notes:
+                say(note)
             self.state = TrainState(recipe, model, device, self.length)
             self.step = build_step(recipe, run, device, self.world, self.state, bound)
             self.advance()

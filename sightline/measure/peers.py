@@ -109,11 +109,13 @@ def choose_peers(
 ) -> tuple[list[Peer], list[str]]:
     """Return the peers that make sense here under `--run.compile`, and why others were left out.
 
-    Where the device is slow at fp16 (a CPU), nobody would use it: there all have the precision of our run.
+    All have the precision of a run in fp16; beside others each has its usual one. Where the device is slow at fp16 (a
+    CPU), nobody would use it: there all have the precision of our run.
     """
     # Only where our own step is compiled: elsewhere compilation takes minutes for nothing.
     compiles = wanted == "on" or (wanted == "auto" and device.compile_auto)
-    here = [peer if device.auto_fp16 else replace(peer, precision=precision) for peer in peers]
+    follows = precision == "fp16" or not device.auto_fp16
+    here = [replace(peer, precision=precision) if follows else peer for peer in peers]
     why = f"--run.compile {wanted} compiles nothing on {device.kind}; with `on` it is measured"
     chosen = [peer for peer in here if compiles or not peer.compile]
     return chosen, [f"{peer.name} ({why})" for peer in here if peer not in chosen]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.errors import UsageError
-from sightline.kernels import batch_norm, stem, stem_tail
+from sightline.kernels import batch_norm, bottleneck, stem, stem_tail
 from sightline.kernels.batch_norm import norm_add_relu, norm_relu
 from sightline.models.weight_files import read_weights
 from sightline.models.weights import copy_weights
@@ -264,7 +264,7 @@ class BasicBlock(nn.Module):
         return norm_add_relu(self.conv2(out), self.bn2, shortcut, norm, through)
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(bottleneck.Fusable):
     """1x1 down to the inner width, grouped 3x3, 1x1 up to four times `width`, and a shortcut."""
 
     expansion = 4
@@ -287,6 +287,8 @@ class Bottleneck(nn.Module):
 
     def hand_on(self, x: Tensor, through: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Return the result, and what stands for it as the next block's shortcut; see norm_add_relu."""
+        if through is None and bottleneck.applies(self, x):
+            return bottleneck.run(self, x), None
         shortcut, norm = _shortcut(x, self.downsample)
         out = norm_relu(self.conv1(x), self.bn1)
         out = norm_relu(self.conv2(out), self.bn2)

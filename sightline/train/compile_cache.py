@@ -4,46 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
 
 import torch
 
-from sightline.files.whole import user_cache
+from sightline.files.whole import cache_folder
 
 INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"  # Triton's own lies below, unless TRITON_CACHE_DIR is set
 
 
 def keep_compiled_code() -> None:
     """Let Inductor write to the user's cache folder, unless the user chose another; its default is below /tmp."""
-    folder = _folder("inductor")
+    folder = cache_folder("inductor")
     if folder:
         os.environ.setdefault(INDUCTOR_CACHE, str(folder))
 
 
 def is_known(key: str) -> bool:
     """Return whether code for this network and this machine was compiled before, into the cache in use."""
-    folder = _folder("compiled")
+    folder = cache_folder("compiled")
     return bool(folder and (folder / _name(key)).exists())
 
 
 def note_known(key: str) -> None:
     """Note that code for this network and this machine is in the cache."""
-    if folder := _folder("compiled"):
+    if folder := cache_folder("compiled"):
         (folder / _name(key)).touch()
 
 
 def _name(key: str) -> str:
     whole = f"{key} torch {torch.__version__} in {os.environ.get(INDUCTOR_CACHE, '')}"
     return hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()
-
-
-def _folder(name: str) -> Path | None:
-    """Return a folder of the user's cache that can be written; None if there is none."""
-    cache = user_cache()
-    if cache is None:
-        return None
-    try:
-        (cache / name).mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return cache / name if os.access(cache / name, os.W_OK | os.X_OK) else None

@@ -13,6 +13,7 @@ from sightline.errors import UsageError
 from sightline.hardware.devices import Device, place
 from sightline.hardware.precision import keep_fp32
 from sightline.hardware.world import World
+from sightline.kernels import bottleneck
 from sightline.models import norm
 from sightline.parts import DataSpec, ModelConfig
 
@@ -44,7 +45,10 @@ def build_model(
     joined = join_batch_norms(model, recipe.train.bn_group, world) if world else ""
     not_kept = keep_fp32(model, recipe.train.fp32_ops, device)
     missing = f"train.fp32_ops: the model has no module {', '.join(not_kept)}; left alone" if not_kept else ""
-    return BuiltModel(model, [note for note in (joined, missing) if note])
+    fused = (
+        bottleneck.choose(model, recipe.train.precision, recipe.train.deterministic, run.channels_last) if world else ""
+    )
+    return BuiltModel(model, [note for note in (joined, missing, fused) if note])
 
 
 def join_batch_norms(model: nn.Module, bn_group: int, world: World) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from sightline.hardware import devices, doctor, limits, onednn
 from sightline.hardware.doctor import Check, examine
+from sightline.kernels import cudnn
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,8 @@ def test_this_machine_can_run_everything(findings):
 
 
 def test_every_subject_is_examined_and_every_problem_has_a_remedy(findings):
-    subjects = ["python", "torch", "torchvision", "numpy", "pillow", *devices.KINDS, "precision", "oneDNN", "cores"]
+    subjects = ["python", "torch", "torchvision", "numpy", "pillow", *devices.KINDS, "precision"]
+    subjects += ["fused convolutions", "oneDNN", "cores"]
     subjects += ["memory", "shared memory", "open files", "disk space", "disk writes", "jpeg", "loader workers"]
     subjects += ["torch.compile", "collectives", "tensorboard", "nibabel", "faster-coco-eval", "timm", "onnxruntime"]
     subjects += ["onnxscript"]
@@ -256,3 +258,15 @@ def test_extras_say_what_they_are_for(monkeypatch):
 
     assert (check.status, check.remedy) == ("absent", "pip install faster-coco-eval")
     assert "not installed; needed only for" in check.value
+
+
+def test_fused_convolutions_are_tried_and_only_a_hopper_misses_them(monkeypatch):
+    monkeypatch.setattr(cudnn, "probe", lambda: "")
+    assert doctor.check_fused_convolutions().status == "ok"
+    monkeypatch.setattr(cudnn, "probe", lambda: "no engine")
+    for capability, status in (((9, 0), "warn"), ((8, 0), "absent")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda capability=capability: capability)
+        found = doctor.check_fused_convolutions()
+        assert (found.status, found.value) == (status, "not used: no engine")
+        assert bool(found.remedy) == (status == "warn")

@@ -273,6 +273,11 @@ def test_compiled_peers_run_where_our_step_is_compiled():
     assert len(peers.choose_peers(STEP_PEERS, "on", CPU, "fp32")[0]) == 4
 
 
+def test_beside_a_run_in_fp16_all_peers_are_in_fp16():
+    chosen, _ = peers.choose_peers(STEP_PEERS, "on", devices.KINDS["cuda"], "fp16")
+    assert len(chosen) == 4 and {peer.precision for peer in chosen} == {"fp16"}
+
+
 @pytest.mark.parametrize("task", [Classification(), Detection(), Segmentation()], ids=lambda task: task.peers)
 def test_every_task_names_its_peers(task):
     named = importlib.import_module(f"sightline.measure.peers_{task.peers}")

@@ -1,0 +1,98 @@
+"""Time contenders on the device, and keep what won in the user's cache folder: engine and knobs, as JSON.
+
+One file for each operation, shape, device and version of cuDNN, so that ranks and runs can write at the same time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+
+from sightline.files.typed_json import read_json
+from sightline.files.whole import cache_folder, replace_text
+from sightline.kernels.cudnn.plans import Engine
+
+FORMAT = 1
+MOST_BYTES = 1 << 16
+REPEATS = 7
+FLUSHED = 256 << 20  # bytes written before each launch, more than any L2 holds: the step finds it cold too
+# Times they are written, about 0.6 ms: the device is still busy when the host has launched what is timed, so that its
+# own time is not measured. In a captured step the host has none.
+FLUSHES = 10
+
+
+@dataclass(frozen=True)
+class Record:
+    """What won: the engine of each fused part, None for plain torch; and the milliseconds of everything timed."""
+
+    key: str
+    engines: dict[str, Engine | None]
+    times_ms: dict[str, float]
+
+
+def key_of(device: torch.device, operation: object) -> str:
+    """Return what a record depends on, in words."""
+    return f"{operation} on {torch.cuda.get_device_name(device)} with cuDNN {torch.backends.cudnn.version()}"
+
+
+def _name(key: str) -> str:
+    return f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
+
+
+def read(key: str) -> Record | None:
+    """Return the record of an operation; None if there is none that can be used."""
+    folder = cache_folder("cudnn")
+    if folder is None or not (folder / _name(key)).exists():
+        return None
+    try:
+        found = read_json(folder / _name(key), MOST_BYTES)
+        if found["format"] != FORMAT or found["key"] != key:
+            return None
+        engines = {str(part): _engine(engine) for part, engine in found["engines"].items()}
+        return Record(key, engines, {str(name): float(ms) for name, ms in found["times_ms"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # damaged: measured again, and replaced
+
+
+def _engine(found: dict[str, object] | None) -> Engine | None:
+    if found is None:
+        return None
+    knobs: object = found["knobs"]
+    if not isinstance(knobs, dict) or not isinstance(number := found["number"], int):
+        raise ValueError("an engine is a number and its knobs")
+    return Engine(number, {int(kind): int(value) for kind, value in knobs.items()})
+
+
+def write(record: Record) -> None:
+    """Keep a record; a cache that cannot be written is not an error."""
+    folder = cache_folder("cudnn")
+    if folder is None:
+        return
+    text = json.dumps({"format": FORMAT, **asdict(record)}, indent=1)
+    try:
+        replace_text(folder / _name(record.key), f"{text}\n")
+    except OSError:
+        return  # a full disk: the next start measures again
+
+
+def time_ms(work: Callable[[], object], device: torch.device) -> float:
+    """Return the median time of `work` on the current stream, with a cold L2."""
+    flushed = torch.empty(FLUSHED, dtype=torch.uint8, device=device)
+    for _ in range(2):
+        work()
+    times = []
+    for _ in range(REPEATS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(FLUSHES):
+            flushed.zero_()
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
