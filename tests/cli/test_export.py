@@ -27,7 +27,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra export"
 pytest.importorskip("onnxscript", reason="needs the extra export")
 
 REPO = Path(__file__).resolve().parents[2]
-HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32", "--run.progress=off"]
+HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32", "--run.progress=off"]
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
 BOXES = ["--data.path=synthetic:classes=3,samples=8,size=40", "--data.classes=3", "--data.size=32", "--model.width=4"]
 SHOWN = ["--score-threshold=0.3"]

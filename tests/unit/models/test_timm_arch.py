@@ -70,7 +70,7 @@ def test_without_timm_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
 def test_it_trains_and_is_evaluated(tmp_path: Path):
     flags = """--model.arch timm:test_vit --data.path synthetic:classes=3,samples=8,size=40 --data.size 32
         --data.eval-size 32 --data.eval-resize 32 --train.global-batch 4 --train.min-epoch-steps 1 --train.epochs 2
-        --train.precision fp32 --run.device cpu --run.workers 0 --run.progress off""".split()
+        --train.precision fp32 --run.device cpu --run.workers 0 --run.report off --run.progress off""".split()
     scores = api.train(*api.load("finetune_classification", [*flags, f"--run.out={tmp_path}"]))
     again = api.evaluate(str(tmp_path), ["--run.device=cpu", "--run.workers=0", "--run.progress=off"], which="latest")
     assert again.values == scores.values
