@@ -202,6 +202,7 @@ def run(main: Callable[[list[str]], Any], words: list[str]) -> NoReturn:
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # of Python 3.12, wherever a thread is left
 
+    import numpy.ma  # what np.unique imports when it is called
     import pytest  # noqa: F401  # as test files do
     import torch._dynamo  # what torch imports when its first optimizer is built
     import torch.distributed.run  # noqa: F401
@@ -209,15 +210,21 @@ if __name__ == "__main__":
 
     import sightline.api  # what a command imports when it is called
     import sightline.report.page
+    import sightline.report.samples
     import sightline.runs.ending  # noqa: F401
     from sightline import cli, config, fields, recipes
     from sightline.data import found
+    from sightline.hardware import devices
+    from sightline.runs.environment import environment
 
     for recipe in recipes.names():
         recipes.find(recipe)
         fields.flags_of(recipe)  # reads the sources of all parts
+    for own in Path(__file__).parent.glob("*/faulty*.py"):
+        fields.flags_of(str(own))
     config.load("demo_classification", ["--train.epochs=1"])  # imports the parser of flags
     found.of_recipe("demo_classification", ["--data.path=synthetic:samples=8"], None)  # imports all sources
+    environment(devices.select("cpu"), 1)  # looks for the versions of packages
     warm.keep_no_stacks()
     gc.freeze()  # children share these pages for as long as nobody counts them anew
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them

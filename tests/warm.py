@@ -141,7 +141,7 @@ class Started:
         deadline = time.monotonic() + LIMIT_S
         while not (found := fact()):
             assert time.monotonic() < deadline, "nothing came of it"
-            assert not self.poll(0.002), self._ended
+            assert not self.poll(0.01), self._ended
         return found
 
     def kill(self) -> None:
