@@ -133,10 +133,11 @@ def test_a_tiling_holds_every_pixel_once(images, channels, pixels):
         assert programs >= 264 or tiling.tiles <= 2 * triton.LEAST_TILES  # two for each of 132 processors, or few to do
 
 
-def test_the_kernels_compute_it_in_tritons_interpreter(tmp_path: Path):
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_kernels_compute_it_in_tritons_interpreter(which: str, tmp_path: Path):
     """In a process of its own: the interpreter must be chosen before Triton is imported, and stays."""
     pytest.importorskip("triton")
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--show-capture=no"]
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--show-capture=no", "-m", which]
     words += [f"--rootdir={REPO}", f"--config-file={REPO / 'pyproject.toml'}", HERE / "interpreted_instance_norm.py"]
     environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(REPO)}
     done = warm.python(tmp_path, *words, environ=environ)
