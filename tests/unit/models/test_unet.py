@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-from monai.networks.nets import DynUNet
 from torch import nn
 from torch.nn import functional
 
@@ -155,6 +154,8 @@ def in_order(model: nn.Module) -> list[nn.Parameter]:
     ids=["2d", "3d"],
 )
 def test_output_is_that_of_monais_network_with_the_same_weights(patch, spacing, width, most):
+    from monai.networks.nets import DynUNet
+
     ours = build(patch, 2, 3, spacing, width=width, max_filters=most, negative_slope=0.02).eval()
     theirs = DynUNet(
         len(patch),
@@ -179,6 +180,8 @@ def test_output_is_that_of_monais_network_with_the_same_weights(patch, spacing, 
 
 
 def test_monais_network_of_task_01_has_as_many_parameters():
+    from monai.networks.nets import DynUNet
+
     kernels, strides = geometry(PATCH, (1.0, 1.0))
     filters = unet.filters(6, 32, 512)
     with torch.device("meta"):
