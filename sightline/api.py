@@ -153,7 +153,7 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
         torch.compiler.reset()  # else the next network counts as one recompilation too many of the last
     document = folds.summary(recipe.name, recipe.task.headline, rows)
     log.folder.write_json(folds.DOCUMENT, document)
-    if log.folder.is_main:
+    if log.folder.is_main and run.report == "auto":
         write_if_possible([folder / row["folder"] for row in rows], folder / "report.html")
     return document
 

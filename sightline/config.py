@@ -111,6 +111,8 @@ class Run:
     """Folder for metric.log (JSON lines) and benchmark_run.log, as the TensorFlow benchmark logger writes them."""
     test_id: str = ""
     """benchmark_log: what this run is called in benchmark_run.log."""
+    report: Literal["auto", "off"] = "auto"
+    """auto: draw samples and predictions, and write report.html at the end and every minute; off: none of these."""
     profile: str = ""
     """FIRST,LAST: trace exactly these optimizer steps, e.g. 5,8 for four; writes profile/ in the run folder."""
     progress: Literal["auto", "live", "plain", "off"] = "auto"

@@ -100,7 +100,13 @@ class _Source:
 
 
 def _read(path: Path) -> _Source:
-    return _Source(ast.parse(path.read_text(encoding="utf-8")))
+    return _parsed(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _parsed(text: str) -> _Source:
+    """Parse once per text: a start asks for the flags of the user's own recipe three times."""
+    return _Source(ast.parse(text))
 
 
 @functools.cache

@@ -52,8 +52,6 @@ def serve(connection: int) -> dict[str, Any]:
         request: dict[str, Any] = json.loads(line)
         answer: Any
         if "words" in request:
-            if request["compiles"]:
-                _warm_up_compiler()
             pipes = {name: os.pipe() for name in ("stdout", "stderr")}
             answer = os.fork()
             if answer == 0:
@@ -79,16 +77,14 @@ def serve(connection: int) -> dict[str, Any]:
     os._exit(0)
 
 
-def _warm_up_compiler(done: list[bool] = []) -> None:  # noqa: B006  # once per process
+def _warm_up_compiler() -> None:
     """What torch imports when it compiles for the first time."""
     import torch
 
-    if not done:
-        with torch.no_grad():  # a gradient would start threads, which no child has
-            torch.compile(torch.neg, backend="aot_eager")(torch.ones(1))
-        torch._dynamo.reset()
-        importlib.import_module("torch._inductor.pattern_matcher")  # for gradients
-        done.append(True)
+    with torch.no_grad():  # a gradient would start threads, which no child has
+        torch.compile(torch.neg, backend="aot_eager")(torch.ones(1))
+    torch._dynamo.reset()
+    importlib.import_module("torch._inductor.pattern_matcher")  # for gradients
 
 
 def _become(request: dict[str, Any], writers: dict[str, int]) -> None:
@@ -202,6 +198,7 @@ def run(main: Callable[[list[str]], Any], words: list[str]) -> NoReturn:
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # of Python 3.12, wherever a thread is left
 
+    import numpy.ma  # noqa: F401  # what np.unique imports when it is called
     import pytest  # noqa: F401  # as test files do
     import torch._dynamo  # what torch imports when its first optimizer is built
     import torch.distributed.run  # noqa: F401
@@ -209,15 +206,22 @@ if __name__ == "__main__":
 
     import sightline.api  # what a command imports when it is called
     import sightline.report.page
+    import sightline.report.samples
     import sightline.runs.ending  # noqa: F401
     from sightline import cli, config, fields, recipes
     from sightline.data import found
+    from sightline.hardware import devices
+    from sightline.runs.environment import environment
 
     for recipe in recipes.names():
         recipes.find(recipe)
         fields.flags_of(recipe)  # reads the sources of all parts
+    for own in Path(__file__).parent.glob("*/faulty*.py"):
+        fields.flags_of(str(own))
     config.load("demo_classification", ["--train.epochs=1"])  # imports the parser of flags
     found.of_recipe("demo_classification", ["--data.path=synthetic:samples=8"], None)  # imports all sources
+    environment(devices.select("cpu"), 1)  # looks for the versions of packages
+    _warm_up_compiler()
     warm.keep_no_stacks()
     gc.freeze()  # children share these pages for as long as nobody counts them anew
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them

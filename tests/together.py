@@ -34,6 +34,7 @@ def together(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Call
 
         kept = [parameter for name, parameter in signature.parameters.items() if name not in keys]
         all_cases.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]  # for fixtures
+        all_cases.__dict__.update(dict.fromkeys(map(str, listed)))  # where -k looks: a case chooses its test
         return all_cases
 
     return decorate

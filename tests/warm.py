@@ -141,7 +141,7 @@ class Started:
         deadline = time.monotonic() + LIMIT_S
         while not (found := fact()):
             assert time.monotonic() < deadline, "nothing came of it"
-            assert not self.poll(0.002), self._ended
+            assert not self.poll(0.01), self._ended
         return found
 
     def kill(self) -> None:
@@ -157,7 +157,6 @@ def start(
     cwd: Path | None = None,
     closed_stdout: bool = False,
     terminal: str = "",
-    compiles: bool = False,
     cold_workers: bool = False,
 ) -> Started:
     """`sightline WORDS`, `torchrun OPTIONS sightline WORDS`, `function FILE NAME OUT`, or `script FILE`.
@@ -167,7 +166,7 @@ def start(
     """
     request = {"program": program, "words": [str(word) for word in words], "environ": dict(environ or {})}
     request |= {"cwd": str(cwd or Path.cwd()), "closed_stdout": closed_stdout, "terminal": terminal}
-    request |= {"compiles": compiles, "cold_workers": cold_workers}
+    request |= {"cold_workers": cold_workers}
     return Started(ask(request))
 
 

@@ -29,7 +29,7 @@ from sightline.train.signals import ignore_stops
 def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report: bool = True) -> TrainResult:
     """Train on this process's device, together with the other ranks if a launcher started several, and write the
     report."""
-    folder = Path(run.out or f"runs/{recipe.name}")
+    folder, report = Path(run.out or f"runs/{recipe.name}"), report and run.report == "auto"
     recipe, run = config.at_absolute_paths(recipe, run)  # `folder` is shown as it was typed
     attempt = attempts.detect()
     attempt.obey(folder)

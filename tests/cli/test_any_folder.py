@@ -15,7 +15,14 @@ from sightline.data.sources import folder
 from sightline.data.sources.layouts import chosen_for_val
 from sightline.errors import BadData, BadSample
 
-SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--run.workers=0"]
+SMALL = [
+    "--model.width=4",
+    "--data.size=24",
+    "--data.eval-resize=24",
+    "--data.eval-size=24",
+    "--run.workers=0",
+    "--run.report=off",
+]
 SHORT = [*SMALL, "--train.epochs=1", "--train.global-batch=8", "--run.device=cpu"]
 CLASSES = 4
 

@@ -11,7 +11,7 @@ from sightline.train import checkpoint
 
 TINY = """train demo_classification --model.width=4 --data.path=synthetic:classes=10,samples=16,size=16 --data.size=16
     --data.eval-resize=16 --data.eval-size=16 --train.global-batch=8 --train.precision=fp32 --train.epochs=14
-    --run.workers=0 --run.device=cpu --run.progress=off""".split()
+    --run.workers=0 --run.report=off --run.device=cpu --run.progress=off""".split()
 
 
 def listed(run: Path) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 DATA = """--data.size=16 --data.eval-resize=16 --data.eval-size=16 --train.precision=fp32 --run.device=cpu
-    --run.workers=0""".split()
+    --run.workers=0 --run.report=off""".split()
 SMALL = ["--model.width=4", *DATA]
 IMAGES = "synthetic:classes=10,samples=80,size=16"
 

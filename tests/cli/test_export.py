@@ -27,9 +27,9 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra export"
 pytest.importorskip("onnxscript", reason="needs the extra export")
 
 REPO = Path(__file__).resolve().parents[2]
-HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32", "--run.progress=off"]
+HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32", "--run.progress=off"]
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
-BOXES = ["--data.path=synthetic:classes=3,samples=8,size=40", "--data.classes=3", "--data.size=32", "--model.width=4"]
+BOXES = ["--data.path=synthetic:classes=3,samples=8,size=40", "--data.classes=3", "--data.size=32"]
 SHOWN = ["--score-threshold=0.3"]
 SLICES = DataSpec(("background", "disc"), 1, (16, 16), (), ())
 
@@ -50,16 +50,62 @@ def classifier(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+FEW_LAYERS = '''
+"""demo_detection with two convolutions: the graph of its SSD takes five times as long to write."""
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from sightline.models.anchors import default_boxes
+from sightline.parts import ModelConfig
+from sightline.recipes import demo_detection
+
+
+class Net(nn.Module):
+    def __init__(self, size, classes):
+        super().__init__()
+        cells = size // 8
+        anchors = default_boxes(size, [cells], [8], [size / 3, size / 2], [[2]])
+        self.answers = len(anchors) // cells**2, classes + 4
+        self.trunk = nn.Conv2d(3, 8, 8, 8)
+        self.head = nn.Conv2d(8, self.answers[0] * self.answers[1], 3, padding=1)
+        self.register_buffer("anchors", anchors, persistent=False)
+
+    def forward(self, pixels):
+        found = self.head(self.trunk(pixels).relu()).permute(0, 2, 3, 1)
+        found = found.reshape(pixels.shape[0], -1, self.answers[1])
+        logits, offsets = found.split([self.answers[1] - 4, 4], dim=2)
+        return logits, offsets, self.anchors
+
+
+@dataclass(frozen=True)
+class NetConfig(ModelConfig):
+    def build(self, spec):
+        return Net(spec.size[0], len(spec.classes) + 1)
+
+
+def recipe():
+    base = demo_detection.recipe()
+    return replace(base, name="few_layers", model=NetConfig())
+'''
+
+
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with model.onnx and model-raw.pt2; for reading only."""
-    out = tmp_path_factory.mktemp("detector") / "run"
+    file = tmp_path_factory.mktemp("detector") / "few_layers.py"
+    file.write_text(FEW_LAYERS)
+    out = file.with_name("run")
     flags = [f"--run.out={out}", "--train.global-batch=4", "--train.epochs=1", "--train.eval-every-epochs=1"]
     flags += ["--task.candidates=20", "--task.score-threshold=0.3"]  # random weights give each of four classes 1/4
-    assert cli.main(["train", "demo_detection", *BOXES, *HERE, *flags]) == 0
-    export(out)
-    export(out, "--raw", "--format=torch-export")
+    assert cli.main(["train", str(file), *BOXES, *HERE, *flags]) == 0
+    export(out, *recipe_of(out))
+    export(out, *recipe_of(out), "--raw", "--format=torch-export")
     return out
+
+
+def recipe_of(detector: Path) -> tuple[str, str]:
+    return "--recipe", f"{detector.parent}/few_layers.py"
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +191,8 @@ def test_the_serving_example_names_the_class_that_predict_names(
 def test_predict_says_the_same_of_a_detector(
     name: str, detector: Path, shapes: Path, tmp_path: Path, sightline, boxes_of_run: list[dict]
 ):
-    file = sightline("predict", detector / name, shapes / "val", "--out", tmp_path, *SHOWN, "--no-draw", *HERE)
+    words = ["predict", detector / name, shapes / "val", "--out", tmp_path, *recipe_of(detector)]
+    file = sightline(*words, *SHOWN, "--no-draw", *HERE)
     assert file.code == 0, file
     same(boxes_of_run, findings(tmp_path))
 
@@ -153,7 +200,8 @@ def test_predict_says_the_same_of_a_detector(
 @pytest.fixture(scope="module")
 def boxes_of_run(detector: Path, shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     out = tmp_path_factory.mktemp("boxes")
-    assert cli.main(["predict", str(detector), str(shapes / "val"), f"--out={out}", *SHOWN, "--no-draw", *HERE]) == 0
+    words = ["predict", str(detector), str(shapes / "val"), f"--out={out}", *recipe_of(detector)]
+    assert cli.main([*words, *SHOWN, "--no-draw", *HERE]) == 0
     assert sum(len(row["found"]) for row in findings(out)) > 50
     return findings(out)
 
@@ -178,7 +226,8 @@ def test_a_detector_chooses_boxes_inside_the_graph_unless_raw(detector: Path):
 def test_a_file_refuses_to_show_boxes_that_it_does_not_keep(
     flags: list[str], detector: Path, shapes: Path, tmp_path: Path, sightline
 ):
-    said = sightline("predict", detector / "model.onnx", shapes / "val", "--out", tmp_path / "out", *flags, *HERE)
+    words = ["predict", detector / "model.onnx", shapes / "val", "--out", tmp_path / "out", *recipe_of(detector)]
+    said = sightline(*words, *flags, *HERE)
     assert said.code == 2 and "model.onnx" in said.err and not (tmp_path / "out").exists()
 
 

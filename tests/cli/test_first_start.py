@@ -20,6 +20,7 @@ TINY = [
     "--data.eval-resize=24",
     "--data.eval-size=24",
     "--run.workers=0",
+    "--run.report=off",
     "--run.device=cpu",
     "--run.threads=1",
     "--train.epochs=2",
@@ -113,7 +114,7 @@ def test_a_measured_batch_is_kept_and_gives_the_bits_of_the_same_number_typed(tm
 def test_running_out_of_memory_while_measuring_ends_the_search_and_not_the_run(tmp_path: Path):
     """The first loss, of two samples, fails; one sample fits."""
     recipe = str(Path(__file__).parents[1] / "faults" / "faulty.py")
-    flags = ["--run.workers=0", "--run.device=cpu", "--run.threads=1", "--train.global-batch=auto"]
+    flags = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--run.threads=1", "--train.global-batch=auto"]
     said = train(tmp_path, recipe, *flags, "--train.max-steps=3", FAULT="oom@train:1")
     assert said.code == 0, said
     assert about("batch 1: the largest that fits in 40 % of", said), said

@@ -13,7 +13,14 @@ from PIL import Image
 from sightline import cli
 
 NAME = "demo_classification"
-SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--run.workers=0"]
+SMALL = [
+    "--model.width=4",
+    "--data.size=24",
+    "--data.eval-resize=24",
+    "--data.eval-size=24",
+    "--run.workers=0",
+    "--run.report=off",
+]
 SHORT = [*SMALL, "--run.device=cpu", "--train.precision=fp32", "--train.global-batch=16", "--train.epochs=1"]
 HERE = ["--run.device=cpu", "--run.workers=0"]
 COLOURS = ("blue", "green", "red")

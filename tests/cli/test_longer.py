@@ -20,6 +20,7 @@ TINY = [
     "--train.global-batch=8",
     "--train.precision=fp32",
     "--run.workers=0",
+    "--run.report=off",
     "--run.device=cpu",
 ]
 NEVER_BETTER = ("--optimizer.lr=0", "--train.patience=1")

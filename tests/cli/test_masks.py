@@ -15,7 +15,7 @@ from sightline.report.slices import outline_colour
 
 MADE = runpy.run_path(str(Path(__file__).resolve().parents[1] / "unit/data/prepare/raw_layouts.py"))
 PREPARE = ("prepare", "decathlon")
-HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32"]
+HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32"]
 TINY = ["--model.width=4", "--train.global-batch=2", "--train.max-steps=2", "--train.epochs=1", "--data.folds=2", *HERE]
 
 

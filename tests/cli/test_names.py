@@ -11,7 +11,7 @@ NAME = "demo_classification"
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[bold]"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b31m\u202e[bold]"
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
-HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32", "--train.epochs=1"]
+HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32", "--train.epochs=1"]
 HARMLESS = {*range(32, 127), 9, 10}
 
 

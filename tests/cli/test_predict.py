@@ -23,7 +23,7 @@ from sightline.train import checkpoint
 
 NAME = "demo_classification"
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
-HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32"]
+HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32"]
 
 
 @pytest.fixture(scope="module")

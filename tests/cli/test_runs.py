@@ -12,7 +12,7 @@ from sightline.runs.log import RunLog
 
 NAME = "demo_classification"
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24", "--train.global-batch=16"]
-HERE = ["--run.workers=0", "--run.device=cpu", "--train.precision=fp32", "--run.progress=off"]
+HERE = ["--run.workers=0", "--run.report=off", "--run.device=cpu", "--train.precision=fp32", "--run.progress=off"]
 
 
 @pytest.fixture(scope="module")

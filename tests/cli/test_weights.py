@@ -12,7 +12,14 @@ from safetensors.torch import load_file
 from sightline.files.download import Patience
 
 CLASSES = ("--data.path=synthetic:classes=5,samples=20,size=32", "--data.classes=5")
-TINY = ("--model.width=4", "--train.global-batch=10", "--run.workers=0", "--run.device=cpu", "--run.progress=plain")
+TINY = (
+    "--model.width=4",
+    "--train.global-batch=10",
+    "--run.workers=0",
+    "--run.report=off",
+    "--run.device=cpu",
+    "--run.progress=plain",
+)
 SHORT = ("--train.max-steps=1", "--train.epochs=1", "--run.threads=1")
 
 

@@ -15,7 +15,14 @@ import warm
 RECIPE = Path(__file__).with_name("faulty_ranks.py")
 STARTED = runpy.run_path(str(Path(__file__).with_name("started.py")))
 LIMIT_S = STARTED["LIMIT_S"]
-FLAGS = ["--run.workers=0", "--run.device=cpu", "--run.threads=1", "--run.log-every-steps=1", "--run.keep=1000"]
+FLAGS = [
+    "--run.workers=0",
+    "--run.device=cpu",
+    "--run.threads=1",
+    "--run.log-every-steps=1",
+    "--run.keep=1000",
+    "--run.report=off",
+]
 
 
 class Ranks:

@@ -19,7 +19,7 @@ from sightline.tasks.classification import Classification
 
 HERE = Path(__file__).parent
 FLAGS = """--run.workers=0 --run.device=cpu --run.threads=1 --run.progress=off --run.checkpoint-every-steps=2
---train.max-steps=8""".split()
+--run.report=off --train.max-steps=8""".split()
 losses = itertools.count(1)
 
 

@@ -141,7 +141,7 @@ def main(out: Path) -> None:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of each rank."""
-    out = warm.once(tmp_path_factory, "ddp", lambda out: warm.run(__file__, out, RANKS, PER_HOST, compiles=True))
+    out = warm.once(tmp_path_factory, "ddp", lambda out: warm.run(__file__, out, RANKS, PER_HOST))
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 

@@ -73,7 +73,7 @@ def test_two_ranks_evaluate_thirteen_images_as_one_and_one_of_them_tells(tmp_pat
     flags = """--model.depth=18 --model.width=8 --model.init=torch --data.path=synthetic:classes=3,samples=104,size=60
         --data.classes=3 --data.size=64 --data.augment=off --train.epochs=3 --train.global-batch=8
         --train.precision=fp32 --train.eval-every-epochs=3 --optimizer.kind=adam --optimizer.lr=0.003
-        --schedule.warmup-epochs=0 --run.workers=0 --run.device=cpu --run.progress=off""".split()
+        --schedule.warmup-epochs=0 --run.workers=0 --run.report=off --run.device=cpu --run.progress=off""".split()
     api.train(*api.load("demo_detection", [*flags, f"--run.out={tmp_path}"]))
     alone = api.evaluate(str(tmp_path), HERE)
     assert alone.values["samples"] == 13 and alone.values["ar100"] > 0

@@ -81,7 +81,7 @@ def measured(world: World) -> str:
 @pytest.mark.shows("task.dice_over")
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ranks_give_the_gradients_and_scores_of_one(tmp_path: Path, ranks: int):
-    warm.run(__file__, tmp_path, ranks, compiles=True)
+    warm.run(__file__, tmp_path, ranks)
     seen = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     whole, scores = trained(World(), "local"), measured(World())
     values = json.loads(scores)[0]

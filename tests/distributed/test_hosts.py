@@ -26,7 +26,7 @@ STEPS = 600
 PORT = 29400  # each test has its own network, so nobody else is there
 CABLE = "cable"  # the one interface of a host besides the loopback
 FLAGS = """--run.workers=0 --run.device=cpu --run.threads=1 --run.log-every-steps=1 --run.progress=plain
-    --run.checkpoint-every-steps=10 --run.timeout-s=5""".split()
+    --run.report=off --run.checkpoint-every-steps=10 --run.timeout-s=5""".split()
 
 # Softmax regression: no batch-norm, so that splitting a batch changes nothing but the order of a sum. A step takes as
 # long as the file PACE says, so that there is time to cut a cable.

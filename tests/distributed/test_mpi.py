@@ -21,7 +21,7 @@ torchrun, wait_for_step, watched = (COMMANDS[name] for name in ("torchrun", "wai
 LIMIT_S = COMMANDS["LIMIT_S"]
 FLAGS = """demo_classification --model.width=4 --data.path=synthetic:classes=4,samples=24,size=16 --data.classes=4
     --data.size=16 --data.eval-resize=16 --data.eval-size=16 --train.epochs=1 --train.global-batch=8
-    --train.precision=fp32 --run.device=cpu --run.workers=0 --run.threads=1 --run.progress=plain
+    --train.precision=fp32 --run.device=cpu --run.workers=0 --run.report=off --run.threads=1 --run.progress=plain
     --run.log-every-steps=1""".split()
 
 

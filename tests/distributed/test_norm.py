@@ -156,7 +156,7 @@ def main(out: Path) -> None:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of each rank."""
-    out = warm.once(tmp_path_factory, "norm", lambda out: warm.run(__file__, out, RANKS, compiles=True))
+    out = warm.once(tmp_path_factory, "norm", lambda out: warm.run(__file__, out, RANKS))
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
 
 

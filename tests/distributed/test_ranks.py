@@ -59,6 +59,7 @@ def recipe() -> Recipe:
 FLAGS = [
     "--data.path=synthetic:classes=4,samples=244,size=16",
     "--run.workers=0",
+    "--run.report=off",
     "--run.device=cpu",
     "--run.threads=1",
     "--run.log-every-steps=1",

@@ -12,6 +12,7 @@ import pytest
 import warm
 
 FAULTY = str(Path(__file__).with_name("faulty.py"))
+REPORTED = "--run.report=auto"
 
 
 class Result:
@@ -119,6 +120,7 @@ class Runner:
         given = [] if "--run.workers" in flags else ["--run.workers", "0"]
         # A fault in step N + 1 must find the checkpoint of step N written; what comes otherwise is asked for.
         given += [] if "--run.save-in-background" in flags else ["--run.no-save-in-background"]
+        given += [] if REPORTED in flags else ["--run.report=off"]  # a quarter of such a run
         words = ["train", recipe, *fixed, *given, *flags]
         how = {"cold_workers": cold_workers, "closed_stdout": closed_stdout, "terminal": terminal}
         return Started(out, warm.start("sightline", *words, environ=environ, cwd=self.folder, **how))

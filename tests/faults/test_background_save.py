@@ -44,7 +44,14 @@ def test_a_full_disk_is_a_warning_until_the_end(sightline, tmp_path):
 
 
 def train(out: Path, *flags: str) -> None:
-    common = ["--run.workers=0", "--run.device=cpu", "--run.threads=1", "--run.progress=off", "--run.log-every-steps=1"]
+    common = [
+        "--run.workers=0",
+        "--run.device=cpu",
+        "--run.threads=1",
+        "--run.progress=off",
+        "--run.log-every-steps=1",
+        "--run.report=off",
+    ]
     api.train(*config.load(FAULTY, [*common, f"--run.out={out}", *OFTEN, *flags]))
 
 

@@ -46,7 +46,7 @@ def test_fail_ends_with_exit_3_and_the_path(sightline, data, bad, tmp_path):
 
 def test_skip_ends_well_lists_them_and_repeats_its_bits(sightline, data, bad, tmp_path):
     flags = ("--data.path", str(data), *IMAGES, "--data.on-bad-sample", "skip")
-    first = sightline.run(tmp_path / "first", *flags)
+    first = sightline.run(tmp_path / "first", *flags, "--run.report=auto")
     assert first.code == 0, first
     found = listed(first.out)
     assert {record["name"]: record["feed"] for record in found} == dict.fromkeys(bad, "train")

@@ -1,5 +1,6 @@
 """A save that is killed at any of its system calls leaves the old checkpoints or the new one, whole (B5: 4)."""
 
+import json
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 
 from sightline.train import checkpoint
 from sightline.train.checkpoint import Checkpoints
@@ -81,6 +83,14 @@ def is_killed_in_call(number: int, folder: Path, step: int, value: float, best_s
     ],
 )
 def test_save_killed_at_every_call(tmp_path, step, best_step):
+    (tmp_path / "case.json").write_text(json.dumps([step, best_step]))
+    ended = warm.start("function", __file__, "kill_at_every_call", tmp_path).wait()
+    assert ended.code == 0, ended
+
+
+def kill_at_every_call(tmp_path: Path) -> None:
+    """In a process that is half the size of one of tests, which takes half as long to fork."""
+    step, best_step = json.loads((tmp_path / "case.json").read_text())
     before = tmp_path / "before"
     save(before, 1, 1.0, best_step=1)
     save(before, 2, 2.0, best_step=1)

@@ -19,7 +19,9 @@ NO_ROOM_FOR_TENSORS, NO_ROOM = "full50000", "full0"
 
 @pytest.mark.parametrize("limit", [NO_ROOM_FOR_TENSORS, NO_ROOM])
 def test_run_continues_without_the_checkpoints_it_cannot_write(sightline, reference, tmp_path, limit):
-    ended = sightline.run(tmp_path / "run", *OFTEN, progress="plain", FAULT=f"{limit}@train:3,free@train:9")
+    ended = sightline.run(
+        tmp_path / "run", *OFTEN, "--run.report=auto", progress="plain", FAULT=f"{limit}@train:3,free@train:9"
+    )
     assert ended.code == 0, ended
     assert ended.bits == reference().bits
     said = ended.stdout.replace("\n", " ")
@@ -36,7 +38,7 @@ def test_run_continues_without_the_checkpoints_it_cannot_write(sightline, refere
 @pytest.mark.parametrize("limit", [NO_ROOM_FOR_TENSORS, NO_ROOM])
 def test_last_save_without_room_is_exit_7(sightline, reference, tmp_path, limit):
     out = tmp_path / "run"
-    ended = sightline.run(out, *OFTEN, FAULT=f"{limit}@train:11")
+    ended = sightline.run(out, *OFTEN, "--run.report=auto", FAULT=f"{limit}@train:11")
     assert ended.code == 7, ended
     assert "ckpt-00000016 could not be written: File too large; earlier checkpoints are intact" in ended.stderr
     assert ended.checkpoints == ["ckpt-00000008", "ckpt-00000010"], "nothing half written is left"

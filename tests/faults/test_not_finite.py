@@ -22,7 +22,7 @@ def assert_finite(ended):
 # nan goes through the network and its batch-norm statistics, infinite strikes the loss alone.
 @pytest.mark.parametrize("fault", ["nan", pytest.param("infinite", marks=pytest.mark.slow)])
 def test_stop_is_exit_5_with_the_samples_and_keeps_what_was_saved(sightline, tmp_path, fault):
-    ended = sightline.run(tmp_path / "run", *EVERYTHING, *OFTEN, FAULT=f"{fault}@sample:{SAMPLE}")
+    ended = sightline.run(tmp_path / "run", *EVERYTHING, *OFTEN, "--run.report=auto", FAULT=f"{fault}@sample:{SAMPLE}")
     assert ended.code == ended.exit_code_in_folder == 5, ended
     step = BAD_STEPS[0]
     assert f"not finite in step {step} (samples synthetic:train/" in ended.stderr

@@ -55,7 +55,7 @@ def compare_gradients(out: Path) -> None:
 
 
 def use_the_engine(out: Path) -> None:
-    here = ["--run.device=cpu", "--run.workers=0", "--run.progress=off"]
+    here = ["--run.device=cpu", "--run.workers=0", "--run.report=off", "--run.progress=off"]
     scores = api.train(*config.load("demo_classification", [*TINY, *here, f"--run.out={out}"]))
     assert api.evaluate(str(out), here, which="latest").values == scores.values
     Image.new("RGB", (64, 64), (200, 100, 50)).save(out / "orange.png")

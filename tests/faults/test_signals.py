@@ -46,7 +46,7 @@ FLAGS = ("--data.path", "synthetic:classes=4,samples=128,size=24")
 @pytest.mark.parametrize("name", ["term", pytest.param("int", marks=pytest.mark.slow)])
 def test_saves_at_the_exact_step_and_resumes_to_equal_bits(sightline, reference, tmp_path, name, where, step, epoch):
     out = tmp_path / "run"
-    stopped = sightline.run(out, *FLAGS, FAULT=f"{name}@{where}")
+    stopped = sightline.run(out, *FLAGS, "--run.report=auto", FAULT=f"{name}@{where}")
     assert stopped.code == stopped.exit_code_in_folder == CODES[name], stopped
     assert (stopped.progress["step"], stopped.progress["epoch"]) == (step, epoch)
     assert "Traceback" not in stopped.stderr

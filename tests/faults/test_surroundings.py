@@ -40,7 +40,7 @@ def test_error_is_reported_although_the_reader_of_the_output_went_away(sightline
 
 @pytest.mark.parametrize("progress", ["plain", pytest.param("live", marks=pytest.mark.slow)])
 def test_dumb_terminal(sightline, tmp_path, progress):
-    ended = sightline.run(tmp_path / "run", progress=progress, TERM="dumb", COLUMNS="20")
+    ended = sightline.run(tmp_path / "run", "--run.report=auto", progress=progress, TERM="dumb", COLUMNS="20")
     assert ended.code == 0 and ended.stdout.splitlines()[-1].startswith("report: "), ended
     if progress == "plain":
         assert "\x1b" not in ended.stdout

@@ -16,7 +16,7 @@ from sightline.data.decode import decode_rgb, decode_values, read_header
 from sightline.errors import BadSample
 
 fuzz = runpy.run_path(str(Path(__file__).with_name("mutate.py")))["fuzz"]
-COUNTS = pytest.mark.parametrize("mutations", [50, pytest.param(3000, marks=pytest.mark.slow)])
+COUNTS = pytest.mark.parametrize("mutations", [20, pytest.param(3000, marks=pytest.mark.slow)])
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 40, 3), dtype=np.uint8))
 SMOOTH = NOISE.resize((64, 48), Image.Resampling.BICUBIC)
 JPEG_TOKENS = [bytes([0xFF, code]) for code in (*range(0xC0, 0xE3), 0x00, 0x01, 0xEE, 0xF0, 0xFE, 0xFF)]

@@ -73,7 +73,7 @@ JSON_TOKENS = (
     b"1e999",
     b"\\ud800",
 )
-FEW, MANY = 50, 3000
+FEW, MANY = 20, 3000
 MOST_MB = 256
 
 

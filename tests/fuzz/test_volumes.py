@@ -20,7 +20,7 @@ from sightline.evaluate.label_files import compare
 from sightline.parts import DataSpec
 
 fuzz = runpy.run_path(str(Path(__file__).with_name("mutate.py")))["fuzz"]
-COUNTS = pytest.mark.parametrize("mutations", [50, pytest.param(3000, marks=pytest.mark.slow)])
+COUNTS = pytest.mark.parametrize("mutations", [20, pytest.param(3000, marks=pytest.mark.slow)])
 SHAPE = (3, 5, 4)  # depth, height, width
 # What stands in the fields of a NIfTI header: sizes, kinds of voxels, spacings, offsets, magic numbers.
 NIFTI_TOKENS = [

@@ -36,7 +36,18 @@ def run(tmp_path) -> Path:
 
 def test_training_goes_on(run):
     """With --run.override, because later versions may have fields that this recipe did not know."""
-    flags = ["--run.out", str(run), "--run.device", "cpu", "--run.threads", "1", "--run.workers", "0"]
+    flags = [
+        "--run.out",
+        str(run),
+        "--run.device",
+        "cpu",
+        "--run.threads",
+        "1",
+        "--run.workers",
+        "0",
+        "--run.report",
+        "off",
+    ]
     recipe, options = api.load(str(KEPT / "tiny.py"), [*flags, "--run.override", "--run.progress", "off"])
     scores = api.train(recipe, options)
     assert scores.values["samples"] == 2

@@ -18,7 +18,7 @@ FLAGS = """--data.path synthetic:classes=8,samples=1600,size=32 --data.classes 8
 --data.eval-resize 32 --data.crop-scale 1 1 --data.crop-ratio 1 1 --data.mixup 0.2
 --model.width 8 --train.global-batch 32 --train.epochs 4 --train.precision fp32
 --optimizer.lr 0.05 --run.log-every-steps 1 --run.progress off --run.workers 0 --run.threads 1 --run.compile off
---train.eval-every-epochs 4""".split()
+--run.report off --train.eval-every-epochs 4""".split()
 STEPS = 200
 # Nothing is resized above: resizing rounds differently on other processors, by whole grey levels.
 

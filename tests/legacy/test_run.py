@@ -23,7 +23,7 @@ ZIPS, FOLDERS = (
     runpy.run_path(str(TESTS / "unit/data/prepare" / name)) for name in ("coco_zips.py", "decathlon_folders.py")
 )
 BLOBS = runpy.run_path(str(TESTS / "recipes/conftest.py"))["write_blobs"]
-HERE = ["--set", "run.workers=0", "--set", "run.progress=plain"]
+HERE = ["--set", "run.workers=0", "--set", "run.report=off", "--set", "run.progress=plain"]
 SMALL = "data.size=24 data.eval-resize=24 data.eval-size=24 data.classes=0 model.arch=shufflenet_v2_x0_5".split()
 SMALL_BOXES = "model.depth=18 model.width=4 data.size=48 data.classes=0 data.max-boxes=20".split()
 SMALL_VOLUMES = "model.width=4 data.task=own".split()

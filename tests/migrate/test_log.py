@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from sightline import migrate
@@ -111,7 +112,7 @@ def rank_of(rank):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    for kind in ("fork", "spawn", "forkserver"):
+    for kind in sys.argv[1:]:
         loader = DataLoader(Made(), num_workers=1, pin_memory=True, multiprocessing_context=kind)
         print(kind, sum(float(x.sum()) for x in loader))
     for kind in ("fork", "forkserver"):
@@ -125,29 +126,38 @@ if __name__ == "__main__":
         torch.zeros(9, device="cuda")
         sys.exit(0)
     os.waitpid(child, 0)
-    code = "import torch; assert torch.cuda.is_available(); print('child', torch.zeros(2, device='cuda:0').tolist())"
-    silent = os.environ | {"SIGHTLINE_MIGRATE_LOG": "0"}
-    child = subprocess.run([sys.executable, "-c", code], env=silent, capture_output=True, text=True, check=True)
-    print(child.stdout, end="")
+    if "spawn" in sys.argv:
+        code = "import torch; torch.cuda.is_available() and print('child', torch.zeros(2, device='cuda:0').tolist())"
+        silent = os.environ | {"SIGHTLINE_MIGRATE_LOG": "0"}
+        child = subprocess.run([sys.executable, "-c", code], env=silent, capture_output=True, text=True, check=True)
+        print(child.stdout, end="")
     print(torch.cuda.device_count())
 """
 
 
-def test_every_child_is_migrated_and_has_its_own_files(run_script: Run, tmp_path: Path):
+# By default without what starts as the ranks do (a spawned loader) and as below (a program): an import of torch each.
+@pytest.mark.parametrize(
+    "loaders",
+    [("fork", "forkserver"), pytest.param(("fork", "spawn", "forkserver"), marks=pytest.mark.slow)],
+    ids="-".join,
+)
+def test_every_child_is_migrated_and_has_its_own_files(run_script: Run, tmp_path: Path, loaders: tuple[str, ...]):
     """Workers of loaders and pools, spawned ranks, forks and programs, however they start."""
-    done = run_script(WORKERS)
-    started = "fork 12.0\nspawn 12.0\nforkserver 12.0\nfork [True]\nforkserver [True]\n"
-    assert done.stdout == started + "child [0.0, 0.0]\n1\n"
+    done = run_script(WORKERS, args=loaders)
+    is_whole = "spawn" in loaders
+    started = "".join(f"{kind} 12.0\n" for kind in loaders) + "fork [True]\nforkserver [True]\n"
+    assert done.stdout == started + "child [0.0, 0.0]\n" * is_whole + "1\n"
     found = documents(tmp_path / "migrate_log")
-    assert len({document["pid"] for document in found}) == len(found) == 9  # the fork server itself has none
+    children = 5 + len(loaders)  # the fork server itself and the silent program have no files
+    assert len({document["pid"] for document in found}) == len(found) == 1 + children
     (main,) = [document for document in found if document["parent"] is None]
     assert all(document["parent"] == main["pid"] and document["finished"] for document in found if document is not main)
     assert len({document["run"] for document in found}) == 1
-    assert calls(found)["torch.ones"] == 3 * 4 and calls(found)["torch.zeros"] == 3
-    assert calls(found)["torch.full"] == 3 * 4 + 4 and calls([main])["torch.ones"] == 0
+    assert calls(found)["torch.ones"] == len(loaders) * 4 and calls(found)["torch.zeros"] == 3
+    assert calls(found)["torch.full"] == len(loaders) * 4 + 4 and calls([main])["torch.ones"] == 0
     # The process that started them speaks for all, once.
-    assert done.stderr.count("on cpu, torch") == 1 and "rank 0 with 8 child processes" in done.stderr
-    assert re.search(r"\n +12  torch\.ones --> ", done.stderr)
+    assert done.stderr.count("on cpu, torch") == 1 and f"rank 0 with {children} child processes" in done.stderr
+    assert re.search(rf"\n +{4 * len(loaders)}  torch\.ones --> ", done.stderr)
 
 
 def test_crash_leaves_a_report_and_the_same_traceback(run_script: Run, tmp_path: Path):

@@ -49,7 +49,7 @@ TINY = {
         "--train.target-score=0",  # nor stop early, nor be called diverged
         "--train.diverged-score=0",
     ],
-    "Run": ["--run.workers=0", "--run.device=cpu", "--run.log-every-steps=1"],
+    "Run": ["--run.workers=0", "--run.device=cpu", "--run.log-every-steps=1", "--run.report=off"],
 }
 
 
@@ -169,7 +169,7 @@ def train_made(capsys: pytest.CaptureFixture[str]) -> Iterator[Train]:
         result = Result(Path(how.out or f"runs/{recipe.name}"))
         capsys.readouterr()
         try:
-            result.scores = api.train(recipe, how, report=False)
+            result.scores = api.train(recipe, how)
         except SightlineError as error:
             result.error = error
         result.shown = capsys.readouterr().out

@@ -81,6 +81,10 @@ def event_files(result) -> Any:
     return len(list((result.folder / "tensorboard").glob("events.*")))
 
 
+def pages(result) -> Any:
+    return sorted(path.name for path in result.folder.iterdir() if path.suffix in (".html", ".jpg"))
+
+
 def traces(result) -> Any:
     return sorted(path.name for path in (result.folder / "profile").glob("*"))
 
@@ -711,6 +715,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "tensorboard": [Flip(("True",), event_files, same=weights)],
         "benchmark_log": [Flip(("measured",), measured, same=weights)],
         "test_id": [Flip(("nightly",), measured, base=("--run.benchmark-log=measured",), same=weights)],
+        "report": [Flip(("off",), pages, base=("--run.report=auto",), same=weights)],
         "profile": [Flip(("1,2",), traces, same=weights), Flip(("4,2",), error)],
         "progress": [Flip(("off", "plain"), shown, same=weights)],
     },

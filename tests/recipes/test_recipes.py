@@ -55,7 +55,7 @@ def test_it_is_called_by_the_name_of_its_file(name: str):
 
 
 @EVERY_RECIPE
-def test_it_trains_evaluates_and_writes_its_run_folder(name: str, tmp_path: Path, finished):
+def test_it_trains_evaluates_and_writes_its_run_folder(name: str, finished):
     result = finished(name)
     assert result.error is None
     assert [e["step"] for e in result.events("train")] == list(range(1, STEPS + 1))
@@ -71,12 +71,17 @@ def test_it_trains_evaluates_and_writes_its_run_folder(name: str, tmp_path: Path
     assert held_out == (HELD_OUT_VOLUMES if getattr(data, "dim", 2) == 3 else HELD_OUT[type(data).__name__])
     assert f"{name}: 24 training and {held_out} evaluation samples\n" in result.shown
     assert "2 epochs of 3 steps, batch 8, base rate " in result.shown
-    # The config of the run makes the same run again, bit for bit.
+    recipe, _ = config.load(name, [], result.folder / "config.yaml")
+    metric = recipe.task.metric(recipe.data.open("val", 0).spec, torch.device("cpu"))
+    assert metric.names() == tuple(result.scores.values)  # known before anything is learnt
+
+
+@EACH_PART
+def test_the_config_of_a_run_makes_it_again_bit_for_bit(name: str, tmp_path: Path, finished):
+    result = finished(name)
     path = result.folder / "config.yaml"
     again = config.load(config.recipe_named_in(path), [f"--run.out={tmp_path / 'again'}"], path)
     api.train(*again)
-    metric = again[0].task.metric(again[0].data.open("val", 0).spec, torch.device("cpu"))
-    assert metric.names() == tuple(result.scores.values)  # known before anything is learnt
     copy = type(result)(tmp_path / "again")
     assert copy.bits() == result.bits()
     assert [e["loss"] for e in copy.events("train")] == [e["loss"] for e in result.events("train")]
@@ -144,7 +149,8 @@ def known_to(name: str, flags: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "variant"),
     [
-        *COVER["params"](COVER["data"], "as it is"),
+        # Slow: the tests of signals resume these to the same bits.
+        *(pytest.param(name, "as it is", marks=pytest.mark.slow) for name in recipes.names()),
         *COVER["params"](COVER["data"], "everything on"),
         *COVER["params"](lambda name: {name} & {"unet2d"}, "fp16 and adamw"),  # the cheapest: the state is the engine's
     ],
@@ -153,7 +159,7 @@ def test_resumed_from_any_step_it_ends_with_the_same_bits(name: str, variant: st
     flags = [*known_to(name, VARIANTS[variant]), "--run.checkpoint-every-steps=1", "--run.keep=100"]
     whole = train(name, tmp_path / "whole", *flags)
     assert [c.name for c in whole.checkpoints] == [f"ckpt-{step:08d}" for step in range(1, STEPS + 1)]
-    for step in range(1, STEPS) if "--train.ema=0.9" in flags else (2, 3):
+    for step in (2, 3, 5):  # in the first epoch, at its end, in the second
         copy = tmp_path / f"from {step}"
         shutil.copytree(whole.folder, copy)
         for later in range(step + 1, STEPS + 1):
@@ -193,17 +199,29 @@ class Stopping(RunLog):
             os.kill(os.getpid(), self.number)
 
 
-@EACH_DATA
+SIGNALS = [
+    (signal.SIGTERM, ("step", 2)),
+    (signal.SIGTERM, ("evaluation of step", 3)),
+    (signal.SIGINT, ("step", 2)),
+    (signal.SIGTERM, ("step", 3)),
+    (signal.SIGTERM, ("evaluation of step", 6)),
+]
+LATER = SIGNALS[2:]  # where the kind of data makes no difference: by default with the first recipe only
+
+
 @pytest.mark.parametrize(
-    ("number", "signal_at"),
+    ("name", "number", "signal_at"),
     [
-        (signal.SIGTERM, ("step", 2)),
-        (signal.SIGINT, ("step", 2)),
-        (signal.SIGTERM, ("step", 3)),
-        (signal.SIGTERM, ("evaluation of step", 3)),
-        (signal.SIGTERM, ("evaluation of step", 6)),
+        pytest.param(
+            *param.values,
+            number,
+            at,
+            id=f"{param.id}-{number.name}-{at[0]} {at[1]}",
+            marks=pytest.mark.slow if (number, at) in LATER and param.id != COVER["RICHEST"][0] else param.marks,
+        )
+        for param in COVER["params"](COVER["data"])
+        for number, at in SIGNALS
     ],
-    ids=str,
 )
 def test_a_signal_saves_and_the_same_command_resumes(
     name: str, tmp_path: Path, train, finished, load, number: signal.Signals, signal_at: tuple[str, int]

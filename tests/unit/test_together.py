@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from _pytest.mark import KeywordMatcher
 from together import together
 
 
@@ -32,6 +33,16 @@ def test_an_error_that_does_not_come_is_a_failure_too():
     with pytest.raises(BaseExceptionGroup, match="1 of 2 cases") as raised:
         refused()
     assert raised.value.exceptions[0].__notes__ == ["in the case {'text': '1'}"]
+
+
+def test_the_words_of_a_case_choose_its_test(request: pytest.FixtureRequest):
+    @together(("kind", "size"), [("round", 3), ("square", 4)])
+    def test_shapes(kind: str, size: int):
+        pass
+
+    item = pytest.Function.from_parent(request.node.parent, name="test_shapes", callobj=test_shapes)
+    found = KeywordMatcher.from_item(item)
+    assert found("square") and not found("oval")
 
 
 PAIRS = []

@@ -9,14 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from torchmetrics.classification import (
-    MultilabelAveragePrecision,
-    MultilabelExactMatch,
-    MultilabelF1Score,
-    MultilabelPrecision,
-    MultilabelPrecisionRecallCurve,
-    MultilabelRecall,
-)
 
 from sightline.errors import BadData
 from sightline.evaluate.average_precision import AveragePrecision, average_precision
@@ -54,6 +46,14 @@ def counted(logits: torch.Tensor, labels: torch.Tensor, batch: int, smoothing: f
 @pytest.mark.parametrize("levels", [0, 4], ids=["", "ties"])
 @pytest.mark.parametrize("classes", [2, 9])
 def test_against_torchmetrics(classes: int, levels: int, batch: int):
+    from torchmetrics.classification import (
+        MultilabelAveragePrecision,
+        MultilabelExactMatch,
+        MultilabelF1Score,
+        MultilabelPrecision,
+        MultilabelRecall,
+    )
+
     logits, labels = case(classes, 150, levels)
     scores = counted(logits, labels, batch).result()
     probabilities, many = logits.sigmoid(), {"num_labels": classes, "average": None}
@@ -78,6 +78,8 @@ def test_against_torchmetrics(classes: int, levels: int, batch: int):
 
 @pytest.mark.parametrize("levels", [0, 4], ids=["", "ties"])
 def test_precision_over_recall_against_torchmetrics(levels: int):
+    from torchmetrics.classification import MultilabelPrecisionRecallCurve
+
     logits, labels = case(9, 150, levels)
     mean, *worst = counted(logits, labels, 64).result().tables["precision_recall"]
     precisions, recalls, _ = MultilabelPrecisionRecallCurve(9)(logits.sigmoid(), labels.int())

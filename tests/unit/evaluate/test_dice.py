@@ -5,11 +5,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from monai.losses import DiceLoss, FocalLoss
-from monai.metrics import DiceMetric
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics.classification import MulticlassPrecision, MulticlassRecall
 
 from sightline.errors import BadData
 from sightline.evaluate.dice import WORST, Dice, soft_sums, within
@@ -63,6 +60,8 @@ def measured(volumes, order: Tensor | None = None, batch_size: int = 4, regions=
 
 def by_monai(volumes: list[tuple[Tensor, Tensor]]) -> np.ndarray:
     """(volumes, foreground classes)."""
+    from monai.metrics import DiceMetric
+
     metric = DiceMetric(include_background=False, ignore_empty=False)
     for logits, label in volumes:
         pair = (F.one_hot(t, len(logits)).movedim(-1, 0)[None] for t in (logits.argmax(0), label))
@@ -76,6 +75,8 @@ def answers(volumes: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]
 
 
 def test_equals_monai_on_whole_volumes():
+    from torchmetrics.classification import MulticlassPrecision, MulticlassRecall
+
     volumes, scores = made(), measured(made())
     expected = by_monai(volumes)
     assert 0.3 < expected.mean() < 0.95
@@ -101,6 +102,8 @@ def test_equals_monai_on_whole_volumes():
 @pytest.mark.parametrize("voxel_loss", ["ce", "focal"])
 def test_loss_is_that_of_whole_volumes(voxel_loss: str):
     """As if each volume had been predicted at once: the sums of its slices, then the loss, then the mean."""
+    from monai.losses import DiceLoss, FocalLoss
+
     dice = DiceLoss(
         include_background=False, to_onehot_y=True, softmax=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5
     )

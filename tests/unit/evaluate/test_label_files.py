@@ -7,7 +7,6 @@ import nibabel
 import numpy as np
 import pytest
 import torch
-from torchmetrics.segmentation import DiceScore
 
 from sightline import api, cli
 from sightline.errors import BadSample, UsageError
@@ -77,6 +76,8 @@ def test_dice_of_every_case_and_class(folders, capsys):
 
 def test_torchmetrics_agrees(folders):
     """Only with every class present in every case: there its rules and ours are the same."""
+    from torchmetrics.segmentation import DiceScore
+
     masks, labels = folders
     metric = DiceScore(num_classes=4, include_background=False, average="none", input_format="index")
     for path in sorted(masks.glob("*.nii.gz")):

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from monai.inferers import sliding_window_inference
 from torch import Tensor, nn
 
 from sightline.evaluate.sliding_window import sliding_window, windows
@@ -46,6 +45,8 @@ class Counting:
 @pytest.mark.parametrize("blend", ["gaussian", "constant"])
 @pytest.mark.parametrize(("size", "roi"), CASES)
 def test_equals_monai(size: tuple[int, ...], roi: tuple[int, ...], blend: str):
+    from monai.inferers import sliding_window_inference
+
     model, volume = network(len(size)), image(*size)
     for overlap in (0.5, 0.3):
         found = sliding_window(model, volume, roi, overlap, blend, 3)

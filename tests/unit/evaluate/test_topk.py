@@ -8,7 +8,6 @@ import json
 import pytest
 import torch
 from torch.nn import functional as F
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassPrecision
 
 from sightline.evaluate.topk import BINS, MATRIX_MOST, WORST, TopK
 from sightline.hardware.world import World
@@ -47,6 +46,8 @@ def counted(logits: torch.Tensor, label: torch.Tensor, index: torch.Tensor, batc
 @pytest.mark.parametrize("classes", [1, 2, 3, 5, 6, 10, 1000])
 @pytest.mark.parametrize("batch", [7, 64])
 def test_against_torchmetrics(classes: int, batch: int):
+    from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix, MulticlassPrecision
+
     logits, label = case(classes, 150)
     scores = counted(logits, label, torch.arange(150), batch, classes).result()
     values = scores.values

@@ -49,7 +49,7 @@ def test_a_model_stays_what_it_is():
     assert isinstance(model[1], Standardised)
     torch.testing.assert_close(model(x), expected)
     torch.testing.assert_close(copy.deepcopy(model)(x), expected)
-    torch.testing.assert_close(torch.compile(model, backend="aot_eager")(x), expected)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(x), expected)
 
 
 @pytest.mark.parametrize(

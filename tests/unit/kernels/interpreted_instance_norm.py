@@ -52,8 +52,23 @@ def compare(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], rtol: float
         )
 
 
-@pytest.mark.parametrize("tiling_for", TILINGS.values(), ids=TILINGS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+# In chunks, programs are many: by default one shape of each number of dimensions, and the one with a second round.
+SHAPES_IN_CHUNKS = [(2, 3, 5, 7), (2, 5, 3, 4, 2), (1, 2, 17, 8)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "tiling_for"),
+    [
+        pytest.param(
+            shape,
+            tiling_for,
+            id=f"{shape}-{name}",
+            marks=pytest.mark.slow if name != "whole" and shape not in SHAPES_IN_CHUNKS else (),
+        )
+        for shape in SHAPES
+        for name, tiling_for in TILINGS.items()
+    ],
+)
 def test_values_and_gradients_are_those_of_float64(shape, tiling_for):
     given = draw(shape)
     found = launched(*given, tiling_for(given[0][0, 0].numel()))
@@ -116,7 +131,8 @@ def parameters(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return weight.requires_grad_(), bias.requires_grad_()
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (2, 5, 3, 4, 5)], ids=str)
+# In three dimensions it is the same registration with other strides.
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), pytest.param((2, 5, 3, 4, 5), marks=pytest.mark.slow)], ids=str)
 def test_the_operation_is_registered_as_torch_wants_it(shape):
     """Schema, fake result with its strides, autograd and compilation, checked by torch itself."""
     x, weight, bias, outer = draw(shape)

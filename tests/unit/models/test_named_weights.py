@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 import torchvision
 from safetensors.torch import save_file
@@ -90,6 +89,8 @@ def test_a_detector_takes_its_trunk_by_name(tmp_path, server, monkeypatch):
 
 
 def test_timms_weights_of_the_hub_have_their_repositorys_name(tmp_path, server, monkeypatch):
+    import timm
+
     source = timm.create_model("resnet18", num_classes=2)
     folder = tmp_path / "served/timm/resnet18.a1_in1k/resolve/main"
     folder.mkdir(parents=True)

@@ -4,7 +4,6 @@ implementation or a reference of a few lines."""
 import math
 
 import pytest
-import timm
 import torch
 import torchvision
 from torch import nn
@@ -57,6 +56,8 @@ def test_groups_and_their_width_are_torchvisions(groups, width):
 
 
 def test_resnext101_32x4d_equals_timms():
+    import timm
+
     reference = with_statistics(timm.create_model("resnext101_32x4d", num_classes=10))
     model = filled(reference.state_dict(), depth=101, groups=32, group_width=4)
 
@@ -65,6 +66,8 @@ def test_resnext101_32x4d_equals_timms():
 
 @pytest.mark.parametrize("depth", [18, 50])
 def test_v2_equals_timms(depth):
+    import timm
+
     reference = with_statistics(timm.create_model(f"resnetv2_{depth}", num_classes=10))
     state = {}
     for key, tensor in reference.state_dict().items():

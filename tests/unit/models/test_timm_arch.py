@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import timm
 import torch
 
 from sightline import api, config
@@ -19,6 +18,8 @@ SPEC = DataSpec(("a", "b", "c"), 3, (64, 64), (0.5,) * 3, (0.5,) * 3)
     ("name", "head"), [("test_resnet", "fc."), ("test_vit", "head."), ("test_byobnet", "head.fc.")]
 )
 def test_it_is_timms_network_for_these_classes_and_this_size(name: str, head: str):
+    import timm
+
     model = ArchConfig(f"timm:{name}").build(SPEC)
     assert type(model) is type(timm.create_model(name)) and model(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
     prefixes = ArchConfig(f"timm:{name}").head_prefixes(model)
@@ -36,6 +37,8 @@ def test_both_heads_of_a_distilled_network_are_named():
 
 
 def test_its_own_mean_std_and_size_hold_unless_others_are_typed(tmp_path: Path):
+    import timm
+
     theirs = timm.data.resolve_data_config(model=timm.create_model("test_vit"))
     data = config.load("finetune_classification", ["--model.arch", "timm:test_vit"])[0].data
     assert (data.mean, data.std, data.interpolation) == (theirs["mean"], theirs["std"], theirs["interpolation"])
@@ -70,7 +73,7 @@ def test_without_timm_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
 def test_it_trains_and_is_evaluated(tmp_path: Path):
     flags = """--model.arch timm:test_vit --data.path synthetic:classes=3,samples=8,size=40 --data.size 32
         --data.eval-size 32 --data.eval-resize 32 --train.global-batch 4 --train.min-epoch-steps 1 --train.epochs 2
-        --train.precision fp32 --run.device cpu --run.workers 0 --run.progress off""".split()
+        --train.precision fp32 --run.device cpu --run.workers 0 --run.report off --run.progress off""".split()
     scores = api.train(*api.load("finetune_classification", [*flags, f"--run.out={tmp_path}"]))
     again = api.evaluate(str(tmp_path), ["--run.device=cpu", "--run.workers=0", "--run.progress=off"], which="latest")
     assert again.values == scores.values

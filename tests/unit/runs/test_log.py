@@ -225,7 +225,7 @@ def test_the_board_has_the_numbers_of_the_original_scripts(tmp_path: Path):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     flags = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
         --data.eval-size=24 --train.epochs=2 --train.global-batch=8 --train.precision=fp32 --run.workers=0
-        --run.device=cpu --run.log-every-steps=1 --run.progress=off --run.tensorboard""".split()
+        --run.report=off --run.device=cpu --run.log-every-steps=1 --run.progress=off --run.tensorboard""".split()
     api.train(*api.load("demo_classification", [*flags, f"--run.out={tmp_path}"]))
     board = event_accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()

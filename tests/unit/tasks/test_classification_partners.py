@@ -6,7 +6,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -137,6 +136,8 @@ def test_a_part_of_an_accumulated_batch_mixes_within_itself(per: str, partner: s
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 2.0])
 def test_shares_are_drawn_from_beta(alpha: float):
+    from scipy import stats
+
     per_sample = dataclasses.replace(BASE, mixup=alpha, mixup_per="sample").augmentation
     each = np.array([per_sample.draw_mix(0, 1, index)["mix"] for index in range(3000)], np.float64)
     per_batch = dataclasses.replace(BASE, mixup=alpha).augmentation

@@ -13,7 +13,7 @@ from sightline.train import checkpoint
 
 TINY = """--data.path=synthetic:classes=4,samples=32,size=24 --data.classes=4 --data.size=24 --data.eval-size=24
 --data.eval-resize=24 --model.width=4 --train.global-batch=8 --train.epochs=1 --train.precision=fp32
---run.workers=0 --run.device=cpu --run.progress=off""".split()
+--run.workers=0 --run.report=off --run.device=cpu --run.progress=off""".split()
 
 
 def train(folder: Path, *flags: str):

@@ -316,7 +316,9 @@ def test_the_device_half_normalises_in_channels_last(jitter: str):
 
 
 @pytest.mark.parametrize("jitter", ["tf", "mlperf"])
-def test_the_device_half_compiles_into_one_graph(jitter: str):
+# Dynamo finds what breaks a graph; what AOTAutograd makes of it costs as much again.
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager_default_partitioner", marks=pytest.mark.slow)])
+def test_the_device_half_compiles_into_one_graph(backend: str, jitter: str):
     augment = Augmentation(size=8, jitter=jitter)
     images = torch.from_numpy(image(8, 8))[None]
     carried = {k: torch.from_numpy(v)[None] for k, v in augment.carried(augment.draw(0, 0, 1, BOXES)).items()}
@@ -324,7 +326,7 @@ def test_the_device_half_compiles_into_one_graph(jitter: str):
     def finish(images, jitter, order):
         return augment.finish(images, jitter, order, torch.float32)
 
-    compiled = torch.compile(finish, fullgraph=True, dynamic=False, backend="aot_eager_default_partitioner")
+    compiled = torch.compile(finish, fullgraph=True, dynamic=False, backend=backend)
     arguments = (images, carried["jitter"], carried.get("jitter_order"))
     torch.testing.assert_close(compiled(*arguments), finish(*arguments))
 

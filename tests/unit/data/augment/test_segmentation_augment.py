@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import ndimage
-from scipy.stats import kstest
 from together import together
 
 from sightline.data.augment.segmentation import (
@@ -149,6 +148,8 @@ def test_brightness_contrast_and_blur_are_numpys():
 
 
 def test_noise_is_normal_and_of_its_key():
+    from scipy.stats import kstest
+
     shape = (2, 3, 16, 40, 32)
     noise = gaussian_noise(torch.tensor([[1, 2, 3], [1, 2, 4]]), shape)
     assert noise.shape == shape and torch.isfinite(noise).all()
@@ -261,6 +262,8 @@ def test_every_operation_is_drawn_as_often_as_it_should(drawn: list[Params]):
 
 
 def test_what_is_drawn_lies_in_its_range(drawn: list[Params]):
+    from scipy.stats import kstest
+
     ranges = {"noise": (0, 0.33), "blur": (0.5, 1.5), "brightness": (0.7, 1.3), "contrast": (0.65, 1.5)}
     values = {name: [getattr(p, name) for p in drawn if getattr(p, name) not in (0, 1)] for name in ranges}
     ranges["zoom"], values["zoom"] = (0.7, 1.0), [p.zoom[0] for p in drawn if p.zoom != (1, 1, 1)]

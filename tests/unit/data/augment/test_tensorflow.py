@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from together import together
 
 from sightline.data.augment.classification import Augmentation, normalize
@@ -160,6 +159,8 @@ def test_crops_keep_to_their_limits():
 
 def test_height_is_uniform_and_area_is_not():
     """Square crops of a square: every height from sqrt(.1) to 1 equally often."""
+    from scipy import stats
+
     _, _, tall, wide = boxes(400, 400, scale=(0.1, 1.0), ratio=(1.0, 1.0)).T
     assert np.array_equal(tall, wide) and tall.min() == 127 and tall.max() == 400
     counts = np.bincount(tall)[127:]
