@@ -287,7 +287,8 @@ def by_repository(rows: list[dict[str, Any]]) -> str:
         ended = [row for row in of_it if row["migrated"]["code"] == 0]
         both = [row for row in ended if row["own"] and row["own"]["code"] == 0]
         sums = [f"{sum(row[mode]['cpu_seconds'] or 0 for row in both):.0f}" if both else "-" for mode in MODES]
-        equal = f"{sum(row['numbers'].endswith(' equal') for row in ended)} of {len(both)}" if both else "no CPU mode"
+        same = f"{sum(row['numbers'].endswith(' equal') for row in ended)} of {len(both)}"
+        equal = same if both else "no CPU mode" if ended else "-"
         why_not = "; ".join(dict.fromkeys(fault(row) for row in of_it if row not in ended))
         lines.append("| " + " | ".join((name, str(len(of_it)), str(len(ended)), equal, *sums, why_not)) + " |")
     return "\n".join(lines)
