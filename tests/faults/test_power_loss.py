@@ -99,7 +99,7 @@ def values_after(
     return found
 
 
-@pytest.mark.parametrize("name", ["next step, best", "best, then another", "first of a new folder"])
+@pytest.mark.parametrize("name", ["best, then another", "after going back", "first of a new folder"])
 def test_power_cut_at_sampled_moments_of_a_save(disk, monkeypatch, name):
     assert check_cuts(disk, monkeypatch, name, most=6) > 20, "the power must have been cut in many ways"
 
