@@ -127,7 +127,7 @@ MUTANTS = [
     ),
     Mutant(
         "fingerprint: other contents are not noticed",
-        ((CONTENTS, "                    if both[0] != both[1]:", "                    if False:"),),
+        ((CONTENTS, "                    if then != today:", "                    if False:"),),
         ("tests/unit/data/test_contents.py",),
     ),
     Mutant(

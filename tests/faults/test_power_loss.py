@@ -121,7 +121,8 @@ def with_split(sightline, shapes, tmp_path_factory) -> tuple[Path, list[str]]:
     return out, flags
 
 
-@pytest.mark.parametrize("left", ["zeros", *(pytest.param(how, marks=pytest.mark.slow) for how in ("empty", "lost"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("left", ["zeros", "empty", "lost"])
 def test_files_beside_the_checkpoints_may_not_survive_a_power_cut(sightline, with_split, tmp_path, left):
     """But for those the run reads again: they are flushed before they get their names, so they are whole or lost."""
     whole, flags = with_split
