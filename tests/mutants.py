@@ -1,6 +1,6 @@
 """Break a rule of reliability, one at a time, in a copy of the tree, and see the tests that guard it fail.
 
-    .venv/bin/python tests/mutants.py            # all; some seconds each
+    .venv/bin/python tests/mutants.py            # all; some seconds each, the stalled worker five minutes
     .venv/bin/python tests/mutants.py fsync lock # those whose name holds one of these words
 
 Only tests of the default set are run: those marked slow are not needed to catch a mutant.
