@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,16 +149,21 @@ def is_caught(mutant: Mutant, tree: Path) -> bool:
         changed[file] = changed[file].replace(text, instead)
     for file, source in changed.items():
         (tree / file).write_text(source, "utf-8")
-    words = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--durations=0", "-p", "no:cacheprovider"]
-    environ = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        ended = subprocess.run([*words, *mutant.tests], cwd=tree, env=environ, capture_output=True, text=True)
+        return not passes(mutant.tests, tree)
     finally:
         for file, source in sources.items():
             (tree / file).write_text(source, "utf-8")
-    if ended.returncode not in (0, 1):  # 1: a test has failed; anything else says nothing about the rule
-        sys.exit(f"'{mutant.name}': pytest ended with {ended.returncode}\n{ended.stdout}{ended.stderr}")
-    return ended.returncode == 1
+
+
+def passes(tests: Iterable[str], tree: Path) -> bool:
+    """Run tests in the copy; exit where pytest itself fails, which says nothing about a rule."""
+    words = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--durations=0", "-p", "no:cacheprovider"]
+    environ = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    ended = subprocess.run([*words, *tests], cwd=tree, env=environ, capture_output=True, text=True)
+    if ended.returncode not in (0, 1):
+        sys.exit(f"pytest ended with {ended.returncode}\n{ended.stdout}{ended.stderr}")
+    return ended.returncode == 0
 
 
 def main(words: list[str]) -> int:
@@ -168,6 +174,8 @@ def main(words: list[str]) -> int:
         for name in ("sightline", "tests"):
             shutil.copytree(REPO / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(REPO / "pyproject.toml", folder)
+        if not passes(dict.fromkeys(test for mutant in chosen for test in mutant.tests), Path(folder)):
+            sys.exit("a test fails without any mutant; run these tests by themselves first")
         for mutant in chosen:
             caught = is_caught(mutant, Path(folder))
             survivors += [] if caught else [mutant.name]
