@@ -1,7 +1,9 @@
 """Break a rule of reliability, one at a time, in a copy of the tree, and see the tests that guard it fail.
 
-    .venv/bin/python tests/mutants.py            # all; about half a minute each
+    .venv/bin/python tests/mutants.py            # all; some seconds each, the stalled worker five minutes
     .venv/bin/python tests/mutants.py fsync lock # those whose name holds one of these words
+
+Only tests of the default set are run: those marked slow are not needed to catch a mutant.
 
 A mutant that survives is a rule without a test: the command ends with exit 1 and its name.
 """
@@ -13,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,84 +23,147 @@ REPO = Path(__file__).resolve().parents[1]
 
 
 class Mutant(NamedTuple):
-    """A rule, the line that keeps it, what is written instead, and the tests of which one must fail."""
+    """A rule, what keeps it as (file, text, what is written instead), and the tests of which one must fail."""
 
     name: str
-    file: str
-    line: str
-    instead: str
+    edits: tuple[tuple[str, str, str], ...]
     tests: tuple[str, ...]
 
 
-POWER = ("tests/faults/test_power_loss.py",)
+CHECKPOINT, FOLDER, CONTENTS = "sightline/train/checkpoint.py", "sightline/runs/folder.py", "sightline/data/contents.py"
+POWER = ("tests/faults/test_power_loss.py::test_power_cut_at_sampled_moments_of_a_save",)
+WRITE = '_write_json(folder / MANIFEST, {"format": FORMAT, "files": entries})\n'
+LATE = '_write_json(final / MANIFEST, {"format": FORMAT, "files": state.pop("entries")})\n'
+RENAME = "            os.rename(temporary, final)\n"
 MUTANTS = [
+    Mutant("fsync does nothing", ((CHECKPOINT, "        os.fsync(descriptor)\n", "        pass\n"),), POWER),
     Mutant(
-        "fsync does nothing",
-        "sightline/train/checkpoint.py",
-        "        os.fsync(descriptor)\n",
-        "        pass\n",
+        "fsync of files before the manifest is left out",
+        ((CHECKPOINT, "    for path in files:\n        _fsync(path)\n", ""),),
+        POWER,
+    ),
+    Mutant("fsync of the manifest is left out", ((CHECKPOINT, "    _fsync(folder / MANIFEST)\n", ""),), POWER),
+    Mutant("fsync of a checkpoint's folder is left out", ((CHECKPOINT, "    _fsync(folder)\n", ""),), POWER),
+    Mutant("fsync of the folder of checkpoints is left out", ((CHECKPOINT, "    _fsync(path.parent)\n", ""),), POWER),
+    Mutant("fsync of a new run's parents is left out", ((CHECKPOINT, "_fsync(parent)\n", "pass\n"),), POWER),
+    Mutant(
+        "fsync of a pointer before its rename is left out",
+        (("sightline/files/whole.py", "os.fsync(out.fileno())\n", "pass\n"),),
         POWER,
     ),
     Mutant(
-        "files are not flushed before the manifest",
-        "sightline/train/checkpoint.py",
-        "    for path in files:\n        _fsync(path)\n",
-        "",
+        "manifest is written after the rename",
+        (
+            (CHECKPOINT, f"    {WRITE}    _fsync(folder / MANIFEST)\n", '    state["entries"] = entries\n'),
+            (CHECKPOINT, RENAME, f"{RENAME}            {LATE}"),
+        ),
+        ("tests/faults/test_checkpoint_write.py",),
+    ),
+    Mutant(
+        "manifest is not compared with the files",
+        (("sightline/files/checkpoint_folder.py", 'if sha256_of(file) != entry.get("sha256"):', "if False:"),),
+        ("tests/faults/test_checkpoint_damage.py::test_one_bit_flipped",),
+    ),
+    Mutant(
+        "lock is not taken",
+        ((FOLDER, "        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", "        pass\n"),),
+        ("tests/faults/test_surroundings.py::test_second_run_in_one_folder_is_refused",),
+    ),
+    Mutant(
+        "lock taken over by another attempt is not noticed",
+        ((CHECKPOINT, "            self.prove_ours()  # the write may have taken minutes\n", ""),),
+        ("tests/faults/test_background_save.py::test_a_folder_that_was_taken_over_during_a_slow_write_is_left_alone",),
+    ),
+    Mutant(
+        "CRC of a record is not compared",
+        (
+            (
+                "sightline/data/formats/records.py",
+                'if masked_crc32c(payload) != int.from_bytes(crc, "little"):',
+                "if False:",
+            ),
+        ),
+        ("tests/unit/data/formats/test_records.py::test_a_flip_of_any_bit_is_noticed",),
+    ),
+    Mutant(
+        "abandon rule: later checkpoints keep their names",
+        ((CHECKPOINT, "            self._abandon_after(step)\n", ""),),
         POWER,
     ),
     Mutant(
-        "the manifest is not flushed",
-        "sightline/train/checkpoint.py",
-        "    _fsync(folder / MANIFEST)\n",
-        "",
-        POWER,
+        "guard: a step that is not finite counts",
+        (("sightline/train/step.py", "            torch._foreach_add_(tensors, old)\n", "            pass\n"),),
+        ("tests/unit/train/test_step.py",),
     ),
     Mutant(
-        "the folder of a checkpoint is not flushed",
-        "sightline/train/checkpoint.py",
-        "    _fsync(folder)\n",
-        "",
-        POWER,
+        "guard: weights that are not finite are saved",
+        (("sightline/train/saver.py", "if not state.weights_are_finite():", "if False:"),),
+        ("tests/faults/test_not_finite.py::test_weights_that_are_not_finite_replace_no_checkpoint",),
     ),
     Mutant(
-        "the folder of checkpoints is not flushed after the rename",
-        "sightline/train/checkpoint.py",
-        "    _fsync(path.parent)\n",
-        "",
-        POWER,
+        "guard: the last step is not looked at",
+        (("sightline/train/step.py", "        if waits:\n            self._read_copied()\n", ""),),
+        ("tests/unit/train/test_step.py",),
     ),
     Mutant(
-        "a pointer is not flushed before its rename",
-        "sightline/files/whole.py",
-        "                os.fsync(out.fileno())\n",
-        "                pass\n",
-        POWER,
+        "guard: images are decoded whatever their header says",
+        (("sightline/data/formats/image_headers.py", "    elif pixels > MAX_PIXELS:", "    elif False:"),),
+        ("tests/unit/data/test_decode.py::test_bombs_are_stopped_by_their_header",),
     ),
     Mutant(
-        "the folder of a new run is not flushed",
-        "sightline/train/checkpoint.py",
-        "                _fsync(parent)\n",
-        "                pass\n",
-        POWER,
+        "resume position: an epoch begins again",
+        (
+            (
+                "sightline/train/loop.py",
+                '            saver.save_first(resumed)\n            loader.seek("train", progress.step, steps)\n',
+                '            saver.save_first(resumed)\n            loader.seek("train", 0, steps)\n',
+            ),
+        ),
+        ("tests/faults/test_kill.py::test_killed_run_ends_with_equal_bits",),
+    ),
+    Mutant(
+        "stall: a worker that stands still is waited for",
+        (("sightline/data/loading/stalls.py", "        if self._still_s > limit:", "        if False:"),),
+        ("tests/faults/test_workers.py::test_stopped_worker_of_a_single_rank_ends_the_run",),
+    ),
+    Mutant(
+        "fingerprint: other contents are not noticed",
+        ((CONTENTS, "                    if then != today:", "                    if False:"),),
+        ("tests/unit/data/test_contents.py",),
+    ),
+    Mutant(
+        "fingerprint: nothing is compared on resume",
+        (("sightline/train/saver.py", "        if self.world.largest(int(bool(changed))):", "        if False:"),),
+        ("tests/faults/test_changes.py::test_replaced_file_of_equal_size_is_refused_by_name",),
     ),
 ]
 
 
 def is_caught(mutant: Mutant, tree: Path) -> bool:
     """Write the mutant into the copy, run its tests, and undo it."""
-    path = tree / mutant.file
-    source = path.read_text("utf-8")
-    if source.count(mutant.line) != 1:
-        sys.exit(f"'{mutant.name}': {mutant.file} holds its line {source.count(mutant.line)} times, expected once")
-    path.write_text(source.replace(mutant.line, mutant.instead), "utf-8")
+    sources = {file: (tree / file).read_text("utf-8") for file, _, _ in mutant.edits}
+    changed = dict(sources)
+    for file, text, instead in mutant.edits:
+        if changed[file].count(text) != 1:
+            sys.exit(f"'{mutant.name}': {file} holds {text!r} {changed[file].count(text)} times, expected once")
+        changed[file] = changed[file].replace(text, instead)
+    for file, source in changed.items():
+        (tree / file).write_text(source, "utf-8")
+    try:
+        return not passes(mutant.tests, tree)
+    finally:
+        for file, source in sources.items():
+            (tree / file).write_text(source, "utf-8")
+
+
+def passes(tests: Iterable[str], tree: Path) -> bool:
+    """Run tests in the copy; exit where pytest itself fails, which says nothing about a rule."""
     words = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--durations=0", "-p", "no:cacheprovider"]
     environ = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [*words, "-m", "slow or not slow", *mutant.tests]
-    ended = subprocess.run(command, cwd=tree, env=environ, capture_output=True, text=True)
-    path.write_text(source, "utf-8")
-    if ended.returncode not in (0, 1):  # 1: a test has failed; anything else says nothing about the rule
-        sys.exit(f"'{mutant.name}': pytest ended with {ended.returncode}\n{ended.stdout}{ended.stderr}")
-    return ended.returncode == 1
+    ended = subprocess.run([*words, *tests], cwd=tree, env=environ, capture_output=True, text=True)
+    if ended.returncode not in (0, 1):
+        sys.exit(f"pytest ended with {ended.returncode}\n{ended.stdout}{ended.stderr}")
+    return ended.returncode == 0
 
 
 def main(words: list[str]) -> int:
@@ -108,6 +174,8 @@ def main(words: list[str]) -> int:
         for name in ("sightline", "tests"):
             shutil.copytree(REPO / name, Path(folder, name), ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(REPO / "pyproject.toml", folder)
+        if not passes(dict.fromkeys(test for mutant in chosen for test in mutant.tests), Path(folder)):
+            sys.exit("a test fails without any mutant; run these tests by themselves first")
         for mutant in chosen:
             caught = is_caught(mutant, Path(folder))
             survivors += [] if caught else [mutant.name]

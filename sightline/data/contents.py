@@ -15,6 +15,7 @@ from typing import Any, Protocol, overload
 
 from sightline.parts import Dataset
 
+# Checkpoints hold digests made with these numbers: other numbers need another name than `sampled` or `full`.
 MAX_FILES = 256  # sampled: files that are read, of each split
 MAX_BYTES = 64 * 2**20  # sampled: bytes that are read, of each split
 PIECE = 2**16  # sampled: a file larger than its share of the bytes is read in pieces
@@ -74,8 +75,8 @@ class Contents:
                 before, now = stored[split][how].split(), self.read(split, how, check_stop)
                 data = self._sets[split]
                 groups = _groups(len(data.files), how, data.fingerprint)
-                for group, *both in zip(groups, before, now, strict=False):
-                    if both[0] != both[1]:
+                for group, then, today in zip(groups, before, now, strict=False):
+                    if then != today:
                         return f"{_named(data.files, group)} not what it was then ({split} data, {how} fingerprint)"
         self._kept = stored
         return ""

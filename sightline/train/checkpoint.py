@@ -180,7 +180,10 @@ class Checkpoints:
         best = f"ckpt-{best_step:08d}"
         for name in self.names()[self.keep :]:
             if name not in (best, written):
-                shutil.rmtree(self.folder / name, ignore_errors=True)
+                doomed = self.folder / f"{name}.tmp-{os.getpid()}"  # killed here, half of it must not have its name
+                with contextlib.suppress(OSError):
+                    os.rename(self.folder / name, doomed)
+                    shutil.rmtree(doomed, ignore_errors=True)
         for old in self.folder.glob("ckpt-*.old"):
             shutil.rmtree(old, ignore_errors=True)
 

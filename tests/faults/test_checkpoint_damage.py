@@ -140,6 +140,7 @@ STATES = {
     "recipe": '{"format": 1, "progress": {"step": 2}, "recipe": [1]}',
     "recipe part": '{"format": 1, "progress": {"step": 2}, "recipe": {"train": 7}}',
     "fingerprints": '{"format": 1, "progress": {"step": 2}, "fingerprints": {"train": null}}',
+    "contents": '{"format": 1, "progress": {"step": 2}, "contents": {"train": {"sampled": [1]}}}',
     "environment": '{"format": 1, "progress": {"step": 2}, "environment": 1}',
     "stopwatch": '{"format": 1, "progress": {"step": 2}, "stopwatch": {"running_s": "x"}}',
     "spec": '{"format": 1, "progress": {"step": 2}, "spec": {"classes": ["a"]}}',

@@ -12,7 +12,7 @@ import torch
 import warm
 
 from sightline.train import checkpoint
-from sightline.train.checkpoint import Checkpoints
+from sightline.train.checkpoint import Checkpoints, verify
 
 BOUNDARIES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"}  # audit events, raised before the call
 
@@ -107,6 +107,8 @@ def kill_at_every_call(tmp_path: Path) -> None:
         assert (path.name, state["value"]) in (("ckpt-00000002", 2.0), (f"ckpt-{step:08d}", 10.0))
         assert all(bool((named["w"] == state["value"]).all()) for named in tensors.values())
         found.append(state["value"])
+        for each in Checkpoints(folder, 2, print).names():
+            verify(folder / each)  # the older ones are whole as well, or gone
 
         # The next save of the resumed run removes what the killed one left.
         save(folder, 4, 4.0, state["best_step"])

@@ -42,6 +42,14 @@ def test_the_last_step_is_looked_at_too(sightline, tmp_path):
     assert_finite(ended)
 
 
+def test_weights_that_are_not_finite_replace_no_checkpoint(sightline, tmp_path):
+    ended = sightline.run(tmp_path / "run", *OFTEN, FAULT="spoil@train:5")
+    assert ended.code == ended.exit_code_in_folder == 5, ended
+    assert "weights are not finite at step 6; nothing was saved over good checkpoints" in ended.stderr
+    assert ended.progress["step"] == 4
+    assert_finite(ended)
+
+
 def test_skip_counts_and_continues(sightline, tmp_path):
     flags = (*EVERYTHING, "--run.on-nan", "skip")
     ended = sightline.run(tmp_path / "run", *flags, FAULT=f"nan@sample:{SAMPLE}")

@@ -99,7 +99,7 @@ def values_after(
     return found
 
 
-@pytest.mark.parametrize("name", ["next step, best", "best, then another", "first of a new folder"])
+@pytest.mark.parametrize("name", ["best, then another", "after going back", "first of a new folder"])
 def test_power_cut_at_sampled_moments_of_a_save(disk, monkeypatch, name):
     assert check_cuts(disk, monkeypatch, name, most=6) > 20, "the power must have been cut in many ways"
 
@@ -121,7 +121,8 @@ def with_split(sightline, shapes, tmp_path_factory) -> tuple[Path, list[str]]:
     return out, flags
 
 
-@pytest.mark.parametrize("left", ["zeros", *(pytest.param(how, marks=pytest.mark.slow) for how in ("empty", "lost"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("left", ["zeros", "empty", "lost"])
 def test_files_beside_the_checkpoints_may_not_survive_a_power_cut(sightline, with_split, tmp_path, left):
     """But for those the run reads again: they are flushed before they get their names, so they are whole or lost."""
     whole, flags = with_split

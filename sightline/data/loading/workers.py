@@ -206,6 +206,7 @@ def _work(connection: Connection, feeds: dict[str, Feed], shared_place: Tensor, 
     # The trainer answers a stop signal to the whole process group; workers exit when their pipe closes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
+    os.set_blocking(stacks.fileno(), False)  # a stack that nobody reads must not hold the worker
     faulthandler.register(SHOW_STACKS, file=stacks.fileno())
     place = shared_place.numpy()
     terminal.guard()  # libraries may quote names from files in their warnings

@@ -330,7 +330,7 @@ def test_a_source_travels_without_its_files_and_is_read_by_threads(golden: Path)
     source = tfrecord.open_source(str(golden), "train")
     expected = rows(source)
     again = pickle.loads(pickle.dumps(source))
-    assert not again.files._files and source.files._files
+    assert not again._open._files and source._open._files
     found: dict[int, list] = {}
     threads = [threading.Thread(target=lambda n=n: found.update({n: rows(again) * 20})) for n in range(4)]
     for thread in threads:
