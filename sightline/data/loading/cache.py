@@ -1,7 +1,7 @@
 """Images or volumes of a split, kept in memory; all loader processes of a host share it, whatever their rank.
 
-It fills as images are read, so the first epoch takes about as long as without a cache. The memory has no name in any
-file system, so it disappears with the last process, however that ends. For that of a device see device_cache.py.
+It fills as images are read. The memory has no name in any file system, so it disappears with the last process, however
+that ends. For that of a device see device_cache.py.
 """
 
 from __future__ import annotations
@@ -188,30 +188,36 @@ class ImageCache:
 
     def get(self, index: int) -> bytes | None:
         """Return an image, or None if it is not complete: another process may be writing it."""
-        length, checksum = self.heads[index].tolist()
-        if not 0 < length <= self.room[index]:
-            return None
-        start = int(self.starts[index])
-        data = self.block[start : start + length]
-        return data if google_crc32c.value(data) == checksum else None
+        kept = self.view(index)
+        return None if kept is None else kept.tobytes()
 
     def view(self, index: int) -> np.ndarray | None:
         """Return the bytes of an image or a volume without copying, or None if it is not complete."""
+        length, checksum = self.heads[index].tolist()
+        if not 0 < length <= self.room[index]:
+            return None
+        data = np.frombuffer(self.block, np.uint8, length, int(self.starts[index]))
         if index not in self._whole:
-            if self.get(index) is None:
+            if google_crc32c.value(data) != checksum:
                 return None
             self._whole.add(index)
-        return np.frombuffer(self.block, np.uint8, int(self.heads[index, 0]), int(self.starts[index]))
+        return data
 
-    def put(self, index: int, data: bytes) -> None:
+    def put(self, index: int, *parts: bytes | np.ndarray) -> None:
         """Store an image, unless it has grown since it was listed, or all take more memory than was estimated."""
-        if len(data) > self.room[index]:
+        values = [np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part.reshape(-1) for part in parts]
+        length = sum(part.nbytes for part in values)
+        most = 1.1 * self.needed + _LEAST_ROOM
+        if length > self.room[index] or os.fstat(self.descriptor).st_blocks * 512 + length > most:
             return
-        if os.fstat(self.descriptor).st_blocks * 512 + len(data) > 1.1 * self.needed + _LEAST_ROOM:
-            return
-        start = int(self.starts[index])
-        self.block[start : start + len(data)] = data
-        self.heads[index] = len(data), google_crc32c.value(data)
+        at, checksum = int(self.starts[index]), 0
+        for part in values:
+            left = np.ascontiguousarray(part).view(np.uint8)
+            checksum = google_crc32c.extend(checksum, left)
+            while len(left):  # half the time of writing to the mapped pages, each of which would be missing at first
+                written = os.pwrite(self.descriptor, left.data, at)
+                left, at = left[written:], at + written
+        self.heads[index] = length, checksum
 
 
 def open_cache(mode: Mode, forms: Sequence[Form], what: str) -> tuple[ImageCache | None, str]:
@@ -225,12 +231,12 @@ def open_cache(mode: Mode, forms: Sequence[Form], what: str) -> tuple[ImageCache
         raise UsageError(f"--data.cache {mode}: the system refuses its memory ({error.strerror}); use off") from error
 
 
-def as_bytes(pixels: np.ndarray) -> bytes:
-    """Return pixels (height, width, 3) with their sides, as `as_pixels` takes them."""
-    return np.asarray(pixels.shape[:2], np.int32).tobytes() + pixels.tobytes()
+def with_sides(pixels: np.ndarray) -> tuple[bytes, np.ndarray]:
+    """Return pixels (height, width, 3) and their sides before them, as `as_pixels` takes them."""
+    return np.asarray(pixels.shape[:2], np.int32).tobytes(), pixels
 
 
 def as_pixels(kept: np.ndarray) -> np.ndarray:
-    """View what `as_bytes` returned as pixels."""
+    """View what `with_sides` returned as pixels."""
     height, width = kept[:SIDES].view(np.int32).tolist()
     return kept[SIDES:].reshape(height, width, 3)

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from sightline.data.loading import cache
-from sightline.data.loading.cache import ImageCache, as_bytes, as_pixels, available_bytes, choose, estimated, exact
+from sightline.data.loading.cache import ImageCache, as_pixels, available_bytes, choose, estimated, exact, with_sides
 from sightline.errors import UsageError
 from sightline.hardware.world import World
 
@@ -98,7 +98,7 @@ def test_an_image_that_is_being_written_is_not_used():
     kept = ImageCache(exact(np.array([5, 5], np.int64)))
     kept.put(0, b"abcde")
     kept.put(1, b"fghij")
-    kept.block[int(kept.starts[1]) + 2] = 0
+    kept.block[int(kept.starts[1]) + 2] = 0  # before it was read, as another process would
     assert [kept.get(0), kept.get(1)] == [b"abcde", None]
 
 
@@ -152,7 +152,7 @@ def test_a_rank_that_cannot_reach_the_first_keeps_nothing_and_says_so(monkeypatc
 def test_pixels_come_back_with_their_sides():
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     kept = ImageCache(estimated("decoded images", [1000], 3, is_decoded=True))
-    kept.put(1, as_bytes(pixels))
+    kept.put(1, *with_sides(pixels))
     assert np.array_equal(as_pixels(kept.view(1)), pixels) and kept.view(0) is None
 
 
