@@ -6,11 +6,11 @@ that ends. For that of a device see device_cache.py.
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import multiprocessing.reduction
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,7 +37,7 @@ SHARE_TIMEOUT = timedelta(minutes=1)  # until the first rank of a host has opene
 _HEAD = 8  # bytes per image: its length and its checksum
 SIDES = 8  # bytes before the pixels of an image: height and width
 _LEAST_ROOM = 2**20
-_opened = itertools.count()  # caches are opened in the same order by all ranks
+_started: Counter[str] = Counter()  # caches of each kind so far: in the same order on all ranks
 _alive: weakref.WeakSet[ImageCache] = weakref.WeakSet()
 
 
@@ -127,13 +127,15 @@ def size(count: int) -> str:
 class ImageCache:
     """Memory for every image; a stored length of 0 means that the image is not there yet."""
 
-    def __init__(self, form: Form):
+    def __init__(self, form: Form, what: str = ""):
         self.room, self.needed, self.is_decoded = form.room, form.needed, form.is_decoded
         ends = np.cumsum(self.room, dtype=np.int64)
         heads = -(-_HEAD * len(self.room) // mmap.PAGESIZE) * mmap.PAGESIZE
         self.starts = heads + np.concatenate([[0], ends[:-1]])
+        length = heads + int(ends[-1])
+        self._kind = f"{form.things} of {what}, {len(self.room)} in {length}"  # ranks that differ in it share nothing
         descriptor = os.memfd_create("sightline-images", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, heads + int(ends[-1]))  # pages are allocated when they are written
+        os.ftruncate(descriptor, length)  # pages are allocated when they are written
         self._attach(descriptor)
         _alive.add(self)
 
@@ -159,12 +161,13 @@ class ImageCache:
     def start(self, world: World, check_stop: Callable[[], None]) -> str:
         """Take the memory of the rank of this host that came first, before any process reads or writes; return a note
         where that fails. Such a rank keeps nothing: each with a cache of its own could be too much."""
-        number = next(_opened)
         if world.size == 1:
             return ""
+        _started[self._kind] += 1
         try:
             # Ranks in containers of their own do not see each other's processes.
-            place = f"cache/{number}/{BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+            where = f"{BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+            place = f"cache/{self._kind}/{_started[self._kind]}/{where}"
             if world.store.add(f"{place}/ranks", 1) == 1:
                 world.store.set(place, f"{os.getpid()} {self.descriptor} {os.fstat(self.descriptor).st_ino}")
                 return ""
@@ -224,7 +227,7 @@ def open_cache(mode: Mode, forms: Sequence[Form], what: str) -> tuple[ImageCache
     """Return memory for the chosen form, None if nothing is to be kept, and a note for the user."""
     form, note = choose(mode, forms, what)
     try:
-        return ImageCache(form) if form else None, note
+        return ImageCache(form, what) if form else None, note
     except OSError as error:  # e.g. a limit on the addresses of a process
         if mode == "auto":
             return None, f"cache OFF: the system refuses its memory ({error.strerror})"
