@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from sightline.data.decode import Header, decode_rgb, read_header
-from sightline.data.loading.cache import SAMPLED, SIDES, Form, ImageCache, as_bytes, as_pixels, estimated
+from sightline.data.loading.cache import SAMPLED, SIDES, Form, ImageCache, as_pixels, estimated, with_sides
 from sightline.data.sources import Sample, Source, spread
 from sightline.errors import BadSample
 
@@ -41,7 +41,7 @@ def read(source: Source, index: int, cache: ImageCache | None = None) -> tuple[S
             return sample, header
     if cache:
         label = np.asarray(sample.label, np.uint8 if source.is_multi_label else np.int64).tobytes()
-        cache.put(index, label + (sample.data if isinstance(sample.data, bytes) else as_bytes(sample.data)))
+        cache.put(index, label, *([sample.data] if isinstance(sample.data, bytes) else with_sides(sample.data)))
     return sample, header
 
 

@@ -357,12 +357,14 @@ class ClassificationDataset(Dataset):
         )
 
     def _bind_to_host(self, *notes: str, keeps: bool = True, keeps_decoded: bool = True) -> Bound:
-        mode = self.config.cache if keeps else "off"
+        is_ours = type(self).load is ClassificationDataset.load  # a subclass may load otherwise
+        mode = self.config.cache if keeps and is_ours else "off"
         keeps_decoded = keeps_decoded and self.config.downscale == "off"  # which does not decode whole images
         forms = [] if mode == "off" else cached_samples.forms(self.source, keeps_decoded)
         cache, note = caching.open_cache(mode, forms, self.split)
         said = tuple(filter(None, (*notes, note)))
-        load, begin = partial(self.load, cache=cache), partial(self.begin, cache=cache)
+        load = partial(self.load, cache=cache) if is_ours else self.load
+        begin = partial(self.begin, cache=cache) if is_ours else None
         return Bound(self, self.layout, load, self.finish, self.draw_batch, cache=cache, begin=begin, notes=said)
 
     def _why_cpu(self, device: torch.device | None = None) -> str:

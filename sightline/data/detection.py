@@ -357,7 +357,7 @@ class DetectionDataset(Dataset):
                 return caching.as_pixels(kept)
             with contextlib.suppress(BadSample):  # perhaps it is damaged only below the crop
                 pixels, _ = self._decoded(index)
-                cache.put(index, caching.as_bytes(pixels))
+                cache.put(index, *caching.with_sides(pixels))
                 return pixels
             return self._pixels(index, found, params, None)
         data = self.source.image(index) if kept is None else kept.tobytes()

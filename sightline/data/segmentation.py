@@ -476,7 +476,7 @@ class VolumeReader:
             return self.source.image(index), self.source.label(index)
         if (kept := self.cache.view(index)) is None:
             found = self.source.image(index), self.source.label(index)
-            self.cache.put(index, found[0].tobytes() + found[1].tobytes())
+            self.cache.put(index, *found)
             return found
         shape = self.source.shape(index)
         voxels = math.prod(shape)

@@ -1,16 +1,16 @@
 """Images or volumes of a split, kept in memory; all loader processes of a host share it, whatever their rank.
 
-It fills as images are read, so the first epoch takes about as long as without a cache. The memory has no name in any
-file system, so it disappears with the last process, however that ends. For that of a device see device_cache.py.
+It fills as images are read. The memory has no name in any file system, so it disappears with the last process, however
+that ends. For that of a device see device_cache.py.
 """
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import multiprocessing.reduction
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,7 +37,7 @@ SHARE_TIMEOUT = timedelta(minutes=1)  # until the first rank of a host has opene
 _HEAD = 8  # bytes per image: its length and its checksum
 SIDES = 8  # bytes before the pixels of an image: height and width
 _LEAST_ROOM = 2**20
-_opened = itertools.count()  # caches are opened in the same order by all ranks
+_started: Counter[str] = Counter()  # caches of each kind so far: in the same order on all ranks
 _alive: weakref.WeakSet[ImageCache] = weakref.WeakSet()
 
 
@@ -127,13 +127,15 @@ def size(count: int) -> str:
 class ImageCache:
     """Memory for every image; a stored length of 0 means that the image is not there yet."""
 
-    def __init__(self, form: Form):
+    def __init__(self, form: Form, what: str = ""):
         self.room, self.needed, self.is_decoded = form.room, form.needed, form.is_decoded
         ends = np.cumsum(self.room, dtype=np.int64)
         heads = -(-_HEAD * len(self.room) // mmap.PAGESIZE) * mmap.PAGESIZE
         self.starts = heads + np.concatenate([[0], ends[:-1]])
+        length = heads + int(ends[-1])
+        self._kind = f"{form.things} of {what}, {len(self.room)} in {length}"  # ranks that differ in it share nothing
         descriptor = os.memfd_create("sightline-images", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, heads + int(ends[-1]))  # pages are allocated when they are written
+        os.ftruncate(descriptor, length)  # pages are allocated when they are written
         self._attach(descriptor)
         _alive.add(self)
 
@@ -159,12 +161,13 @@ class ImageCache:
     def start(self, world: World, check_stop: Callable[[], None]) -> str:
         """Take the memory of the rank of this host that came first, before any process reads or writes; return a note
         where that fails. Such a rank keeps nothing: each with a cache of its own could be too much."""
-        number = next(_opened)
         if world.size == 1:
             return ""
+        _started[self._kind] += 1
         try:
             # Ranks in containers of their own do not see each other's processes.
-            place = f"cache/{number}/{BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+            where = f"{BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+            place = f"cache/{self._kind}/{_started[self._kind]}/{where}"
             if world.store.add(f"{place}/ranks", 1) == 1:
                 world.store.set(place, f"{os.getpid()} {self.descriptor} {os.fstat(self.descriptor).st_ino}")
                 return ""
@@ -188,49 +191,55 @@ class ImageCache:
 
     def get(self, index: int) -> bytes | None:
         """Return an image, or None if it is not complete: another process may be writing it."""
-        length, checksum = self.heads[index].tolist()
-        if not 0 < length <= self.room[index]:
-            return None
-        start = int(self.starts[index])
-        data = self.block[start : start + length]
-        return data if google_crc32c.value(data) == checksum else None
+        kept = self.view(index)
+        return None if kept is None else kept.tobytes()
 
     def view(self, index: int) -> np.ndarray | None:
         """Return the bytes of an image or a volume without copying, or None if it is not complete."""
+        length, checksum = self.heads[index].tolist()
+        if not 0 < length <= self.room[index]:
+            return None
+        data = np.frombuffer(self.block, np.uint8, length, int(self.starts[index]))
         if index not in self._whole:
-            if self.get(index) is None:
+            if google_crc32c.value(data) != checksum:
                 return None
             self._whole.add(index)
-        return np.frombuffer(self.block, np.uint8, int(self.heads[index, 0]), int(self.starts[index]))
+        return data
 
-    def put(self, index: int, data: bytes) -> None:
+    def put(self, index: int, *parts: bytes | np.ndarray) -> None:
         """Store an image, unless it has grown since it was listed, or all take more memory than was estimated."""
-        if len(data) > self.room[index]:
+        values = [np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part.reshape(-1) for part in parts]
+        length = sum(part.nbytes for part in values)
+        most = 1.1 * self.needed + _LEAST_ROOM
+        if length > self.room[index] or os.fstat(self.descriptor).st_blocks * 512 + length > most:
             return
-        if os.fstat(self.descriptor).st_blocks * 512 + len(data) > 1.1 * self.needed + _LEAST_ROOM:
-            return
-        start = int(self.starts[index])
-        self.block[start : start + len(data)] = data
-        self.heads[index] = len(data), google_crc32c.value(data)
+        at, checksum = int(self.starts[index]), 0
+        for part in values:
+            left = np.ascontiguousarray(part).view(np.uint8)
+            checksum = google_crc32c.extend(checksum, left)
+            while len(left):  # half the time of writing to the mapped pages, each of which would be missing at first
+                written = os.pwrite(self.descriptor, left.data, at)
+                left, at = left[written:], at + written
+        self.heads[index] = length, checksum
 
 
 def open_cache(mode: Mode, forms: Sequence[Form], what: str) -> tuple[ImageCache | None, str]:
     """Return memory for the chosen form, None if nothing is to be kept, and a note for the user."""
     form, note = choose(mode, forms, what)
     try:
-        return ImageCache(form) if form else None, note
+        return ImageCache(form, what) if form else None, note
     except OSError as error:  # e.g. a limit on the addresses of a process
         if mode == "auto":
             return None, f"cache OFF: the system refuses its memory ({error.strerror})"
         raise UsageError(f"--data.cache {mode}: the system refuses its memory ({error.strerror}); use off") from error
 
 
-def as_bytes(pixels: np.ndarray) -> bytes:
-    """Return pixels (height, width, 3) with their sides, as `as_pixels` takes them."""
-    return np.asarray(pixels.shape[:2], np.int32).tobytes() + pixels.tobytes()
+def with_sides(pixels: np.ndarray) -> tuple[bytes, np.ndarray]:
+    """Return pixels (height, width, 3) and their sides before them, as `as_pixels` takes them."""
+    return np.asarray(pixels.shape[:2], np.int32).tobytes(), pixels
 
 
 def as_pixels(kept: np.ndarray) -> np.ndarray:
-    """View what `as_bytes` returned as pixels."""
+    """View what `with_sides` returned as pixels."""
     height, width = kept[:SIDES].view(np.int32).tolist()
     return kept[SIDES:].reshape(height, width, 3)

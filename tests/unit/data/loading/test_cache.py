@@ -1,9 +1,9 @@
 """Images kept in memory: when they are, what is said of it, and that processes and ranks share them."""
 
 import gc
-import itertools
 import multiprocessing
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from sightline.data.loading import cache
-from sightline.data.loading.cache import ImageCache, as_bytes, as_pixels, available_bytes, choose, estimated, exact
+from sightline.data.loading.cache import ImageCache, as_pixels, available_bytes, choose, estimated, exact, with_sides
 from sightline.errors import UsageError
 from sightline.hardware.world import World
 
@@ -98,7 +98,7 @@ def test_an_image_that_is_being_written_is_not_used():
     kept = ImageCache(exact(np.array([5, 5], np.int64)))
     kept.put(0, b"abcde")
     kept.put(1, b"fghij")
-    kept.block[int(kept.starts[1]) + 2] = 0
+    kept.block[int(kept.starts[1]) + 2] = 0  # before it was read, as another process would
     assert [kept.get(0), kept.get(1)] == [b"abcde", None]
 
 
@@ -126,7 +126,7 @@ def test_ranks_of_a_host_share_the_memory_of_the_first(monkeypatch):
     store = dist.HashStore()
     first, second, alone = (ImageCache(exact(np.array([9, 10], np.int64))) for _ in range(3))
     for rank, kept in ((0, first), (1, second)):
-        monkeypatch.setattr(cache, "_opened", itertools.count(7))  # as in the process of another rank
+        monkeypatch.setattr(cache, "_started", Counter())  # as in the process of another rank
         assert kept.start(World(rank, 2, rank, store=store), lambda: None) == ""
     assert alone.start(World(), lambda: None) == ""
     first.put(0, b"of first")
@@ -135,13 +135,26 @@ def test_ranks_of_a_host_share_the_memory_of_the_first(monkeypatch):
     assert second.get(0) == b"of first" and second.view(1).tobytes() == b"of second"
 
 
+def test_ranks_that_keep_other_things_share_nothing(monkeypatch):
+    """One of two ranks may find too little memory for decoded images."""
+    store = dist.HashStore()
+    forms = (estimated("decoded images", [100], 2, is_decoded=True), estimated("encoded images", [100], 2))
+    first, second = (ImageCache(form, "train") for form in forms)
+    for rank, kept in ((0, first), (1, second)):
+        monkeypatch.setattr(cache, "_started", Counter())
+        assert kept.start(World(rank, 2, rank, store=store), lambda: None) == ""
+    first.put(0, b"pixels")
+    assert second.get(0) is None
+
+
 def test_a_rank_that_cannot_reach_the_first_keeps_nothing_and_says_so(monkeypatch):
     store = dist.HashStore()
     first, second = (ImageCache(exact(np.array([9], np.int64))) for _ in range(2))
     for rank, kept in ((0, first), (1, second)):
-        monkeypatch.setattr(cache, "_opened", itertools.count(7))
+        monkeypatch.setattr(cache, "_started", Counter())
         if rank:  # what another process has under this number
-            place = f"cache/7/{cache.BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+            where = f"{cache.BOOT.read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+            place = f"cache/{second._kind}/1/{where}"
             store.set(place, f"{os.getpid()} {os.open(os.devnull, os.O_RDWR)} 0")
         note = kept.start(World(rank, 2, rank, store=store), lambda: None)
     assert note.startswith("cache OFF on rank 1: it cannot share the memory of its host's first rank (file ")
@@ -152,7 +165,7 @@ def test_a_rank_that_cannot_reach_the_first_keeps_nothing_and_says_so(monkeypatc
 def test_pixels_come_back_with_their_sides():
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     kept = ImageCache(estimated("decoded images", [1000], 3, is_decoded=True))
-    kept.put(1, as_bytes(pixels))
+    kept.put(1, *with_sides(pixels))
     assert np.array_equal(as_pixels(kept.view(1)), pixels) and kept.view(0) is None
 
 

@@ -179,6 +179,25 @@ def test_the_wait_meter_counts_time_in_next_and_no_other(monkeypatch):
             now[0] += 1000  # the step
 
 
+def test_the_wait_meter_counts_what_the_device_decodes_and_copies(monkeypatch):
+    """A clock that moves when the batch is decoded, and at no other time."""
+    now = [0.0]
+
+    def decode(slot, batch):
+        now[0] += 5.0
+        return batch
+
+    monkeypatch.setattr(loader_module.time, "perf_counter", lambda: now[0])
+    bound = dataclasses.replace(SYNTHETIC.open("train", seed=3).bind(CPU, BATCH), decode=decode)
+    feeds = {"train": (bound, TrainOrder(88, BATCH, 3))}
+    loader = Loader(feeds, Run(workers=0), CPU, World(), BadSamples("fail", 0, nothing), nothing)
+    loader.seek("train", 0, 2)
+    for _ in range(2):
+        loader.next("train")
+        now[0] += 100.0  # the step
+    assert loader.wait_s == 10.0
+
+
 @both_ways
 def test_a_stop_request_is_answered_while_waiting(workers: int):
     stop = []
