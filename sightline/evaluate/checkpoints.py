@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from sightline import config
 from sightline.config import Recipe, Run
+from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.errors import BadCheckpoint, BadData, UsageError
 from sightline.evaluate.run import evaluate
@@ -184,13 +185,14 @@ class Evaluation:
 
 
 @contextlib.contextmanager
-def opened(trained: Trained, folder: Path) -> Iterator[Evaluation]:
-    """Open the val split of a checkpoint's recipe; results go into `folder` unless run.out is given."""
+def opened(trained: Trained, folder: Path, is_once: bool = True) -> Iterator[Evaluation]:
+    """Open the val split of a checkpoint's recipe, to score one checkpoint or several; results go into `folder` unless
+    run.out is given."""
     recipe, run = trained.recipe, trained.run
     path = getattr(recipe.data, "path", "")
     if os.path.isabs(path) and not os.path.exists(path):
         raise UsageError(f"the data of {trained.path} were in {path}, which does not exist; add --data.path DIR")
-    dataset = recipe.data.open("val", recipe.train.seed)
+    dataset = (read_once(recipe.data) if is_once else recipe.data).open("val", recipe.train.seed)
     if dataset.spec != trained.spec:
         differences = _differences(trained.spec, dataset.spec)
         raise BadData(f"the data do not fit {trained.path}: it was trained on {differences}")
@@ -236,7 +238,7 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
         raise UsageError(f"{run} is a checkpoint and --all needs a run folder; leave out --all")
     paths = [path for path in checkpoint.all_of(run) if int(path.name.removeprefix("ckpt-")) > 0]
     newest, tensors, stored = _newest(run, paths)
-    with opened(Trained.set_up(newest, tensors, stored, recipe_file, flags), run) as evaluation:
+    with opened(Trained.set_up(newest, tensors, stored, recipe_file, flags), run, is_once=False) as evaluation:
         log = evaluation.log
         made_with = {
             "data": evaluation.bound.dataset.fingerprint,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sightline.config import Recipe, Run
+from sightline.data.loading.cache import read_once
 from sightline.errors import BadData, UsageError
 from sightline.evaluate.checkpoints import Evaluation, loading
 from sightline.hardware.setup import set_up
@@ -28,7 +29,7 @@ def evaluate_weights(recipe: Recipe, run: Run) -> Scores:
             f"evaluate {recipe.name} scores given weights: add --model.weights FILE; to score a run, name its folder"
         )
     here, device, recipe = set_up(recipe, run)
-    dataset = recipe.data.open("val", recipe.train.seed)
+    dataset = read_once(recipe.data).open("val", recipe.train.seed)
     model = build_model(recipe, run, dataset.spec, device).model
     note = load_all(recipe, model)
     with contextlib.ExitStack() as stack:

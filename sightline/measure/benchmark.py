@@ -21,6 +21,7 @@ import torch
 
 from sightline import config
 from sightline.config import Recipe, Run
+from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import BadSamples, Loader, Order, worker_count
 from sightline.data.loading.order import TrainOrder
 from sightline.data.loading.workers import Bad
@@ -447,8 +448,7 @@ class OurLoader(Contender):
 def _measure_loaders(recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say) -> dict[str, Any]:
     workers = worker_count(run.workers, device, World())
     images = recipe.train.global_batch
-    if getattr(recipe.data, "cache", "") == "auto":  # peers keep nothing either
-        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, cache="off"))  # type: ignore[type-var]
+    recipe = dataclasses.replace(recipe, data=read_once(recipe.data))  # peers keep nothing either
     # The second decodes as the peers do, where the first leaves that to the device.
     on_cpu = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, decoder="cpu"))  # type: ignore[type-var]
     ours = [recipe] if device.kind == "cpu" or recipe.data == on_cpu.data else [recipe, on_cpu]

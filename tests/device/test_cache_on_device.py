@@ -43,7 +43,7 @@ def batches(config, split: str, count: int, workers: int = 2) -> tuple[list[dict
     loader = Loader(feeds, Run(workers=workers), device, World(), BadSamples("fail", 0, print), lambda: None)
     try:
         loader.seek(split, 0, count)
-        return [{key: value.cpu() for key, value in loader.next(split).items()} for _ in range(count)], loader.notes
+        return [{k: v.cpu().clone() for k, v in loader.next(split).items()} for _ in range(count)], loader.notes
     finally:
         loader.close()
 
@@ -51,7 +51,7 @@ def batches(config, split: str, count: int, workers: int = 2) -> tuple[list[dict
 def assert_close(config, kept, split: str, count: int, levels: int) -> None:
     expected, _ = batches(config, split, count)
     found, notes = batches(kept, split, count)
-    assert notes[0].startswith("cache ON: ") and "are free" in notes[0], notes
+    assert "cache ON: " in notes[0] and "are free" in notes[0], notes
     for one, other in zip(expected, found, strict=True):
         assert one.keys() == other.keys()
         far = (one.pop("image").double() - other.pop("image").double()).abs()

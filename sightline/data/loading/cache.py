@@ -6,6 +6,7 @@ that ends. For that of a device see device_cache.py.
 
 from __future__ import annotations
 
+import dataclasses
 import mmap
 import multiprocessing.reduction
 import os
@@ -24,6 +25,7 @@ from sightline.errors import UsageError
 
 if TYPE_CHECKING:
     from sightline.hardware.world import World
+    from sightline.parts import DataConfig
 
 Mode = Literal["auto", "off", "ram", "gpu"]
 MODES: tuple[Mode, ...] = ("auto", "off", "ram", "gpu")
@@ -45,6 +47,12 @@ def check_mode(mode: str) -> None:
     """Raise UsageError for a value of --data.cache that is unknown."""
     if mode not in MODES:
         raise UsageError(f"cache={mode!r} is unknown; use one of {', '.join(MODES)}")
+
+
+def read_once(data: DataConfig) -> DataConfig:
+    """Return the config of data that are read once, for which `auto` keeps nothing."""
+    is_auto = getattr(data, "cache", "") == "auto"
+    return dataclasses.replace(data, cache="off") if is_auto else data  # type: ignore[type-var]  # all are dataclasses
 
 
 def available_bytes() -> int:
