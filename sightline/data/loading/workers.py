@@ -275,11 +275,12 @@ class Workers:
         self._stacks: list[Connection] = []
         self._queue: collections.deque[Request] = collections.deque()
         self._waiting: list[collections.deque[Request]] = [collections.deque() for _ in range(count)]  # not answered
-        self._places = torch.zeros(count, 2, dtype=torch.int64).share_memory_()  # samples begun, row of the last one
+        places = torch.zeros(count, 2, dtype=torch.int64).share_memory_()  # samples begun, row of the last one
+        self._places = places.numpy()
         self._imports_script = needs_script(feeds, (torch.Tensor, np.ndarray, ImageCache))
         for number in range(count):
             (ours, theirs), (stacks, its_stacks) = context.Pipe(), context.Pipe(duplex=False)
-            arguments = (theirs, feeds, self._places[number], its_stacks)
+            arguments = (theirs, feeds, places[number], its_stacks)
             process = context.Process(target=_work, args=arguments, daemon=True, name=f"sightline-loader-{number}")
             with _explaining(), contextlib.nullcontext() if self._imports_script else without_script():
                 process.start()
