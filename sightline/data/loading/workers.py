@@ -163,8 +163,8 @@ class _Rows:
         for key, value in loaded.items():
             if key == PACKED:
                 self._pack(at, value)
-            else:
-                self._arrays[key][at] = value
+            else:  # values in a row may be shorter than the room for them
+                self._arrays[key][(at, slice(len(value))) if value.ndim == 1 else at] = value
         self._arrays["index"][at] = index
         if "valid" in self._arrays:
             self._arrays["valid"][at] = True
