@@ -21,10 +21,13 @@ from sightline.data.loading.workers import MAX_PART, PARTS_PER_WORKER, Bad, Feed
 from sightline.errors import BadData, PeerLost, UsageError
 from sightline.hardware.affinity import cpu_share
 from sightline.hardware.devices import Device
+from sightline.hardware.limits import prove_descriptors
 from sightline.hardware.world import World, local_size
 from sightline.parts import Batch, Bound, Layout
 
 Decode = Callable[[Batch, Batch], Batch | None]
+SPARE_FILES = 64  # descriptors for images, shards, checkpoints and sockets, which open later
+FILES_PER_WORKER = 6  # its two pipes and its sentinel; while it starts, as many again
 POLL_S = 0.1  # longest time until a stop request is seen while waiting for data
 
 
@@ -92,6 +95,8 @@ class Loader:
         items = sum(len(bound.dataset) for bound, _ in feeds.values())
         workers = min(worker_count(run.workers, device, world), items)
         slots = 1 if workers == 0 else run.prefetch + 1
+        shared = slots * sum(len(bound.layout) + 2 for bound, _ in feeds.values()) if workers else 0
+        prove_descriptors(shared + FILES_PER_WORKER * workers + SPARE_FILES)
         filled = {}
         for name, (bound, order) in feeds.items():
             bound.check_batch(order.local_batch)
