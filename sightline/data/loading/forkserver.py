@@ -45,7 +45,12 @@ def remove_socket_folder() -> None:
     """Remove, at the end of the forkserver, the folder of the process that started it. That process does so itself,
     unless it was killed. Called where the forkserver imports what workers need."""
     if folder := os.environ.pop(SOCKET_FOLDER, ""):
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        atexit.register(_remove_of_dead, folder, os.getppid())
+
+
+def _remove_of_dead(folder: str, starter: int) -> None:
+    if os.getppid() != starter:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def start_early(recipe: str, flags: Sequence[str]) -> None:
