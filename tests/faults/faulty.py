@@ -96,7 +96,8 @@ class Bulk(nn.Module):
         self.megabytes = megabytes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 0 * torch.ones(len(x), self.megabytes << 18).mean(1, keepdim=True)
+        torch.empty(len(x), self.megabytes << 18)
+        return x
 
 
 @dataclass(frozen=True)
