@@ -1,5 +1,4 @@
 """The parts a workload fills in: data, model, task, metric. The engine knows these and nothing more concrete.
-
 A recipe puts concrete parts together; `train()` calls them in the order of this file.
 """
 
@@ -435,6 +434,7 @@ class Task(ABC):
     headline: str  # the score that decides which checkpoint is best; higher is better
     drawn = 0  # most wrong samples of an evaluation that are drawn for the report
     peers: str = ""  # NAME of sightline/measure/peers_NAME.py, which `benchmark --peers` compares with
+    batch_loss: str = ""  # the part of the loss that all samples computed at once share; accumulation changes it
     activation: str = ""  # softmax or sigmoid: what turns exported logits into probabilities
     decodes: bool = False  # `served` computes more than the network does; its raw outputs can be exported instead
 

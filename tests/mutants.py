@@ -136,6 +136,36 @@ MUTANTS = [
         (("sightline/train/saver.py", "        if self.world.largest(int(bool(changed))):", "        if False:"),),
         ("tests/faults/test_changes.py::test_replaced_file_of_equal_size_is_refused_by_name",),
     ),
+    Mutant(
+        "room: a run starts however small the disk is",
+        (("sightline/train/loop.py", "    if not over:\n        saver.prove_room()\n", ""),),
+        ("tests/faults/test_room.py::test_no_room_for_two_checkpoints_is_refused_before_the_first_step",),
+    ),
+    Mutant(
+        "room: descriptors are not counted",
+        (("sightline/hardware/limits.py", "if soft == resource.RLIM_INFINITY or needed <= soft:", "if True:"),),
+        ("tests/faults/test_room.py::test_too_few_descriptors_are_refused_with_their_number",),
+    ),
+    Mutant(
+        "room: a deleted run folder is not noticed",
+        ((FOLDER, "        if self.is_gone():\n            raise", "        if False:\n            raise"),),
+        ("tests/faults/test_room.py::test_run_folder_that_vanishes_ends_the_run",),
+    ),
+    Mutant(
+        "room: a folder that an evaluation cannot write is not refused",
+        (("sightline/evaluate/checkpoints.py", "    with log.folder.must_be_writable():\n", "    if folder:\n"),),
+        ("tests/faults/test_room.py::test_read_only_run_is_evaluated_into_another_folder",),
+    ),
+    Mutant(
+        "memory: batch-norm statistics change without a word",
+        (("sightline/train/batch_size.py", "    if found > 1 and shares:", "    if False:"),),
+        ("tests/faults/test_memory.py::test_batch_norm_is_not_changed_without_a_word",),
+    ),
+    Mutant(
+        "memory: parts are measured again by every start",
+        (("sightline/train/start.py", '0 if run.override else _stored_number(stored, "accumulation")', "0"),),
+        ("tests/faults/test_memory.py::test_batch_that_does_not_fit_is_cut_where_that_changes_no_result",),
+    ),
 ]
 
 

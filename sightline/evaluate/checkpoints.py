@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import math
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -202,6 +203,8 @@ def opened(trained: Trained, folder: Path, is_once: bool = True) -> Iterator[Eva
             # Allowed, with a warning: another fold's validation split was trained on.
             log.say("warning: this val split is not the one that the run held out; it may have been trained on these")
         yield Evaluation(recipe, trained.build(), trained.device, here, bound, loader, log)
+        if run.out:
+            log.say(f"scores are in {folder}, {run_of(trained.path)} is as it was")
 
 
 @contextlib.contextmanager
@@ -210,8 +213,11 @@ def loading(
 ) -> Iterator[tuple[World, Bound, Loader, RunLog]]:
     """Join the other ranks and start to load a val split; the log writes into `folder`."""
     here = world.connect(here, device)
-    folder.mkdir(parents=True, exist_ok=True)
     log = RunLog(folder, Screen(run.progress, here.rank), here.rank, attempt=None)
+    with log.folder.must_be_writable():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
         stack.callback(here.close)

@@ -326,6 +326,15 @@ def set_deterministic(on: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
+NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # in the RuntimeError of cpu and mps
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that a device, or the host, has no memory left."""
+    is_told = isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY)
+    return is_told or isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
 def place(model: nn.Module, device: Device, channels_last: bool) -> nn.Module:
     """Move a model to a device, in the layout that is asked for."""
     model = model.to(device.torch_device)

@@ -1,12 +1,19 @@
-"""The share of the machine for this process: cores by affinity and by the cgroup's quota, memory by the cgroup."""
+"""The share of the machine for this process: cores by affinity and by the cgroup's quota, memory by the cgroup, and
+the files it may open."""
 
 from __future__ import annotations
 
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
+from sightline.errors import UsageError
+
+USUAL_FILES = 1024  # that a shell of most systems lets a process open
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 
@@ -38,6 +45,21 @@ def memory_limit() -> float:
     folders = list(_cgroup_folders("memory"))
     texts = [_text(folder / name) for folder in folders for name in ("memory.max", "memory.limit_in_bytes")]
     return min([math.inf, *(float(text) for text in texts if text.isdecimal())])
+
+
+def prove_descriptors(wanted: int) -> None:
+    """Raise UsageError where this process may not open that many more files, pipes and shared tensors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = psutil.Process().num_fds() + wanted
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    most = max(needed, USUAL_FILES)
+    remedy = f"give `ulimit -n {most}` before the command"
+    if hard != resource.RLIM_INFINITY and hard < most:
+        remedy = f"the hard limit is {hard}: start the container with --ulimit nofile={most}, or ask who runs the host"
+    raise UsageError(
+        f"this process may open {soft} files (ulimit -n) and needs {needed}; {remedy}; --run.workers 0 needs the fewest"
+    )
 
 
 def _cgroup_folders(controller: str) -> Iterator[Path]:

@@ -6,6 +6,7 @@ Only rank 0 of a training run holds the lock. An evaluation adds files without i
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from sightline.errors import DISK_FULL, PeerLost, UsageError
+from sightline.errors import DISK_FULL, DiskFull, PeerLost, UsageError
 from sightline.files.typed_json import read_json
 from sightline.files.whole import no_link, open_text, replace_text
 from sightline.runs.attempts import EXIT, Attempt, is_in_vain, read_exit
@@ -29,6 +30,7 @@ DRAWINGS = "drawings.json"  # of the worst samples in the best scores
 MAX_SCORES_BYTES = 16 * 2**20  # 20,000 classes take 3 MB
 TAKE_OVER_S = 10.0  # a lock of an earlier attempt of the same command is taken over after this long without heartbeat
 HEARTBEAT_S = 1.0
+NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}  # ESTALE: another host deleted it from a file server
 
 
 class RunFolder:
@@ -40,6 +42,7 @@ class RunFolder:
         self.attempt = attempt
         self._say = say
         self._lock: IO[str] | None = None
+        self._claimed: os.stat_result | None = None
         self._beaten_at = 0.0
         self._told_full = False
 
@@ -54,6 +57,7 @@ class RunFolder:
         with self.must_be_writable():
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = self._take_lock(self.attempt.command)
+            self._claimed = os.stat(self.path)
             (self.path / EXIT).unlink(missing_ok=True)  # tells how an earlier start ended; this one is at work
 
     @contextlib.contextmanager
@@ -72,6 +76,8 @@ class RunFolder:
         try:
             yield
         except OSError as error:
+            if error.errno in NOT_THERE:
+                self.prove_there()
             if error.errno not in DISK_FULL:
                 raise
             if not self._told_full:
@@ -116,8 +122,29 @@ class RunFolder:
         """Heartbeat: touch the lock, at most once per second. A later attempt looks at it before it takes over."""
         if self._lock is not None and time.monotonic() - self._beaten_at > HEARTBEAT_S:
             self._beaten_at = time.monotonic()
+            self.prove_there()
             with self.may_lack_room():
                 os.utime(self._lock.fileno())
+
+    def is_gone(self) -> bool:
+        """Return whether the folder that was claimed is no longer at its path, or nothing that the run wrote is in it:
+        whoever deletes it while a save is under way leaves an empty folder."""
+        if self._claimed is None:
+            return False
+        try:
+            if not os.path.samestat(self._claimed, os.stat(self.path)):
+                return True
+            return not any(os.path.lexists(self.path / name) for name in (LOCK, "config.yaml"))
+        except OSError as error:
+            return error.errno in NOT_THERE
+
+    def prove_there(self) -> None:
+        """Raise DiskFull where the run folder was deleted."""
+        if self.is_gone():
+            raise DiskFull(
+                f"run folder {self.path} was deleted or moved while this run was at work, so nothing more can be saved "
+                f"there; move it back and give the same command to resume, or start again"
+            )
 
     def is_ours(self) -> bool:
         """Return False where a later attempt of the same command has taken the folder over."""
@@ -128,7 +155,8 @@ class RunFolder:
         return True
 
     def prove_ours(self) -> None:
-        """Raise PeerLost before anything is written over the files of a later attempt."""
+        """Raise PeerLost before anything is written over the files of a later attempt, DiskFull if all was deleted."""
+        self.prove_there()
         if not self.is_ours():
             raise PeerLost(f"a later attempt of this command has taken {self.path} over; this one leaves it alone")
 
@@ -165,7 +193,7 @@ class RunFolder:
                 return
         elif not (self.attempt and (is_in_vain(code) or speaks_for_all)):
             return
-        if self.is_ours():
+        if self.is_ours() and not self.is_gone():
             about = self.attempt.facts() if self.attempt else {}
             told = {"code": code, "reason": reason, "time": time.time(), **about, **more}
             self._replace(EXIT, json.dumps(told) + "\n")

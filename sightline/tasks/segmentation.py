@@ -63,6 +63,7 @@ class Segmentation(Task):
     """brats also scores whole tumour, tumour core and enhancing tumour, in the labels of Decathlon task 01."""
 
     headline = "dice"
+    batch_loss = "the Dice loss"
     peers = "segmentation"
     drawn = 6
     activation = "softmax"

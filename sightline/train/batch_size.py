@@ -1,4 +1,5 @@
-"""`--train.global-batch auto`: measure, before the first step of a run, the largest batch that is worth its memory.
+"""`--train.global-batch auto`: measure, before the first step of a run, the largest batch that is worth its memory;
+`--train.accumulation auto`: the fewest parts of a given batch that fit.
 
 Steps run on a network of their own, which is thrown away: the run's weights, random numbers and bits are those of a run
 with the number typed. They are not compiled, because that takes longer than all measurements and saves memory only.
@@ -17,12 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from sightline.config import Recipe, Run
 from sightline.data.loading.loader import BadSamples, Loader, worker_count
 from sightline.data.loading.order import TrainOrder
 from sightline.errors import OutOfMemory, UsageError
-from sightline.hardware.devices import Device
+from sightline.hardware.devices import Device, is_out_of_memory
 from sightline.hardware.world import World, local_size
 from sightline.parts import Batch, Bound, Dataset
 from sightline.train.model import build_model
@@ -38,7 +40,6 @@ LEAST_STEPS = 10  # of an epoch
 TIMED_STEPS, TIMED_S = 2, 0.3  # at least so many steps, and so long; the fastest counts, as others disturb the rest
 DISTINCT = 64  # samples of a larger batch; the step does not care about their values
 SHARED_MEMORY = Path("/dev/shm")  # holds the loader's batches
-NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")  # in the RuntimeError of cpu and mps
 
 
 class Probe(NamedTuple):
@@ -88,6 +89,64 @@ def measure_batch(recipe: Recipe, run: Run, device: Device, world: World) -> tup
         "": end,
     }[found.limit]
     return batch, f"batch {batch}{each}: {why}; {batch / found.probe.seconds:,.0f} img/s"
+
+
+def measure_accumulation(recipe: Recipe, run: Run, device: Device, world: World) -> tuple[int, str]:
+    """Return the fewest parts in which the batch fits and a line that says so, the same on all ranks; OutOfMemory where
+    none do, or where the number would change what is learnt: then it names the number."""
+    cfg = replace(recipe.train, accumulation=1)
+    dataset = recipe.data.open("train", cfg.seed)
+    recipe = replace(recipe, train=cfg, task=recipe.task.for_data(dataset.spec))
+    order = train_order_of(cfg, dataset.bind(device, cfg.global_batch), world)
+    room, fits = _room(device, world)
+    with torch.random.fork_rng(devices=[]):
+        steps = _Steps(recipe, run, dataset, device, world, room)
+        try:
+            found = fewest_parts(order.local_batch, lambda parts: steps.probe(order.local_samples, parts))
+            shares = _shared_by_batch(recipe, steps.model)
+        finally:
+            steps.free()
+    least = order.local_samples // order.local_batch
+    if not found:
+        raise OutOfMemory(
+            f"train.accumulation=auto: not even a step in parts of {least} per device {fits}; use smaller images, a "
+            f"smaller network, or another --run.device"
+        )
+    at_once = order.local_samples // found
+    fit = fits.replace("fits", "fit", 1)
+    told = f"{at_once} samples at once per device are the most of train.global_batch={cfg.global_batch} that {fit}"
+    if found > 1 and shares:
+        raise OutOfMemory(
+            f"{told}: --train.accumulation {found} keeps the batch. It is not chosen for you, because {shares} would "
+            f"come from {at_once} samples instead of {order.local_samples}, and the fewer, the noisier: give the "
+            f"number to accept that, or a smaller --train.global-batch"
+        )
+    whole = f"all {order.local_samples} samples of a device at once: they {fit}"
+    return found, f"accumulation {found}: {told if found > 1 else whole}"
+
+
+def fewest_parts(items: int, probe: Callable[[int], Probe]) -> int:
+    """Return the smallest number of equal parts of a batch that fits, 0 if none does. Parts grow from the smallest one:
+    memory of the host must not run out even once."""
+    taken: list[tuple[int, Probe]] = []
+    sizes = [size for size in range(1, items + 1) if items % size == 0]
+    for size in sizes[1:] or sizes:  # not with one sample, on which batch-norm may not be able to train
+        if _foreseen(taken, size, math.inf):
+            break
+        seen = probe(items // size)
+        if seen.memory > 1:
+            break
+        taken.append((size, seen))
+    if taken:
+        return items // taken[-1][0]
+    return items if len(sizes) > 1 and probe(items).memory <= 1 else 0
+
+
+def _shared_by_batch(recipe: Recipe, model: nn.Module | None) -> str:
+    """Name what depends on all samples that are computed at once; "" if nothing does."""
+    layers = model.modules() if model else ()
+    has_statistics = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in layers)
+    return "the batch-norm statistics" if has_statistics else recipe.task.batch_loss
 
 
 def _room(device: Device, world: World) -> tuple[float, str]:
@@ -224,21 +283,23 @@ class _Steps:
         self.room = room  # bytes
         self._state: TrainState | None = None
 
-    def probe(self, size: int) -> Probe:
-        """Measure a step with this many samples. All ranks try the same sizes and see the slowest and fullest rank."""
+    def probe(self, size: int, parts: int = 0) -> Probe:
+        """Measure a step with this many samples, in as many parts as the recipe says, or in these. All ranks try the
+        same sizes and see the slowest and fullest rank."""
         self.world.beat(is_long=True)
         try:
-            seen = self._measured(size)
-        except RuntimeError as error:  # torch.OutOfMemoryError is one
-            if not isinstance(error, torch.OutOfMemoryError) and not any(text in str(error) for text in NO_MEMORY):
+            seen = self._measured(size, parts or self.recipe.train.accumulation)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
                 raise
             seen = Probe(0.0, 1000.0)
         self._free_batch()
         microseconds, permille = (self.world.largest(math.ceil(part)) for part in (seen[0] * 1e6, seen[1] * 1e3))
         return Probe(max(1, microseconds) / 1e6, permille / 1e3)
 
-    def _measured(self, size: int) -> Probe:
+    def _measured(self, size: int, parts: int) -> Probe:
         recipe, bound, order = _with_size(self.recipe, size, self.dataset, self.device, self.world)
+        recipe = replace(recipe, train=replace(recipe.train, accumulation=parts))
         if self._state is None:
             built = build_model(recipe, self.run, self.dataset.spec, self.device)
             self._state = TrainState(recipe, built, self.device, length_of(recipe.train, order))
@@ -267,6 +328,11 @@ class _Steps:
             return Probe(min(times), self.device.peak_memory_bytes() / self.room)
         finally:
             loader.close()
+
+    @property
+    def model(self) -> nn.Module | None:
+        """Return the network, if a step was tried."""
+        return self._state.model if self._state else None
 
     def _free_batch(self) -> None:
         gc.collect()

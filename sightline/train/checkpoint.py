@@ -40,6 +40,7 @@ from sightline.train.progress import TrainProgress
 __all__ = ["MANIFEST", "Checkpoints", "HostCopies", "NotDamaged", "Tensors", "all_of", "check_fit", "find", "read"]
 __all__ += ["FORMAT", "check_state", "require", "verify", "write"]
 FORMAT = 1
+STATE_ROOM = 2**20  # bytes that a checkpoint takes besides its tensors
 MAX_STATE_BYTES = 16 * 2**20  # 100,000 classes with long names take 12 MB; without, it is some kB
 
 Tensors = dict[str, dict[str, Tensor]]  # file stem -> name -> tensor
@@ -70,6 +71,26 @@ class Checkpoints:
             with contextlib.suppress(OSError):  # one that this user may not read is not new
                 _fsync(parent)
 
+    def prove_room(self, tensors: Tensors) -> None:
+        """Raise DiskFull where no second checkpoint fits beside a first, before hours of training that could not be
+        saved; warn where `keep` asks for more than fit. Quotas are not seen."""
+        usage, there = shutil.disk_usage(self.folder), len(self.names())
+        each = sum(tensor.nbytes for named in tensors.values() for tensor in named.values()) + STATE_ROOM
+        fit = usage.free // each
+        if not usage.total or fit + there > self.keep + 1:  # file systems that do not know their size have none
+            return
+        size, free = (f"{number / 1e6:,.1f} MB" for number in (each, usage.free))
+        if fit < 2 - min(there, 1):
+            needed = "one more" if there else "two, the last good one and the one that is being written"
+            raise DiskFull(
+                f"{self.folder} has {free} free, a checkpoint takes {size} and the run needs room for {needed}; make "
+                f"room, or give a folder on another disk with --run.out DIR"
+            )
+        self.say(
+            f"{self.folder} has {free} free, room for {fit} more checkpoints of {size}; --run.keep {self.keep}, the "
+            f"best and the one that is being written may need {self.keep + 2 - there}: make room, or lower --run.keep"
+        )
+
     def save(
         self,
         step: int,
@@ -83,7 +104,7 @@ class Checkpoints:
         final = self.folder / f"ckpt-{step:08d}"
         temporary = self.folder / f"{final.name}.tmp-{os.getpid()}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # not its parents: a run folder that was deleted stays so
             self._remove_leftovers()
             write(temporary, tensors, state, are_copies=are_copies)
             self.prove_ours()  # the write may have taken minutes
@@ -101,6 +122,7 @@ class Checkpoints:
             raise
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
+            self.prove_ours()  # says so where the folder was deleted
             if error.errno in DISK_FULL:
                 raise DiskFull(
                     f"checkpoint {final} could not be written: {error.strerror}; earlier checkpoints are intact. "

@@ -11,9 +11,9 @@ from sightline.parts import undecisive
 
 AUTO = "auto"
 if TYPE_CHECKING:
-    GlobalBatch = int  # whatever computes with it comes after train/start.py, which measures it
+    Measured = int  # whatever computes with it comes after train/start.py, which measures it
 else:
-    GlobalBatch = int | Literal["auto"]
+    Measured = int | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,15 @@ class TrainConfig:
 
     epochs: int
     """Passes over all training samples."""
-    global_batch: GlobalBatch
+    global_batch: Measured
     """Samples per optimizer update, over all devices and accumulation steps; auto: the first start of the run measures
     the largest that fits and is not slower per image, and the run keeps it."""
     precision: Literal["auto", "fp32", "bf16", "fp16", "bf16_or_fp32"] = "auto"
     """Autocast type; auto takes what the device does well and says which. bf16_or_fp32, which is what a recipe's own
     bf16 means, takes fp32 where bf16 would only be emulated. The first start decides, and the run keeps it."""
-    accumulation: int = 1
-    """Parts a device's share of the batch is cut into, to save memory."""
+    accumulation: Measured = 1
+    """Parts a device's share of the batch is cut into, to save memory; auto: the first start of the run measures the
+    fewest that fit, and the run keeps their number. If results depend on it (batch-norm), it is only named: exit 6."""
     ema: float = 0.0
     """Decay of the moving average of weights; 0 is off. When on, the average is evaluated and is best."""
     ema_every_steps: int = 1
@@ -153,10 +154,16 @@ class TrainConfig:
         """Return whether the batch is still to be measured."""
         return str(self.global_batch) == AUTO
 
+    @property
+    def measures_accumulation(self) -> bool:
+        """Return whether the accumulation is still to be measured."""
+        return str(self.accumulation) == AUTO
+
     def require_batch(self, command: str) -> None:
-        """Raise UsageError where the batch is not a number; only `train` measures one."""
-        if self.measures_batch:
-            raise UsageError(f"--train.global-batch auto: only `train` measures a batch; give {command} a number")
+        """Raise UsageError where the batch or its parts are not numbers; only `train` measures them."""
+        if self.measures_batch or self.measures_accumulation:
+            flag = "--train.global-batch" if self.measures_batch else "--train.accumulation"
+            raise UsageError(f"{flag} auto: only `train` measures a batch; give {command} a number")
 
     @property
     def eval_precision(self) -> str:

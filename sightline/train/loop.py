@@ -67,7 +67,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         state.notes += longer.notes(recipe, progress, saver.epochs_before, length, over)
         # Written after resume, so that a rejected start cannot overwrite the run's config.
         _write_facts(recipe, run, device, world, sets["train"], log, resumed)
-        _refuse_diverged(recipe, progress)
+        _refuse_vain_start(recipe, progress, saver, over)
         scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
         if over:
             log.say(f"{log.folder.path} is finished, {over}; raise --train.epochs, or choose another --run.out")
@@ -257,6 +257,13 @@ def _why_over(recipe: Recipe, progress: TrainProgress, epochs_done: int, length:
     is_done = progress.scored_step == progress.step or not is_due
     is_past = progress.step > cfg.max_steps or (progress.step == cfg.max_steps and is_done)
     return f"train.max_steps={cfg.max_steps} steps are done" if cfg.max_steps and is_past else ""
+
+
+def _refuse_vain_start(recipe: Recipe, progress: TrainProgress, saver: Saver, over: str) -> None:
+    """Refuse to train on after a divergence, or what the disk has no room for."""
+    _refuse_diverged(recipe, progress)
+    if not over:
+        saver.prove_room()
 
 
 def _refuse_diverged(recipe: Recipe, progress: TrainProgress) -> None:

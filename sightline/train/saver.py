@@ -199,6 +199,11 @@ class Saver:
                 f"all hosts share (--run.out), and each host must already see what is in it"
             )
 
+    def prove_room(self) -> None:
+        """Refuse to train what the disk has no room for."""
+        if self.world.is_main:
+            self.checkpoints.prove_room(self.state.tensors())
+
     def save_first(self, resumed: bool) -> None:
         """Save before the first step of a folder, where asked for, or where on_nan may have to rewind to it."""
         # Decided by what all ranks know alike.

@@ -19,7 +19,7 @@ from sightline.hardware.devices import BF16_OR_FP32, Device
 from sightline.hardware.world import World
 from sightline.parts import Bound, Dataset, Split
 from sightline.runs.log import RunLog
-from sightline.train.batch_size import measure_batch
+from sightline.train.batch_size import measure_accumulation, measure_batch
 from sightline.train.checkpoint import stored_recipe
 from sightline.train.config import AUTO
 
@@ -31,6 +31,8 @@ def settle(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) 
     """Return the recipe with its precision and batch decided, the same on all ranks. `run.out` names the folder."""
     stored = _stored_train(run)
     recipe = _with_precision(recipe, stored, device, world, log)
+    if recipe.train.measures_accumulation:
+        recipe = _with_accumulation(recipe, run, stored, device, world, log)
     if recipe.train.measures_batch:
         recipe = _with_batch(recipe, run, stored, device, world, log)
     for text in recipe.schedule.warnings(recipe.train.epochs):
@@ -80,9 +82,12 @@ def _where_split_is_kept(run: Run, folder: Path) -> Path:
 
 
 def with_batch_of(recipe: Recipe, run: Run) -> Recipe:
-    """Return the recipe with the batch that another run has measured, where its own is left open."""
-    batch = _stored_batch(_stored_train(run)) if recipe.train.measures_batch else 0
-    return replace(recipe, train=replace(recipe.train, global_batch=batch)) if batch else recipe
+    """Return the recipe with the batch and its parts that another run has measured, where its own are left open."""
+    stored, cfg = _stored_train(run), recipe.train
+    batch = _stored_number(stored, "global_batch") if cfg.measures_batch else 0
+    parts = _stored_number(stored, "accumulation") if cfg.measures_accumulation else 0
+    cfg = replace(cfg, global_batch=batch or cfg.global_batch, accumulation=parts or cfg.accumulation)
+    return replace(recipe, train=cfg)
 
 
 def _stored(run: Run) -> Mapping[str, Any]:
@@ -95,9 +100,9 @@ def _stored_train(run: Run) -> Mapping[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _stored_batch(stored: Mapping[str, Any]) -> int:
-    batch = stored.get("global_batch")
-    return batch if isinstance(batch, int) else 0
+def _stored_number(stored: Mapping[str, Any], name: str) -> int:
+    value = stored.get(name)
+    return value if isinstance(value, int) else 0
 
 
 def _with_precision(recipe: Recipe, stored: Mapping[str, Any], device: Device, world: World, log: RunLog) -> Recipe:
@@ -121,10 +126,24 @@ def _with_precision(recipe: Recipe, stored: Mapping[str, Any], device: Device, w
     return replace(recipe, train=replace(recipe.train, precision=precision))
 
 
+def _with_accumulation(
+    recipe: Recipe, run: Run, stored: Mapping[str, Any], device: Device, world: World, log: RunLog
+) -> Recipe:
+    """Measure the parts of a batch once, with --run.override again; a batch that is measured too fits in one part."""
+    parts = world.largest(0 if run.override else _stored_number(stored, "accumulation"))
+    if not parts and recipe.train.measures_batch:
+        parts = 1
+    if not parts:
+        log.say("measuring in how many parts a batch fits into memory (train.accumulation=auto)")
+        parts, note = measure_accumulation(recipe, run, device, world)
+        log.say(note)
+    return replace(recipe, train=replace(recipe.train, accumulation=parts))
+
+
 def _with_batch(
     recipe: Recipe, run: Run, stored: Mapping[str, Any], device: Device, world: World, log: RunLog
 ) -> Recipe:
-    batch = world.largest(_stored_batch(stored))
+    batch = world.largest(_stored_number(stored, "global_batch"))
     if not batch:
         log.say("measuring the largest batch that is worth its memory (train.global_batch=auto)")
         batch, note = measure_batch(recipe, run, device, world)

@@ -12,3 +12,10 @@ def test_a_measured_batch_is_the_smallest_of_all_ranks_times_their_number(ranks,
     (state,) = tmp_path.glob("checkpoints/ckpt-????????/state.json")
     assert json.loads(state.read_text())["recipe"]["train"]["global_batch"] == 2
     assert [event["local_batch"] for event in ranks.events(tmp_path, "start")] == [1]
+
+
+def test_all_ranks_name_the_parts_that_fit_on_the_fullest(ranks, tmp_path: Path):
+    """Rank 1 alone has no memory for the first size, two of its six samples."""
+    said = ranks.run_warm(tmp_path, 2, "--train.accumulation=auto", FAULT="memory@1:1")
+    assert ranks.ended(tmp_path)["code"] == 6, said
+    assert "--train.accumulation 6 keeps the batch" in said

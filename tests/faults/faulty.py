@@ -16,7 +16,9 @@ import sys
 import time
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from typing import Literal
 
+import psutil
 import torch
 from torch import nn
 
@@ -28,7 +30,7 @@ from sightline.tasks.classification import Classification
 from sightline.train import checkpoint
 
 SIGNALS = {"term": signal.SIGTERM, "int": signal.SIGINT, "kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-SIGNALS |= {"hup": signal.SIGHUP}
+SIGNALS |= {"hup": signal.SIGHUP, "segv": signal.SIGSEGV}
 CLOCKS = {"back": -86400, "ahead": 2 * 86400}  # seconds that the clock of the machine jumps by
 CAP_DAC_OVERRIDE = 1
 counts: Counter[str] = Counter()
@@ -72,11 +74,30 @@ def faults(where: str, numbers: set[int] | None = None) -> set[str]:
             drop_override()
         elif what.startswith("full"):  # full0 lets no file grow, full5000 none beyond 5000 bytes: EFBIG
             resource.setrlimit(resource.RLIMIT_FSIZE, (int(what[4:]), resource.RLIM_INFINITY))
+        elif what.startswith(("files", "softfiles")):  # files40: at most 40 at once
+            most = int(what.rpartition("files")[2])
+            hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if what.startswith("soft") else most
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        elif what.startswith("memory"):  # memory200: 200 MB more than now
+            most = psutil.Process().memory_info().vms + (int(what[6:]) << 20)
+            resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
         elif what == "free":
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         else:
             left.add(what)
     return left
+
+
+class Bulk(nn.Module):
+    """Takes so many MB for each sample, and changes nothing."""
+
+    def __init__(self, megabytes: int):
+        super().__init__()
+        self.megabytes = megabytes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.empty(len(x), self.megabytes << 18)
+        return x
 
 
 @dataclass(frozen=True)
@@ -85,11 +106,21 @@ class Thin(ModelConfig):
 
     width: int = 8
     """Channels."""
+    claimed: int = 0
+    """Bytes of a buffer that takes no memory, but would on a disk."""
+    bulk: int = 0
+    """MB that each sample takes on the way."""
+    norm: Literal["batch", "none"] = "batch"
+    """Kind of the norm."""
 
     def build(self, spec: DataSpec) -> nn.Module:
         layers = {"conv": nn.Conv2d(3, self.width, 3, 1, 1), "norm": nn.BatchNorm2d(self.width), "relu": nn.ReLU()}
         layers |= {"flat": nn.Flatten(), "fc": nn.Linear(self.width * 24 * 24, len(spec.classes))}
-        return nn.Sequential(OrderedDict(layers))
+        layers |= {} if self.norm == "batch" else {"norm": nn.Identity()}
+        model = nn.Sequential(OrderedDict(layers | ({"bulk": Bulk(self.bulk)} if self.bulk else {})))
+        if self.claimed:
+            model.register_buffer("claimed", torch.zeros(1, dtype=torch.uint8).expand(self.claimed))
+        return model
 
 
 class FaultyDataset(ClassificationDataset):

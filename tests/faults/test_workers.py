@@ -29,6 +29,14 @@ def test_killed_worker(sightline, reference, tmp_path, when):
     assert again.bits == reference(*flags).bits
 
 
+def test_worker_that_crashes_is_not_called_out_of_memory(sightline, tmp_path):
+    ended = sightline.run(tmp_path / "run", "--run.workers", "1", FAULT="segv@load:11")
+    assert ended.code == ended.exit_code_in_folder == 8, ended
+    assert "was killed by SIGSEGV: a library crashed in it" in ended.stderr
+    assert "it was at synthetic:train/11 (train)" in ended.stderr and "sightline check" in ended.stderr
+    assert "memory" not in ended.stderr
+
+
 @pytest.mark.parametrize("workers", ["2", "0"])
 def test_failing_load_shows_its_traceback_and_the_sample(sightline, tmp_path, workers):
     flags = ("--train.global-batch", "64", "--run.workers", workers)

@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import itertools
 import multiprocessing
+import os
+import shutil
 import signal
 from collections.abc import Sequence
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from typing import Any
 
 START_METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 PRELOADED = "sightline.data.loading.workers"
+SOCKET_FOLDER = "SIGHTLINE_FORKSERVER"  # pymp-* in the temporary folder, where the forkserver listens
 # What binds this process to CPUs, and with it those started later. A config file may hold it too.
 BINDING = ("--run.max-cpus", "--run.affinity", "--run.max_cpus", "--config")
 
@@ -28,11 +32,25 @@ def start(*modules: str) -> None:
     decoder = () if importlib.util.find_spec("simplejpeg") else ("torchvision.io",)
     context.set_forkserver_preload([PRELOADED, *decoder, *modules])
     resource_tracker.ensure_running()  # before: starting it unblocks SIGINT
+    os.environ[SOCKET_FOLDER] = util.get_temp_dir()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        del os.environ[SOCKET_FOLDER]
+
+
+def remove_socket_folder() -> None:
+    """Remove, at the end of the forkserver, the folder of the process that started it. That process does so itself,
+    unless it was killed. Called where the forkserver imports what workers need."""
+    if folder := os.environ.pop(SOCKET_FOLDER, ""):
+        atexit.register(_remove_of_dead, folder, os.getppid())
+
+
+def _remove_of_dead(folder: str, starter: int) -> None:
+    if os.getppid() != starter:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def start_early(recipe: str, flags: Sequence[str]) -> None:

@@ -38,10 +38,13 @@ from sightline.data.loading.workers import (
 from sightline.errors import BadData, PeerLost, UsageError
 from sightline.hardware.affinity import cpu_share
 from sightline.hardware.devices import Device
+from sightline.hardware.limits import prove_descriptors
 from sightline.hardware.world import World, local_size
 from sightline.parts import Batch, Bound, Layout
 
 Decode = Callable[[Batch, Batch], Batch | None]
+SPARE_FILES = 64  # descriptors for images, shards, checkpoints and sockets, which open later
+FILES_PER_WORKER = 6  # its two pipes and its sentinel; while it starts, as many again
 
 
 def worker_count(wanted: int, device: Device, world: World) -> int:
@@ -111,6 +114,8 @@ class Loader:
         # Decoding on the device keeps the host busy too; threads do it while the step runs.
         works_ahead = device.has_streams and run.device_prefetch
         threads = THREADS if workers else 1
+        shared = (run.prefetch + threads) * sum(len(bound.layout) + 2 for bound, _ in feeds.values()) if workers else 0
+        prove_descriptors(shared + FILES_PER_WORKER * workers + SPARE_FILES)
         filled = {}
         for name, (bound, order) in feeds.items():
             bound.check_batch(order.local_batch)

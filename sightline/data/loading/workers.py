@@ -38,10 +38,19 @@ from sightline.parts import Arrays, Bound
 if TYPE_CHECKING:
     from torch import Tensor
 
+forkserver.remove_socket_folder()
 Load = Callable[[], Arrays]
 REMEDIES = "`sightline check` lists every such sample, --data.on-bad-sample skip runs without them"
 REPLACEMENT_TRIES = 20
 SHOW_STACKS = signal.SIGUSR2  # asks a worker for its stack; see stalls.py
+CRASHED = "a library crashed in it; `sightline check` tries every sample, --run.workers 0 shows the crash itself"
+SOMEBODY = "neither the run nor a crash does that; ask who manages this machine"
+HINTS = {  # by the signal that ended a worker
+    signal.SIGKILL: "the kernel's out-of-memory killer does this (see dmesg); lower --run.workers or --run.prefetch",
+    signal.SIGBUS: "the shared memory is full (see `df /dev/shm`), or a file became shorter while it was read; enlarge "
+    "it (docker run --shm-size=8g), or lower --run.prefetch",
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE), CRASHED),
+}
 # Parts of a batch that wait at a worker. Enough to bridge a training step, during which no new ones are sent; not
 # more, because a part that waits at a slow worker cannot go to a fast one.
 AHEAD = 4
@@ -330,10 +339,16 @@ class Workers:
     def late(self) -> tuple[int, str, Connection]:
         """Return the first worker that owes an answer: its pid, the sample it is at, and the pipe for its stack."""
         worker = next(number for number, requests in enumerate(self._waiting) if requests)
+        return self.pids[worker], self._sample_at(worker), self._stacks[worker]
+
+    def _sample_at(self, worker: int) -> str:
+        """Name the sample that a worker is loading."""
+        if not self._waiting[worker]:
+            return "no sample"
         request = self._waiting[worker][0]
         index = int(request.indices[min(int(self._places[worker, 1]), len(request.indices) - 1)])
         name = self._feeds[request.feed].bound.dataset.name(max(index, 0))
-        return self.pids[worker], f"{name} ({request.feed})", self._stacks[worker]
+        return f"{name} ({request.feed})"
 
     def _hand_out(self) -> None:
         while self._queue:
@@ -352,7 +367,7 @@ class Workers:
         code = process.exitcode
         if code is not None and code < 0:
             cause = f"killed by {signal.Signals(-code).name}"
-            hint = "the kernel's out-of-memory killer does this (see dmesg); lower --run.workers or --run.prefetch"
+            hint = f"{HINTS.get(-code, SOMEBODY)}; it was at {self._sample_at(worker)}"
         else:
             cause, hint = f"ended with exit code {code}", "its traceback is above"
             if self._imports_script:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Sequence
 
@@ -27,6 +30,8 @@ from sightline.hardware.launch.plan import SECONDS_TO_SAVE, hangup
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1")  # torchrun's, and the one by which schedulers announce the end
 RENDEZVOUS = "sightline"
+STARTER = "SIGHTLINE_STARTER"  # pid of the process that started this rank
+LOOK_S = 1.0
 
 
 class OneHost(RendezvousHandler):
@@ -64,10 +69,13 @@ def start(count: int, device: str, arguments: Sequence[str]) -> bool:
     place = launch.detect(os.environ)
     if place is not None and (place.size > 1 or place.launcher == "torchrun"):
         refuse_other_count(count, place.local_size, place.launcher)
+        if STARTER in os.environ:
+            threading.Thread(target=_end_with, args=(int(os.environ[STARTER]),), daemon=True).start()
         return False
     _refuse_too_many(count, device)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: the cores are shared
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))  # torch's own 30 is short
+    os.environ[STARTER] = str(os.getpid())
     rendezvous_handler_registry.register(RENDEZVOUS, OneHost)
     # Mode 0700: nobody else may read or change what ranks exchange.
     with tempfile.TemporaryDirectory(prefix="sightline-") as folder:
@@ -85,6 +93,13 @@ def start(count: int, device: str, arguments: Sequence[str]) -> bool:
         )
         _run(config, count, arguments)
     return True
+
+
+def _end_with(starter: int) -> None:
+    """Stop this rank, saved, once the process that started it is gone: killed, it could not stop its ranks."""
+    while os.getppid() == starter:
+        time.sleep(LOOK_S)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _run(config: LaunchConfig, count: int, arguments: Sequence[str]) -> None:

@@ -94,6 +94,9 @@ class SlurmOptions:
     """Time limit, e.g. 12:00:00; ranks get the signal to save two minutes before."""
     gres: str = "gpu"
     """Kind of device that each node gives, e.g. gpu or gpu:h100; none: CPUs only."""
+    requeue: bool = False
+    """Queue the job again when its time limit has stopped it, saved; it then resumes. Not after scancel, nor after an
+    error."""
     extra: tuple[str, ...] = ()
     """More directives, e.g. --exclusive --qos=high, each as one word."""
 
@@ -110,7 +113,10 @@ def script(plan: LaunchPlan, options: SlurmOptions) -> str:
     for name in ("partition", "account", "time"):
         directives += [f"--{name}={getattr(options, name)}"] if getattr(options, name) else []
     directives += ["--no-kill"] if 0 < plan.min_hosts < nodes else []
-    directives += ["--output=%x-%j.log", f"--signal=TERM@{60 * MINUTES_TO_SAVE}"]
+    seconds = 60 * MINUTES_TO_SAVE
+    # B: to this file only, which then knows that the scheduler stops it, and passes the signal on.
+    ending = ["--requeue", "--open-mode=append", f"--signal=B:USR1@{seconds}"]
+    directives += ["--output=%x-%j.log", *(ending if options.requeue else [f"--signal=TERM@{seconds}"])]
     directives += options.extra
     for directive in directives:
         if not directive.startswith("--") or not VALUE.fullmatch(directive):
@@ -126,7 +132,26 @@ def script(plan: LaunchPlan, options: SlurmOptions) -> str:
         lines += ['export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"']
     elif plan.port:
         lines += [f"export MASTER_PORT={plan.port}"]
-    return "\n".join([*lines, "", _srun(plan, cores), ""])
+    return "\n".join([*lines, "", *_requeued(_srun(plan, cores), options.requeue), ""])
+
+
+def _requeued(command: str, is_wanted: bool) -> list[str]:
+    """Return lines that run a command and queue its job again once the scheduler has stopped it. Only the scheduler
+    sends SIGUSR1 here, so a job that is cancelled, fails or ends well stays out of the queue."""
+    if not is_wanted:
+        return [command]
+    return [
+        "stopped=0",
+        # Explicitly a signal: it reaches the ranks, which save and leave, and cancels nothing.
+        """if [ -n "${SLURM_JOB_ID:-}" ]; then trap 'stopped=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1; fi""",
+        f"{command} &",
+        "code=0",
+        "wait $! || code=$?  # a signal ends it early",
+        "while [ $stopped = 1 ] && kill -0 $! 2>/dev/null; do wait $! || true; done",
+        "if [ $stopped = 1 ]; then code=0; wait $! || code=$?; fi",
+        'if [ $stopped = 1 ] && [ $code != 0 ]; then scontrol requeue "$SLURM_JOB_ID"; fi',
+        "exit $code",
+    ]
 
 
 def _srun(plan: LaunchPlan, cores: int) -> str:

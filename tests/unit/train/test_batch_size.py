@@ -9,7 +9,7 @@ from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.train import batch_size
-from sightline.train.batch_size import Choice, Probe, choose, possible_sizes
+from sightline.train.batch_size import Choice, Probe, choose, fewest_parts, possible_sizes
 
 SIZES = sorted({2**k for k in range(10)} | {3 * 2**k for k in range(9)})
 CPU = devices.select("cpu")
@@ -111,3 +111,12 @@ def test_data_that_come_in_no_size_say_why():
     wide = replace(recipe, data=replace(recipe.data, nvol=2**20))
     with pytest.raises(UsageError, match="nvol=1048576 volumes cannot share a batch"):
         possible_sizes(wide, run, wide.data.open("train", 0), CPU, World())
+
+
+@pytest.mark.parametrize(
+    ("items", "fits", "parts"), [(64, 1e9, 1), (64, 20, 4), (96, 40, 3), (7, 3, 7), (1, 9, 1), (8, 0.1, 0)]
+)
+def test_the_fewest_parts_that_fit(items: int, fits: float, parts: int):
+    device = Made(fits=fits)
+    assert fewest_parts(items, lambda count: device(items // count)) == parts
+    assert max(device.asked) <= max(2 * fits, 7)  # memory of a host runs out at most by a little
