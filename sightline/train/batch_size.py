@@ -240,7 +240,7 @@ class _Steps:
     def _measured(self, size: int) -> Probe:
         recipe, bound, order = _with_size(self.recipe, size, self.dataset, self.device, self.world)
         if self._state is None:
-            built = build_model(recipe, self.run, self.dataset.spec, self.device)
+            built = build_model(recipe, self.run, self.dataset.spec, self.device, World())
             self._state = TrainState(recipe, built, self.device, length_of(recipe.train, order))
         bad = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, lambda _: None)
         distinct = _few(bound, order)

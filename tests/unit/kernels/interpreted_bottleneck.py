@@ -1,6 +1,6 @@
 """The Triton kernels of a bottleneck as Triton's interpreter runs them on the CPU, against plain torch in float64.
 
-test_bottleneck.py runs this file in a process of its own: the interpreter must be chosen before Triton is imported.
+test_instance_norm.py runs this file in a process of its own: the interpreter must be chosen before Triton is imported.
 """
 
 import pytest
@@ -164,7 +164,7 @@ def test_a_block_whose_engines_are_not_used_is_right(plan, monkeypatch):
         found = bottleneck.run(block, x)
         found.backward(outer)
     else:
-        told = "plain torch instead of cuDNN's fused .*status 5000"
+        told = "convolution .* runs as plain torch: .*status 5000"
         with pytest.warns(RuntimeWarning, match=told):
             found = bottleneck.run(block, x)
         with pytest.warns(RuntimeWarning, match=told):
