@@ -17,17 +17,36 @@ HAS_TRITON = find_spec("triton") is not None
 if HAS_TRITON:
     from sightline.kernels import batch_norm_sum_triton, batch_norm_triton
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LAYOUT = torch.channels_last
 # Elements: below, a pass takes 2 us or less on the H200, and two launches more cost what the kernels save.
 LEAST = 1 << 22
 OPTIONS: dict[str, Any] = {"tags": (torch.Tag.needs_exact_strides,)}
+_trusted: tuple[tuple[int | None, torch.dtype], ...] = ()  # devices by index, with precisions
+_is_off = False
+
+
+def trust(device: torch.device, dtype: torch.dtype) -> None:
+    """Let the kernels run on a device in a precision: batch_norm_check.py has found them right there."""
+    global _trusted
+    if not _is_off:
+        _trusted = (*_trusted, (device.index, dtype))
+
+
+def turn_off() -> None:
+    """Keep the kernels out of this process from now on."""
+    global _trusted, _is_off
+    _trusted, _is_off = (), True
 
 
 def norm_relu(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
     """Return relu(norm(x))."""
     if not applies(x, norm):
         return functional.relu(norm(x), inplace=True)
+    return run_norm_relu(x, norm)
+
+
+def run_norm_relu(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+    """Do what `norm_relu` does, by the kernels."""
     return _relu(x, take_statistics(x, norm), norm.weight, norm.bias)
 
 
@@ -48,6 +67,17 @@ def norm_add_relu(
     if not (applies(x, norm) and is_other_ours and other.dtype == x.dtype):  # all gradients of y then come by y itself
         shortcut = other if other_norm is None else other_norm(other)
         return functional.relu(norm(x).add_(shortcut), inplace=True), None
+    return run_norm_add_relu(x, norm, other, other_norm, through)
+
+
+def run_norm_add_relu(
+    x: Tensor,
+    norm: nn.BatchNorm2d,
+    other: Tensor,
+    other_norm: nn.BatchNorm2d | None = None,
+    through: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Do what `norm_add_relu` does, by the kernels."""
     given = (x, take_statistics(x, norm), norm.weight, norm.bias, other if through is None else other.detach())
     if other_norm is None:
         return _add_relu(*given, None, None, None, through)
@@ -64,10 +94,10 @@ def applies(x: Tensor, norm: nn.BatchNorm2d) -> bool:
 
 
 def is_ours(x: Tensor) -> bool:
-    """Return whether the kernels can read `x`, and are to."""
+    """Return whether the kernels can read `x`, are to, and were found right in its precision."""
     if not HAS_TRITON or not kernels.are_allowed() or kernels.must_repeat():
         return False
-    is_fit = x.is_cuda and x.dtype in DTYPES and x.dim() == 4
+    is_fit = x.is_cuda and (x.device.index, x.dtype) in _trusted and x.dim() == 4
     return is_fit and x.numel() >= LEAST and x.is_contiguous(memory_format=LAYOUT)
 
 

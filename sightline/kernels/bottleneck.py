@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline import kernels
-from sightline.kernels import bottleneck_reference, cudnn
+from sightline.kernels import bottleneck_reference, cudnn, self_check
 from sightline.kernels.bottleneck_steps import Norm
 
 HAS_TRITON = find_spec("triton") is not None
@@ -55,7 +55,7 @@ def choose(model: nn.Module, precision: str, deterministic: bool, channels_last:
     for block in blocks:
         block.is_fused = not reason
     if reason:
-        return f"kernels: bottlenecks run as plain convolutions and batch norms: {reason}"
+        return self_check.say_plain("bottlenecks run", reason)
     return f"kernels: {len(blocks)} bottlenecks run fused, by cuDNN {torch.backends.cudnn.version()}; docs/kernels.md"
 
 

@@ -6,7 +6,6 @@ before a CUDA graph is captured; a later start reads it from a file. Nothing her
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sightline.kernels import bottleneck_triton as passes
-from sightline.kernels import cudnn
+from sightline.kernels import cudnn, self_check
 from sightline.kernels.bottleneck_steps import Norm
 from sightline.kernels.cudnn import graphs, plans, records
 from sightline.kernels.cudnn.backend import CudnnError
@@ -50,7 +49,7 @@ def convolve(x: Tensor, weight: Tensor, stride: int, half: Tensor | None) -> tup
         try:
             return _fused_forward(plan, shape, x, weight, half)
         except CudnnError as error:  # it ran before: from now on plainly
-            _tell(f"convolution {shape}: {error}")
+            _tell(f"convolution {shape}", str(error))
             _forwards[key] = None
     return _plain_forward(x, weight, stride, half)
 
@@ -91,7 +90,7 @@ def convolve_backward(
     try:
         return _backward(chosen, dy, weight, stride, y, half, norm, beta)
     except CudnnError as error:  # it ran before: from now on plainly
-        _tell(f"gradients of {shape}: {error}")
+        _tell(f"the gradient of convolution {shape}", str(error))
         _backwards[key] = Backward(None, None)
         return _backward(_backwards[key], dy, weight, stride, y, half, norm, beta)
 
@@ -217,17 +216,20 @@ class _Trial:
     ) -> tuple[Plan | None, float]:
         """Return the fastest plan whose results are right and its time; None where there is none, which is told."""
         best: tuple[Plan | None, float] = (None, float("inf"))
+        wrong = ""
         try:
             found = plans.candidates(graph, MOST_PLANS)
         except CudnnError as error:
-            _tell(f"{name} {self.shape}: {error}")
+            _tell(f"{name} {self.shape}", str(error))
             return best
         for plan in found:
             if why := _wrong(run, plan, expected):
-                _tell(f"{name} {self.shape}: engine {plan.engine.number} {why}")
+                wrong = f"engine {plan.engine.number} {why}"
                 continue
             ms = records.time_ms(lambda plan=plan: run(plan), self.device)  # type: ignore[misc]
             best = min(best, (plan, ms), key=lambda pair: pair[1])
+        if best[0] is None:
+            _tell(f"{name} {self.shape}", wrong)
         self.times[f"fused {name}"] = best[1]
         return best
 
@@ -242,12 +244,13 @@ def _wrong(run: Callable[[Plan], tuple[Tensor, ...]], plan: Plan, expected: tupl
         return f"does not run: {error}"
     finally:
         _is_checking = False
-    errors = [float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(found, expected, strict=True)]
-    return "" if all(error < LARGEST_ERROR for error in errors) else f"is wrong: relative errors {errors}"
+    errors = [self_check.relative_error(a.float(), b.float()) for a, b in zip(found, expected, strict=True)]
+    wrong = self_check.why_wrong((f"result {number}", error, LARGEST_ERROR) for number, error in enumerate(errors))
+    return f"is wrong: {wrong}" if wrong else ""
 
 
-def _tell(why: str) -> None:
-    warnings.warn(f"kernels: plain torch instead of cuDNN's fused {why}", RuntimeWarning, stacklevel=2)
+def _tell(what: str, why: str) -> None:
+    self_check.warn_plain(f"{what} runs", why)
 
 
 _Part = tuple[Graph, Callable[[Plan], tuple[Tensor, ...]], tuple[Tensor, ...]]  # with a plan's results, and plain ones
@@ -272,7 +275,7 @@ def _choose(
         plan, fused = trial.fastest(operation, *part)
         plan = plan if fused < trial.time("plain", plainly) else None
     except (CudnnError, torch.OutOfMemoryError) as error:
-        _tell(f"{operation} {shape}: {str(error)[:200]}")
+        _tell(f"{operation} {shape}", str(error)[:200])
         return None
     records.write(records.Record(key, {"plan": plan.engine if plan else None}, trial.times))
     return plan
@@ -344,7 +347,7 @@ def _choose_backward(device: torch.device, shape: Convolution) -> Backward:
         best = {name: trial.fastest(name, *part) for name, part in parts.items()}
         chosen = _cheapest(trial, norm, active, best)
     except (CudnnError, torch.OutOfMemoryError) as error:
-        _tell(f"{operation} {shape}: {str(error)[:200]}")
+        _tell(f"{operation} {shape}", str(error)[:200])
         return Backward(None, None)
     engines = {name: plan.engine if plan else None for name, plan in vars(chosen).items()}
     records.write(records.Record(key, engines, trial.times))

@@ -301,7 +301,7 @@ class _Steps:
         recipe, bound, order = _with_size(self.recipe, size, self.dataset, self.device, self.world)
         recipe = replace(recipe, train=replace(recipe.train, accumulation=parts))
         if self._state is None:
-            built = build_model(recipe, self.run, self.dataset.spec, self.device)
+            built = build_model(recipe, self.run, self.dataset.spec, self.device, World())
             self._state = TrainState(recipe, built, self.device, length_of(recipe.train, order))
         bad = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, lambda _: None)
         distinct = _few(bound, order)

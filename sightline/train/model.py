@@ -13,7 +13,7 @@ from sightline.errors import UsageError
 from sightline.hardware.devices import Device, place
 from sightline.hardware.precision import keep_fp32
 from sightline.hardware.world import World
-from sightline.kernels import bottleneck
+from sightline.kernels import batch_norm_check, bottleneck
 from sightline.models import norm
 from sightline.parts import DataSpec, ModelConfig
 
@@ -45,10 +45,20 @@ def build_model(
     joined = join_batch_norms(model, recipe.train.bn_group, world) if world else ""
     not_kept = keep_fp32(model, recipe.train.fp32_ops, device)
     missing = f"train.fp32_ops: the model has no module {', '.join(not_kept)}; left alone" if not_kept else ""
-    fused = (
-        bottleneck.choose(model, recipe.train.precision, recipe.train.deterministic, run.channels_last) if world else ""
-    )
-    return BuiltModel(model, [note for note in (joined, missing, fused) if note])
+    chosen = choose_kernels(model, recipe, run, spec, world) if world else []
+    return BuiltModel(model, [note for note in (joined, missing, *chosen) if note])
+
+
+def choose_kernels(model: nn.Module, recipe: Recipe, run: Run, spec: DataSpec, world: World) -> list[str]:
+    """Let a network that trains use kernels that work here; return notes for the user.
+
+    Before it is compiled or captured, so that a kernel's `applies` only looks up what was decided.
+    """
+    cfg, local_batch = recipe.train, int(recipe.train.global_batch) // world.size
+    return [
+        bottleneck.choose(model, cfg.precision, cfg.deterministic, run.channels_last),
+        batch_norm_check.choose(model, cfg.precision, run.channels_last, local_batch, spec.size),
+    ]
 
 
 def join_batch_norms(model: nn.Module, bn_group: int, world: World) -> str:

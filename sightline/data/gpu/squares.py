@@ -1,7 +1,7 @@
 """Images of a batch -> squares of pixels on the device: decode those that are encoded, cut, resize and flip.
 
 On a GPU with JPEG engines and Triton: nvJPEG into a buffer, one kernel out of it. Elsewhere torchvision's decoder and
-plain torch (augment/batched.py).
+plain torch (augment/batched.py), as if the kernel fails its check at the first batch (resize_check.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from sightline import kernels
 from sightline.data.augment import batched
 from sightline.data.decode import decode_on_device
+from sightline.data.gpu import resize_check
 from sightline.data.gpu.nvjpeg import HardwareDecoder, NvjpegError
 
 # In an experiment beside a ResNet-50 step one reached 11,900 img/s, two 15,500 (H200); ahead.THREADS use them.
@@ -31,7 +32,7 @@ def fill_squares(out: Tensor, targets: Tensor, encoded: Sequence[Tensor], geomet
 
     `geometry` has the numbers of `batched.FIELDS` for each. Raises RuntimeError if the device refuses one of them.
     """
-    if engines := _engines_of(out.device):
+    if engines := _engines_of(out.device, interpolation):
         engines.fill(out, targets, encoded, geometry, interpolation)
         return
     planes = decode_on_device(encoded, out.device)
@@ -51,7 +52,7 @@ def cut_squares(
 
     `starts` (images) says where each begins, `sides` (images, 2) its height and width.
     """
-    if _has_kernel(out.device):
+    if _has_kernel(out.device, interpolation):
         from sightline.kernels import resize_triton
 
         ones = torch.ones_like(starts)
@@ -65,13 +66,14 @@ def cut_squares(
     out[targets.to(out.device)] = batched.cut_and_resize(planes, geometry, out.shape[1], interpolation)
 
 
-def _has_kernel(device: torch.device) -> bool:
-    return device.type == "cuda" and kernels.are_allowed() and find_spec("triton") is not None
+def _has_kernel(device: torch.device, interpolation: str) -> bool:
+    can_run = device.type == "cuda" and kernels.are_allowed() and find_spec("triton") is not None
+    return can_run and resize_check.is_right(device, interpolation)
 
 
-def _engines_of(device: torch.device) -> Engines | None:
-    """Return the JPEG engines of a device, if they and Triton are there and kernels are allowed."""
-    return _engines(device) if _has_kernel(device) else None
+def _engines_of(device: torch.device, interpolation: str) -> Engines | None:
+    """Return the JPEG engines of a device, if they and Triton are there and the kernel is allowed and right."""
+    return _engines(device) if _has_kernel(device, interpolation) else None
 
 
 @functools.cache

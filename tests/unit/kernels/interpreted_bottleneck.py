@@ -1,6 +1,6 @@
 """The Triton kernels of a bottleneck as Triton's interpreter runs them on the CPU, against plain torch in float64.
 
-test_bottleneck.py runs this file in a process of its own: the interpreter must be chosen before Triton is imported.
+test_instance_norm.py runs this file in a process of its own: the interpreter must be chosen before Triton is imported.
 """
 
 import pytest
@@ -163,7 +163,7 @@ def test_a_block_whose_engines_stop_working_is_right_all_the_same(monkeypatch):
     x, outer = draw(2, 64, 6, 6).requires_grad_(), draw(2, 256, 3, 3)
     wide_x = x.detach().double().requires_grad_()
     expected = exact(wide_x)
-    told = "plain torch instead of cuDNN's fused .*status 5000"
+    told = "convolution .* runs as plain torch: .*status 5000"
     with pytest.warns(RuntimeWarning, match=told):
         found = bottleneck.run(block, x)
     with pytest.warns(RuntimeWarning, match=told):

@@ -1,0 +1,62 @@
+"""The checks that a run makes of own kernels, on CUDA: the true ones pass, fresh, and a network then uses them."""
+
+import pytest
+import torch
+
+from sightline import config, kernels
+from sightline.data.gpu import resize_check
+from sightline.hardware import devices
+from sightline.hardware.world import World
+from sightline.kernels import batch_norm, batch_norm_check, self_check
+from sightline.parts import DataSpec
+from sightline.train.model import build_model
+
+pytestmark = pytest.mark.device
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+CHANNELS = (64, 128, 256)  # of ResNet-50, one for each way of tiling; and some that fill no tile
+ODD = (8, 24, 33)
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch, tmp_path) -> devices.Device:
+    """Start as a new process on a machine that has no record of a pass."""
+    pytest.importorskip("triton")
+    found = devices.select()
+    if found.kind != "cuda":
+        pytest.skip(f"written for cuda, this is {found.kind}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(self_check, "_reasons", {})
+    monkeypatch.setattr(batch_norm, "_trusted", ())
+    monkeypatch.setattr(batch_norm, "_is_off", False)
+    resize_check.is_right.cache_clear()
+    kernels.use("auto")
+    return found
+
+
+@pytest.mark.parametrize("channels", [CHANNELS, ODD], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_the_kernels_of_batch_norm_and_the_stems_tail_pass(dtype, channels):
+    place = torch.device("cuda", torch.cuda.current_device())
+    pools = (*batch_norm_check.POOLS, *batch_norm_check.SAME_POOLS)
+    before = torch.cuda.get_rng_state(), torch.random.get_rng_state()
+    assert batch_norm_check.why_wrong(place, dtype, channels, batch_norm_check.SIZES, pools) == ""
+    after = torch.cuda.get_rng_state(), torch.random.get_rng_state()
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "legacy"])
+def test_the_resize_kernel_passes(interpolation):
+    place = torch.device("cuda", torch.cuda.current_device())
+    assert resize_check.why_wrong(place, interpolation) == ""
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_a_network_that_trains_uses_them_after_the_check(precision, device, tmp_path):
+    recipe, run = config.load("resnet50", ["--train.global-batch=256", f"--train.precision={precision}"])
+    spec = DataSpec(tuple("abc"), 3, (224, 224), (0.5,) * 3, (0.2,) * 3)
+    built = build_model(recipe, run, spec, device, World())
+    assert not any("batch norm runs as plain torch" in note for note in built.notes), built.notes
+    assert len(list((tmp_path / "sightline" / "kernels").iterdir())) == 1
+    x = torch.empty(64, 64, 112, 112, dtype=DTYPES[precision], device="cuda").to(memory_format=torch.channels_last)
+    assert batch_norm.applies(x, built.model.bn1)

@@ -1,0 +1,167 @@
+"""Checks of kernels before a run uses them: made once, remembered if passed, and only where kernels can run.
+
+What the checks compute is in interpreted_self_check.py, which test_instance_norm.py runs.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sightline import kernels
+from sightline.kernels import batch_norm, batch_norm_check, self_check
+from sightline.models.resnet import ResNetConfig, make_pool
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    start_again(monkeypatch)
+    yield
+    kernels.use("auto")
+
+
+def start_again(monkeypatch) -> None:
+    """As a new process: nothing is remembered but what is on disk."""
+    monkeypatch.setattr(self_check, "_reasons", {})
+    monkeypatch.setattr(batch_norm, "_trusted", ())
+    monkeypatch.setattr(batch_norm, "_is_off", False)
+
+
+class Check:
+    """A check that counts its runs."""
+
+    def __init__(self, answer: str = ""):
+        self.answer, self.runs = answer, 0
+
+    def __call__(self, *_: object) -> str:
+        self.runs += 1
+        return self.answer
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "sightline" / "kernels").glob("*"))
+
+
+def test_a_pass_is_remembered_by_later_starts_and_for_these_sources_alone(monkeypatch, tmp_path):
+    check = Check()
+    for _ in range(2):
+        assert self_check.why_not("a norm", CPU, check) == ""
+    start_again(monkeypatch)
+    assert self_check.why_not("a norm", CPU, check) == ""
+    assert check.runs == 1 and len(kept(tmp_path)) == 1
+    for what, runs in (("another norm", 2), ("a norm", 2)):
+        assert self_check.why_not(what, CPU, check) == "" and check.runs == runs
+    monkeypatch.setattr(self_check, "_sources", lambda: "changed")
+    assert self_check.why_not("a norm", CPU, check) == "" and check.runs == 3
+
+
+def test_a_failure_holds_for_the_process_alone(monkeypatch, tmp_path):
+    check = Check("the result is off")
+    for _ in range(2):
+        assert self_check.why_not("a norm", CPU, check) == "the result is off"
+    assert check.runs == 1 and not kept(tmp_path)
+    start_again(monkeypatch)
+    assert self_check.why_not("a norm", CPU, Check()) == ""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no\nmemory"), ValueError(), ImportError("no compiler: gcc")], ids=repr)
+def test_what_a_check_raises_is_the_reason(error):
+    def check() -> str:
+        raise error
+
+    assert self_check.why_not("a norm", CPU, check) == f"{type(error).__name__}: " + (
+        str(error).replace("\n", " ") or "no message"
+    )
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"format": 1, "passed": "another"}', b"\xff" * 100_000])
+def test_a_damaged_record_is_ignored_and_replaced(damage, monkeypatch, tmp_path):
+    check = Check()
+    self_check.why_not("a norm", CPU, check)
+    (path,) = kept(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(damage)
+    start_again(monkeypatch)
+    assert self_check.why_not("a norm", CPU, check) == "" and check.runs == 2
+    assert path.read_bytes() == whole
+
+
+def test_without_a_folder_to_write_to_each_start_checks(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    check = Check()
+    for _ in range(2):
+        assert self_check.why_not("a norm", CPU, check) == ""
+        start_again(monkeypatch)
+    assert check.runs == 2
+
+
+def test_errors_beyond_their_limit_and_nan_are_named():
+    found, expected = torch.tensor([3.0, 4.04]), torch.tensor([3.0, 4.0])
+    assert math.isclose(self_check.relative_error(found, expected), 0.008, rel_tol=1e-5)
+    assert self_check.relative_error(found, expected, least=50.0) < 0.001
+    assert self_check.why_wrong([("y", 0.008, 0.01), ("x", 0.0, 0.01)]) == ""
+    assert self_check.why_wrong([("y", 0.008, 0.01), ("x", 0.02, 0.01)]).startswith("x has a relative error of 2.0e-02")
+    assert self_check.why_wrong([("y", math.nan, 0.01)]).startswith("y has a relative error of nan")
+
+
+def choose(precision="bf16", channels_last=True, batch=256, size=(224, 224), width=64, same=False, device="cuda"):
+    with FakeTensorMode(), torch.device(device):  # CUDA without a GPU
+        pool = make_pool(ResNetConfig(padding="same" if same else "torch"))
+        model = nn.Sequential(nn.Conv2d(3, width, 7, 2), nn.BatchNorm2d(width), pool)
+        return batch_norm_check.choose(model, precision, channels_last, batch, size)
+
+
+def applies(dtype: torch.dtype) -> bool:
+    with FakeTensorMode():
+        x = torch.empty(64, 64, 56, 56, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
+        return batch_norm.applies(x, nn.BatchNorm2d(64))
+
+
+def test_only_a_run_that_can_use_the_kernels_of_batch_norm_checks_them(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    check = Check()
+    monkeypatch.setattr(batch_norm_check, "why_wrong", check)
+    assert choose(device="cpu") == choose(channels_last=False) == ""
+    assert choose(batch=63, size=(32, 32)) == ""  # no layer can have 4 million elements
+    kernels.use("off")
+    assert choose() == ""
+    kernels.use("auto", is_deterministic=True)
+    assert choose() == ""
+    kernels.use("auto")
+    assert check.runs == 0 and not applies(torch.bfloat16)
+    assert choose() == "" and applies(torch.bfloat16) and not applies(torch.float16)
+    assert choose() == "" and check.runs == 1
+    assert choose("fp16") == "" and applies(torch.float16)
+    assert choose(same=True) == "" and check.runs == 3  # its pools pad otherwise
+
+
+def test_a_failed_check_is_told_and_turns_the_kernels_off(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(batch_norm_check, "why_wrong", Check())
+    assert choose() == "" and applies(torch.bfloat16)
+    monkeypatch.setattr(batch_norm_check, "why_wrong", Check("norm + ReLU of 64 channels in float16: not finite"))
+    told = "kernels: batch norm runs as plain torch: norm + ReLU of 64 channels in float16: not finite"
+    assert choose("fp16") == choose("fp16") == told
+    assert not applies(torch.float16) and not applies(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("channels", "kinds"),
+    [
+        ([64, 128, 256, 512, 1024, 2048], (64, 128, 256)),
+        ([64, 24, 512, 8], (8, 24, 64, 512)),
+        ([48, 80, 96, 160], (48, 96)),
+    ],
+)
+def test_channels_that_are_tiled_alike_are_checked_once(channels, kinds):
+    pytest.importorskip("triton")
+    assert batch_norm_check.kinds_of(channels) == kinds
