@@ -1,6 +1,6 @@
 """The Triton kernels of a bottleneck as Triton's interpreter runs them on the CPU, against plain torch in float64.
 
-test_bottleneck.py runs this file in a process of its own: the interpreter must be chosen before Triton is imported.
+test_instance_norm.py runs this file in a process of its own: the interpreter must be chosen before Triton is imported.
 """
 
 import pytest
@@ -68,7 +68,7 @@ def test_sums_and_statistics():
     torch.testing.assert_close(stats[2, 64:128].double(), y.double().var((0, 2, 3)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("channels", [64, 192])
+@pytest.mark.parametrize("channels", [64, pytest.param(192, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("projected", [False, True], ids=["identity", "projected"])
 def test_the_end_of_a_block_and_its_gradients(projected, channels):
     shape = (2, channels, 3, 5)
@@ -97,7 +97,7 @@ def test_the_end_of_a_block_and_its_gradients(projected, channels):
     check(found[1], expected[1], 2e-3, 2e-3)
 
 
-@pytest.mark.parametrize("wants_input", [False, True])
+@pytest.mark.parametrize("wants_input", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_norm_and_relu_inside(wants_input):
     y, grad, half, norm = draw(*SHAPE), draw(*SHAPE), torch.randn(2, 192).half()[:, 64:128], make_norm(64)
     active = reference.activate(y.double(), half.double())
@@ -144,7 +144,8 @@ class Broken:
         raise CudnnError("engine 2: status 5000")
 
 
-@pytest.mark.parametrize("plan", [None, Broken()], ids=["plain", "broken"])
+# A broken engine is followed by what is plain from the start in the slow case.
+@pytest.mark.parametrize("plan", [pytest.param(None, marks=pytest.mark.slow), Broken()], ids=["plain", "broken"])
 def test_a_block_whose_engines_are_not_used_is_right(plan, monkeypatch):
     """All that bottleneck_cudnn.py does without cuDNN: what wins where it is faster, and what replaces an engine."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # without a driver it raises

@@ -1,6 +1,6 @@
 """The Triton kernel that resizes, as Triton's interpreter runs it on the CPU, against float64.
 
-test_resize.py runs this file in a process of its own: the interpreter must be chosen before Triton is imported.
+test_instance_norm.py runs this file in a process of its own: the interpreter must be chosen before Triton is imported.
 """
 
 import pytest

@@ -1,12 +1,10 @@
 """A bottleneck as one operation: its algebra against the plain modules in float64, and when it is chosen."""
 
 import copy
-import os
 from pathlib import Path
 
 import pytest
 import torch
-import warm
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -151,13 +149,3 @@ def test_norms_that_are_no_longer_plain_are_not_fused():
     block = make_block("identity", width=64)
     block.bn3.momentum = None
     assert "differ" in bottleneck.why_not_fusable(block)
-
-
-def test_the_kernels_compute_the_reference(tmp_path):
-    pytest.importorskip("triton")
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--show-capture=no"]
-    words += [f"--rootdir={REPO}", f"--config-file={REPO / 'pyproject.toml'}", HERE / "interpreted_bottleneck.py"]
-    environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(REPO)}
-    done = warm.python(tmp_path, *words, environ=environ)
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-500:]

@@ -1,12 +1,10 @@
 """The kernel that makes a batch of squares: what it computes, and that it compiles for a GPU that is not here."""
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import warm
 from exact_resize import KINDS, exact
 
 from sightline.data.augment import batched
@@ -25,17 +23,6 @@ def test_the_reference_is_what_the_cpu_path_computes(kind):
         params = augment.draw(5, 0, index, *image.shape[:2])
         difference = exact(image, batched.as_row(params), 40, kind) - augment.apply(params, image)
         assert np.abs(difference).max() < 1.6
-
-
-@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_the_kernel_computes_it_in_tritons_interpreter(chosen, tmp_path: Path):
-    pytest.importorskip("triton")
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--show-capture=no", "-m", chosen]
-    words += [f"--rootdir={REPO}", f"--config-file={REPO / 'pyproject.toml'}", HERE / "interpreted_resize.py"]
-    environ = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(REPO)}
-    done = warm.python(tmp_path, *words, environ=environ)
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout and "skipped" not in done.stdout, done.stdout[-500:]
 
 
 @pytest.mark.slow
