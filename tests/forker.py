@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -194,6 +195,7 @@ if __name__ == "__main__":
     environment(devices.select("cpu"), 1)  # looks for the versions of packages
     _warm_up_compiler()
     warm.keep_no_stacks()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # of imports: every child would go through all
     gc.freeze()  # children share these pages for as long as nobody counts them anew
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
