@@ -10,7 +10,6 @@ import contextlib
 import gc
 import importlib
 import json
-import multiprocessing.util
 import os
 import runpy
 import select
@@ -20,6 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +92,7 @@ def _become(request: dict[str, Any], writers: dict[str, int]) -> None:
     os.chdir(request["cwd"])
     tempfile.tempdir = None  # chosen by the environment of whoever asked first
     if not request["cold_workers"]:
-        multiprocessing.util.spawnv_passfds = _fork_instead_of_exec
+        warm.start_processes_by_fork()
     if request["terminal"]:
         os.login_tty(os.open(request["terminal"], os.O_RDWR))
         return
@@ -104,34 +104,6 @@ def _become(request: dict[str, Any], writers: dict[str, int]) -> None:
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(writers[name], descriptor)
         os.close(writers[name])
-
-
-def _fork_instead_of_exec(path: str, args: list[str], passfds: list[int], by_exec=multiprocessing.util.spawnv_passfds):
-    """Processes of multiprocessing start as after an exec, but with torch imported: no files, no handlers of ours."""
-    code = args[args.index("-c") + 1]
-    if "resource_tracker" in code:
-        return by_exec(path, args, passfds)
-    if pid := os.fork():
-        return pid
-    status: Any = 1
-    try:
-        for descriptor in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(OSError):  # the one that lists them is gone
-                if descriptor not in (0, 1, 2, *passfds) and not os.get_inheritable(descriptor):
-                    os.close(descriptor)
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        sys.argv = ["-c", *args[args.index("-c") + 2 :]]
-        exec(code, {"__name__": "__main__"})
-        status = 0
-    except SystemExit as end:
-        status = end.code or 0
-    except BaseException:  # noqa: BLE001
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(status)
 
 
 def _exit_code(child: Child, seconds: float) -> int | None:
@@ -223,6 +195,7 @@ if __name__ == "__main__":
     environment(devices.select("cpu"), 1)  # looks for the versions of packages
     _warm_up_compiler()
     warm.keep_no_stacks()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # of imports: every child would go through all
     gc.freeze()  # children share these pages for as long as nobody counts them anew
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

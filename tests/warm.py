@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import gc
 import json
+import multiprocessing.util
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -168,6 +170,40 @@ def start(
     request |= {"cwd": str(cwd or Path.cwd()), "closed_stdout": closed_stdout, "terminal": terminal}
     request |= {"cold_workers": cold_workers}
     return Started(ask(request))
+
+
+def start_processes_by_fork() -> None:
+    """Let multiprocessing start its processes without an import of torch each."""
+    multiprocessing.util.spawnv_passfds = _fork_instead_of_exec
+
+
+def _fork_instead_of_exec(path: str, args: list[str], passfds: list[int], by_exec=multiprocessing.util.spawnv_passfds):
+    """Processes of multiprocessing start as after an exec, but with torch imported: no files, no handlers of ours."""
+    code = args[args.index("-c") + 1]
+    if "resource_tracker" in code:
+        return by_exec(path, args, passfds)
+    sys.stdout.flush()  # or both would write what is left
+    if pid := os.fork():
+        return pid
+    status: Any = 1
+    try:
+        for descriptor in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):  # the one that lists them is gone
+                if descriptor not in (0, 1, 2, *passfds) and not os.get_inheritable(descriptor):
+                    os.close(descriptor)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        sys.argv = ["-c", *args[args.index("-c") + 2 :]]
+        exec(code, {"__name__": "__main__"})
+        status = 0
+    except SystemExit as end:
+        status = end.code or 0
+    except BaseException:  # noqa: BLE001
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
 
 
 def keep_no_stacks() -> None:

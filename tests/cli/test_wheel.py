@@ -30,28 +30,41 @@ class Installed:
         return done.stdout
 
 
-def pip(*arguments: str | Path) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+def python_in(folder: Path, *words: str | Path) -> None:
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Build from a copy: setuptools leaves build/ behind, and would pack what an earlier build left there."""
+BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+
+
+@pytest.fixture(scope="module", params=["setuptools", pytest.param("pip", marks=pytest.mark.slow)])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Build from a copy: setuptools leaves build/ behind, and would pack what an earlier build left there.
+
+    By default without pip, which takes seconds to call setuptools and to unpack.
+    """
     root = tmp_path_factory.mktemp("wheel")
-    copy = root / "repo"
+    copy, site, elsewhere = root / "repo", root / "site", root / "elsewhere"
     shutil.copytree(REPO / "sightline", copy / "sightline", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPO / name, copy)
-    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", root / "dist", copy)
+    pip = ("-m", "pip", "--disable-pip-version-check")
+    if request.param == "pip":
+        python_in(copy, *pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", root / "dist", copy)
+    else:
+        python_in(copy, "-c", BUILD, root / "dist")
     (wheel,) = (root / "dist").glob("sightline-*.whl")
-    pip("install", "--no-deps", "--no-index", "--target", root / "site", wheel)
     with zipfile.ZipFile(wheel) as archive:
         files = frozenset(archive.namelist())
-    elsewhere = root / "elsewhere"
+        if request.param == "setuptools":
+            archive.extractall(site)
+    if request.param == "pip":
+        python_in(root, *pip, "install", "--no-deps", "--no-index", "--target", site, wheel)
     elsewhere.mkdir()
-    return Installed(root / "site", files, elsewhere)
+    return Installed(site, files, elsewhere)
 
 
 def test_holds_the_package_and_nothing_else(installed: Installed):
@@ -62,15 +75,26 @@ def test_holds_the_package_and_nothing_else(installed: Installed):
     assert any(name.endswith("licenses/LICENSE") for name in installed.files)
 
 
-def test_runs_away_from_the_repository(installed: Installed):
-    where = installed.run(sys.executable, "-c", "import sightline; print(sightline.__file__)")
-    assert Path(where.strip()).is_relative_to(installed.site)
+# As the program that pip writes for the entry point: the second line is the place of the package.
+ENTRY_POINT = """
+import sys
+from importlib.metadata import distribution
+(command,) = distribution("sightline").entry_points.select(group="console_scripts")
+import sightline
+print(command.name, sightline.__file__, sep="\\n")
+sys.exit(command.load()())
+"""
 
+
+def test_runs_away_from_the_repository(installed: Installed):
+    program = installed.site / "bin" / "sightline"
     recipes = [p.stem for p in (REPO / "sightline" / "recipes").glob("*.py") if not p.stem.startswith("_")]
-    assert recipes
-    listed = installed.run(sys.executable, "-m", "sightline", "list")
-    assert [name for name in recipes if name not in listed] == []
-    assert installed.run(str(installed.site / "bin" / "sightline"), "list") == listed
+    name, where, listed = installed.run(sys.executable, "-c", ENTRY_POINT, "list").split("\n", 2)
+    assert name == "sightline" and Path(where).is_relative_to(installed.site)
+    assert recipes and [name for name in recipes if name not in listed] == []
+    if program.exists():  # pip made it
+        assert installed.run(str(program), "list") == listed
+        assert installed.run(sys.executable, "-m", "sightline", "list") == listed
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +115,7 @@ def python(code: str, *paths: Path, **variables: str) -> subprocess.CompletedPro
     return subprocess.run(command, cwd=paths[0], env=environment, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow  # imports torch; there is no entry point that could fail, see pyproject.toml
 def test_torch_is_imported_where_only_the_metadata_is_left(installed: Installed, site: Path, tmp_path: Path):
     """After a checkout has moved or a removal was cut short; `import torch` loads every backend that metadata name."""
     (metadata,) = installed.site.glob("sightline-*.dist-info")
@@ -110,6 +135,7 @@ print(done.stdout, done.stderr)
 """
 
 
+@pytest.mark.slow  # imports torch; children are migrated in tests/migrate/test_log.py
 def test_children_are_migrated_by_the_copy_that_their_parent_uses(installed: Installed, site: Path, tmp_path: Path):
     """The child's own path leads to a broken copy of Sightline; the entry point in the wheel does not need it."""
     (tmp_path / "sightline").mkdir()

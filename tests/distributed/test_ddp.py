@@ -4,9 +4,11 @@ warm.py runs main() of this file on every rank.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,10 @@ TOPK, BOXES, DICE = (
 CPU = devices.select("cpu")
 RANKS, PER_HOST, BATCH = 4, 2, 16
 STEPS = 5  # torch settles on its buckets in the third
-WAYS = (  # reduce, accumulation, compile
-    *((reduce, accumulation, "off") for reduce in ("flat", "hierarchical") for accumulation in (1, 2)),
-    ("flat", 2, "on"),
-    ("hierarchical", 1, "on"),
-)
+# reduce, accumulation, compile; to compile takes seconds on every rank, hence slow.
+WAYS = [(reduce, accumulation, "off") for reduce in ("flat", "hierarchical") for accumulation in (1, 2)]
+COMPILED = [("flat", 2, "on"), ("hierarchical", 1, "on")]
+EVERY_WAY = [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in COMPILED)]
 SIZES = (4, 3, 2)
 
 
@@ -112,13 +113,23 @@ def scores(world: World) -> dict[str, Any]:
     }
 
 
-def main(out: Path) -> None:
-    world = connect(detect(), CPU)
-    seen: dict[str, Any] = {}
-    for reduce, accumulation, compile in WAYS:
+def trained_in(world: World, ways: list[tuple[str, int, str]]) -> dict[str, Any]:
+    seen = {}
+    for reduce, accumulation, compile in ways:
         torch._dynamo.reset()
         way = f"{reduce} {accumulation} {compile}"
         seen[way] = trained(world, Run(reduce=reduce, compile=compile, bucket_mb=1), accumulation)
+    return seen
+
+
+def compile_steps(out: Path) -> None:
+    world = connect(detect(), CPU)
+    torch.save(trained_in(world, COMPILED), out / f"{world.rank}.pt")
+
+
+def main(out: Path) -> None:
+    world = connect(detect(), CPU)
+    seen = trained_in(world, WAYS)
     seen["default"], seen["larger"] = trained(world, Run()), trained(world, Run(bucket_mb=3))
     seen["odd"] = refused(world, world.rank % 3, 3)
     seen["unlike"] = refused(world, world.rank % 3, 1 if world.rank == 3 else 3)
@@ -139,10 +150,23 @@ def main(out: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return the results of each rank."""
-    out = warm.once(tmp_path_factory, "ddp", lambda out: warm.run(__file__, out, RANKS, PER_HOST))
-    return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+def seen_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
+    """seen_of(compile): the results of each rank."""
+    functions = {"off": "main", "on": "compile_steps"}
+
+    def read(compile: str) -> list[dict[str, Any]]:
+        function = functions[compile]
+        make = functools.partial(warm.run, __file__, ranks=RANKS, per_host=PER_HOST, function=function)
+        out = warm.once(tmp_path_factory, f"ddp-{function}", make)
+        return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+
+    return functools.cache(read)
+
+
+@pytest.fixture(scope="module")
+def seen(seen_of: Callable[[str], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the results of each rank, less those of compiled steps."""
+    return seen_of("off")
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +175,9 @@ def alone() -> list[Tensor]:
     return trained(World(), Run())["gradients"]
 
 
-@pytest.mark.parametrize(("reduce", "accumulation", "compile"), WAYS)
-def test_four_ranks_have_the_gradients_of_one(seen, alone, reduce: str, accumulation: int, compile: str):
-    for rank in seen:
+@pytest.mark.parametrize(("reduce", "accumulation", "compile"), EVERY_WAY)
+def test_four_ranks_have_the_gradients_of_one(seen_of, alone, reduce: str, accumulation: int, compile: str):
+    for rank in seen_of(compile):
         found = rank[f"{reduce} {accumulation} {compile}"]["gradients"]
         for step, (ours, whole) in enumerate(zip(found, alone, strict=True)):
             # Steps differ, or stale gradients would pass; later ones start from weights that differ by rounding.
@@ -179,25 +203,31 @@ def bucket_bytes(found: dict[str, Any]) -> list[int]:
     return [int(size) for size in found["facts"]["rebuilt_bucket_sizes"].split(",")]
 
 
-@pytest.mark.shows("run.bucket_mb")
-def test_what_torch_is_asked_for(seen):
+def bytes_of_gradients() -> int:
+    return 4 * sum(p.numel() for p in Wide().build(DataSpec(("a", "b", "c", "d"), 3, (8, 8), (), ())).parameters())
+
+
+@pytest.mark.parametrize(("reduce", "accumulation", "compile"), EVERY_WAY)
+def test_what_torch_is_asked_for(seen_of, reduce: str, accumulation: int, compile: str):
     """A hook where two levels are asked for; a static graph where no part of a batch holds its gradients back."""
-    total = 4 * sum(p.numel() for p in Wide().build(DataSpec(("a", "b", "c", "d"), 3, (8, 8), (), ())).parameters())
-    for reduce, accumulation, compile in WAYS:
-        found = seen[0][f"{reduce} {accumulation} {compile}"]
-        facts = found["facts"]
-        assert facts.get("comm_hook", "") == ("_reduce" if reduce == "hierarchical" else "")
-        assert facts.get("static_graph", 0) == (accumulation == 1)
-        assert facts["gradient_as_bucket_view"] and not facts["broadcast_buffers"]
-        assert facts["bucket_cap_bytes"] == 1 << 20
-        sizes = bucket_bytes(found)
-        assert len(sizes) > 1 and sum(sizes) == total
-        # One bucket that two ranks of a host cannot share evenly, and one that they can.
-        assert {size // 4 % PER_HOST for size in sizes} == {0, 1}
+    found = seen_of(compile)[0][f"{reduce} {accumulation} {compile}"]
+    facts = found["facts"]
+    assert facts.get("comm_hook", "") == ("_reduce" if reduce == "hierarchical" else "")
+    assert facts.get("static_graph", 0) == (accumulation == 1)
+    assert facts["gradient_as_bucket_view"] and not facts["broadcast_buffers"]
+    assert facts["bucket_cap_bytes"] == 1 << 20
+    sizes = bucket_bytes(found)
+    assert len(sizes) > 1 and sum(sizes) == bytes_of_gradients()
+    # One bucket that two ranks of a host cannot share evenly, and one that they can.
+    assert {size // 4 % PER_HOST for size in sizes} == {0, 1}
+
+
+@pytest.mark.shows("run.bucket_mb")
+def test_the_size_of_a_bucket_is_a_flag(seen):
     default, larger = seen[0]["default"], seen[0]["larger"]
     assert default["facts"]["bucket_cap_bytes"] == 25 << 20 and larger["facts"]["bucket_cap_bytes"] == 3 << 20
     assert len(bucket_bytes(default)) == 2, "the first leaves early"
-    assert bucket_bytes(larger) == [total]
+    assert bucket_bytes(larger) == [bytes_of_gradients()]
 
 
 def test_levels_are_reported_to_the_user(seen):

@@ -88,7 +88,7 @@ def test_ranks_give_the_gradients_and_scores_of_one(tmp_path: Path, ranks: int):
     assert values["samples"] == SAMPLES and values["volumes"] == 4 and 0 < values["dice"] < 1
     for rank in seen:
         assert rank["scores"] == scores
-        for name in ("world", "compiled") if ranks == 2 else ("world",):
+        for name in ("world", "compiled") if ranks == 3 else ("world",):
             assert rank[name]["gradients"] == pytest.approx(whole["gradients"], abs=1e-6), name
             assert rank[name]["dice"] == pytest.approx(whole["dice"], abs=1e-6), name
     # What each rank makes of its own samples is something else.
@@ -99,6 +99,6 @@ def test_ranks_give_the_gradients_and_scores_of_one(tmp_path: Path, ranks: int):
 def main(out: Path) -> None:
     world = connect(detect(), devices.select("cpu"))
     seen = {"local": trained(world, "local"), "world": trained(world, "world"), "scores": measured(world)}
-    if world.size == 2:
+    if world.size == 3:  # the slow case: to compile takes seconds on every rank
         seen["compiled"] = trained(world, "world", compiled=True)
     (out / f"{world.rank}.json").write_text(json.dumps(seen))

@@ -56,9 +56,9 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 STEPS = {"radam": 6}  # in its first five it is plain momentum, from then on it divides by the root of the squares
 FEW_STEPS = 2
-# An optimizer sees gradients, not ranks: each is tried with one task, and each task with SGD and one that divides.
-FIRST = [("demo_classification", kind) for kind in OPTIMIZERS]
-FIRST += [(task, kind) for task in ("demo_detection", "unet2d") for kind in ("sgd", "adamw")]
+# An optimizer sees gradients, not ranks: by default one that divides them, and the one that looks at whole layers.
+FIRST = [("demo_classification", "rmsprop"), ("demo_classification", "lars")]
+FIRST += [("demo_detection", "adamw"), ("unet2d", "sgd")]
 OTHERS = [(task, kind) for task in list(TASKS)[:3] for kind in OPTIMIZERS if (task, kind) not in FIRST]
 FIRST += [("finetune_classification", "adamw")]
 NEAR = 1e-5

@@ -21,7 +21,7 @@ REPO = Path(__file__).resolve().parents[2]
 IS_THERE = platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
 NEEDS_ONEDNN = pytest.mark.skipif(not IS_THERE, reason="needs an x86 CPU and a torch with oneDNN, whose bug it is")
 # AVX2 shows it on any of them. Without a limit it is what the machine has, on some AVX-512 with larger blocks.
-ISAS = pytest.mark.parametrize("isa", ["AVX2", ""])
+ISAS = pytest.mark.parametrize("isa", ["AVX2", pytest.param("", marks=pytest.mark.slow)])
 TINY = """--data.path=synthetic:classes=4,samples=16,size=64 --data.classes=4 --data.size=64 --data.eval-resize=64
 --data.eval-size=64 --model.width=4 --train.epochs=2 --train.global-batch=8 --train.ema=0.5
 --train.precision=fp32 --train.eval-from-epoch=0 --train.eval-every-epochs=1 --train.target-score=0
@@ -74,6 +74,7 @@ def test_gradients_of_narrow_strided_layers_are_those_of_float64(isa: str, tmp_p
     assert (done.code, done.stdout) == (0, "40 layers\n"), done
 
 
+@pytest.mark.slow  # imports torch, and is about torch's bug; above, gradients are right in spite of it
 @NEEDS_ONEDNN
 def test_without_the_workaround_the_probe_does_not_survive():
     """Started afresh: what is written too far must find the heap that users have."""

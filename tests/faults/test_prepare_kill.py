@@ -47,7 +47,7 @@ def finish(arguments: list[str]) -> None:
     ("form", "jobs"),
     [
         ("tfrecord", 2),
-        ("folder", 1),
+        pytest.param("folder", 1, marks=pytest.mark.slow),
         pytest.param("tar", 2, marks=pytest.mark.slow),
         pytest.param("folder", 2, marks=pytest.mark.slow),
     ],
@@ -64,7 +64,8 @@ def test_killed_twice_then_finished_gives_the_same_bytes(tmp_path, form, jobs):
     assert not list(out.rglob("*.part-*")) and not (out / ".prepare").exists()
 
 
-@pytest.mark.parametrize(("form", "jobs"), [("tfrecord", 2), pytest.param("folder", 1, marks=pytest.mark.slow)])
+@pytest.mark.slow  # by the same code as ImageNet above
+@pytest.mark.parametrize(("form", "jobs"), [("tfrecord", 2), ("folder", 1)])
 def test_coco_killed_twice_then_finished_gives_the_same_bytes(tmp_path, form, jobs):
     source = MADE_COCO["make_zips"](tmp_path / "in", 2000 if form == "folder" else 300, 40)
     whole, out = tmp_path / "whole", tmp_path / "out"

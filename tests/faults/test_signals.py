@@ -33,9 +33,9 @@ FLAGS = ("--data.path", "synthetic:classes=4,samples=128,size=24")
     ("where", "step", "epoch"),
     [
         ("open:1", 0, 0),  # while the data are listed
-        ("train:5", 5, 0),
         ("eval:1", 16, 0),
-        ("eval:3", 32, 1),  # nothing is left to do but the last evaluation
+        pytest.param("train:5", 5, 0, marks=pytest.mark.slow),  # with more to save: below
+        pytest.param("eval:3", 32, 1, marks=pytest.mark.slow),  # nothing is left to do but the last evaluation
         pytest.param("train:1", 1, 0, marks=pytest.mark.slow),
         pytest.param("train:16", 16, 0, marks=pytest.mark.slow),  # the last step before an evaluation
         pytest.param("eval:2", 16, 1, marks=pytest.mark.slow),  # the last batch: ends the evaluation

@@ -24,9 +24,7 @@ STOPS = {
 @pytest.mark.parametrize(
     "flags",
     [
-        pytest.param(
-            flags, id=name, marks=[] if name in ("target", "max_steps", "head", "fp32") else [pytest.mark.slow]
-        )
+        pytest.param(flags, id=name, marks=[] if name in ("target", "max_steps") else [pytest.mark.slow])
         for name, flags in STOPS.items()
     ],
 )
@@ -47,7 +45,13 @@ def test_killed_it_ends_where_the_whole_run_ends(sightline, reference, tmp_path,
     assert third.bits == whole.bits and len(third.events("start")) == len(again.events("start"))
 
 
-@pytest.mark.parametrize("flags", [STOPS["target"], STOPS["max_steps"]], ids=["target", "max_steps"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(STOPS["target"], id="target"),
+        pytest.param(STOPS["max_steps"], id="max_steps", marks=pytest.mark.slow),
+    ],
+)
 def test_told_to_stop_in_the_evaluation_that_decides(sightline, reference, tmp_path, flags):
     """The step is saved without scores; the next start makes the evaluation and not one step."""
     flags = (*EPOCHS, *flags, "--data.path", "synthetic:classes=4,samples=128,size=24")  # two batches to evaluate

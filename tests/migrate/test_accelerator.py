@@ -104,8 +104,11 @@ if __name__ == "__main__":
         pytest.param("twin", "the device's", marks=pytest.mark.slow),
     ],
 )
-def test_switched_on_by_the_environment(start: Run, library: str, tmp_path: Path, target: str, first: str) -> None:
-    """`import torch` calls the hooks of all backends in the order of the path: ours may come before the device's."""
+def test_switched_on_by_the_environment(fork: Run, library: str, tmp_path: Path, target: str, first: str) -> None:
+    """`import torch` calls the hooks of all backends in the order of the path: ours may come before the device's.
+
+    The worker is a process of its own, as a user starts it.
+    """
     (tmp_path / "script.py").write_text(SWITCHED_ON)
     paths = [AUTOLOAD, REPO, HERE]
     environment = {
@@ -114,7 +117,7 @@ def test_switched_on_by_the_environment(start: Run, library: str, tmp_path: Path
         "SIGHTLINE_MIGRATE_TARGET": target,
         "PYTHONPATH": os.pathsep.join(map(str, paths if first == "ours" else paths[::-1])),
     }
-    done = start(tmp_path, "script.py", env=environment)
+    done = fork(tmp_path, tmp_path / "script.py", env=environment)
     assert done.stdout == "cuda:0 twin:1\nTrue Twin 0 True Twin 0\n", done.stdout + done.stderr
 
 

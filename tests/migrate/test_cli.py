@@ -116,10 +116,10 @@ def test_without_autoload_no_launcher(start: Run, tmp_path: Path):
     assert done.returncode == 2 and "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps child processes of" in done.stderr
 
 
-def test_import_with_the_variable_set_activates_without_a_word(start: Run, tmp_path: Path):
+def test_import_with_the_variable_set_activates_without_a_word(fork: Run, tmp_path: Path):
     """As in every process that a script with this line spawns: its main module is imported again."""
     text = "import sightline.migrate.auto\nimport gc, torch\ngc.freeze()\nprint(torch.ones(2, device='cuda').sum())\n"
     (tmp_path / "train.py").write_text(text)
     env = {"SIGHTLINE_MIGRATE": "1", "SIGHTLINE_MIGRATE_TARGET": "cpu", "PYTHONPATH": f"{AUTOLOAD}{os.pathsep}{REPO}"}
-    done = start(tmp_path, "train.py", env=env)
+    done = fork(tmp_path, "train.py", env=env)
     assert done.stdout == "tensor(2.)\n" and done.stderr == "sightline migrate: CUDA calls run on cpu\n"

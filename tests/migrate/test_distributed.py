@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from warm import free_port
 
 from sightline.migrate import cli
 from sightline.migrate.reporting import record
@@ -287,16 +288,25 @@ REFERENCE = FIXTURES / "train_reference.py"
 FLAGS = ("--samples", "64", "--lr", "2", "--model-ema", "--fast")
 
 
+# By default ranks that are forked, of a process that is migrated; torchrun and its ranks import torch three times.
+WAYS = pytest.mark.parametrize("way", ["forks", pytest.param("torchrun", marks=pytest.mark.slow)])
+
+
 @pytest.fixture(scope="module")
-def folder(once: Callable[..., Path], fork: Callable[..., Any]) -> Path:
-    """Where `sightline migrate torchrun` ran two scripts, one after the other: it starts one rank for each device."""
+def ran(once: Callable[..., Path], fork: Callable[..., Any]) -> Callable[[str], Path]:
+    """ran(way): where two ranks ran two scripts, one after the other; torchrun starts one rank for each device."""
 
     def run(folder: Path) -> None:
         (folder / "statistics.py").write_text(STATISTICS)
         (folder / "answers.py").write_text(ANSWERS)
-        _run_on_two(fork, folder, ("statistics.py",), ("answers.py",))
+        runs = ("statistics.py",), ("answers.py",)
+        if folder.name == "torchrun":
+            return _run_on_two(fork, folder, *runs)
+        words = ("--target", "cpu", "--device-count", "2", "--log", "log", FIXTURES / "ranks.py", "2")
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        fork(folder, "-m", "sightline.migrate", *words, FIXTURES / "several.py", json.dumps(runs), env=meeting)
 
-    return once("torchrun", run)
+    return lambda way: once(way, run)
 
 
 def _run_on_two(fork: Callable[..., Any], folder: Path, *runs: tuple[object, ...]) -> None:
@@ -329,19 +339,28 @@ def test_the_reference_script_on_two_ranks(fork: Callable[..., Any], tmp_path: P
     assert losses["a"] != pytest.approx(losses["alone"], rel=1e-5)
 
 
-def test_ranks_share_their_batch_statistics(folder: Path):
+@WAYS
+def test_ranks_share_their_batch_statistics(ran: Callable[[str], Path], way: str):
     """Against plain batch norm over the whole batch: outputs, gradients and running statistics."""
-    text = (folder / "out.txt").read_text()
+    text = (ran(way) / "out.txt").read_text()
     assert "rank 0 of 2 agrees\n" in text and "rank 1 of 2 agrees\n" in text
 
 
-def test_torchrun_with_two_ranks(folder: Path, capsys: pytest.CaptureFixture[str]):
-    """Collectives, DDP and both kinds of FSDP against one process; one line and one report for all ranks."""
+@WAYS
+def test_two_ranks_compute_what_one_process_does(ran: Callable[[str], Path], way: str):
+    """Collectives, DDP and both kinds of FSDP."""
     for rank in (0, 1):
-        said = json.loads((folder / f"said{rank}.json").read_text())
+        said = json.loads((ran(way) / f"said{rank}.json").read_text())
         differences = [said.pop(name) for name in ("ddp", "fsdp2", "fsdp1")]
         assert said == {"count": 2, "backend": "nccl", "mean": 1.5, "objects": [{"a": 1}]}
         assert max(differences) < 1e-6, differences
+
+
+@pytest.mark.slow  # test_log.py has the one line and the one report of a process and its children
+def test_torchrun_tells_one_line_and_one_report_for_all_ranks(
+    ran: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+):
+    folder = ran("torchrun")
     told = (folder / "err.txt").read_text()
     assert told.count("on cpu, torch") == told.count("CUDA calls run on cpu") == 1
     names = sorted(re.sub(r"\d+\.json", "N.json", path.name) for path in (folder / "log").glob("*.json"))

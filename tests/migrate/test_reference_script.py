@@ -26,8 +26,8 @@ Run = Callable[..., Any]
 Once = Callable[..., Path]
 
 LEVELS = {
-    "minimal": ("--epochs", "2", "--workers", "1"),
-    "performance": ("--epochs", "2", "--fast", "--print-freq", "2", "--clip-grad-norm", "1"),
+    "minimal": ("--samples", "24", "--workers", "1"),
+    "performance": ("--fast", "--print-freq", "2", "--clip-grad-norm", "1"),
     "schedule": ("--epochs", "2", "--lr-table", "--model-ema", "--label-smoothing", "0.1"),
     "compiled": ("--compile", "eager", "--samples", "16"),
 }

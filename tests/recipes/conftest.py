@@ -19,7 +19,7 @@ from sightline.parts import DataSpec, Scores
 
 # By the class of the part, so that recipes made of the same parts need nothing new here.
 TINY = {
-    "ResNetConfig": ["--model.width=4"],
+    "ResNetConfig": ["--model.depth=18", "--model.width=4"],
     "ArchConfig": ["--model.arch=shufflenet_v2_x0_5"],
     "ClassificationData": [
         "--data.path=synthetic:classes=10,samples=24,size=28",

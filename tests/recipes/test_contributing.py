@@ -53,8 +53,8 @@ def test_the_task_learns_and_its_field_is_a_flag(tmp_path: Path, tiny, train_mad
     file = tmp_path / "own_task.py"
     file.write_text(example("A task"), encoding="utf-8")
     flags = [*tiny("demo_classification"), "--data.path=synthetic:classes=10,samples=320,size=28", "--data.augment=off"]
-    flags += ["--model.width=8", "--optimizer.lr=0.1", "--train.epochs=8", "--train.global-batch=32"]
-    flags += ["--task.positive-weight=4", f"--run.out={tmp_path / 'run'}", "--train.eval-every-epochs=8"]
+    flags += ["--model.width=8", "--optimizer.lr=0.1", "--train.epochs=4", "--train.global-batch=32"]
+    flags += ["--task.positive-weight=4", f"--run.out={tmp_path / 'run'}", "--train.eval-every-epochs=4"]
     result = train_made(*config.load(str(file), flags))
     assert result.error is None and result.scores.values["top1"] >= 0.9
     recipe, _ = config.load(str(file), flags)

@@ -933,7 +933,13 @@ def test_steps_before_the_run_are_made_and_undone(name: str, tmp_path: Path, tra
     assert warm.bits() == finished(name).bits() and warm.scores == finished(name).scores
 
 
-@pytest.mark.parametrize("name", sorted({name for name, *_ in rows()}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "demo_classification" else pytest.mark.slow)
+        for name in sorted({name for name, *_ in rows()})
+    ],
+)
 def test_looking_twice_at_the_same_run_sees_no_change(name: str, load, train, called, tmp_path: Path, monkeypatch):
     """Else a difference would prove nothing."""
     monkeypatch.chdir(tmp_path)

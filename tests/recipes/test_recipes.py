@@ -149,17 +149,19 @@ def known_to(name: str, flags: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "variant"),
     [
-        # Slow: the tests of signals resume these to the same bits.
+        # Slow: the tests of signals resume these to the same bits, in an epoch, after it and in an evaluation.
         *(pytest.param(name, "as it is", marks=pytest.mark.slow) for name in recipes.names()),
         *COVER["params"](COVER["data"], "everything on"),
         *COVER["params"](lambda name: {name} & {"unet2d"}, "fp16 and adamw"),  # the cheapest: the state is the engine's
     ],
 )
-def test_resumed_from_any_step_it_ends_with_the_same_bits(name: str, variant: str, tmp_path: Path, train):
+def test_resumed_from_any_step_it_ends_with_the_same_bits(name: str, variant: str, tmp_path: Path, train, request):
+    is_slow = request.node.get_closest_marker("slow") is not None
     flags = [*known_to(name, VARIANTS[variant]), "--run.checkpoint-every-steps=1", "--run.keep=100"]
     whole = train(name, tmp_path / "whole", *flags)
     assert [c.name for c in whole.checkpoints] == [f"ckpt-{step:08d}" for step in range(1, STEPS + 1)]
-    for step in (2, 3, 5):  # in the first epoch, at its end, in the second
+    # By default from the end of the first epoch and in the second.
+    for step in (1, 2, 3, 4, 5) if is_slow else (3, 5):
         copy = tmp_path / f"from {step}"
         shutil.copytree(whole.folder, copy)
         for later in range(step + 1, STEPS + 1):
@@ -266,15 +268,8 @@ def test_a_finished_run_started_again_says_so_and_changes_nothing(name: str, tmp
     assert second.scores.values == first.scores.values and second.bits() == before
 
 
-def first_of_its_model(name: str) -> bool:
-    """Return whether no classifier before it has the same class of model; test_by_heart.py has every optimizer."""
-    kinds = [type(recipes.find(each).recipe().model) for each in CLASSIFIERS[: CLASSIFIERS.index(name) + 1]]
-    return kinds.index(kinds[-1]) == len(kinds) - 1
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if first_of_its_model(n) else pytest.mark.slow) for n in CLASSIFIERS]
-)
+# By default the first alone: test_by_heart.py has every optimizer.
+@pytest.mark.parametrize("name", [CLASSIFIERS[0], *(pytest.param(n, marks=pytest.mark.slow) for n in CLASSIFIERS[1:])])
 def test_it_learns(name: str, tmp_path: Path, train):
     """A handful of images, to 0.95 and more, within seconds; the val split has the same patterns and other noise."""
     made = recipes.find(name).recipe()

@@ -30,8 +30,8 @@ def same_held_out(blobs, tmp_path: Path) -> Path:
 
 def test_it_learns_four_volumes_by_heart(same_held_out: Path, tmp_path: Path, train):
     """Augmented, with both coarser outputs, through the whole of train()."""
-    flags = [f"--data.path={same_held_out}", "--data.folds=2", "--optimizer.lr=0.01", "--model.width=8"]
-    flags += ["--train.epochs=40", "--train.eval-every-epochs=40", "--run.checkpoint-every-epochs=40"]
+    flags = [f"--data.path={same_held_out}", "--data.folds=2", "--optimizer.lr=0.02", "--model.width=6"]
+    flags += ["--train.epochs=20", "--train.eval-every-epochs=20", "--run.checkpoint-every-epochs=20"]
     before = train(RECIPE, tmp_path / "before", *flags, "--train.max-steps=1")
     assert before.scores.values["volumes"] == VOLUMES and before.scores.values["dice"] < 0.4
     after = train(RECIPE, tmp_path / "after", *flags)

@@ -68,7 +68,7 @@ def test_static_shapes_give_the_same_in_one_graph():
     """On a device nothing is left out, because that would need the host."""
     boxes, scores = random_boxes(4, 120), random_scores(4, 5, 120, levels=30)
     scores[0] = 0
-    options = {**PLAIN, "candidates": 25}
+    options = {**PLAIN, "candidates": 8}
     expected = best_boxes(boxes, scores.mT, **options)
     compiled = torch.compile(
         lambda b, s: best_boxes(b, s, **options, static=True), fullgraph=True, dynamic=False, backend="eager"

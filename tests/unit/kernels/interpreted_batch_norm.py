@@ -66,7 +66,13 @@ def compare(found: list[Tensor], expected: list[Tensor], rtol: float = 1e-5, ato
         )
 
 
-@pytest.mark.parametrize(("shape", "tiling"), SHAPES.items(), ids=str)
+@pytest.mark.parametrize(
+    ("shape", "tiling"),
+    [
+        pytest.param(*each, id=str(each[0]), marks=pytest.mark.slow if at else ())
+        for at, each in enumerate(SHAPES.items())
+    ],
+)
 def test_values_gradients_and_running_statistics_are_those_of_float64(shape, tiling, monkeypatch):
     monkeypatch.setattr(batch_norm_triton, "JOINED", (2, 16))  # the chunks take several rounds
     x, outer, norm = draw(*shape) + 3, draw(*shape), make_norm(shape[1])
@@ -148,7 +154,11 @@ def test_a_plain_block_may_follow_one_of_the_kernels():
     same(ours, plain, x, norm, other, kept)
 
 
-@pytest.mark.parametrize(("images", "channels", "height", "width", "top", "left"), POOLS)
+# By default torch's padding with several images, and rows unlike columns.
+@pytest.mark.parametrize(
+    ("images", "channels", "height", "width", "top", "left"),
+    [pytest.param(*each, marks=() if each in POOLS[1:5:2] else pytest.mark.slow) for each in POOLS],
+)
 def test_the_stems_tail_is_that_of_float64(images, channels, height, width, top, left, monkeypatch):
     monkeypatch.setattr(stem_tail_triton, "make_tiling", lambda channels, sizes: SMALL)
     x, norm = draw(images, channels, height, width), make_norm(channels)

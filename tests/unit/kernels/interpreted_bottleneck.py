@@ -68,7 +68,7 @@ def test_sums_and_statistics():
     torch.testing.assert_close(stats[2, 64:128].double(), y.double().var((0, 2, 3)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("channels", [64, 192])
+@pytest.mark.parametrize("channels", [64, pytest.param(192, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("projected", [False, True], ids=["identity", "projected"])
 def test_the_end_of_a_block_and_its_gradients(projected, channels):
     shape = (2, channels, 3, 5)
@@ -97,7 +97,7 @@ def test_the_end_of_a_block_and_its_gradients(projected, channels):
     check(found[1], expected[1], 2e-3, 2e-3)
 
 
-@pytest.mark.parametrize("wants_input", [False, True])
+@pytest.mark.parametrize("wants_input", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_norm_and_relu_inside(wants_input):
     y, grad, half, norm = draw(*SHAPE), draw(*SHAPE), torch.randn(2, 192).half()[:, 64:128], make_norm(64)
     active = reference.activate(y.double(), half.double())

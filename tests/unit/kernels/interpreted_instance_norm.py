@@ -14,6 +14,7 @@ EPS, SLOPE = 1e-5, 0.01
 # Odd sizes, channels that fill no block and several, three dimensions. A chunk more than 16 takes a second round of
 # joining. An interpreted program takes milliseconds: every chunk of 8 pixels and block of channels is one.
 SHAPES = [(2, 3, 5, 7), (1, 24, 9, 4), (1, 33, 6, 5), (1, 128, 3, 2), (2, 5, 3, 4, 2), (1, 2, 17, 8)]
+SLOW = pytest.mark.slow
 SMALL = (1, 3, 5, 4)  # three chunks, the last one of them half full
 TILINGS = {
     "whole": lambda rows: None,  # all shapes here are small
@@ -52,8 +53,8 @@ def compare(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], rtol: float
         )
 
 
-# In chunks, programs are many: by default one shape of each number of dimensions, and the one with a second round.
-SHAPES_IN_CHUNKS = [(2, 3, 5, 7), (2, 5, 3, 4, 2), (1, 2, 17, 8)]
+# By default one shape of each number of dimensions, and in chunks the one with a second round.
+BY_DEFAULT = {"whole": [(2, 3, 5, 7)], "chunks": [(2, 5, 3, 4, 2), (1, 2, 17, 8)], "one chunk": [(2, 3, 5, 7)]}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ SHAPES_IN_CHUNKS = [(2, 3, 5, 7), (2, 5, 3, 4, 2), (1, 2, 17, 8)]
             shape,
             tiling_for,
             id=f"{shape}-{name}",
-            marks=pytest.mark.slow if name != "whole" and shape not in SHAPES_IN_CHUNKS else (),
+            marks=() if shape in BY_DEFAULT[name] else pytest.mark.slow,
         )
         for shape in SHAPES
         for name, tiling_for in TILINGS.items()
@@ -77,7 +78,10 @@ def test_values_and_gradients_are_those_of_float64(shape, tiling_for):
     compare(found, exact(*given), 1e-5, 2e-5)
 
 
-@pytest.mark.parametrize("tiling_for", TILINGS.values(), ids=TILINGS)
+@pytest.mark.parametrize(
+    "tiling_for",
+    [pytest.param(tiling, id=name, marks=() if name == "chunks" else SLOW) for name, tiling in TILINGS.items()],
+)
 def test_a_large_mean_costs_no_digits(tiling_for):
     """E[x^2] - E[x]^2 in fp32 would leave nothing of a deviation of 1 beside 1000, nor would sums around an outlier."""
     x, weight, bias, outer = draw(SMALL)
@@ -88,7 +92,10 @@ def test_a_large_mean_costs_no_digits(tiling_for):
     compare(found, exact(x, weight, bias, outer), 1e-3, 1e-3)
 
 
-@pytest.mark.parametrize("tiling_for", [TILINGS["whole"], TILINGS["chunks"]], ids=["whole", "chunks"])
+@pytest.mark.parametrize(
+    "tiling_for",
+    [pytest.param(TILINGS["whole"], id="whole"), pytest.param(TILINGS["chunks"], id="chunks", marks=SLOW)],
+)
 def test_a_constant_image_gives_the_bias(tiling_for):
     x, weight, bias, outer = draw(SMALL)
     x.fill_(3.0)
@@ -98,14 +105,21 @@ def test_a_constant_image_gives_the_bias(tiling_for):
     compare(found, exact(x, weight, bias, outer), 1e-5, 1e-3)  # gradients of x are up to 1 / sqrt(eps) = 316
 
 
-@pytest.mark.parametrize("tiling_for", [TILINGS["whole"], TILINGS["chunks"]], ids=["whole", "chunks"])
+# Rounded to the nearest: half a unit in the last place. The interpreter cuts bf16 off instead: a whole one.
+HALVES = {"bf16": (torch.bfloat16, 2**-7), "fp16": (torch.float16, 2**-11)}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "error"),
-    # Rounded to the nearest: half a unit in the last place. The interpreter cuts bf16 off instead: a whole one.
-    [(torch.bfloat16, 2**-7), (torch.float16, 2**-11)],
-    ids=["bf16", "fp16"],
+    ("tiling", "half"),
+    [
+        ("whole", "bf16"),
+        ("chunks", "fp16"),
+        pytest.param("whole", "fp16", marks=SLOW),
+        pytest.param("chunks", "bf16", marks=SLOW),
+    ],
 )
-def test_half_precision_is_rounded_once(tiling_for, dtype, error):
+def test_half_precision_is_rounded_once(tiling, half):
+    tiling_for, (dtype, error) = TILINGS[tiling], HALVES[half]
     given = draw(SMALL, dtype)
     found = launched(*given, tiling_for(20))
     assert [t.dtype for t in found] == [dtype, dtype, torch.float32, torch.float32]
@@ -131,8 +145,8 @@ def parameters(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return weight.requires_grad_(), bias.requires_grad_()
 
 
-# In three dimensions it is the same registration with other strides.
-@pytest.mark.parametrize("shape", [(2, 3, 5, 7), pytest.param((2, 5, 3, 4, 5), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow  # two seconds; the compiled step below takes the operation through the same registration
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (2, 5, 3, 4, 5)], ids=str)
 def test_the_operation_is_registered_as_torch_wants_it(shape):
     """Schema, fake result with its strides, autograd and compilation, checked by torch itself."""
     x, weight, bias, outer = draw(shape)

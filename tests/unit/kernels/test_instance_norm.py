@@ -149,7 +149,10 @@ POINTERS = {"x": "*bf16", "y": "*bf16", "grad_y": "*bf16", "grad_x": "*bf16"}
 SCALARS = {"rows": "i32", "channels": "i32", "chunks": "i32", "eps": "fp32", "slope": "fp32"}
 
 
-@pytest.mark.parametrize("shape", [(64, 480, 256), (64, 7680, 64)], ids=["whole", "chunks"])
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param((64, 480, 256), id="whole"), pytest.param((64, 7680, 64), id="chunks", marks=pytest.mark.slow)],
+)
 def test_the_kernels_compile_for_a_gpu_that_is_not_here(shape, tmp_path, monkeypatch):
     """To machine code of a Hopper, in loads and stores of 16 bytes: narrower ones would halve the speed."""
     pytest.importorskip("triton")

@@ -88,6 +88,7 @@ def test_given_data_only_lend_their_classes_to_synthetic_input(shapes):
     assert dataset.fingerprint.startswith("synthetic")
 
 
+@pytest.mark.slow  # ResNets of 64 channels, two of them compiled
 def test_peers_are_the_same_network_and_take_turns(tmp_path):
     result = measure(tmp_path, "--train.global-batch=4", width=64, peers=True)
     step = result["step"]

@@ -231,6 +231,7 @@ def test_evaluations_are_counted_from_the_best_one(history: list[float], waited:
     assert TrainProgress(history=history).evaluations_since_best() == waited
 
 
+@pytest.mark.slow  # test_fields.py has patience and min_epochs in runs of four epochs
 def test_patience_ends_a_run_after_its_least_epochs_and_a_larger_one_resumes(tmp_path: Path, capsys):
     """A rate of nothing: no score is better than the first."""
     still = [*CONSTANT, "--optimizer.lr=1e-30", "--optimizer.weight-decay=0", "--train.epochs=8"]
