@@ -6,8 +6,8 @@ RLIMIT_AS stands in for the small device: the kernel grants no more memory, and 
 import pytest
 import yaml
 
-HEAVY = ("--model.bulk", "60", "--train.max-steps", "2", "--train.no-eval-at-end")  # 8 samples take 480 MB
-LIMIT = "memory360@recipe:1"
+HEAVY = ("--model.bulk", "400", "--train.max-steps", "2", "--train.no-eval-at-end")  # 8 samples take 3,200 MB
+LIMIT = "memory2800@recipe:1"  # 4 of them, and 1,200 MB for what a start maps besides
 AUTO = ("--train.accumulation", "auto")
 
 
@@ -54,7 +54,7 @@ def test_out_of_memory_says_how_to_find_what_fits(sightline, tmp_path):
 
 
 def test_no_part_fits(sightline, tmp_path):
-    ended = sightline.run(tmp_path / "run", "--model.bulk", "400", *AUTO, FAULT=LIMIT)
+    ended = sightline.run(tmp_path / "run", "--model.bulk", "3000", *AUTO, FAULT=LIMIT)
     assert ended.code == 6 and "not even a step in parts of 1 per device fits" in ended.stderr, ended
 
 

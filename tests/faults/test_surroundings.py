@@ -49,7 +49,7 @@ def test_dumb_terminal(sightline, tmp_path, progress):
 
 @pytest.mark.parametrize("jumps", ["back@train:3", pytest.param("ahead@train:3,back@train:9", marks=pytest.mark.slow)])
 def test_clock_that_jumps_while_training(sightline, reference, tmp_path, jumps):
-    ended = sightline.run(tmp_path / "run", FAULT=jumps)
+    ended = sightline.run(tmp_path / "run", "--run.report=auto", FAULT=jumps)
     assert ended.code == ended.exit_code_in_folder == 0, ended
     assert ended.bits == reference().bits
     assert min(line["seconds"] for line in ended.events("epoch")) > 0
@@ -78,7 +78,7 @@ def test_names_as_long_as_a_file_system_allows(sightline, tmp_path):
         for image in range(10):
             pixels = np.full((24, 24, 3), 60 + 100 * number + image, np.uint8)
             Image.fromarray(pixels).save(folder / f"{image}{'x' * 250}.png")
-    data = ("--data.path", str(tmp_path / "data"), "--data.classes", "0")
+    data = ("--data.path", str(tmp_path / "data"), "--data.classes", "0", "--run.report=auto")
     ended = sightline.run(out, *data, progress="plain", COLUMNS="40", FAULT="term@train:2")
     assert ended.code == 143, ended
     again = sightline.run(out, *data, progress="live", terminal="", COLUMNS="40", TERM="xterm")

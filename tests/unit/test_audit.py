@@ -28,7 +28,7 @@ def install(folder: Path, name: str, *lines: str) -> None:
 def test_what_is_installed_here_may_be_used(audit, capsys):
     assert audit.list_licences(audit.groups(audit.PROJECT)) == 0
     out = capsys.readouterr().out
-    assert "  numpy " in out and "\nextra fast: " in out and "\ndev: " in out
+    assert "  numpy " in out and "\nextra " in out and "\ndev: " in out
     absent = [line.split()[0] for line in out.splitlines() if line.endswith(audit.ABSENT)]
     if absent:
         pytest.skip(f"{', '.join(absent)} not installed: what they require in turn cannot be followed")

@@ -34,6 +34,7 @@ def told() -> list[str]:
 
 @pytest.fixture
 def checkpoints(run: Path, told: list[str]) -> Checkpoints:
+    run.mkdir()
     return Checkpoints(run / "checkpoints", keep=2, say=told.append)
 
 

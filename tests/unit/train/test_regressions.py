@@ -115,6 +115,7 @@ def test_a_sample_that_was_unreadable_once_does_not_end_a_later_evaluation(tmp_p
 
     monkeypatch.setattr(FolderSource, "read", read)
     flags = [f"--data.path={shapes}", "--data.classes=10", "--data.on-bad-sample=skip", "--train.epochs=2"]
+    flags += ["--data.cache=off", "--data.fingerprint=names"]  # which would read samples before the loader does
     train(tmp_path / "run", *flags)
     log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     counted = [(line["samples"], line.get("skipped", 0)) for line in log if line["event"] == "evaluate"]
