@@ -96,6 +96,7 @@ def test_the_newest_ones_and_the_best_are_kept(checkpoints: Checkpoints):
 
 
 def test_there_is_never_less_than_one(run: Path):
+    run.mkdir()
     checkpoints = Checkpoints(run / "checkpoints", keep=1, say=print)
     for step in range(1, 5):
         save(checkpoints, step)
@@ -104,6 +105,7 @@ def test_there_is_never_less_than_one(run: Path):
 
 def test_the_checkpoint_just_written_is_never_the_one_removed(run: Path):
     """After going back to an older checkpoint of the folder, new ones have lower numbers than those that lie there."""
+    run.mkdir()
     checkpoints = Checkpoints(run / "checkpoints", keep=1, say=print)
     save(checkpoints, 20)
     save(checkpoints, 12)
