@@ -1,4 +1,4 @@
-"""A start that is refused leaves the run folder as it was: no new folder, and exit.json of a finished run."""
+"""A start that is refused leaves the run folder as it was: no new folder, and exit.json of the start before."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def as_before(folder: Path) -> Iterator[None]:
         yield
         return
     new = [path for path in (folder, *folder.parents) if not path.exists()]  # the deepest first
-    ended = (folder / EXIT).read_text("utf-8") if read_exit(folder).get("code") == 0 else ""
+    ended = (folder / EXIT).read_text("utf-8") if read_exit(folder) else ""
     started = _stamp(folder / CONFIG)
     try:
         yield
@@ -34,7 +34,7 @@ def as_before(folder: Path) -> Iterator[None]:
         if _stamp(folder / CONFIG) == started and _wrote_exit(folder, error):
             if new:
                 _remove(folder, new)
-            elif ended and isinstance(error, UsageError):
+            elif ended and not isinstance(error, BadCheckpoint):  # that one is about what the run holds
                 replace_text(folder / EXIT, ended)
         raise
 

@@ -156,8 +156,11 @@ def _room(device: Device, world: World) -> tuple[float, str]:
         return math.inf, "fits"
     if device.is_shared:
         free //= local_size(world)
-        return own + HOST_SHARE * free, f"fits in {100 * HOST_SHARE:.0f} % of {free / 1e9:.3g} GB of free memory"
-    return SHARE * (own + free), f"fits in {100 * SHARE:.0f} % of {(own + free) / 1e9:.3g} GB"
+        return (
+            own + HOST_SHARE * free,
+            f"fits in {100 * HOST_SHARE:.0f} % of the {free / 1e9:.3g} GB that are free, the most it may take",
+        )
+    return SHARE * (own + free), f"fits in {100 * SHARE:.0f} % of {(own + free) / 1e9:.3g} GB, the most it may take"
 
 
 def choose(sizes: Sequence[int], unit: int, longest_s: float, probe: Callable[[int], Probe]) -> Choice | None:

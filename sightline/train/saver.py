@@ -97,8 +97,8 @@ class Saver:
             listed = "\n  ".join(refused[:50])
             raise UsageError(
                 f"{path} was made with another recipe:\n  {listed}\nGive the old values back, choose another "
-                f"--run.out, or add --run.override to resume with the new ones (not for model fields, the batch, "
-                f"the steps of an epoch and train.trainable)"
+                f"--run.out, or add --run.override to resume with the new ones (it cannot change model fields, the "
+                f"batch, the steps of an epoch and train.trainable)"
             )
         for split, dataset in self.sets.items():
             if stored.get("fingerprints", {}).get(split) != dataset.fingerprint and not run.override:

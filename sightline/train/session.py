@@ -23,7 +23,7 @@ from sightline.runs.loggers import Logger, TensorBoard
 from sightline.runs.screen import Screen
 from sightline.train import loop, start
 from sightline.train.config import TrainConfig
-from sightline.train.signals import ignore_stops
+from sightline.train.signals import ignore_stops, leaving_at_once
 
 
 def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report: bool = True) -> TrainResult:
@@ -52,7 +52,8 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
         watchdog = Watchdog(here, run.timeout_s, log.events.dump_stacks, on_lost, str(folder / "rank_*.log"))
         here = dataclasses.replace(here, beat=watchdog.beat)
         with watchdog:
-            recipe = start.settle(recipe, run, device, here, log)
+            with leaving_at_once():
+                recipe = start.settle(recipe, run, device, here, log)
             if run.benchmark_log and here.is_main:
                 values = config.leaves(recipe, run)
                 log.events.add(BenchmarkLog(Path(run.benchmark_log), recipe.name, values, run.test_id))

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -24,6 +25,26 @@ OUTPUTS = (1, 2)
 END = b"\0"  # no signal has this number
 ERASE_LINE, SHOW_CURSOR = b"\r\x1b[K", b"\x1b[?25h"  # the bar, below which the answer stands; rich hides the cursor
 ONE_KEYSTROKE_S = 0.3  # a process that is just being started has our pipe, and gets the same Ctrl-C
+
+
+@contextlib.contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """Raise Interrupted as soon as a launcher asks to stop: before the first step there is nothing to save. Ctrl-C is a
+    KeyboardInterrupt already."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise Interrupted(number, "before the first step; nothing was trained")
+
+    numbers = [number for number in OF_LAUNCHERS if number != signal.SIGHUP or hangup()]
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class StopSignals:

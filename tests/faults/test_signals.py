@@ -328,3 +328,9 @@ def test_a_rank_that_ends_with_an_error_cannot_be_ended_before_it_has_reported_i
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_sigterm_while_a_batch_is_measured_ends_the_run_with_its_reason(sightline, tmp_path):
+    ended = sightline.run(tmp_path / "run", "--train.accumulation", "auto", FAULT="term@open:1")
+    assert ended.code == ended.exit_code_in_folder == 143, ended
+    assert "stopped by SIGTERM (signal 15); before the first step; nothing was trained" in ended.stdout + ended.stderr
