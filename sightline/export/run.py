@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sightline import terminal
+from sightline.data.loading.cache import read_once
 from sightline.errors import BadCheckpoint, BadSample, SightlineError, UsageError
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.predict import open_trained
@@ -115,7 +116,7 @@ def _inputs(trained: Trained, served: Served, say: Callable[[str], None]) -> Inp
 def _real_inputs(trained: Trained, entry: ServedInput) -> Tensor:
     """Load the first items of the val split that can be read; a volume is cut to a patch."""
     data = dataclasses.replace(trained.recipe.data, **entry.fields)  # type: ignore[type-var]  # all are dataclasses
-    dataset = data.open("val", trained.recipe.train.seed)
+    dataset = read_once(data).open("val", trained.recipe.train.seed)
     bound = dataset.bind(trained.device, trained.recipe.train.global_batch)
     bound = bound.on_host or bound
     found: list[np.ndarray] = []

@@ -47,18 +47,35 @@ def memory_limit() -> float:
     return min([math.inf, *(float(text) for text in texts if text.isdecimal())])
 
 
+def memory_left() -> float:
+    """Return how much more memory our cgroup and its parents let us take, in bytes; infinite where there is no limit.
+    What the kernel has read ahead of files, and can drop, does not count as taken."""
+    return min([math.inf, *filter(None, map(_left_in, _cgroup_folders("memory")))])
+
+
+def _left_in(folder: Path) -> float | None:
+    for limit, taken in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        most, used = _text(folder / limit), _text(folder / taken)
+        if most.isdecimal() and used.isdecimal():
+            stat = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+            files = stat.get("total_inactive_file", stat.get("inactive_file", "0"))
+            return max(1.0, float(most) - float(used) + float(files))
+    return None
+
+
 def prove_descriptors(wanted: int) -> None:
-    """Raise UsageError where this process may not open that many more files, pipes and shared tensors."""
+    """Let this process open that many more files, pipes and shared tensors; raise UsageError where it may not."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = psutil.Process().num_fds() + wanted
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return
     most = max(needed, USUAL_FILES)
-    remedy = f"give `ulimit -n {most}` before the command"
-    if hard != resource.RLIM_INFINITY and hard < most:
-        remedy = f"the hard limit is {hard}: start the container with --ulimit nofile={most}, or ask who runs the host"
+    if hard == resource.RLIM_INFINITY or needed <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+        return
     raise UsageError(
-        f"this process may open {soft} files (ulimit -n) and needs {needed}; {remedy}; --run.workers 0 needs the fewest"
+        f"this process may open {hard} files (ulimit -Hn) and needs {needed}; start the container with "
+        f"--ulimit nofile={most}, or ask who runs the host; --run.workers 0 needs the fewest"
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import queue
+import threading
 from collections.abc import Sequence
 from importlib.util import find_spec
 
@@ -25,6 +26,7 @@ from sightline.data.gpu.nvjpeg import HardwareDecoder, NvjpegError
 DECODERS = 2
 ALIGNED = 256  # bytes: where an image may begin in the buffer
 GROWTH = 1.25  # a buffer that is too small grows beyond need, so that it soon stays
+_once = threading.Lock()  # several threads fill batches; one of them checks the kernel and makes the engines
 
 
 def fill_squares(out: Tensor, targets: Tensor, encoded: Sequence[Tensor], geometry: Tensor, interpolation: str) -> None:
@@ -68,12 +70,16 @@ def cut_squares(
 
 def _has_kernel(device: torch.device, interpolation: str) -> bool:
     can_run = device.type == "cuda" and kernels.are_allowed() and find_spec("triton") is not None
-    return can_run and resize_check.is_right(device, interpolation)
+    with _once:
+        return can_run and resize_check.is_right(device, interpolation)
 
 
 def _engines_of(device: torch.device, interpolation: str) -> Engines | None:
     """Return the JPEG engines of a device, if they and Triton are there and the kernel is allowed and right."""
-    return _engines(device) if _has_kernel(device, interpolation) else None
+    if not _has_kernel(device, interpolation):
+        return None
+    with _once:
+        return _engines(device)
 
 
 @functools.cache

@@ -22,6 +22,7 @@ import google_crc32c
 import numpy as np
 
 from sightline.errors import UsageError
+from sightline.hardware.limits import memory_left
 
 if TYPE_CHECKING:
     from sightline.hardware.world import World
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 Mode = Literal["auto", "off", "ram", "gpu"]
 MODES: tuple[Mode, ...] = ("auto", "off", "ram", "gpu")
 MEMINFO = Path("/proc/meminfo")
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 # Share of the available memory; the rest is for batches, the model's host side and other users of the machine.
 AUTO_SHARE = 0.5
@@ -50,9 +50,10 @@ def check_mode(mode: str) -> None:
 
 
 def read_once(data: DataConfig) -> DataConfig:
-    """Return the config of data that are read once, for which `auto` keeps nothing."""
-    is_auto = getattr(data, "cache", "") == "auto"
-    return dataclasses.replace(data, cache="off") if is_auto else data  # type: ignore[type-var]  # all are dataclasses
+    """Return the config of data that are read once: `auto` keeps nothing of them, and a device need not be filled."""
+    if getattr(data, "cache", "") in ("auto", "gpu"):
+        return dataclasses.replace(data, cache="off")  # type: ignore[type-var]  # all are dataclasses
+    return data
 
 
 def available_bytes() -> int:
@@ -66,16 +67,8 @@ def available_bytes() -> int:
                 found[name] = int(value.split()[0]) << 10
     except OSError:
         return 0
-    limits = [int(text) for file in CGROUP_LIMITS if (text := _text(file)).isdecimal()]
-    free = min([found.get("MemAvailable", found.get("MemTotal", 0)), *limits])
-    return max(0, free - sum(cache.promised() for cache in _alive))
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
+    free = min(found.get("MemAvailable", found.get("MemTotal", 0)), memory_left())
+    return max(0, int(free) - sum(cache.promised() for cache in _alive))
 
 
 @dataclass(frozen=True)
@@ -226,7 +219,10 @@ class ImageCache:
             left = np.ascontiguousarray(part).view(np.uint8)
             checksum = google_crc32c.extend(checksum, left)
             while len(left):  # half the time of writing to the mapped pages, each of which would be missing at first
-                written = os.pwrite(self.descriptor, left.data, at)
+                try:
+                    written = os.pwrite(self.descriptor, left.data, at)
+                except OSError:  # no memory: the image is read again next time
+                    return
                 left, at = left[written:], at + written
         self.heads[index] = length, checksum
 

@@ -46,7 +46,8 @@ SHOW_STACKS = signal.SIGUSR2  # asks a worker for its stack; see stalls.py
 CRASHED = "a library crashed in it; `sightline check` tries every sample, --run.workers 0 shows the crash itself"
 SOMEBODY = "neither the run nor a crash does that; ask who manages this machine"
 HINTS = {  # by the signal that ended a worker
-    signal.SIGKILL: "the kernel's out-of-memory killer does this (see dmesg); lower --run.workers or --run.prefetch",
+    signal.SIGKILL: "the kernel's out-of-memory killer does this (see dmesg); lower --run.workers or --run.prefetch, "
+    "or use --data.cache off",
     signal.SIGBUS: "the shared memory is full (see `df /dev/shm`), or a file became shorter while it was read; enlarge "
     "it (docker run --shm-size=8g), or lower --run.prefetch",
     **dict.fromkeys((signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE), CRASHED),

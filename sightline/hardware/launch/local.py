@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Sequence
 
+import psutil
 from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -69,8 +70,9 @@ def start(count: int, device: str, arguments: Sequence[str]) -> bool:
     place = launch.detect(os.environ)
     if place is not None and (place.size > 1 or place.launcher == "torchrun"):
         refuse_other_count(count, place.local_size, place.launcher)
-        if STARTER in os.environ:
-            threading.Thread(target=_end_with, args=(int(os.environ[STARTER]),), daemon=True).start()
+        starter = int(os.environ.pop(STARTER, "0"))
+        if starter and (os.getppid() == starter or not psutil.pid_exists(starter)):  # not of another launcher between
+            threading.Thread(target=_end_with, args=(starter,), daemon=True).start()
         return False
     _refuse_too_many(count, device)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: the cores are shared
@@ -91,7 +93,10 @@ def start(count: int, device: str, arguments: Sequence[str]) -> bool:
             logs_specs=DefaultLogsSpecs(folder),
             signals_to_handle=",".join([*SIGNALS, *(number.name for number in hangup())]),
         )
-        _run(config, count, arguments)
+        try:
+            _run(config, count, arguments)
+        finally:
+            del os.environ[STARTER]
     return True
 
 

@@ -75,3 +75,13 @@ def test_under_a_launcher_exit_json_stays_for_the_next_attempt(tmp_path: Path, m
     with pytest.raises(UsageError, match="no data"), as_before(tmp_path / "run"):
         start(tmp_path / "run")
     assert {path.name for path in (tmp_path / "run").iterdir()} >= FILES
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_the_state_of_a_run_stays(tmp_path: Path, code: int):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "exit.json").write_text(json.dumps({"code": code, "reason": "before"}))
+    with pytest.raises(UsageError, match="no data"), as_before(out):
+        start(out)
+    assert json.loads((out / "exit.json").read_text()) == {"code": code, "reason": "before"}

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from sightline.data.loading import cache
 from sightline.data.loading.cache import ImageCache, as_pixels, available_bytes, choose, estimated, exact, with_sides
 from sightline.errors import UsageError
+from sightline.hardware import limits
 from sightline.hardware.world import World
 
 FILES, KIB_EACH = 256, 1_000_000  # the original's rule: a million KiB for each of its 256 files
@@ -25,9 +26,15 @@ def memory(tmp_path: Path, monkeypatch):
 
     def pretend(limit: str = "max", **kib: int) -> None:
         (tmp_path / "meminfo").write_text("".join(f"{name}:{value:>16} kB\n" for name, value in kib.items()))
-        (tmp_path / "limit").write_text(f"{limit}\n")
+        (tmp_path / "own").write_text("0::/job\n")
+        job = tmp_path / "cgroup" / "job"
+        job.mkdir(parents=True, exist_ok=True)
+        facts = {"max": limit, "current": str(5 << 28), "stat": f"anon {1 << 28}\ninactive_file {1 << 30}"}
+        for name, text in facts.items():  # 1 GiB of what is taken can be dropped
+            (job / f"memory.{name}").write_text(f"{text}\n")
         monkeypatch.setattr(cache, "MEMINFO", tmp_path / "meminfo")
-        monkeypatch.setattr(cache, "CGROUP_LIMITS", (tmp_path / "limit", tmp_path / "absent"))
+        monkeypatch.setattr(limits, "OWN_CGROUP", tmp_path / "own")
+        monkeypatch.setattr(limits, "CGROUPS", tmp_path / "cgroup")
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
 
     return pretend
@@ -61,7 +68,7 @@ def test_decoded_images_are_kept_where_they_fit_into_half_and_else_encoded_ones(
 def test_what_others_use_and_what_a_container_may_not_use_does_not_count(memory):
     memory(MemTotal=4 << 20, MemFree=1 << 10, MemAvailable=3 << 20)
     assert available_bytes() == 3 << 30
-    memory(MemTotal=4 << 20, MemAvailable=3 << 20, limit=str(1 << 30))
+    memory(MemTotal=4 << 20, MemAvailable=3 << 20, limit=str(5 << 28))  # of the job, which has taken a quarter
     assert available_bytes() == 1 << 30
 
 
