@@ -342,12 +342,12 @@ def test_worst_samples_are_drawn_once_at_the_end_with_the_weights_of_the_best_st
     flags = [*SMALL_SLICES[:-1], "--train.steps-per-epoch=2", "--train.seed=2", "--optimizer.lr=1", "--epochs=2"]
     train = ["train", "unet2d", *flags, "--run.workers=0", "--run.device=cpu"]
     first, whole = tmp_path / "first", tmp_path / "whole"
-    assert sightline(*train, "--out", first, "--train.max-steps=2").code == 0  # ends at the first evaluation
     assert sightline(*train, "--out", whole).code == 0
+    best = json.loads((whole / "scores-best.json").read_text())["step"]  # 2 on most CPUs: the rate is far too high
+    assert sightline(*train, "--out", first, f"--train.max-steps={best}").code == 0  # ends at that evaluation
     drawn, of_first = (json.loads((run / "drawings.json").read_text()) for run in (whole, first))
     assert json.loads((whole / "scores.json").read_text())["step"] == 4
-    assert drawn["step"] == json.loads((whole / "scores-best.json").read_text())["step"] == 2
-    assert drawn == of_first
+    assert drawn["step"] == best and drawn == of_first
     (whole / "drawings.json").unlink()  # as if the start that had the best evaluation was killed
     assert sightline(*train, "--out", whole, "--epochs=3").code == 0
     best, drawn = (json.loads((whole / name).read_text()) for name in ("scores-best.json", "drawings.json"))
