@@ -23,15 +23,12 @@ from torch import nn
 
 from sightline.errors import UsageError
 from sightline.hardware import onednn
-from sightline.hardware.limits import memory_limit
+from sightline.hardware.limits import CUDA_QUEUES, memory_limit
 
 Precision = Literal["fp32", "bf16", "fp16"]
 BF16_OR_FP32 = "bf16_or_fp32"  # of --train.precision: fp32 where bf16 would only be emulated
 # Values of ONEDNN_MAX_CPU_ISA that keep oneDNN from the instructions for bf16.
 ONEDNN_WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
-# Hardware queues of CUDA, 8 by default. Beside a captured step torchvision's JPEG decoder reached 360 img/s with 8 and
-# 8,300 with 32 (docs/input.md); we suppose that its streams shared a queue with the step.
-CUDA_QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 CUBLAS_DETERMINISTIC = (":4096:8", ":16:8")  # the two workspaces with which cuBLAS repeats its bits
 
 
@@ -275,7 +272,7 @@ def available() -> list[str]:
 
 def select(wanted: str = "auto", local_rank: int = 0) -> Device:
     """Return the device of this process: `auto`, a kind, or a kind and number such as cuda:1."""
-    os.environ.setdefault(*CUDA_QUEUES)  # read when CUDA is initialised
+    os.environ.setdefault(*CUDA_QUEUES)
     kind, colon, number = wanted.partition(":")
     if wanted == "auto":
         kind = available()[0]

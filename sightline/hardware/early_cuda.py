@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sightline.data.loading.forkserver import BINDING
 from sightline.errors import SightlineError
 from sightline.hardware import launch
+from sightline.hardware.limits import CUDA_QUEUES
 
 if TYPE_CHECKING:
     from sightline.hardware.devices import Device
@@ -49,6 +50,7 @@ def begin(device: str, flags: Sequence[str]) -> None:
         return
     index = int(number) if number.isdecimal() else place.local_rank if place else 0
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does before it starts CUDA
+    os.environ.setdefault(*CUDA_QUEUES)  # as devices.select does, after CUDA has read it
     _begun.set()
     # Daemons: a refused command does not wait for them.
     threading.Thread(target=_create_context, args=(index,), name="early CUDA", daemon=True).start()
