@@ -41,6 +41,11 @@ def test_a_machine_without_a_driver_says_nothing(with_cuda: Path):
     assert begun(with_cuda, "early_cuda.begin('auto', [])") == ("True False", "")
 
 
+def test_the_number_of_queues_is_set_before_cuda_reads_it(with_cuda: Path):
+    call = "early_cuda.begin('auto', []); print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'], file=sys.stderr)"
+    assert begun(with_cuda, call) == ("True False", "32")
+
+
 NOT_BEGUN = """
 from sightline.cli import main
 early_cuda.begin('cpu', [])
