@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ def draw_worst(
     the scores of; one rank does this alone.
     """
     task, spec, source = recipe.task, bound.dataset.spec, bound.on_host or bound
+    model = functools.cache(lambda: network().eval())  # it may be read from a checkpoint: once, if at all
     loaded: dict[int, Arrays] = {}
     for row in scores.worst[: task.drawn]:
         try:
@@ -44,7 +46,7 @@ def draw_worst(
             precision = recipe.train.eval_precision
             image = batch["image"].to(DTYPES[precision])
             with autocast(device, precision):
-                return task.predict(network().eval(), {**batch, "image": image})
+                return task.predict(model(), {**batch, "image": image})
 
         drawings |= dict(zip(part, task.draw(batch, predict, spec, len(part)), strict=True))
     return {"drawings": {str(index): tiles for index, tiles in drawings.items()}, "colours": task.drawn_colours(spec)}
