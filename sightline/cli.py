@@ -76,8 +76,8 @@ def check(flags: Sequence[str]) -> None:
         processes = run.workers if run.workers >= 0 else min(usable_cores(), 16)
         report = recipe.data.check(arguments.decode, processes, progress)
     print(report.as_json() if arguments.json else report.as_text())
-    if report.problems:
-        raise BadData(f"{len(report.problems)} problems; fix what is listed above")
+    if found := len(report.problems):
+        raise BadData(f"{found} problem{'s' * (found > 1)}; fix what is listed above")
 
 
 def show(flags: Sequence[str]) -> None:

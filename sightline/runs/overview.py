@@ -183,7 +183,8 @@ def as_text(runs: Sequence[RunSummary], root: Path) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     bad = [run for run in runs if run.state in ("failed", "damaged")]
-    return "\n".join([*lines, *(f"{_line(run.name)}: {_line(run.reason)[:MAX_REASON]}" for run in bad)])
+    reasons = ((run.name, run.reason.partition("\n")[0]) for run in bad)
+    return "\n".join([*lines, *(f"{_line(name)}: {_line(reason)[:MAX_REASON]}" for name, reason in reasons)])
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:

@@ -32,8 +32,9 @@ class BadSteps:
         happened = f"loss or gradient not finite in step {bad_step} (samples {', '.join(names)}, ...)"
         if run.on_nan == "stop" or progress.bad_steps > run.max_bad_steps:
             raise NotFinite(
-                f"{happened}; {progress.bad_steps} such steps so far. Checkpoints from before are intact: resume with "
-                f"--run.on-nan skip, or with --run.override and a lower --optimizer.lr or --train.clip 1"
+                f"{happened}; {progress.bad_steps} such step{'s' * (progress.bad_steps > 1)} so far. Checkpoints from "
+                f"before are intact: resume with --run.on-nan skip, or with --run.override and a lower --optimizer.lr "
+                f"or --train.clip 1"
             )
         if run.on_nan == "skip":
             self.log.warn(f"{happened}: skipped")

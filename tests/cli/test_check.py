@@ -79,7 +79,9 @@ def test_everything_that_is_wrong_is_listed_at_once(check, data):
         ("class without training", "train", "stranger"),
         ("same image in train and val", "train", f"{names[3]}/00000.jpg"),
     }
-    assert json.loads(out)["splits"]["train"]["same bytes twice"] == 1
+    train_facts = json.loads(out)["splits"]["train"]
+    assert train_facts["same bytes twice"] == 1
+    assert train_facts["the first pair"] == f"{names[4]}/00000.jpg and {names[4]}/again.jpg"
     code, text, _ = check(data)
     assert code == 3
     for _, split, where in problems(out):

@@ -80,7 +80,7 @@ def test_states(sightline, folder: Path):
         shutil.copytree(folder / "good", folder / "deep" / name)
         (folder / "deep" / name / "exit.json").unlink()
         if code:
-            reason = {"code": code, "reason": "why\nit \x1b[31mended"}
+            reason = {"code": code, "reason": "why \x1b[31mit\nended"}
             (folder / "deep" / name / "exit.json").write_text(json.dumps(reason))
     for kept in ("log.jsonl", "config.yaml", "scores-best.json"):
         (folder / "deep" / "starting" / kept).unlink()
@@ -97,7 +97,7 @@ def test_states(sightline, folder: Path):
     }
     assert rows["deep/failed"]["exit_code"] == 3 and "killed" in rows["deep/killed"]["reason"]
     said = sightline("runs", folder)
-    assert "failed, exit 3" in said.out and said.out.splitlines()[-1] == "deep/failed: why\\nit \\x1b[31mended"
+    assert "failed, exit 3" in said.out and said.out.splitlines()[-1] == "deep/failed: why \\x1b[31mit"
     for log in at_work:
         log.close(0, "finished")
     assert listed(sightline, folder)["deep/running"]["state"] == "finished"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sightline.data.check.box_files import is_published, read_files, read_json
-from sightline.data.check.images import Look, Report, add_twins, spread
+from sightline.data.check.images import Look, Report, add_twins, same_bytes, spread
 from sightline.data.decode import MAX_BYTES, decode_rgb, read_header
 from sightline.data.formats.coco import (
     FAULTS,
@@ -346,7 +346,6 @@ def _look_at_record(record: dict[str, Any], name: str, decode: bool) -> SeenReco
 
 def _describe(split: Split, found: Found, report: Report) -> None:
     whole = [each for each in found.seen if not each.bad]
-    digests = [each.digest for each in found.seen if each.digest]
     boxes = Counter(category for each in found.boxes for category, _ in each)
     per_class = {name: boxes[number] for number, name in sorted(found.categories.items())}
     report.facts[split] = {
@@ -360,7 +359,7 @@ def _describe(split: Split, found: Found, report: Report) -> None:
         "classes without any": sum(count == 0 for count in per_class.values()),
         "width": spread([each.width for each in whole]),
         "height": spread([each.height for each in whole]),
-        "same bytes twice": len(digests) - len(set(digests)),
+        **same_bytes((name, each.digest) for name, each in zip(found.names, found.seen, strict=True)),
         "boxes per class": per_class,
     }
     if found.extra:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -199,7 +199,6 @@ def _look_at_one(source: Source, index: int, decode: bool) -> SeenSample:
 def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: Report) -> None:
     per_class = _per_class(source, seen)
     whole = [each for each in seen if not each.bad]
-    digests = {each.digest for each in seen if each.digest}
     report.facts[split] = {
         "images": len(seen),
         "unreadable": len(seen) - len(whole),
@@ -208,7 +207,7 @@ def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: 
         "classes without any": sum(count == 0 for count in per_class),
         "width": spread([each.width for each in whole]),
         "height": spread([each.height for each in whole]),
-        "same bytes twice": sum(bool(each.digest) for each in seen) - len(digests),
+        **same_bytes([(source.name(index), each.digest) for index, each in enumerate(seen)]),
         **({"chosen": "from train, as the data have no val split"} if split == "val" and source.held_out else {}),
         **({"ignored": counted(Counter(source.ignored))} if source.ignored else {}),
     }
@@ -253,6 +252,14 @@ def _check_both(sources: dict[Split, Source], seen: dict[Split, list[SeenSample]
 def _per_class(source: Source, seen: Sequence[SeenSample]) -> list[int]:
     labels = [label for each in seen for label in each.labels if 0 <= label < len(source.classes)]
     return np.bincount(np.asarray(labels, np.int64), minlength=len(source.classes)).tolist()
+
+
+def same_bytes(named: Iterable[tuple[str, bytes]]) -> dict[str, object]:
+    """Return how many samples repeat the bytes of another, and the first pair."""
+    first: dict[bytes, str] = {}
+    pairs = [(first.setdefault(digest, name), name) for name, digest in named if digest]
+    again = [f"{one} and {other}" for one, other in pairs if one != other]
+    return {"same bytes twice": len(pairs) - len(first), **({"the first pair": again[0]} if again else {})}
 
 
 def spread(values: Sequence[int]) -> dict[str, float]:
