@@ -4,9 +4,8 @@ import dataclasses
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from sightline.data.augment import batched
+from sightline.data.augment import batched, tensorflow
 from sightline.data.augment.classification import Augmentation
 
 KINDS = ("bilinear", "bicubic", "legacy")
@@ -40,8 +39,6 @@ def worst_difference(kind: str, size: int, sides: tuple[int, int], count: int, d
 
     The images are noise; every third lies in planes, as torchvision's decoder leaves them.
     """
-    from sightline.kernels import resize_triton  # needs Triton
-
     rng = np.random.default_rng(count)
     augment = Augmentation(size=size, eval_resize=size * 3 // 4, eval_size=size, interpolation=kind)
     images = [rng.integers(0, 256, (*rng.integers(*sides, 2), 3), dtype=np.uint8) for _ in range(count)]
@@ -49,7 +46,39 @@ def worst_difference(kind: str, size: int, sides: tuple[int, int], count: int, d
     params[:2] = [augment.evaluation_params(*image.shape[:2]) for image in images[:2]]
     params[2] = dataclasses.replace(params[2], flip=True)
     rows = np.stack([batched.as_row(each) for each in params])
-    places, parts, offset = [], [], 0
+    expected = np.stack([exact(image, row, size, kind) for image, row in zip(images, rows, strict=True)])
+    return float(np.abs(_resized(images, rows, size, kind, device) - expected).max())
+
+
+def worst_of_grids(size: int, sides: tuple[int, int], count: int, device: str = "cpu") -> float:
+    """The same for places between pixels: TensorFlow's crops, from right to left, and its resize of whole images."""
+    rng = np.random.default_rng(count)
+    images = [rng.integers(0, 256, (*rng.integers(*sides, 2), 3), dtype=np.uint8) for _ in range(count)]
+    grids = []
+    for number, image in enumerate(images):
+        height, width = image.shape[:2]
+        low, high = np.sort(rng.random((2, 2)), 0)
+        crop = (low[0], low[1], high[0], high[1])
+        grid = tensorflow.crop_grid(crop, height, width, size, True) if number else None
+        grids.append(grid or tensorflow.legacy_grid(height, width, size, False))
+    rows = np.stack([batched.grid_row(*image.shape[:2], *grid) for image, grid in zip(images, grids, strict=True)])
+    expected = np.stack([exact_between(image, *grid) for image, grid in zip(images, grids, strict=True)])
+    return float(np.abs(_resized(images, rows, size, batched.GRID, device) - expected).max())
+
+
+def exact_between(image: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """(rows, columns, 3) float64, not rounded: each value between the four pixels around it."""
+    down, across = (
+        np.clip(1 - np.abs(np.arange(length) - np.minimum(at.astype(np.float64), length - 1)[:, None]), 0, None)
+        for at, length in ((rows, len(image)), (columns, image.shape[1]))
+    )
+    return np.einsum("yh,hwc,xw->yxc", down, image.astype(np.float64), across, optimize=True)
+
+
+def _resized(images: list[np.ndarray], rows: np.ndarray, size: int, kind: str, device: str) -> np.ndarray:
+    from sightline.kernels import resize_triton  # needs Triton
+
+    count, places, parts, offset = len(images), [], [], 0
     for number, image in enumerate(images):
         height, width = image.shape[:2]
         strides = (width, 1, height * width) if number % 3 == 2 else (3 * width, 3, 1)
@@ -59,6 +88,4 @@ def worst_difference(kind: str, size: int, sides: tuple[int, int], count: int, d
     out = torch.full((count, size, size, 3), 77, dtype=torch.uint8, device=device)
     given = (np.concatenate(parts), np.asarray(places), rows)
     resize_triton.resize(*(torch.from_numpy(each).to(device) for each in given), out, kind)
-    found: Tensor = out.flip(0).cpu()
-    expected = np.stack([exact(image, row, size, kind) for image, row in zip(images, rows, strict=True)])
-    return float(np.abs(found.numpy() - expected).max())
+    return out.flip(0).cpu().numpy()

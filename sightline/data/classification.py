@@ -16,12 +16,13 @@ from sightline.data.augment import batched, with_fields_of
 from sightline.data.augment.classification import Augmentation, AugmentFields, Params, served_pixels
 from sightline.data.check.images import Report, check_images
 from sightline.data.decode import Header, decode_rgb, read_header, why_not_on_device
+from sightline.data.gpu import encoded
 from sightline.data.gpu.squares import cut_squares, fill_squares
 from sightline.data.inputs import Files
 from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import ImageCache
 from sightline.data.loading.device_cache import DeviceCache
-from sightline.data.loading.workers import LEFT_OVER, PACKED, PACKED_AT
+from sightline.data.loading.workers import LEFT_OVER, PACKED
 from sightline.data.sources import Sample, Source, SourceOptions, open_source, spread
 from sightline.data.sources.named_files import FilesSource
 from sightline.data.split_fields import SplitFields, kept_of
@@ -43,14 +44,6 @@ from sightline.parts import (
 from sightline.terminal.progress import Progress
 
 BACKGROUND = "background"
-# Largest file that the device decodes, and the room that one has in shared memory on average; the rest takes a detour.
-ENCODED_BYTES = 8 * 2**20
-ENCODED_ROOM = (16 * 1024, 512 * 1024)
-ROOM_SHARE = 1.25  # of the mean of some files: a few that are larger still fit
-# Most pixels of an image that the device decodes, 48 MB: blank images have 500 pixels per byte, and a batch of them
-# would fill the device's memory.
-DEVICE_PIXELS = 2**24
-SIZED = 32  # files whose mean decides the room of one
 MOST_SIZES = 200  # images whose sizes the report of a run is made from
 _GEOMETRY = ((len(batched.FIELDS),), "int32")
 _HEIGHT = batched.FIELDS.index("height")
@@ -221,20 +214,6 @@ def _images_per_class(source: Source) -> np.ndarray:
     return np.bincount(known, minlength=len(source.classes))
 
 
-def _fits_device(data: bytes | np.ndarray, header: Header) -> bool:
-    """Return whether the device's decoder may get this image; the CPU decodes rotated ones."""
-    if not header.is_plain_jpeg or header.orientation != 1:
-        return False
-    return len(data) <= ENCODED_BYTES and header.width * header.height <= DEVICE_PIXELS
-
-
-def _unpacked(slot: Batch, at: int, length: int) -> torch.Tensor:
-    """Return the bytes at this place of a slot, or behind it."""
-    packed = slot[PACKED].view(-1)
-    start = at - len(packed)
-    return packed[at : at + length] if start < 0 else slot[LEFT_OVER][start : start + length]
-
-
 class ClassificationDataset(Dataset):
     """One split of the images."""
 
@@ -312,32 +291,24 @@ class ClassificationDataset(Dataset):
 
     def bind_to_decoder(self, *notes: str) -> Bound:
         """Load JPEGs as they are, with the numbers of their crop and flip; `decode` applies them on the device."""
-        encoded: Layout = {
-            PACKED: ((self._encoded_room(),), "uint8"),
-            PACKED_AT: ((), "int64"),
-            "encoded_bytes": ((), "int32"),  # 0: the image was finished on the CPU
-            "geometry": _GEOMETRY,
-        }
+        lengths = map(self._encoded_bytes, spread(len(self), encoded.SIZED))
+        travelling: Layout = {**encoded.layout_of(filter(None, lengths)), "geometry": _GEOMETRY}
         host = self._bind_to_host(*notes, keeps_decoded=False)
         return replace(
             host,
-            layout={**self.layout, **encoded},
+            layout={**self.layout, **travelling},
             load=partial(self.load_encoded, cache=host.cache),
             begin=None,
             decode=self.decode,
             on_host=host,
-            host_keys=frozenset({"image", LEFT_OVER, *encoded}),  # few of a batch, if any, are finished on the CPU
+            host_keys=frozenset({"image", LEFT_OVER, *travelling}),  # few of a batch, if any, are finished on the CPU
         )
 
-    def _encoded_room(self) -> int:
-        """Return the bytes of shared memory for an encoded image. They decide about speed alone."""
-        lengths = []
-        for index in spread(len(self), SIZED):
-            with contextlib.suppress(BadSample):
-                data = self.source.read(index).data
-                lengths.append(len(data) if isinstance(data, bytes) else 0)
-        wanted = ROOM_SHARE * float(np.mean(lengths)) if lengths else 0.0
-        return int(min(max(wanted, ENCODED_ROOM[0]), ENCODED_ROOM[1])) // 4096 * 4096
+    def _encoded_bytes(self, index: int) -> int:
+        with contextlib.suppress(BadSample):
+            data = self.source.read(index).data
+            return len(data) if isinstance(data, bytes) else 0
+        return 0
 
     def bind_to_memory(self, device: Device) -> Bound:
         """Keep all images decoded in the memory of the device; load the numbers alone, `decode` cuts and resizes."""
@@ -402,12 +373,12 @@ class ClassificationDataset(Dataset):
         """Read one image and draw its augmentation; decode it only if the device's decoder must not get it."""
         sample, header = cached_samples.read(self.source, index, cache)
         params = self._params(epoch, index, header.shape if header else np.shape(sample.data))
-        if header is None or not _fits_device(sample.data, header):
-            finished = {"image": self._square(index, sample.data, header, params), "encoded_bytes": np.asarray(0)}
+        if header is None or not encoded.fits_device(sample.data, header):
+            finished = {"image": self._square(index, sample.data, header, params), encoded.LENGTH: np.asarray(0)}
             return {**self._numbers(epoch, index, sample, params), **finished}
         row = np.frombuffer(sample.data, dtype=np.uint8)
-        encoded = {PACKED: row, "encoded_bytes": np.asarray(len(row)), "geometry": batched.as_row(params)}
-        return {**self._numbers(epoch, index, sample, params), **encoded}
+        travelling = {PACKED: row, encoded.LENGTH: np.asarray(len(row)), "geometry": batched.as_row(params)}
+        return {**self._numbers(epoch, index, sample, params), **travelling}
 
     def load_numbers(self, cache: DeviceCache, epoch: int, index: int) -> Arrays:
         """Draw the augmentation of an image that lies in the memory of the device."""
@@ -427,20 +398,12 @@ class ClassificationDataset(Dataset):
 
     def decode(self, slot: Batch, batch: Batch) -> Batch | None:
         """Decode, crop and resize the encoded images of a batch on its device; None if the decoder fails."""
-        host, device, lengths = slot["image"], batch["label"].device, slot["encoded_bytes"]
-        rows = lengths.nonzero().flatten()
-        if len(rows) == 0:
-            return {**batch, "image": host.to(device, non_blocking=True)}
-        images = torch.empty_like(host, device=device)
-        for row in (lengths == 0).nonzero().flatten().tolist():  # finished on the CPU
-            images[row].copy_(host[row], non_blocking=True)
-        places = zip(slot[PACKED_AT][rows].tolist(), lengths[rows].tolist(), strict=True)
-        encoded = [_unpacked(slot, at, length) for at, length in places]
-        try:
-            fill_squares(images, rows, encoded, slot["geometry"][rows], self.augmentation.interpolation)
-        except RuntimeError:  # one broken image fails all; libjpeg may take it, and names it if not
-            return None
-        return {**batch, "image": images}
+
+        def fill(images: torch.Tensor, rows: torch.Tensor, jpegs: encoded.Packed) -> None:
+            fill_squares(images, rows, jpegs, slot["geometry"][rows], self.augmentation.interpolation)
+
+        images = encoded.squares_of(slot, batch["label"].device, fill)
+        return None if images is None else {**batch, "image": images}
 
     def draw_batch(self, epoch: int, step: int) -> Arrays:
         """Draw the numbers of mixup and cutmix for a training batch."""

@@ -12,19 +12,21 @@ from typing import Literal
 import numpy as np
 import torch
 
-from sightline.data.augment import batched, with_fields_of
+from sightline.data.augment import with_fields_of
 from sightline.data.augment.classification import served_pixels
-from sightline.data.augment.detection import GRID, Augmentation, AugmentFields, Params, move_boxes
+from sightline.data.augment.detection import Augmentation, AugmentFields, Params, move_boxes
 from sightline.data.check.boxes import check_boxes
 from sightline.data.check.images import Report
-from sightline.data.decode import decode_rgb, read_header
+from sightline.data.decode import Header, decode_rgb, read_header, why_not_on_device
 from sightline.data.formats.coco import usable
-from sightline.data.gpu.squares import cut_squares
+from sightline.data.gpu import encoded
+from sightline.data.gpu.squares import cut_squares, fill_squares
 from sightline.data.inputs import Files
 from sightline.data.loading import cache as caching
 from sightline.data.loading.cache import ImageCache
 from sightline.data.loading.device_cache import DeviceCache
 from sightline.data.loading.static import StaticDataset
+from sightline.data.loading.workers import LEFT_OVER, PACKED
 from sightline.data.sources import BoxSource, Objects, SourceOptions, open_boxes, spread
 from sightline.data.sources.named_files import BoxFilesSource
 from sightline.data.split_fields import SplitFields, kept_of
@@ -63,6 +65,8 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
     """Most boxes of one image. More are an error; no box is dropped."""
     samples: int = undecisive(0)
     """Number of training images the recipe is made for; `inspect` counts steps with it if no path is given."""
+    decoder: Literal["cpu", "gpu"] = undecisive("cpu")
+    """Decoder of JPEGs: loader processes on the CPU, or the GPU's JPEG engines; see docs/input.md."""
     cache: Literal["auto", "off", "ram", "gpu"] = undecisive("auto")
     """ram: keep images in memory once read, decoded if that takes at most half of what is available, else encoded, and
     share them between the ranks of a host; auto: only if they take at most half, and says so; gpu: keep them decoded on
@@ -83,6 +87,8 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
         super().__post_init__()
         SplitFields.__post_init__(self)
         caching.check_mode(self.cache)
+        if self.decoder not in ("cpu", "gpu"):
+            raise UsageError(f"decoder={self.decoder!r} is unknown; use cpu or gpu")
         if self.max_boxes < 1:
             raise UsageError(f"max_boxes={self.max_boxes} must be 1 or more, e.g. 200")
         if self.static and self.fake:
@@ -253,8 +259,18 @@ class DetectionDataset(Dataset):
             if device.kind == "cpu":
                 raise UsageError("--data.cache gpu: this run trains on the CPU; use --data.cache ram")
             return self.bind_to_memory(device)
+        if self.config.decoder == "cpu":
+            return self._bind_to_host()
+        why_not = why_not_on_device(device.torch_device)
+        if why_not or not any(map(self._encoded_bytes, spread(len(self), encoded.SIZED))):
+            raise UsageError(
+                f"--data.decoder gpu: {why_not or f'{self.config.path} holds no image files'}; use --data.decoder cpu"
+            )
+        return self.bind_to_decoder(f"images are decoded on {device.name()}")
+
+    def _bind_to_host(self, *notes: str, keeps_decoded: bool = True) -> Bound:
         mode = self.config.cache
-        cache, note = caching.open_cache(mode, [] if mode == "off" else self._forms(), self.split)
+        cache, note = caching.open_cache(mode, [] if mode == "off" else self._forms(keeps_decoded), self.split)
         return Bound(
             self,
             self.layout,
@@ -262,37 +278,61 @@ class DetectionDataset(Dataset):
             self.finish,
             cache=cache,
             repeats_first=self.config.fake and self.is_training,
-            notes=(note,) if note else (),
+            notes=tuple(filter(None, (*notes, note))),
         )
+
+    def bind_to_decoder(self, *notes: str) -> Bound:
+        """Load JPEGs as they are, with the numbers of their crop and flip; `decode` applies them on the device."""
+        lengths = map(self._encoded_bytes, spread(len(self), encoded.SIZED))
+        travelling: Layout = {**encoded.layout_of(filter(None, lengths)), **self._geometry_layout()}
+        host = self._bind_to_host(*notes, keeps_decoded=False)
+        return replace(
+            host,
+            layout={**self.layout, **travelling},
+            load=partial(self.load_encoded, cache=host.cache),
+            decode=self.decode,
+            on_host=host,
+            host_keys=frozenset({"image", LEFT_OVER, *travelling}),  # few of a batch, if any, are finished on the CPU
+        )
+
+    def _encoded_bytes(self, index: int) -> int:
+        with contextlib.suppress(BadSample):
+            data = self.source.image(index)
+            return len(data) if isinstance(data, bytes) else 0
+        return 0
+
+    def _geometry_layout(self) -> Layout:
+        one = self.augmentation.geometry(Params(), 1, 1)
+        return {"geometry": (one.shape, str(one.dtype))}
 
     def bind_to_memory(self, device: Device) -> Bound:
         """Keep all images decoded in the memory of the device; load the numbers alone, `decode` cuts and resizes."""
         what, policy = f"decoded images of {self.split}", self.config.on_bad_sample
         cache = DeviceCache(device, what, self._shape_of, self._decoded, len(self), policy)
-        grid: Layout = {
-            name: (np.shape(value), str(value.dtype)) for name, value in self.augmentation.grid(Params(), 1, 1).items()
-        }
         host = replace(
             Bound(self, self.layout, self.load, self.finish, notes=(cache.note,)),
             repeats_first=self.config.fake and self.is_training,
         )
         return replace(
             host,
-            layout={**self.layout, **grid, "cached": ((), "int64")},
+            layout={**self.layout, **self._geometry_layout(), "cached": ((), "int64")},
             load=partial(self.load_numbers, cache),
             decode=partial(self.cut_from_memory, cache),
             on_host=host,
-            host_keys=frozenset({"image", "cached", *grid}),
+            host_keys=frozenset({"image", "cached", "geometry"}),
             cache=cache,
         )
 
-    def _forms(self) -> list[caching.Form]:
+    def _forms(self, keeps_decoded: bool) -> list[caching.Form]:
         """Return the ways to keep these images in memory."""
+        kept = caching.exact(self.source.room, "encoded images")
+        if not keeps_decoded:
+            return [kept]
         chosen = spread(len(self), caching.SAMPLED) if self.source.room.any() else []
         sides = [(found.height, found.width) for found in map(self.source.objects, chosen)]
         sizes = [caching.SIDES + 3 * height * width for height, width in sides]
         decoded = caching.estimated("decoded images", sizes, len(self), is_decoded=True)
-        return [decoded, caching.exact(self.source.room, "encoded images")]
+        return [decoded, kept]
 
     def load(self, epoch: int, index: int, cache: ImageCache | None = None) -> Arrays:
         """Read, decode and augment one image, and move its boxes along."""
@@ -304,19 +344,42 @@ class DetectionDataset(Dataset):
         """Draw the augmentation of an image that lies in the memory of the device, and move its boxes along."""
         cache.check(index)
         found, params, numbers = self._numbers(epoch, index)
-        grid = self.augmentation.grid(params, found.height, found.width)
-        return {**numbers, **grid, "cached": np.asarray(index)}
+        geometry = self.augmentation.geometry(params, found.height, found.width)
+        return {**numbers, "geometry": geometry, "cached": np.asarray(index)}
+
+    def load_encoded(self, epoch: int, index: int, cache: ImageCache | None = None) -> Arrays:
+        """Read one image and draw its augmentation; decode it only if the device's decoder must not get it."""
+        found, params, numbers = self._numbers(epoch, index)
+        data = self._encoded(index, cache)
+        header = self._header(data, index, found) if isinstance(data, bytes) else None
+        if header is None or not encoded.fits_device(data, header):
+            pixels = (
+                decode_rgb(data, self.name(index), header, rows=params.rows(found.height))
+                if isinstance(data, bytes)
+                else data
+            )
+            square = self.augmentation.apply(params, pixels, found.height)
+            return {**numbers, "image": square, encoded.LENGTH: np.asarray(0)}
+        row = np.frombuffer(data, dtype=np.uint8)
+        geometry = self.augmentation.geometry(params, found.height, found.width)
+        return {**numbers, PACKED: row, encoded.LENGTH: np.asarray(len(row)), "geometry": geometry}
+
+    def decode(self, slot: Batch, batch: Batch) -> Batch | None:
+        """Decode, cut and resize the encoded images of a batch on its device; None if the decoder fails."""
+
+        def fill(images: torch.Tensor, rows: torch.Tensor, jpegs: encoded.Packed) -> None:
+            fill_squares(images, rows, jpegs, slot["geometry"][rows], self.augmentation.interpolation)
+
+        images = encoded.squares_of(slot, batch["boxes"].device, fill)
+        return None if images is None else {**batch, "image": images}
 
     def cut_from_memory(self, cache: DeviceCache, slot: Batch, batch: Batch) -> Batch:
         """Cut and resize the images of a batch from the memory of the device."""
         rows = (slot["valid"] if "valid" in slot else slot["index"] >= 0).nonzero().flatten()  # others are padding
         images = torch.zeros_like(slot["image"], device=batch["boxes"].device)
         if len(rows):
-            places, grid = cache.places(slot["cached"][rows]), {key: slot[key][rows] for key in slot if key in GRID}
-            if "geometry" in grid:
-                cut_squares(images, rows, *places, grid["geometry"], "bilinear")
-            else:
-                images[rows.to(images.device)] = batched.between_pixels(*places, grid["rows"], grid["columns"])
+            places, geometry = cache.places(slot["cached"][rows]), slot["geometry"][rows]
+            cut_squares(images, rows, *places, geometry, self.augmentation.interpolation)
         return {**batch, "image": images}
 
     def _numbers(self, epoch: int, index: int) -> tuple[Objects, Params, Arrays]:
@@ -351,21 +414,26 @@ class DetectionDataset(Dataset):
         return {**batch, "image": image}
 
     def _pixels(self, index: int, found: Objects, params: Params, cache: ImageCache | None) -> np.ndarray:
-        kept = cache.view(index) if cache else None
         if cache and cache.is_decoded:
-            if kept is not None:
+            if (kept := cache.view(index)) is not None:
                 return caching.as_pixels(kept)
             with contextlib.suppress(BadSample):  # perhaps it is damaged only below the crop
                 pixels, _ = self._decoded(index)
                 cache.put(index, *caching.with_sides(pixels))
                 return pixels
             return self._pixels(index, found, params, None)
-        data = self.source.image(index) if kept is None else kept.tobytes()
-        if isinstance(data, np.ndarray):
-            return data
-        if cache and kept is None:
+        data = self._encoded(index, cache)
+        return data if isinstance(data, np.ndarray) else self._decode(data, index, found, params.rows(found.height))
+
+    def _encoded(self, index: int, cache: ImageCache | None) -> bytes | np.ndarray:
+        """Read an image as it is stored, from memory if it was read before."""
+        kept = cache.view(index) if cache else None
+        if kept is not None:
+            return kept.tobytes()
+        data = self.source.image(index)
+        if cache and isinstance(data, bytes):
             cache.put(index, data)
-        return self._decode(data, index, found, params.rows(found.height))
+        return data
 
     def _shape_of(self, index: int) -> tuple[int, ...]:
         found = self.source.objects(index)
@@ -376,6 +444,10 @@ class DetectionDataset(Dataset):
         return self._decode(data, index, self.source.objects(index)) if isinstance(data, bytes) else data, None
 
     def _decode(self, data: bytes, index: int, found: Objects, rows: int | None = None) -> np.ndarray:
+        return decode_rgb(data, self.name(index), self._header(data, index, found), rows=rows)
+
+    def _header(self, data: bytes, index: int, found: Objects) -> Header:
+        """Read the header of an image, which must have the size that is annotated."""
         name, annotated = self.name(index), (found.height, found.width)
         header = read_header(data, name)
         if (header.height, header.width) == annotated and not self.source.is_upright:
@@ -387,7 +459,7 @@ class DetectionDataset(Dataset):
                 f"{header.shape[1]}x{header.shape[0]} pixels, but annotated as {found.width}x{found.height}; fetch the "
                 f"image or the annotations again",
             )
-        return decode_rgb(data, name, header, rows=rows)
+        return header
 
 
 def _for_network(found: Objects) -> tuple[np.ndarray, np.ndarray]:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from sightline.data.augment import with_fields_of
-from sightline.data.augment.segmentation import CARRIED, Augmentation, AugmentFields, Params, cut, cut_into
+from sightline.data.augment.segmentation import CARRIED, Augmentation, AugmentFields, Params, cut, cut_into, view
 from sightline.data.check.images import Report
 from sightline.data.check.volumes import check_volumes
 from sightline.data.loading import cache as caching
@@ -359,7 +359,9 @@ class SegmentationDataset(Dataset):
         """Cut a random crop out of a volume; augment it, or send along the numbers with which the device does."""
         volume, classes = volumes.read(index)
         params = self.augmentation.draw(self.seed, epoch, index, classes, crop, self.config.dim)
-        image, label = cut(volume, params.anchor, crop), cut(classes, params.anchor, crop)
+        # A view will do for a crop that is copied to the batch as it is.
+        take = view if on_device else cut
+        image, label = take(volume, params.anchor, crop), take(classes, params.anchor, crop)
         _check_label(self.source, index, label)
         if on_device:
             return {"image": image, "label": label, **self.augmentation.carried(params, crop)}

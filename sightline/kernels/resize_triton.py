@@ -1,4 +1,4 @@
-"""Triton kernel of data/gpu/squares.py: cut, resize and flip decoded images of any size into one batch of squares.
+"""Triton kernels of data/gpu/squares.py: cut, resize and flip decoded images of any size into one batch of squares.
 
 The images lie one after another in one buffer, which no padded copy ever leaves. Plain torch: data/augment/batched.py.
 """
@@ -19,11 +19,16 @@ BICUBIC, LEGACY = 2, 1
 def resize(buffer: Tensor, places: Tensor, geometry: Tensor, out: Tensor, interpolation: str) -> None:
     """Write the squares of images in `buffer` (uint8) to their rows of `out` (batch, size, size, 3) uint8.
 
-    `places` is (images, 5) int64, see PLACE, `geometry` (images, 9) int32, see batched.FIELDS; both on the device. Sums
-    are fp32 and rounded once, so a value is within 0.52 of the exact one (tests: sides up to 1000, float64).
+    `places` is (images, 5) int64, see PLACE, `geometry` (images, 9) int32, see batched.FIELDS, or with interpolation
+    "grid" (images, 2 + 2 * size) float32, see batched.grid_row; both on the device. Sums are fp32 and rounded once, so
+    a value is within 0.52 of the exact one (tests: sides up to 1000, float64).
     """
     size = out.shape[1]
     grid = (len(places), triton.cdiv(size, LINES), triton.cdiv(3 * size, VALUES))
+    if interpolation == "grid":
+        with torch.cuda.device_of(buffer):
+            sample_images[grid](buffer, places, geometry, out, size, LINES=LINES, VALUES=VALUES)
+        return
     kind = {"bicubic": BICUBIC, "legacy": LEGACY}.get(interpolation, 0)
     with torch.cuda.device_of(buffer):
         resize_images[grid](
@@ -112,5 +117,34 @@ def resize_images(  # type: ignore[no-untyped-def]
     share_y = tl.where(is_seen_y, 1.0 / tl.maximum(total_y, 1e-12), 0.0)
     squares = tl.minimum(tl.maximum(sums * share_y[:, None], 0.0), 255.0)
     rounded = tl.floor(squares + 0.5).to(tl.uint8)
+    places_out = out + target * size * size * 3 + line[:, None] * size * 3 + value[None, :]
+    tl.store(places_out, rounded, mask=(line[:, None] < size) & (value[None, :] < 3 * size))
+
+
+@triton.jit
+def between(low, high, share):  # type: ignore[no-untyped-def]
+    return low.to(tl.float32) + (high.to(tl.float32) - low.to(tl.float32)) * share
+
+
+@triton.jit
+def sample_images(buffer, places, grids, out, size, LINES: tl.constexpr, VALUES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Make LINES lines of VALUES values of one square, each between the four pixels around its place in the image."""
+    number = tl.program_id(0).to(tl.int64)
+    place, row = places + number * 5, grids + number * (2 + 2 * size)
+    offset, target = tl.load(place), tl.load(place + 4)
+    pitch, pixel, colour = tl.load(place + 1).to(tl.int32), tl.load(place + 2).to(tl.int32), tl.load(place + 3)
+    last_y, last_x = tl.load(row).to(tl.int32) - 1, tl.load(row + 1).to(tl.int32) - 1
+    line = tl.program_id(1) * LINES + tl.arange(0, LINES)
+    value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    at_y = tl.load(row + 2 + line, mask=line < size, other=0.0)
+    at_x = tl.load(row + 2 + size + value // 3, mask=value < 3 * size, other=0.0)
+    above, left = tl.minimum(at_y.to(tl.int32), last_y), tl.minimum(at_x.to(tl.int32), last_x)
+    down, across = (at_y - above.to(tl.float32))[:, None], (at_x - left.to(tl.float32))[None, :]
+    upper, lower = (above * pitch)[:, None], (tl.minimum(above + 1, last_y) * pitch)[:, None]
+    first, second = (left * pixel)[None, :], (tl.minimum(left + 1, last_x) * pixel)[None, :]
+    values = buffer + offset + ((value % 3) * colour)[None, :]
+    of_left = between(tl.load(values + upper + first), tl.load(values + lower + first), down)
+    of_right = between(tl.load(values + upper + second), tl.load(values + lower + second), down)
+    rounded = tl.floor(between(of_left, of_right, across) + 0.5).to(tl.uint8)
     places_out = out + target * size * size * 3 + line[:, None] * size * 3 + value[None, :]
     tl.store(places_out, rounded, mask=(line[:, None] < size) & (value[None, :] < 3 * size))

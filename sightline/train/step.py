@@ -341,7 +341,8 @@ class Step:
                     self._update(self._static)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # Threads that decode ahead of the step may allocate and wait meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._update(self._static)
         self._graph = graph
 

@@ -76,6 +76,13 @@ def test_detection(split, resize):
     assert_close(plain, kept, split, 2, levels=1 if resize == "tf" else 2)
 
 
+@pytest.mark.parametrize("mode", ["off", "gpu"])
+def test_a_repeated_batch_stays_the_first(mode):
+    fields = {"path": "synthetic:classes=5,samples=24,size=90", "size": 64, "max_boxes": 50, "fake": True}
+    first, *others = batches(DetectionData(**fields, cache=mode), "train", 9)[0]
+    assert all(torch.equal(first[key], other[key]) for other in others for key in first)
+
+
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_volumes(split):
     plain, kept = (SegmentationData(path="synthetic:samples=10", task="04", cache=mode) for mode in ("off", "gpu"))

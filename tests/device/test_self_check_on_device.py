@@ -45,7 +45,7 @@ def test_the_kernels_of_batch_norm_and_the_stems_tail_pass(dtype, channels):
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "legacy"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "legacy", "grid"])
 def test_the_resize_kernel_passes(interpolation):
     place = torch.device("cuda", torch.cuda.current_device())
     assert resize_check.why_wrong(place, interpolation) == ""

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 # cuBLAS repeats its bits only with this, and only if it is set before CUDA is initialised.
@@ -79,6 +80,35 @@ def test_a_captured_step_gives_the_bits_of_an_eager_one(precision):
     captured_totals, captured = run_steps([*flags, "--run.graph", "on"])
     assert totals == captured_totals
     assert all(torch.equal(eager[name], captured[name]) for name in eager)
+
+
+def test_a_step_is_captured_while_another_thread_allocates_and_waits():
+    """As the threads do that decode ahead of the step."""
+    flags = ["--run.compile", "off", "--train.precision", "bf16", "--train.deterministic", "--run.graph", "on"]
+    totals, alone = run_steps(flags)
+    is_over, failed = threading.Event(), []
+
+    def work():
+        stream, size = torch.cuda.Stream(), 0
+        try:
+            with torch.cuda.stream(stream):
+                while not is_over.is_set():
+                    size = (size + 2**22) % 2**28
+                    torch.zeros(size + 1).pin_memory().to("cuda", non_blocking=True)
+                    stream.record_event().query()
+                    stream.synchronize()
+        except Exception as error:  # noqa: BLE001  # shown below
+            failed.append(error)
+
+    other = threading.Thread(target=work)
+    other.start()
+    try:
+        beside_totals, beside = run_steps(flags)
+    finally:
+        is_over.set()
+        other.join()
+    assert not failed and totals == beside_totals
+    assert all(torch.equal(alone[name], beside[name]) for name in alone)
 
 
 @pytest.mark.parametrize("graph", ["on", "off"])

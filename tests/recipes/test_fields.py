@@ -478,6 +478,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "classes": [Flip(("7",), refusal)],
         "max_boxes": [Flip(("1",), refusal)],
         "samples": [Flip(("77",), declared, base=("--data.path=",))],
+        "decoder": [Flip(("gpu",), unread)],
         "cache": [
             Flip(("off",), told, base=("--data.path=DRAWN", "--data.cache=ram", "--data.max-boxes=20"), same=samples)
         ],

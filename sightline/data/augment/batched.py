@@ -1,7 +1,7 @@
 """The geometry of many images at once, on the device: `Augmentation.apply` for a batch, from the same Params.
 
 Decoded images differ in size, so each is cut to its box, padded to the largest of its group, and resized, flipped and
-windowed by two matrix products that hold the filter's weights. Used if the GPU decodes (data/classification.py).
+windowed by two matrix products that hold the filter's weights. Used if the GPU decodes (data/gpu/squares.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sightline.data.augment.classification import Params
 
 # The row of numbers of an image, as a loader worker sends it.
 FIELDS = ("top", "left", "height", "width", "resized_height", "resized_width", "window_top", "window_left", "flip")
+GRID = "grid"  # an interpolation whose row of numbers is `grid_row`'s
 GATHERED = 16  # images at once: every value of the result has four places of 8 bytes
 GROUP_BYTES = 2**30  # limit on the padded boxes of a group, and on the filter's weights for them
 
@@ -23,6 +24,12 @@ GROUP_BYTES = 2**30  # limit on the padded boxes of a group, and on the filter's
 def as_row(params: Params) -> np.ndarray:
     """Return the numbers of one image that `cut_and_resize` needs."""
     return np.asarray([int(getattr(params, field)) for field in FIELDS], dtype=np.int32)
+
+
+def grid_row(height: int, width: int, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Return the numbers of one image that `between_planes` needs: its sides, and where each row and column of the
+    result lies between its pixels."""
+    return np.concatenate([np.asarray((height, width)), rows, columns]).astype(np.float32)
 
 
 def cut_and_resize(images: Sequence[Tensor], rows: Tensor, size: int, interpolation: str) -> Tensor:
@@ -54,17 +61,25 @@ def cut_and_resize(images: Sequence[Tensor], rows: Tensor, size: int, interpolat
     return out
 
 
-def between_pixels(flat: Tensor, starts: Tensor, sides: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Interpolate images as TensorFlow did, (batch, rows, columns, 3) uint8: tensorflow.py's, for many at once.
+def between_planes(images: Sequence[Tensor], grids: Tensor) -> Tensor:
+    """Interpolate images (3, height, width) on a device as `between_pixels` does."""
+    flat = torch.cat([image.permute(1, 2, 0).flatten() for image in images])
+    sizes = torch.tensor([0, *(image.numel() for image in images[:-1])])
+    return between_pixels(flat, sizes.cumsum(0), grids)
 
-    Images (height, width, 3) lie one after another in `flat`, on its device; on the host are where each begins, its two
-    sides, and the positions of the rows and columns in it.
+
+def between_pixels(flat: Tensor, starts: Tensor, grids: Tensor) -> Tensor:
+    """Interpolate images as TensorFlow did, (batch, size, size, 3) uint8: tensorflow.py's, for many at once.
+
+    Images (height, width, 3) lie one after another in `flat`, on its device; on the host are where each begins, and its
+    row of `grid_row`.
     """
-    parts = []
+    parts, size = [], (grids.shape[1] - 2) // 2
     for part in torch.arange(len(starts)).split(GATHERED):
-        first, (height, width) = starts[part].to(flat.device)[:, None], sides[part].to(flat.device).unbind(1)
-        above, below, down = _neighbours(rows[part].to(flat.device), height)
-        left, right, across = _neighbours(columns[part].to(flat.device), width)
+        first, grid = starts[part].to(flat.device)[:, None], grids[part].to(flat.device)
+        height, width = grid[:, :2].long().unbind(1)
+        above, below, down = _neighbours(grid[:, 2 : 2 + size], height)
+        left, right, across = _neighbours(grid[:, 2 + size :], width)
         channels = torch.arange(3, device=flat.device)
 
         def line(row: Tensor, column: Tensor, first: Tensor = first, width: Tensor = width) -> Tensor:

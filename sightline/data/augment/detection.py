@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sightline.data.augment import tensorflow
+from sightline.data.augment import batched, tensorflow
 from sightline.data.augment.classification import as_planes, normalize
 from sightline.data.draws import generator
 from sightline.errors import UsageError
@@ -30,7 +30,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "jitter": ("tf", "mlperf", "off"),
     "resize": ("tf", "antialias"),
 }
-GRID = ("rows", "columns", "geometry")  # of `Augmentation.grid`
 Crop = tuple[float, float, float, float]  # top, left, bottom, right as shares of the image
 WHOLE: Crop = (0.0, 0.0, 1.0, 1.0)
 
@@ -144,19 +143,22 @@ class Augmentation(AugmentFields):
         square = functional.interpolate(planes, sides, mode="bilinear", align_corners=False, antialias=True)[0]
         return (square.flip(2) if params.flip else square).permute(1, 2, 0).contiguous().numpy()
 
-    def grid(self, params: Params, height: int, width: int) -> dict[str, np.ndarray]:
-        """Return what `apply` does to an image of this size, for a device: where each row and column of the result lies
-        between pixels, or the numbers of batched.FIELDS if it is antialiased."""
+    @property
+    def interpolation(self) -> str:
+        """Name what `geometry` asks a device for."""
+        return "bilinear" if self.resize == "antialias" else batched.GRID
+
+    def geometry(self, params: Params, height: int, width: int) -> np.ndarray:
+        """Return what `apply` does to an image of this size, for a device: the numbers of batched.FIELDS if it is
+        antialiased, else a row of batched.grid_row."""
         size = self.size
         if self.resize == "antialias":
             top, left, bottom, right = _whole_pixels(params.crop, height, width)
             numbers = (top, left, bottom - top, right - left, size, size, 0, 0, params.flip)
-            return {"geometry": np.asarray(numbers, np.int32)}
+            return np.asarray(numbers, np.int32)
         if params.is_training:
-            rows, columns = tensorflow.crop_grid(params.crop, height, width, size, params.flip)
-        else:
-            rows, columns = tensorflow.legacy_grid(height, width, size, params.flip)
-        return {"rows": rows, "columns": columns.copy()}
+            return batched.grid_row(height, width, *tensorflow.crop_grid(params.crop, height, width, size, params.flip))
+        return batched.grid_row(height, width, *tensorflow.legacy_grid(height, width, size, params.flip))
 
     def finish(self, images: Tensor, jitter: Tensor | None, order: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Jitter and normalise (batch, size, size, 3) uint8 to (batch, 3, size, size) in channels_last."""

@@ -211,13 +211,25 @@ class Augmentation(AugmentFields):
         return math.ceil(3 * self.blur_sigma[1])
 
 
+def view(volume: np.ndarray, anchor: Triple, crop: Sequence[int]) -> np.ndarray:
+    """Return what `cut` does, without a copy where the crop lies in the volume."""
+    if not _is_inside(volume, anchor, crop):
+        return cut(volume, anchor, crop)
+    depth, height, width = (slice(start, start + n) for start, n in zip(anchor, crop, strict=True))
+    return volume[..., depth, height, width]
+
+
 def cut(volume: np.ndarray, anchor: Triple, crop: Sequence[int]) -> np.ndarray:
     """Copy the crop out of the last three axes, with zeros beyond the volume. Reads nothing else."""
-    sides = zip(anchor, crop, volume.shape[-3:], strict=True)
-    is_inside = all(start >= 0 and start + n <= side for start, n, side in sides)
-    found = (np.empty if is_inside else np.zeros)((*volume.shape[:-3], *crop), volume.dtype)
+    empty = np.empty if _is_inside(volume, anchor, crop) else np.zeros
+    found = empty((*volume.shape[:-3], *crop), volume.dtype)
     cut_into(found, volume, anchor)
     return found
+
+
+def _is_inside(volume: np.ndarray, anchor: Triple, crop: Sequence[int]) -> bool:
+    sides = zip(anchor, crop, volume.shape[-3:], strict=True)
+    return all(start >= 0 and start + n <= side for start, n, side in sides)
 
 
 def cut_into(crop: Any, volume: Any, anchor: Sequence[int]) -> None:

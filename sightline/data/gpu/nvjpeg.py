@@ -7,15 +7,16 @@ the caller says: 11,900 instead of 8,300 img/s beside a training step, in an exp
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 HARDWARE = 3  # nvjpegBackend_t
 RGB_INTERLEAVED = 5  # nvjpegOutputFormat_t
+# nvJPEG's NVJPEG_FLAGS_HW_DECODE_NO_PIPELINE: one stream for each JPEG engine instead of two. With more streams than
+# CUDA_DEVICE_MAX_CONNECTIONS some would wait for the step's kernels.
+NO_PIPELINE = 1
 MAPS = Path("/proc/self/maps")
 
 
@@ -28,43 +29,48 @@ class HardwareDecoder:
     before Python is done, so nothing is destroyed."""
 
     def __init__(self, device: torch.device):
-        self._library = _library()
+        # The second is called with Python's lock held. To give it back for a few microseconds costs more: another
+        # thread takes it, and this one queues.
+        self._library, self._short = _libraries()
         self._handle, self._state, self._stream = (ctypes.c_void_p() for _ in range(3))
         self._batch = 0
         with torch.cuda.device(device):
-            self._call("nvjpegCreateEx", HARDWARE, None, None, ctypes.c_uint(0), ctypes.byref(self._handle))
+            self._call("nvjpegCreateEx", HARDWARE, None, None, ctypes.c_uint(NO_PIPELINE), ctypes.byref(self._handle))
             self._call("nvjpegJpegStateCreate", self._handle, ctypes.byref(self._state))
             self._call("nvjpegJpegStreamCreate", self._handle, ctypes.byref(self._stream))
 
-    def sizes(self, encoded: Sequence[Tensor]) -> np.ndarray:
-        """Return (images, 2) int64, height and width; zeros for an image that the engines do not take (progressive,
-        odd sampling). A batch with one that nvJPEG cannot read raises NvjpegError."""
-        found = np.zeros((len(encoded), 2), np.int64)
+    def sizes(self, addresses: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return (images, 2) int64, height and width, of JPEGs in host memory; zeros for one that the engines do not
+        take (progressive, odd sampling). A batch with one that nvJPEG cannot read raises NvjpegError."""
+        found = np.zeros((len(addresses), 2), np.int64)
         height, width, is_refused = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_int()
-        for row, data in enumerate(encoded):
-            length = ctypes.c_size_t(len(data))
-            self._call("nvjpegJpegStreamParseHeader", self._handle, _at(data), length, self._stream)
-            self._call("nvjpegDecodeBatchedSupported", self._handle, self._stream, ctypes.byref(is_refused))
-            if not is_refused.value:
-                sides = ctypes.byref(width), ctypes.byref(height)
-                self._call("nvjpegJpegStreamGetFrameDimensions", self._stream, *sides)
+        sides, refused, short = (ctypes.byref(width), ctypes.byref(height)), ctypes.byref(is_refused), self._short
+        for row, (address, length) in enumerate(zip(addresses.tolist(), lengths.tolist(), strict=True)):
+            data = ctypes.c_void_p(address), ctypes.c_size_t(length)
+            status = short.nvjpegJpegStreamParseHeader(self._handle, *data, self._stream)
+            status = status or short.nvjpegDecodeBatchedSupported(self._handle, self._stream, refused)
+            if not status and not is_refused.value:
+                status = short.nvjpegJpegStreamGetFrameDimensions(self._stream, *sides)
                 found[row] = height.value, width.value
+            if status:
+                raise NvjpegError(f"nvJPEG gave status {status} for the header of an image")
         return found
 
-    def decode(self, encoded: Sequence[Tensor], addresses: np.ndarray, pitches: np.ndarray, stream: int) -> None:
-        """Queue the decoding of images to device memory, as RGB pixels in lines of `pitches` bytes.
+    def decode(
+        self, addresses: np.ndarray, lengths: np.ndarray, targets: np.ndarray, pitches: np.ndarray, stream: int
+    ) -> None:
+        """Queue the decoding of JPEGs to device memory at `targets`, as RGB pixels in lines of `pitches` bytes.
 
         `stream` waits for it. It does not wait for `stream`: the memory must be free.
         """
-        if len(encoded) != self._batch:
-            size = (len(encoded), 1, RGB_INTERLEAVED)  # one thread of the CPU
+        if len(addresses) != self._batch:
+            size = (len(addresses), 1, RGB_INTERLEAVED)  # one thread of the CPU
             self._call("nvjpegDecodeBatchedInitialize", self._handle, self._state, *size)
-            self._batch = len(encoded)
-        data = np.asarray([tensor.data_ptr() for tensor in encoded], np.uint64)
-        lengths = np.asarray([len(tensor) for tensor in encoded], np.uint64)
-        images = np.zeros((len(encoded), 8), np.uint64)  # nvjpegImage_t: four channels, then their pitches
-        images[:, 0], images[:, 4] = addresses, pitches
-        arrays = (ctypes.c_void_p(array.ctypes.data) for array in (data, lengths, images))
+            self._batch = len(addresses)
+        given = [np.ascontiguousarray(each, np.uint64) for each in (addresses, lengths)]
+        images = np.zeros((len(addresses), 8), np.uint64)  # nvjpegImage_t: four channels, then their pitches
+        images[:, 0], images[:, 4] = targets, pitches
+        arrays = (ctypes.c_void_p(array.ctypes.data) for array in (*given, images))
         self._call("nvjpegDecodeBatched", self._handle, self._state, *arrays, ctypes.c_void_p(stream))
 
     def _call(self, function: str, *arguments: object) -> None:
@@ -73,16 +79,12 @@ class HardwareDecoder:
             raise NvjpegError(f"{function} gave status {status}")
 
 
-def _at(data: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(data.data_ptr())
-
-
-def _library() -> ctypes.CDLL:
-    """Return the libnvjpeg of this process."""
+def _libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
+    """Return the libnvjpeg of this process, to be called without and with Python's lock."""
     import torchvision.io  # noqa: F401  (loads it)
 
     try:
         names = sorted({line.split(maxsplit=5)[-1] for line in MAPS.read_text().splitlines() if "libnvjpeg" in line})
-        return ctypes.CDLL(names[0])
+        return ctypes.CDLL(names[0]), ctypes.PyDLL(names[0])
     except (OSError, IndexError) as error:
         raise NvjpegError("torchvision has loaded no libnvjpeg") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 
 from sightline.data.augment import batched
@@ -41,8 +42,12 @@ def why_wrong(device: torch.device, interpolation: str) -> str:
 
     generator = torch.Generator().manual_seed(0)
     images = [torch.randint(256, (3, *sides), dtype=torch.uint8, generator=generator) for sides in SIDES]
-    rows = torch.tensor(ROWS, dtype=torch.int32)
-    expected = batched.cut_and_resize(images, rows, SIZE, interpolation)
+    if interpolation == batched.GRID:
+        rows = _grids()
+        expected = batched.between_planes(images, rows)
+    else:
+        rows = torch.tensor(ROWS, dtype=torch.int32)
+        expected = batched.cut_and_resize(images, rows, SIZE, interpolation)
     places, parts, offset = [], [], 0
     for number, image in enumerate(images):
         height, width = SIDES[number]
@@ -62,3 +67,16 @@ def why_wrong(device: torch.device, interpolation: str) -> str:
             f"expected at most {MOST} and {ON_AVERAGE}"
         )
     return ""
+
+
+def _grids() -> torch.Tensor:
+    """Return rows of `batched.grid_row` for SIDES: a part of the image from right to left, beyond the last pixel, and
+    the whole."""
+    shares = ((0.2, 0.9), (0.5, 1.2), (0.0, 1.0))
+    made = [np.linspace(low, high, SIZE) for low, high in shares]
+    lines = [
+        (share * (height - 1), share[::-1] * (width - 1)) for share, (height, width) in zip(made, SIDES, strict=True)
+    ]
+    return torch.from_numpy(
+        np.stack([batched.grid_row(*sides, *line) for sides, line in zip(SIDES, lines, strict=True)])
+    )

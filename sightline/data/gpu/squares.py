@@ -20,10 +20,12 @@ from sightline import kernels
 from sightline.data.augment import batched
 from sightline.data.decode import decode_on_device
 from sightline.data.gpu import resize_check
+from sightline.data.gpu.encoded import Packed
 from sightline.data.gpu.nvjpeg import HardwareDecoder, NvjpegError
+from sightline.data.loading import ahead
 
-# In an experiment beside a ResNet-50 step one reached 11,900 img/s, two 15,500 (H200); ahead.THREADS use them.
-DECODERS = 2
+# In an experiment beside a ResNet-50 step one reached 11,900 img/s, two 15,500, three 14,900 (H200).
+DECODERS = ahead.THREADS
 ALIGNED = 256  # bytes: where an image may begin in the buffer
 GROWTH = 1.25  # a buffer that is too small grows beyond need, so that it soon stays
 _once = threading.Lock()  # several threads fill batches; one of them checks the kernel and makes the engines
@@ -32,13 +34,13 @@ _once = threading.Lock()  # several threads fill batches; one of them checks the
 def fill_squares(out: Tensor, targets: Tensor, encoded: Sequence[Tensor], geometry: Tensor, interpolation: str) -> None:
     """Decode plain JPEGs (1-d uint8 on the host) into rows `targets` of `out` (batch, size, size, 3) uint8.
 
-    `geometry` has the numbers of `batched.FIELDS` for each. Raises RuntimeError if the device refuses one of them.
+    `geometry` has the numbers of `batched.FIELDS` for each, or with interpolation "grid", TensorFlow's crop, a row of
+    `batched.grid_row`. Raises RuntimeError if the device refuses an image.
     """
     if engines := _engines_of(out.device, interpolation):
         engines.fill(out, targets, encoded, geometry, interpolation)
         return
-    planes = decode_on_device(encoded, out.device)
-    out[targets.to(out.device)] = batched.cut_and_resize(planes, geometry, out.shape[1], interpolation)
+    _cut_planes(out, targets, decode_on_device(encoded, out.device), geometry, interpolation)
 
 
 def cut_squares(
@@ -61,11 +63,23 @@ def cut_squares(
         places = torch.stack([starts, 3 * sides[:, 1], 3 * ones, ones, targets], dim=1)
         resize_triton.resize(memory, places.to(out.device), geometry.to(out.device), out, interpolation)
         return
+    if interpolation == batched.GRID:
+        out[targets.to(out.device)] = batched.between_pixels(memory, starts, geometry)
+        return
     planes = [
         memory[start : start + 3 * height * width].view(height, width, 3).permute(2, 0, 1)
         for start, (height, width) in zip(starts.tolist(), sides.tolist(), strict=True)
     ]
-    out[targets.to(out.device)] = batched.cut_and_resize(planes, geometry, out.shape[1], interpolation)
+    _cut_planes(out, targets, planes, geometry, interpolation)
+
+
+def _cut_planes(out: Tensor, targets: Tensor, planes: list[Tensor], geometry: Tensor, interpolation: str) -> None:
+    """Cut images (3, height, width) with plain torch."""
+    if interpolation == batched.GRID:
+        squares = batched.between_planes(planes, geometry)
+    else:
+        squares = batched.cut_and_resize(planes, geometry, out.shape[1], interpolation)
+    out[targets.to(out.device)] = squares
 
 
 def _has_kernel(device: torch.device, interpolation: str) -> bool:
@@ -126,25 +140,29 @@ class _Decoder:
     ) -> None:
         from sightline.kernels import resize_triton
 
-        sizes = self._hardware.sizes(encoded)
+        addresses, lengths = _memory(encoded)
+        sizes = self._hardware.sizes(addresses, lengths)
         refused = np.flatnonzero(sizes[:, 0] == 0).tolist()
         planes = decode_on_device([encoded[row] for row in refused], self.device) if refused else []
         for row, image in zip(refused, planes, strict=True):
             sizes[row] = image.shape[1:]
-        _refuse_boxes_outside(geometry.numpy(), sizes)
+        _refuse_other_sizes(geometry.numpy(), sizes, interpolation)
         self._is_read.synchronize()  # the engines do not wait for it
         places = self._places(sizes, targets)
         for row, image in zip(refused, planes, strict=True):
             self._buffer[places[row, 0] :][: image.numel()].copy_(image.flatten())
             places[row, 1:4] = image.shape[2], 1, image.shape[1] * image.shape[2]
+        # Before the engines, and from pinned memory, so that nothing waits for them here.
+        numbers = self._sent(torch.from_numpy(places)), self._sent(geometry)
         taken = np.setdiff1d(np.arange(len(encoded)), refused)
         if len(taken):
-            addresses, images = self._buffer.data_ptr() + places[taken, 0], [encoded[row] for row in taken]
-            stream = torch.cuda.current_stream(self.device).cuda_stream
-            self._hardware.decode(images, addresses, places[taken, 1], stream)
-        numbers = (torch.from_numpy(places).to(self.device), geometry.to(self.device))
+            at, stream = self._buffer.data_ptr() + places[taken, 0], torch.cuda.current_stream(self.device).cuda_stream
+            self._hardware.decode(addresses[taken], lengths[taken], at, places[taken, 1], stream)
         resize_triton.resize(self._buffer, *numbers, out, interpolation)
         self._is_read.record()
+
+    def _sent(self, numbers: Tensor) -> Tensor:
+        return numbers.pin_memory().to(self.device, non_blocking=True)
 
     def _places(self, sizes: np.ndarray, targets: Tensor) -> np.ndarray:
         """Give every image its place in the buffer: (images, 5) int64, see resize_triton.PLACE."""
@@ -159,8 +177,16 @@ class _Decoder:
         return places
 
 
-def _refuse_boxes_outside(geometry: np.ndarray, sizes: np.ndarray) -> None:
-    """Raise if a box, drawn from the size that our guard has read, does not lie in the image that the decoder reads."""
-    corners = geometry[:, :2] + geometry[:, 2:4]
+def _memory(encoded: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Return where images begin in the memory of the host, and their bytes."""
+    if isinstance(encoded, Packed):
+        return encoded.addresses, encoded.lengths
+    return np.asarray([data.data_ptr() for data in encoded]), np.asarray([len(data) for data in encoded])
+
+
+def _refuse_other_sizes(geometry: np.ndarray, sizes: np.ndarray, interpolation: str) -> None:
+    """Raise if what is cut, drawn from the size that our guard has read, does not lie in the image that the decoder
+    reads."""
+    corners = geometry[:, :2] if interpolation == batched.GRID else geometry[:, :2] + geometry[:, 2:4]
     if (corners > sizes).any():
         raise NvjpegError("an image is smaller than its header says")

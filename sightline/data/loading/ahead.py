@@ -12,8 +12,8 @@ from concurrent.futures import Future
 
 from sightline.parts import Batch
 
-THREADS = 2  # one collects the next batch, or waits for the device, while the other decodes
-DEPTH = THREADS + 1  # batches that are being made or are ready
+THREADS = 3  # one collects the next batch, or waits for the device, while others decode
+DEPTH = THREADS + 2  # batches that are being made or are ready
 POLL_S = 0.1  # longest time until a stop request is seen while waiting
 CLOSE_S = 10.0  # longest wait for a thread at the end
 

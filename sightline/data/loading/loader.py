@@ -119,7 +119,7 @@ class Loader:
         filled = {}
         for name, (bound, order) in feeds.items():
             bound.check_batch(order.local_batch)
-            in_work = threads if works_ahead and bound.decode else 1
+            in_work = threads if works_ahead and _goes_ahead(bound) else 1
             slots = 1 if workers == 0 else run.prefetch + in_work
             batches = _allocate(bound.layout, order.local_batch, slots, name, shared=workers > 0)
             filled[name] = Feed(bound, batches, name == "train", bad_samples.policy)
@@ -136,7 +136,7 @@ class Loader:
             name: _FeedState(feed, feeds[name][1], _Copier(device, feed, run.device_prefetch))
             for name, feed in filled.items()
         }
-        is_ahead = works_ahead and any(bound.decode for bound, _ in feeds.values())
+        is_ahead = works_ahead and any(_goes_ahead(bound) for bound, _ in feeds.values())
         begin = partial(_begin_thread, device)
         self._ahead = Ahead(threads, self._collect, begin, check_stop) if is_ahead else None
 
@@ -156,7 +156,7 @@ class Loader:
             self._receive()
         feed.start(step, stop)
         self._request_ahead(name)
-        if self._ahead and feed.feed.bound.decode:
+        if self._ahead and _goes_ahead(feed.feed.bound):
             self._ahead.start(name, stop - step)
         self._report_bad()
 
@@ -173,7 +173,7 @@ class Loader:
         feed = self.feeds[name]
         if self._ahead and self._ahead.active != name:
             self._ahead.rest()
-        if self._ahead and feed.feed.bound.decode:
+        if self._ahead and _goes_ahead(feed.feed.bound):
             if self._ahead.active != name:
                 self._ahead.resume(name)
             batch = self._ahead.take(name)
@@ -347,7 +347,7 @@ class _Copier:
         self._slots = feed.slots
         self._module = torch.get_device_module(self.device) if device.has_streams else None
         # Threads that work ahead have streams of their own.
-        overlap = overlap and feed.bound.decode is None
+        overlap = overlap and not _goes_ahead(feed.bound)
         self._stream = self._module.Stream() if self._module and overlap else None
         self._done = [self._module.Event() for _ in feed.slots] if self._module else []
         self._registered: list[torch.Tensor] = []
@@ -404,6 +404,11 @@ class _Copier:
         for tensor in self._registered:
             torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
         self._registered = []
+
+
+def _goes_ahead(bound: Bound) -> bool:
+    """Return whether threads make its batches: those that the device decodes, unless one is all that is needed."""
+    return bound.decode is not None and not bound.repeats_first
 
 
 def _begin_thread(device: Device) -> None:

@@ -3,6 +3,7 @@ same pixels. The CPU stands in for the device here: it decodes the same batch th
 
 import dataclasses
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,13 @@ import torch
 from PIL import Image
 
 from sightline.config import Run
-from sightline.data import classification
-from sightline.data.classification import DEVICE_PIXELS, ENCODED_BYTES, ClassificationData
-from sightline.data.gpu import squares
+from sightline.data.classification import ClassificationData
+from sightline.data.detection import DetectionData
+from sightline.data.gpu import encoded, squares
+from sightline.data.gpu.encoded import DEVICE_PIXELS, ENCODED_BYTES, Packed
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import EvalOrder, TrainOrder
-from sightline.data.loading.workers import PACKED, PACKED_AT
+from sightline.data.loading.workers import PACKED
 from sightline.errors import BadData, UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
@@ -113,13 +115,14 @@ def test_images_lie_one_after_another_and_one_without_room_comes_all_the_same(ph
     for row, (index, length) in enumerate(zip(slot["index"].tolist(), slot["encoded_bytes"].tolist(), strict=True)):
         data = dataset.source.read(index).data
         assert length in (0, len(data))
-        found = classification._unpacked(slot, int(slot[PACKED_AT][row]), length)
-        assert found.numpy().tobytes() == data[:length]
+        packed = Packed(slot, torch.tensor([row]))
+        assert packed[0].numpy().tobytes() == data[:length]
+        assert length == 0 or packed[0].data_ptr() == packed.addresses[0]
     assert sum(length > 0 for length in slot["encoded_bytes"].tolist()) == 13  # all but the PNG and the turned one
 
 
 def test_what_does_not_fit_the_device_is_finished_on_the_cpu_to_the_bit(photos, monkeypatch):
-    monkeypatch.setattr(classification, "ENCODED_BYTES", 100_000)
+    monkeypatch.setattr(encoded, "ENCODED_BYTES", 100_000)
     assert (photos / "train" / "c1" / "large.jpg").stat().st_size > 100_000
     for path in sorted(photos.rglob("[0-9]*.jpg")):
         path.unlink()
@@ -226,3 +229,65 @@ def test_a_first_image_that_is_not_a_jpeg_keeps_the_cpu(tmp_path):
 
 def test_a_first_image_that_is_one_does_not(photos):
     assert ClassificationData(path=str(photos)).open("train", 0).starts_with_jpeg()
+
+
+@pytest.fixture
+def boxes(tmp_path: Path, photos: Path) -> Path:
+    """The photos as COCO."""
+    (tmp_path / "annotations").mkdir()
+    for split in ("train", "val"):
+        images, annotations = [], []
+        for number, path in enumerate(sorted(p for p in (photos / split).rglob("*") if p.is_file())):
+            with Image.open(path) as image:
+                width, height = image.size
+            moved = photos / f"{split}2017" / path.name
+            moved.parent.mkdir(exist_ok=True)
+            path.rename(moved)
+            images.append({"id": number, "file_name": path.name, "height": height, "width": width})
+            box = {"bbox": [4, 5, width / 2, height / 2], "area": width * height / 4, "iscrowd": 0}
+            annotations.append({"id": number, "image_id": number, "category_id": 1, **box})
+        found = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "thing"}]}
+        (tmp_path / "annotations" / f"instances_{split}2017.json").write_text(json.dumps(found))
+    return tmp_path
+
+
+def detection_batches(path: Path, split: str, on_device: bool, resize: str, **fields):
+    dataset = DetectionData(path=str(path), size=48, max_boxes=3, resize=resize, **fields).open(split, 3)
+    bound = dataset.bind_to_decoder() if on_device else dataset.bind(CPU, 5)
+    order = TrainOrder(len(dataset), 5, 3) if split == "train" else EvalOrder(len(dataset), 5)
+    loader = Loader({split: (bound, order)}, Run(workers=0), CPU, World(), SKIP, stop)
+    try:
+        loader.seek(split, 0, 3)
+        return [{key: value.clone() for key, value in loader.next(split).items()} for _ in range(3)]
+    finally:
+        loader.close()
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(("resize", "levels"), [("tf", 1), ("antialias", 2)])
+def test_a_detector_gets_the_same_samples_boxes_and_nearly_the_same_pixels(boxes, split, resize, levels):
+    plain = detection_batches(boxes, split, False, resize, cache="off")
+    for cache in ("off", "ram"):
+        moved = detection_batches(boxes, split, True, resize, cache=cache)
+        for before, after in zip(plain, moved, strict=True):
+            assert before.keys() == after.keys()  # nothing encoded reaches the step
+            for key in before.keys() - {"image"}:
+                assert torch.equal(before[key], after[key]), key
+            difference = (before["image"].int() - after["image"].int()).abs()
+            assert difference.max() <= levels and difference.float().mean() < 0.2
+
+
+def test_a_detectors_files_travel_encoded_unless_the_device_must_not_get_them(boxes):
+    dataset = DetectionData(path=str(boxes), size=48, cache="off").open("train", 3)
+    bound = dataset.bind_to_decoder("images are decoded on a GPU")
+    assert bound.notes == ("images are decoded on a GPU",)
+    lengths = {dataset.name(index): int(bound.load(0, index)["encoded_bytes"]) for index in range(len(dataset))}
+    # COCO annotates images as stored, so the turned one is not turned.
+    assert [Path(name).name for name, length in lengths.items() if not length] == ["png.png"]
+
+
+def test_a_detectors_gpu_that_cannot_be_had_is_an_error(boxes):
+    with pytest.raises(UsageError, match="--data.decoder gpu: cpu has no JPEG engine .*; use --data.decoder cpu"):
+        DetectionData(path=str(boxes), decoder="gpu").open("train", 0).bind(CPU, 8)
+    with pytest.raises(UsageError, match="decoder='auto' is unknown; use cpu or gpu"):
+        DetectionData(path=str(boxes), decoder="auto")

@@ -138,7 +138,7 @@ def test_running_statistics_are_checked(monkeypatch):
 
 
 def test_the_resize_kernel_passes_and_a_wrong_one_gives_way(monkeypatch):
-    assert resize_check.is_right(CPU, "bilinear")
+    assert resize_check.is_right(CPU, "bilinear") and resize_check.is_right(CPU, "grid")
     monkeypatch.setattr(resize_triton, "resize", lambda buffer, places, geometry, out, kind: None)
     assert resize_check.is_right(CPU, "bilinear")  # not checked again
     with pytest.warns(

@@ -24,7 +24,7 @@ def test_the_reference_is_what_the_cpu_path_computes(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [0, 1, 2])
+@pytest.mark.parametrize("kind", [0, 1, 2, "grid"])
 def test_the_kernel_compiles_for_a_gpu_that_is_not_here(kind, tmp_path, monkeypatch):
     pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
@@ -33,9 +33,12 @@ def test_the_kernel_compiles_for_a_gpu_that_is_not_here(kind, tmp_path, monkeypa
     from sightline.kernels import resize_triton
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    types = {"buffer": "*u8", "places": "*i64", "geometry": "*i32", "out": "*u8", "size": "i32"}
-    sizes = {"KIND": kind, "LINES": resize_triton.LINES, "VALUES": resize_triton.VALUES}
-    source = ASTSource(resize_triton.resize_images, types | dict.fromkeys(sizes, "constexpr"), constexprs=sizes)
+    is_grid = kind == "grid"
+    kernel = resize_triton.sample_images if is_grid else resize_triton.resize_images
+    numbers = {"grids": "*fp32"} if is_grid else {"geometry": "*i32"}
+    types = {"buffer": "*u8", "places": "*i64", **numbers, "out": "*u8", "size": "i32"}
+    sizes = {"LINES": resize_triton.LINES, "VALUES": resize_triton.VALUES} | ({} if is_grid else {"KIND": kind})
+    source = ASTSource(kernel, types | dict.fromkeys(sizes, "constexpr"), constexprs=sizes)
     made = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "enable_fp_fusion": True})
     assert len(made.asm["cubin"]) > 1000
 

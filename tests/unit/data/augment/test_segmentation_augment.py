@@ -17,6 +17,7 @@ from sightline.data.augment.segmentation import (
     blur_matrix,
     cut,
     gaussian_noise,
+    view,
     zoom_matrix,
 )
 from sightline.errors import UsageError
@@ -382,3 +383,11 @@ def test_a_crop_reads_what_it_needs_and_fills_up_with_zeros(anchor: tuple[int, i
 def test_fields_that_cannot_work_are_refused(field: str, value):
     with pytest.raises(UsageError, match=field):
         replace(Augmentation(), **{field: value})
+
+
+@pytest.mark.parametrize(("anchor", "is_copied"), [((1, 0, 2), False), ((1, 1, 3), True), ((-1, 0, 0), True)])
+def test_a_view_is_the_crop_and_copies_it_only_beyond_the_volume(anchor, is_copied):
+    volume = np.random.default_rng(0).random((2, 6, 5, 7), np.float32)
+    found = view(volume, anchor, (4, 5, 5))
+    assert np.array_equal(found, cut(volume, anchor, (4, 5, 5)))
+    assert np.shares_memory(found, volume) != is_copied
