@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import dockerfile
 import pytest
 import yaml
 
@@ -423,6 +424,17 @@ def test_a_volume_that_is_none_is_refused(volume: str):
         kubernetes_text(volumes=(volume,))
 
 
-def test_kubernetes_needs_an_image():
+def test_kubernetes_names_the_image_of_the_dockerfile_and_runs_it_as_its_user_in_its_folder():
+    options = LaunchOptions(nodes=2, launcher="kubernetes")
+    (pod,) = (
+        each["spec"]["template"]["spec"] for each in yaml.safe_load_all(text_of(options)) if each["kind"] == "Job"
+    )
+    text = (Path(__file__).parents[3] / "Dockerfile").read_text()
+    steps = list(dockerfile.instructions(text))
+    (container,) = pod["containers"]
+    assert f"#   docker build -t {container['image']} .\n" in text
+    user = pod["securityContext"]["runAsUser"]
+    assert [argument for word, argument in steps if word == "USER"] == [f"{user}:{user}"]
+    assert [argument for word, argument in steps if word == "WORKDIR"][-1] == container["workingDir"]
     with pytest.raises(UsageError, match="--kubernetes.image"):
-        text_of(LaunchOptions(nodes=2, launcher="kubernetes"))
+        text_of(replace(options, kubernetes=replace(options.kubernetes, image="")))
