@@ -61,7 +61,7 @@ EXCEPTIONS = {
         "fetches 100 MB; tests/unit/models/test_named_weights.py fetches from this machine"
     ),
     "sightline prepare decathlon --task 04 --download": (
-        "fetches 28 MB; tests/cli/test_prepare_decathlon.py fetches from this machine"
+        "needs a network; tests/cli/test_prepare_decathlon.py fetches from this machine"
     ),
     "make lint": "no program of ours; test_layout.py is part of it",
     "python train.py": "is shown to fail on a machine without a GPU",

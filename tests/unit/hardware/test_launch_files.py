@@ -170,6 +170,19 @@ def test_mpirun_in_the_words_of_open_mpi_5(monkeypatch: pytest.MonkeyPatch):
     )
 
 
+def test_mpirun_in_the_words_of_open_mpi_4():
+    """Those that the originals wrote, and that tests/distributed/test_mpi.py gives to Debian's mpirun."""
+    options = LaunchOptions(hosts="10.0.0.1:8,10.0.0.2:8", launcher="mpirun", ssh_port=3022, cores=48, output="logs")
+    words = shlex.split(text_of(replace(options, mpi=mpi.MpiOptions(version=4, networks="10.0.0.0/24"))))
+    assert not {"--output", "--prtemca"} & set(words) and "--merge-stderr-to-stdout" in words
+    values = dict(itertools.pairwise(words))
+    assert (values["--map-by"], values["--bind-to"], values["-np"]) == ("socket:PE=6", "core", "16")
+    assert (values["--output-filename"], values["plm_rsh_args"]) == ("logs:nocopy", "-p 3022 -o BatchMode=yes")
+    assert values["btl_tcp_if_include"] == values["oob_tcp_if_include"] == "10.0.0.0/24"
+    alone = text_of(replace(options, hosts="a:8", output="", mpi=mpi.MpiOptions(version=4)))
+    assert " --tag-output " in alone and "--mca" not in alone
+
+
 def test_ssh_hands_every_word_through_the_shell_of_the_host():
     """A shell is asked what it makes of it, in place of the host's."""
     plan = plan_of(LaunchOptions(hosts="a:1,b:1", launcher="ssh", ssh_port=3022, env=("MINE=it's $HOME",), folder="/"))
