@@ -1,4 +1,4 @@
-"""The one downloader: https only, size and sha256 compared, resumed when interrupted, renamed when verified.
+"""The one downloader: https only, size and checksums compared, resumed when interrupted, renamed when verified.
 
 A partial download is TARGET.part; TARGET.part.json says of what. A file that fails its checksum is kept under another
 name, for a person to look at. Nothing beyond the known size is ever written; a size that is not known beforehand is
@@ -20,7 +20,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,8 @@ _WORTH_A_TRY = 1 << 20  # bytes; a try that brings as many resets the count of t
 _SLOWEST = 1000  # bytes a second, over the time that a silent server has
 _UNKNOWN = -1  # a size
 MOST_UNKNOWN_BYTES = 16 * 2**30  # of a file whose size is not known beforehand; ViT-H takes 2.5 GB
+_Digests = dict[str, "hashlib._Hash"]  # by name
+Room = Callable[[int, int], None]  # (bytes of the file, bytes still to come): DiskFull if they do not fit
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,64})\.[a-z]+")  # resnet50-11ad3fa6.pth, as torch.hub reads it
 
 
@@ -58,6 +60,31 @@ class Patience:
 DEFAULT_PATIENCE = Patience()
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What is known of a file before it is fetched."""
+
+    size: int | None = None
+    """None: the server's is taken, up to `most_bytes`."""
+    sha256: str = ""
+    """The whole, or its beginning; "" if it is not known."""
+    md5: str = ""
+    """Compared too; for files of which nobody publishes more."""
+    most_bytes: int = MOST_UNKNOWN_BYTES
+
+    def wrong(self, digests: _Digests) -> str:
+        """Return which checksum differs, and how; "" if all are as expected."""
+        for name, found in digests.items():
+            if not found.hexdigest().startswith(wanted := getattr(self, name)):
+                return f"{name} is {found.hexdigest()}, {wanted} was expected"
+        return ""
+
+    def digests(self) -> _Digests:
+        """Return what hashes the bytes as they come; sha256 in any case, it is recorded."""
+        found: _Digests = {"sha256": hashlib.sha256()}
+        return {**found, "md5": hashlib.md5(usedforsecurity=False)} if self.md5 else found
+
+
 class NotFetched(BadData):
     """A file that could not be downloaded, or is not the expected one."""
 
@@ -73,27 +100,28 @@ class _NoSuchRange(_Cut):
 def fetch(
     url: str,
     target: Path,
-    size: int | None,
-    sha256: str,
+    expected: Expected,
     progress: Progress = lambda what, done, total: None,
     patience: Patience = DEFAULT_PATIENCE,
     *,
     waits: bool = False,
+    room: Room | None = None,
 ) -> str:
-    """Make `target` the file of this size and checksum; done at once if it is that already, resumed if begun.
+    """Make `target` the file that is expected; done at once if it is that already, resumed if begun.
 
-    `sha256` may be the beginning of a checksum, and `size` None: the server's is taken, up to MOST_UNKNOWN_BYTES. With
-    `waits`, another process that fetches the same file is waited for. Returns the whole sha256.
+    With `waits`, another process that fetches the same file is waited for. `room` looks whether there is space for so
+    many more bytes, in place of the check here. Returns the whole sha256.
     """
     _check_url(url, url)
     if target.exists():
-        return _check_present(target, size, sha256, progress)
+        return _check_present(target, expected, progress)
     with _locked(target, waits) as part:
         if target.exists():  # another process was faster
-            return _check_present(target, size, sha256, progress)
-        transfer = _Transfer(url, target, part, _UNKNOWN if size is None else size, sha256, progress, patience)
+            return _check_present(target, expected, progress)
+        room = room or (lambda size, left: check_room(target.parent, left, f"{target}"))
+        transfer = _Transfer(url, target, part, expected, progress, patience, room)
         if transfer.size != _UNKNOWN:
-            check_room(target.parent, transfer.size - transfer.done, f"{target}")
+            room(transfer.size, transfer.size - transfer.done)
         transfer.run()
         return transfer.put_in_place()
 
@@ -103,23 +131,26 @@ def fetch_by_name(
     target: Path,
     progress: Progress = lambda what, done, total: None,
     patience: Patience = DEFAULT_PATIENCE,
-) -> None:
+    room: Room | None = None,
+) -> str:
     """Fetch a file of which at most a part of the checksum is known, that in its name: resnet50-11ad3fa6.pth.
 
-    The first use records size and sha256 in TARGET.sha256.json; every later use compares them. Processes that want the
-    same file wait for the one that fetches it.
+    The first use records size and sha256 in TARGET.sha256.json and returns the sha256; every later use compares them
+    and returns "". Processes that want the same file wait for the one that fetches it.
     """
     record = _beside(target, ".sha256.json")
     known = _read_record(record)
     size, sha256 = known.get("size"), known.get("sha256")
     if type(size) is int and isinstance(sha256, str) and re.fullmatch("[0-9a-f]{64}", sha256):
-        fetch(url, target, size, sha256, progress, patience, waits=True)
-        return
+        fetch(url, target, Expected(size, sha256), progress, patience, waits=True, room=room)
+        return ""
     in_name = _HASH_IN_NAME.search(target.name)
-    found = fetch(url, target, None, in_name.group(1) if in_name else "", progress, patience, waits=True)
+    expected = Expected(sha256=in_name.group(1) if in_name else "")
+    found = fetch(url, target, expected, progress, patience, waits=True, room=room)
     values = {"url": url, "size": target.stat().st_size, "sha256": found}
     with reporting_full_disk(str(record)):
         replace_text(record, json.dumps(values) + "\n")
+    return found
 
 
 @dataclass
@@ -127,21 +158,23 @@ class _Transfer:
     url: str
     target: Path
     part: BinaryIO
-    size: int
-    sha256: str
+    expected: Expected
     progress: Progress
     patience: Patience
+    room: Room
 
     def __post_init__(self) -> None:
-        self.digest, self.done, self.validator, self._told = hashlib.sha256(), 0, "", ("", -1)
+        self.size = _UNKNOWN if self.expected.size is None else self.expected.size
+        self.digests, self.done, self.validator, self._told = self.expected.digests(), 0, "", ("", -1)
         self.path = _beside(self.target, ".part")
         self._record = _beside(self.target, ".part.json")
         if os.fstat(self.part.fileno()).st_size == 0:
             return
         found = _read_record(self._record)
-        if self.size == _UNKNOWN and type(found.get("size")) is int and 0 < found["size"] <= MOST_UNKNOWN_BYTES:
+        if self.size == _UNKNOWN and type(found.get("size")) is int and 0 < found["size"] <= self.expected.most_bytes:
             self.size = found["size"]
-        if self.size == _UNKNOWN or (found.get("size"), found.get("sha256")) != (self.size, self.sha256):
+        known = (self.size, self.expected.sha256, self.expected.md5)
+        if self.size == _UNKNOWN or (found.get("size"), found.get("sha256"), found.get("md5", "")) != known:
             raise UsageError(f"{self.path} exists but is not a partial download of {_shown(self.url)}; delete it")
         if found.get("url") == self.url and isinstance(found.get("validator"), str):
             self.validator = found["validator"]
@@ -152,12 +185,16 @@ class _Transfer:
         self.part.truncate(min(self.size, os.fstat(self.part.fileno()).st_size))
         self.part.seek(0)
         while chunk := self.part.read(_CHUNK):
-            self.digest.update(chunk)
-            self.done += len(chunk)
+            self._count(chunk)
             self._show("checking")
 
+    def _count(self, chunk: bytes) -> None:
+        for digest in self.digests.values():
+            digest.update(chunk)
+        self.done += len(chunk)
+
     def _restart(self) -> None:
-        self.digest, self.done = hashlib.sha256(), 0
+        self.digests, self.done = self.expected.digests(), 0
         self.part.seek(0)
         self.part.truncate()
 
@@ -226,17 +263,18 @@ class _Transfer:
         etag = answer.headers.get("ETag", "")
         strong = etag if not etag.startswith("W/") else ""  # a weak one promises no equal bytes
         self.validator = strong or answer.headers.get("Last-Modified", "")
-        record = {"url": self.url, "size": self.size, "sha256": self.sha256, "validator": self.validator}
+        record = {"url": self.url, "size": self.size, "sha256": self.expected.sha256, "md5": self.expected.md5}
+        record["validator"] = self.validator
         with reporting_full_disk(str(self._record)):
             replace_text(self._record, json.dumps(record))
 
     def _take_size(self, announced: str) -> None:
         """Let the server say how long a file is, of which nothing else does."""
-        if not re.fullmatch("[0-9]{1,12}", announced) or not 0 < int(announced) <= MOST_UNKNOWN_BYTES:
+        if not re.fullmatch("[0-9]{1,12}", announced) or not 0 < int(announced) <= self.expected.most_bytes:
             said = f"announces {announced[:40]} bytes" if announced else "does not announce its size"
-            self._refuse(f"the server {said}, 1 to {MOST_UNKNOWN_BYTES} were expected")
+            self._refuse(f"the server {said}, 1 to {self.expected.most_bytes} were expected")
         self.size = int(announced)
-        check_room(self.target.parent, self.size, f"{self.target}")
+        self.room(self.size, self.size)
 
     def _store(self, answer: http.client.HTTPResponse) -> None:
         window, began = 0, time.monotonic()
@@ -245,8 +283,7 @@ class _Transfer:
                 self._refuse(f"the server sends more than the {self.size} bytes that were expected", set_aside=True)
             with reporting_full_disk(str(self.path)):
                 self.part.write(chunk)
-            self.digest.update(chunk)
-            self.done += len(chunk)
+            self._count(chunk)
             self._show("fetching")
             window += len(chunk)
             passed = time.monotonic() - began
@@ -260,17 +297,17 @@ class _Transfer:
         with reporting_full_disk(str(self.path)):
             self.part.flush()
             os.fsync(self.part.fileno())
-        if not self.digest.hexdigest().startswith(self.sha256):
-            self._refuse(f"its sha256 is {self.digest.hexdigest()}, {self.sha256} was expected", set_aside=True)
+        if wrong := self.expected.wrong(self.digests):
+            self._refuse(f"its {wrong}", set_aside=True)
         os.rename(self.path, self.target)
         self._record.unlink(missing_ok=True)
-        return self.digest.hexdigest()
+        return self.digests["sha256"].hexdigest()
 
     def _refuse(self, reason: str, set_aside: bool = False) -> NoReturn:
         kept = ""
         if set_aside:
             self.part.flush()
-            wrong = _beside(self.target, f".wrong-{self.digest.hexdigest()[:8]}")
+            wrong = _beside(self.target, f".wrong-{self.digests['sha256'].hexdigest()[:8]}")
             os.rename(self.path, wrong)
             self._record.unlink(missing_ok=True)
             kept = f"; what came is kept as {wrong}"
@@ -280,21 +317,21 @@ class _Transfer:
 # Files beside the target.
 
 
-def _check_present(target: Path, size: int | None, sha256: str, progress: Progress) -> str:
-    found = target.stat().st_size
-    if size is not None and found != size:
-        raise NotFetched(f"{target} has {found} bytes, {size} were expected; move it away, it is not overwritten")
-    digest, done = hashlib.sha256(), 0
+def _check_present(target: Path, expected: Expected, progress: Progress) -> str:
+    size, digests, done = target.stat().st_size, expected.digests(), 0
+    if expected.size is not None and size != expected.size:
+        raise NotFetched(
+            f"{target} has {size} bytes, {expected.size} were expected; move it away, it is not overwritten"
+        )
     with target.open("rb") as file:
         while chunk := file.read(_CHUNK):
-            digest.update(chunk)
+            for digest in digests.values():
+                digest.update(chunk)
             done += len(chunk)
-            progress(f"checking {target.name}, MB", done // 10**6, found // 10**6)
-    if not digest.hexdigest().startswith(sha256):
-        raise NotFetched(
-            f"{target} has the sha256 {digest.hexdigest()}, {sha256} was expected; move it away, it is not overwritten"
-        )
-    return digest.hexdigest()
+            progress(f"checking {target.name}, MB", done // 10**6, size // 10**6)
+    if wrong := expected.wrong(digests):
+        raise NotFetched(f"{target}: its {wrong}; move it away, it is not overwritten")
+    return digests["sha256"].hexdigest()
 
 
 @contextmanager

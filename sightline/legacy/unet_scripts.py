@@ -26,19 +26,18 @@ def _download(given: Given) -> Mode:
     folder = Path(given["results"], TASKS[_task(given)])
     url = f"{BUCKET}/{folder.name}.tar"
     look = Act(f"look for {folder} or {folder}.tar", lambda: require_task(folder, url))
-    note = (url, f"{folder}.tar", "fetched only with its size and sha256, which nobody publishes: see the error")
+    note = (url, f"{folder}.tar", "fetched by `sightline prepare decathlon --download`: see the error")
     return Mode("", before=(look,), notes=(note,))
 
 
 def require_task(folder: Path, url: str) -> None:
-    """Accept what is there; what is missing must be fetched by someone who knows its checksum."""
+    """Accept what is there; say how to fetch what is missing."""
     tar = folder.with_name(f"{folder.name}.tar")
     if (folder / "dataset.json").is_file() or tar.is_file():
         return
     raise UsageError(
-        f"neither {folder} nor {tar} is there; fetch {url} there yourself, or, where its size and sha256 are known: "
-        f"sightline prepare decathlon --source {folder.parent} --out OUT --task {folder.name[4:6]} --download "
-        "--size-bytes N --sha256 HEX"
+        f"neither {folder} nor {tar} is there; fetch {url} there yourself, or fetch, check and prepare it in one step: "
+        f"sightline prepare decathlon --source {folder.parent} --out OUT --task {folder.name[4:6]} --download"
     )
 
 

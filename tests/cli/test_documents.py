@@ -60,6 +60,9 @@ EXCEPTIONS = {
     "sightline train resnet50 --data.path DIR --model.weights torchvision:resnet50": (
         "fetches 100 MB; tests/unit/models/test_named_weights.py fetches from this machine"
     ),
+    "sightline prepare decathlon --task 04 --download": (
+        "needs a network; tests/cli/test_prepare_decathlon.py fetches from this machine"
+    ),
     "make lint": "no program of ours; test_layout.py is part of it",
     "python train.py": "is shown to fail on a machine without a GPU",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes 1:2 --nproc-per-node 8 --max-restarts 3 "

@@ -1,16 +1,23 @@
 """`prepare decathlon` as a user types it, and its download from a server on this machine."""
 
+import ast
 import functools
 import hashlib
 import http.server
+import importlib.util
+import io
+import os
 import runpy
 import shutil
+import socket
+import tarfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from sightline.data.prepare import decathlon
+from sightline.data.prepare.decathlon.fetched import BUCKET, MD5
 from sightline.data.volumes.decathlon import TASKS, read_plan
 
 REPO = Path(__file__).resolve().parents[2]
@@ -31,7 +38,7 @@ def folder(tmp_path):
 def test_help(prepare):
     code, out, _ = prepare("--help")
     assert code == 0
-    for flag in ("source", "out", "task", "dim", "mode", "dilation", "download", "sha256", "size-bytes", "jobs"):
+    for flag in ("source", "out", "task", "dim", "mode", "dilation", "download", "url", "sha256", "size-bytes", "jobs"):
         assert f"--{flag}" in out
     assert "--memory-gb" in out
 
@@ -58,11 +65,14 @@ def test_a_bad_case_is_named(prepare, folder, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (("--download",), "--download needs --task"),
-        (("--download", "--task", "04"), "--download needs --task"),
-        (("--download", "--task", "04", "--sha256", "0" * 64), "--download needs --task"),
-        (("--download", "--task", "auto", "--sha256", "0" * 64, "--size-bytes", "9"), "--download needs --task"),
-        (("--sha256", "0" * 64), "--sha256 and --size-bytes"),
+        (("--download",), "--download needs --task 01 to 10, not auto"),
+        (("--download", "--task", "own", "--url", "https://example.invalid/tars"), "--download needs --task"),
+        (("--download", "--task", "04", "--sha256", "0" * 63), "must have 64 hexadecimal digits"),
+        (("--download", "--task", "04", "--size-bytes", "9"), "--sha256 '' must have 64 hexadecimal digits"),
+        (("--download", "--task", "04", "--url", "http://example.invalid"), "only https is fetched"),
+        (("--download", "--task", "04", "--url", "file:///data"), "only https is fetched"),
+        (("--sha256", "0" * 64), "--url, --sha256 and --size-bytes are of what --download fetches"),
+        (("--url", "https://example.invalid"), "--url, --sha256 and --size-bytes are of what --download fetches"),
         (("--task", "11"), "'11'"),
         (("--dim", "4"), "'4'"),
         (("--memory-gb", "-1"), "memory_gb=-1"),
@@ -72,51 +82,157 @@ def test_a_bad_case_is_named(prepare, folder, tmp_path):
     ids=str,
 )
 def test_flags_that_cannot_be(prepare, folder, tmp_path, flags, told):
-    code, _, err = prepare("--source", folder, "--out", tmp_path / "out", *flags)
+    source = tmp_path / "empty" if "--download" in flags else folder
+    code, _, err = prepare("--source", source, "--out", tmp_path / "out", *flags)
     assert code == 2 and told in err
     assert not (tmp_path / "out").exists()
 
 
-# --download, from a server on this machine in the place of the official one.
+# --download, from a server on this machine.
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves files by name, with ranges; the answers to the next requests can be cut after so many bytes."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.asked, self.cuts = {}, [], []
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        begin = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        self.server.asked.append((self.path, begin))
+        data = self.server.files.get(self.path, b"")
+        count = self.server.cuts.pop(0) if self.server.cuts else len(data)
+        self.send_response((206 if begin else 200) if count else 503)
+        self.send_header("Content-Length", str(len(data) - begin if count else 0))
+        self.send_header("Content-Range", f"bytes {begin}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        self.wfile.write(data[begin:][:count])
+
+    def log_message(self, *_):
+        """Silent."""
 
 
 @pytest.fixture
-def served(folder, tmp_path, monkeypatch):
-    (tmp_path / "server").mkdir()
-    tar = MADE["pack"](folder, tmp_path / "server" / "Task04_Hippocampus.tar")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tar.parent))
-    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *_: None)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def server():
+    server = Server()
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    monkeypatch.setattr(decathlon, "BUCKET", f"http://127.0.0.1:{server.server_address[1]}")
-    data = tar.read_bytes()
-    yield ("--size-bytes", len(data), "--sha256", hashlib.sha256(data).hexdigest())
+    yield server
     server.shutdown()
     server.server_close()
 
 
-def test_download(prepare, served, tmp_path):
-    source, out = tmp_path / "new" / "data", tmp_path / "out"
-    asked = ("--download", "--task", "04", "--jobs", 1, *served)
-    flags = ("--source", source, "--out", out, *asked)
-    code, said, err = prepare(*flags)
-    assert (code, err) == (0, "") and "\ndecathlon: cases of task 04 3, made now 3" in said
-    assert [path.name for path in source.iterdir()] == ["Task04_Hippocampus.tar"]
-    assert prepare(*flags)[0] == 0
+@pytest.fixture
+def tar(folder, tmp_path, server) -> bytes:
+    """What the server has as /Task04_Hippocampus.tar: not the real one, hence not of its MD5."""
+    data = MADE["pack"](folder, tmp_path / "Task04_Hippocampus.tar").read_bytes()
+    server.files["/Task04_Hippocampus.tar"] = data
+    return data
+
+
+@pytest.fixture
+def download(prepare, server, tmp_path, monkeypatch):
+    """download(*flags): `prepare decathlon --download` in an empty folder, with neither --source nor --out."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # between tries
+    return functools.partial(prepare, "--download", "--jobs", 1, "--url")
+
+
+def test_download_of_a_task_whose_checksum_the_user_knows(download, prepare, server, tar, tmp_path):
+    known = ("--task", "04", "--sha256", hashlib.sha256(tar).hexdigest().upper())
+    code, said, err = download(server.url, *known, "--size-bytes", len(tar))
+    assert (code, err) == (0, "") and said.endswith("decathlon: cases of task 04 3, made now 3 in prepared\n")
+    assert (
+        sorted(os.listdir()) == ["Task04_Hippocampus.tar", "prepared"] and len(read_plan(Path("prepared")).cases) == 3
+    )
+    assert download(server.url, *known)[1].endswith("cases of task 04 3, made now 0 in prepared\n")
     # A tar by name, which is there already; and what was unpacked is not fetched.
-    tar = source / "Task04_Hippocampus.tar"
-    assert prepare("--source", tar, "--out", tmp_path / "b", *asked)[0] == 0
-    around = tmp_path / "in"
-    assert prepare("--source", around, "--out", tmp_path / "c", *asked)[0] == 0
-    assert [path.name for path in around.iterdir()] == ["Task04_Hippocampus"]
+    assert download(server.url, *known, "--source", "Task04_Hippocampus.tar", "--out", "b")[0] == 0
+    assert download(server.url, *known, "--source", tmp_path / "in", "--out", "c")[0] == 0
+    assert os.listdir(tmp_path / "in") == ["Task04_Hippocampus"] and len(server.asked) == 1
 
 
-def test_a_wrong_download_is_not_unpacked(prepare, served, tmp_path):
-    flags = ("--download", "--task", "04", *served[:2], "--sha256", "0" * 64)
-    code, _, err = prepare("--source", tmp_path / "new", "--out", tmp_path / "out", *flags)
-    assert code == 3 and "its sha256 is " in err
-    assert not (tmp_path / "out").exists()
+def test_a_tar_that_is_not_the_published_one_is_not_unpacked(download, server, tar):
+    """By the MD5 that is known of each task, without a flag."""
+    found, wanted = hashlib.md5(tar).hexdigest(), MD5["04"]
+    code, _, err = download(server.url, "--task", "04")
+    assert code == 3 and f"its md5 is {found}, {wanted} was expected; what came is kept as Task04" in err
+    assert [name.partition(".wrong-")[0] for name in os.listdir()] == ["Task04_Hippocampus.tar"]
+    Path("Task04_Hippocampus.tar").write_bytes(tar)
+    code, _, err = download(server.url, "--task", "04")
+    assert code == 3 and f"Task04_Hippocampus.tar: its md5 is {found}, {wanted} was expected; move it away" in err
+    assert not Path("prepared").exists()
 
 
-def test_official_addresses():
-    assert decathlon.BUCKET.startswith("https://") and len({task.folder for task in TASKS.values()}) == 10
+def test_the_first_download_of_an_unknown_tar_is_recorded_and_later_ones_are_compared(download, server, tar):
+    server.files["/more/Dataset027_Mine.tar"], url = tar, f"{server.url}/more/Dataset027_Mine.tar"
+    code, said, err = download(url, "--task", "04")  # of the task's tar more is known than its name
+    assert code == 3 and "md5" in err
+    code, said, err = download(url, "--task", "own", "--source", "raw")
+    assert (code, err) == (0, "")
+    assert "raw/Dataset027_Mine.tar: this first download could not be checked, since no checksum" in said
+    assert f"Its sha256 {hashlib.sha256(tar).hexdigest()} is recorded in Dataset027_Mine.tar.sha256.json" in said
+    os.remove("raw/Dataset027_Mine.tar")
+    server.files["/more/Dataset027_Mine.tar"] = tar[:-1] + b"x"
+    code, said, err = download(url, "--task", "own", "--source", "raw")
+    assert code == 3 and "its sha256 is " in err and "first download" not in said
+    server.files["/more/Dataset027_Mine.tar"] = tar
+    code, said, err = download(url, "--task", "own", "--source", "raw")
+    assert code == 0 and "first download" not in said
+
+
+def test_a_download_that_broke_off_resumes(download, server, tar):
+    known = ("--task", "04", "--sha256", hashlib.sha256(tar).hexdigest())
+    server.cuts = [20_000, *[0] * 5]
+    code, _, err = download(server.url, *known)
+    assert code == 3 and "20000 of" in err and "the same command resumes from there" in err
+    assert Path("Task04_Hippocampus.tar.part").read_bytes() == tar[:20_000] and not Path("prepared").exists()
+    server.cuts = [700]
+    code, said, err = download(server.url, *known)
+    assert (code, err) == (0, "") and "made now 3" in said
+    assert [begin for _, begin in server.asked][-2:] == [20_000, 20_700]
+
+
+def test_a_tar_that_was_cut_off_or_leads_out_of_its_folder_is_not_unpacked(download, server, tar, tmp_path):
+    evil = io.BytesIO(tar)
+    with tarfile.open(fileobj=evil, mode="a") as archive:
+        archive.addfile(tarfile.TarInfo("../../../../escaped"), io.BytesIO())
+    server.files |= {"/cut.tar": tar[:15_000], "/evil.tar": evil.getvalue()}
+    for name, told in (("cut", "fetch it again"), ("evil", "'../../../../escaped' leads out of its folder")):
+        code, _, err = download(f"{server.url}/{name}.tar", "--task", "own", "--out", name)
+        assert code == 3 and told in err, err
+        assert not list(Path(name).rglob("*.nii.gz")) and not list(Path(name).glob("*.npy"))
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_without_a_network_nothing_is_made(download, server, tmp_path):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and nobody listens
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        code, _, err = download(url, "--task", "04")
+    assert code == 3 and f"{url}/Task04_Hippocampus.tar: " in err and "Connection refused" in err
+    assert "tried 6 times; try again later, or fetch the file by hand" in err and os.listdir() == []
+
+
+def test_room_for_the_tar_and_for_what_is_in_it_is_looked_for_first(download, server, tar, monkeypatch):
+    """Both are on one disk, which has room for one."""
+    usage = shutil.disk_usage(".")
+    before = 10**9
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=before))
+    server.files["/Task04_Hippocampus.tar"] = range(6 * 10**8)  # has a length, and is never sent
+    code, _, err = download(server.url, "--task", "04")
+    assert code == 7 and "to be unpacked in prepared, needs 1.2 GB" in err and os.listdir() == []
+
+
+def test_addresses_and_checksums_are_those_of_monai():
+    file = Path(importlib.util.find_spec("monai").origin).with_name("apps") / "datasets.py"
+    (theirs,) = (n for n in ast.parse(file.read_text()).body if getattr(n, "name", "") == "DecathlonDataset")
+    tables = {n.targets[0].id: ast.literal_eval(n.value) for n in theirs.body if isinstance(n, ast.Assign)}
+    assert tables["md5"] == {task.folder: MD5[code] for code, task in TASKS.items()}
+    assert tables["resource"] == {task.folder: f"{BUCKET}/{task.folder}.tar" for task in TASKS.values()}

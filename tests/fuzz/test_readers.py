@@ -380,7 +380,8 @@ def read_record(place: Path, data: bytes) -> None:
     (place / "file.part").write_bytes(b"begun")
     (place / "file.part.json").write_bytes(data)
     with (place / "file.part").open("r+b") as part:
-        download._Transfer("https://a.b/c", target, part, 100, "0" * 64, lambda *_: None, download.DEFAULT_PATIENCE)
+        expected, ignore = download.Expected(100, "0" * 64), lambda *_: None
+        download._Transfer("https://a.b/c", target, part, expected, ignore, download.DEFAULT_PATIENCE, ignore)
 
 
 def record_json() -> list[bytes]:

@@ -200,7 +200,7 @@ OUTPUTS = """## Where results lie
 
 Data that the originals prepared is read as it lies (ImageNet and COCO records, JPEG folders), except for Unet2D: its
 `config.pkl` could run anything, so volumes are prepared again by `preprocess.py`'s equivalent. `download.py` accepts a
-task that is there and otherwise says how to fetch it, because nobody publishes its checksums.
+task that is there and otherwise says how to fetch it: `sightline prepare decathlon --task 01 --download`.
 """
 
 

@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sightline import __version__
 from sightline.errors import UsageError
 from sightline.hardware.launch import torchrun
 from sightline.hardware.launch.place import PORT, Environ, Place, address, is_pod, number, port
@@ -65,8 +66,8 @@ def _of_torchrun_settings(environ: Environ) -> Place:
 class KubernetesOptions:
     """Options of Kubernetes."""
 
-    image: str = ""
-    """Image that holds Sightline."""
+    image: str = f"sightline:{__version__}"
+    """Image that holds Sightline, with its registry: what was built of the Dockerfile and pushed."""
     form: Literal["job", "pytorchjob", "trainjob"] = "job"
     """job: Indexed Job and headless Service; pytorchjob, trainjob: Kubeflow's, of its first and second version."""
     namespace: str = ""

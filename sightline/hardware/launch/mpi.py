@@ -1,13 +1,13 @@
 """MPI as a launcher only: Open MPI, MPICH, Intel MPI and MVAPICH set variables; torch communicates.
 
-The command is in Open MPI 5's words (prte); the originals wrote Open MPI 4's --tag-output, --output-filename and
-plm_rsh_args, of which 5 has made --output and plm_ssh_args.
+The command is in Open MPI 5's words (prte) or, for what Debian 12 and the originals have, in those of 4.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Literal
 
 from sightline.errors import UsageError
 from sightline.hardware.launch.place import Environ, Place, address, number, port
@@ -58,6 +58,8 @@ def _job(environ: Environ) -> str:
 class MpiOptions:
     """Options of mpirun."""
 
+    version: Literal[4, 5] = 5
+    """Open MPI's, as `mpirun --version` says it on the host that starts: its words differ."""
     networks: str = ""
     """Networks that MPI and its daemons use, as 10.0.0.0/24, comma-separated; default: --interfaces."""
     prefix: str = ""
@@ -72,15 +74,36 @@ def command(plan: LaunchPlan, options: MpiOptions) -> list[str]:
     if options.root or os.geteuid() == 0:
         words.append("--allow-run-as-root")
     words += ["--host", ",".join(f"{host.name}:{host.slots}" for host in plan.hosts), "-np", str(plan.ranks)]
-    words += ["--map-by", f"package:PE={plan.cores_each}", "--bind-to", "core"] if plan.cores_each else []
+    package = "package" if options.version == 5 else "socket"
+    words += ["--map-by", f"{package}:PE={plan.cores_each}", "--bind-to", "core"] if plan.cores_each else []
     words += [] if plan.cores_each else ["--bind-to", "none"]
-    words += ["--output", f"merge,dir={plan.output}" if plan.output else "tag,merge"]
-    if len(plan.hosts) > 1:
-        words += ["--prtemca", "plm_ssh_args", f"-p {plan.ssh_port} -o BatchMode=yes"]
-    networks = options.networks or plan.interfaces
-    if networks:
-        words += ["--prtemca", "prte_if_include", networks, "--mca", "btl_tcp_if_include", networks]
+    words += _words_of_5(plan, options) if options.version == 5 else _words_of_4(plan, options)
     words += ["--prefix", options.prefix] if options.prefix else []
     for name, value in {"MASTER_ADDR": plan.hosts[0].name, "MASTER_PORT": str(plan.port), **plan.environ}.items():
         words += ["-x", f"{name}={value}"]
     return [*words, plan.python, "-m", "sightline", *plan.arguments]
+
+
+def _words_of_5(plan: LaunchPlan, options: MpiOptions) -> list[str]:
+    """Return what Open MPI 5 calls output, ssh and networks."""
+    words = ["--output", f"merge,dir={plan.output}" if plan.output else "tag,merge"]
+    if len(plan.hosts) > 1:
+        words += ["--prtemca", "plm_ssh_args", _ssh(plan)]
+    if networks := options.networks or plan.interfaces:
+        words += ["--prtemca", "prte_if_include", networks, "--mca", "btl_tcp_if_include", networks]
+    return words
+
+
+def _words_of_4(plan: LaunchPlan, options: MpiOptions) -> list[str]:
+    """Return what Open MPI 4 calls them; nocopy: the terminal shows nothing of what goes into files, as in 5."""
+    output = ["--output-filename", f"{plan.output}:nocopy"] if plan.output else ["--tag-output"]
+    words = ["--merge-stderr-to-stdout", *output]
+    if len(plan.hosts) > 1:
+        words += ["--mca", "plm_rsh_args", _ssh(plan)]
+    if networks := options.networks or plan.interfaces:
+        words += ["--mca", "oob_tcp_if_include", networks, "--mca", "btl_tcp_if_include", networks]
+    return words
+
+
+def _ssh(plan: LaunchPlan) -> str:
+    return f"-p {plan.ssh_port} -o BatchMode=yes"

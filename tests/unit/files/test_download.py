@@ -13,7 +13,7 @@ import pytest
 
 from sightline.errors import DiskFull, UsageError
 from sightline.files import download
-from sightline.files.download import NotFetched, Patience, fetch, fetch_by_name
+from sightline.files.download import Expected, NotFetched, Patience, fetch, fetch_by_name
 
 DATA = bytes(range(256)) * 4000  # a megabyte
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -108,12 +108,12 @@ def names(target: Path) -> list[str]:
 
 
 def get(server: Server, target: Path, size: int = len(DATA), sha256: str = SHA256, path: str = "/train.zip") -> None:
-    fetch(server.url + path, target, size, sha256, patience=QUICK)
+    fetch(server.url + path, target, Expected(size, sha256), patience=QUICK)
 
 
 def test_whole(serve, target):
     server, shown = serve(ranges()), []
-    fetch(f"{server.url}/train.zip?x=1", target, len(DATA), SHA256, lambda *row: shown.append(row), QUICK)
+    fetch(f"{server.url}/train.zip?x=1", target, Expected(len(DATA), SHA256), lambda *row: shown.append(row), QUICK)
     assert target.read_bytes() == DATA and names(target) == ["train.zip"]
     [(path, headers)] = server.asked
     assert path == "/train.zip?x=1" and "Range" not in headers and headers["Accept-Encoding"] == "identity"
@@ -352,7 +352,7 @@ def test_https_does_not_lead_to_this_machine(target):
 )
 def test_addresses(target, url, said):
     with pytest.raises(UsageError, match=said) as error:
-        fetch(url, target, 1, SHA256, patience=QUICK)
+        fetch(url, target, Expected(1, SHA256), patience=QUICK)
     assert "secret" not in str(error.value) and names(target) == []
 
 
@@ -398,7 +398,7 @@ def test_proxy_of_the_environment_is_asked(serve, target, monkeypatch):
     monkeypatch.setenv("https_proxy", server.url)
     monkeypatch.delenv("no_proxy", raising=False)
     with pytest.raises(NotFetched, match="Tunnel connection failed: 501"):
-        fetch("https://example.invalid/x", target, len(DATA), SHA256, patience=QUICK)
+        fetch("https://example.invalid/x", target, Expected(len(DATA), SHA256), patience=QUICK)
 
 
 def test_packed_answers_are_refused(serve, target):

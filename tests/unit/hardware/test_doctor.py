@@ -44,7 +44,16 @@ def test_this_machine_can_run_everything(findings):
 def test_every_subject_is_examined_and_every_problem_has_a_remedy(findings):
     subjects = ["python", "torch", "torchvision", "numpy", "pillow", *devices.KINDS, "precision"]
     subjects += ["fused convolutions", "oneDNN", "cores"]
-    subjects += ["memory", "shared memory", "open files", "disk space", "disk writes", "jpeg", "loader workers"]
+    subjects += [
+        "memory",
+        "malloc",
+        "shared memory",
+        "open files",
+        "disk space",
+        "disk writes",
+        "jpeg",
+        "loader workers",
+    ]
     subjects += ["torch.compile", "collectives", "tensorboard", "nibabel", "faster-coco-eval", "timm", "onnxruntime"]
     subjects += ["onnxscript"]
 
@@ -62,6 +71,21 @@ def test_versions_devices_and_precision_are_shown(findings):
     assert findings["npu"].value == "not available: torch_npu is not installed (and untested by us)"
     assert findings["precision"].value == f"auto is {device.resolve_precision('auto')} on {device.kind}"
     assert "gloo" in findings["collectives"].value
+
+
+def test_allocators_are_found_in_the_process_and_among_the_libraries_of_the_system(tmp_path):
+    maps, cache = tmp_path / "maps", tmp_path / "ld.so.cache"
+    lib = "/usr/lib/x86_64-linux-gnu"
+    maps.write_text(f"7f1-7f2 r-xp 0 08:01 1 {lib}/libc.so.6\n")
+    found = doctor.check_allocator(maps, cache)
+    assert found.value.startswith("the C library's, neither jemalloc nor TcMalloc is installed; ")
+    cache.write_bytes(
+        b"glibc-ld.so.cache1.1\0libtcmalloc_minimal.so.4\0/x/libtcmalloc_minimal.so.4\0libjpeg.so.62\0\xff"
+    )
+    found = doctor.check_allocator(maps, cache)
+    assert found.value.startswith("the C library's, libtcmalloc_minimal.so.4 is installed and not loaded; ")
+    maps.write_text(f"{maps.read_text()}7f3-7f4 r-xp 0 08:01 2 {lib}/libjemalloc.so.2\n7f5-7f6 rw-p 0 00:00 0 [heap]\n")
+    assert doctor.check_allocator(maps, cache).value.startswith("libjemalloc.so.2 is loaded; ")
 
 
 def test_nothing_is_printed_or_left_behind(tmp_path, capfd):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import dockerfile
 import pytest
 import yaml
 
@@ -167,6 +168,19 @@ def test_mpirun_in_the_words_of_open_mpi_5(monkeypatch: pytest.MonkeyPatch):
     assert "--bind-to none" in text_of(replace(options, cores=4)) and "--map-by" not in text_of(
         replace(options, cores=4)
     )
+
+
+def test_mpirun_in_the_words_of_open_mpi_4():
+    """Those that the originals wrote, and that tests/distributed/test_mpi.py gives to Debian's mpirun."""
+    options = LaunchOptions(hosts="10.0.0.1:8,10.0.0.2:8", launcher="mpirun", ssh_port=3022, cores=48, output="logs")
+    words = shlex.split(text_of(replace(options, mpi=mpi.MpiOptions(version=4, networks="10.0.0.0/24"))))
+    assert not {"--output", "--prtemca"} & set(words) and "--merge-stderr-to-stdout" in words
+    values = dict(itertools.pairwise(words))
+    assert (values["--map-by"], values["--bind-to"], values["-np"]) == ("socket:PE=6", "core", "16")
+    assert (values["--output-filename"], values["plm_rsh_args"]) == ("logs:nocopy", "-p 3022 -o BatchMode=yes")
+    assert values["btl_tcp_if_include"] == values["oob_tcp_if_include"] == "10.0.0.0/24"
+    alone = text_of(replace(options, hosts="a:8", output="", mpi=mpi.MpiOptions(version=4)))
+    assert " --tag-output " in alone and "--mca" not in alone
 
 
 def test_ssh_hands_every_word_through_the_shell_of_the_host():
@@ -423,6 +437,17 @@ def test_a_volume_that_is_none_is_refused(volume: str):
         kubernetes_text(volumes=(volume,))
 
 
-def test_kubernetes_needs_an_image():
+def test_kubernetes_names_the_image_of_the_dockerfile_and_runs_it_as_its_user_in_its_folder():
+    options = LaunchOptions(nodes=2, launcher="kubernetes")
+    (pod,) = (
+        each["spec"]["template"]["spec"] for each in yaml.safe_load_all(text_of(options)) if each["kind"] == "Job"
+    )
+    text = (Path(__file__).parents[3] / "Dockerfile").read_text()
+    steps = list(dockerfile.instructions(text))
+    (container,) = pod["containers"]
+    assert f"#   docker build -t {container['image']} .\n" in text
+    user = pod["securityContext"]["runAsUser"]
+    assert [argument for word, argument in steps if word == "USER"] == [f"{user}:{user}"]
+    assert [argument for word, argument in steps if word == "WORKDIR"][-1] == container["workingDir"]
     with pytest.raises(UsageError, match="--kubernetes.image"):
-        text_of(LaunchOptions(nodes=2, launcher="kubernetes"))
+        text_of(replace(options, kubernetes=replace(options.kubernetes, image="")))

@@ -18,7 +18,7 @@ from sightline.data.sources import recognised
 from sightline.data.writing.pieces import alone_in, jobs_or_cores, write_pieces
 from sightline.errors import BadData, UsageError
 from sightline.files.archive import Limits
-from sightline.files.download import fetch
+from sightline.files.download import Expected, fetch
 from sightline.parts import Split
 from sightline.terminal.progress import Progress
 
@@ -157,7 +157,7 @@ def _download(source: Path, progress: Progress) -> None:
         raise UsageError(f"{source} cannot be written: {error.strerror}; choose another --source") from error
     for remote in OFFICIAL:
         if (source / remote.name).exists() or not (source / remote.folder).is_dir():
-            fetch(remote.url, source / remote.name, remote.size, remote.sha256, progress)
+            fetch(remote.url, source / remote.name, Expected(remote.size, remote.sha256), progress)
 
 
 def _read_annotations(files: Files, split: Split) -> tuple[Instances, str]:

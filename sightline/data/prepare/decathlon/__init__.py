@@ -10,13 +10,14 @@ import hashlib
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from sightline import terminal
 from sightline.data.loading.cache import available_bytes
 from sightline.data.prepare.decathlon.cases import Work, groups, make_cases, note_of
+from sightline.data.prepare.decathlon.fetched import check_asked, fetch_tar
 from sightline.data.prepare.decathlon.raw import (
     RawCase,
     find_place,
@@ -35,13 +36,12 @@ from sightline.data.volumes.inputs import expected_voxels
 from sightline.data.volumes.raw import JSON, Raw, read_raw
 from sightline.data.writing.pieces import NOTES, Journal, alone_in, jobs_or_cores
 from sightline.errors import BadData, BadSample, UsageError
-from sightline.files.download import fetch
+from sightline.files.download import Expected
 from sightline.files.typed_json import read_json
 from sightline.files.whole import write_text
 from sightline.parts import DataSpec
 from sightline.terminal.progress import Progress
 
-BUCKET = "https://msd-for-monai-eu.s3.amazonaws.com"
 _AUTO_MEMORY_SHARE = 0.75  # of what is available; the rest is for others on the machine
 _VERSION = 1  # goes up whenever the same options would give other arrays
 _MAX_NOTE_BYTES = 2**20  # of the tar or of the statistics
@@ -57,9 +57,9 @@ class DecathlonOptions:
     A start after a kill resumes with what is missing; the files are the same for any number of jobs.
     """
 
-    source: Path
+    source: Path = Path(".")
     """Folder with dataset.json or with images beside masks, a folder around it, a data.yaml, or the task's tar."""
-    out: Path
+    out: Path = Path("prepared")
     """Folder to write into."""
     task: Literal["auto", "own", "01", "02", "03", "04", "05", "06", "07", "08", "09", "10"] = "auto"
     """auto: found from the name of the folder or in dataset.json; own: other data, statistics from its training set."""
@@ -70,11 +70,13 @@ class DecathlonOptions:
     dilation: bool = False
     """Training: close gaps of one voxel in the labels of every slice."""
     download: bool = False
-    """Fetch the task's tar into --source, if it is not there; takes --task, --sha256 and --size-bytes."""
+    """Fetch the tar of --task 01 to 10, or that of --url, into --source if it is not there."""
+    url: str = ""
+    """--download: https address of a tar, or of a mirror's folder of the tasks' tars; default: the public bucket."""
     sha256: str = ""
-    """--download: of the tar. Nobody publishes these, so take it from a copy that you trust."""
+    """--download: of the tar; default: a task's known MD5 is compared, or the first download is recorded."""
     size_bytes: int = 0
-    """--download: of the tar."""
+    """--download: of the tar; default: what the server says."""
     jobs: int = 0
     """Processes; 0 takes one per core, at most 16."""
     memory_gb: float = 0.0
@@ -87,20 +89,16 @@ class DecathlonOptions:
             )
         if self.dilation and self.mode != "training":
             raise UsageError(f"--dilation changes labels, which --mode {self.mode} does not write; leave it out")
-        if self.download and (self.task not in TASKS or len(self.sha256) != 64 or self.size_bytes < 1):
-            raise UsageError(
-                "--download needs --task 01 to 10, --sha256 with 64 hexadecimal digits and --size-bytes of the tar: "
-                "nothing is unpacked that is not known; or fetch it by hand and give --source TAR"
-            )
-        if not self.download and (self.sha256 or self.size_bytes):
-            raise UsageError("--sha256 and --size-bytes are of what --download fetches; add it or leave them out")
+        check_asked(self.download, self.task, self.url, self.sha256, self.size_bytes)
 
 
 def prepare(options: DecathlonOptions, progress: Progress) -> dict[str, int]:
     """Write what is missing and return counts; progress(what, done, total) is called as work proceeds."""
     jobs = jobs_or_cores(options.jobs)
     if options.download:
-        _download(options, progress)
+        expected = Expected(options.size_bytes or None, options.sha256.lower())
+        source = fetch_tar(options.source, options.out, options.task, options.url, expected, progress)
+        options = replace(options, source=source)
     place = find_place(options.source, options.task)
     _check_places(place, options)
     memory = int(options.memory_gb * 2**30) or int(_AUTO_MEMORY_SHARE * available_bytes())
@@ -154,19 +152,6 @@ def _check_places(place: Path, options: DecathlonOptions) -> None:
         source = each.resolve()
         if source == out or source in out.parents or (source.is_dir() and out in source.parents):
             raise UsageError(f"--out {options.out} lies in {each} or around it; choose another --out")
-
-
-def _download(options: DecathlonOptions, progress: Progress) -> None:
-    folder = TASKS[options.task].folder
-    is_tar = options.source.suffix == ".tar"
-    target = options.source if is_tar else options.source / f"{folder}.tar"
-    if not is_tar and any((options.source / name / "dataset.json").is_file() for name in (".", folder)):
-        return
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{target.parent} cannot be written: {error.strerror}; choose another --source") from error
-    fetch(f"{BUCKET}/{folder}.tar", target, options.size_bytes, options.sha256.lower(), progress)
 
 
 def _checked(raw: Raw, options: DecathlonOptions) -> Raw:
