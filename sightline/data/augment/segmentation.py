@@ -1,9 +1,7 @@
-"""Crops of volumes biased to the foreground, then zoom, flips, rotation, noise, blur, brightness, contrast and gamma,
-in this order.
-
-`draw` turns a key into numbers, `cut` takes the crop out of a volume, and either `apply` (one crop, on the CPU) or
-`finish` (a batch, on any device, with static shapes and the numbers in it) does the rest. Both agree within TOLERANCE.
-Axes are (channel, depth, height, width); resizing and blurring are one small matrix per axis.
+"""Crops of volumes biased to the foreground, then, in order: zoom, flips, rotation, noise, blur, brightness, contrast,
+gamma. `draw` turns a key into numbers, `cut` takes the crop out of a volume, and `apply` (one crop, on the CPU) or
+`finish` (a batch, on any device, with static shapes and the numbers in it) does the rest, equal within TOLERANCE. Axes
+are (channel, depth, height, width); resizing and blurring are one small matrix per axis.
 """
 
 import math
