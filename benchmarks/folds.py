@@ -24,7 +24,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 AUGMENTATIONS = ["--data.rotation=0.2", "--data.gamma=0.3", "--data.gamma-inverted=0.1"]
-START_S, SCORE_S = 20, 55  # a start of all runs, and scoring: what a budget leaves for them
+START_S, SCORE_S = 20, 45  # a start of all runs, and scoring: what a budget leaves for them
 SEED = 2026
 
 
@@ -55,12 +55,11 @@ def main() -> None:
     script = [sys.executable, str(Path(__file__).resolve()), "--raw", str(arguments.raw), "--work", str(arguments.work)]
     script += ["--task", arguments.task, "--folds", str(arguments.folds), *flags]
     scoring = []
-    longer, until = arguments.epochs, started + arguments.seconds - SCORE_S
-    for names in (("plain", "augmented"), ("plain-long", "augmented-long")):
-        if seconds:
-            longer = arguments.long_epochs or epochs_left(until, arguments.epochs, seconds["plain"])
-        if longer and train(arguments, names, longer, flags, seconds, until):
+    names, epochs, until = ("plain", "augmented"), arguments.epochs, started + arguments.seconds - SCORE_S
+    while names:
+        if train(arguments, names, epochs, flags, seconds, until):
             scoring += [subprocess.Popen([*script, "--score", name]) for name in names]
+        names, epochs = longer(arguments, until, seconds["plain"]) if len(seconds) == 2 else ((), epochs)
     for child in scoring:
         child.wait()
     rows = {}
@@ -69,7 +68,7 @@ def main() -> None:
             rows[name] = {**json.loads(path.read_text()), "seconds_of_all_runs_at_once": seconds[name]}
     for name, row in rows.items():
         print(as_text(name, row))
-    write(arguments, cases, longer, flags, rows, started)
+    write(arguments, cases, flags, rows, started)
 
 
 def hold_out(arguments: argparse.Namespace) -> list[str]:
@@ -146,10 +145,16 @@ def run(commands: list[list[Any]], work: Path, until: float) -> bool:
     return not any(child.returncode for child, _ in children)
 
 
-def epochs_left(until: float, epochs: int, took: float) -> int:
-    """Return how many epochs fit into the rest of the time, as fast as the first ones were; 0 if hardly more."""
-    fitting = int(0.85 * (until - time.perf_counter() - START_S) * epochs / max(took - START_S, 1))
-    return fitting if fitting > 1.2 * epochs else 0
+def longer(arguments: argparse.Namespace, until: float, took: float) -> tuple[tuple[str, ...], int]:
+    """Return which configurations are trained for longer, and the epochs that fit into the rest of the time, as fast as
+    the first ones were: both if twice as many fit, else one of them; none if there is no time."""
+    if arguments.long_epochs:
+        return ("plain-long", "augmented-long"), arguments.long_epochs
+    left = 0.85 * (until - time.perf_counter() - START_S)
+    fitting = int(left * arguments.epochs / max(took - START_S, 1))
+    if fitting >= 2 * arguments.epochs:
+        return ("plain-long", "augmented-long"), fitting
+    return (("augmented-long",), 2 * fitting) if 2 * fitting > 1.2 * arguments.epochs else ((), 0)
 
 
 def score(arguments: argparse.Namespace, flags: list[str]) -> None:
@@ -231,7 +236,7 @@ def as_text(name: str, row: dict[str, Any]) -> str:
 
 
 def write(
-    arguments: argparse.Namespace, cases: list[str], longer: int, flags: list[str], rows: dict[str, Any], started: float
+    arguments: argparse.Namespace, cases: list[str], flags: list[str], rows: dict[str, Any], started: float
 ) -> None:
     """Write everything, with where it was measured."""
     from sightline import config
@@ -240,7 +245,7 @@ def write(
 
     _, device, _ = set_up(*config.load("unet2d", flags))
     now = datetime.now(UTC)
-    settings = {"task": arguments.task, "epochs": arguments.epochs, "long_epochs": longer, "folds": arguments.folds}
+    settings = {"task": arguments.task, "folds": arguments.folds, "cases": arguments.cases}
     about = {"time": now.isoformat(timespec="seconds"), **provenance(device), "settings": {**settings, "flags": flags}}
     about |= {"held_out": cases, "seed": SEED, "seconds": time.perf_counter() - started}
     arguments.out.mkdir(parents=True, exist_ok=True)
