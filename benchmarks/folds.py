@@ -133,16 +133,27 @@ def run(commands: list[list[Any]], work: Path, until: float) -> bool:
         log = (work / f"{words[0]}-{number}.log").open("w")
         command = [sys.executable, "-m", "sightline", *map(str, words)]
         children.append((subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT), log))
-    for child, log in children:
+    codes = []
+    for (child, log), words in zip(children, commands, strict=True):
+        while child.poll() is None and time.perf_counter() < until and exit_of(words) is None:
+            time.sleep(0.2)
         try:
-            child.wait(max(1.0, until - time.perf_counter()))
+            child.wait(5)  # loader processes may keep a run that has ended
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-        if child.returncode:
-            print(f"exit {child.returncode}: {Path(log.name).read_text()[-1000:]}", flush=True)
+        codes.append(child.returncode if exit_of(words) is None else exit_of(words))
+        if codes[-1]:
+            print(f"exit {codes[-1]}: {Path(log.name).read_text()[-1000:]}", flush=True)
         log.close()
-    return not any(child.returncode for child, _ in children)
+    return not any(codes)
+
+
+def exit_of(words: list[Any]) -> int | None:
+    """Return how the run of a command has ended, as its folder says; None while it is at work."""
+    out = next((str(word).partition("=")[2] for word in words if str(word).startswith("--run.out=")), "")
+    file = Path(out) / "exit.json"
+    return json.loads(file.read_text())["code"] if out and file.is_file() else None
 
 
 def longer(arguments: argparse.Namespace, until: float, took: float) -> tuple[tuple[str, ...], int]:
