@@ -345,9 +345,10 @@ def write_predictions(
 
 def _opened(run_folder: Runs, which: str, flags: Sequence[str], recipe_file: str) -> Trained:
     """Open a run or an exported file to predict with; several as an ensemble."""
-    named = [Path(each) for each in ([run_folder] if isinstance(run_folder, str | Path) else run_folder)]
-    if not named:
-        raise UsageError("no run was given; name one, e.g. runs/resnet50")
+    given = [run_folder] if isinstance(run_folder, str | Path) else list(run_folder)
+    if not given or not all(isinstance(each, str | Path) for each in given):
+        raise UsageError(f"runs are {given}; name one or several folders, e.g. runs/resnet50")
+    named = [Path(each) for each in given]
     members: list[Trained] = []
     for path in (each for name in named for each in folds.runs_of(name)):
         if path.is_file():
