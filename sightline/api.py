@@ -11,7 +11,7 @@ import dataclasses
 import gc
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -24,8 +24,9 @@ from sightline.data.inputs import list_files
 from sightline.data.listed import one_command
 from sightline.data.processes import refuse_in_new_process
 from sightline.errors import OutOfMemory, UsageError
-from sightline.evaluate import checkpoints, folds, given_weights, label_files
+from sightline.evaluate import checkpoints, folds, given_weights, label_files, postprocessing
 from sightline.evaluate.checkpoints import Trained
+from sightline.evaluate.ensemble import Ensemble
 from sightline.evaluate.loaded import Model
 from sightline.evaluate.predict import Input, open_trained, predict_files, predict_inputs
 from sightline.export.exported import open_exported
@@ -57,6 +58,7 @@ __all__ = [
     "Scores",
     "Segmentation",
     "TrainResult",
+    "choose_postprocessing",
     "evaluate",
     "evaluate_all",
     "evaluate_labels",
@@ -71,6 +73,7 @@ __all__ = [
 
 Flags = Sequence[str] | Mapping[str, Any]  # ["--optimizer.lr", "0.1"] or {"optimizer.lr": 0.1}
 Place = str | Path
+Runs = Place | Sequence[Place]  # several: an ensemble
 
 
 @contextlib.contextmanager
@@ -161,6 +164,7 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
 @_called()
 def evaluate(run_folder: Place, flags: Flags = (), which: str = "best", recipe_file: str = "") -> Scores:
     """Score a checkpoint on its recipe's val split; flags may change data.path and run fields."""
+    folds.refuse_folds(Path(run_folder))
     path = checkpoint.find(Path(run_folder), which)
     tensors, stored = checkpoint.read(path)
     trained = Trained.set_up(path, tensors, stored, recipe_file, _as_list("", flags))
@@ -181,6 +185,7 @@ def evaluate_labels(
     """Compute Dice against label files, in their own geometry: of a folder of masks, or of a run's predictions for the
     raw files of its val split; those masks stay in predictions-CHECKPOINT of the run, or below run.out."""
     folder, given = Path(target), _as_list("", flags)
+    folds.refuse_folds(folder)
     if folder.is_dir() and not (folder / "checkpoints").is_dir() and not (folder / checkpoint.MANIFEST).is_file():
         if given:
             raise UsageError(
@@ -190,6 +195,20 @@ def evaluate_labels(
     trained = open_trained(folder, which, given, recipe_file, "evaluate --labels")
     out = Path(trained.run.out or run_of(trained.path)) / f"predictions-{trained.path.name}"
     return label_files.evaluate_run(trained, Path(labels), out)
+
+
+@_called()
+def choose_postprocessing(
+    run_folder: Place, labels: Place = "", flags: Flags = (), which: str = "best", recipe_file: str = ""
+) -> dict[str, Any]:
+    """Decide per class whether keeping only its largest connected component raises the validation Dice of a run, or of
+    all folds together, on prepared volumes or, with the folder of `labels`, on the raw files; return what
+    postprocessing.json of that folder holds. `predict` applies it."""
+    folder = Path(run_folder)
+    runs = [open_trained(each, which, _as_list("", flags), recipe_file, "evaluate") for each in folds.runs_of(folder)]
+    if len(runs) == 1:
+        folder = Path(runs[0].run.out or run_of(runs[0].path))
+    return postprocessing.choose(runs, folder, Path(labels) if labels else None)
 
 
 @_called()
@@ -213,7 +232,7 @@ def model(
 
 @overload
 def predict(
-    run: Place | Model,
+    run: Runs | Model,
     inputs: Input | Sequence[Input],
     out: None = None,
     flags: Flags = (),
@@ -223,10 +242,11 @@ def predict(
     top: int | None = None,
     threshold: float | None = None,
     probabilities: bool = False,
+    postprocess: bool = True,
 ) -> list[Prediction]: ...
 @overload
 def predict(
-    run: Place,
+    run: Runs,
     inputs: Place | Sequence[Place],
     out: Place,
     flags: Flags = (),
@@ -237,10 +257,11 @@ def predict(
     threshold: float | None = None,
     draws: bool = True,
     probabilities: bool = False,
+    postprocess: bool = True,
 ) -> dict[str, Any]: ...
 @_called()
 def predict(
-    run: Place | Model,
+    run: Runs | Model,
     inputs: Input | Sequence[Input],
     out: Place | None = None,
     flags: Flags = (),
@@ -251,29 +272,33 @@ def predict(
     threshold: float | None = None,
     draws: bool = True,
     probabilities: bool = False,
+    postprocess: bool = True,
 ) -> list[Prediction] | dict[str, Any]:
     """Predict images or volumes: paths, folders, PIL images or arrays, one or a list of them. Write nothing.
 
     Return an object per file or image, in the order given: Classification, Detection or Segmentation. `run` is a run
-    folder, a file of `sightline export`, or what `model` returned, which is not loaded again. An input that cannot be
-    read is an error, or left out with {"data.on_bad_sample": "skip"}. Images are decoded in this process unless flags
-    give run.workers. With `out`, the results are written there, as `write_predictions` does, and what predictions.json
-    holds is returned.
+    folder, a file of `sightline export`, or what `model` returned, which is not loaded again; of a list of runs, or the
+    folder of all folds, the probabilities are averaged. An input that cannot be read is an error, or left out with
+    {"data.on_bad_sample": "skip"}. Images are decoded in this process unless flags give run.workers. `postprocess`
+    applies what `choose_postprocessing` decided. With `out`, the results are written there, as `write_predictions`
+    does, and what predictions.json holds is returned.
     """
     how: dict[str, Any] = {"top": top, "threshold": threshold, "draws": draws, "probabilities": probabilities}
     if out is not None:
+        how["postprocess"] = postprocess
         return write_predictions(run, inputs, out, flags, which, recipe_file, **how)  # type: ignore[arg-type]
     options = PredictOptions(**how)
     if isinstance(run, Model):
         if flags:
             raise UsageError("flags cannot change a network that is loaded; give them to api.model, or name the run")
-        return predict_inputs(run, inputs, options)
-    return predict_inputs(_in_one_process(_opened(run, which, _as_list("", flags), recipe_file)), inputs, options)
+        return predict_inputs(run, inputs, _processed(run, options, postprocess))
+    trained = _in_one_process(_opened(run, which, _as_list("", flags), recipe_file))
+    return predict_inputs(trained, inputs, _processed(trained, options, postprocess))
 
 
 @_called()
 def write_predictions(
-    run_folder: Place,
+    run_folder: Runs,
     inputs: Place | Sequence[Place],
     out: Place = "",
     flags: Flags = (),
@@ -284,22 +309,29 @@ def write_predictions(
     threshold: float | None = None,
     draws: bool = True,
     probabilities: bool = False,
+    postprocess: bool = True,
 ) -> dict[str, Any]:
-    """Predict images or volumes, or all in folders, with a run or an exported file: write predictions.json,
-    predictions.csv, masks of volumes and drawings into `out`; without it into `predictions` of the run, or the next of
-    predictions-2, predictions-3, ... that does not exist yet.
+    """Predict images or volumes, or all in folders, with a run, an exported file or several of them: write
+    predictions.json, predictions.csv, masks of volumes and drawings into `out`; without it into `predictions` of the
+    run, or the next of predictions-2, predictions-3, ... that does not exist yet.
 
     Return what predictions.json holds. Unreadable files are listed in it; they are an error at the end unless
     data.on_bad_sample is skip, and always if no file could be read.
     """
     options = PredictOptions(top, threshold, draws, probabilities)
     paths = [Path(inputs)] if isinstance(inputs, str | Path) else list(inputs)
-    if not all(isinstance(each, str | Path) for each in (run_folder, *paths)):
+    runs = [run_folder] if isinstance(run_folder, str | Path) else run_folder
+    if not (isinstance(runs, Sequence) and all(isinstance(each, str | Path) for each in (*runs, *paths))):
         raise UsageError(
             "to write predictions give files and a run folder; without `out`, objects are returned for any"
         )
     trained = _opened(run_folder, which, _as_list("", flags), recipe_file)
+    if len(runs) > 1 and not (out or trained.run.out):
+        raise UsageError(f"the results of {len(runs)} runs belong to none of them; add --out DIR")
     say = (lambda _: None) if trained.run.progress == "off" else terminal.say
+    options = _processed(trained, options, postprocess, say)
+    if isinstance(trained, Ensemble):
+        say(f"the probabilities of {len(trained.members)} runs are averaged")
     run = Path(trained.run.out or run_of(trained.path))
     folder = Path(out) if out else _free_folder(run)
     if folder.resolve() in {Path(each).resolve() for each in paths}:
@@ -311,12 +343,40 @@ def write_predictions(
     return predict_files(trained, files, folder, options)
 
 
-def _opened(run_folder: Place, which: str, flags: Sequence[str], recipe_file: str) -> Trained:
-    """Open a run or an exported file to predict with."""
-    path = Path(run_folder)
-    if path.is_file():
-        return open_exported(path, which, flags, recipe_file)
-    return open_trained(path, which, flags, recipe_file, "predict")
+def _opened(run_folder: Runs, which: str, flags: Sequence[str], recipe_file: str) -> Trained:
+    """Open a run or an exported file to predict with; several as an ensemble."""
+    given = [run_folder] if isinstance(run_folder, str | Path) else list(run_folder)
+    if not given or not all(isinstance(each, str | Path) for each in given):
+        raise UsageError(f"runs are {given}; name one or several folders, e.g. runs/resnet50")
+    named = [Path(each) for each in given]
+    members: list[Trained] = []
+    for path in (each for name in named for each in folds.runs_of(name)):
+        if path.is_file():
+            members.append(open_exported(path, which, flags, recipe_file))
+        else:
+            members.append(open_trained(path, which, flags, recipe_file, "predict"))
+    if len(members) == 1:
+        return members[0]
+    return Ensemble.of(members, named[0] if len(named) == 1 else members[0].path)
+
+
+def _processed(
+    engine: Trained | Model, options: PredictOptions, wanted: bool, say: Callable[[str], None] = lambda _: None
+) -> PredictOptions:
+    """Add what was chosen for the run, or for all folds together; of runs that were named one by one, for each."""
+    if not wanted:
+        return options
+    path = Path(engine.about()["checkpoint"])
+    folders = [run_of(path)]
+    if isinstance(engine, Ensemble) and not (path / folds.DOCUMENT).is_file():
+        folders = [run_of(each.path) for each in engine.members]
+    chosen = [postprocessing.chosen(folder, engine.spec.classes) for folder in folders]
+    largest = tuple(number for number in chosen[0] if all(number in each for each in chosen))
+    if largest:
+        names = ", ".join(engine.spec.classes[number] for number in largest)
+        where = ", ".join(str(folder / postprocessing.DOCUMENT) for folder in folders)
+        say(f"only the largest connected component of {names} is kept, as {where} says; {postprocessing.OFF}: all")
+    return dataclasses.replace(options, largest=largest)
 
 
 def _in_one_process(trained: Trained) -> Trained:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import os
 import pkgutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_type_hints
 
@@ -20,15 +19,17 @@ from sightline.errors import BadData, Interrupted, SightlineError, UsageError
 from sightline.hardware.launch.place import is_rank_0
 from sightline.named_recipe import (
     load_recipe,
+    names_recipe,
     names_run,
     refuse_recipe_named_first,
+    refuse_value_of_flag,
     run_config,
     value_of,
     without_all_folds,
 )
+from sightline.safe_path import folder_off_path
 
 PREPARE = Path(__file__).parent / "data" / "prepare"
-SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def list_recipes(flags: Sequence[str]) -> None:
@@ -58,7 +59,8 @@ def prepare(flags: Sequence[str]) -> None:
 
     with shown_progress() as progress:
         counts = module.prepare(options, progress)
-    print(f"{flags[0]}: {_counts(counts)} in {options.out}")
+    told = ", ".join(f"{name} {count}" for name, count in counts.items())
+    print(f"{flags[0]}: {told} in {options.out}")
 
 
 def check(flags: Sequence[str]) -> None:
@@ -147,19 +149,30 @@ def evaluate(flags: Sequence[str]) -> None:
     )
     what = "label files, or what `prepare decathlon` read: score volumes and images as their files are, not as prepared"
     parser.add_argument("--labels", metavar="DIR", help=what)
+    what = (
+        "volumes: keep only the largest component of a class in `predict` where that raises the Dice of the val split"
+    )
+    parser.add_argument("--choose-postprocessing", action="store_true", help=what)
     arguments, rest = parser.parse_known_args(flags)
-    _refuse_value_of_flag(flags, arguments.run, "evaluate RUN")
-    if arguments.all and arguments.labels:
-        raise UsageError("--all cannot be combined with --labels; name one checkpoint with --checkpoint")
+    refuse_value_of_flag(flags, arguments.run, "evaluate RUN")
+    if arguments.all and (arguments.labels or arguments.choose_postprocessing):
+        other = "--labels" if arguments.labels else "--choose-postprocessing"
+        raise UsageError(f"--all cannot be combined with {other}; name one checkpoint with --checkpoint")
     devices = value_of("devices", rest, "0")  # if it is not a number, parsing the recipe's flags reports it
     if devices.isdecimal() and _ran_as_ranks(["evaluate", *flags], int(devices), value_of("device", rest, "auto")):
         return
-    if not Path(arguments.run).is_dir() and _names_recipe(arguments.run, rest):
+    if not Path(arguments.run).is_dir() and names_recipe(arguments.run, rest):
         _evaluate_weights(arguments, words.expand(rest))
         return
     from sightline import api
     from sightline.runs import score_text
 
+    if arguments.choose_postprocessing:
+        from sightline.evaluate import postprocessing
+
+        which = (arguments.checkpoint, arguments.recipe)
+        print(postprocessing.as_text(api.choose_postprocessing(arguments.run, arguments.labels or "", rest, *which)))
+        return
     if arguments.all:
         rows_of_all = api.evaluate_all(arguments.run, rest, arguments.recipe)
         if is_rank_0():
@@ -174,17 +187,13 @@ def evaluate(flags: Sequence[str]) -> None:
             print(line)
 
 
-def _names_recipe(target: str, flags: Sequence[str]) -> bool:
-    """Return whether `evaluate` is about a recipe; with weights also if its name is misspelt, to be refused as such."""
-    has_weights = any(flag.partition("=")[0] in ("--model.weights", "--weights") for flag in flags)
-    return target in recipes.names() or target.endswith(".py") or has_weights
-
-
 def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     """Score weights from a file with the network, data and task of a recipe."""
-    if arguments.all or arguments.labels or arguments.recipe or arguments.checkpoint != "best":
+    others = (arguments.all, arguments.labels, arguments.recipe, arguments.choose_postprocessing)
+    if any(others) or arguments.checkpoint != "best":
         raise UsageError(
-            f"--all, --labels, --recipe and --checkpoint are for runs, and {arguments.run} is a recipe; leave them out"
+            f"--all, --labels, --recipe, --checkpoint and --choose-postprocessing are for runs, and {arguments.run} is "
+            "a recipe; leave them out"
         )
     recipe, run = load_recipe("evaluate", [arguments.run, *flags])
     from sightline import api
@@ -200,7 +209,8 @@ def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str]) -> No
 def predict(flags: Sequence[str]) -> None:
     """Predict images or volumes; write JSON, CSV, masks and drawings: `sightline predict runs/resnet50 a.jpg`"""
     parser = _parser("predict", predict)
-    parser.add_argument("run", metavar="RUN", help="run folder, a ckpt-* folder, or a .onnx or .pt2 file of `export`")
+    what = "run folder, a ckpt-* folder, or a .onnx or .pt2 file of `export`; several, or all folds: their mean"
+    parser.add_argument("run", metavar="RUN", help=what)
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="images, NIfTI volumes, or folders of them")
     what = "folder for predictions.json, predictions.csv, masks and drawings; default: RUN/predictions, then -2, -3 ..."
     parser.add_argument("--out", default="", help=what)
@@ -210,15 +220,19 @@ def predict(flags: Sequence[str]) -> None:
     parser.add_argument("--draw", action=argparse.BooleanOptionalAction, default=True, help=what)
     what = "volumes: also write CASE.npy, the probability of every class at every voxel, float32"
     parser.add_argument("--save-probabilities", action="store_true", help=what)
+    what = "volumes: masks as `evaluate --choose-postprocessing` decided"
+    parser.add_argument("--postprocessing", action=argparse.BooleanOptionalAction, default=True, help=what)
     _add_checkpoint(parser)
     arguments, rest = parser.parse_known_args(flags)
     for first in (arguments.run, arguments.inputs[0]):
-        _refuse_value_of_flag(flags, first, "predict RUN INPUT ...")
+        refuse_value_of_flag(flags, first, "predict RUN INPUT ...")
     from sightline import api
+    from sightline.evaluate.folds import split_runs
 
+    run_folders, inputs = split_runs([arguments.run, *arguments.inputs])
     api.write_predictions(
-        arguments.run,
-        arguments.inputs,
+        run_folders,
+        inputs,
         arguments.out,
         rest,
         arguments.checkpoint,
@@ -227,6 +241,7 @@ def predict(flags: Sequence[str]) -> None:
         threshold=arguments.score_threshold,
         draws=arguments.draw,
         probabilities=arguments.save_probabilities,
+        postprocess=arguments.postprocessing,
     )
 
 
@@ -240,7 +255,7 @@ def export(flags: Sequence[str]) -> None:
     parser.add_argument("--raw", action="store_true", help=what)
     _add_checkpoint(parser)
     arguments, rest = parser.parse_known_args(flags)
-    _refuse_value_of_flag(flags, arguments.run, "export RUN")
+    refuse_value_of_flag(flags, arguments.run, "export RUN")
     from sightline.export import run
 
     options = run.ExportOptions(arguments.format, arguments.out, arguments.raw)
@@ -380,25 +395,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = list(sys.argv[1:] if argv is None else argv)
     if flags[:1] == ["migrate"]:  # a script's output is its own; the command guards what it says itself
         return _run(flags)
-    with terminal.guarded(), _folder_off_path(), one_command():
+    with terminal.guarded(), folder_off_path(), one_command():
         code = _run(flags)
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python shuts down: no traceback of its threads
     return code
-
-
-@contextlib.contextmanager
-def _folder_off_path() -> Iterator[None]:
-    """Let processes that this one starts import nothing from the current folder, unless this one does: ranks, started
-    as `python -m sightline`, would run a json.py that lies beside somebody's images."""
-    before = os.environ.get(SAFE_PATH, "")
-    with contextlib.suppress(FileNotFoundError):  # the folder was removed
-        if not {"", os.getcwd()} & set(sys.path):
-            os.environ[SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        os.environ[SAFE_PATH] = before  # empty is off
 
 
 def _run(flags: list[str]) -> int:
@@ -461,13 +462,6 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", default="", help="your own recipe file, if the run was made with one")
 
 
-def _refuse_value_of_flag(flags: Sequence[str], value: str, usage: str) -> None:
-    """Refuse a positional argument after a flag of the recipe: only the recipe in RUN knows which flags take values."""
-    before = flags[flags.index(value) - 1] if value in flags[1:] else ""
-    if before.startswith("--") and "." in before and "=" not in before:
-        raise UsageError(f"'{value}' comes after {before}; begin with `sightline {usage}`, then {before} and the like")
-
-
 def _print_help(flags: Sequence[str]) -> None:
     """Print the usual flags of a recipe, or with --help-all every flag, of one part if that is named."""
     name, wants_all, part = help_text.question(flags)
@@ -487,7 +481,3 @@ def _ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
     from sightline.hardware.launch import local
 
     return local.start(devices, device, arguments)
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items())

@@ -83,6 +83,19 @@ def names_run(word: str) -> bool:
     return Path(word).is_dir() or os.sep in word
 
 
+def names_recipe(target: str, flags: Sequence[str]) -> bool:
+    """Return whether `evaluate` is about a recipe; with weights also if its name is misspelt, to be refused as such."""
+    has_weights = any(flag.partition("=")[0] in ("--model.weights", "--weights") for flag in flags)
+    return target in recipes.names() or target.endswith(".py") or has_weights
+
+
+def refuse_value_of_flag(flags: Sequence[str], value: str, usage: str) -> None:
+    """Refuse a positional argument after a flag of the recipe: only the recipe in RUN knows which flags take values."""
+    before = flags[flags.index(value) - 1] if value in flags[1:] else ""
+    if before.startswith("--") and "." in before and "=" not in before:
+        raise UsageError(f"'{value}' comes after {before}; begin with `sightline {usage}`, then {before} and the like")
+
+
 def run_config(folder: Path) -> Path:
     """Return the config file of a run folder; UsageError if it is not one."""
     if (file := folder / "config.yaml").is_file():

@@ -266,7 +266,6 @@ class CheckReport(Protocol):
 
     @property
     def problems(self) -> Sequence[object]: ...  # empty if the data are good
-
     def as_text(self) -> str:
         """Return the report for people."""
 
@@ -371,6 +370,7 @@ class PredictOptions:
     threshold: float | None = None  # lowest score that is shown
     draws: bool = True  # write images with the findings drawn into them
     probabilities: bool = False  # keep those of every class at every voxel
+    largest: tuple[int, ...] = ()  # classes of voxels that keep their largest connected component alone
 
     def __post_init__(self) -> None:
         if self.top is not None and self.top < 1:

@@ -1,4 +1,5 @@
-"""The runs of all folds side by side (`--data.fold all`): the best scores of each, their mean and their spread."""
+"""The runs of all folds side by side (`--data.fold all`): the best scores of each, their mean and their spread; and the
+runs that a command names, one by one or by the folder of all folds."""
 
 from __future__ import annotations
 
@@ -7,12 +8,53 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sightline.errors import BadData
-from sightline.files.typed_json import read_json
+from sightline.errors import BadData, UsageError
+from sightline.files.checkpoint_folder import MANIFEST
+from sightline.files.typed_json import read_json, typed
 from sightline.runs.folder import BEST_SCORES, MAX_SCORES_BYTES, SCORES
 from sightline.runs.screen import as_score
 
 DOCUMENT = "folds.json"
+EXPORTED = (".onnx", ".pt2")
+
+
+def runs_of(folder: Path) -> list[Path]:
+    """Return the runs of all folds if this is their folder, else the path itself."""
+    path = folder / DOCUMENT
+    if not path.is_file():
+        return [folder]
+    try:
+        names = [typed(row["folder"], str) for row in read_json(path, MAX_SCORES_BYTES)["folds"]]
+        if not names or any(Path(name).name != name for name in names):
+            raise ValueError(f"its folders are {names}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadData(f"{path} cannot be read ({error}); name the runs one by one, e.g. {folder}/fold-0") from error
+    return [folder / name for name in names]
+
+
+def split_runs(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the words of `predict RUN ... INPUT ...`: the first names a run, and so do those after it that are one."""
+    count = 1
+    while count < len(words) and _is_run(Path(words[count])):
+        count += 1
+    if count == len(words):
+        raise UsageError(f"predict {' '.join(words)}: all of these are runs; add images, volumes or folders of them")
+    return list(words[:count]), list(words[count:])
+
+
+def _is_run(path: Path) -> bool:
+    is_folder = (path / "checkpoints").is_dir() or (path / MANIFEST).is_file() or (path / DOCUMENT).is_file()
+    return is_folder or (path.suffix in EXPORTED and path.is_file())
+
+
+def refuse_folds(folder: Path) -> None:
+    """Refuse to score all folds together: every case of their val splits was trained on by the others."""
+    if (folder / DOCUMENT).is_file():
+        raise UsageError(
+            f"{folder} holds the runs of all folds, and each case was trained on by all of them but one; {DOCUMENT} "
+            f"has the score of each on its own cases. Score cases that none has seen: `sightline predict {folder} "
+            f"IMAGES --out MASKS`, then `sightline evaluate MASKS --labels LABELS`"
+        )
 
 
 def read_fold(folder: Path, fold: int, headline: str) -> dict[str, Any]:

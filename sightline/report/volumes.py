@@ -14,6 +14,7 @@ from PIL import Image
 from sightline.data.decode import decode_rgb
 from sightline.data.formats.nifti import Header, write_volume
 from sightline.data.inputs import read_bytes
+from sightline.data.volumes.components import keep_largest
 from sightline.data.volumes.files import MASK, case_name, channel_files, is_image, read_header, read_label, read_scan
 from sightline.data.volumes.geometry import Geometry, Triple, to_original
 from sightline.errors import BadSample, UsageError
@@ -61,7 +62,7 @@ class VolumePredictions(ResultFolder):
 
     def _add_volume(self, name: str, scores: np.ndarray, geometry: Geometry) -> None:
         path, case = self._files[name], self._cases[name]
-        mask, counts = mask_of(scores, self.spec.classes)
+        mask, counts = mask_of(scores, self.spec.classes, self.options.largest)
         try:
             header = read_header(path, name, self.spec.channels)
             drawing = _drawing(case, path, self.spec, mask) if self.options.draws else None
@@ -104,9 +105,10 @@ def scores_of_row(predictions: Mapping[str, Tensor], batch: Batch, row: int) -> 
     return to_original(logits, geometry), geometry
 
 
-def mask_of(scores: np.ndarray, classes: Sequence[str]) -> tuple[np.ndarray, list[int]]:
-    """Return the most probable class of every voxel, and how many voxels each class has."""
-    mask = scores.argmax(0).astype(np.uint8)
+def mask_of(scores: np.ndarray, classes: Sequence[str], largest: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+    """Return the most probable class of every voxel, and how many voxels each class has; the classes in `largest` keep
+    their largest connected component alone."""
+    mask = keep_largest(scores.argmax(0).astype(np.uint8), largest)
     return mask, np.bincount(mask.reshape(-1), minlength=len(classes)).tolist()
 
 

@@ -182,7 +182,7 @@ class Segmentation(Task):
             if name is None:
                 continue
             scores, geometry = scores_of_row(predictions, batch, row)
-            mask, counts = mask_of(scores, spec.classes)
+            mask, counts = mask_of(scores, spec.classes, options.largest)
             shares = probabilities(scores, geometry) if options.probabilities else None
             if batch["flat"][row]:
                 mask, shares = mask[0], shares[:, 0] if shares is not None else None

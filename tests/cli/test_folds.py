@@ -1,14 +1,17 @@
 """`--data.fold all`: one ordinary run per fold by one command, which resumes where it was cut, and their scores."""
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from sightline import cli
+from sightline import api, cli
 from sightline.errors import BadData
 from sightline.evaluate import folds
 
@@ -126,6 +129,55 @@ def test_what_has_no_folds_or_begins_elsewhere_is_refused(here: Path, capsys):
     assert cli.main(["train", "folded.py", "--data.fold=all", "--run.resume=runs/other"]) == 2
     assert "--run.resume runs/other cannot be combined with --data.fold all" in capsys.readouterr().err
     assert not (here / "runs").exists()
+
+
+def probabilities(out: Path) -> np.ndarray:
+    """(images, classes) as predictions.json lists them."""
+    rows = json.loads((out / "predictions.json").read_text())["files"]
+    return np.array([[each["score"] for each in sorted(row["found"], key=lambda e: e["id"])] for row in rows])
+
+
+def test_several_runs_predict_the_mean_of_their_probabilities(here: Path, capsys):
+    train = ["train", "folded.py", *FLAGS, "--data.fold=all", "--train.epochs=1", "--optimizer.lr=0.01"]
+    assert cli.main([*train, "--run.out=x"]) == 0
+    (here / "in").mkdir()
+    for number in range(2):
+        pixels = np.random.default_rng(number).integers(0, 255, (12, 12, 3), np.uint8)
+        Image.fromarray(pixels).save(here / "in" / f"{number}.png")
+    rest = ["in", "--top=6", "--no-draw", "--recipe=folded.py", *FLAGS[:2]]
+
+    def predict(*runs: str) -> np.ndarray:
+        assert cli.main(["predict", *runs, *rest, "--out=out", "--run.progress=off"]) == 0
+        found = probabilities(here / "out")
+        shutil.rmtree(here / "out")
+        return found
+
+    alone = [predict(f"x/fold-{fold}") for fold in range(3)]
+    assert np.abs(alone[0] - alone[1]).max() > 0.01
+    np.testing.assert_allclose(predict("x/fold-0", "x/fold-2"), (alone[0] + alone[2]) / 2, atol=1e-6)
+    # The folder of all folds is one name, and its predictions lie in it.
+    capsys.readouterr()
+    assert cli.main(["predict", "x", *rest]) == 0
+    assert "the probabilities of 3 runs are averaged" in capsys.readouterr().out
+    np.testing.assert_allclose(probabilities(here / "x" / "predictions"), sum(alone) / 3, atol=1e-6)
+    runs = json.loads((here / "x/predictions/predictions.json").read_text())["runs"]
+    assert [Path(run["checkpoint"]).parts[1] for run in runs] == ["fold-0", "fold-1", "fold-2"]
+    found = api.predict(["x/fold-0", "x/fold-1"], ["in/0.png", "in/1.png"], flags=FLAGS, recipe_file="folded.py")
+    mean = np.array([[value for _, value in sorted(each.probabilities.items())] for each in found])
+    names = sorted(range(6), key=lambda n: sorted(found[0].probabilities)[n])
+    np.testing.assert_allclose(mean[:, names], (alone[0] + alone[1]) / 2, atol=1e-6)
+    for words, code, message in (
+        (["x/fold-0", "x/fold-1", "in"], 2, "the results of 2 runs belong to none of them; add --out DIR"),
+        (["x/fold-0", "x/fold-1"], 2, "all of these are runs; add images"),
+        (["x/fold-0", "x/fold-9", "in", "--out=out"], 2, "x/fold-9 does not exist"),
+    ):
+        assert cli.main(["predict", *words, "--recipe=folded.py", *FLAGS]) == code
+        assert message in capsys.readouterr().err
+    for flags in ([], ["--labels", "in"]):
+        assert cli.main(["evaluate", "x", "--recipe=folded.py", *flags]) == 2
+        assert "each case was trained on by all of them but one" in capsys.readouterr().err
+    assert cli.main(["evaluate", "x", "--recipe=folded.py", "--choose-postprocessing", *FLAGS]) == 2
+    assert "post-processing is for masks of volumes, and folded makes none" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # two processes that import torch

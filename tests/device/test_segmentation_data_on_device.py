@@ -16,7 +16,7 @@ from sightline.parts import Bound
 
 pytestmark = pytest.mark.device
 
-BUSY = {"zoom": 0.5, "noise": 0.5, "blur": 0.5, "brightness": 0.5, "contrast": 0.5}
+BUSY = dict.fromkeys(("zoom", "rotation", "noise", "blur", "brightness", "contrast", "gamma", "gamma_inverted"), 0.5)
 CONFIG = SegmentationData(path="synthetic:samples=16", task="04", nvol=4, **BUSY)  # type: ignore[arg-type]
 
 

@@ -1,8 +1,7 @@
-"""Crops of volumes biased to the foreground, then zoom, flips, noise, blur, brightness and contrast, in this order.
-
-`draw` turns a key into numbers, `cut` takes the crop out of a volume, and either `apply` (one crop, on the CPU) or
-`finish` (a batch, on any device, with static shapes and the numbers in it) does the rest. Both agree within TOLERANCE.
-Axes are (channel, depth, height, width); resizing and blurring are one small matrix per axis.
+"""Crops of volumes biased to the foreground, then, in order: zoom, flips, rotation, noise, blur, brightness, contrast,
+gamma. `draw` turns a key into numbers, `cut` takes the crop out of a volume, and `apply` (one crop, on the CPU) or
+`finish` (a batch, on any device, with static shapes and the numbers in it) does the rest, equal within TOLERANCE. Axes
+are (channel, depth, height, width); resizing and blurring are one small matrix per axis.
 """
 
 import math
@@ -21,12 +20,32 @@ from sightline.parts import undecisive
 # Largest difference of a voxel between devices, as a share of the crop's largest value: they sum in fp32 in another
 # order. Labels, and crops with flips alone, are equal to the bit.
 TOLERANCE = 1e-5
-CARRIED: tuple[str, ...] = ("windows", "intensity", "noise_key")  # numbers that a crop brings to the device
+CARRIED: tuple[str, ...] = ("windows", "turn", "intensity", "noise_key")  # numbers that a crop brings to the device
 Triple = tuple[int, int, int]
 _AXES = ("depth", "height", "width")
-_SHARES = ("oversampling", "zoom", "flip", "noise", "blur", "brightness", "contrast")
-_MOST = {"zoom_range": 1.0, "noise_std": 100.0, "blur_sigma": 20.0, "brightness_range": 100.0, "contrast_range": 100.0}
+_SHARES = (
+    "oversampling",
+    "zoom",
+    "flip",
+    "rotation",
+    "noise",
+    "blur",
+    "brightness",
+    "contrast",
+    "gamma_inverted",
+    "gamma",
+)
+_RANGES = {
+    "zoom_range": (0.0, 1.0),
+    "rotation_range": (-180.0, 180.0),
+    "noise_std": (0.0, 100.0),
+    "blur_sigma": (0.0, 20.0),
+    "brightness_range": (0.0, 100.0),
+    "contrast_range": (0.0, 100.0),
+    "gamma_range": (0.0, 10.0),
+}
 _WORD = 0xFFFFFFFF
+_TURN_BITS = 22  # cosine and sine in 2^-22ths: places are whole numbers, so every device rounds alike
 _NOISE_BLOCK = 2**15  # voxels at once on the CPU, so that their numbers stay in its cache
 
 
@@ -42,6 +61,9 @@ class Params:
     blur: float = 0.0  # sigma in voxels
     brightness: float = 1.0
     contrast: float = 1.0
+    turn: float = 0.0  # degrees
+    gamma_inverted: float = 1.0
+    gamma: float = 1.0
 
     def windows(self, crop: Sequence[int]) -> np.ndarray:
         """Return (3, 3): for each axis the start and the length of the part that is kept, and whether it is flipped."""
@@ -69,6 +91,11 @@ class AugmentFields:
     """2D networks: a zoom also resizes along the depth. The original does; NVIDIA's later release does not."""
     flip: float = 0.33
     """Probability of a flip, for width and height each, and for depth if the network is 3D."""
+    rotation: float = 0.0
+    """Probability of a rotation in the plane of height and width (image linear, label nearest, 0 outside). nnU-Net:
+    0.2; the original has none."""
+    rotation_range: tuple[float, float] = (-180.0, 180.0)
+    """Smallest and largest angle of a rotation in degrees, those of nnU-Net in 2D."""
     noise: float = 0.15
     """Probability of Gaussian noise."""
     noise_std: tuple[float, float] = (0.0, 0.33)
@@ -85,6 +112,13 @@ class AugmentFields:
     """Probability of a change of contrast: values times a factor, clipped to the range that the crop had."""
     contrast_range: tuple[float, float] = (0.65, 1.5)
     """Smallest and largest factor of contrast."""
+    gamma: float = 0.0
+    """Probability of a gamma change: values of each channel, scaled to 0..1, to a power; mean and deviation stay.
+    nnU-Net: 0.3; the original has none."""
+    gamma_inverted: float = 0.0
+    """Probability of the same on the negative image, before it. nnU-Net: 0.1."""
+    gamma_range: tuple[float, float] = (0.7, 1.5)
+    """Smallest and largest power; below and above 1 equally often."""
 
     def __post_init__(self) -> None:
         # Every test is written so that NaN fails it.
@@ -94,10 +128,12 @@ class AugmentFields:
         for field in _SHARES:
             if not 0 <= getattr(self, field) <= 1:
                 raise UsageError(f"{field}={getattr(self, field)} must be a probability, a number from 0 to 1")
-        for field, most in _MOST.items():
+        for field, (least, most) in _RANGES.items():
             low, high = getattr(self, field)
-            if not 0 <= low <= high <= most:
-                raise UsageError(f"{field}={low} {high} must be two numbers from 0 to {most:g}, the smaller one first")
+            if not least <= low <= high <= most:
+                raise UsageError(
+                    f"{field}={low} {high} must be two numbers from {least:g} to {most:g}, the smaller one first"
+                )
 
 
 @dataclass(frozen=True)
@@ -116,9 +152,18 @@ class Augmentation(AugmentFields):
             return Params(anchor)
 
         def toss(operation: str, share: float, bounds: tuple[float, float], otherwise: float) -> float:
+            if not share:
+                return otherwise
             random = generator(seed, epoch, index, operation)
             wins, value = random.random() < share, float(random.uniform(*bounds))
             return value if wins else otherwise
+
+        def power(operation: str, share: float) -> float:
+            low, high = self.gamma_range
+            if share and low < 1 < high:  # below and above 1 equally often
+                is_low = generator(seed, epoch, index, f"side of {operation}").random() < 0.5
+                low, high = (low, 1.0) if is_low else (1.0, high)
+            return toss(operation, share, (low, high), 1.0)
 
         zoom = toss("zoom", self.zoom, self.zoom_range, 1.0)
         flips = [bool(generator(seed, epoch, index, f"flip {axis}").random() < self.flip) for axis in _AXES]
@@ -132,6 +177,9 @@ class Augmentation(AugmentFields):
             toss("blur", self.blur, self.blur_sigma, 0.0),
             toss("brightness", self.brightness, self.brightness_range, 1.0),
             toss("contrast", self.contrast, self.contrast_range, 1.0),
+            toss("rotation", self.rotation, self.rotation_range, 0.0),
+            power("gamma inverted", self.gamma_inverted),
+            power("gamma", self.gamma),
         )
 
     def _draw_anchor(self, seed: int, epoch: int, index: int, label: np.ndarray, crop: Sequence[int]) -> Triple:
@@ -152,9 +200,12 @@ class Augmentation(AugmentFields):
 
     def carried(self, params: Params, crop: Sequence[int]) -> dict[str, np.ndarray]:
         """Return the numbers that `finish` needs, as a sample brings them to the device."""
-        intensity = (params.noise, params.blur, params.brightness, params.contrast)
+        first = (params.noise, params.blur, params.brightness, params.contrast)
+        intensity = (*first, params.gamma_inverted, params.gamma)
+        angle = math.radians(params.turn)
         return {
             "windows": params.windows(crop),
+            "turn": np.array([round(part * 2**_TURN_BITS) for part in (math.cos(angle), math.sin(angle))], np.int64),
             "intensity": np.array(intensity, np.float32),
             "noise_key": np.array(params.noise_key, np.int64),
         }
@@ -163,7 +214,7 @@ class Augmentation(AugmentFields):
         """Apply all operations to a crop (channels, depth, height, width) and its label, on the CPU."""
         crop = label.shape
         numbers = {key: torch.from_numpy(value)[None] for key, value in self.carried(params, crop).items()}
-        noise, blur, brightness, contrast = numbers["intensity"][0]
+        noise, blur, brightness, contrast, gamma_inverted, gamma = numbers["intensity"][0]
         values, classes = torch.from_numpy(image)[None], torch.from_numpy(label)[None]
         if params.zoom != (1.0, 1.0, 1.0):
             values = _along_axes(values, [zoom_matrix(window, n) for window, n in _each(numbers["windows"], crop)])
@@ -171,6 +222,8 @@ class Augmentation(AugmentFields):
             values = values.flip([axis + 2 for axis in range(3) if params.flips[axis]])
         if params.zoom != (1.0, 1.0, 1.0) or any(params.flips):
             classes = _nearest(classes, numbers["windows"])
+        if params.turn:
+            values, classes = rotated(values, classes, numbers["turn"])
         if params.noise:
             values = values + noise * gaussian_noise(numbers["noise_key"], values.shape)
         if params.blur:
@@ -179,6 +232,10 @@ class Augmentation(AugmentFields):
             values = values * brightness
         if params.contrast != 1:
             values = _contrast(values, contrast)
+        if params.gamma_inverted != 1:
+            values = -to_gamma(-values, gamma_inverted)
+        if params.gamma != 1:
+            values = to_gamma(values, gamma)
         return values[0].contiguous().numpy(), classes[0].contiguous().numpy()
 
     def finish(self, image: Tensor, label: Tensor, numbers: dict[str, Tensor], dim: int) -> tuple[Tensor, Tensor]:
@@ -188,7 +245,8 @@ class Augmentation(AugmentFields):
         not drawn runs with numbers that change nothing. Must be called outside autocast.
         """
         crop, windows = tuple(label.shape[1:]), numbers["windows"]
-        noise, blur, brightness, contrast = numbers["intensity"][:, :, None, None, None, None].unbind(1)
+        intensity = numbers["intensity"][:, :, None, None, None, None].unbind(1)
+        noise, blur, brightness, contrast, gamma_inverted, gamma = intensity
         if self.zoom or self.flip:
             has_depth = dim == 3 or (self.zoom > 0 and self.zoom_depth)
             resized = [
@@ -197,13 +255,19 @@ class Augmentation(AugmentFields):
             ]
             image = _along_axes(image, resized)
             label = _nearest(label, windows)
+        if self.rotation:
+            image, label = rotated(image, label, numbers["turn"])
         if self.noise:
             image = image + noise * gaussian_noise(numbers["noise_key"], image.shape)
         if self.blur:
             image = _along_axes(image, [blur_matrix(blur.flatten(), n, self._blur_radius) for n in crop])
         if self.brightness:
             image = image * brightness
-        return _contrast(image, contrast) if self.contrast else image, label
+        if self.contrast:
+            image = _contrast(image, contrast)
+        if self.gamma_inverted:
+            image = -to_gamma(-image, gamma_inverted)
+        return to_gamma(image, gamma) if self.gamma else image, label
 
     @property
     def _blur_radius(self) -> int:
@@ -332,6 +396,50 @@ def _contrast(values: Tensor, factor: Tensor) -> Tensor:
     everywhere = (1, 2, 3, 4)
     low, high = values.amin(everywhere, keepdim=True), values.amax(everywhere, keepdim=True)
     return torch.minimum(torch.maximum(values * factor, low), high)
+
+
+def to_gamma(values: Tensor, power: Tensor) -> Tensor:
+    """Raise the values of each channel, scaled to 0..1, to a power, and give them back their mean and deviation.
+
+    A power of 1 changes no bit.
+    """
+    space = (2, 3, 4)
+    low = values.amin(space, keepdim=True)
+    spread = values.amax(space, keepdim=True) - low
+    bent = ((values - low) / (spread + 1e-7)) ** power * spread
+    bent = bent - bent.mean(space, keepdim=True)
+    scale = values.std(space, correction=0, keepdim=True) / (bent.std(space, correction=0, keepdim=True) + 1e-8)
+    return torch.where(power == 1, values, bent * scale + values.mean(space, keepdim=True))
+
+
+def rotated(image: Tensor, label: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate images (batch, channels, depth, height, width) and labels (batch, depth, height, width) about the middle
+    of their planes: `turn` (batch, 2) is cosine and sine in 2^-22ths. Images are interpolated linearly, labels take the
+    nearest voxel, and what comes from outside is 0. A turn of 0 degrees changes no bit.
+    """
+    batch, channels, depth, height, width = image.shape
+    cosine, sine = turn[:, :, None, None].unbind(1)
+    # Twice the distance from the middle, so that it is whole.
+    y = 2 * torch.arange(height, device=image.device)[:, None] - (height - 1)
+    x = 2 * torch.arange(width, device=image.device) - (width - 1)
+    bits = _TURN_BITS + 1
+    down = cosine * y - sine * x + ((height - 1) << _TURN_BITS)  # (batch, height, width), in 2^-bits of a voxel
+    across = sine * y + cosine * x + ((width - 1) << _TURN_BITS)
+
+    def taken(planes: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        """Return the voxels (batch, planes, height * width) at these places, 0 outside."""
+        is_inside = ((row >= 0) & (row < height) & (column >= 0) & (column < width)).flatten(1)[:, None]
+        place = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).flatten(1)[:, None]
+        return torch.where(is_inside, planes.gather(2, place.expand(-1, planes.shape[1], -1)), 0)
+
+    half = 1 << (bits - 1)
+    classes = taken(label.reshape(batch, depth, -1), (down + half) >> bits, (across + half) >> bits)
+    planes, mask = image.reshape(batch, channels * depth, -1), (1 << bits) - 1
+    row, column = down >> bits, across >> bits
+    v, u = (((part & mask).float() / 2**bits).flatten(1)[:, None] for part in (down, across))
+    upper = taken(planes, row, column) * (1 - u) + taken(planes, row, column + 1) * u
+    lower = taken(planes, row + 1, column) * (1 - u) + taken(planes, row + 1, column + 1) * u
+    return (upper * (1 - v) + lower * v).reshape(image.shape), classes.reshape(label.shape)
 
 
 # Noise as a function of its key and the number of the voxel: none is copied, and every device makes the same

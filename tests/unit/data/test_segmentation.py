@@ -33,7 +33,8 @@ SPECS = {
     2: DataSpec(CLASSES, 2, (12, 10), (), (), spacing=(1.0, 1.0)),
     3: DataSpec(CLASSES, 2, (4, 8, 6), (), (), spacing=(1.0, 1.0, 1.0)),
 }
-BUSY = {"zoom": 0.5, "noise": 0.5, "blur": 0.5, "brightness": 0.5, "contrast": 0.5}  # much happens to few crops
+# Much happens to few crops.
+BUSY = dict.fromkeys(("zoom", "rotation", "noise", "blur", "brightness", "contrast", "gamma", "gamma_inverted"), 0.5)
 
 
 def nothing(*_: object) -> None:

@@ -17,6 +17,7 @@ from sightline.data.augment.segmentation import (
     blur_matrix,
     cut,
     gaussian_noise,
+    rotated,
     view,
     zoom_matrix,
 )
@@ -36,8 +37,15 @@ OPERATIONS = {
     "brightness": Params(brightness=0.8),
     "contrast up": Params(contrast=1.4),
     "contrast down": Params(contrast=0.7),
+    "rotation": Params(turn=33.7),
+    "rotation backwards": Params(turn=-121.0),
+    "gamma": Params(gamma=1.4),
+    "gamma below 1": Params(gamma=0.75),
+    "inverted gamma": Params(gamma_inverted=0.8),
 }
+AS_NNUNET = Augmentation(rotation=0.2, gamma=0.3, gamma_inverted=0.1)
 ALL = Params((0, 0, 0), (0.75, 0.75, 0.75), (True, False, True), 0.3, (7, 8, 9), 1.37, 0.8, 1.4)
+MORE = replace(ALL, turn=50.0, gamma_inverted=0.9, gamma=1.3)
 
 
 def crop_of(number: int, channels: int = 2) -> tuple[np.ndarray, np.ndarray]:
@@ -102,7 +110,7 @@ def test_what_is_not_drawn_changes_no_bit():
     image, label = crop_of(0)
     found = Augmentation().apply(Params(), image, label)
     assert np.array_equal(found[0], image) and np.array_equal(found[1], label)
-    batch = finished([Params(), ALL], [(image, label), crop_of(1)])
+    batch = finished([Params(), MORE], [(image, label), crop_of(1)], AS_NNUNET)
     assert np.array_equal(batch[0][0], image) and np.array_equal(batch[1][0], label)
 
 
@@ -146,6 +154,73 @@ def test_brightness_contrast_and_blur_are_numpys():
     close(change(Params(blur=1.2)), blurred)
     noise = change(OPERATIONS["noise"]) - image
     close(noise, 0.3 * gaussian_noise(torch.tensor([[7, 2**32 - 1, 12345]]), (1, *image.shape))[0].numpy())
+
+
+@pytest.mark.parametrize("degrees", [12.0, -75.5, 90.0, 161.25])
+def test_rotation_is_scipys(degrees: float):
+    image, label = crop_of(9)
+    found, classes = Augmentation().apply(Params(turn=degrees), image, label)
+    angle = math.radians(degrees)
+    matrix = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    middle = (np.array(CROP[1:]) - 1) / 2
+    how = {"offset": middle - matrix @ middle, "mode": "grid-constant"}
+
+    def turned(plane: np.ndarray, order: int) -> np.ndarray:
+        return ndimage.affine_transform(plane.astype(np.float64), matrix, order=order, **how)
+
+    expected = np.stack([[turned(plane, 1) for plane in channel] for channel in image])
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(image).max())  # angles have 22 bits
+    assert np.array_equal(classes, np.stack([turned(plane, 0) for plane in label]).astype(np.uint8))
+
+
+def test_quarter_turns_of_a_square_are_numpys():
+    image, label = crop_of(10)
+    image, label = image[..., :10, :], label[:, :10]
+    for quarters in (1, 2, 3):
+        found, classes = Augmentation().apply(Params(turn=90.0 * quarters), image, label)
+        assert np.array_equal(found, np.rot90(image, -quarters, (2, 3)))
+        assert np.array_equal(classes, np.rot90(label, -quarters, (1, 2)))
+    whole = rotated(torch.from_numpy(image)[None], torch.from_numpy(label)[None], torch.tensor([[2**22, 0]]))
+    assert np.array_equal(whole[0][0], image) and np.array_equal(whole[1][0], label)
+
+
+def numpy_gamma(image: np.ndarray, power: float) -> np.ndarray:
+    """nnU-Net's gamma with kept statistics, in float64."""
+    found = []
+    for channel in image.astype(np.float64):
+        low, high = channel.min(), channel.max()
+        bent = ((channel - low) / (high - low)) ** power
+        found.append((bent - bent.mean()) / bent.std() * channel.std() + channel.mean())
+    return np.stack(found)
+
+
+def test_gamma_is_numpys_and_keeps_mean_and_deviation():
+    image, label = crop_of(11)
+    for power in (0.7, 1.5):
+        found, classes = Augmentation().apply(Params(gamma=power), image, label)
+        close(found, numpy_gamma(image, power))
+        inverted = Augmentation().apply(Params(gamma_inverted=power), image, label)[0]
+        close(inverted, -numpy_gamma(-image, power))
+        assert np.array_equal(classes, label) and np.abs(found - inverted).max() > 0.1
+        for one, other in zip(found, image, strict=True):
+            assert one.mean() == pytest.approx(other.mean(), abs=1e-5) and one.std() == pytest.approx(other.std())
+    flat = np.full_like(image, 3.0)  # empty slices have no range
+    assert np.isfinite(Augmentation().apply(Params(gamma=1.5), flat, label)[0]).all()
+
+
+def test_rotation_and_gamma_are_drawn_as_often_as_in_nnunet():
+    drawn = [AS_NNUNET.draw(1, index // 100, index % 100, LABEL, (4, 6, 5), dim=2) for index in range(4000)]
+    turns = np.array([params.turn for params in drawn])
+    assert (turns != 0).mean() == pytest.approx(0.2, abs=0.02) and -180 <= turns.min() < -170 < 170 < turns.max() <= 180
+    for field, share in (("gamma", 0.3), ("gamma_inverted", 0.1)):
+        powers = np.array([getattr(params, field) for params in drawn])
+        assert (powers != 1).mean() == pytest.approx(share, abs=0.02)
+        assert ((powers < 1).sum() / (powers != 1).sum()) == pytest.approx(0.5, abs=0.07)
+        assert 0.7 <= powers.min() < 0.73 and 1.45 < powers.max() <= 1.5
+    # Each operation has a stream of its own: the others are drawn as without them.
+    plain = Augmentation().draw(1, 3, 7, LABEL, (4, 6, 5), dim=2)
+    assert replace(AS_NNUNET.draw(1, 3, 7, LABEL, (4, 6, 5), dim=2), turn=0.0, gamma=1.0, gamma_inverted=1.0) == plain
+    assert plain.turn == 0 and plain.gamma == plain.gamma_inverted == 1  # off unless asked for
 
 
 def test_noise_is_normal_and_of_its_key():
@@ -198,9 +273,9 @@ def finished(
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_operation_in_a_batch(name: str):
     """Beside a crop with which much is done, which must not leak into it."""
-    config, crops = Augmentation(), [crop_of(4), crop_of(5)]
-    images, labels = finished([OPERATIONS[name], ALL], crops)
-    for number, params in enumerate((OPERATIONS[name], ALL)):
+    config, crops = AS_NNUNET, [crop_of(4), crop_of(5)]
+    images, labels = finished([OPERATIONS[name], MORE], crops, config)
+    for number, params in enumerate((OPERATIONS[name], MORE)):
         expected = config.apply(params, *crops[number])
         close(images[number], expected[0])
         assert np.array_equal(labels[number], expected[1])
@@ -208,14 +283,12 @@ def test_each_operation_in_a_batch(name: str):
 
 def test_all_together_is_one_after_the_other():
     image, label = crop_of(6)
-    config, steps = (
-        Augmentation(),
-        (Params(zoom=ALL.zoom), Params(flips=ALL.flips), Params(noise=0.3, noise_key=(7, 8, 9))),
-    )
+    config, moves = AS_NNUNET, (Params(zoom=ALL.zoom), Params(flips=ALL.flips), Params(turn=MORE.turn))
+    steps = (*moves, Params(noise=0.3, noise_key=(7, 8, 9)), Params(blur=ALL.blur), Params(brightness=0.8))
     expected = image, label
-    for params in (*steps, Params(blur=ALL.blur), Params(brightness=0.8), Params(contrast=1.4)):
+    for params in (*steps, Params(contrast=1.4), Params(gamma_inverted=0.9), Params(gamma=1.3)):
         expected = config.apply(params, *expected)
-    for found in (config.apply(ALL, image, label), [a[0] for a in finished([ALL], [(image, label)])]):
+    for found in (config.apply(MORE, image, label), [a[0] for a in finished([MORE], [(image, label)], config)]):
         close(found[0], expected[0])
         assert np.array_equal(found[1], expected[1])
 
@@ -378,6 +451,9 @@ def test_a_crop_reads_what_it_needs_and_fills_up_with_zeros(anchor: tuple[int, i
         ("noise_std", (0.0, math.inf)),
         ("blur_sigma", (math.nan, 1.0)),
         ("contrast_range", (-1.0, 1.0)),
+        ("rotation_range", (-200.0, 10.0)),
+        ("gamma", 2.0),
+        ("gamma_range", (1.5, 0.7)),
     ],
 )
 def test_fields_that_cannot_work_are_refused(field: str, value):
