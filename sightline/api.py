@@ -24,7 +24,7 @@ from sightline.data.inputs import list_files
 from sightline.data.listed import one_command
 from sightline.data.processes import refuse_in_new_process
 from sightline.errors import OutOfMemory, UsageError
-from sightline.evaluate import checkpoints, folds, given_weights, label_files
+from sightline.evaluate import checkpoints, folds, given_weights, label_files, shares
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.loaded import Model
 from sightline.evaluate.predict import Input, open_trained, predict_files, predict_inputs
@@ -290,7 +290,7 @@ def write_predictions(
     predictions-2, predictions-3, ... that does not exist yet.
 
     Return what predictions.json holds. Unreadable files are listed in it; they are an error at the end unless
-    data.on_bad_sample is skip, and always if no file could be read.
+    data.on_bad_sample is skip, and always if no file could be read. Ranks of a launcher share the files.
     """
     options = PredictOptions(top, threshold, draws, probabilities)
     paths = [Path(inputs)] if isinstance(inputs, str | Path) else list(inputs)
@@ -298,25 +298,28 @@ def write_predictions(
         raise UsageError(
             "to write predictions give files and a run folder; without `out`, objects are returned for any"
         )
-    trained = _opened(run_folder, which, _as_list("", flags), recipe_file)
-    say = (lambda _: None) if trained.run.progress == "off" else terminal.say
-    run = Path(trained.run.out or run_of(trained.path))
-    folder = Path(out) if out else _free_folder(run)
-    if folder.resolve() in {Path(each).resolve() for each in paths}:
-        raise UsageError(f"--out {folder} is also an input, and results would mix with it; give another folder")
-    results = folder if out else run  # where drawings of earlier calls may lie
-    data = trained.recipe.data
-    files = list_files([Path(each) for each in paths], data.file_suffixes, results, say)
-    files = data.first_files(files, trained.spec)
-    return predict_files(trained, files, folder, options)
+    opened = _opened(run_folder, which, _as_list("", flags), recipe_file, command="")
+    is_silent = opened.run.progress == "off" or not opened.world.is_main
+    say = (lambda _: None) if is_silent else terminal.say
+    with shares.joined(opened, say) as trained:
+        run = Path(trained.run.out or run_of(trained.path))
+        folder = Path(out) if out else Path(shares.from_main(trained.world, str(_free_folder(run))))
+        if folder.resolve() in {Path(each).resolve() for each in paths}:
+            raise UsageError(f"--out {folder} is also an input, and results would mix with it; give another folder")
+        results = folder if out else run  # where drawings of earlier calls may lie
+        data = trained.recipe.data
+        files = list_files([Path(each) for each in paths], data.file_suffixes, results, say)
+        files = data.first_files(files, trained.spec)
+        shares.refuse_other_files(trained.world, files)
+        return predict_files(trained, files, folder, options)
 
 
-def _opened(run_folder: Place, which: str, flags: Sequence[str], recipe_file: str) -> Trained:
-    """Open a run or an exported file to predict with."""
+def _opened(run_folder: Place, which: str, flags: Sequence[str], recipe_file: str, command: str = "predict") -> Trained:
+    """Open a run or an exported file to predict with; with "" as the command in any number of ranks."""
     path = Path(run_folder)
     if path.is_file():
         return open_exported(path, which, flags, recipe_file)
-    return open_trained(path, which, flags, recipe_file, "predict")
+    return open_trained(path, which, flags, recipe_file, command)
 
 
 def _in_one_process(trained: Trained) -> Trained:

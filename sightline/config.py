@@ -46,9 +46,9 @@ class Run:
     out: str = ""
     """Run folder; default runs/RECIPE."""
     device: str = "auto"
-    """auto, cpu, cuda, cuda:1, xpu, hpu, mps, npu."""
+    """auto, cpu, cuda, xpu, hpu, mps, npu; or one by its number, e.g. cuda:1, which several ranks then share."""
     devices: int = 0
-    """Local ranks, one device each, that `train` and `evaluate` start by themselves; 0: those a launcher started."""
+    """Local ranks, one device each, that train, evaluate, predict and benchmark start; 0: those a launcher started."""
     threads: int = 0
     """CPU threads of the training process; 0 leaves torch's choice. Equal bits need equal threads."""
     max_cpus: int = 0
