@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from sightline.report.predictions import ResultFolder
 
 BEAT_S = 1.0
 POLL_S = 0.02
-DONE = b"done"
+ENDLESS = timedelta(days=30)
 Say = Callable[[str], None]
 
 
@@ -81,6 +82,8 @@ class Share:
         self._batch = here.rank
         self._lines: list[tuple[int, str]] = []
         self._beaten = 0.0
+        # A group of its own, because there is no limit: a rank may have hours more to predict than another.
+        self._group = dist.new_group(backend="gloo", timeout=ENDLESS) if here.size > 1 else None
 
     def say(self, text: str) -> None:
         """Print a line about a file, or keep it for rank 0 to print."""
@@ -116,24 +119,29 @@ class Share:
             self._say(line)
 
     def _wait_for_all(self) -> None:
-        """Wait until no rank has a batch left. Shares differ, so there is no limit while the others come on."""
-        store, since = self.here.store, time.monotonic()
+        """Wait until no rank has a batch left. A rank that has ended is an error at once, by its connection; one that
+        hangs, when it has begun no batch for a while."""
+        work = dist.barrier(group=self._group, async_op=True)
         seen: dict[int, bytes] = {}
-        store.set(f"predict/{self.here.rank}", DONE)
-        while True:
-            for rank in range(self.here.size):
-                key = f"predict/{rank}"
-                if store.check([key]) and (value := store.get(key)) != seen.get(rank):
-                    seen[rank], since = value, time.monotonic()
-            late = [rank for rank in range(self.here.size) if seen.get(rank) != DONE]
-            if not late:
-                return
-            if time.monotonic() - since > self.limit_s:
-                raise PeerLost(
-                    f"rank {late[0]} of {self.here.size} began no batch in {self.limit_s:.0f} s, and predictions.json "
-                    "was not written; if one file takes that long, raise --run.timeout-s"
-                )
+        looked = since = time.monotonic()
+        while not work.is_completed():
             time.sleep(POLL_S)
+            if time.monotonic() - looked < BEAT_S:
+                continue
+            looked = time.monotonic()
+            found = self._beats()
+            if found != seen:
+                seen, since = found, looked
+            if looked - since > self.limit_s:
+                raise PeerLost(
+                    f"no rank of {self.here.size} began a batch in {self.limit_s:.0f} s, and predictions.json was not "
+                    "written; if one file takes that long, raise --run.timeout-s"
+                )
+        work.wait()
+
+    def _beats(self) -> dict[int, bytes]:
+        keys = {rank: f"predict/{rank}" for rank in range(self.here.size)}
+        return {rank: self.here.store.get(key) for rank, key in keys.items() if self.here.store.check([key])}
 
 
 def gathered(here: World, text: str) -> list[str]:

@@ -39,9 +39,11 @@ def refuse(recipe: Recipe, here: World, asked: Sequence[str]) -> None:
 
 
 def share_of(recipe: Recipe, here: World) -> Recipe:
-    """Return the recipe of one rank alone: with the batch that it has among all."""
-    batch = recipe.train.global_batch // here.size
-    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, global_batch=batch))
+    """Return the recipe of one rank alone: with the batch that it has among all, of as many volumes."""
+    batch, data = recipe.train.global_batch // here.size, recipe.data
+    if nvol := getattr(data, "nvol", 0) // here.size:
+        data = dataclasses.replace(data, nvol=nvol)  # type: ignore[type-var]  # only some data have volumes
+    return dataclasses.replace(recipe, data=data, train=dataclasses.replace(recipe.train, global_batch=batch))
 
 
 class AtOnce(Contender):

@@ -348,4 +348,5 @@ def test_two_hpus_train_and_benchmark_the_unet(volumes: Path, here: Path):
     as_process("main.py", *words, "--data", volumes, *benchmark, fields=SMALL_VOLUMES)
     found = json.loads((here / "out" / "res_log").read_text())
     assert len(found) == 5 and found["latency_train_90"] <= found["latency_train_99"]
-    assert found["throughput_train"] == pytest.approx(8 / found["latency_train_mean"] * 1000, rel=0.01)
+    [result] = (here / "out").glob("unet2d-*.json")
+    assert json.loads(result.read_text())["ranks"]["size"] == 2
