@@ -46,7 +46,7 @@ class Run:
     out: str = ""
     """Run folder; default runs/RECIPE."""
     device: str = "auto"
-    """auto, cpu, cuda, xpu, hpu, mps, npu; or one by its number, e.g. cuda:1, which several ranks then share."""
+    """auto, cpu, cuda, cuda:1, xpu, hpu, mps, npu."""
     devices: int = 0
     """Local ranks, one device each, that train, evaluate, predict and benchmark start; 0: those a launcher started."""
     threads: int = 0

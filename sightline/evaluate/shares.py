@@ -83,7 +83,7 @@ class Share:
         self._lines: list[tuple[int, str]] = []
         self._beaten = 0.0
         # A group of its own, because there is no limit: a rank may have hours more to predict than another.
-        self._group = dist.new_group(backend="gloo", timeout=ENDLESS) if here.size > 1 else None
+        self._group: Any = dist.new_group(backend="gloo", timeout=ENDLESS) if here.size > 1 else None
 
     def say(self, text: str) -> None:
         """Print a line about a file, or keep it for rank 0 to print."""
@@ -121,7 +121,7 @@ class Share:
     def _wait_for_all(self) -> None:
         """Wait until no rank has a batch left. A rank that has ended is an error at once, by its connection; one that
         hangs, when it has begun no batch for a while."""
-        work = dist.barrier(group=self._group, async_op=True)
+        work: Any = dist.barrier(group=self._group, async_op=True)
         seen: dict[int, bytes] = {}
         looked = since = time.monotonic()
         while not work.is_completed():
