@@ -24,7 +24,7 @@ from sightline.data.inputs import list_files
 from sightline.data.listed import one_command
 from sightline.data.processes import refuse_in_new_process
 from sightline.errors import OutOfMemory, UsageError
-from sightline.evaluate import checkpoints, folds, given_weights, label_files, postprocessing
+from sightline.evaluate import checkpoints, folds, given_weights, label_files, postprocessing, shares
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.ensemble import Ensemble
 from sightline.evaluate.loaded import Model
@@ -316,7 +316,7 @@ def write_predictions(
     run, or the next of predictions-2, predictions-3, ... that does not exist yet.
 
     Return what predictions.json holds. Unreadable files are listed in it; they are an error at the end unless
-    data.on_bad_sample is skip, and always if no file could be read.
+    data.on_bad_sample is skip, and always if no file could be read. Ranks of a launcher share the files.
     """
     options = PredictOptions(top, threshold, draws, probabilities)
     paths = [Path(inputs)] if isinstance(inputs, str | Path) else list(inputs)
@@ -325,26 +325,30 @@ def write_predictions(
         raise UsageError(
             "to write predictions give files and a run folder; without `out`, objects are returned for any"
         )
-    trained = _opened(run_folder, which, _as_list("", flags), recipe_file)
-    if len(runs) > 1 and not (out or trained.run.out):
+    opened = _opened(run_folder, which, _as_list("", flags), recipe_file, command="")
+    if len(runs) > 1 and not (out or opened.run.out):
         raise UsageError(f"the results of {len(runs)} runs belong to none of them; add --out DIR")
-    say = (lambda _: None) if trained.run.progress == "off" else terminal.say
-    options = _processed(trained, options, postprocess, say)
-    if isinstance(trained, Ensemble):
-        say(f"the probabilities of {len(trained.members)} runs are averaged")
-    run = Path(trained.run.out or run_of(trained.path))
-    folder = Path(out) if out else _free_folder(run)
-    if folder.resolve() in {Path(each).resolve() for each in paths}:
-        raise UsageError(f"--out {folder} is also an input, and results would mix with it; give another folder")
-    results = folder if out else run  # where drawings of earlier calls may lie
-    data = trained.recipe.data
-    files = list_files([Path(each) for each in paths], data.file_suffixes, results, say)
-    files = data.first_files(files, trained.spec)
-    return predict_files(trained, files, folder, options)
+    is_silent = opened.run.progress == "off" or not opened.world.is_main
+    say = (lambda _: None) if is_silent else terminal.say
+    options = _processed(opened, options, postprocess, say)
+    if isinstance(opened, Ensemble):
+        say(f"the probabilities of {len(opened.members)} runs are averaged")
+    with shares.joined(opened, say) as trained:
+        run = Path(trained.run.out or run_of(trained.path))
+        folder = Path(out) if out else Path(shares.from_main(trained.world, str(_free_folder(run))))
+        if folder.resolve() in {Path(each).resolve() for each in paths}:
+            raise UsageError(f"--out {folder} is also an input, and results would mix with it; give another folder")
+        results = folder if out else run  # where drawings of earlier calls may lie
+        data = trained.recipe.data
+        files = list_files([Path(each) for each in paths], data.file_suffixes, results, say)
+        files = data.first_files(files, trained.spec)
+        shares.refuse_other_files(trained.world, files)
+        return predict_files(trained, files, folder, options)
 
 
-def _opened(run_folder: Runs, which: str, flags: Sequence[str], recipe_file: str) -> Trained:
-    """Open a run or an exported file to predict with; several as an ensemble."""
+def _opened(run_folder: Runs, which: str, flags: Sequence[str], recipe_file: str, command: str = "predict") -> Trained:
+    """Open a run or an exported file to predict with, several as an ensemble; with "" as the command in any number of
+    ranks."""
     given = [run_folder] if isinstance(run_folder, str | Path) else list(run_folder)
     if not given or not all(isinstance(each, str | Path) for each in given):
         raise UsageError(f"runs are {given}; name one or several folders, e.g. runs/resnet50")
@@ -354,7 +358,7 @@ def _opened(run_folder: Runs, which: str, flags: Sequence[str], recipe_file: str
         if path.is_file():
             members.append(open_exported(path, which, flags, recipe_file))
         else:
-            members.append(open_trained(path, which, flags, recipe_file, "predict"))
+            members.append(open_trained(path, which, flags, recipe_file, command))
     if len(members) == 1:
         return members[0]
     return Ensemble.of(members, named[0] if len(named) == 1 else members[0].path)

@@ -21,10 +21,11 @@ from sightline.named_recipe import (
     load_recipe,
     names_recipe,
     names_run,
+    ran_as_ranks,
+    ran_as_ranks_of_run,
     refuse_recipe_named_first,
     refuse_value_of_flag,
     run_config,
-    value_of,
     without_all_folds,
 )
 from sightline.safe_path import folder_off_path
@@ -112,7 +113,7 @@ def train(flags: Sequence[str]) -> None:
         return
     rest, wants_all_folds = without_all_folds(flags)
     recipe, run = load_recipe("train", rest)
-    if _ran_as_ranks(["train", *flags], run.devices, run.device):
+    if ran_as_ranks(["train", *flags], run.devices, run.device):
         return
     from sightline import api
     from sightline.runs.refused import as_before
@@ -158,8 +159,7 @@ def evaluate(flags: Sequence[str]) -> None:
     if arguments.all and (arguments.labels or arguments.choose_postprocessing):
         other = "--labels" if arguments.labels else "--choose-postprocessing"
         raise UsageError(f"--all cannot be combined with {other}; name one checkpoint with --checkpoint")
-    devices = value_of("devices", rest, "0")  # if it is not a number, parsing the recipe's flags reports it
-    if devices.isdecimal() and _ran_as_ranks(["evaluate", *flags], int(devices), value_of("device", rest, "auto")):
+    if ran_as_ranks_of_run(["evaluate", *flags], rest):
         return
     if not Path(arguments.run).is_dir() and names_recipe(arguments.run, rest):
         _evaluate_weights(arguments, words.expand(rest))
@@ -226,6 +226,8 @@ def predict(flags: Sequence[str]) -> None:
     arguments, rest = parser.parse_known_args(flags)
     for first in (arguments.run, arguments.inputs[0]):
         refuse_value_of_flag(flags, first, "predict RUN INPUT ...")
+    if ran_as_ranks_of_run(["predict", *flags], rest):
+        return
     from sightline import api
     from sightline.evaluate.folds import split_runs
 
@@ -307,10 +309,14 @@ def benchmark(flags: Sequence[str]) -> None:
 
     options, rest = split_options(measure.BenchmarkOptions, flags, prog="sightline benchmark", flat=True)
     recipe, run = load_recipe("benchmark", rest)
+    if ran_as_ranks(["benchmark", *flags], 0 if options.whole else run.devices, run.device):
+        return
     if options.whole:
         print(whole.as_text(whole.measure(recipe, run, rest, options.out, print)))
         return
-    print(measure.as_text(measure.benchmark(recipe, run, options, print)))
+    result = measure.benchmark(recipe, run, options, print)
+    if is_rank_0():
+        print(measure.as_text(result))
 
 
 def inspect(flags: Sequence[str]) -> None:
@@ -472,12 +478,3 @@ def _print_help(flags: Sequence[str]) -> None:
     from sightline import config
 
     config.print_flags(name, part)
-
-
-def _ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
-    """Run the command as several local ranks, to its end, where asked for; return whether that was done."""
-    if devices < 2:
-        return False
-    from sightline.hardware.launch import local
-
-    return local.start(devices, device, arguments)

@@ -48,7 +48,7 @@ class Run:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, xpu, hpu, mps, npu."""
     devices: int = 0
-    """Local ranks, one device each, that `train` and `evaluate` start by themselves; 0: those a launcher started."""
+    """Local ranks, one device each, that train, evaluate, predict and benchmark start; 0: those a launcher started."""
     threads: int = 0
     """CPU threads of the training process; 0 leaves torch's choice. Equal bits need equal threads."""
     max_cpus: int = 0

@@ -119,6 +119,21 @@ def without_all_folds(flags: Sequence[str]) -> tuple[list[str], bool]:
     return rest, len(rest) < len(flags)
 
 
+def ran_as_ranks(arguments: Sequence[str], devices: int, device: str) -> bool:
+    """Run the command as several local ranks, to its end, where asked for; return whether that was done."""
+    if devices < 2:
+        return False
+    from sightline.hardware.launch import local
+
+    return local.start(devices, device, arguments)
+
+
+def ran_as_ranks_of_run(arguments: Sequence[str], flags: Sequence[str]) -> bool:
+    """Do the same for a command about a run, whose recipe is not loaded yet: only its --run flags can be read."""
+    devices = value_of("devices", flags, "0")  # if it is not a number, parsing the recipe's flags reports it
+    return devices.isdecimal() and ran_as_ranks(arguments, int(devices), value_of("device", flags, "auto"))
+
+
 def value_of(field: str, flags: Sequence[str], default: str) -> str:
     """Return the value of a --run flag; only the recipe of the run can read all of its flags."""
     for before, flag in zip(["", *flags], flags, strict=False):

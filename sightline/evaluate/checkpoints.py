@@ -218,6 +218,8 @@ def loading(
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+    if note := device.sharing_note():
+        log.say(note)
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
         stack.callback(here.close)

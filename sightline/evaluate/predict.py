@@ -6,6 +6,7 @@ One loop feeds a sink: `predict_files` writes, for the command line, and `predic
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import PADDING, EvalOrder
 from sightline.errors import BadData, UsageError
 from sightline.evaluate.checkpoints import Trained
+from sightline.evaluate.shares import Share, shared
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
@@ -74,11 +76,13 @@ class Sink(Protocol):
 
 
 def open_trained(run_folder: Path, which: str, flags: Sequence[str], recipe_file: str, command: str) -> Trained:
-    """Load the checkpoint of a run that `which` names, in one process."""
+    """Load the checkpoint of a run that `which` names, in one process; with "" as the command in any number."""
     path = checkpoint.find(run_folder, which)
     trained = Trained.set_up(path, *checkpoint.read(path), recipe_file, flags)
-    if (ranks := trained.world.size) > 1:
-        raise UsageError(f"{command} runs in one process and was started in {ranks}; start it without a launcher")
+    if command and (ranks := trained.world.size) > 1:
+        raise UsageError(
+            f"{command} runs in one process and was started in {ranks}; leave --run.devices and the launcher out"
+        )
     return trained
 
 
@@ -86,19 +90,30 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
     """Write everything that the task's reporter makes of these files; return what predictions.json holds.
 
     Files that cannot be read are listed in it; they are an error at the end unless data.on_bad_sample is skip, and
-    always if no file could be read.
+    always if no file could be read. Several ranks share the files; rank 0 writes the table of all, and raises.
     """
     dataset = _open(engine, files)
     task = engine.showing(options)
-    log = RunLog(folder, Screen(engine.run.progress), attempt=None)
+    rank = engine.world.rank
+    log = RunLog(folder, Screen(engine.run.progress, rank), rank, attempt=None)
     with contextlib.ExitStack() as stack:
         stack.callback(log.release)
-        reporter = task.reporter(PredictJob(folder, files, engine.spec, options, log.say))
+        share = Share(engine.world, engine.run.timeout_s, log.say)
+        reporter = share.checked(task.reporter(PredictJob(folder, files, engine.spec, options, share.say)))
         model = engine.build().eval()
-        _predict(engine, task, model, dataset, reporter, lambda at, total: log.evaluating(at, total, at, total))
+
+        def watch(at: int, total: int) -> None:
+            share.begin(at)
+            log.evaluating(at, total, at, total)
+
+        _predict(engine, task, model, dataset, reporter, watch)
+        share.merge(reporter)
         about = engine.about()
         document = reporter.write({"recipe": about.pop("recipe"), "model": type(model).__name__, **about})
+        engine.world.barrier()  # no rank returns before the table is written
         log.say(f"{len(document['files'])} of {len(files)} files predicted; {folder / DOCUMENT} and {TABLE} list them")
+    if not engine.world.is_main:
+        return document
     if not document["files"]:
         raise BadData(
             f"none of the {len(files)} files could be predicted (they are listed above and in {folder / DOCUMENT}); "
@@ -191,7 +206,8 @@ def _predict(
 ) -> None:
     """Run the network over a dataset of files; stop signals are obeyed between batches."""
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(StopSignals(engine.world, saves=False))
+        alone = dataclasses.replace(engine.world, size=1)  # a rank waits for no other between batches
+        signals = stack.enter_context(StopSignals(alone, saves=False))
         bound = dataset.bind(engine.device, engine.recipe.train.global_batch)
         loader = _open_loader(engine, bound, sink, signals)
         stack.callback(loader.close)
@@ -227,7 +243,7 @@ def _predict_all(
 
 def _open_loader(engine: Engine, bound: Bound, sink: Sink, signals: StopSignals) -> Loader:
     count = len(bound.dataset)
-    order = EvalOrder(count, min(count, engine.recipe.train.global_batch, bound.dataset.predict_batch))
+    order = shared(EvalOrder(count, min(count, engine.recipe.train.global_batch, bound.dataset.predict_batch)), engine)
     # One bad file does not keep the others from being predicted; data.on_bad_sample is obeyed at the end.
     bad_samples = BadSamples("skip", count, lambda bad: sink.note_unreadable(bad.name, bad.reason))
     return Loader({"files": (bound, order)}, engine.run, engine.device, engine.world, bad_samples, signals.check)

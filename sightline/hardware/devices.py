@@ -86,6 +86,10 @@ class Device:
     """True if a process names its device by a number."""
     is_shared: bool = False
     """True if any number of processes may use it at once."""
+    shared_backend: str = ""
+    """Backend for ranks that share one device, because its own refuses them; "" if they cannot share."""
+    sharers: int = 1
+    """Ranks of this host that share it: more than one only if the user names one device for all."""
     can_pin: bool = False
     has_streams: bool = False
     has_graphs: bool = False
@@ -182,6 +186,15 @@ class Device:
         describe = getattr(self.api, "get_device_name", None)
         return str(describe(self.torch_device)) if describe else self.kind
 
+    def sharing_note(self) -> str:
+        """Return a note for the user where several ranks share this device; "" if it has one."""
+        if self.sharers == 1:
+            return ""
+        return (
+            f"{self.sharers} ranks share {self.torch_device} and exchange tensors by {self.backend}, through the CPU: "
+            f"{KINDS[self.kind].backend} refuses several ranks on one device; for tests, not for speed"
+        )
+
     def count(self) -> int:
         """Count the devices of this kind."""
         return int(self.api.device_count())
@@ -195,6 +208,7 @@ KINDS: dict[str, Device] = {
             kind="cuda",
             node="/dev/nvidiactl",
             backend="nccl",
+            shared_backend="gloo",
             has_bf16=_cuda_has_bf16,
             can_pin=True,
             has_streams=True,
@@ -270,8 +284,9 @@ def available() -> list[str]:
     return [kind for kind in KINDS if not unavailable_because(kind)]
 
 
-def select(wanted: str = "auto", local_rank: int = 0) -> Device:
-    """Return the device of this process: `auto`, a kind, or a kind and number such as cuda:1."""
+def select(wanted: str = "auto", local_rank: int = 0, local_size: int = 1) -> Device:
+    """Return the device of this process: `auto`, a kind, or a kind and number such as cuda:1, which all ranks of the
+    host then share."""
     os.environ.setdefault(*CUDA_QUEUES)
     kind, colon, number = wanted.partition(":")
     if wanted == "auto":
@@ -283,7 +298,7 @@ def select(wanted: str = "auto", local_rank: int = 0) -> Device:
         raise UsageError(f"device '{wanted}' is not available: {reason}; available here: {', '.join(available())}")
     row = KINDS[kind]
     if colon:
-        return replace(row, index=_named_index(row, int(number), local_rank))
+        return _named(row, int(number), max(local_size, local_rank + 1))
     if row.is_shared:
         return row
     if local_rank >= row.count():
@@ -294,18 +309,20 @@ def select(wanted: str = "auto", local_rank: int = 0) -> Device:
     return replace(row, index=local_rank)
 
 
-def _named_index(row: Device, index: int, local_rank: int) -> int:
+def _named(row: Device, index: int, ranks: int) -> Device:
     if not row.is_indexed and index > 0:
         raise UsageError(f"device '{row.kind}:{index}' cannot be numbered; use --run.device {row.kind}")
     if index >= row.count():
         last = row.count() - 1
         raise UsageError(f"device '{row.kind}:{index}' does not exist; the last one here is {row.kind}:{last}")
-    if local_rank > 0 and not row.is_shared:
+    if ranks == 1 or row.is_shared:
+        return replace(row, index=index)
+    if not row.shared_backend:
         raise UsageError(
-            f"device '{row.kind}:{index}' was asked for by process {local_rank} of this host too, but each process "
-            f"needs its own; use --run.device {row.kind} (CUDA_VISIBLE_DEVICES and its like choose which)"
+            f"device '{row.kind}:{index}' was asked for by {ranks} processes of this host, but each process needs its "
+            f"own; use --run.device {row.kind} (CUDA_VISIBLE_DEVICES and its like choose which)"
         )
-    return index
+    return replace(row, index=index, backend=row.shared_backend, sharers=ranks)
 
 
 def set_deterministic(on: bool) -> None:

@@ -27,11 +27,11 @@ def set_up(recipe: Recipe, run: Run) -> tuple[World, Device, Recipe]:
     if run.devices and run.devices != world.local_size(here):
         raise UsageError(
             f"run.devices={run.devices}, but this process is one of {world.local_size(here)} on this host; only the "
-            "commands train and evaluate start ranks by themselves. Other commands use one device: leave --run.devices "
-            f"out; start a script of your own with `torchrun --nproc-per-node {run.devices}`"
+            "commands train, evaluate, predict and benchmark start ranks by themselves. Other commands use one device: "
+            f"leave --run.devices out; start a script of your own with `torchrun --nproc-per-node {run.devices}`"
         )
     devices.set_deterministic(recipe.train.deterministic)  # before anything initialises the device
-    device = devices.select(run.device, here.local_rank)
+    device = devices.select(run.device, here.local_rank, world.local_size(here))
     device.activate()
     cpus = run.max_cpus
     if run.affinity != "disabled":

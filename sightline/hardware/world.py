@@ -8,7 +8,8 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
@@ -136,6 +137,23 @@ def connect(world: World, device: Device) -> World:
         device.backend, timeout=CONNECT_TIMEOUT, rank=world.rank, world_size=world.size, store=store
     )
     return replace(world, side_group=dist.new_group(backend="gloo"), store=store)
+
+
+@contextmanager
+def joined(world: World, device: Device, doing: str, remedy: str, say: Callable[[str], None]) -> Iterator[World]:
+    """Join the other ranks for what is no training; a rank that is lost meanwhile is a PeerLost with this remedy."""
+    is_lost = False
+    try:
+        world = connect(world, device)
+        if note := device.sharing_note():
+            say(note)
+        yield world
+    except Exception as error:
+        if not (is_lost := is_loss(error)):
+            raise
+        raise PeerLost(f"a rank was lost while {doing}: its own output says why; {remedy} ({error})") from error
+    finally:
+        world.close(is_lost)
 
 
 def meeting_place(world: World) -> str:

@@ -14,6 +14,7 @@ from sightline.legacy.line import Line
 from sightline.legacy.parse import parse, unknown_flags, wants_help
 from sightline.legacy.start import Row
 from sightline.legacy.table import (
+    BENCHMARK,
     EVALUATE,
     PREPARE,
     TRAIN,
@@ -39,6 +40,7 @@ SCRIPTS: tuple[Script, ...] = (
 
 
 SAME = "as it is"
+ON_RANKS = (TRAIN, EVALUATE, BENCHMARK)  # commands that start several
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def translate(line: Line, device: str = "", extra: Sequence[str] = ()) -> Transl
         (*mode.before, _command(given, mode, [*words, *extra]), *mode.after) if mode.command else mode.before,
         (*given.start.rows, *mode.notes, *rows),
         given.start.passed,
-        given.ranks if mode.command in (TRAIN, EVALUATE) and not (given.start.is_rank or given.start.hosts) else 1,
+        given.ranks if mode.command in ON_RANKS and not (given.start.is_rank or given.start.hosts) else 1,
         given.start.device,
         given.start.rank == 0,
     )
@@ -201,6 +203,6 @@ def _command(given: Given, mode: Mode, words: Sequence[str]) -> tuple[str, ...]:
         if mode.command != TRAIN:
             raise UsageError(f"{len(start.hosts)} hosts can only train; run `{mode.command}` on one of them")
         return ("launch", *mode.words, *start.launch_words(), *words, *device)
-    if given.ranks > 1 and mode.command in (TRAIN, EVALUATE):
+    if given.ranks > 1 and mode.command in ON_RANKS:
         return (mode.command, *mode.words, *words, *device, "--run.devices", str(given.ranks))
     return (mode.command, *mode.words, *words, *device)

@@ -84,8 +84,6 @@ def _precision(given: Given) -> Sequence[str]:
 
 
 def _epochs(given: Given) -> Sequence[str]:
-    if _is_benchmark(given):  # on several ranks: twice so many steps, of which the second half counts
-        return ["--train.patience", "0", "--train.min-epochs", "0"]
     words = [] if given["max_epochs"] == 10_000 else ["--train.epochs", str(given["max_epochs"])]
     words += [] if given["min_epochs"] == 30 else ["--train.min-epochs", str(given["min_epochs"])]
     words += [] if given["patience"] == 100 else ["--train.patience", str(given["patience"])]
@@ -95,15 +93,6 @@ def _epochs(given: Given) -> Sequence[str]:
 
 def _train_batches(given: Given) -> Sequence[str]:
     limit = given["train_batches"]
-    if _is_benchmark(given):
-        rare = [
-            "--train.eval-every-epochs",
-            "10001",
-            "--train.no-eval-at-end",
-            "--run.checkpoint-every-epochs",
-            "10000",
-        ]
-        return ["--train.max-steps", str(2 * limit), *rare, "--run.log-every-steps", "1"]
     return ["--train.steps-per-epoch", str(limit)] if limit else []
 
 
@@ -155,10 +144,6 @@ def _workers(given: Given) -> Sequence[str]:
     return ["--run.workers", str(given["num_workers"])] if "num_workers" in given.named else []
 
 
-def _is_benchmark(given: Given) -> bool:
-    return bool(given["benchmark"])
-
-
 def _mode(given: Given) -> Mode:
     results, notes = given.folder("results"), tuple(oplists.torch_lists(given).rows)
     if given["benchmark"]:
@@ -178,7 +163,7 @@ def _mode(given: Given) -> Mode:
 
 
 def _benchmark(given: Given, results: str, notes: Sequence[tuple[str, str, str]]) -> Mode:
-    """Measure speed. One device: our own benchmark. Several: a training of twice the batches, second half timed."""
+    """Measure speed by our own benchmark, which on several devices also measures one of them alone."""
     predicts = given["exec_mode"] == "predict"
     batches, flag = (
         (given["test_batches"], "--test_batches") if predicts else (given["train_batches"], "--train_batches")
@@ -187,15 +172,6 @@ def _benchmark(given: Given, results: str, notes: Sequence[tuple[str, str, str]]
     if steps < 2:
         raise UsageError(f"--benchmark needs {flag} above --warmup {given['warmup']} by 2 or more, e.g. {flag} 150")
     log = f"{results}/{given['logname'] or 'perf.json'}"
-    if given.ranks > 1 and not predicts:
-        batch = given["batch_size"] * given.ranks
-        write = Act(
-            f"write {log}",
-            lambda: unet_files.write_perf(Path(results, "log.jsonl"), Path(log), batch, batches, given["warmup"]),
-        )
-        return Mode(TRAIN, ("unet2d",), recipe="unet2d", after=(write,), notes=tuple(notes))
-    if given.ranks > 1:
-        raise UsageError("--benchmark --exec_mode predict measures one device; use --gpus 1 or --hpus 1")
     words: tuple[str, ...] = ("unet2d", "--steps", str(steps), "--warmup", str(given["warmup"]), "--repeats", "1")
     words += ("--what", "predict") if predicts else ()
     words += ("--data", "real", "--out", results, "--logname", log)
@@ -308,9 +284,7 @@ FLAGS = (
         "--benchmark",
         "switch",
         False,
-        Field(
-            "benchmark", effect="several devices: a training of twice the batches, the second half timed", make=nothing
-        ),
+        Field("benchmark", effect="several devices: one of them alone first, then all", make=nothing),
     ),
     Flag("--deep_supervision", "switch", False, Field("--model.deep-supervision", True)),
     Flag("--drop_block", "switch", False, Field("--model.drop-block", False)),

@@ -1,10 +1,8 @@
-"""Files of the Unet2D README under the names and in the form that the original wrote: perf.json and eval_log.json."""
+"""Files of the Unet2D README under the names and in the form that the original wrote: eval_log.json."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +55,6 @@ def write_eval_log(run: Path, which: str, out: Path) -> None:
     values = {"Mean dice": round(100 * scores["values"]["dice"], 2)}
     for number, row in enumerate(scores["tables"]["classes"], start=1):
         values[f"L{number}"] = round(100 * row["dice"], 2)
-    _write(out, values)
-
-
-def write_perf(log: Path, out: Path, batch: int, batches: int, warmup: int) -> None:
-    """Write throughput and latencies of the second half's steps after `warmup`, from a log with a line per step."""
-    lines = [_parsed(line) for line in log.read_text(encoding="utf-8").splitlines()]
-    times = {line["step"]: line["time"] for line in lines if line.get("event") == "train"}
-    ends = [times[step] for step in range(batches + warmup + 1, 2 * batches + 1) if step in times]
-    seconds = sorted(after - before for before, after in itertools.pairwise(ends))
-    if not seconds:
-        raise BadData(f"{log} has no two steps after {batches + warmup}; give more --train_batches")
-    mean = statistics.fmean(seconds)
-    values = {"throughput_train": round(batch / mean, 3), "latency_train_mean": round(1000 * mean, 3)}
-    for share in (90, 95, 99):
-        at = min(len(seconds) - 1, len(seconds) * share // 100)
-        values[f"latency_train_{share}"] = round(1000 * seconds[at], 3)
     _write(out, values)
 
 

@@ -2,6 +2,7 @@
 
 The step is built as the loop builds it. Contenders take turns (A B C A B C ...) in one process, so that heat and
 neighbours hit all alike; every repeat is kept. Numbers go to a JSON file with all that is needed to repeat them.
+Several ranks measure at the same time, after one of them has measured alone: see ranks.py.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from sightline.files.whole import replace_text
 from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES
 from sightline.hardware.setup import set_up
-from sightline.hardware.world import World
-from sightline.measure import latency, peers, scaling
+from sightline.hardware.world import World, joined
+from sightline.measure import latency, peers, ranks, scaling
 from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoader, Say
 from sightline.measure.provenance import provenance, result_file
 from sightline.measure.scaling import ScalingOptions
@@ -43,10 +44,6 @@ from sightline.train.step import build_step
 
 SCHEMA = 1
 OURS = "sightline"
-ONE_DEVICE = (
-    "benchmark measures one device; start it once, without a launcher and without --run.devices. For several devices, "
-    "`sightline train RECIPE --run.devices N` logs images_per_s, and `sightline benchmark RECIPE --scaling` predicts it"
-)
 
 
 @dataclass(frozen=True)
@@ -104,9 +101,8 @@ class BenchmarkOptions:
 
 
 def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> dict[str, Any]:
-    """Measure what `options` ask for on this process's device, and write it to a file under `options.out`."""
-    if run.devices > 1:
-        raise UsageError(f"run.devices={run.devices}: {ONE_DEVICE}")
+    """Measure what `options` ask for on this process's device, together with the other ranks if a launcher started
+    several; rank 0 writes it to a file under `options.out`."""
     if options.loader:
         peers.check_comparable(recipe.data)
     for flag, folder in (("--out", options.out), ("--logname", Path(options.logname).parent)):
@@ -116,9 +112,23 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
             raise UsageError(f"{flag} {folder} cannot be written: {error.strerror}; give another folder") from error
     run = scaling.as_on_many(run) if options.scaling else run
     here, device, recipe = set_up(recipe, run)
-    if here.size > 1:
-        raise UsageError(f"a launcher has started {here.size} ranks: {ONE_DEVICE}")
-    now = datetime.now(UTC)
+    ranks.refuse(recipe, here, [f"--{name}" for name in ("peers", "scaling", "whole") if getattr(options, name)])
+    say = say if here.is_main else (lambda _: None)
+    with joined(here, device, "measuring", "nothing was written; give the command again", say) as here:
+        result = _result(recipe, run, options, device, here, say, now := datetime.now(UTC))
+    if here.is_main:
+        path = result_file(options.out, recipe.name, device, now)
+        replace_text(path, json.dumps(result, indent=1) + "\n")
+        if options.logname:
+            Path(options.logname).write_text(json.dumps(result["perf"]) + "\n", encoding="utf-8")
+        say(f"written to {path}")
+    return result
+
+
+def _result(
+    recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, here: World, say: Say, now: datetime
+) -> dict[str, Any]:
+    """Return all that the JSON file holds."""
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "time": now.isoformat(timespec="seconds"),
@@ -130,30 +140,42 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
         **provenance(device),
         "config": {**config.to_json(recipe), "run": asdict(run)},
     }
+    one, alone = ranks.share_of(recipe, here), {}
     try:
-        if options.loader:
-            result["loader"] = _measure_loaders(recipe, run, options, device, say)
-        if options.what == "predict":
-            result["predict"] = _measure_predictions(recipe, run, options, device, say)
-        elif options.peers or not (options.loader or (options.scaling and options.machine.step_ms)):
-            result["step"] = _measure_steps(recipe, run, options, device, say)
-        if options.scaling:
-            bound, row = synthetic_data(recipe, device), _our_row(result)
-            found = scaling.predict_recipe(recipe, run, bound, image_of(bound), options.machine, row)
-            result["scaling"] = found
+        if here.size > 1:
+            say(f"rank 0 alone, with {one.train.global_batch} of {recipe.train.global_batch} images; the others wait")
+            alone = _measure(one, run, options, device, World(), say) if here.is_main else {}
+            peers.free(device)
+            here.barrier()
+            say(f"all {here.size} ranks, {recipe.train.global_batch} images per step")
+        result |= _measure(recipe, run, options, device, here, say)
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
-            f"{device.name()} ran out of memory with batch {recipe.train.global_batch}; "
-            f"use a smaller --train.global-batch ({error})"
+            f"{device.name()} ran out of memory with batch {recipe.train.global_batch}"
+            f"{f' on {here.size} ranks' if here.size > 1 else ''}; use a smaller --train.global-batch ({error})"
         ) from error
+    if here.size > 1:
+        result["ranks"] = ranks.beside_one(result, alone, one.train.global_batch, device, here)
+    if options.scaling:
+        bound, row = synthetic_data(recipe, device), _our_row(result)
+        result["scaling"] = scaling.predict_recipe(recipe, run, bound, image_of(bound), options.machine, row)
     if ours := _our_row(result):
         result["perf"] = latency.perf_of(options.what, ours)
-    path = result_file(options.out, recipe.name, device, now)
-    replace_text(path, json.dumps(result, indent=1) + "\n")
-    if options.logname:
-        Path(options.logname).write_text(json.dumps(result["perf"]) + "\n", encoding="utf-8")
-    say(f"written to {path}")
     return result
+
+
+def _measure(
+    recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, here: World, say: Say
+) -> dict[str, Any]:
+    """Return what was asked for of the input, the step and the predictions, by these ranks together."""
+    found = {}
+    if options.loader:
+        found["loader"] = _measure_loaders(recipe, run, options, device, here, say)
+    if options.what == "predict":
+        found["predict"] = _measure_predictions(recipe, run, options, device, here, say)
+    elif options.peers or not (options.loader or (options.scaling and options.machine.step_ms)):
+        found["step"] = _measure_steps(recipe, run, options, device, here, say)
+    return found
 
 
 def _as_json(options: BenchmarkOptions) -> dict[str, Any]:
@@ -185,6 +207,8 @@ def as_text(result: dict[str, Any]) -> str:
             mfu = f"{row['mfu']:.1%}" if "mfu" in row else ""
             numbers = f"{rate['median']:>9,.0f} {rate['min']:>9,.0f} {rate['max']:>9,.0f}"
             lines.append(f"  {row['name']:<43} {numbers} {ratio:>8} {mfu:>6} {row['first_s']:>8.1f}")
+    if "ranks" in result:
+        lines += ranks.as_lines(result)
     if "step" in result:
         step, ours = result["step"], result["step"]["contenders"][0]
         lines.append(
@@ -214,7 +238,7 @@ class OurStep(Contender):
     """The step as the loop runs it, on batches of the device or of the loader."""
 
     name = OURS
-    world = World()  # whose step it is
+    world = World()  # whose step it is, unless ranks are given
 
     def __init__(
         self,
@@ -225,19 +249,21 @@ class OurStep(Contender):
         is_real: bool,
         say: Say,
         timed: tuple[int, int],
+        here: World | None = None,
     ):
         cfg = recipe.train
+        self.world, self.ranks = here or self.world, here or World()
         recipe = dataclasses.replace(recipe, task=recipe.task.for_data(bound.dataset.spec))
         self.timed = timed  # steps to warm up and to measure, one by one
-        self.images = cfg.global_batch
+        self.images = cfg.global_batch // self.ranks.size
         self.recipe = recipe
         self.device = device
-        self.base_lr = recipe.optimizer.base_lr(cfg.global_batch, ranks=1)
-        order = _order(recipe, bound)
+        self.base_lr = recipe.optimizer.base_lr(cfg.global_batch, self.ranks.size)
+        order = _order(recipe, bound, self.ranks)
         self.length = length_of(cfg, order)
         self.number = 0
         run_here = run if is_real else dataclasses.replace(run, workers=0)
-        self.loader = open_loader(recipe, run_here, bound, order, device, say)
+        self.loader = open_loader(recipe, run_here, bound, order, device, say, ranks=self.ranks)
         self.batches: list[Batch] = []
         try:
             if not is_real:
@@ -247,7 +273,7 @@ class OurStep(Contender):
             started = time.perf_counter()
             if hasattr(device.api, "reset_peak_memory_stats"):
                 device.api.reset_peak_memory_stats()
-            model = build_model(recipe, run, bound.dataset.spec, device, World())
+            model = build_model(recipe, run, bound.dataset.spec, device, self.ranks)
             for note in model.notes:
                 say(note)
             self.state = TrainState(recipe, model, device, self.length)
@@ -274,12 +300,12 @@ class OurStep(Contender):
         """Time single steps, before it is closed. The step itself counts `images_trained`, without steps that were not
         finite."""
         seconds = latency.measure(self, *self.timed, self.device)
-        totals = self.step.read_totals(World())
+        totals = self.step.read_totals(self.ranks)
         return {
             "latency_s": seconds,
             "calls": self.number,
             "images_trained": int(totals["samples"]),
-            "bad_steps": int(totals["bad_steps"]),
+            "bad_steps": int(totals["bad_steps"]) // self.ranks.size,
             "peak_memory_gb": self.peak_memory_bytes / 1e9,
         }
 
@@ -295,6 +321,7 @@ def open_loader(
     device: Device,
     say: Say,
     feed: str = "train",
+    ranks: World | None = None,
 ) -> Loader:
     """Open a loader of one feed alone, from the first batch on, without end."""
 
@@ -302,14 +329,16 @@ def open_loader(
         say(f"sample skipped: {bad.name}: {bad.reason}")
 
     bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, on_bad)
-    loader = Loader({feed: (bound, order)}, run, device, World(), bad_samples, check_stop=lambda: None)
+    loader = Loader({feed: (bound, order)}, run, device, ranks or World(), bad_samples, check_stop=lambda: None)
     for note in loader.notes:
         say(note)
     loader.seek(feed, 0, ENDLESS)
     return loader
 
 
-def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say) -> dict[str, Any]:
+def _measure_steps(
+    recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, here: World, say: Say
+) -> dict[str, Any]:
     is_real = options.data == "real"
     bound = _bound(recipe, device) if is_real else synthetic_data(recipe, device)
     with torch.device("meta"):
@@ -317,7 +346,7 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
     image = image_of(bound)
     flop = peers.forward_flop(model, image)
     timed = (options.warmup, options.steps)
-    makers: list[Maker] = [lambda: OurStep(recipe, run, bound, device, is_real, say, timed)]
+    makers: list[Maker] = [lambda: OurStep(recipe, run, bound, device, is_real, say, timed, here)]
     left_out: list[str] = []
     if options.peers:
         ours = peers.Ours(recipe.model, model, image, bound.dataset.spec, recipe.train.global_batch, device)
@@ -325,10 +354,10 @@ def _measure_steps(recipe: Recipe, run: Run, options: BenchmarkOptions, device: 
         makers += others
     peak = matmul_peak(device, recipe.train.precision)
     say(f"matrix product peak: {peak['tflops']:.3g} TFLOP/s ({peak['dtype']}, {peak['side']} cubed)")
-    timings, order = peers.measure_in_turn(makers, options.steps, options.warmup, options.repeats, device, say)
+    timings, order = ranks.measure(makers, options.steps, options.warmup, options.repeats, device, here, say)
     rows = peers.rows(timings)
     for row in rows:
-        row["mfu"] = 3 * flop * row["images_per_s"]["median"] / (peak["tflops"] * 1e12)
+        row["mfu"] = 3 * flop * row["images_per_s"]["median"] / (here.size * peak["tflops"] * 1e12)
     return {
         "data": options.data,
         "order": order,
@@ -351,19 +380,19 @@ def _peers_of(recipe: Recipe, run: Run, ours: peers.Ours) -> tuple[list[Maker], 
 
 
 def _measure_predictions(
-    recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say
+    recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, here: World, say: Say
 ) -> dict[str, Any]:
     is_real = options.data == "real"
     bound = _bound(recipe, device, "val") if is_real else synthetic_data(recipe, device, "val")
-    order = latency.EvalRounds(eval_order(recipe.train, len(bound.dataset), World()))
+    order = latency.EvalRounds(eval_order(recipe.train, len(bound.dataset), here))
     run = run if is_real else dataclasses.replace(run, workers=0)
 
     def make() -> Contender:
-        loader = open_loader(recipe, run, bound, order, device, say, "val")
+        loader = open_loader(recipe, run, bound, order, device, say, "val", here)
         timed = (options.warmup, options.steps)
         return latency.OurPredictions(recipe, run, bound, loader, device, is_real, timed)
 
-    timings, _ = peers.measure_in_turn([make], options.steps, options.warmup, options.repeats, device, say)
+    timings, _ = ranks.measure([make], options.steps, options.warmup, options.repeats, device, here, say)
     return {"data": options.data, "contenders": peers.rows(timings)}
 
 
@@ -379,9 +408,9 @@ def _bound(recipe: Recipe, device: Device, split: Split = "train") -> Bound:
     return recipe.data.open(split, recipe.train.seed).bind(device, recipe.train.global_batch)
 
 
-def _order(recipe: Recipe, bound: Bound) -> TrainOrder:
-    cfg, each = recipe.train, bound.samples_per_item
-    return TrainOrder(len(bound.dataset), cfg.global_batch, cfg.seed, cfg.last_batch, samples_per_item=each)
+def _order(recipe: Recipe, bound: Bound, here: World) -> TrainOrder:
+    cfg, each, place = recipe.train, bound.samples_per_item, (here.rank, here.size)
+    return TrainOrder(len(bound.dataset), cfg.global_batch, cfg.seed, cfg.last_batch, *place, samples_per_item=each)
 
 
 def image_of(bound: Bound) -> torch.Tensor:
@@ -424,12 +453,12 @@ def matmul_peak(device: Device, precision: str) -> dict[str, Any]:
 class OurLoader(Contender):
     """Our loader, to the device, with nobody using the batches."""
 
-    def __init__(self, recipe: Recipe, run: Run, device: Device, say: Say):
+    def __init__(self, recipe: Recipe, run: Run, device: Device, here: World, say: Say):
         started = time.perf_counter()
         self.name = f"{OURS} loader" + (", decoded on the CPU" if getattr(recipe.data, "decoder", "") == "cpu" else "")
-        self.images = recipe.train.global_batch
+        self.images = recipe.train.global_batch // here.size
         bound = _bound(recipe, device)
-        self.loader = open_loader(recipe, run, bound, _order(recipe, bound), device, say)
+        self.loader = open_loader(recipe, run, bound, _order(recipe, bound, here), device, say, ranks=here)
         self.settle = run.prefetch + 1  # as for the peers: what was prepared ahead goes first
         self.advance()
         device.synchronize()
@@ -445,19 +474,21 @@ class OurLoader(Contender):
         self.loader.close()
 
 
-def _measure_loaders(recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, say: Say) -> dict[str, Any]:
-    workers = worker_count(run.workers, device, World())
-    images = recipe.train.global_batch
+def _measure_loaders(
+    recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, here: World, say: Say
+) -> dict[str, Any]:
+    workers = worker_count(run.workers, device, here)
+    images = recipe.train.global_batch // here.size
     recipe = dataclasses.replace(recipe, data=read_once(recipe.data))  # peers keep nothing either
     # The second decodes as the peers do, where the first leaves that to the device.
     on_cpu = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, decoder="cpu"))  # type: ignore[type-var]
     ours = [recipe] if device.kind == "cpu" or recipe.data == on_cpu.data else [recipe, on_cpu]
     makers: list[Maker] = [
-        *(functools.partial(OurLoader, each, run, device, say) for each in ours),
+        *(functools.partial(OurLoader, each, run, device, here, say) for each in ours),
         lambda: PeerLoader("v2", recipe.data, images, workers, device),
         lambda: PeerLoader("pil", recipe.data, images, workers, device),
     ]
     # DataLoader's workers finish a batch each at about the same time; only whole waves of them are a fair measure.
     batches = -(-options.steps // max(1, workers)) * max(1, workers)
-    timings, order = peers.measure_in_turn(makers, batches, options.warmup, options.repeats, device, say)
+    timings, order = ranks.measure(makers, batches, options.warmup, options.repeats, device, here, say)
     return {"workers": workers, "batches": batches, "order": order, "contenders": peers.rows(timings)}

@@ -76,7 +76,7 @@ class EvalRounds:
     @property
     def steps_per_epoch(self) -> int:
         """Return the batches of a round."""
-        return max(1, self.order.samples // self.order.local_batch)
+        return max(1, self.order.samples // (self.order.local_batch * self.order.ranks))
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (epochs, indices) of the samples of batch `step`."""

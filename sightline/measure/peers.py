@@ -313,7 +313,7 @@ def measure_in_turn(
     say("memory does not hold all contenders at once: they are measured one after the other")
     timings = []
     for maker in makers:
-        _free(device)
+        free(device)
         timings += _take_turns([maker], batches, warmup, repeats, device, say)
     return timings, "one after the other"
 
@@ -353,7 +353,7 @@ def _take_turns(
     return [timing for _, timing in running]
 
 
-def _free(device: Device) -> None:
+def free(device: Device) -> None:
     """Free what the last contender held, compiled code and captured graphs too."""
     torch.compiler.reset()
     gc.collect()

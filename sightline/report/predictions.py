@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.inputs import read_bytes
-from sightline.errors import BadSample, UsageError
+from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.whole import write_whole
 from sightline.parts import Batch, DataSpec, Finding, PredictJob, Reporter
 from sightline.report.draw import draw
@@ -41,6 +41,7 @@ class ResultFolder(Reporter):
     """The folder of results: what every reporter does alike."""
 
     columns: tuple[str, ...]  # of predictions.csv where it has no rows, which may have more
+    is_main = True  # False on all ranks but one, which writes the table of all
 
     def __init__(self, job: PredictJob, results: Sequence[str]):
         self.folder = job.folder
@@ -62,14 +63,30 @@ class ResultFolder(Reporter):
         self.say(f"warning: {name} cannot be read: {reason}")
 
     def write(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Write predictions.json, with the files in the order they were given, and predictions.csv."""
+        """Write predictions.json, with the files in the order they were given, and predictions.csv; only rank 0."""
         rows = [self._rows[name] for name in self._files if name in self._rows]
-        document = {"format": FORMAT, **about, "files": rows, "unreadable": self.unreadable}
+        places = {name: place for place, name in enumerate(self._files)}
+        unreadable = sorted(self.unreadable, key=lambda each: places[each["file"]])
+        document = {"format": FORMAT, **about, "files": rows, "unreadable": unreadable}
+        if not self.is_main:
+            return document
         text = json.dumps(document, indent=1, allow_nan=False) + "\n"
         self.replace(DOCUMENT, lambda path: path.write_text(text, encoding="utf-8"))
         table = _as_csv(self.columns, [line for row in rows for line in self.table_rows(row)])
         self.replace(TABLE, lambda path: path.write_bytes(table))
         return document
+
+    def found(self) -> dict[str, Any]:
+        """Return what this rank has found, as JSON can hold it."""
+        return {"rows": self._rows, "unreadable": self.unreadable}
+
+    def take(self, found: Sequence[Mapping[str, Any]], is_main: bool) -> None:
+        """Replace what was found by that of all ranks; raise BadData if a file is missing in it."""
+        self.is_main = is_main
+        self._rows = {name: row for each in found for name, row in each["rows"].items()}
+        self.unreadable = [row for each in found for row in each["unreadable"]]
+        if missing := sorted(set(self._files) - {*self._rows, *(row["file"] for row in self.unreadable)}):
+            raise BadData(f"{len(missing)} of {len(self._files)} files were not predicted, e.g. {missing[0]}")
 
     @abstractmethod
     def table_rows(self, row: Mapping[str, Any]) -> list[TableRow]:

@@ -49,6 +49,8 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
         here = world.connect(here, device)
         if here.is_main and (place := world.meeting_place(here)):
             log.say(place)
+        if here.is_main and (note := device.sharing_note()):
+            log.say(note)
         watchdog = Watchdog(here, run.timeout_s, log.events.dump_stacks, on_lost, str(folder / "rank_*.log"))
         here = dataclasses.replace(here, beat=watchdog.beat)
         with watchdog:

@@ -8,8 +8,10 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import warm
+from PIL import Image
 
 from sightline import config
 from sightline.hardware.launch import mpi
@@ -81,6 +83,50 @@ def test_mpirun_trains_to_the_same_bits(by_devices: tuple, tmp_path: Path):
     assert "\x1b" not in out, "mpirun's terminals are no place to draw on: their lines get a tag"
     assert "batch 8 (4 on each of 2)" in out and out.count("finished: ") == 1
     assert weights(tmp_path / "run") == weights(by_devices[0])
+
+
+@pytest.mark.slow
+def test_mpirun_torchrun_and_devices_predict_and_measure_alike(by_devices: tuple, tmp_path: Path):
+    need_open_mpi()
+    (tmp_path / "files").mkdir()
+    for number in range(11):
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 24, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "files" / f"{number}.png")
+    predict = ["predict", by_devices[0], tmp_path / "files", "--run.device=cpu", "--run.workers=0", "--run.threads=1"]
+    predict += ["--train.global-batch=4"]  # three batches
+    many = {
+        "mpirun": lambda *words: ["mpirun", "--allow-run-as-root", "-np", "2", *sightline(*words)],
+        "torchrun": lambda *words: torchrun(2, *words),
+        "devices": lambda *words: [*sightline(*words), "--run.devices=2"],
+        "one": sightline,
+    }
+    seen = {}
+    for name, make in many.items():
+        out = finished(make(*predict, "--out", tmp_path / name))
+        assert out.count("11 of 11 files predicted") == 1
+        seen[name] = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+    assert len(seen["one"]) == 13 and all(each == seen["one"] for each in seen.values())
+    sizes = ["--steps=2", "--warmup=1", "--repeats=1"]
+    for name in ("mpirun", "torchrun", "devices"):
+        out = finished(many[name]("benchmark", *FLAGS, *sizes, "--out", tmp_path / f"{name}-speed"))
+        [result] = (tmp_path / f"{name}-speed").iterdir()
+        assert json.loads(result.read_text())["ranks"]["size"] == 2 and out.count("of 2 times one") == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_while_predicting_ends_the_command(by_devices: tuple, tmp_path: Path):
+    """The rank is stopped until it is killed, so that it cannot be done before."""
+    Image.new("RGB", (24, 24)).save(tmp_path / "one.png")
+    words = ["predict", by_devices[0], tmp_path / "one.png", "--out", tmp_path / "out", "--run.device=cpu"]
+    with started(sightline(*words, "--run.workers=0", "--run.devices=2")) as process:
+        ranks: list[str] = []
+        while len(ranks) < 2:
+            ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(ranks[-1]), signal.SIGSTOP)
+        os.kill(int(ranks[-1]), signal.SIGKILL)
+        out, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 8 and "ended by signal 9; the others were stopped, and the same command starts" in out
+    assert not (tmp_path / "out" / "predictions.json").exists()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -283,20 +284,61 @@ def test_a_command_of_the_readmes_runs(
     text: str, shapes: Path, records: Path, coco: Path, volumes: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("RANK", raising=False)
-    words = SINGLE[text]
-    fields = [*TINY[words[1]], *COMMON]
-    for name, path in {"SHAPES": shapes, "RECORDS": records, "COCO": coco, "VOLUMES": volumes}.items():
-        fields = [field.replace(name, str(path)) for field in fields]
-    if words[1] == "unet2d" and words[0] == "train":
-        fields += ["train.max-steps=2"]
-    if "--run.profile" in words:
-        fields += ["run.profile=0,1"]
+    fields = tiny(SINGLE[text], {"SHAPES": shapes, "RECORDS": records, "COCO": coco, "VOLUMES": volumes})
     assert legacy("--", text.replace("/tmp/", f"{here}/"), fields=fields) == 0
     written = list(here.rglob("log.jsonl")) + list(here.rglob("res_log"))
     assert len(written) == 1
 
 
+def tiny(words: Sequence[str], places: dict[str, Path]) -> list[str]:
+    """Fields that make a few steps on tiny data of one of our commands."""
+    fields = [*TINY[words[1]], *COMMON]
+    for name, path in places.items():
+        fields = [field.replace(name, str(path)) for field in fields]
+    if words[1] == "unet2d" and words[0] == "train":
+        fields += ["train.max-steps=2"]
+    if "--run.profile" in words:
+        fields += ["run.profile=0,1"]
+    return fields
+
+
 # Two ranks, as processes.
+
+EIGHT = re.compile(r"((?:--nproc_per_node|-np|--np|--num_workers_per_hls|--hpus) )8\b")
+
+
+def on_eight() -> dict[str, tuple[str, ...]]:
+    """Return the commands of eight devices by their text, written for two and for fewer batches; demo_unet.py, which
+    calls main.py, does not say where it writes."""
+    found = {}
+    for command in (each for readme in PAGES["TITLES"] for each in PAGES["commands"](readme)):
+        if command.words and "--run.devices" in command.words[0] and "demo_unet" not in command.text:
+            text = EIGHT.sub(r"\g<1>2", command.text).replace("batches 150", "batches 6")
+            found[text.replace("--warmup 50", "--warmup 2")] = command.words[0]
+    return found
+
+
+ON_EIGHT = on_eight()
+
+
+def test_every_command_of_eight_devices_is_run_with_two():
+    assert len(ON_EIGHT) == 15 and all(EIGHT.search(text) is None for text in ON_EIGHT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ON_EIGHT, ids=lambda text: text.partition(".py")[0][-30:])
+def test_a_command_of_eight_devices_runs_with_two(
+    text: str, shapes: Path, records: Path, coco: Path, volumes: Path, here: Path
+):
+    fields = tiny(ON_EIGHT[text], {"SHAPES": shapes, "RECORDS": records, "COCO": coco, "VOLUMES": volumes})
+    said = as_process("--", text.replace("/tmp/", f"{here}/"), fields=fields)
+    if ON_EIGHT[text][0] == "benchmark":
+        [result] = here.rglob("unet2d-*.json")
+        assert json.loads(result.read_text())["ranks"]["size"] == 2 and "efficiency" in said
+        return
+    [log] = here.rglob("log.jsonl")
+    [start] = events(log.parent, "start")
+    assert start["local_batch"] == 4 and (log.parent / "rank_1.log").is_file()
 
 
 @pytest.mark.slow
@@ -348,4 +390,5 @@ def test_two_hpus_train_and_benchmark_the_unet(volumes: Path, here: Path):
     as_process("main.py", *words, "--data", volumes, *benchmark, fields=SMALL_VOLUMES)
     found = json.loads((here / "out" / "res_log").read_text())
     assert len(found) == 5 and found["latency_train_90"] <= found["latency_train_99"]
-    assert found["throughput_train"] == pytest.approx(8 / found["latency_train_mean"] * 1000, rel=0.01)
+    [result] = (here / "out").glob("unet2d-*.json")
+    assert json.loads(result.read_text())["ranks"]["size"] == 2

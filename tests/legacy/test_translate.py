@@ -221,6 +221,10 @@ def test_a_rank_of_a_launcher_trains_and_starts_none():
             "--steps 9 --warmup 3 --repeats 1",
         ),
         (
+            "main.py --task 01 --dim 2 --hpus 8 --benchmark --batch_size 64 --train_batches 150 --warmup 50",
+            "--train.global-batch 512 --data.nvol 8 --task.window-batch 4 --data.augment off --run.devices 8",
+        ),
+        (
             "main.py --task 01 --exec_mode evaluate --gpus 1 --ckpt_path /r/checkpoints/last.ckpt",
             "evaluate /r --checkpoint latest",
         ),

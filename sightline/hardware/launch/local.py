@@ -115,9 +115,10 @@ def _run(config: LaunchConfig, count: int, arguments: Sequence[str]) -> None:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
+            remedy = "resumes from the last checkpoint" if arguments[0] == "train" else "starts again"
             raise PeerLost(
                 f"rank {rank} of {count} was ended by signal {-failure.exitcode}; the others were stopped, and the "
-                "same command resumes from the last checkpoint"
+                f"same command {remedy}"
             ) from None
         raise RankFailed(
             failure.exitcode, f"rank {rank} of {count} ended with exit code {failure.exitcode}; its error is above"
@@ -134,13 +135,10 @@ def refuse_other_count(count: int, local_size: int, launcher: str) -> None:
 
 
 def _refuse_too_many(count: int, device: str) -> None:
-    chosen = devices.select(device)
-    if not chosen.is_shared and count > chosen.count():
+    chosen = devices.select(device, local_size=count)
+    if not (chosen.is_shared or chosen.sharers > 1) and count > chosen.count():
+        share = f"; --run.device {chosen.kind}:0 lets all ranks share one" if chosen.shared_backend else ""
         raise UsageError(
             f"--run.devices {count}, but there are {chosen.count()} of {chosen.kind} here; use at most "
-            f"{chosen.count()}, or --run.device cpu"
-        )
-    if ":" in device and not chosen.is_shared:
-        raise UsageError(
-            f"--run.devices {count} and --run.device {device}, which is one; use --run.device {chosen.kind}"
+            f"{chosen.count()}, or --run.device cpu{share}"
         )

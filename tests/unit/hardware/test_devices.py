@@ -91,12 +91,18 @@ def test_each_process_of_a_host_gets_its_own(monkeypatch):
     assert "start at most 4 processes per host" in refusal("cuda", 4)
 
 
-def test_a_numbered_device_is_for_one_process(monkeypatch):
+def test_a_numbered_device_is_shared_by_ranks_where_that_is_possible(monkeypatch):
+    """NCCL refuses two ranks on one device, gloo does not; nobody has tried that with other devices."""
     play(monkeypatch, "cuda", count=2)
+    play(monkeypatch, "xpu", count=2)
 
-    assert select("cuda:1").torch_device == torch.device("cuda", 1)
+    alone, first, second = select("cuda:1"), select("cuda:1", 0, 2), select("cuda:1", 1, 2)
+    assert alone.torch_device == torch.device("cuda", 1) and (alone.backend, alone.sharing_note()) == ("nccl", "")
+    assert first == second and (first.torch_device, first.backend) == (torch.device("cuda", 1), "gloo")
+    assert first.sharing_note().startswith("2 ranks share cuda:1 and exchange tensors by gloo")
+    assert select("cuda", 1, 2).backend == "nccl"
     assert "the last one here is cuda:1" in refusal("cuda:2")
-    assert "each process needs its own; use --run.device cuda" in refusal("cuda:1", 1)
+    assert "2 processes of this host, but each process needs its own; use --run.device xpu" in refusal("xpu:1", 1)
 
 
 def test_devices_without_numbers():

@@ -170,11 +170,19 @@ def test_bad_options(options, message):
         BenchmarkOptions(**options)
 
 
-def test_one_process_only(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("flags", "options", "message"),
+    [
+        ([], {"peers": True}, "--peers measures one device, and 2 ranks were started; leave --run.devices"),
+        ([], {"scaling": True}, "--scaling measures one device"),
+        (["--train.global-batch=9"], {}, "global_batch=9 cannot be split over 2 devices; .* --train.global-batch 10"),
+    ],
+)
+def test_what_ranks_cannot_measure_is_refused_before_they_meet(tmp_path, monkeypatch, flags, options, message):
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "MASTER_ADDR": "x", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
-    with pytest.raises(UsageError, match="started 2 ranks: .* without a launcher and without --run.devices"):
-        measure(tmp_path)
+    with pytest.raises(UsageError, match=message):
+        measure(tmp_path, *flags, **options)
 
 
 def test_a_folder_that_cannot_be_written_is_found_before_measuring(tmp_path):
