@@ -17,6 +17,7 @@ pytestmark = pytest.mark.device
 
 REPO = Path(__file__).resolve().parents[2]
 ONE, TWO = ["--run.device=cuda:0"], ["--run.device=cuda:0", "--run.devices=2"]
+EXACT = [*TWO, "--train.deterministic"]  # else each process may choose other kernels, which round differently
 # Batch norm over all ranks: without it, two ranks would not do what one does.
 FLAGS = """train demo_classification --data.path=synthetic:classes=4,samples=64,size=40 --data.classes=4 --data.size=32
 --data.eval-size=32 --data.eval-resize=32 --data.augment=off --data.decoder=cpu --model.width=16 --train.global-batch=8
@@ -53,14 +54,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]
         pytest.skip("written for cuda")
     home = tmp_path_factory.mktemp("ranks")
     flags = {"gpu": TWO, "cpu": ["--run.device=cpu", "--run.devices=2"], "one": ONE}
-    flags["stopped"] = [*TWO, "--train.max-steps=3"]
+    flags |= {"whole": EXACT, "stopped": [*EXACT, "--train.max-steps=3"]}
     started_runs = {
         name: started("-m", "sightline", *FLAGS, *each, f"--run.out={home / name}") for name, each in flags.items()
     }
     found = {name: ended(process) for name, process in started_runs.items()}
     assert {name: code for name, (code, _) in found.items()} == dict.fromkeys(found, 0), found
     more = {
-        "stopped": started("-m", "sightline", *FLAGS, *TWO, f"--run.out={home / 'stopped'}"),
+        "stopped": started("-m", "sightline", *FLAGS, *EXACT, f"--run.out={home / 'stopped'}"),
         "evaluated": started("-m", "sightline", "evaluate", str(home / "gpu"), "--run.workers=0", *TWO),
     }
     found |= {name: ended(process) for name, process in more.items()}
@@ -94,11 +95,11 @@ def test_a_line_says_who_shares_and_by_what(runs: dict):
 
 
 def test_ranks_that_share_a_gpu_resume_from_their_checkpoint(runs: dict):
-    whole, resumed = weights(runs["gpu"][0]), weights(runs["stopped"][0])
+    whole, resumed = weights(runs["whole"][0]), weights(runs["stopped"][0])
     events = [json.loads(line) for line in (runs["stopped"][0] / "log.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["event"] == "resume"] == [3]
-    for name, tensor in whole.items():
-        torch.testing.assert_close(resumed[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
+    apart = {name: float((resumed[name].double() - whole[name]).abs().max()) for name in whole}
+    assert {name: most for name, most in apart.items() if most} == {}
 
 
 def test_ranks_that_share_a_gpu_evaluate_as_the_training_did(runs: dict):
