@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sightline import kernels
 from sightline.data.draws import generator
 from sightline.errors import UsageError
 from sightline.parts import undecisive
@@ -166,7 +167,7 @@ class Augmentation(AugmentFields):
         noise, blur, brightness, contrast = numbers["intensity"][0]
         values, classes = torch.from_numpy(image)[None], torch.from_numpy(label)[None]
         if params.zoom != (1.0, 1.0, 1.0):
-            values = _along_axes(values, [zoom_matrix(window, n) for window, n in _each(numbers["windows"], crop)])
+            values = _along_axes(values, [zoom_taps(window, n) for window, n in _each(numbers["windows"], crop)])
         elif any(params.flips):
             values = values.flip([axis + 2 for axis in range(3) if params.flips[axis]])
         if params.zoom != (1.0, 1.0, 1.0) or any(params.flips):
@@ -174,7 +175,7 @@ class Augmentation(AugmentFields):
         if params.noise:
             values = values + noise * gaussian_noise(numbers["noise_key"], values.shape)
         if params.blur:
-            values = _along_axes(values, [blur_matrix(blur[None], n, self._blur_radius) for n in crop])
+            values = _along_axes(values, [blur_taps(blur[None], n, self._blur_radius) for n in crop])
         if params.brightness != 1:
             values = values * brightness
         if params.contrast != 1:
@@ -192,7 +193,7 @@ class Augmentation(AugmentFields):
         if self.zoom or self.flip:
             has_depth = dim == 3 or (self.zoom > 0 and self.zoom_depth)
             resized = [
-                zoom_matrix(window, n) if axis or has_depth else None
+                zoom_taps(window, n) if axis or has_depth else None
                 for axis, (window, n) in enumerate(_each(windows, crop))
             ]
             image = _along_axes(image, resized)
@@ -200,7 +201,7 @@ class Augmentation(AugmentFields):
         if self.noise:
             image = image + noise * gaussian_noise(numbers["noise_key"], image.shape)
         if self.blur:
-            image = _along_axes(image, [blur_matrix(blur.flatten(), n, self._blur_radius) for n in crop])
+            image = _along_axes(image, [blur_taps(blur.flatten(), n, self._blur_radius) for n in crop])
         if self.brightness:
             image = image * brightness
         return _contrast(image, contrast) if self.contrast else image, label
@@ -231,11 +232,14 @@ def cut_into(crop: Any, volume: Any, anchor: Sequence[int]) -> None:
     crop[tuple(target)] = volume[tuple(inside)]
 
 
-# Matrices that resize and blur along an axis: (batch, n, n), to be multiplied from the left
+# Resizing and blurring along an axis: each output is a weighted sum of a few inputs
 
 
-def zoom_matrix(window: Tensor, n: int) -> Tensor:
-    """Return matrices that resize part of an axis to the whole: windows (batch, 3) of start, length and flip.
+Taps = list[tuple[Tensor, Tensor]]  # (batch, n) each: where an output reads its axis, and the weight of what it reads
+
+
+def zoom_taps(window: Tensor, n: int) -> Taps:
+    """Return taps that resize part of an axis to the whole: windows (batch, 3) of start, length and flip.
 
     Cubic convolution with a = -0.5 (Catmull-Rom), pixel centres at halves, edges of the part repeated.
     """
@@ -249,16 +253,12 @@ def zoom_matrix(window: Tensor, n: int) -> Tensor:
         ((-1.5 * t + 2.0) * t + 0.5) * t,
         (0.5 * t - 0.5) * t * t,
     )
-    column = torch.arange(n, device=window.device)
-    matrix = torch.zeros((), device=window.device)
-    for offset, weight in zip((-1, 0, 1, 2), weights, strict=True):
-        tap = start + torch.minimum((whole + offset).clamp(min=0), length - 1)
-        matrix = matrix + weight[..., None] * (tap[..., None] == column)
-    return matrix
+    places = [start + torch.minimum((whole + offset).clamp(min=0), length - 1) for offset in (-1, 0, 1, 2)]
+    return list(zip(places, weights, strict=True))
 
 
-def blur_matrix(sigma: Tensor, n: int, most: int) -> Tensor:
-    """Return matrices that blur along an axis: sigmas (batch,), 0 for none, kernels of at most 2 * most + 1 voxels.
+def blur_taps(sigma: Tensor, n: int, most: int) -> Taps:
+    """Return taps that blur along an axis: sigmas (batch,), 0 for none, kernels of at most 2 * most + 1 voxels.
 
     The axis is mirrored about the centre of its first and of its last voxel.
     """
@@ -268,18 +268,32 @@ def blur_matrix(sigma: Tensor, n: int, most: int) -> Tensor:
     kernel = kernel / kernel.sum(1, keepdim=True)  # (batch, 2 * most + 1)
     row = torch.arange(n, device=sigma.device)
     period = max(1, 2 * (n - 1))
-    matrix = torch.zeros((), device=sigma.device)
+    taps = []
     for number, weight in enumerate(kernel.unbind(1)):
-        place = torch.remainder(row + (number - most), period)
+        place = row + (number - most)
+        place = place.abs() if most < n else torch.remainder(place, period)  # a division is slow where taps are gathered
         mirrored = torch.minimum(place, period - place) if n > 1 else row
-        matrix = matrix + weight[:, None, None] * (mirrored[:, None] == row)
+        taps.append((mirrored[None].expand(len(sigma), n), weight[:, None].expand(len(sigma), n)))
+    return taps
+
+
+def matrix_of(taps: Taps) -> Tensor:
+    """Return the matrices (batch, n, n) of taps, to be multiplied from the left."""
+    column = torch.arange(taps[0][0].shape[1], device=taps[0][0].device)
+    matrix = torch.zeros((), device=column.device)
+    for place, weight in taps:
+        matrix = matrix + weight[..., None] * (place[..., None] == column)
     return matrix
 
 
-def _along_axes(image: Tensor, matrices: Sequence[Tensor | None]) -> Tensor:
-    """Multiply along depth, height and width of (batch, channels, depth, height, width)."""
+def _along_axes(image: Tensor, taps: Sequence[Taps | None]) -> Tensor:
+    """Resize or blur along depth, height and width of (batch, channels, depth, height, width)."""
+    if gathers(image):
+        for axis, found in enumerate(taps):
+            image = image if found is None else gathered(image, found, axis + 2)
+        return image
     batch, channels, depth, height, width = image.shape
-    along_depth, along_height, along_width = matrices
+    along_depth, along_height, along_width = (None if found is None else matrix_of(found) for found in taps)
     if along_width is not None:
         image = torch.bmm(image.reshape(batch, -1, width), along_width.transpose(1, 2))
     if along_height is not None:
@@ -287,6 +301,20 @@ def _along_axes(image: Tensor, matrices: Sequence[Tensor | None]) -> Tensor:
     if along_depth is not None:
         image = torch.matmul(along_depth[:, None], image.reshape(batch, channels, depth, -1))
     return image.reshape(batch, channels, depth, height, width)
+
+
+def gathers(image: Tensor) -> bool:
+    """Return whether to sum over taps: compiled for CUDA, where this is one pass. Eagerly the matrices are faster."""
+    return kernels.are_allowed() and image.is_cuda and torch.compiler.is_compiling()
+
+
+def gathered(image: Tensor, taps: Taps, axis: int) -> Tensor:
+    """Return the sum over taps along an axis; the same as their matrix, up to the order of a sum."""
+    shape = [len(image) if at == 0 else -1 if at == axis else 1 for at in range(image.ndim)]
+    total = torch.zeros((), device=image.device)
+    for place, weight in taps:
+        total = total + weight.reshape(shape) * image.gather(axis, place.reshape(shape).expand_as(image))
+    return total
 
 
 def _nearest(label: Tensor, windows: Tensor) -> Tensor:
