@@ -271,7 +271,9 @@ def blur_taps(sigma: Tensor, n: int, most: int) -> Taps:
     taps = []
     for number, weight in enumerate(kernel.unbind(1)):
         place = row + (number - most)
-        place = place.abs() if most < n else torch.remainder(place, period)  # a division is slow where taps are gathered
+        place = (
+            place.abs() if most < n else torch.remainder(place, period)
+        )  # a division is slow where taps are gathered
         mirrored = torch.minimum(place, period - place) if n > 1 else row
         taps.append((mirrored[None].expand(len(sigma), n), weight[:, None].expand(len(sigma), n)))
     return taps
