@@ -118,57 +118,19 @@ def _wait_for_all(arrived: tl.tensor, chunks: tl.tensor) -> None:
 @triton.jit
 def _load(
     x: tl.tensor, first: tl.tensor, rows: tl.tensor, channels: tl.tensor, channel: tl.tensor, ROWS: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return a tile of an image, its places in it, and which of them are inside."""
-    row = first + tl.arange(0, ROWS)[:, None]
-    at, inside = row * channels + channel, (row < rows) & (channel < channels)
-    return tl.load(x + at, mask=inside, other=0.0), at, inside
+) -> tl.tensor:
+    """Return a tile of an image; 0 outside."""
+    at, inside = _at(first, rows, channels, channel, ROWS)
+    return tl.load(x + at, mask=inside, other=0.0)
 
 
 @triton.jit
-def _moments(
-    x: tl.tensor,
-    first: tl.tensor,
-    rows: tl.tensor,
-    channels: tl.tensor,
-    channel: tl.tensor,
-    length: tl.tensor,
-    ROWS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    TILES: tl.constexpr,
+def _at(
+    first: tl.tensor, rows: tl.tensor, channels: tl.tensor, channel: tl.tensor, ROWS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return mean and sum of squared deviations of a chunk by Welford's method: one pass, no cancellation."""
-    centre = tl.zeros((ROWS, CHANNELS), tl.float32)
-    spread = tl.zeros((ROWS, CHANNELS), tl.float32)
-    count = 0.0
-    for tile in range(TILES):
-        value, _, inside = _load(x, first + tile * ROWS, rows, channels, channel, ROWS)
-        value = value.to(tl.float32)
-        count += 1.0
-        centred = tl.where(inside, value - centre, 0.0)
-        centre += centred * (1.0 / count)
-        spread += centred * (value - centre)
-    # Each position of the tile saw one row per round, except some in the last round.
-    seen = ((length - tl.arange(0, ROWS) + ROWS - 1) // ROWS).to(tl.float32)[:, None]
-    own = tl.sum(centre * seen, 0) / length
-    centred = centre - own
-    return own, tl.sum(spread + seen * centred * centred, 0)
-
-
-@triton.jit
-def _activate(
-    y: tl.tensor,
-    value: tl.tensor,
-    at: tl.tensor,
-    inside: tl.tensor,
-    centre: tl.tensor,
-    gain: tl.tensor,
-    b: tl.tensor,
-    slope: tl.tensor,
-) -> None:
-    _, before = _normalise(value.to(tl.float32), centre, gain, b)
-    after = tl.where(before > 0, before, before * slope)
-    tl.store(y + at, after.to(y.dtype.element_ty), mask=inside)
+    """Return the places of a tile in an image, and which of them are inside."""
+    row = first + tl.arange(0, ROWS)[:, None]
+    return row * channels + channel, (row < rows) & (channel < channels)
 
 
 @triton.jit
@@ -193,25 +155,36 @@ def instance_norm_once(
     CHUNKS: tl.constexpr,
     PHASE: tl.constexpr,
 ) -> None:
-    """Compute each chunk's mean and squared deviations, join them by Chan's method, normalise the chunk."""
+    """Compute each chunk's mean and squared deviations (Welford), join them (Chan), normalise the chunk.
+
+    Tiles are read one ahead, so that a program does not wait for each.
+    """
     image, chunk, channel = _place(tl.program_id(0), channels, chunks, CHANNELS)
     known = channel < channels
     first = chunk * (TILES * ROWS)
-    length = tl.minimum(rows - first, TILES * ROWS)
+    end = tl.minimum(first + TILES * ROWS, rows)
     x += image * rows * channels
     y += image * rows * channels
     of_image = image * chunks * channels + channel
-    if TILES == 1:
-        held, at, inside = _load(x, first, rows, channels, channel, ROWS)
     if PHASE != 2:
-        if TILES == 1:
-            own = tl.sum(held.to(tl.float32), 0) / length
-            centred = tl.where(inside, held.to(tl.float32) - own, 0.0)
-            spread = tl.sum(centred * centred, 0)
-        else:
-            own, spread = _moments(x, first, rows, channels, channel, length, ROWS, CHANNELS, TILES)
+        centre = tl.zeros((ROWS, CHANNELS), tl.float32)
+        spread = tl.zeros((ROWS, CHANNELS), tl.float32)
+        count = 0.0
+        ahead = _load(x, first, end, channels, channel, ROWS)
+        for tile in range(TILES):
+            value = ahead.to(tl.float32)
+            ahead = _load(x, first + (tile + 1) * ROWS, end, channels, channel, ROWS)
+            _, inside = _at(first + tile * ROWS, end, channels, channel, ROWS)
+            count += 1.0
+            centred = tl.where(inside, value - centre, 0.0)
+            centre += centred * (1.0 / count)
+            spread += centred * (value - centre)
+        # Each position of the tile saw one row per round, except some in the last round.
+        seen = ((end - first - tl.arange(0, ROWS) + ROWS - 1) // ROWS).to(tl.float32)[:, None]
+        own = tl.sum(centre * seen, 0) / (end - first)
+        centred = centre - own
         tl.store(means + of_image + chunk * channels, own, mask=known)
-        tl.store(spreads + of_image + chunk * channels, spread, mask=known)
+        tl.store(spreads + of_image + chunk * channels, tl.sum(spread + seen * centred * centred, 0), mask=known)
     if PHASE == 0:
         blocks = tl.cdiv(channels, CHANNELS)
         _wait_for_all(arrived + image * blocks + tl.program_id(0) % blocks, chunks)
@@ -219,23 +192,24 @@ def instance_norm_once(
         part = tl.arange(0, CHUNKS)[:, None]
         is_part = (part < chunks) & known
         lengths = tl.minimum(rows - part * (TILES * ROWS), TILES * ROWS).to(tl.float32)
+        ahead = _load(x, first, end, channels, channel, ROWS)
         origin = tl.load(means + of_image, mask=known, other=0.0)
         found = tl.load(means + of_image + part * channels, mask=is_part, other=0.0)
         within = tl.load(spreads + of_image + part * channels, mask=is_part, other=0.0)
-        centre = origin + tl.sum(tl.where(is_part, (found - origin) * lengths, 0.0), 0) / rows
-        apart = found - centre
+        whole = origin + tl.sum(tl.where(is_part, (found - origin) * lengths, 0.0), 0) / rows
+        apart = found - whole
         scale = 1.0 / tl.sqrt(tl.sum(tl.where(is_part, within + lengths * apart * apart, 0.0), 0) / rows + eps)
         if chunk == 0:
-            tl.store(mean + image * channels + channel, centre, mask=known)
+            tl.store(mean + image * channels + channel, whole, mask=known)
             tl.store(rstd + image * channels + channel, scale, mask=known)
         gain = scale * tl.load(weight + channel, mask=known, other=0.0).to(tl.float32)
         b = tl.load(bias + channel, mask=known, other=0.0).to(tl.float32)
-        if TILES == 1:
-            _activate(y, held, at, inside, centre, gain, b, slope)
-        else:
-            for tile in range(TILES):
-                value, to, is_inside = _load(x, first + tile * ROWS, rows, channels, channel, ROWS)
-                _activate(y, value, to, is_inside, centre, gain, b, slope)
+        for tile in range(TILES):
+            _, before = _normalise(ahead.to(tl.float32), whole, gain, b)
+            ahead = _load(x, first + (tile + 1) * ROWS, end, channels, channel, ROWS)
+            after = tl.where(before > 0, before, before * slope)
+            at, inside = _at(first + tile * ROWS, end, channels, channel, ROWS)
+            tl.store(y + at, after.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -276,6 +250,7 @@ def instance_norm_once_backward(
     image, chunk, channel = _place(tl.program_id(0), channels, chunks, CHANNELS)
     known = channel < channels
     first = chunk * (TILES * ROWS)
+    end = tl.minimum(first + TILES * ROWS, rows)
     centre = tl.load(mean + image * channels + channel, mask=known, other=0.0)
     scale = tl.load(rstd + image * channels + channel, mask=known, other=0.0)
     gain = scale * tl.load(weight + channel, mask=known, other=0.0).to(tl.float32)
@@ -284,29 +259,25 @@ def instance_norm_once_backward(
     grad_y += image * rows * channels
     grad_x += image * rows * channels
     of_image = image * chunks * channels + channel
-    if TILES == 1:
-        held, at, inside = _load(x, first, rows, channels, channel, ROWS)
-        held_grad = tl.load(grad_y + at, mask=inside, other=0.0)
     if PHASE != 2:
-        if TILES == 1:
-            centred, grad = _before(held, held_grad, centre, gain, b, slope)
-            total, dot = tl.sum(grad, 0), tl.sum(grad * centred, 0)
-        else:
-            totals = tl.zeros((ROWS, CHANNELS), tl.float32)
-            products = tl.zeros((ROWS, CHANNELS), tl.float32)
-            for tile in range(TILES):
-                value, to, is_inside = _load(x, first + tile * ROWS, rows, channels, channel, ROWS)
-                outer = tl.load(grad_y + to, mask=is_inside, other=0.0)
-                apart, inner = _before(value, outer, centre, gain, b, slope)
-                totals += inner
-                products += inner * apart
-            total, dot = tl.sum(totals, 0), tl.sum(products, 0)
-        tl.store(sum_parts + of_image + chunk * channels, total, mask=known)
-        tl.store(dot_parts + of_image + chunk * channels, dot * scale, mask=known)
+        total = tl.zeros((ROWS, CHANNELS), tl.float32)
+        dot = tl.zeros((ROWS, CHANNELS), tl.float32)
+        ahead = _load(x, first, end, channels, channel, ROWS)
+        grad_ahead = _load(grad_y, first, end, channels, channel, ROWS)
+        for tile in range(TILES):
+            centred, grad = _before(ahead, grad_ahead, centre, gain, b, slope)
+            ahead = _load(x, first + (tile + 1) * ROWS, end, channels, channel, ROWS)
+            grad_ahead = _load(grad_y, first + (tile + 1) * ROWS, end, channels, channel, ROWS)
+            total += grad
+            dot += grad * centred
+        tl.store(sum_parts + of_image + chunk * channels, tl.sum(total, 0), mask=known)
+        tl.store(dot_parts + of_image + chunk * channels, tl.sum(dot, 0) * scale, mask=known)
     if PHASE == 0:
         blocks = tl.cdiv(channels, CHANNELS)
         _wait_for_all(arrived + image * blocks + tl.program_id(0) % blocks, chunks)
     if PHASE != 1:
+        ahead = _load(x, first, end, channels, channel, ROWS)
+        grad_ahead = _load(grad_y, first, end, channels, channel, ROWS)
         part = tl.arange(0, CHUNKS)[:, None]
         is_part = (part < chunks) & known
         whole = tl.sum(tl.load(sum_parts + of_image + part * channels, mask=is_part, other=0.0), 0)
@@ -316,13 +287,9 @@ def instance_norm_once_backward(
             tl.store(dots + image * channels + channel, whole_dot, mask=known)
         offset, factor = whole / rows * gain, whole_dot / rows * scale * gain
         for tile in range(TILES):
-            if TILES > 1:
-                value, to, is_inside = _load(x, first + tile * ROWS, rows, channels, channel, ROWS)
-                outer = tl.load(grad_y + to, mask=is_inside, other=0.0)
-                apart, inner = _before(value, outer, centre, gain, b, slope)
-                result = inner * gain - offset - apart * factor
-                tl.store(grad_x + to, result.to(grad_x.dtype.element_ty), mask=is_inside)
-        if TILES == 1:
-            centred, grad = _before(held, held_grad, centre, gain, b, slope)
+            centred, grad = _before(ahead, grad_ahead, centre, gain, b, slope)
+            ahead = _load(x, first + (tile + 1) * ROWS, end, channels, channel, ROWS)
+            grad_ahead = _load(grad_y, first + (tile + 1) * ROWS, end, channels, channel, ROWS)
             result = grad * gain - offset - centred * factor
+            at, inside = _at(first + tile * ROWS, end, channels, channel, ROWS)
             tl.store(grad_x + at, result.to(grad_x.dtype.element_ty), mask=inside)

@@ -22,7 +22,6 @@ TILINGS = {
     "chunks": lambda rows: Tiling(32, 4, 2, -(-rows // 8), 4),
     "one chunk": lambda rows: Tiling(256, 16, -(-rows // 16), 1, 4),
     "once": lambda rows: Sizes(32, 4, 2, -(-rows // 8)),
-    "once, one tile": lambda rows: Sizes(32, 8, 1, -(-rows // 8)),
 }
 
 
@@ -67,7 +66,7 @@ def compare(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], rtol: float
 
 # By default one shape of each number of dimensions, and in chunks the one with a second round.
 BY_DEFAULT = {"whole": [(2, 3, 5, 7)], "chunks": [(2, 5, 3, 4, 2), (1, 2, 17, 8)], "one chunk": [(2, 3, 5, 7)]}
-BY_DEFAULT |= {"once": [(2, 5, 3, 4, 2), (1, 33, 6, 5)], "once, one tile": [(2, 3, 5, 7)]}
+BY_DEFAULT |= {"once": [(2, 5, 3, 4, 2), (1, 33, 6, 5)]}
 
 
 @pytest.mark.parametrize(
