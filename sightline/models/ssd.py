@@ -267,7 +267,9 @@ class Ssd(nn.Module):
         logits, offsets = [], []
         for head, x in zip(self.heads, features, strict=True):
             # This is the memory order of channels_last already, so nothing is copied before torch.cat.
-            found = narrow.convolve(head, x).permute(0, 2, 3, 1).reshape(x.shape[0], -1, sum(self.split))  # (batch, boxes, ...)
+            found = (
+                narrow.convolve(head, x).permute(0, 2, 3, 1).reshape(x.shape[0], -1, sum(self.split))
+            )  # (batch, boxes, ...)
             scores, boxes = found.split(self.split, dim=2)
             logits.append(scores)
             offsets.append(boxes)

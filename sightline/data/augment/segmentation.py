@@ -366,18 +366,30 @@ def gaussian_noise(keys: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _normal(keys: Tensor, voxels: Tensor) -> Tensor:
     """Return (batch, voxels) normal numbers, from two uniform ones each (Box-Muller)."""
+    if keys.is_cuda:  # whose products of 64 bits take several instructions
+        keys, voxels = keys.int(), voxels.int()
     first, second, third = keys[:, :, None].unbind(1)
     base = _mixed(voxels ^ first)
-    distance = ((_mixed(base ^ second) >> 8) + 1).float() * 2.0**-24  # never 0, whose logarithm is infinite
-    angle = (_mixed(base ^ third) >> 8).float() * (2 * math.pi * 2.0**-24)
+    distance = (_shifted(_mixed(base ^ second), 8) + 1).float() * 2.0**-24  # never 0, whose logarithm is infinite
+    angle = _shifted(_mixed(base ^ third), 8).float() * (2 * math.pi * 2.0**-24)
     return torch.sqrt(-2 * torch.log(distance)) * torch.cos(angle)
 
 
 def _mixed(word: Tensor) -> Tensor:
-    """Mix the bits of 32-bit words (held in int64) by a bijection: two rounds of multiply and shift.
+    """Mix the bits of 32-bit words (held in int32 or int64) by a bijection: two rounds of multiply and shift.
 
-    The second factor is 0x846ca68b less 2**32, so that no product leaves 64 bits.
+    The second factor is 0x846ca68b less 2**32, so that no product leaves 64 bits; of 32 bits, those that leave count
+    for nothing.
     """
-    word = ((word ^ (word >> 16)) * 0x7FEB352D) & _WORD
-    word = ((word ^ (word >> 15)) * (0x846CA68B - 2**32)) & _WORD
-    return word ^ (word >> 16)
+    word = _low((word ^ _shifted(word, 16)) * 0x7FEB352D)
+    word = _low((word ^ _shifted(word, 15)) * (0x846CA68B - 2**32))
+    return word ^ _shifted(word, 16)
+
+
+def _low(word: Tensor) -> Tensor:
+    return word if word.dtype == torch.int32 else word & _WORD
+
+
+def _shifted(word: Tensor, bits: int) -> Tensor:
+    """Return the word shifted to the right, with zeros on the left, which int32 does not do by itself."""
+    return (word >> bits) & (_WORD >> bits) if word.dtype == torch.int32 else word >> bits

@@ -93,7 +93,7 @@ def test_a_compiler_is_told_layout_and_types():
         inner, of_parameters = instance_norm._gradient(y.contiguous(), x, weight, bias, statistics, 0.01)
     for found in (y, inner):
         assert found.shape == x.shape and found.stride() == x.stride() and found.dtype == torch.bfloat16
-    assert of_parameters.shape == (2, 32) and of_parameters.dtype == statistics.dtype == torch.float32
+    assert of_parameters.shape == (2, 2, 32) and of_parameters.dtype == statistics.dtype == torch.float32
 
 
 def test_compiled_without_a_break_it_stays_one_operation():

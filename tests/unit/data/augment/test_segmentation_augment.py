@@ -14,6 +14,8 @@ from sightline.data.augment.segmentation import (
     TOLERANCE,
     Augmentation,
     Params,
+    _mixed,
+    _shifted,
     blur_taps,
     cut,
     gathered,
@@ -111,6 +113,15 @@ def test_taps_gathered_along_an_axis_are_their_matrix(axis: int):
         close(gathered(image, taps, axis).numpy(), np.stack(expected))
     nothing = zoom_taps(torch.tensor([[0, n, 0]] * 2, dtype=torch.int32), n)
     assert torch.equal(gathered(image, nothing, axis), image)
+
+
+def test_words_of_32_bits_are_mixed_as_those_held_in_64():
+    """CUDA mixes int32, the CPU int64: crops must have the same noise."""
+    wide = torch.randint(0, 2**32, (10_000,), generator=torch.Generator().manual_seed(0))
+    wide[:4] = torch.tensor([0, 1, 2**31, 2**32 - 1])
+    narrow = wide.int()
+    assert torch.equal(_mixed(narrow), _mixed(wide).int())
+    assert torch.equal(_shifted(_mixed(narrow), 8).long(), _mixed(wide) >> 8)
 
 
 def test_what_is_not_drawn_changes_no_bit():
