@@ -55,7 +55,7 @@ def applies(x: Tensor) -> bool:
 
 def run_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, slope: float) -> tuple[Tensor, Tensor]:
     """Return the result and statistics (2, images, channels), by the kernels that suit the shape."""
-    if sizes := _sizes(x):
+    if sizes := _sizes(x, instance_norm_once_triton.FORWARD):
         return instance_norm_once_triton.forward(x, weight, bias, eps, slope, sizes)
     return instance_norm_triton.forward(x, weight, bias, eps, slope)
 
@@ -64,16 +64,16 @@ def run_backward(
     grad_y: Tensor, x: Tensor, weight: Tensor, bias: Tensor, statistics: Tensor, slope: float
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of (bias, weight) per image, (2, images, channels)."""
-    if sizes := _sizes(x):
+    if sizes := _sizes(x, instance_norm_once_triton.BACKWARD):
         return instance_norm_once_triton.backward(grad_y, x, weight, bias, statistics, slope, sizes)
     return instance_norm_triton.backward(grad_y, x, weight, bias, statistics, slope)
 
 
-def _sizes(x: Tensor) -> Any:
+def _sizes(x: Tensor, numbers: tuple[int, int, int]) -> Any:
     """Return how to read x once; None if it is read twice."""
     if (x.device.index, x.dtype) not in _trusted:
         return None
-    return instance_norm_once_triton.choose_sizes(len(x), x[0, 0].numel(), x.shape[1])
+    return instance_norm_once_triton.choose_sizes(len(x), x[0, 0].numel(), x.shape[1], numbers)
 
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float, slope: float) -> Tensor:

@@ -19,7 +19,7 @@ from sightline.kernels.instance_norm import HAS_TRITON
 EPS, SLOPE = 1e-5, 0.01
 # Images, height and width, per number of channels: held by one program, read once, and split finely because there are
 # few images; rows are a multiple of 16, for which Triton compiles code of its own, and fill no last chunk.
-SIZES = ((3, 6, 8), (20, 80, 93), (2, 80, 93))
+SIZES = ((3, 6, 8), (40, 80, 93), (2, 80, 93))
 # Relative errors of result, gradient of the input and of parameters, as vectors: a rounding, and some of sums in fp32.
 LIMITS = {
     torch.bfloat16: (4e-3, 8e-3, 2e-3),
@@ -69,13 +69,15 @@ def why_wrong(
             x, outer = (_drawn((images, count, height, width), mean, device, dtype, generator) for mean in (3.0, 0.5))
             weight, bias = (torch.randn(count, generator=generator).to(device) for _ in range(2))
             expected = _exact(x, weight, bias, outer)
-            split = once.choose_sizes(images, height * width, count)
+            sizes_of = [once.choose_sizes(images, height * width, count, n) for n in (once.FORWARD, once.BACKWARD)]
             with self_check.poisoned_memory():
                 y, statistics = twice.forward(x, weight, bias, EPS, SLOPE)
                 found = [(y, *twice.backward(outer, x, weight, bias, statistics, SLOPE))]
-                if split is not None:
-                    y, statistics = once.forward(x, weight, bias, EPS, SLOPE, split, is_at_once)
-                    found.append((y, *once.backward(outer, x, weight, bias, statistics, SLOPE, split, is_at_once)))
+                if sizes_of[0] is not None:
+                    y, statistics = once.forward(x, weight, bias, EPS, SLOPE, sizes_of[0], is_at_once)
+                if sizes_of[1] is not None:
+                    given = (outer, x, weight, bias, statistics, SLOPE)
+                    found.append((y, *once.backward(*given, sizes_of[1], is_at_once)))
             for ours in found:
                 if wrong := self_check.why_wrong(_errors(ours, expected, LIMITS[dtype])):
                     return f"instance norm of {images}x{count}x{height}x{width} in {dtype}: {wrong}"

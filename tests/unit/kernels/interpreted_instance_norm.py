@@ -21,7 +21,7 @@ TILINGS = {
     "whole": lambda rows: None,  # all shapes here are small
     "chunks": lambda rows: Tiling(32, 4, 2, -(-rows // 8), 4),
     "one chunk": lambda rows: Tiling(256, 16, -(-rows // 16), 1, 4),
-    "once": lambda rows: Sizes(32, 4, 2, -(-rows // 8)),
+    "once": lambda rows: Sizes(32, 4, 2, -(-rows // 8), 4),
 }
 
 

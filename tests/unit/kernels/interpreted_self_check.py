@@ -43,7 +43,7 @@ def _small_and_fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(batch_norm, "is_ours", lambda x: (x.device.index, x.dtype) in batch_norm._trusted)
     monkeypatch.setattr(instance_norm, "_is_off", False)
     monkeypatch.setattr(instance_norm_triton, "WHOLE", 512)
-    for name, value in (("CHUNK", 512), ("TILE", 256), ("LEAST_PROGRAMS", 4)):
+    for name, value in (("FORWARD", (512, 256, 4)), ("BACKWARD", (512, 256, 4)), ("LEAST_PROGRAMS", 4)):
         monkeypatch.setattr(instance_norm_once_triton, name, value)
     monkeypatch.setattr(resize_check, "SIDES", ((11, 16), (7, 6), (9, 9)))
     rows = ((1, 2, 9, 12, 9, 9, 0, 0, 0), (0, 1, 7, 5, 9, 9, 0, 0, 1), (0, 0, 9, 9, 7, 7, -1, -1, 0))
@@ -160,7 +160,9 @@ INSTANCE = (CPU, torch.float16, (3,), ((1, 2, 3), (2, 17, 9), (1, 17, 9)))
 
 
 def test_the_kernels_of_instance_norm_pass_the_check():
-    assert instance_norm_once_triton.choose_sizes(2, 17 * 9, 3) and not instance_norm_once_triton.choose_sizes(1, 6, 3)
+    numbers = instance_norm_once_triton.FORWARD
+    assert instance_norm_once_triton.choose_sizes(2, 17 * 9, 3, numbers)
+    assert not instance_norm_once_triton.choose_sizes(1, 17 * 9, 3, numbers)
     before = torch.random.get_rng_state()
     assert instance_norm_check.decide(*INSTANCE) == ""
     assert torch.equal(before, torch.random.get_rng_state())

@@ -133,9 +133,10 @@ def test_a_tiling_holds_every_pixel_once(images, channels, pixels):
         assert programs >= 264 or tiling.tiles <= 2 * triton.LEAST_TILES  # two for each of 132 processors, or few to do
 
 
-def test_an_image_that_is_read_once_has_few_programs_and_every_pixel_in_one():
+@pytest.mark.parametrize("direction", ["FORWARD", "BACKWARD"])
+def test_an_image_that_is_read_once_has_few_programs_and_every_pixel_in_one(direction):
     once = pytest.importorskip("sightline.kernels.instance_norm_once_triton")
-    found = {shape: once.choose_sizes(shape[0], shape[2], shape[1]) for shape in SHAPES}
+    found = {shape: once.choose_sizes(shape[0], shape[2], shape[1], getattr(once, direction)) for shape in SHAPES}
     # The two finest levels of the U-Net of 192 x 160, and the third; others are small, too large, or too few.
     assert [shape[1] for shape, sizes in found.items() if sizes] == [32, 64, 128]
     for (images, channels, pixels), sizes in found.items():
@@ -193,9 +194,10 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(shape, tmp_path, monkeyp
             (kernels.instance_norm_apply_backward, tiling, {}),
         ]
     launches = [(kernel, {**sizes.launch_options, **more}) for kernel, sizes, more in runs]
-    if sizes := once.choose_sizes(*shape):
-        together = sizes.options(once.TOGETHER)
-        launches += [(once.instance_norm_once, dict(together)), (once.instance_norm_once_backward, dict(together))]
+    pairs = ((once.instance_norm_once, once.FORWARD), (once.instance_norm_once_backward, once.BACKWARD))
+    for kernel, numbers in pairs:
+        if sizes := once.choose_sizes(*shape, numbers):
+            launches.append((kernel, sizes.options(once.TOGETHER)))
     for kernel, options in launches:
         names_of_constants = ("ROWS", "CHANNELS", "TILES", "LENGTH", "CHUNKS", "PHASE")
         constants = {name: options.pop(name) for name in names_of_constants if name in options}
