@@ -69,7 +69,7 @@ def run_backward(
     return instance_norm_triton.backward(grad_y, x, weight, bias, statistics, slope)
 
 
-def _sizes(x: Tensor, numbers: tuple[int, int, int]) -> Any:
+def _sizes(x: Tensor, numbers: tuple[int, int, int, int]) -> Any:
     """Return how to read x once; None if it is read twice."""
     if (x.device.index, x.dtype) not in _trusted:
         return None

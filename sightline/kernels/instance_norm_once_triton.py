@@ -14,9 +14,10 @@ from torch import Tensor
 
 from sightline.kernels.instance_norm_triton import _normalise, _place, choose_tiling
 
-# Elements of a program, elements that it reads at once, and warps, timed on the H200 on the U-Net of 192 x 160.
-FORWARD = (32768, 4096, 8)
-BACKWARD = (16384, 2048, 4)
+# Elements of a program, elements that it reads at once, most channels and warps, timed on the H200 on the U-Net of
+# 192 x 160.
+FORWARD = (32768, 4096, 32, 8)
+BACKWARD = (16384, 2048, 64, 4)
 MOST_PROGRAMS = 64  # of an image: they must run at once, and each joins the results of all
 LEAST_PROGRAMS = 264  # two for each of 132 processors; below, smaller chunks use the GPU better
 PROCESSORS = 100  # a GPU with fewer, or an older one than Hopper, was not tried
@@ -39,11 +40,11 @@ class Sizes(NamedTuple):
         return {**sizes, **joined, "num_warps": self.warps, "enable_fp_fusion": True}
 
 
-def choose_sizes(images: int, rows: int, channels: int, numbers: tuple[int, int, int]) -> Sizes | None:
+def choose_sizes(images: int, rows: int, channels: int, numbers: tuple[int, int, int, int]) -> Sizes | None:
     """Return the sizes for a shape from FORWARD or BACKWARD; None if one program holds an image, if those of an image
     are too many to wait for each other, or all of them too few."""
-    chunk, tile, warps = numbers
-    block = min(triton.next_power_of_2(channels), 64 if channels % 64 == 0 else 32)
+    chunk, tile, widest, warps = numbers
+    block = min(triton.next_power_of_2(channels), widest if channels % 64 == 0 else 32)
     chunks = triton.cdiv(rows, chunk // block)
     programs = chunks * triton.cdiv(channels, block)
     is_held = choose_tiling(images, rows, channels).chunks == 0

@@ -43,7 +43,7 @@ def _small_and_fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(batch_norm, "is_ours", lambda x: (x.device.index, x.dtype) in batch_norm._trusted)
     monkeypatch.setattr(instance_norm, "_is_off", False)
     monkeypatch.setattr(instance_norm_triton, "WHOLE", 512)
-    for name, value in (("FORWARD", (512, 256, 4)), ("BACKWARD", (512, 256, 4)), ("LEAST_PROGRAMS", 4)):
+    for name, value in (("FORWARD", (512, 256, 32, 4)), ("BACKWARD", (512, 256, 64, 4)), ("LEAST_PROGRAMS", 4)):
         monkeypatch.setattr(instance_norm_once_triton, name, value)
     monkeypatch.setattr(resize_check, "SIDES", ((11, 16), (7, 6), (9, 9)))
     rows = ((1, 2, 9, 12, 9, 9, 0, 0, 0), (0, 1, 7, 5, 9, 9, 0, 0, 1), (0, 0, 9, 9, 7, 7, -1, -1, 0))
