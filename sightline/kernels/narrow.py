@@ -14,14 +14,19 @@ MULTIPLE = 8
 HALVES = (torch.bfloat16, torch.float16)
 
 
+def is_compiled_half(x: Tensor) -> bool:
+    """Return whether this is a compiled step on CUDA in half precision, and no export, which others may run."""
+    is_step = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return kernels.are_allowed() and is_step and x.is_cuda and x.dtype in HALVES
+
+
 def applies(conv: nn.Module, x: Tensor) -> bool:
-    """Return whether to widen: compiled for CUDA in half precision, where cutting the result costs no pass of its own.
+    """Return whether to widen: in a compiled step, where cutting the result costs no pass of its own.
 
     Subclasses of nn.Conv2d pad otherwise or are kept in fp32, and run as they are.
     """
-    if not (kernels.are_allowed() and torch.compiler.is_compiling() and x.is_cuda and x.dtype in HALVES):
-        return False
-    return type(conv) is nn.Conv2d and conv.out_channels % MULTIPLE > 0 and conv.groups == 1
+    is_plain = type(conv) is nn.Conv2d and conv.out_channels % MULTIPLE > 0 and conv.groups == 1
+    return is_plain and is_compiled_half(x)
 
 
 def convolve(conv: nn.Module, x: Tensor) -> Tensor:

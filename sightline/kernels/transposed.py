@@ -8,17 +8,13 @@ their gradients, a part of the concatenation that follows.
 import torch
 from torch import Tensor, nn
 
-from sightline import kernels
-
-HALVES = (torch.bfloat16, torch.float16)
+from sightline.kernels.narrow import is_compiled_half
 
 
 def applies(conv: nn.Module, x: Tensor) -> bool:
-    """Return whether to use it: compiled for CUDA in half precision and channels_last, no subclass kept in fp32."""
-    if not (kernels.are_allowed() and torch.compiler.is_compiling() and x.is_cuda and x.dtype in HALVES):
-        return False
+    """Return whether to use it: in a compiled step, in channels_last, not by a subclass that is kept in fp32."""
     is_square = type(conv) is nn.ConvTranspose2d and conv.kernel_size == conv.stride == (2, 2)
-    return is_square and x.is_contiguous(memory_format=torch.channels_last)
+    return is_square and is_compiled_half(x) and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def convolve(conv: nn.Module, x: Tensor) -> Tensor:
