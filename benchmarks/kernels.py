@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from sightline.hardware import devices
-from sightline.kernels import instance_norm
+from sightline.kernels import instance_norm, instance_norm_check
 from sightline.measure.provenance import provenance, result_file
 
 UNET = ((64, 32, 192, 160), (64, 64, 96, 80), (64, 128, 48, 40), (64, 256, 24, 20), (64, 512, 12, 10), (64, 512, 6, 5))
@@ -157,6 +157,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("needs CUDA: our kernels apply nowhere else; torch finds no CUDA device on this machine")
     device, now, started = devices.select("cuda"), datetime.now(UTC), time.perf_counter()
+    place = torch.device("cuda", torch.cuda.current_device())
+    channels = sorted({shape[1] for shape in shapes})
+    if note := instance_norm_check.decide(place, DTYPES[args.dtype], channels, instance_norm_check.SIZES):
+        parser.error(note)
     rows = []
     for shape in shapes:
         torch._dynamo.reset()  # one entry per shape, as in a step of static shapes

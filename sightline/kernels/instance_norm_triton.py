@@ -89,7 +89,7 @@ def backward(
     slope: float,
     tiling: Tiling | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x, in x's layout, and of (bias, weight) as (2, channels) in fp32."""
+    """Return the gradients of x, in x's layout, and of (bias, weight) per image, (2, images, channels) in fp32."""
     images, channels, rows = len(x), x.shape[1], x[0, 0].numel()
     tiling = tiling or choose_tiling(images, rows, channels)
     grad_x = torch.empty_like(x)
@@ -99,13 +99,13 @@ def backward(
         if not tiling.chunks:
             sums = torch.empty_like(statistics)
             instance_norm_whole_backward[(programs,)](*given, grad_x, *sums, rows, channels, slope, **options)
-            return grad_x, sums.sum(1)
+            return grad_x, sums
         parts = torch.empty((2, images, tiling.chunks, channels), dtype=torch.float32, device=x.device)
         size = (rows, channels, tiling.chunks)
         instance_norm_reduce_backward[(programs * tiling.chunks,)](*given, *parts, *size, slope, **options)
         sums = parts.sum(2)  # (2, images, channels)
         instance_norm_apply_backward[(programs * tiling.chunks,)](*given, *sums, grad_x, *size, slope, **options)
-    return grad_x, sums.sum(1)
+    return grad_x, sums
 
 
 @triton.jit

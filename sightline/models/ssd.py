@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.errors import UsageError
+from sightline.kernels import narrow
 from sightline.models.anchors import default_boxes
 from sightline.models.resnet import (
     INITS,
@@ -266,7 +267,9 @@ class Ssd(nn.Module):
         logits, offsets = [], []
         for head, x in zip(self.heads, features, strict=True):
             # This is the memory order of channels_last already, so nothing is copied before torch.cat.
-            found = head(x).permute(0, 2, 3, 1).reshape(x.shape[0], -1, sum(self.split))  # (batch, boxes, ...)
+            found = (
+                narrow.convolve(head, x).permute(0, 2, 3, 1).reshape(x.shape[0], -1, sum(self.split))
+            )  # (batch, boxes, ...)
             scores, boxes = found.split(self.split, dim=2)
             logits.append(scores)
             offsets.append(boxes)

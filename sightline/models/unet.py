@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.errors import UsageError
+from sightline.kernels import narrow, transposed
 from sightline.kernels.instance_norm import instance_norm_leaky_relu
 from sightline.models.weight_files import read_weights
 from sightline.models.weights import copy_weights
@@ -321,7 +322,7 @@ class Up(nn.Module):
         self.block = Block(config, (2 * out, out), kernel, (1,) * dim)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        up = self.transposed(x)
+        up = transposed.convolve(self.transposed, x)
         if self.gate is not None:
             skip = self.gate(up, skip)
         return self.block(torch.cat([up, skip], dim=1))
@@ -372,8 +373,8 @@ class Unet(nn.Module):
             x = up(x, skip)
             outputs.append(x)
         if self.training and self.deep_supervision:
-            return tuple(head(output) for head, output in zip(self.heads, outputs[::-1], strict=False))
-        return self.heads[0](x)
+            return tuple(narrow.convolve(head, x) for head, x in zip(self.heads, outputs[::-1], strict=False))
+        return narrow.convolve(self.heads[0], x)
 
 
 def make_norm(kind: str, channels: int, dim: int) -> nn.Module:

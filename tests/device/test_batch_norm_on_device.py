@@ -96,8 +96,19 @@ def run(function, x: Tensor, others: list[Tensor], norms: list[nn.BatchNorm2d], 
     ]
 
 
+@torch.no_grad()
+def beside_the_bend(function, inputs: list[Tensor], norms: list[nn.BatchNorm2d]) -> Tensor:
+    """Return where the result is barely positive."""
+    y = function(*inputs, *copy.deepcopy(norms))
+    return (y > 0) & (y < 1e-5)
+
+
 def check(ours, exact, x: Tensor, others: list[Tensor], norms: list[nn.BatchNorm2d], outer: Tensor) -> None:
     wide = [t.double() for t in others], [copy.deepcopy(norm).double() for norm in norms]
+    # In bf16 some 10 values of a channel are equal. If they lie on the bend, all of them may be on its other side than
+    # in float64 (1 channel of 20,000), which moves the sum of a channel visibly: no gradient there.
+    one_sided = beside_the_bend(ours, [x, *others], norms) | beside_the_bend(exact, [x.double(), *wide[0]], wide[1])
+    outer = outer.masked_fill(one_sided, 0.0)
     expected = run(exact, x.double(), *wide, outer.double())
     found = run(ours, x, others, norms, outer)
     assert found[0][0].dtype == x.dtype and found[0][0].is_contiguous(memory_format=torch.channels_last)

@@ -42,6 +42,16 @@ def device() -> torch.device:
     return found.torch_device
 
 
+@pytest.fixture(params=["twice", "once"])
+def _reads(request, monkeypatch) -> None:
+    """Run the kernels of either kind; those that read once on shapes for which programs wait for each other."""
+    place = torch.device("cuda", torch.cuda.current_device())
+    if request.param == "once" and not instance_norm.instance_norm_once_triton.runs_at_once(place):
+        pytest.skip(f"{torch.cuda.get_device_name()} does not run all programs of an image at once")
+    trusted = [(place.index, dtype) for dtype in instance_norm.DTYPES] if request.param == "once" else []
+    monkeypatch.setattr(instance_norm, "_trusted", tuple(trusted))
+
+
 def draw(shape: tuple[int, ...], dtype: torch.dtype, offset: float = 0.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Fresh numbers at every run; pytest prints the seed of one that failed."""
     seed = torch.seed()
@@ -75,6 +85,7 @@ def check(found: list[Tensor], x: Tensor, weight: Tensor, bias: Tensor, outer: T
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.usefixtures("_reads")
 def test_values_and_gradients_are_those_of_float64(shape, dtype):
     given = draw(shape, dtype)
     assert instance_norm.applies(given[0])
@@ -85,7 +96,8 @@ def test_values_and_gradients_are_those_of_float64(shape, dtype):
     check(found, *given)
 
 
-@pytest.mark.parametrize("shape", [(4, 32, 192, 160), (4, 256, 12, 10)], ids=str)
+@pytest.mark.parametrize("shape", [(8, 32, 192, 160), (4, 256, 12, 10)], ids=str)
+@pytest.mark.usefixtures("_reads")
 def test_a_large_mean_costs_no_digits(shape):
     x, weight, bias, _ = draw(shape, torch.float32, offset=1000.0)
     exact = instance_norm.reference(x.double(), weight.double(), bias.double(), EPS, SLOPE)
@@ -98,6 +110,7 @@ def test_a_large_mean_costs_no_digits(shape):
 
 
 @pytest.mark.parametrize("shape", [(64, 32, 192, 160), (64, 512, 12, 10), (2, 33, 45, 31)], ids=str)
+@pytest.mark.usefixtures("_reads")
 def test_bits_repeat(shape):
     given = draw(shape, torch.bfloat16)
     first = run(instance_norm_leaky_relu, *given)
@@ -183,7 +196,8 @@ def test_off_it_is_plain_torch_and_close():
     assert instance_norm.applies(x)
 
 
-@pytest.mark.parametrize("size", [16, 96])
+@pytest.mark.parametrize("size", [16, 96, 256])
+@pytest.mark.usefixtures("_reads")
 def test_a_captured_graph_repeats_it(size):
     model, x = network(), images(size)
     aim = aims(x)
@@ -200,6 +214,25 @@ def test_a_captured_graph_repeats_it(size):
     still.copy_(x)
     graph.replay()
     check_close(captured, expected)
+
+
+def test_programs_that_wait_for_each_other_do_so_beside_other_work(monkeypatch):
+    """Another stream keeps the GPU busy: programs of an image then start late, but they start."""
+    place = torch.device("cuda", torch.cuda.current_device())
+    if not instance_norm.instance_norm_once_triton.runs_at_once(place):
+        pytest.skip(f"{torch.cuda.get_device_name()} does not run all programs of an image at once")
+    monkeypatch.setattr(instance_norm, "_trusted", ((place.index, torch.bfloat16),))
+    given = draw((64, 32, 192, 160), torch.bfloat16)
+    expected = run(instance_norm_leaky_relu, *given)
+    side, square = torch.cuda.Stream(), torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    side.wait_stream(torch.cuda.current_stream())
+    for _ in range(20):
+        with torch.cuda.stream(side):
+            square @ square
+        found = run(instance_norm_leaky_relu, *given)
+    torch.cuda.synchronize()
+    for ours, before in zip(found, expected, strict=True):
+        assert torch.equal(ours, before)
 
 
 def test_another_layout_takes_the_reference():

@@ -7,7 +7,7 @@ from sightline import config, kernels
 from sightline.data.gpu import resize_check
 from sightline.hardware import devices
 from sightline.hardware.world import World
-from sightline.kernels import batch_norm, batch_norm_check, self_check
+from sightline.kernels import batch_norm, batch_norm_check, instance_norm, instance_norm_check, self_check
 from sightline.parts import DataSpec
 from sightline.train.model import build_model
 
@@ -29,6 +29,8 @@ def device(monkeypatch, tmp_path) -> devices.Device:
     monkeypatch.setattr(self_check, "_reasons", {})
     monkeypatch.setattr(batch_norm, "_trusted", ())
     monkeypatch.setattr(batch_norm, "_is_off", False)
+    monkeypatch.setattr(instance_norm, "_trusted", ())
+    monkeypatch.setattr(instance_norm, "_is_off", False)
     resize_check.is_right.cache_clear()
     kernels.use("auto")
     return found
@@ -60,3 +62,21 @@ def test_a_network_that_trains_uses_them_after_the_check(precision, device, tmp_
     assert len(list((tmp_path / "sightline" / "kernels").iterdir())) == 1
     x = torch.empty(64, 64, 112, 112, dtype=DTYPES[precision], device="cuda").to(memory_format=torch.channels_last)
     assert batch_norm.applies(x, built.model.bn1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_the_kernels_of_instance_norm_pass(dtype):
+    place = torch.device("cuda", torch.cuda.current_device())
+    before = torch.cuda.get_rng_state(), torch.random.get_rng_state()
+    assert instance_norm_check.why_wrong(place, dtype, (24, 32, 64), instance_norm_check.SIZES) == ""
+    after = torch.cuda.get_rng_state(), torch.random.get_rng_state()
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_a_unet_that_trains_reads_once_after_the_check(device):
+    recipe, run = config.load("unet2d", [])
+    spec = DataSpec(tuple("abcd"), 4, (192, 160), (), ())
+    built = build_model(recipe, run, spec, device, World())
+    assert not any("instance norm runs as plain torch" in note for note in built.notes), built.notes
+    assert not instance_norm._is_off
+    assert bool(instance_norm._trusted) == instance_norm.instance_norm_once_triton.runs_at_once(device.torch_device)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sightline import kernels
 from sightline.data.draws import generator
 from sightline.errors import UsageError
 from sightline.parts import undecisive
@@ -217,7 +218,7 @@ class Augmentation(AugmentFields):
         noise, blur, brightness, contrast, gamma_inverted, gamma = numbers["intensity"][0]
         values, classes = torch.from_numpy(image)[None], torch.from_numpy(label)[None]
         if params.zoom != (1.0, 1.0, 1.0):
-            values = _along_axes(values, [zoom_matrix(window, n) for window, n in _each(numbers["windows"], crop)])
+            values = _along_axes(values, [zoom_taps(window, n) for window, n in _each(numbers["windows"], crop)])
         elif any(params.flips):
             values = values.flip([axis + 2 for axis in range(3) if params.flips[axis]])
         if params.zoom != (1.0, 1.0, 1.0) or any(params.flips):
@@ -227,7 +228,7 @@ class Augmentation(AugmentFields):
         if params.noise:
             values = values + noise * gaussian_noise(numbers["noise_key"], values.shape)
         if params.blur:
-            values = _along_axes(values, [blur_matrix(blur[None], n, self._blur_radius) for n in crop])
+            values = _along_axes(values, [blur_taps(blur[None], n, self._blur_radius) for n in crop])
         if params.brightness != 1:
             values = values * brightness
         if params.contrast != 1:
@@ -250,7 +251,7 @@ class Augmentation(AugmentFields):
         if self.zoom or self.flip:
             has_depth = dim == 3 or (self.zoom > 0 and self.zoom_depth)
             resized = [
-                zoom_matrix(window, n) if axis or has_depth else None
+                zoom_taps(window, n) if axis or has_depth else None
                 for axis, (window, n) in enumerate(_each(windows, crop))
             ]
             image = _along_axes(image, resized)
@@ -260,7 +261,7 @@ class Augmentation(AugmentFields):
         if self.noise:
             image = image + noise * gaussian_noise(numbers["noise_key"], image.shape)
         if self.blur:
-            image = _along_axes(image, [blur_matrix(blur.flatten(), n, self._blur_radius) for n in crop])
+            image = _along_axes(image, [blur_taps(blur.flatten(), n, self._blur_radius) for n in crop])
         if self.brightness:
             image = image * brightness
         if self.contrast:
@@ -307,11 +308,14 @@ def cut_into(crop: Any, volume: Any, anchor: Sequence[int]) -> None:
     crop[tuple(target)] = volume[tuple(inside)]
 
 
-# Matrices that resize and blur along an axis: (batch, n, n), to be multiplied from the left
+# Resizing and blurring along an axis: each output is a weighted sum of a few inputs
 
 
-def zoom_matrix(window: Tensor, n: int) -> Tensor:
-    """Return matrices that resize part of an axis to the whole: windows (batch, 3) of start, length and flip.
+Taps = list[tuple[Tensor, Tensor]]  # (batch, n) each: where an output reads its axis, and the weight of what it reads
+
+
+def zoom_taps(window: Tensor, n: int) -> Taps:
+    """Return taps that resize part of an axis to the whole: windows (batch, 3) of start, length and flip.
 
     Cubic convolution with a = -0.5 (Catmull-Rom), pixel centres at halves, edges of the part repeated.
     """
@@ -325,16 +329,12 @@ def zoom_matrix(window: Tensor, n: int) -> Tensor:
         ((-1.5 * t + 2.0) * t + 0.5) * t,
         (0.5 * t - 0.5) * t * t,
     )
-    column = torch.arange(n, device=window.device)
-    matrix = torch.zeros((), device=window.device)
-    for offset, weight in zip((-1, 0, 1, 2), weights, strict=True):
-        tap = start + torch.minimum((whole + offset).clamp(min=0), length - 1)
-        matrix = matrix + weight[..., None] * (tap[..., None] == column)
-    return matrix
+    places = [start + torch.minimum((whole + offset).clamp(min=0), length - 1) for offset in (-1, 0, 1, 2)]
+    return list(zip(places, weights, strict=True))
 
 
-def blur_matrix(sigma: Tensor, n: int, most: int) -> Tensor:
-    """Return matrices that blur along an axis: sigmas (batch,), 0 for none, kernels of at most 2 * most + 1 voxels.
+def blur_taps(sigma: Tensor, n: int, most: int) -> Taps:
+    """Return taps that blur along an axis: sigmas (batch,), 0 for none, kernels of at most 2 * most + 1 voxels.
 
     The axis is mirrored about the centre of its first and of its last voxel.
     """
@@ -344,18 +344,34 @@ def blur_matrix(sigma: Tensor, n: int, most: int) -> Tensor:
     kernel = kernel / kernel.sum(1, keepdim=True)  # (batch, 2 * most + 1)
     row = torch.arange(n, device=sigma.device)
     period = max(1, 2 * (n - 1))
-    matrix = torch.zeros((), device=sigma.device)
+    taps = []
     for number, weight in enumerate(kernel.unbind(1)):
-        place = torch.remainder(row + (number - most), period)
+        place = row + (number - most)
+        place = (
+            place.abs() if most < n else torch.remainder(place, period)
+        )  # a division is slow where taps are gathered
         mirrored = torch.minimum(place, period - place) if n > 1 else row
-        matrix = matrix + weight[:, None, None] * (mirrored[:, None] == row)
+        taps.append((mirrored[None].expand(len(sigma), n), weight[:, None].expand(len(sigma), n)))
+    return taps
+
+
+def matrix_of(taps: Taps) -> Tensor:
+    """Return the matrices (batch, n, n) of taps, to be multiplied from the left."""
+    column = torch.arange(taps[0][0].shape[1], device=taps[0][0].device)
+    matrix = torch.zeros((), device=column.device)
+    for place, weight in taps:
+        matrix = matrix + weight[..., None] * (place[..., None] == column)
     return matrix
 
 
-def _along_axes(image: Tensor, matrices: Sequence[Tensor | None]) -> Tensor:
-    """Multiply along depth, height and width of (batch, channels, depth, height, width)."""
+def _along_axes(image: Tensor, taps: Sequence[Taps | None]) -> Tensor:
+    """Resize or blur along depth, height and width of (batch, channels, depth, height, width)."""
+    if gathers(image):
+        for axis, found in enumerate(taps):
+            image = image if found is None else gathered(image, found, axis + 2)
+        return image
     batch, channels, depth, height, width = image.shape
-    along_depth, along_height, along_width = matrices
+    along_depth, along_height, along_width = (None if found is None else matrix_of(found) for found in taps)
     if along_width is not None:
         image = torch.bmm(image.reshape(batch, -1, width), along_width.transpose(1, 2))
     if along_height is not None:
@@ -363,6 +379,20 @@ def _along_axes(image: Tensor, matrices: Sequence[Tensor | None]) -> Tensor:
     if along_depth is not None:
         image = torch.matmul(along_depth[:, None], image.reshape(batch, channels, depth, -1))
     return image.reshape(batch, channels, depth, height, width)
+
+
+def gathers(image: Tensor) -> bool:
+    """Return whether to sum over taps: compiled for CUDA, where this is one pass. Eagerly the matrices are faster."""
+    return kernels.are_allowed() and image.is_cuda and torch.compiler.is_compiling()
+
+
+def gathered(image: Tensor, taps: Taps, axis: int) -> Tensor:
+    """Return the sum over taps along an axis; the same as their matrix, up to the order of a sum."""
+    shape = [len(image) if at == 0 else -1 if at == axis else 1 for at in range(image.ndim)]
+    total = torch.zeros((), device=image.device)
+    for place, weight in taps:
+        total = total + weight.reshape(shape) * image.gather(axis, place.reshape(shape).expand_as(image))
+    return total
 
 
 def _nearest(label: Tensor, windows: Tensor) -> Tensor:
@@ -456,18 +486,30 @@ def gaussian_noise(keys: Tensor, shape: Sequence[int]) -> Tensor:
 
 def _normal(keys: Tensor, voxels: Tensor) -> Tensor:
     """Return (batch, voxels) normal numbers, from two uniform ones each (Box-Muller)."""
+    if keys.is_cuda:  # whose products of 64 bits take several instructions
+        keys, voxels = keys.int(), voxels.int()
     first, second, third = keys[:, :, None].unbind(1)
     base = _mixed(voxels ^ first)
-    distance = ((_mixed(base ^ second) >> 8) + 1).float() * 2.0**-24  # never 0, whose logarithm is infinite
-    angle = (_mixed(base ^ third) >> 8).float() * (2 * math.pi * 2.0**-24)
+    distance = (_shifted(_mixed(base ^ second), 8) + 1).float() * 2.0**-24  # never 0, whose logarithm is infinite
+    angle = _shifted(_mixed(base ^ third), 8).float() * (2 * math.pi * 2.0**-24)
     return torch.sqrt(-2 * torch.log(distance)) * torch.cos(angle)
 
 
 def _mixed(word: Tensor) -> Tensor:
-    """Mix the bits of 32-bit words (held in int64) by a bijection: two rounds of multiply and shift.
+    """Mix the bits of 32-bit words (held in int32 or int64) by a bijection: two rounds of multiply and shift.
 
-    The second factor is 0x846ca68b less 2**32, so that no product leaves 64 bits.
+    The second factor is 0x846ca68b less 2**32, so that no product leaves 64 bits; of 32 bits, those that leave count
+    for nothing.
     """
-    word = ((word ^ (word >> 16)) * 0x7FEB352D) & _WORD
-    word = ((word ^ (word >> 15)) * (0x846CA68B - 2**32)) & _WORD
-    return word ^ (word >> 16)
+    word = _low((word ^ _shifted(word, 16)) * 0x7FEB352D)
+    word = _low((word ^ _shifted(word, 15)) * (0x846CA68B - 2**32))
+    return word ^ _shifted(word, 16)
+
+
+def _low(word: Tensor) -> Tensor:
+    return word if word.dtype == torch.int32 else word & _WORD
+
+
+def _shifted(word: Tensor, bits: int) -> Tensor:
+    """Return the word shifted to the right, with zeros on the left, which int32 does not do by itself."""
+    return (word >> bits) & (_WORD >> bits) if word.dtype == torch.int32 else word >> bits

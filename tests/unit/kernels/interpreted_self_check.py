@@ -16,6 +16,10 @@ from sightline.kernels import (
     batch_norm_check,
     batch_norm_sum_triton,
     batch_norm_triton,
+    instance_norm,
+    instance_norm_check,
+    instance_norm_once_triton,
+    instance_norm_triton,
     resize_triton,
     self_check,
     stem_tail_triton,
@@ -37,6 +41,10 @@ def _small_and_fresh(monkeypatch, tmp_path):
     monkeypatch.setattr(batch_norm_sum_triton, "SUM_TILE", 64)
     monkeypatch.setattr(stem_tail_triton, "make_tiling", lambda *_: stem_tail_triton.Tiling(2, 2, 4, 1))
     monkeypatch.setattr(batch_norm, "is_ours", lambda x: (x.device.index, x.dtype) in batch_norm._trusted)
+    monkeypatch.setattr(instance_norm, "_is_off", False)
+    monkeypatch.setattr(instance_norm_triton, "WHOLE", 512)
+    for name, value in (("FORWARD", (512, 256, 32, 4)), ("BACKWARD", (512, 256, 64, 4)), ("LEAST_PROGRAMS", 4)):
+        monkeypatch.setattr(instance_norm_once_triton, name, value)
     monkeypatch.setattr(resize_check, "SIDES", ((11, 16), (7, 6), (9, 9)))
     rows = ((1, 2, 9, 12, 9, 9, 0, 0, 0), (0, 1, 7, 5, 9, 9, 0, 0, 1), (0, 0, 9, 9, 7, 7, -1, -1, 0))
     monkeypatch.setattr(resize_check, "ROWS", rows)
@@ -145,3 +153,27 @@ def test_the_resize_kernel_passes_and_a_wrong_one_gives_way(monkeypatch):
         RuntimeWarning, match=r"kernels: resizing \(legacy\) runs as plain torch: values differ by up to"
     ):
         assert not resize_check.is_right(CPU, "legacy")
+
+
+# Channels, and sizes: held by one program, read once by two programs, and too few programs for that.
+INSTANCE = (CPU, torch.float16, (3,), ((1, 2, 3), (2, 17, 9), (1, 17, 9)))
+
+
+def test_the_kernels_of_instance_norm_pass_the_check():
+    numbers = instance_norm_once_triton.FORWARD
+    assert instance_norm_once_triton.choose_sizes(2, 17 * 9, 3, numbers)
+    assert not instance_norm_once_triton.choose_sizes(1, 17 * 9, 3, numbers)
+    before = torch.random.get_rng_state()
+    assert instance_norm_check.decide(*INSTANCE) == ""
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert not instance_norm._is_off and not instance_norm._trusted  # only a GPU runs all programs at once
+
+
+@pytest.mark.parametrize("module", [instance_norm_triton, instance_norm_once_triton], ids=["twice", "once"])
+def test_a_wrong_instance_norm_gives_way_to_plain_torch(module, monkeypatch):
+    true = module.backward
+    monkeypatch.setattr(module, "backward", lambda *given: with_a_nan(true(*given)))
+    said = instance_norm_check.decide(*INSTANCE)
+    assert said.startswith("kernels: instance norm runs as plain torch: instance norm of ")
+    assert "the gradient of the input has a relative error of nan" in said
+    assert instance_norm._is_off

@@ -93,7 +93,7 @@ def test_a_compiler_is_told_layout_and_types():
         inner, of_parameters = instance_norm._gradient(y.contiguous(), x, weight, bias, statistics, 0.01)
     for found in (y, inner):
         assert found.shape == x.shape and found.stride() == x.stride() and found.dtype == torch.bfloat16
-    assert of_parameters.shape == (2, 32) and of_parameters.dtype == statistics.dtype == torch.float32
+    assert of_parameters.shape == (2, 2, 32) and of_parameters.dtype == statistics.dtype == torch.float32
 
 
 def test_compiled_without_a_break_it_stays_one_operation():
@@ -133,6 +133,22 @@ def test_a_tiling_holds_every_pixel_once(images, channels, pixels):
         assert programs >= 264 or tiling.tiles <= 2 * triton.LEAST_TILES  # two for each of 132 processors, or few to do
 
 
+@pytest.mark.parametrize("direction", ["FORWARD", "BACKWARD"])
+def test_an_image_that_is_read_once_has_few_programs_and_every_pixel_in_one(direction):
+    once = pytest.importorskip("sightline.kernels.instance_norm_once_triton")
+    found = {shape: once.choose_sizes(shape[0], shape[2], shape[1], getattr(once, direction)) for shape in SHAPES}
+    # The two finest levels of the U-Net of 192 x 160, and the third; others are small, too large, or too few.
+    assert [shape[1] for shape, sizes in found.items() if sizes] == [32, 64, 128]
+    for (images, channels, pixels), sizes in found.items():
+        if not sizes:
+            continue
+        length = sizes.rows * sizes.tiles
+        assert (sizes.chunks - 1) * length < pixels <= sizes.chunks * length
+        programs = sizes.chunks * -(-channels // sizes.channels)
+        assert programs <= once.MOST_PROGRAMS < once.PROCESSORS  # one for each processor at most
+        assert images * programs >= once.LEAST_PROGRAMS
+
+
 @pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_all_kernels_compute_it_in_tritons_interpreter(chosen: str, tmp_path: Path):
     """In a process of its own: the interpreter must be chosen before Triton is imported, and stays."""
@@ -146,6 +162,7 @@ def test_all_kernels_compute_it_in_tritons_interpreter(chosen: str, tmp_path: Pa
 
 
 POINTERS = {"x": "*bf16", "y": "*bf16", "grad_y": "*bf16", "grad_x": "*bf16"}
+POINTERS["arrived"] = "*i32"
 SCALARS = {"rows": "i32", "channels": "i32", "chunks": "i32", "eps": "fp32", "slope": "fp32"}
 
 
@@ -159,6 +176,7 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(shape, tmp_path, monkeyp
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
+    from sightline.kernels import instance_norm_once_triton as once
     from sightline.kernels import instance_norm_triton as kernels
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -175,9 +193,14 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(shape, tmp_path, monkeyp
             (kernels.instance_norm_reduce_backward, tiling, {}),
             (kernels.instance_norm_apply_backward, tiling, {}),
         ]
-    for kernel, sizes, more in runs:
-        options = {**sizes.launch_options, **more}
-        constants = {name: options.pop(name) for name in ("ROWS", "CHANNELS", "TILES", "LENGTH") if name in options}
+    launches = [(kernel, {**sizes.launch_options, **more}) for kernel, sizes, more in runs]
+    pairs = ((once.instance_norm_once, once.FORWARD), (once.instance_norm_once_backward, once.BACKWARD))
+    for kernel, numbers in pairs:
+        if sizes := once.choose_sizes(*shape, numbers):
+            launches.append((kernel, sizes.options(once.TOGETHER)))
+    for kernel, options in launches:
+        names_of_constants = ("ROWS", "CHANNELS", "TILES", "LENGTH", "CHUNKS", "PHASE")
+        constants = {name: options.pop(name) for name in names_of_constants if name in options}
         names = [parameter.name for parameter in kernel.params]
         types = {name: POINTERS.get(name) or SCALARS.get(name, "*fp32") for name in names if name not in constants}
         signature = {name: types.get(name, "constexpr") for name in names}

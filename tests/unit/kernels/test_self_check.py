@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sightline import kernels
-from sightline.kernels import batch_norm, batch_norm_check, self_check
+from sightline.kernels import batch_norm, batch_norm_check, instance_norm, instance_norm_check, self_check
 from sightline.models.resnet import ResNetConfig, make_pool
 
 CPU = torch.device("cpu")
@@ -31,6 +31,8 @@ def start_again(monkeypatch) -> None:
     monkeypatch.setattr(self_check, "_reasons", {})
     monkeypatch.setattr(batch_norm, "_trusted", ())
     monkeypatch.setattr(batch_norm, "_is_off", False)
+    monkeypatch.setattr(instance_norm, "_trusted", ())
+    monkeypatch.setattr(instance_norm, "_is_off", False)
 
 
 class Check:
@@ -165,3 +167,35 @@ def test_a_failed_check_is_told_and_turns_the_kernels_off(monkeypatch):
 def test_channels_that_are_tiled_alike_are_checked_once(channels, kinds):
     pytest.importorskip("triton")
     assert batch_norm_check.kinds_of(channels) == kinds
+
+
+def choose_instance_norm(precision="bf16", channels_last=True, device="cuda"):
+    with FakeTensorMode(), torch.device(device):
+        model = nn.Sequential(*(nn.InstanceNorm2d(count, affine=True) for count in (32, 64, 512)))
+        return instance_norm_check.choose(model, precision, channels_last)
+
+
+def test_a_run_checks_instance_norm_and_a_hopper_then_reads_once(monkeypatch):
+    once = pytest.importorskip("sightline.kernels.instance_norm_once_triton")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    check = Check()
+    monkeypatch.setattr(instance_norm_check, "why_wrong", check)
+    assert choose_instance_norm(device="cpu") == choose_instance_norm(channels_last=False) == ""
+    kernels.use("off")
+    assert choose_instance_norm() == "" and check.runs == 0
+    kernels.use("auto")
+    monkeypatch.setattr(once, "runs_at_once", lambda device: False)
+    assert choose_instance_norm() == "" and check.runs == 1 and not instance_norm._trusted
+    monkeypatch.setattr(once, "runs_at_once", lambda device: True)
+    assert choose_instance_norm() == "" and check.runs == 1
+    assert [dtype for _, dtype in instance_norm._trusted] == [torch.bfloat16]
+
+
+def test_instance_norm_that_failed_its_check_is_plain_torch(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(instance_norm_check, "why_wrong", Check("the result is off"))
+    assert choose_instance_norm() == "kernels: instance norm runs as plain torch: the result is off"
+    with FakeTensorMode():
+        x = torch.empty(2, 32, 8, 8, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+        assert not instance_norm.applies(x)

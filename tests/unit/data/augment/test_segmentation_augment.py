@@ -14,12 +14,16 @@ from sightline.data.augment.segmentation import (
     TOLERANCE,
     Augmentation,
     Params,
-    blur_matrix,
+    _mixed,
+    _shifted,
+    blur_taps,
     cut,
+    gathered,
     gaussian_noise,
+    matrix_of,
     rotated,
     view,
-    zoom_matrix,
+    zoom_taps,
 )
 from sightline.errors import UsageError
 
@@ -83,10 +87,10 @@ def keys_cubic(values: np.ndarray, size: int) -> np.ndarray:
 def test_zoom_is_a_cubic_resize_of_the_middle(n: int, length: int):
     values = np.random.default_rng(n).normal(size=(3, n))
     start = (n - length + 1) // 2
-    matrix = zoom_matrix(torch.tensor([[start, length, 0]], dtype=torch.int32), n)[0].double().numpy()
+    matrix = matrix_of(zoom_taps(torch.tensor([[start, length, 0]], dtype=torch.int32), n))[0].double().numpy()
     resized = values @ matrix.T
     np.testing.assert_allclose(resized, keys_cubic(values[:, start : start + length], n), atol=1e-6)
-    flipped = zoom_matrix(torch.tensor([[start, length, 1]], dtype=torch.int32), n)[0].double().numpy()
+    flipped = matrix_of(zoom_taps(torch.tensor([[start, length, 1]], dtype=torch.int32), n))[0].double().numpy()
     assert np.array_equal(flipped, matrix[::-1])
     # Away from the edges, where it leaves taps out, torch's antialiased resize (a = -0.5 too) is the same.
     window = torch.from_numpy(values[:, start : start + length])[None, :, None]
@@ -98,15 +102,41 @@ def test_zoom_is_a_cubic_resize_of_the_middle(n: int, length: int):
 @together(("sigma", "n"), list(itertools.product((0.5, 0.9, 1.0, 1.34, 1.5), (1, 2, 4, 5, 30))))
 def test_blur_is_scipys(sigma: float, n: int):
     values = np.random.default_rng(0).normal(size=(3, n))
-    matrix = blur_matrix(torch.tensor([sigma]), n, most=5)[0].double().numpy()
+    matrix = matrix_of(blur_taps(torch.tensor([sigma]), n, most=5))[0].double().numpy()
     expected = ndimage.gaussian_filter1d(values, sigma, axis=1, mode="mirror", radius=math.ceil(3 * sigma))
     np.testing.assert_allclose(values @ matrix.T, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("axis", [2, 3, 4])
+def test_taps_gathered_along_an_axis_are_their_matrix(axis: int):
+    """As a compiled step on CUDA sums them: each sample with its own numbers, against NumPy in float64."""
+    image = torch.randn(2, 3, *CROP)
+    n = image.shape[axis]
+    windows = torch.tensor([[2, n - 4, 1], [0, n, 0]], dtype=torch.int32)
+    for taps in (zoom_taps(windows, n), blur_taps(torch.tensor([0.0, 1.3]), n, most=5)):
+        matrices = matrix_of(taps).double().numpy()
+        expected = [
+            np.moveaxis(np.tensordot(matrix, one, (1, axis - 1)), 0, axis - 1)
+            for matrix, one in zip(matrices, image.double().numpy(), strict=True)
+        ]
+        close(gathered(image, taps, axis).numpy(), np.stack(expected))
+    nothing = zoom_taps(torch.tensor([[0, n, 0]] * 2, dtype=torch.int32), n)
+    assert torch.equal(gathered(image, nothing, axis), image)
+
+
+def test_words_of_32_bits_are_mixed_as_those_held_in_64():
+    """CUDA mixes int32, the CPU int64: crops must have the same noise."""
+    wide = torch.randint(0, 2**32, (10_000,), generator=torch.Generator().manual_seed(0))
+    wide[:4] = torch.tensor([0, 1, 2**31, 2**32 - 1])
+    narrow = wide.int()
+    assert torch.equal(_mixed(narrow), _mixed(wide).int())
+    assert torch.equal(_shifted(_mixed(narrow), 8).long(), _mixed(wide) >> 8)
+
+
 def test_what_is_not_drawn_changes_no_bit():
     nothing = torch.tensor([[0, 13, 0]], dtype=torch.int32)
-    assert torch.equal(zoom_matrix(nothing, 13)[0], torch.eye(13))
-    assert torch.equal(blur_matrix(torch.zeros(1), 13, most=5)[0], torch.eye(13))
+    assert torch.equal(matrix_of(zoom_taps(nothing, 13))[0], torch.eye(13))
+    assert torch.equal(matrix_of(blur_taps(torch.zeros(1), 13, most=5))[0], torch.eye(13))
     image, label = crop_of(0)
     found = Augmentation().apply(Params(), image, label)
     assert np.array_equal(found[0], image) and np.array_equal(found[1], label)

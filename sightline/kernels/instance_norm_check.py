@@ -1,0 +1,114 @@
+"""Check the kernels of instance norm against float64 before a network that trains uses them; called by train/model.py.
+
+Random numbers of its own, so that a run's stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from sightline import kernels
+from sightline.kernels import instance_norm, self_check
+from sightline.kernels.batch_norm_check import PRECISIONS
+from sightline.kernels.instance_norm import HAS_TRITON
+
+EPS, SLOPE = 1e-5, 0.01
+# Images, height and width, per number of channels: held by one program, read once, and split finely because there are
+# few images; rows are a multiple of 16, for which Triton compiles code of its own, and fill no last chunk.
+SIZES = ((3, 6, 8), (40, 80, 93), (2, 80, 93))
+# Relative errors of result, gradient of the input and of parameters, as vectors: a rounding, and some of sums in fp32.
+LIMITS = {
+    torch.bfloat16: (4e-3, 8e-3, 2e-3),
+    torch.float16: (1e-3, 3e-3, 1e-3),
+    torch.float32: (1e-5, 3e-3, 1e-3),
+}
+
+
+def choose(model: nn.Module, precision: str, channels_last: bool) -> str:
+    """Let instance norms run by the kernels if these are right here; return a note for the user if not."""
+    norms = [module for module in model.modules() if isinstance(module, _InstanceNorm)]
+    place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    can_run = HAS_TRITON and channels_last and place.type == "cuda" and precision in PRECISIONS
+    if not (norms and can_run and kernels.are_allowed()):
+        return ""
+    # One for each block of channels for which code is compiled.
+    channels = sorted({64 if norm.num_features % 64 == 0 else norm.num_features for norm in norms})
+    return decide(place, PRECISIONS[precision], channels, SIZES)
+
+
+def decide(
+    device: torch.device, dtype: torch.dtype, channels: Sequence[int], sizes: Sequence[tuple[int, int, int]]
+) -> str:
+    """Let the kernels run on a device in a precision if they are right there, else in no case; return a note if not."""
+    what = f"instance norm in {dtype}, {channels} channels, sizes {sizes}"
+    if reason := self_check.why_not(what, device, lambda: why_wrong(device, dtype, channels, sizes)):
+        instance_norm.turn_off()
+        return self_check.say_plain("instance norm runs", reason)
+    from sightline.kernels import instance_norm_once_triton  # imports Triton, which takes a second
+
+    if instance_norm_once_triton.runs_at_once(device):
+        instance_norm.trust(device, dtype)
+    return ""
+
+
+def why_wrong(
+    device: torch.device, dtype: torch.dtype, channels: Sequence[int], sizes: Sequence[tuple[int, int, int]]
+) -> str:
+    """Return what the kernels compute wrongly; "" if nothing."""
+    from sightline.kernels import instance_norm_once_triton as once
+    from sightline.kernels import instance_norm_triton as twice
+
+    generator = torch.Generator().manual_seed(0)
+    is_at_once = once.runs_at_once(device)
+    for count in channels:
+        for images, height, width in sizes:
+            x, outer = (_drawn((images, count, height, width), mean, device, dtype, generator) for mean in (3.0, 0.5))
+            weight, bias = (torch.randn(count, generator=generator).to(device) for _ in range(2))
+            expected = _exact(x, weight, bias, outer)
+            sizes_of = [once.choose_sizes(images, height * width, count, n) for n in (once.FORWARD, once.BACKWARD)]
+            with self_check.poisoned_memory():
+                y, statistics = twice.forward(x, weight, bias, EPS, SLOPE)
+                found = [(y, *twice.backward(outer, x, weight, bias, statistics, SLOPE))]
+                if sizes_of[0] is not None:
+                    y, statistics = once.forward(x, weight, bias, EPS, SLOPE, sizes_of[0], is_at_once)
+                if sizes_of[1] is not None:
+                    given = (outer, x, weight, bias, statistics, SLOPE)
+                    found.append((y, *once.backward(*given, sizes_of[1], is_at_once)))
+            for ours in found:
+                if wrong := self_check.why_wrong(_errors(ours, expected, LIMITS[dtype])):
+                    return f"instance norm of {images}x{count}x{height}x{width} in {dtype}: {wrong}"
+    return ""
+
+
+def _drawn(
+    shape: tuple[int, int, int, int],
+    mean: float,
+    device: torch.device,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> Tensor:
+    x = torch.randn(shape, generator=generator) + mean
+    return x.to(device, dtype).contiguous(memory_format=torch.channels_last)
+
+
+def _exact(x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result, the gradient of x, and those of bias and weight, by float64."""
+    with torch.enable_grad():
+        leaves = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+        y = instance_norm.reference(leaves[0], leaves[1], leaves[2], EPS, SLOPE)
+        of_x, of_weight, of_bias = torch.autograd.grad(y, leaves, outer.double())
+    return y.detach(), of_x, torch.stack((of_bias, of_weight))
+
+
+def _errors(
+    found: tuple[Tensor, ...], expected: tuple[Tensor, ...], limits: tuple[float, ...]
+) -> list[tuple[str, float, float]]:
+    names = ("the result", "the gradient of the input", "the gradient of the parameters")
+    return [
+        (name, self_check.relative_error(ours.double(), theirs), limit)
+        for name, ours, theirs, limit in zip(names, (*found[:2], found[2].sum(1)), expected, limits, strict=True)
+    ]
