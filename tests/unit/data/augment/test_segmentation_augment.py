@@ -10,19 +10,15 @@ import torch
 from scipy import ndimage
 from together import together
 
-from sightline.data.augment.segmentation import (
-    TOLERANCE,
-    Augmentation,
-    Params,
+from sightline.data.augment.segmentation import TOLERANCE, Augmentation, Params, cut, view
+from sightline.data.augment.voxels import (
     _mixed,
     _shifted,
     blur_taps,
-    cut,
     gathered,
     gaussian_noise,
     matrix_of,
     rotated,
-    view,
     zoom_taps,
 )
 from sightline.errors import UsageError
