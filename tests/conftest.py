@@ -43,6 +43,7 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 10, 10)
     gc.enable()
     warm.keep_no_stacks()
+    warm.share_huge_pages()
     warm.start_processes_by_fork()
 
 

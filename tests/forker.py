@@ -197,6 +197,7 @@ if __name__ == "__main__":
     warm.keep_no_stacks()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # of imports: every child would go through all
     gc.freeze()  # children share these pages for as long as nobody counts them anew
+    warm.share_huge_pages()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     asked = serve(warm.accept())
