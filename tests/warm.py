@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 LIMIT_S = 300  # after which a process counts as hung; two busy cores make a run of half a second last some
 ENVIRON = dict(os.environ)  # before any test changes it
+SELDOM = 50_000, 20, 50  # how many new objects the collector waits for; by default it takes a twentieth of all time
 
 
 @cache
