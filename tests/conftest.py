@@ -40,9 +40,10 @@ def pytest_collection_finish() -> None:
     """Spare the collector what has been imported, torch above all: a look at all of it takes half a second."""
     gc.freeze()
     atexit.register(gc.unfreeze)  # so that libraries can free what they hold, which some of them check
-    gc.set_threshold(10_000, 10, 10)
+    gc.set_threshold(*warm.SELDOM)
     gc.enable()
     warm.keep_no_stacks()
+    warm.share_huge_pages()
     warm.start_processes_by_fork()
 
 

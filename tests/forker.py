@@ -168,6 +168,7 @@ def run(main: Callable[[list[str]], Any], words: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    gc.disable()  # imports leave nothing to collect
     warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # of Python 3.12, wherever a thread is left
 
     import numpy.ma  # noqa: F401  # what np.unique imports when it is called
@@ -197,6 +198,9 @@ if __name__ == "__main__":
     warm.keep_no_stacks()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # of imports: every child would go through all
     gc.freeze()  # children share these pages for as long as nobody counts them anew
+    gc.set_threshold(*warm.SELDOM)
+    gc.enable()
+    warm.share_huge_pages()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have ignored them
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     asked = serve(warm.accept())

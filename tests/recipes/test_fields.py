@@ -36,7 +36,8 @@ from sightline.hardware import affinity, devices
 from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
 from sightline.hardware.world import World
-from sightline.parts import Batch, Bound
+from sightline.parts import Batch, Bound, DataSpec, ModelConfig
+from sightline.runs.environment import environment
 from sightline.runs.log import RunLog
 from sightline.train import loop
 from sightline.train.model import build_model
@@ -123,10 +124,6 @@ def ranks_shown(result) -> Any:
 
 def workers(result) -> Any:
     return [len(event["workers"]) for event in result.events("start")]
-
-
-def threads(result) -> Any:
-    return json.loads((result.folder / "environment.json").read_text())["threads"]
 
 
 def measured(_) -> Any:
@@ -338,12 +335,12 @@ def evaluated_by_second_rank(recipe: Recipe, run: Run) -> Any:
 
 @without_run
 def process(recipe: Recipe, run: Run) -> Any:
-    """Return the settings of this process: its CPUs, threads and kernels."""
+    """Return the settings of this process: its CPUs, threads as environment.json has them, and kernels."""
     allowed, threads = os.sched_getaffinity(0), torch.get_num_threads()
     torch.set_num_threads(2)  # so that there are threads to lose, also on one CPU
     try:
         set_up(recipe, run)
-        return os.sched_getaffinity(0), torch.get_num_threads(), kernels.are_allowed()
+        return os.sched_getaffinity(0), environment(CPU, 1)["threads"], kernels.are_allowed()
     finally:
         affinity._given.cache_clear()
         os.sched_setaffinity(0, allowed)
@@ -366,6 +363,19 @@ def shared_statistics(recipe: Recipe, run: Run) -> Any:
     finally:
         dist.destroy_process_group()
         shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class Thin(ModelConfig):
+    """A few layers, for runs: their looks are of the engine, and a ResNet's twenty convolutions take half of a run."""
+
+    def build(self, spec: DataSpec) -> nn.Module:
+        layers = nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()
+        return nn.Sequential(*layers, nn.Linear(128, len(spec.classes)))
+
+
+def thin(recipe: Recipe) -> Recipe:
+    return dataclasses.replace(recipe, model=Thin()) if recipe.task.headline == "top1" else recipe
 
 
 @dataclass(frozen=True)
@@ -682,8 +692,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
     "Run": {
         "out": [Flip(("somewhere/else",), place, home=True)],
         "device": [Flip(("abacus",), error)],
-        # One step is enough: threads that wait for each other on busy cores are slow.
-        "threads": [Flip(("2",), threads, base=("--train.epochs=1", "--train.global-batch=24"))],
+        "threads": [Flip(("3",), process)],
         "max_cpus": [Flip(("1",), process)],
         "affinity": [Flip(("single",), process)],
         "bucket_mb": [ShownBy("distributed/test_ddp.py")],
@@ -833,7 +842,7 @@ def called(monkeypatch) -> None:
 
 
 @pytest.fixture
-def seen(known: dict[tuple, dict], load, train, train_made, named, called: None, tmp_path: Path, monkeypatch):
+def seen(known: dict[tuple, dict], load, train_made, named, called: None, tmp_path: Path, monkeypatch):
     """seen(recipe, flip, change): what the flip looks at with these flags."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # --train.deterministic sets it in this process
@@ -845,7 +854,7 @@ def seen(known: dict[tuple, dict], load, train, train_made, named, called: None,
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, donor)
             return flag.replace("WEIGHTS", str(donor))
         if "DONOR" in flag:
-            donor = train(name, tmp_path / "donor", "--train.seed=77", "--train.epochs=1").folder
+            donor = run_of(name, tmp_path / "donor", "--train.seed=77", "--train.epochs=1").folder
             return flag.replace("DONOR", str(donor))
         for word, path in named.items():
             word, _, data = word.partition(" ")
@@ -853,14 +862,18 @@ def seen(known: dict[tuple, dict], load, train, train_made, named, called: None,
                 flag = flag.replace(word, str(path))
         return flag
 
+    def run_of(name: str, out: Path, *flags: str) -> Any:
+        recipe, run = load(name, *flags)
+        return train_made(thin(recipe), dataclasses.replace(run, out=str(out)))
+
     def ran(recipe: Recipe, run: Run, flip: Flip) -> Any:
         if not flip.home:
             run = dataclasses.replace(run, out=str(tmp_path / f"run {len(list(tmp_path.iterdir()))}"))
         if flip.before is not None:
-            assert train(recipe.name, Path(run.out), *flip.before).error is None
+            assert run_of(recipe.name, Path(run.out), *flip.before).error is None
         for calls in CALLED.values():
             calls.clear()
-        return train_made(recipe, run)
+        return train_made(thin(recipe), run)
 
     def see(name: str, flip: Flip, change: list[str]) -> list[Any]:
         looks = [flip.look, *([flip.same] if flip.same else [])]

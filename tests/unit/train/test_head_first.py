@@ -27,7 +27,8 @@ from sightline.train.step import build_step
 
 TINY = """--model.width=4 --data.path=synthetic:classes=4,samples=24,size=24 --data.classes=4 --data.size=24
 --data.eval-resize=24 --data.eval-size=24 --train.epochs=2 --train.global-batch=8 --train.precision=fp32
---run.workers=0 --run.device=cpu --run.keep=50 --run.progress=off --run.checkpoint-every-steps=1""".split()
+--run.workers=0 --run.device=cpu --run.keep=50 --run.progress=off --run.checkpoint-every-steps=1
+--run.report=off""".split()
 HEAD = ("fc.",)
 KINDS = [kind for kind in FIELDS_OF_KIND if kind != "lars"]
 DECOUPLED = [(kind, "decoupled") for kind in KINDS if "decay_form" in FIELDS_OF_KIND[kind]]

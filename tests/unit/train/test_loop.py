@@ -21,6 +21,7 @@ TINY = [
     "--run.device=cpu",
     "--run.log-every-steps=1",
     "--run.keep=50",
+    "--run.report=off",
 ]
 
 

@@ -14,7 +14,8 @@ from sightline.train import checkpoint
 
 # Epochs of three steps.
 TINY = """--model.width=4 --data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
---data.eval-size=24 --train.global-batch=8 --train.precision=fp32 --run.workers=0 --run.device=cpu""".split()
+--data.eval-size=24 --train.global-batch=8 --train.precision=fp32 --run.workers=0 --run.device=cpu
+--run.report=off""".split()
 EVERY_2 = ["--run.checkpoint-every-epochs=2", "--train.eval-every-epochs=2"]
 
 

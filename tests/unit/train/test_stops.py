@@ -26,7 +26,7 @@ from sightline.train.schedules import ScheduleConfig
 # Four epochs of three steps.
 TINY = """--data.path=synthetic:classes=10,samples=24,size=24 --data.size=24 --data.eval-resize=24
 --data.eval-size=24 --train.epochs=4 --train.global-batch=8 --train.precision=fp32 --run.workers=0 --run.device=cpu
---run.log-every-steps=1 --run.keep=50""".split()
+--run.log-every-steps=1 --run.keep=50 --run.report=off""".split()
 
 
 RESNET = "--model.width=4"  # for scores that neither stay nor become perfect
