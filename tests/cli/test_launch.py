@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sightline import cli
+from sightline import api, cli
+from sightline.errors import UsageError
 
 REPO = Path(__file__).resolve().parents[2]
 SPLIT = ["--train.global-batch=512"]
@@ -118,8 +119,7 @@ def test_devices_that_cannot_be_are_refused(
     assert text in capsys.readouterr().err
 
 
-def test_a_command_that_starts_no_ranks_refuses_devices(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    words = ["benchmark", "demo_classification", "--run.devices=2", "--run.device=cpu", f"--out={tmp_path}"]
-    assert cli.main(words) == 2
-    said = capsys.readouterr().err
-    assert "run.devices=2: benchmark measures one device; start it once, without a launcher" in said
+def test_a_script_that_starts_no_ranks_refuses_devices(tmp_path: Path):
+    flags = {"run.devices": 2, "run.device": "cpu", "run.out": str(tmp_path)}
+    with pytest.raises(UsageError, match="only the commands train, evaluate, predict and benchmark start ranks"):
+        api.train("demo_classification", flags=flags)
