@@ -187,6 +187,7 @@ def _fork_instead_of_exec(path: str, args: list[str], passfds: list[int], by_exe
     sys.stdout.flush()  # or both would write what is left
     if pid := os.fork():
         return pid
+    gc.freeze()  # garbage of the parent would be collected here, without the threads that it needs: a crash
     status: Any = 1
     try:
         for descriptor in map(int, os.listdir("/proc/self/fd")):
@@ -208,6 +209,7 @@ def _fork_instead_of_exec(path: str, args: list[str], passfds: list[int], by_exe
         os._exit(status)
 
 
+@cache  # test_fields.py collects tests again
 def share_huge_pages() -> None:
     """Move what this process has allocated into pages of 2 MB: a fork that has torch then takes 12 ms, not 40. Linux
     before 6.1 refuses, and all stays as it is."""
