@@ -177,6 +177,8 @@ def start(
 def start_processes_by_fork() -> None:
     """Let multiprocessing start its processes without an import of torch each."""
     multiprocessing.util.spawnv_passfds = _fork_instead_of_exec
+    # Garbage of the parent would be collected in a fork, without the threads that it needs: a crash.
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def _fork_instead_of_exec(path: str, args: list[str], passfds: list[int], by_exec=multiprocessing.util.spawnv_passfds):
@@ -187,7 +189,6 @@ def _fork_instead_of_exec(path: str, args: list[str], passfds: list[int], by_exe
     sys.stdout.flush()  # or both would write what is left
     if pid := os.fork():
         return pid
-    gc.freeze()  # garbage of the parent would be collected here, without the threads that it needs: a crash
     status: Any = 1
     try:
         for descriptor in map(int, os.listdir("/proc/self/fd")):
