@@ -177,6 +177,8 @@ def start(
 def start_processes_by_fork() -> None:
     """Let multiprocessing start its processes without an import of torch each."""
     multiprocessing.util.spawnv_passfds = _fork_instead_of_exec
+    # Garbage of the parent would be collected in a fork, without the threads that it needs: a crash.
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 def _fork_instead_of_exec(path: str, args: list[str], passfds: list[int], by_exec=multiprocessing.util.spawnv_passfds):
@@ -208,6 +210,7 @@ def _fork_instead_of_exec(path: str, args: list[str], passfds: list[int], by_exe
         os._exit(status)
 
 
+@cache  # test_fields.py collects tests again
 def share_huge_pages() -> None:
     """Move what this process has allocated into pages of 2 MB: a fork that has torch then takes 12 ms, not 40. Linux
     before 6.1 refuses, and all stays as it is."""
