@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from sightline import terminal
 from sightline.data.volumes.decathlon import TASKS
 from sightline.errors import UsageError
-from sightline.files.download import Expected, fetch, fetch_by_name
+from sightline.files.download import Expected, check_url, fetch, fetch_by_name
 from sightline.files.whole import check_room
 from sightline.terminal.progress import Progress
 
@@ -38,6 +38,8 @@ def check_asked(download: bool, task: str, url: str, sha256: str, size_bytes: in
         raise UsageError("--url, --sha256 and --size-bytes are of what --download fetches; add it or leave them out")
     if not download:
         return
+    if url:
+        check_url(url, url)
     if task not in TASKS and not _is_tar(url):
         raise UsageError(
             f"--download needs --task 01 to 10, not {task}, or with --url the address of a tar: "
