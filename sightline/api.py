@@ -175,6 +175,7 @@ def evaluate(run_folder: Place, flags: Flags = (), which: str = "best", recipe_f
 @_called()
 def evaluate_all(run_folder: Place, flags: Flags = (), recipe_file: str = "") -> list[dict[str, Any]]:
     """Score every checkpoint of a run; return rows by step, as evaluation.json holds them."""
+    folds.refuse_folds(Path(run_folder))
     return checkpoints.evaluate_all(Path(run_folder), _as_list("", flags), recipe_file)
 
 

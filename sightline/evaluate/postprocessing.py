@@ -18,6 +18,7 @@ from sightline.data.volumes.files import read_label
 from sightline.errors import BadData, UsageError
 from sightline.evaluate import checkpoints
 from sightline.evaluate.checkpoints import Trained
+from sightline.evaluate.label_files import refuse_misfit
 from sightline.evaluate.predict import predict_objects
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import read_json, typed
@@ -33,8 +34,10 @@ OFF = "--no-postprocessing"
 def choose(runs: Sequence[Trained], folder: Path, labels: Path | None) -> dict[str, Any]:
     """Decide for each class whether its largest component alone has the better mean Dice over all validation volumes of
     these runs; write that into `folder` and return it."""
-    counts = np.stack([row for trained in runs for row in _counts(trained, labels)])  # (volumes, 2, classes - 1, 3)
-    shared, truth, found = np.moveaxis(counts, -1, 0)
+    counts = [row for trained in runs for row in _counts(trained, labels)]
+    if not counts:
+        raise BadData(f"not one volume of the val split could be read; give with --labels what can be, not {labels}")
+    shared, truth, found = np.moveaxis(np.stack(counts), -1, 0)  # each (volumes, 2, classes - 1)
     dice = np.where(truth + found > 0, 2 * shared / np.maximum(truth + found, 1), 1.0).mean(0)
     rows = [
         {"class": name, "label": f"L{number}", "dice": plain, "dice_largest": largest, "largest": largest > plain}
@@ -93,7 +96,11 @@ def _of_files(trained: Trained, labels: Path) -> Iterator[tuple[np.ndarray, np.n
     found = predict_objects(trained, {case: image for case, (image, _) in files.items()}, PredictOptions())
     for case, prediction in found.items():
         assert isinstance(prediction, Segmentation)  # only such data have label files
-        yield prediction.mask, read_label(files[case][1], case, len(trained.spec.classes))[0]
+        mask = prediction.mask.reshape(-1, *prediction.mask.shape[-2:])  # an image is one slice
+        classes = len(trained.spec.classes)
+        label, affine = read_label(files[case][1], case, classes)
+        refuse_misfit(case, mask, None, label, affine, classes)
+        yield mask, label
 
 
 @torch.inference_mode()
