@@ -35,12 +35,11 @@ def runs_of(folder: Path) -> list[Path]:
 
 def split_runs(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the words of `predict RUN ... INPUT ...`: the first names a run, and so do those after it that are one."""
-    count = 1
-    while count < len(words) and _is_run(Path(words[count])):
-        count += 1
-    if count == len(words):
+    runs = [words[0], *(word for word in words[1:] if _is_run(Path(word)))]
+    inputs = [word for word in words[1:] if word not in runs[1:]]
+    if not inputs:
         raise UsageError(f"predict {' '.join(words)}: all of these are runs; add images, volumes or folders of them")
-    return list(words[:count]), list(words[count:])
+    return runs, inputs
 
 
 def _is_run(path: Path) -> bool:

@@ -102,7 +102,7 @@ def compare(case: str, predicted: Path, label: Path, classes: int) -> Counts:
 def refuse_misfit(
     case: str, found: np.ndarray, affine: np.ndarray | None, truth: np.ndarray, wanted: np.ndarray, classes: int
 ) -> None:
-    """Raise BadSample where a mask and a label, with their affines, are not a pair, or hold a number without a class."""
+    """Raise BadSample where a mask and a label are not a pair, or hold a number without a class."""
     if found.shape != truth.shape:
         raise BadSample(case, f"its mask has {_sides(found)} voxels and its label {_sides(truth)}; give its own label")
     if affine is not None and not np.allclose(affine, wanted, rtol=0, atol=_AFFINE_MM):

@@ -106,11 +106,6 @@ def _of_files(trained: Trained, labels: Path) -> Iterator[tuple[np.ndarray, np.n
 @torch.inference_mode()
 def _volumes(trained: Trained) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the predicted mask and the label of each volume of the val split, as prepared."""
-    if trained.world.size > 1:
-        raise UsageError(
-            f"--choose-postprocessing runs in one process and was started in {trained.world.size}; start it without a "
-            "launcher"
-        )
     with checkpoints.opened(trained, run_of(trained.path)) as evaluation:
         bound, loader = evaluation.bound, evaluation.loader
         if "volume" not in bound.layout:
