@@ -212,6 +212,13 @@ def test_a_tar_that_was_cut_off_or_leads_out_of_its_folder_is_not_unpacked(downl
     assert not list(tmp_path.rglob("escaped"))
 
 
+@pytest.mark.parametrize("flag", ["--source", "--out"])
+def test_a_folder_that_cannot_be_looked_at_is_reported(download, server, tar, flag):
+    """As one below a folder of somebody else is: even the question whether it exists is an error."""
+    code, _, err = download(f"{server.url}/Task04_Hippocampus.tar", flag, "x" * 300)
+    assert code == 2 and "cannot be written: File name too long" in err
+
+
 def test_without_a_network_nothing_is_made(download, server, tmp_path):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and nobody listens
