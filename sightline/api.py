@@ -207,8 +207,7 @@ def choose_postprocessing(
     postprocessing.json of that folder holds. `predict` applies it."""
     folder, given, command = Path(run_folder), _as_list("", flags), "evaluate --choose-postprocessing"
     runs = [open_trained(each, which, given, recipe_file, command) for each in folds.runs_of(folder)]
-    if len(runs) == 1:
-        folder = Path(runs[0].run.out or run_of(runs[0].path))
+    folder = Path(runs[0].run.out or (run_of(runs[0].path) if len(runs) == 1 else folder))
     return postprocessing.choose(runs, folder, Path(labels) if labels else None)
 
 

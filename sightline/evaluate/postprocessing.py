@@ -34,6 +34,9 @@ OFF = "--no-postprocessing"
 def choose(runs: Sequence[Trained], folder: Path, labels: Path | None) -> dict[str, Any]:
     """Decide for each class whether its largest component alone has the better mean Dice over all validation volumes of
     these runs; write that into `folder` and return it."""
+    out = RunLog(folder, attempt=None).folder
+    with out.must_be_writable():
+        folder.mkdir(parents=True, exist_ok=True)
     counts = [row for trained in runs for row in _counts(trained, labels)]
     if not counts:
         raise BadData(f"not one volume of the val split could be read; give with --labels what can be, not {labels}")
@@ -44,7 +47,8 @@ def choose(runs: Sequence[Trained], folder: Path, labels: Path | None) -> dict[s
         for number, (name, plain, largest) in enumerate(zip(runs[0].spec.classes[1:], *dice.tolist(), strict=True), 1)
     ]
     document = {"checkpoints": [str(each.path) for each in runs], "volumes": len(counts), "classes": rows}
-    RunLog(folder, attempt=None).folder.write_json(DOCUMENT, document)
+    with out.must_be_writable():
+        out.write_json(DOCUMENT, document)
     return document
 
 

@@ -154,6 +154,17 @@ def test_labels_that_do_not_fit_choose_no_post_processing(home: Path, tmp_path: 
     assert not (home / "folds/fold-0/postprocessing.json").exists()
 
 
+def test_the_choice_for_all_folds_lies_where_the_user_says(home: Path, tmp_path: Path, capsys):
+    words = ["--choose-postprocessing", "--labels", str(home / "Task04_Hippocampus"), "--recipe", str(home / "thin.py")]
+    before = {path.name for path in (home / "folds").iterdir()}
+    assert cli.main(["evaluate", str(home / "folds"), *words, *HERE, "--run.out", str(tmp_path / "a/b")]) == 0
+    assert json.loads((tmp_path / "a/b/postprocessing.json").read_text())["volumes"] == len(CASES)
+    (tmp_path / "file").touch()
+    assert cli.main(["evaluate", str(home / "folds"), *words, *HERE, "--run.out", str(tmp_path / "file/b")]) == 2
+    assert "file/b cannot be written: Not a directory" in capsys.readouterr().err
+    assert {path.name for path in (home / "folds").iterdir()} == before
+
+
 @pytest.mark.parametrize("names", [[".."], [""], ["fold-0", ".."], ["../folds"], ["fold-0", "fold-0"], []], ids=str)
 def test_a_document_of_folds_leads_nowhere_else(tmp_path: Path, capsys, names: list[str]):
     (tmp_path / "folds.json").write_text(json.dumps({"folds": [{"folder": name} for name in names]}))
