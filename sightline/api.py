@@ -175,6 +175,7 @@ def evaluate(run_folder: Place, flags: Flags = (), which: str = "best", recipe_f
 @_called()
 def evaluate_all(run_folder: Place, flags: Flags = (), recipe_file: str = "") -> list[dict[str, Any]]:
     """Score every checkpoint of a run; return rows by step, as evaluation.json holds them."""
+    folds.refuse_folds(Path(run_folder))
     return checkpoints.evaluate_all(Path(run_folder), _as_list("", flags), recipe_file)
 
 
@@ -204,10 +205,9 @@ def choose_postprocessing(
     """Decide per class whether keeping only its largest connected component raises the validation Dice of a run, or of
     all folds together, on prepared volumes or, with the folder of `labels`, on the raw files; return what
     postprocessing.json of that folder holds. `predict` applies it."""
-    folder = Path(run_folder)
-    runs = [open_trained(each, which, _as_list("", flags), recipe_file, "evaluate") for each in folds.runs_of(folder)]
-    if len(runs) == 1:
-        folder = Path(runs[0].run.out or run_of(runs[0].path))
+    folder, given, command = Path(run_folder), _as_list("", flags), "evaluate --choose-postprocessing"
+    runs = [open_trained(each, which, given, recipe_file, command) for each in folds.runs_of(folder)]
+    folder = Path(runs[0].run.out or (run_of(runs[0].path) if len(runs) == 1 else folder))
     return postprocessing.choose(runs, folder, Path(labels) if labels else None)
 
 
@@ -350,8 +350,9 @@ def _opened(run_folder: Runs, which: str, flags: Sequence[str], recipe_file: str
     """Open a run or an exported file to predict with, several as an ensemble; with "" as the command in any number of
     ranks."""
     given = [run_folder] if isinstance(run_folder, str | Path) else list(run_folder)
-    if not given or not all(isinstance(each, str | Path) for each in given):
-        raise UsageError(f"runs are {given}; name one or several folders, e.g. runs/resnet50")
+    kinds = [type(each).__name__ for each in given if not isinstance(each, str | Path)]
+    if kinds or not given:
+        raise UsageError(f"runs are {', '.join(kinds) or 'none'}; name one or several folders, e.g. runs/resnet50")
     named = [Path(each) for each in given]
     members: list[Trained] = []
     for path in (each for name in named for each in folds.runs_of(name)):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sightline.data.volumes.decathlon import is_plain_name
 from sightline.errors import BadData, UsageError
 from sightline.files.checkpoint_folder import MANIFEST
 from sightline.files.typed_json import read_json, typed
@@ -25,7 +26,7 @@ def runs_of(folder: Path) -> list[Path]:
         return [folder]
     try:
         names = [typed(row["folder"], str) for row in read_json(path, MAX_SCORES_BYTES)["folds"]]
-        if not names or any(Path(name).name != name for name in names):
+        if not names or len(set(names)) < len(names) or not all(map(is_plain_name, names)):
             raise ValueError(f"its folders are {names}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadData(f"{path} cannot be read ({error}); name the runs one by one, e.g. {folder}/fold-0") from error
@@ -34,12 +35,11 @@ def runs_of(folder: Path) -> list[Path]:
 
 def split_runs(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the words of `predict RUN ... INPUT ...`: the first names a run, and so do those after it that are one."""
-    count = 1
-    while count < len(words) and _is_run(Path(words[count])):
-        count += 1
-    if count == len(words):
+    runs = [words[0], *(word for word in words[1:] if _is_run(Path(word)))]
+    inputs = [word for word in words[1:] if word not in runs[1:]]
+    if not inputs:
         raise UsageError(f"predict {' '.join(words)}: all of these are runs; add images, volumes or folders of them")
-    return list(words[:count]), list(words[count:])
+    return runs, inputs
 
 
 def _is_run(path: Path) -> bool:

@@ -94,6 +94,15 @@ def compare(case: str, predicted: Path, label: Path, classes: int) -> Counts:
     """Count the voxels of one case; raise BadSample where the two are not a pair, or hold a number without a class."""
     found, affine = _read_predicted(case, predicted)
     truth, wanted = read_label(label, case, classes)
+    refuse_misfit(case, found, affine, truth, wanted, classes)
+    counts = [np.bincount(values.reshape(-1), minlength=_VALUES) for values in (found[found == truth], found, truth)]
+    return Counts(case, *counts)
+
+
+def refuse_misfit(
+    case: str, found: np.ndarray, affine: np.ndarray | None, truth: np.ndarray, wanted: np.ndarray, classes: int
+) -> None:
+    """Raise BadSample where a mask and a label are not a pair, or hold a number without a class."""
     if found.shape != truth.shape:
         raise BadSample(case, f"its mask has {_sides(found)} voxels and its label {_sides(truth)}; give its own label")
     if affine is not None and not np.allclose(affine, wanted, rtol=0, atol=_AFFINE_MM):
@@ -103,8 +112,6 @@ def compare(case: str, predicted: Path, label: Path, classes: int) -> Counts:
     for what, values in (("mask", found), ("label", truth)):
         if classes and (highest := int(values.max(initial=0))) >= classes:
             raise BadSample(case, f"its {what} holds a {highest}; there are {classes} classes, 0 to {classes - 1}")
-    counts = [np.bincount(values.reshape(-1), minlength=_VALUES) for values in (found[found == truth], found, truth)]
-    return Counts(case, *counts)
 
 
 def _tell(

@@ -18,6 +18,7 @@ from sightline.data.volumes.files import read_label
 from sightline.errors import BadData, UsageError
 from sightline.evaluate import checkpoints
 from sightline.evaluate.checkpoints import Trained
+from sightline.evaluate.label_files import refuse_misfit
 from sightline.evaluate.predict import predict_objects
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import read_json, typed
@@ -33,15 +34,21 @@ OFF = "--no-postprocessing"
 def choose(runs: Sequence[Trained], folder: Path, labels: Path | None) -> dict[str, Any]:
     """Decide for each class whether its largest component alone has the better mean Dice over all validation volumes of
     these runs; write that into `folder` and return it."""
-    counts = np.stack([row for trained in runs for row in _counts(trained, labels)])  # (volumes, 2, classes - 1, 3)
-    shared, truth, found = np.moveaxis(counts, -1, 0)
+    out = RunLog(folder, attempt=None).folder
+    with out.must_be_writable():
+        folder.mkdir(parents=True, exist_ok=True)
+    counts = [row for trained in runs for row in _counts(trained, labels)]
+    if not counts:
+        raise BadData(f"not one volume of the val split could be read; give with --labels what can be, not {labels}")
+    shared, truth, found = np.moveaxis(np.stack(counts), -1, 0)  # each (volumes, 2, classes - 1)
     dice = np.where(truth + found > 0, 2 * shared / np.maximum(truth + found, 1), 1.0).mean(0)
     rows = [
         {"class": name, "label": f"L{number}", "dice": plain, "dice_largest": largest, "largest": largest > plain}
         for number, (name, plain, largest) in enumerate(zip(runs[0].spec.classes[1:], *dice.tolist(), strict=True), 1)
     ]
     document = {"checkpoints": [str(each.path) for each in runs], "volumes": len(counts), "classes": rows}
-    RunLog(folder, attempt=None).folder.write_json(DOCUMENT, document)
+    with out.must_be_writable():
+        out.write_json(DOCUMENT, document)
     return document
 
 
@@ -93,17 +100,16 @@ def _of_files(trained: Trained, labels: Path) -> Iterator[tuple[np.ndarray, np.n
     found = predict_objects(trained, {case: image for case, (image, _) in files.items()}, PredictOptions())
     for case, prediction in found.items():
         assert isinstance(prediction, Segmentation)  # only such data have label files
-        yield prediction.mask, read_label(files[case][1], case, len(trained.spec.classes))[0]
+        mask = prediction.mask.reshape(-1, *prediction.mask.shape[-2:])  # an image is one slice
+        classes = len(trained.spec.classes)
+        label, affine = read_label(files[case][1], case, classes)
+        refuse_misfit(case, mask, None, label, affine, classes)
+        yield mask, label
 
 
 @torch.inference_mode()
 def _volumes(trained: Trained) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the predicted mask and the label of each volume of the val split, as prepared."""
-    if trained.world.size > 1:
-        raise UsageError(
-            f"--choose-postprocessing runs in one process and was started in {trained.world.size}; start it without a "
-            "launcher"
-        )
     with checkpoints.opened(trained, run_of(trained.path)) as evaluation:
         bound, loader = evaluation.bound, evaluation.loader
         if "volume" not in bound.layout:

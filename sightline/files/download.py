@@ -112,7 +112,7 @@ def fetch(
     With `waits`, another process that fetches the same file is waited for. `room` looks whether there is space for so
     many more bytes, in place of the check here. Returns the whole sha256.
     """
-    _check_url(url, url)
+    check_url(url, url)
     if target.exists():
         return _check_present(target, expected, progress)
     with _locked(target, waits) as part:
@@ -147,7 +147,7 @@ def fetch_by_name(
     in_name = _HASH_IN_NAME.search(target.name)
     expected = Expected(sha256=in_name.group(1) if in_name else "")
     found = fetch(url, target, expected, progress, patience, waits=True, room=room)
-    values = {"url": url, "size": target.stat().st_size, "sha256": found}
+    values = {"url": _shown(url), "size": target.stat().st_size, "sha256": found}
     with reporting_full_disk(str(record)):
         replace_text(record, json.dumps(values) + "\n")
     return found
@@ -176,7 +176,7 @@ class _Transfer:
         known = (self.size, self.expected.sha256, self.expected.md5)
         if self.size == _UNKNOWN or (found.get("size"), found.get("sha256"), found.get("md5", "")) != known:
             raise UsageError(f"{self.path} exists but is not a partial download of {_shown(self.url)}; delete it")
-        if found.get("url") == self.url and isinstance(found.get("validator"), str):
+        if found.get("url") == _shown(self.url) and isinstance(found.get("validator"), str):
             self.validator = found["validator"]
         self._take_up()
 
@@ -263,8 +263,9 @@ class _Transfer:
         etag = answer.headers.get("ETag", "")
         strong = etag if not etag.startswith("W/") else ""  # a weak one promises no equal bytes
         self.validator = strong or answer.headers.get("Last-Modified", "")
-        record = {"url": self.url, "size": self.size, "sha256": self.expected.sha256, "md5": self.expected.md5}
-        record["validator"] = self.validator
+        # Without what follows a "?": a signature there is as good as a password, and another one each time.
+        record = {"url": _shown(self.url), "size": self.size, "validator": self.validator}
+        record |= {"sha256": self.expected.sha256, "md5": self.expected.md5}
         with reporting_full_disk(str(self._record)):
             replace_text(self._record, json.dumps(record))
 
@@ -385,13 +386,16 @@ def _read_record(path: Path) -> dict[str, Any]:
 # The network.
 
 
-def _check_url(url: str, first: str) -> None:
+def check_url(url: str, first: str) -> None:
     """Refuse all but https; http to this machine itself, as the tests do, and never by a redirect from elsewhere."""
     try:
         parts = urllib.parse.urlsplit(url)
+        if not url.isascii() or re.search("[\0- \x7f]", url) or parts.port == 0:
+            raise ValueError("it holds a space, a letter that addresses spell with %, or port 0")
         local = _is_loopback(parts.hostname or "") and _is_loopback(urllib.parse.urlsplit(first).hostname or "")
     except ValueError as error:
-        raise UsageError(f"{url[:200]!r} is not an address: {error}") from error
+        named = re.sub("//.*@", "//", url.partition("?")[0], flags=re.DOTALL)  # no password is shown
+        raise UsageError(f"{named[:200]!r} is not an address: {error}") from error
     if parts.username is not None or parts.password is not None:
         raise UsageError(f"{_shown(url)}: an address with a user name or a password is not fetched; leave them out")
     if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
@@ -451,7 +455,7 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
 def _moved(request: urllib.request.Request, location: str) -> urllib.request.Request:
     try:
         url = urllib.parse.urljoin(request.full_url, location)
-        _check_url(url, request.full_url)
+        check_url(url, request.full_url)
     except (UsageError, ValueError) as error:
         raise NotFetched(f"{_shown(request.full_url)} leads to {error}") from error
     return urllib.request.Request(url, headers=dict(request.header_items()))

@@ -40,10 +40,16 @@ def cache_folder(name: str) -> Path | None:
     return cache / name if os.access(cache / name, os.W_OK | os.X_OK) else None
 
 
+def nearest(folder: Path) -> Path:
+    """Return the folder, or its nearest parent that exists; one that cannot be looked into hides what is in it."""
+    while not os.path.exists(folder):
+        folder = folder.parent
+    return folder
+
+
 def check_room(folder: Path, wanted: int, what: str) -> None:
     """Raise DiskFull unless `wanted` bytes fit on the disk of `folder` (or of its nearest parent that exists)."""
-    while not folder.exists():
-        folder = folder.parent
+    folder = nearest(folder)
     free = shutil.disk_usage(folder).free
     if wanted + _KEPT_FREE > free:
         raise DiskFull(

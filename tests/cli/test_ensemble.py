@@ -131,3 +131,47 @@ def test_predict_keeps_the_largest_component_where_that_was_chosen(home: Path, p
         assert cli.main(words) == 3
     finally:
         (run / "postprocessing.json").unlink()
+
+
+def test_labels_that_do_not_fit_choose_no_post_processing(home: Path, tmp_path: Path, capsys):
+    words = ["--choose-postprocessing", "--recipe", str(home / "thin.py"), *HERE]
+    raw = shutil.copytree(home / "Task04_Hippocampus", tmp_path / "raw")
+    case = SegmentationData(path=str(home / "data"), task="04", fold=0, folds=2).source("val").name(0)
+    label = raw / f"labelsTr/{case}.nii.gz"
+    whole = nibabel.load(label)
+    for values, said in (
+        (np.asarray(whole.dataobj)[1:], "voxels and its label"),
+        (np.full(whole.shape, 7), "holds a 7"),
+    ):
+        nibabel.save(nibabel.Nifti1Image(values.astype(np.uint8), whole.affine), label)
+        assert cli.main(["evaluate", str(home / "folds/fold-0"), *words, "--labels", str(raw)]) == 3
+        assert f"{case}: its " in (told := capsys.readouterr().err) and said in told
+    for image in (raw / "imagesTr").iterdir():
+        image.write_bytes(b"no scan")
+    words += ["--data.on-bad-sample=skip"]
+    assert cli.main(["evaluate", str(home / "folds/fold-0"), *words, "--labels", str(raw)]) == 3
+    assert "not one volume of the val split could be read" in capsys.readouterr().err
+    assert not (home / "folds/fold-0/postprocessing.json").exists()
+
+
+def test_the_choice_for_all_folds_lies_where_the_user_says(home: Path, tmp_path: Path, capsys):
+    words = ["--choose-postprocessing", "--labels", str(home / "Task04_Hippocampus"), "--recipe", str(home / "thin.py")]
+    before = {path.name for path in (home / "folds").iterdir()}
+    assert cli.main(["evaluate", str(home / "folds"), *words, *HERE, "--run.out", str(tmp_path / "a/b")]) == 0
+    assert json.loads((tmp_path / "a/b/postprocessing.json").read_text())["volumes"] == len(CASES)
+    (tmp_path / "file").touch()
+    assert cli.main(["evaluate", str(home / "folds"), *words, *HERE, "--run.out", str(tmp_path / "file/b")]) == 2
+    assert "file/b cannot be written: Not a directory" in capsys.readouterr().err
+    assert {path.name for path in (home / "folds").iterdir()} == before
+
+
+@pytest.mark.parametrize("names", [[".."], [""], ["fold-0", ".."], ["../folds"], ["fold-0", "fold-0"], []], ids=str)
+def test_a_document_of_folds_leads_nowhere_else(tmp_path: Path, capsys, names: list[str]):
+    (tmp_path / "folds.json").write_text(json.dumps({"folds": [{"folder": name} for name in names]}))
+    assert cli.main(["predict", str(tmp_path), "scan.nii.gz"]) == 3
+    assert f"its folders are {names}" in capsys.readouterr().err
+
+
+def test_all_checkpoints_of_all_folds_are_not_scored(home: Path, capsys):
+    assert cli.main(["evaluate", str(home / "folds"), "--all"]) == 2
+    assert "holds the runs of all folds" in capsys.readouterr().err

@@ -155,6 +155,8 @@ def test_several_runs_predict_the_mean_of_their_probabilities(here: Path, capsys
     alone = [predict(f"x/fold-{fold}") for fold in range(3)]
     assert np.abs(alone[0] - alone[1]).max() > 0.01
     np.testing.assert_allclose(predict("x/fold-0", "x/fold-2"), (alone[0] + alone[2]) / 2, atol=1e-6)
+    both = predict("x/fold-0", "in/0.png", "x/fold-2")
+    np.testing.assert_allclose(both[0], (alone[0] + alone[2])[0] / 2, atol=1e-6)
     # The folder of all folds is one name, and its predictions lie in it.
     capsys.readouterr()
     assert cli.main(["predict", "x", *rest]) == 0

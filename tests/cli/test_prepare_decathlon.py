@@ -71,6 +71,7 @@ def test_a_bad_case_is_named(prepare, folder, tmp_path):
         (("--download", "--task", "04", "--size-bytes", "9"), "--sha256 '' must have 64 hexadecimal digits"),
         (("--download", "--task", "04", "--url", "http://example.invalid"), "only https is fetched"),
         (("--download", "--task", "04", "--url", "file:///data"), "only https is fetched"),
+        (("--download", "--task", "04", "--url", "https://[::1/data"), "is not an address"),
         (("--sha256", "0" * 64), "--url, --sha256 and --size-bytes are of what --download fetches"),
         (("--url", "https://example.invalid"), "--url, --sha256 and --size-bytes are of what --download fetches"),
         (("--task", "11"), "'11'"),
@@ -85,7 +86,7 @@ def test_flags_that_cannot_be(prepare, folder, tmp_path, flags, told):
     source = tmp_path / "empty" if "--download" in flags else folder
     code, _, err = prepare("--source", source, "--out", tmp_path / "out", *flags)
     assert code == 2 and told in err
-    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists() and not (tmp_path / "empty").exists()
 
 
 # --download, from a server on this machine.
@@ -209,6 +210,13 @@ def test_a_tar_that_was_cut_off_or_leads_out_of_its_folder_is_not_unpacked(downl
         assert code == 3 and told in err, err
         assert not list(Path(name).rglob("*.nii.gz")) and not list(Path(name).glob("*.npy"))
     assert not list(tmp_path.rglob("escaped"))
+
+
+@pytest.mark.parametrize("flag", ["--source", "--out"])
+def test_a_folder_that_cannot_be_looked_at_is_reported(download, server, tar, flag):
+    """As one below a folder of somebody else is: even the question whether it exists is an error."""
+    code, _, err = download(f"{server.url}/Task04_Hippocampus.tar", flag, "x" * 300)
+    assert code == 2 and "cannot be written: File name too long" in err
 
 
 def test_without_a_network_nothing_is_made(download, server, tmp_path):

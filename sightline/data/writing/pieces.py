@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -68,7 +69,7 @@ def jobs_or_cores(jobs: int) -> int:
 @contextmanager
 def alone_in(out: Path) -> Iterator[None]:
     """Make the folder; a second process that writes into it waits here, then finds the work done."""
-    if out.exists() and not out.is_dir():
+    if os.path.exists(out) and not out.is_dir():
         raise UsageError(f"{out} is a file, a folder to write into was expected; choose another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)

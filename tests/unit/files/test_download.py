@@ -333,8 +333,8 @@ def test_redirects_to_where_nothing_is_fetched(serve, target, location):
 def test_https_does_not_lead_to_this_machine(target):
     """A page elsewhere must not make us ask services here."""
     with pytest.raises(UsageError, match="only https"):
-        download._check_url("http://127.0.0.1/x", "https://example.com/x")
-    download._check_url("http://127.0.0.1/x", "http://127.0.0.1/y")
+        download.check_url("http://127.0.0.1/x", "https://example.com/x")
+    download.check_url("http://127.0.0.1/x", "http://127.0.0.1/y")
 
 
 @pytest.mark.parametrize(
@@ -348,6 +348,11 @@ def test_https_does_not_lead_to_this_machine(target):
         ("https:///x", "only https"),
         ("https://user:secret@example.com/x", "user name or a password"),
         ("https://[::1/x", "not an address"),
+        ("https://user:secret@[::1/x?key=secret", "not an address"),
+        ("https://example.com:abc/x", "not an address"),
+        ("https://example.com:99999/x", "not an address"),
+        ("https://example.com/a b/x", "not an address"),
+        ("https://example.com/\u00e4/x", "not an address"),
     ],
 )
 def test_addresses(target, url, said):
@@ -541,3 +546,16 @@ def test_others_wait_for_the_one_that_fetches(serve, hashed, gives_up):
     waiting.join(timeout=30)
     assert hashed.read_bytes() == DATA and len(server.asked) == gives_up
     assert not part.exists()
+
+
+def test_a_signature_in_an_address_is_neither_stored_nor_shown(serve, target):
+    """Addresses of buckets hold one behind the "?", another one each day; a resumed download takes the new one."""
+    server = serve(cut(70_000))
+    with pytest.raises(NotFetched) as error:
+        fetch_by_name(f"{server.url}/train.zip?signature=secret", target, patience=QUICK)
+    assert "secret" not in str(error.value)
+    assert "secret" not in target.with_name("train.zip.part.json").read_text()
+    server.answer = ranges()
+    fetch_by_name(f"{server.url}/train.zip?signature=secret2", target, patience=QUICK)
+    assert server.asked[-1][0] == "/train.zip?signature=secret2" and server.asked[-1][1]["If-Range"]
+    assert target.read_bytes() == DATA and "secret" not in target.with_name("train.zip.sha256.json").read_text()

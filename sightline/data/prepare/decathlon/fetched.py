@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from sightline import terminal
 from sightline.data.volumes.decathlon import TASKS
 from sightline.errors import UsageError
-from sightline.files.download import Expected, fetch, fetch_by_name
-from sightline.files.whole import check_room
+from sightline.files.download import Expected, check_url, fetch, fetch_by_name
+from sightline.files.whole import check_room, nearest
 from sightline.terminal.progress import Progress
 
 BUCKET = "https://msd-for-monai.s3-us-west-2.amazonaws.com"
@@ -38,6 +38,8 @@ def check_asked(download: bool, task: str, url: str, sha256: str, size_bytes: in
         raise UsageError("--url, --sha256 and --size-bytes are of what --download fetches; add it or leave them out")
     if not download:
         return
+    if url:
+        check_url(url, url)
     if task not in TASKS and not _is_tar(url):
         raise UsageError(
             f"--download needs --task 01 to 10, not {task}, or with --url the address of a tar: "
@@ -64,7 +66,7 @@ def fetch_tar(source: Path, out: Path, task: str, url: str, expected: Expected, 
         url = f"{url.rstrip('/')}/{TASKS[task].folder}.tar"
     name = PurePosixPath(urlsplit(url).path).name
     target = source if _is_tar(source.name) else source / name
-    if target != source and any((source / each / "dataset.json").is_file() for each in (".", name[: -len(".tar")])):
+    if target != source and any(os.path.isfile(source / each / "dataset.json") for each in (".", name[: -len(".tar")])):
         return source
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +75,7 @@ def fetch_tar(source: Path, out: Path, task: str, url: str, expected: Expected, 
 
     def room(size: int, left: int) -> None:
         """Look before the first byte comes: for the tar, and for as much again, which unpacking takes."""
-        if _disk_of(target.parent) == _disk_of(out):
+        if nearest(target.parent).stat().st_dev == nearest(out).stat().st_dev:
             check_room(target.parent, left + size, f"{target}, to be unpacked in {out},")
         else:
             check_room(target.parent, left, f"{target}")
@@ -88,9 +90,3 @@ def fetch_tar(source: Path, out: Path, task: str, url: str, expected: Expected, 
             f"{sha256} is recorded in {target.name}.sha256.json; later downloads to this place are compared with it"
         )
     return target
-
-
-def _disk_of(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.parent
-    return os.stat(folder).st_dev
