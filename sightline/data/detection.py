@@ -170,7 +170,7 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
             "antialias": self.resize != "tf",
             "normalised_in_graph": {"mean": list(self.mean), "std": list(self.std)},
         }
-        return served_pixels(spec, steps)
+        return served_pixels(spec, steps, decoder="cpu")  # which every machine has
 
     def declared(self) -> tuple[DataSpec, int] | None:
         """Declare `classes` nameless classes and `samples` images if no path is given."""

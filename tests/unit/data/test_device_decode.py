@@ -303,3 +303,9 @@ def test_files_are_predicted_where_the_gpu_that_decoded_the_training_images_is_n
             for decoder in ("cpu", "gpu")
         )
         assert np.array_equal(plain.load(0, 0)["image"], typed.load(0, 0)["image"])
+
+
+def test_an_export_is_compared_on_a_detectors_images_where_that_gpu_is_not(boxes):
+    config = DetectionData(path=str(boxes), size=48, decoder="gpu")
+    fields = config.served(DataSpec(("thing",), 3, (48, 48), (0.5,) * 3, (0.5,) * 3, (1,))).fields
+    assert dataclasses.replace(config, **fields).open("val", 0).bind(CPU, 1).load(0, 0)["image"].shape == (48, 48, 3)
