@@ -158,7 +158,7 @@ def main() -> None:
         parser.error("needs CUDA: our kernels apply nowhere else; torch finds no CUDA device on this machine")
     device, now, started = devices.select("cuda"), datetime.now(UTC), time.perf_counter()
     place = torch.device("cuda", torch.cuda.current_device())
-    channels = sorted({shape[1] for shape in shapes})
+    channels = instance_norm_check.kinds_of([shape[1] for shape in shapes])
     if note := instance_norm_check.decide(place, DTYPES[args.dtype], channels, instance_norm_check.SIZES):
         parser.error(note)
     rows = []

@@ -151,10 +151,9 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open images of unknown class; their label is 0."""
         found = {"none": spec.classes, "first": spec.classes[1:], "last": spec.classes[:-1]}[self.background]
-        # Each is read once, so a cache would only cost memory.
-        return ClassificationDataset(
-            replace(self, cache="off"), FilesSource(files, found, spec.multi_label), "val", seed=0
-        )
+        # Each is read once, so a cache would only cost memory; this machine may lack the decoder of the run's.
+        config = replace(self, cache="off", decoder="auto" if self.decoder == "gpu" else self.decoder)
+        return ClassificationDataset(config, FilesSource(files, found, spec.multi_label), "val", seed=0)
 
     def served(self, spec: DataSpec) -> ServedInput:
         """Take squares of pixels, resized and cut as in evaluation; the graph normalises them."""

@@ -155,10 +155,9 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
 
     def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open images without known boxes."""
-        # Each is read once, so a cache would only cost memory.
-        return DetectionDataset(
-            replace(self, cache="off"), BoxFilesSource(files, spec.classes, spec.class_ids), "val", seed=0
-        )
+        # Each is read once, so a cache would only cost memory; this machine may lack the decoder of the run's.
+        config = replace(self, cache="off", decoder="cpu")
+        return DetectionDataset(config, BoxFilesSource(files, spec.classes, spec.class_ids), "val", seed=0)
 
     def served(self, spec: DataSpec) -> ServedInput:
         """Take squares of pixels, whole images without regard to their aspect ratio; the graph normalises them."""
@@ -171,7 +170,7 @@ class DetectionData(AugmentFields, SplitFields, DataConfig):
             "antialias": self.resize != "tf",
             "normalised_in_graph": {"mean": list(self.mean), "std": list(self.std)},
         }
-        return served_pixels(spec, steps)
+        return served_pixels(spec, steps, decoder="cpu")  # which every machine has
 
     def declared(self) -> tuple[DataSpec, int] | None:
         """Declare `classes` nameless classes and `samples` images if no path is given."""

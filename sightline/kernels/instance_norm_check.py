@@ -17,9 +17,10 @@ from sightline.kernels.batch_norm_check import PRECISIONS
 from sightline.kernels.instance_norm import HAS_TRITON
 
 EPS, SLOPE = 1e-5, 0.01
-# Images, height and width, per number of channels: held by one program, read once, and split finely because there are
-# few images; rows are a multiple of 16, for which Triton compiles code of its own, and fill no last chunk.
-SIZES = ((3, 6, 8), (40, 80, 93), (2, 80, 93))
+# Images, height and width, per number of channels: held by one program; read once; split finely because there are few
+# images, and large enough to be read once with a single channel. Rows are a multiple of 16, for which Triton compiles
+# code of its own, and fill no last chunk.
+SIZES = ((3, 6, 8), (40, 80, 93), (2, 160, 205))
 # Relative errors of result, gradient of the input and of parameters, as vectors: a rounding, and some of sums in fp32.
 LIMITS = {
     torch.bfloat16: (4e-3, 8e-3, 2e-3),
@@ -35,9 +36,16 @@ def choose(model: nn.Module, precision: str, channels_last: bool) -> str:
     can_run = HAS_TRITON and channels_last and place.type == "cuda" and precision in PRECISIONS
     if not (norms and can_run and kernels.are_allowed()):
         return ""
-    # One for each block of channels for which code is compiled.
-    channels = sorted({64 if norm.num_features % 64 == 0 else norm.num_features for norm in norms})
-    return decide(place, PRECISIONS[precision], channels, SIZES)
+    return decide(place, PRECISIONS[precision], kinds_of([norm.num_features for norm in norms]), SIZES)
+
+
+def kinds_of(channels: Sequence[int]) -> tuple[int, ...]:
+    """Return few channels for each way in which the kernels are compiled for some.
+
+    Blocks have 64 channels, or 32 with a last one that may not be full. 480 channels in float64 would take gigabytes.
+    """
+    few = {count if count <= 32 else 64 if count % 64 == 0 else 32 + count % 32 for count in channels}
+    return tuple(sorted(few))
 
 
 def decide(
@@ -69,15 +77,19 @@ def why_wrong(
             x, outer = (_drawn((images, count, height, width), mean, device, dtype, generator) for mean in (3.0, 0.5))
             weight, bias = (torch.randn(count, generator=generator).to(device) for _ in range(2))
             expected = _exact(x, weight, bias, outer)
-            sizes_of = [once.choose_sizes(images, height * width, count, n) for n in (once.FORWARD, once.BACKWARD)]
+            # As for a large batch: narrow networks have few programs here, and enough of them in a step.
+            given = (once.LEAST_PROGRAMS, height * width, count)
+            sizes_of = [once.choose_sizes(*given, numbers) for numbers in (once.FORWARD, once.BACKWARD)]
             with self_check.poisoned_memory():
                 y, statistics = twice.forward(x, weight, bias, EPS, SLOPE)
                 found = [(y, *twice.backward(outer, x, weight, bias, statistics, SLOPE))]
                 if sizes_of[0] is not None:
                     y, statistics = once.forward(x, weight, bias, EPS, SLOPE, sizes_of[0], is_at_once)
+                back = (outer, x, weight, bias, statistics, SLOPE)
                 if sizes_of[1] is not None:
-                    given = (outer, x, weight, bias, statistics, SLOPE)
-                    found.append((y, *once.backward(*given, sizes_of[1], is_at_once)))
+                    found.append((y, *once.backward(*back, sizes_of[1], is_at_once)))
+                elif sizes_of[0] is not None:
+                    found.append((y, *twice.backward(*back)))
             for ours in found:
                 if wrong := self_check.why_wrong(_errors(ours, expected, LIMITS[dtype])):
                     return f"instance norm of {images}x{count}x{height}x{width} in {dtype}: {wrong}"

@@ -22,6 +22,7 @@ from sightline.data.loading.workers import PACKED
 from sightline.errors import BadData, UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
+from sightline.parts import DataSpec
 
 CPU = devices.select("cpu")
 SKIP = BadSamples("skip", 100, lambda bad: None)
@@ -291,3 +292,20 @@ def test_a_detectors_gpu_that_cannot_be_had_is_an_error(boxes):
         DetectionData(path=str(boxes), decoder="gpu").open("train", 0).bind(CPU, 8)
     with pytest.raises(UsageError, match="decoder='auto' is unknown; use cpu or gpu"):
         DetectionData(path=str(boxes), decoder="auto")
+
+
+def test_files_are_predicted_where_the_gpu_that_decoded_the_training_images_is_not(boxes):
+    (path, *_) = sorted((boxes / "train2017").glob("*.jpg"))
+    spec = DataSpec(("thing",), 3, (48, 48), (0.5,) * 3, (0.5,) * 3, (1,))
+    for config in (DetectionData(size=48), ClassificationData(eval_size=48)):
+        plain, typed = (
+            dataclasses.replace(config, decoder=decoder).open_files({"a": path}, spec).bind(CPU, 1)
+            for decoder in ("cpu", "gpu")
+        )
+        assert np.array_equal(plain.load(0, 0)["image"], typed.load(0, 0)["image"])
+
+
+def test_an_export_is_compared_on_a_detectors_images_where_that_gpu_is_not(boxes):
+    config = DetectionData(path=str(boxes), size=48, decoder="gpu")
+    fields = config.served(DataSpec(("thing",), 3, (48, 48), (0.5,) * 3, (0.5,) * 3, (1,))).fields
+    assert dataclasses.replace(config, **fields).open("val", 0).bind(CPU, 1).load(0, 0)["image"].shape == (48, 48, 3)

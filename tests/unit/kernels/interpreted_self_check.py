@@ -177,3 +177,20 @@ def test_a_wrong_instance_norm_gives_way_to_plain_torch(module, monkeypatch):
     assert said.startswith("kernels: instance norm runs as plain torch: instance norm of ")
     assert "the gradient of the input has a relative error of nan" in said
     assert instance_norm._is_off
+
+
+def test_what_reads_once_in_large_batches_is_checked_with_few_images(monkeypatch):
+    """A narrow network has too few programs in the check's own sizes."""
+    true = instance_norm_once_triton.backward
+    monkeypatch.setattr(instance_norm_once_triton, "backward", lambda *given: with_a_nan(true(*given)))
+    assert not instance_norm_once_triton.choose_sizes(1, 17 * 9, 3, instance_norm_once_triton.BACKWARD)
+    said = instance_norm_check.decide(CPU, torch.float16, (3,), ((1, 17, 9),))
+    assert "the gradient of the input has a relative error of nan" in said
+
+
+def test_a_wrong_result_is_found_where_only_forward_reads_once(monkeypatch):
+    true = instance_norm_once_triton.forward
+    monkeypatch.setattr(instance_norm_once_triton, "forward", lambda *given: with_a_nan(true(*given)))
+    monkeypatch.setattr(instance_norm_once_triton, "BACKWARD", (4, 4, 32, 4))  # as if an image had too many programs
+    said = instance_norm_check.decide(CPU, torch.float16, (3,), ((2, 17, 9),))
+    assert "the result has a relative error of nan" in said

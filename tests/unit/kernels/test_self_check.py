@@ -3,6 +3,7 @@
 What the checks compute is in interpreted_self_check.py, which test_instance_norm.py runs.
 """
 
+import itertools
 import math
 from pathlib import Path
 
@@ -199,3 +200,27 @@ def test_instance_norm_that_failed_its_check_is_plain_torch(monkeypatch):
     with FakeTensorMode():
         x = torch.empty(2, 32, 8, 8, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
         assert not instance_norm.applies(x)
+
+
+@pytest.mark.parametrize(
+    ("channels", "kinds"),
+    [
+        ((32, 64, 128, 256, 512), (32, 64)),
+        ((30, 60, 120, 240, 480), (30, 32, 48, 56, 60)),  # of some nnU-Nets
+        ((8, 16, 32, 64, 128), (8, 16, 32, 64)),  # demo_segmentation
+        ((33, 97, 1, 320), (1, 33, 64)),
+    ],
+)
+def test_few_channels_stand_for_all_that_instance_norm_tiles_alike(channels, kinds):
+    once = pytest.importorskip("sightline.kernels.instance_norm_once_triton")
+    assert instance_norm_check.kinds_of(channels) == kinds
+
+    def tilings(counts):
+        """Blocks, whether the last one is full, and whether loads may be wide."""
+        found = {(count, once.choose_tiling(64, 7440, count).channels) for count in counts}
+        return {(block, count % block, count % 16 == 0) for count, block in found}
+
+    assert tilings(kinds) == tilings(channels)
+    for count, numbers in itertools.product(kinds, (once.FORWARD, once.BACKWARD)):
+        sizes = [(once.LEAST_PROGRAMS, height * width, count) for _, height, width in instance_norm_check.SIZES]
+        assert any(once.choose_sizes(*size, numbers) for size in sizes)  # those that read once are checked too
