@@ -126,6 +126,7 @@ def train(flags: Sequence[str]) -> None:
             from sightline.evaluate import folds
 
             print(f"{folds.as_text(document)}\nfinished: results are in {folder}")
+            print(f"next: sightline predict {folder} FILE ..., the ensemble of all folds")
             _tell_page(folder / "report.html")
         return
     with as_before(folder):

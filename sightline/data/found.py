@@ -1,7 +1,7 @@
 """Look at --data.path: one line for the user before torch is imported, and the fields that the data decide.
 
-A recipe declares the classes of its original data; those of the data at hand replace them unless the user typed a
-number. Imports no torch, like the sources.
+A recipe declares the classes and the most boxes of its original data; those of the data at hand replace them unless the
+user typed a number. Imports no torch, like the sources.
 """
 
 from __future__ import annotations
@@ -121,7 +121,12 @@ def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping
         both = {split: opened(split, options) for split in ("train", "val")}
     count = len(both["train"].classes)
     fields = {"data.classes": str(count)} if wanted and "classes" not in typed else {}
-    return Found(_line(both, options), fields, len(both["train"]))
+    line, room = _line(both, options), values.get("max_boxes", "")
+    most = max(getattr(source, "most_objects", 0) for source in both.values())
+    if room.isdecimal() and "max_boxes" not in typed and most > int(room):
+        fields["data.max_boxes"] = str(most)
+        line += f"; up to {most} boxes in an image"
+    return Found(line, fields, len(both["train"]))
 
 
 def _volumes(path: str, fold: int, folds: int, decides: bool) -> Found:

@@ -143,7 +143,8 @@ def _result(
     one, alone = ranks.share_of(recipe, here), {}
     try:
         if here.size > 1:
-            say(f"rank 0 alone, with {one.train.global_batch} of {recipe.train.global_batch} images; the others wait")
+            share = f"{one.train.global_batch} of {recipe.train.global_batch} images"
+            say(f"to compare with: rank 0 alone, {share}; the others wait")
             alone = _measure(one, run, options, device, World(), say) if here.is_main else {}
             peers.free(device)
             here.barrier()

@@ -3,12 +3,14 @@
 import json
 import runpy
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sightline import cli
+from sightline.data import found
 from sightline.data.sources import open_boxes
 
 REPO = Path(__file__).resolve().parents[2]
@@ -54,6 +56,17 @@ def test_every_layout_is_checked(sightline, written, layout):
     said = sightline("check", "demo_detection", f"--data.path={written(layout)}", ANY, "--run.workers=0")
     assert said.code == 0 and said.out.endswith("no problems\n"), said
     assert said.out.count("  images   ") == 2
+
+
+def test_room_is_made_for_the_boxes_of_the_data_unless_it_was_typed(written, tmp_path: Path):
+    root = written("coco_folders")
+    files = [json.loads(file.read_text()) for file in root.rglob("*.json")]
+    most = max(max(Counter(box["image_id"] for box in file["annotations"]).values()) for file in files)
+    declared = {"classes": "0", "val_fraction": "0.2", "max_boxes": "1"}
+    seen = found.look("DetectionData", str(root), {}, declared, tmp_path)
+    assert seen.fields == {"data.max_boxes": str(most)} and seen.line.endswith(f"; up to {most} boxes in an image")
+    assert not found.look("DetectionData", str(root), {"max_boxes": "1"}, declared, tmp_path).fields
+    assert not found.look("DetectionData", str(root), {}, declared | {"max_boxes": str(most)}, tmp_path).fields
 
 
 def test_a_drawn_split_is_kept_and_used_by_evaluate_and_predict(sightline, train, written, tmp_path, monkeypatch):

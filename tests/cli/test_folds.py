@@ -99,7 +99,8 @@ def test_all_folds_are_trained_and_an_interrupted_command_resumes(here: Path, ca
         assert (row["fold"], row["step"], row["top1"]) == (fold, best["step"], best["values"]["top1"])
         assert row["classes"] == {each["class"]: each["top1"] for each in best["tables"]["classes"]}
         found.append(row["top1"])
-    assert shown == f"{folds.as_text(document)}\nfinished: results are in runs/x\nreport: runs/x/report.html\n"
+    last = "next: sightline predict runs/x FILE ..., the ensemble of all folds\nreport: runs/x/report.html\n"
+    assert shown == f"{folds.as_text(document)}\nfinished: results are in runs/x\n{last}"
     assert "fold-1" in (here / "runs/x/report.html").read_text()
     assert document["mean"]["top1"] == pytest.approx(sum(found) / 3)
     assert document["spread"]["top1"] == pytest.approx(statistics.stdev(found)) and len(set(found)) > 1
