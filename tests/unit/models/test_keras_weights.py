@@ -147,10 +147,17 @@ def test_a_file_that_keras_wrote_gives_its_logits(name):
     assert note.startswith("loaded all 18 tensors of")
 
 
+DEFAULT = (("keras2", "ResNet50V2"), ("keras3", "ResNet50"))  # each layout and each kind of block once
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if "50" in name else pytest.mark.slow) for name in fixtures.APPLICATIONS]
+    ("layout", "name"),
+    [
+        pytest.param(layout, name, marks=() if (layout, name) in DEFAULT else pytest.mark.slow)
+        for layout in ("keras2", "keras3")
+        for name in fixtures.APPLICATIONS
+    ],
 )
-@pytest.mark.parametrize("layout", ["keras2", "keras3"])
 def test_logits_are_those_of_keras_applications(written, name, layout):
     config = ArchConfig(arch=f"keras_{name.lower()}", weights=str(written(name, layout)))
     model = network(config)
@@ -390,7 +397,7 @@ def test_truncated_files_are_refused_with_their_path(tmp_path, name, share):
 @pytest.mark.parametrize("name", GENUINE)
 def test_damaged_bytes_end_in_our_error_or_load(tmp_path, name):
     data, dice, refused = (HERE / name).read_bytes(), random.Random(0), 0
-    for number in range(200):
+    for number in range(60):
         damaged = bytearray(data)
         for _ in range(dice.choice((1, 20, 100))):
             damaged[dice.randrange(len(data))] = dice.randrange(256)
@@ -401,7 +408,7 @@ def test_damaged_bytes_end_in_our_error_or_load(tmp_path, name):
         except BadCheckpoint:
             refused += 1
 
-    assert refused > 20
+    assert refused > 6
 
 
 def test_without_h5py_the_error_says_what_to_install(monkeypatch):

@@ -327,7 +327,7 @@ def blobs(volumes: int, depth: int, size: int) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("kind", ["ce", "focal"])
+@pytest.mark.parametrize("kind", [pytest.param("ce", marks=pytest.mark.slow), "focal"])
 def test_blobs_are_learnt(kind):
     torch.manual_seed(0)
     layers: list[nn.Module] = []
