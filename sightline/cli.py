@@ -94,7 +94,7 @@ def show(flags: Sequence[str]) -> None:
         rest = [*filter(None, [arguments.recipe]), "--config", str(run_config(folder)), *rest[1:]]
     elif arguments.recipe:
         raise UsageError("--recipe is for runs that were made with your own recipe; give a run folder, or leave it out")
-    recipe, run = load_recipe("show", words.expand(rest))
+    recipe, run = load_recipe("show", rest)
     from sightline.measure.show import draw_sheet
 
     path, said = draw_sheet(recipe, run, folder, arguments.out)
@@ -163,7 +163,7 @@ def evaluate(flags: Sequence[str]) -> None:
     if ran_as_ranks_of_run(["evaluate", *flags], rest):
         return
     if not Path(arguments.run).is_dir() and names_recipe(arguments.run, rest):
-        _evaluate_weights(arguments, words.expand(rest))
+        _evaluate_weights(arguments, rest)
         return
     from sightline import api
     from sightline.runs import score_text

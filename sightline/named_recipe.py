@@ -25,7 +25,8 @@ NEEDS_BATCH = (
 
 
 def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
-    """Load the recipe named first, or the one that --config names."""
+    """Load the recipe named first, or the one that --config names; flags may be short ones."""
+    flags = words.expand(flags)
     rest = [each for flag in flags for each in (flag.split("=", 1) if flag.startswith("--config=") else [flag])]
     file = None
     if "--config" in rest:

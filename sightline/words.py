@@ -49,7 +49,7 @@ OPENS_DATA = ("train", "check", "evaluate", "show")  # commands that read --data
 
 
 def expand(flags: Sequence[str]) -> list[str]:
-    """Return the flags of `train` with short ones written out: --lr 0.1 is --optimizer.lr 0.1."""
+    """Return flags with short ones written out: --lr 0.1 is --optimizer.lr 0.1."""
     return [_long(flag) for flag in flags]
 
 

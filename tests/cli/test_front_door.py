@@ -51,12 +51,6 @@ def test_no_short_flag_collides_with_a_real_one():
     assert len(set(words.ALIASES.values())) == len(words.ALIASES)
 
 
-def test_short_flags_belong_to_train_alone(sightline):
-    for command in ("check", "inspect", "launch"):
-        said = sightline(command, NAME, "--epochs", 3)
-        assert said.code == 2 and "did you mean --train.epochs?" in said.err, said
-
-
 # Flags read from the source
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from sightline import config, fields, recipes
 from sightline.errors import UsageError
+from sightline.named_recipe import load_recipe
 
 NAME = "demo_classification"
 FLAGS = [
@@ -149,3 +150,9 @@ def test_a_part_of_ones_own_that_raises_a_value_error_is_refused_as_by_the_whole
     assert found == outcome(whole, str(path), ["--task.boldness=3"])
     assert "too bold" in found[2] and found[0] == "SystemExit: 2"
     assert config.load(str(path), ["--task.boldness=1"])[0].task.boldness == 1
+
+
+@pytest.mark.parametrize("command", ["check", "benchmark", "inspect", "launch"])
+def test_short_flags_mean_the_same_to_every_command(command: str):
+    recipe, _ = load_recipe(command, ["demo_classification", "--batch-size", "8", "--lr=0.5"])
+    assert (recipe.train.global_batch, recipe.optimizer.lr) == (8, 0.5)
