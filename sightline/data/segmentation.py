@@ -327,7 +327,7 @@ class SegmentationDataset(Dataset):
         if self.config.dim == 3 or nvol == wanted:
             return ""
         shallowest = int(self.shapes[:, 0].argmin())
-        return f"batches of {global_batch} slices come from nvol={nvol} volumes, not {wanted}: " + (
+        return f"a batch of {global_batch} slices needs {nvol} volumes, more than data.nvol={wanted}: " + (
             f"the shallowest, {self.source.name(shallowest)}, has {self.shapes[shallowest, 0]} slices"
             if global_batch % wanted == 0
             else f"{wanted} does not divide the batch"

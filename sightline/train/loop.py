@@ -220,12 +220,13 @@ def _start_lines(
     cfg, per_epoch = recipe.train, length.steps_per_epoch
     epochs = f"{cfg.epochs} epoch{'s' * (cfg.epochs > 1)} of {per_epoch} step{'s' * (per_epoch > 1)}"
     shares = f" ({cfg.global_batch // world.size} on each of {world.size})" if world.size > 1 else ""
+    can_stop = 0 < cfg.patience * cfg.eval_every_epochs < cfg.epochs
     lines = [
         f"{recipe.name}: {length.samples} training and {held_out} evaluation samples",
-        f"{'at most ' * bool(cfg.patience)}{epochs}, batch {cfg.global_batch}{shares}, base rate {progress.base_lr:g}, "
+        f"{'at most ' * can_stop}{epochs}, batch {cfg.global_batch}{shares}, base rate {progress.base_lr:g}, "
         f"{cfg.precision} on {device.name()}",
     ]
-    if cfg.patience:
+    if can_stop:
         evaluations = f"{cfg.patience} evaluation{'s' * (cfg.patience > 1)}"
         lines.append(f"stops after {evaluations} without a better {recipe.task.headline} (train.patience)")
     if progress.step:
