@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -30,6 +31,7 @@ from sightline.hardware.launch.place import LOOPBACK, STORE
 from sightline.hardware.launch.plan import SECONDS_TO_SAVE, hangup
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGUSR1")  # torchrun's, and the one by which schedulers announce the end
+ELASTIC = ("torch.distributed.elastic", "torch.distributed.elastic.agent.server.api")  # the second has its own level
 RENDEZVOUS = "sightline"
 STARTER = "SIGHTLINE_STARTER"  # pid of the process that started this rank
 LOOK_S = 1.0
@@ -78,6 +80,8 @@ def start(count: int, device: str, arguments: Sequence[str]) -> bool:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: the cores are shared
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))  # torch's own 30 is short
     os.environ[STARTER] = str(os.getpid())
+    for name in ELASTIC:  # our own lines say who ended, and why
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     rendezvous_handler_registry.register(RENDEZVOUS, OneHost)
     # Mode 0700: nobody else may read or change what ranks exchange.
     with tempfile.TemporaryDirectory(prefix="sightline-") as folder:
