@@ -55,7 +55,7 @@ early_cuda.begin('auto', ['--config', 'a.yaml'])  # may hold any of these
 main(['train', 'demo_classification', '--help'])
 main(['train', 'demo_classification', '--data', '/dev', '--device', 'cpu'])
 main(['train', 'demo_classification', '--no-such-flag', '1'])
-main(['check', 'demo_classification', '--data', '/dev'])
+main(['check', 'demo_classification', '--no-such-flag', '1'])
 early_cuda.NODE = '/dev/none'
 early_cuda.begin('auto', [])
 """
