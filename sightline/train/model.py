@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from sightline.config import Recipe, Run
 from sightline.errors import UsageError
 from sightline.hardware.devices import Device, place
 from sightline.hardware.precision import keep_fp32
 from sightline.hardware.world import World
-from sightline.kernels import batch_norm_check, bottleneck, instance_norm_check
+from sightline.kernels import batch_norm_check, bottleneck
 from sightline.models import norm
 from sightline.parts import DataSpec, ModelConfig
 
@@ -55,11 +56,15 @@ def choose_kernels(model: nn.Module, recipe: Recipe, run: Run, spec: DataSpec, w
     Before it is compiled or captured, so that a kernel's `applies` only looks up what was decided.
     """
     cfg, local_batch = recipe.train, int(recipe.train.global_batch) // world.size
-    return [
+    notes = [
         bottleneck.choose(model, cfg.precision, cfg.deterministic, run.channels_last),
         batch_norm_check.choose(model, cfg.precision, run.channels_last, local_batch, spec.size),
-        instance_norm_check.choose(model, cfg.precision, run.channels_last),
     ]
+    if any(isinstance(module, _InstanceNorm) for module in model.modules()):
+        from sightline.kernels import instance_norm_check  # 30 ms that networks without such norms need not wait for
+
+        notes.append(instance_norm_check.choose(model, cfg.precision, run.channels_last))
+    return notes
 
 
 def join_batch_norms(model: nn.Module, bn_group: int, world: World) -> str:
