@@ -290,8 +290,8 @@ class ClassificationDataset(Dataset):
 
     def bind_to_decoder(self, *notes: str) -> Bound:
         """Load JPEGs as they are, with the numbers of their crop and flip; `decode` applies them on the device."""
-        lengths = map(self._encoded_bytes, spread(len(self), encoded.SIZED))
-        travelling: Layout = {**encoded.layout_of(filter(None, lengths)), "geometry": _GEOMETRY}
+        lengths = encoded.lengths_of(lambda index: self.source.read(index).data, len(self))
+        travelling: Layout = {**encoded.layout_of(lengths), "geometry": _GEOMETRY}
         host = self._bind_to_host(*notes, keeps_decoded=False)
         return replace(
             host,
@@ -302,12 +302,6 @@ class ClassificationDataset(Dataset):
             on_host=host,
             host_keys=frozenset({"image", LEFT_OVER, *travelling}),  # few of a batch, if any, are finished on the CPU
         )
-
-    def _encoded_bytes(self, index: int) -> int:
-        with contextlib.suppress(BadSample):
-            data = self.source.read(index).data
-            return len(data) if isinstance(data, bytes) else 0
-        return 0
 
     def bind_to_memory(self, device: Device) -> Bound:
         """Keep all images decoded in the memory of the device; load the numbers alone, `decode` cuts and resizes."""

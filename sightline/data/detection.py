@@ -261,7 +261,7 @@ class DetectionDataset(Dataset):
         if self.config.decoder == "cpu":
             return self._bind_to_host()
         why_not = why_not_on_device(device.torch_device)
-        if why_not or not any(map(self._encoded_bytes, spread(len(self), encoded.SIZED))):
+        if why_not or not any(encoded.lengths_of(self.source.image, len(self))):
             raise UsageError(
                 f"--data.decoder gpu: {why_not or f'{self.config.path} holds no image files'}; use --data.decoder cpu"
             )
@@ -282,8 +282,8 @@ class DetectionDataset(Dataset):
 
     def bind_to_decoder(self, *notes: str) -> Bound:
         """Load JPEGs as they are, with the numbers of their crop and flip; `decode` applies them on the device."""
-        lengths = map(self._encoded_bytes, spread(len(self), encoded.SIZED))
-        travelling: Layout = {**encoded.layout_of(filter(None, lengths)), **self._geometry_layout()}
+        lengths = encoded.lengths_of(self.source.image, len(self))
+        travelling: Layout = {**encoded.layout_of(lengths), **self._geometry_layout()}
         host = self._bind_to_host(*notes, keeps_decoded=False)
         return replace(
             host,
@@ -293,12 +293,6 @@ class DetectionDataset(Dataset):
             on_host=host,
             host_keys=frozenset({"image", LEFT_OVER, *travelling}),  # few of a batch, if any, are finished on the CPU
         )
-
-    def _encoded_bytes(self, index: int) -> int:
-        with contextlib.suppress(BadSample):
-            data = self.source.image(index)
-            return len(data) if isinstance(data, bytes) else 0
-        return 0
 
     def _geometry_layout(self) -> Layout:
         one = self.augmentation.geometry(Params(), 1, 1)

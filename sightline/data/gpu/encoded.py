@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import overload
 
 import numpy as np
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from sightline.data.decode import Header
 from sightline.data.loading.workers import LEFT_OVER, PACKED, PACKED_AT
+from sightline.data.sources import spread
+from sightline.errors import BadSample
 from sightline.parts import Batch, Layout
 
 # Largest file that the device decodes, and the room that one has in shared memory on average; the rest takes a detour.
@@ -22,6 +25,15 @@ ROOM_SHARE = 1.25  # of the mean of some files: a few that are larger still fit
 DEVICE_PIXELS = 2**24
 SIZED = 32  # files whose mean decides the room of one
 LENGTH = "encoded_bytes"  # key of a slot; 0: the image was finished on the CPU
+
+
+def lengths_of(read: Callable[[int], bytes | np.ndarray], count: int) -> Iterator[int]:
+    """Yield the bytes of some of `count` images; none for those that are unreadable, or not encoded."""
+    for index in spread(count, SIZED):
+        with contextlib.suppress(BadSample):
+            data = read(index)
+            if isinstance(data, bytes) and data:
+                yield len(data)
 
 
 def layout_of(lengths: Iterable[int]) -> Layout:
