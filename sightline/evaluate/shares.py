@@ -17,7 +17,6 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from sightline.data.loading.loader import Order
@@ -113,7 +112,7 @@ class Share:
         assert isinstance(reporter, ResultFolder), "checked before"
         self._wait_for_all()
         told = json.dumps({**reporter.found(), "lines": self._lines})
-        found = [json.loads(text) for text in gathered(self.here, told)]
+        found = [json.loads(text) for text in self.here.gather_texts(told)]
         reporter.take(found, self.here.is_main)
         for _, line in sorted((line for each in found for line in each["lines"]), key=lambda line: line[0]):
             self._say(line)
@@ -144,22 +143,9 @@ class Share:
         return {rank: self.here.store.get(key) for rank, key in keys.items() if self.here.store.check([key])}
 
 
-def gathered(here: World, text: str) -> list[str]:
-    """Return the texts of all ranks, on every rank; as bytes, since nothing that travels is unpickled."""
-    if here.size == 1:
-        return [text]
-    mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(here.size)]
-    dist.all_gather(sizes, torch.tensor([len(mine)]), group=here.side_group)
-    most = int(max(sizes))
-    rows = [torch.empty(most, dtype=torch.uint8) for _ in range(here.size)]
-    dist.all_gather(rows, torch.nn.functional.pad(mine, (0, most - len(mine))), group=here.side_group)
-    return [bytes(row[: int(size)].numpy()).decode() for row, size in zip(rows, sizes, strict=True)]
-
-
 def from_main(here: World, text: str) -> str:
     """Return rank 0's text on every rank."""
-    told: str = json.loads(gathered(here, json.dumps(text))[0])  # as JSON: a path may hold bytes that are not text
+    told: str = json.loads(here.gather_texts(json.dumps(text))[0])  # as JSON: a path may hold bytes that are not text
     return told
 
 
@@ -167,7 +153,7 @@ def refuse_other_files(here: World, files: Iterable[str]) -> None:
     """Refuse ranks that find different files: some would be predicted by none."""
     names = list(files)
     digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()
-    found = gathered(here, f"{len(names)} {digest}")
+    found = here.gather_texts(f"{len(names)} {digest}")
     for rank, each in enumerate(found):
         if each != found[0]:
             counts = " and ".join(text.partition(" ")[0] for text in (found[0], each))

@@ -63,6 +63,19 @@ class World:
         dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts)
 
+    def gather_texts(self, text: str) -> list[str]:
+        """Return the texts of all ranks, on every rank, over the CPU; as bytes, since nothing that travels is
+        unpickled."""
+        if self.size == 1:
+            return [text]
+        mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(mine)]), group=self.side_group)
+        most = int(max(sizes))
+        rows = [torch.empty(most, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(rows, torch.nn.functional.pad(mine, (0, most - len(mine))), group=self.side_group)
+        return [bytes(row[: int(size)].numpy()).decode() for row, size in zip(rows, sizes, strict=True)]
+
     def average(self, tensors: Sequence[Tensor]) -> None:
         """Replace float tensors by their mean over ranks, in one collective."""
         if self.size == 1 or not tensors:

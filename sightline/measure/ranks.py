@@ -7,12 +7,10 @@ per second of all, over those of one times their number.
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 from collections.abc import Sequence
 from typing import Any
-
-import torch
-import torch.distributed as dist
 
 from sightline.config import Recipe
 from sightline.errors import UsageError
@@ -93,7 +91,8 @@ def _merged(mine: Timing, here: World) -> Timing:
     latencies are those of every rank."""
     repeats, latencies = len(mine.seconds), mine.facts.get("latency_s", [])
     memory = mine.facts.get("peak_memory_gb", 0.0)
-    table = _gathered([mine.first_s, memory, *mine.seconds, *mine.waited, *latencies], here)
+    numbers = [mine.first_s, memory, *mine.seconds, *mine.waited, *latencies]
+    table = [json.loads(text) for text in here.gather_texts(json.dumps(numbers))]
     own = [
         Timing(mine.name, mine.images, row[0], row[2 : 2 + repeats], row[2 + repeats : 2 + 2 * repeats])
         for row in table
@@ -116,14 +115,6 @@ def _row_of_rank(rank: int, timing: Timing, memory_gb: float) -> dict[str, Any]:
     kept = ("images_per_s", "seconds", "images", "first_s", "data_wait")
     row = timing.row()
     return {"rank": rank, **{key: row[key] for key in kept}, "peak_memory_gb": memory_gb}
-
-
-def _gathered(numbers: Sequence[float], here: World) -> list[list[float]]:
-    """Return the numbers of each rank, as many on all of them; over the CPU, so that no device is asked."""
-    mine = torch.tensor(numbers, dtype=torch.float64)
-    rows = [torch.empty_like(mine) for _ in range(here.size)]
-    dist.all_gather(rows, mine, group=here.side_group)
-    return [row.tolist() for row in rows]
 
 
 def beside_one(
