@@ -157,8 +157,8 @@ def exit_of(words: list[Any]) -> int | None:
 
 
 def longer(arguments: argparse.Namespace, until: float, took: float) -> tuple[tuple[str, ...], int]:
-    """Return which configurations are trained for longer, and the epochs that fit into the rest of the time, as fast as
-    the first ones were: both if twice as many fit, else one of them; none if there is no time."""
+    """Return which configurations to train for longer, and for how many epochs. Both are trained if the time left is
+    enough for twice the epochs of the first runs, else only the augmented one; none if the time is too short."""
     if arguments.long_epochs:
         return ("plain-long", "augmented-long"), arguments.long_epochs
     left = 0.85 * (until - time.perf_counter() - START_S)

@@ -69,7 +69,7 @@ class Expected:
     sha256: str = ""
     """The whole, or its beginning; "" if it is not known."""
     md5: str = ""
-    """Compared too; for files of which nobody publishes more."""
+    """Compared too, for files that are published with an MD5 alone; "" if it is not known."""
     most_bytes: int = MOST_UNKNOWN_BYTES
 
     def wrong(self, digests: _Digests) -> str:

@@ -28,7 +28,7 @@ LENGTH = "encoded_bytes"  # key of a slot; 0: the image was finished on the CPU
 
 
 def lengths_of(read: Callable[[int], bytes | np.ndarray], count: int) -> Iterator[int]:
-    """Yield the bytes of some of `count` images; none for those that are unreadable, or not encoded."""
+    """Yield the sizes in bytes of some of `count` images. Skip images that are unreadable or not encoded."""
     for index in spread(count, SIZED):
         with contextlib.suppress(BadSample):
             data = read(index)

@@ -407,7 +407,7 @@ class _Copier:
 
 
 def _goes_ahead(bound: Bound) -> bool:
-    """Return whether threads make its batches: those that the device decodes, unless one is all that is needed."""
+    """Return whether threads make the batches: the device decodes them, and more than one batch is needed."""
     return bound.decode is not None and not bound.repeats_first
 
 
