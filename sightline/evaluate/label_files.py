@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -46,6 +46,12 @@ class Counts:
     shared: np.ndarray
     found: np.ndarray
     truth: np.ndarray
+
+    @classmethod
+    def of(cls, case: str, found: np.ndarray, truth: np.ndarray) -> Self:
+        """Count the voxels of a mask and its label, both uint8."""
+        values = (found[found == truth], found, truth)
+        return cls(case, *(np.bincount(each.reshape(-1), minlength=_VALUES) for each in values))
 
     def dice(self, classes: int) -> list[float]:
         """Return the Dice of every class but the background."""
@@ -95,8 +101,7 @@ def compare(case: str, predicted: Path, label: Path, classes: int) -> Counts:
     found, affine = _read_predicted(case, predicted)
     truth, wanted = read_label(label, case, classes)
     refuse_misfit(case, found, affine, truth, wanted, classes)
-    counts = [np.bincount(values.reshape(-1), minlength=_VALUES) for values in (found[found == truth], found, truth)]
-    return Counts(case, *counts)
+    return Counts.of(case, found, truth)
 
 
 def refuse_misfit(

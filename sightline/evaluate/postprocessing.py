@@ -18,7 +18,7 @@ from sightline.data.volumes.files import read_label
 from sightline.errors import BadData, UsageError
 from sightline.evaluate import checkpoints
 from sightline.evaluate.checkpoints import Trained
-from sightline.evaluate.label_files import refuse_misfit
+from sightline.evaluate.label_files import Counts, refuse_misfit
 from sightline.evaluate.predict import predict_objects
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import read_json, typed
@@ -37,16 +37,15 @@ def choose(runs: Sequence[Trained], folder: Path, labels: Path | None) -> dict[s
     out = RunLog(folder, attempt=None).folder
     with out.must_be_writable():
         folder.mkdir(parents=True, exist_ok=True)
-    counts = [row for trained in runs for row in _counts(trained, labels)]
-    if not counts:
+    volumes = [row for trained in runs for row in _dice(trained, labels)]
+    if not volumes:
         raise BadData(f"not one volume of the val split could be read; give with --labels what can be, not {labels}")
-    shared, truth, found = np.moveaxis(np.stack(counts), -1, 0)  # each (volumes, 2, classes - 1)
-    dice = np.where(truth + found > 0, 2 * shared / np.maximum(truth + found, 1), 1.0).mean(0)
+    dice = np.array(volumes).mean(0)  # (2, classes - 1)
     rows = [
         {"class": name, "label": f"L{number}", "dice": plain, "dice_largest": largest, "largest": largest > plain}
         for number, (name, plain, largest) in enumerate(zip(runs[0].spec.classes[1:], *dice.tolist(), strict=True), 1)
     ]
-    document = {"checkpoints": [str(each.path) for each in runs], "volumes": len(counts), "classes": rows}
+    document = {"checkpoints": [str(each.path) for each in runs], "volumes": len(volumes), "classes": rows}
     with out.must_be_writable():
         out.write_json(DOCUMENT, document)
     return document
@@ -79,19 +78,13 @@ def as_text(document: dict[str, Any]) -> str:
     return "\n".join([*lines, f"mean Dice over {document['volumes']} validation volumes"])
 
 
-def _counts(trained: Trained, labels: Path | None) -> Iterator[np.ndarray]:
-    """Yield (2, classes - 1, 3) for every volume of the val split: shared, true and found voxels of each class, of the
-    mask as it is and with the largest components alone."""
-    numbers = range(1, len(trained.spec.classes))
+def _dice(trained: Trained, labels: Path | None) -> Iterator[list[list[float]]]:
+    """Yield the Dice of each class for every volume of the val split, twice: of the mask as it is, and with the largest
+    components alone."""
+    classes = len(trained.spec.classes)
     for mask, label in _of_files(trained, labels) if labels else _volumes(trained):
-        both = (mask, keep_largest(mask, numbers))
-        yield np.array(
-            [
-                [[((each == n) & (label == n)).sum(), (label == n).sum(), (each == n).sum()] for n in numbers]
-                for each in both
-            ],
-            np.int64,
-        )
+        both = (mask, keep_largest(mask, range(1, classes)))
+        yield [Counts.of("", each, label).dice(classes) for each in both]
 
 
 def _of_files(trained: Trained, labels: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:

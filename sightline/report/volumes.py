@@ -108,7 +108,9 @@ def scores_of_row(predictions: Mapping[str, Tensor], batch: Batch, row: int) -> 
 def mask_of(scores: np.ndarray, classes: Sequence[str], largest: Sequence[int]) -> tuple[np.ndarray, list[int]]:
     """Return the most probable class of every voxel, and how many voxels each class has; the classes in `largest` keep
     their largest connected component alone."""
-    mask = keep_largest(scores.argmax(0).astype(np.uint8), largest)
+    mask = scores.argmax(0).astype(np.uint8)
+    if largest:
+        mask = keep_largest(mask, largest)
     return mask, np.bincount(mask.reshape(-1), minlength=len(classes)).tolist()
 
 
