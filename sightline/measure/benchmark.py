@@ -23,9 +23,7 @@ import torch
 from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loading.cache import read_once
-from sightline.data.loading.loader import BadSamples, Loader, Order, worker_count
-from sightline.data.loading.order import TrainOrder
-from sightline.data.loading.workers import Bad
+from sightline.data.loading.loader import worker_count
 from sightline.errors import OutOfMemory, UsageError
 from sightline.files.whole import replace_text
 from sightline.hardware.devices import Device
@@ -33,17 +31,14 @@ from sightline.hardware.precision import DTYPES
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World, joined
 from sightline.measure import latency, peers, ranks, scaling
-from sightline.measure.peers import BATCHES, ENDLESS, Contender, Maker, PeerLoader, Say
+from sightline.measure.our_step import OURS, KeptBatches, OurStep, open_loader, order_of
+from sightline.measure.peers import BATCHES, Contender, Maker, PeerLoader, Say
 from sightline.measure.provenance import provenance, result_file
 from sightline.measure.scaling import ScalingOptions
-from sightline.parts import Batch, Bound, Split
-from sightline.train.model import build_model
-from sightline.train.orders import eval_order, length_of
-from sightline.train.state import TrainState
-from sightline.train.step import build_step
+from sightline.parts import Bound, Split
+from sightline.train.orders import eval_order
 
 SCHEMA = 1
-OURS = "sightline"
 
 
 @dataclass(frozen=True)
@@ -59,7 +54,8 @@ class BenchmarkOptions:
     repeats: int = 5
     """Timed repeats; median, smallest and largest are shown."""
     data: Literal["synthetic", "real"] = "synthetic"
-    """synthetic: four batches that already are on the device; real: the recipe's data through the loader."""
+    """synthetic: four batches that already are on the device; real: the recipe's data through the loader, beside
+    the same step on such batches."""
     loader: bool = False
     """Only the input: our loader beside two of torchvision's pipelines."""
     peers: bool = False
@@ -235,108 +231,6 @@ def _our_row(result: dict[str, Any]) -> dict[str, Any]:
 # The step.
 
 
-class OurStep(Contender):
-    """The step as the loop runs it, on batches of the device or of the loader."""
-
-    name = OURS
-    world = World()  # whose step it is, unless ranks are given
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        run: Run,
-        bound: Bound,
-        device: Device,
-        is_real: bool,
-        say: Say,
-        timed: tuple[int, int],
-        here: World | None = None,
-    ):
-        cfg = recipe.train
-        self.world, self.ranks = here or self.world, here or World()
-        recipe = dataclasses.replace(recipe, task=recipe.task.for_data(bound.dataset.spec))
-        self.timed = timed  # steps to warm up and to measure, one by one
-        self.images = cfg.global_batch // self.ranks.size
-        self.recipe = recipe
-        self.device = device
-        self.base_lr = recipe.optimizer.base_lr(cfg.global_batch, self.ranks.size)
-        order = _order(recipe, bound, self.ranks)
-        self.length = length_of(cfg, order)
-        self.number = 0
-        run_here = run if is_real else dataclasses.replace(run, workers=0)
-        self.loader = open_loader(recipe, run_here, bound, order, device, say, ranks=self.ranks)
-        self.batches: list[Batch] = []
-        try:
-            if not is_real:
-                kept = (self.loader.next("train") for _ in range(BATCHES))
-                self.batches = [{key: value.clone() for key, value in batch.items()} for batch in kept]
-                self.loader.close()
-            started = time.perf_counter()
-            if hasattr(device.api, "reset_peak_memory_stats"):
-                device.api.reset_peak_memory_stats()
-            model = build_model(recipe, run, bound.dataset.spec, device, self.ranks)
-            for note in model.notes:
-                say(note)
-            self.state = TrainState(recipe, model, device, self.length)
-            self.step = build_step(recipe, run, device, self.world, self.state, bound)
-            self.advance()
-            device.synchronize()
-        except BaseException:
-            self.loader.close()
-            raise
-        self.first_s = time.perf_counter() - started
-        self.peak_memory_bytes = device.peak_memory_bytes()  # now, before peers are built beside us
-
-    def advance(self) -> None:
-        batch = self.batches[self.number % BATCHES] if self.batches else self.loader.next("train")
-        rate = self.recipe.schedule.rate(self.number, self.base_lr, self.length)
-        self.step(batch, self.number, rate)
-        self.step.take_bad_steps()
-        self.number += 1
-
-    def waited_s(self) -> float:
-        return self.loader.wait_s if not self.batches else 0.0
-
-    def facts(self) -> dict[str, Any]:
-        """Time single steps, before it is closed. The step itself counts `images_trained`, without steps that were not
-        finite."""
-        seconds = latency.measure(self, *self.timed, self.device)
-        totals = self.step.read_totals(self.ranks)
-        return {
-            "latency_s": seconds,
-            "calls": self.number,
-            "images_trained": int(totals["samples"]),
-            "bad_steps": int(totals["bad_steps"]) // self.ranks.size,
-            "peak_memory_gb": self.peak_memory_bytes / 1e9,
-        }
-
-    def close(self) -> None:
-        self.loader.close()
-
-
-def open_loader(
-    recipe: Recipe,
-    run: Run,
-    bound: Bound,
-    order: Order,
-    device: Device,
-    say: Say,
-    feed: str = "train",
-    ranks: World | None = None,
-) -> Loader:
-    """Open a loader of one feed alone, from the first batch on, without end."""
-
-    def on_bad(bad: Bad) -> None:
-        say(f"sample skipped: {bad.name}: {bad.reason}")
-
-    bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, on_bad)
-    loader = Loader({feed: (bound, order)}, run, device, ranks or World(), bad_samples, check_stop=lambda: None)
-    for note in loader.notes:
-        say(note)
-    loader.seek(feed, 0, ENDLESS)
-    return loader
-
-
 def _measure_steps(
     recipe: Recipe, run: Run, options: BenchmarkOptions, device: Device, here: World, say: Say
 ) -> dict[str, Any]:
@@ -347,7 +241,15 @@ def _measure_steps(
     image = image_of(bound)
     flop = peers.forward_flop(model, image)
     timed = (options.warmup, options.steps)
-    makers: list[Maker] = [lambda: OurStep(recipe, run, bound, device, is_real, say, timed, here)]
+    made: list[OurStep] = []
+
+    def ours_as_trained() -> Contender:
+        made.append(OurStep(recipe, run, bound, device, is_real, say, timed, here))
+        return made[-1]
+
+    makers: list[Maker] = [ours_as_trained]
+    if is_real:
+        makers.append(lambda: KeptBatches(made[-1]))
     left_out: list[str] = []
     if options.peers:
         ours = peers.Ours(recipe.model, model, image, bound.dataset.spec, recipe.train.global_batch, device)
@@ -409,11 +311,6 @@ def _bound(recipe: Recipe, device: Device, split: Split = "train") -> Bound:
     return recipe.data.open(split, recipe.train.seed).bind(device, recipe.train.global_batch)
 
 
-def _order(recipe: Recipe, bound: Bound, here: World) -> TrainOrder:
-    cfg, each, place = recipe.train, bound.samples_per_item, (here.rank, here.size)
-    return TrainOrder(len(bound.dataset), cfg.global_batch, cfg.seed, cfg.last_batch, *place, samples_per_item=each)
-
-
 def image_of(bound: Bound) -> torch.Tensor:
     """Return one training sample as the network sees it, on the meta device: (1, channels, height, width)."""
     sample = {
@@ -459,7 +356,7 @@ class OurLoader(Contender):
         self.name = f"{OURS} loader" + (", decoded on the CPU" if getattr(recipe.data, "decoder", "") == "cpu" else "")
         self.images = recipe.train.global_batch // here.size
         bound = _bound(recipe, device)
-        self.loader = open_loader(recipe, run, bound, _order(recipe, bound, here), device, say, ranks=here)
+        self.loader = open_loader(recipe, run, bound, order_of(recipe, bound, here), device, say, ranks=here)
         self.settle = run.prefetch + 1  # as for the peers: what was prepared ahead goes first
         self.advance()
         device.synchronize()

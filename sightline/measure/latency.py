@@ -51,6 +51,12 @@ def as_text(what: str, found: dict[str, float], batches: int) -> str:
     return f"latency of {what}, ms, waiting for each of {batches}: mean {found[f'latency_{what}_mean']:.3f}, {levels}"
 
 
+def kept_batches(loader: Loader, feed: str) -> list[Batch]:
+    """Take the next batches from a loader, and copy them: it uses their memory again."""
+    taken = (loader.next(feed) for _ in range(BATCHES))
+    return [{key: value.clone() for key, value in batch.items()} for batch in taken]
+
+
 def measure(contender: Contender, warmup: int, batches: int, device: Device) -> list[float]:
     """Time `batches` batches one by one, after others to warm up."""
     starts = []
@@ -110,8 +116,7 @@ class OurPredictions(Contender):
         self.batches: list[Batch] = []
         try:
             if not is_real:
-                kept = (loader.next("val") for _ in range(BATCHES))
-                self.batches = [{key: value.clone() for key, value in batch.items()} for batch in kept]
+                self.batches = kept_batches(loader, "val")
                 loader.close()
             started = time.perf_counter()
             self.model = build_model(recipe, run, bound.dataset.spec, device).model.eval()

@@ -73,10 +73,13 @@ def test_the_step_alone(tmp_path):
 
 def test_real_data_go_through_the_loader(tmp_path, shapes):
     result = measure(tmp_path, f"--data.path={shapes}", data="real")
-    [row] = result["step"]["contenders"]
+    row, kept = result["step"]["contenders"]
     check_rates(row)
     assert row["images_trained"] == 8 * row["calls"]
     assert 0 < row["data_wait"] < 1  # loaded in this process, so the step waits for every image
+    check_rates(kept)
+    assert kept["data_wait"] == 0
+    assert kept["ratio"] == pytest.approx(row["images_per_s"]["median"] / kept["images_per_s"]["median"])
     assert result["step"]["data"] == "real"
 
 
