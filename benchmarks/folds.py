@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
+CONFIGURATIONS = ("plain", "augmented")
 AUGMENTATIONS = ["--data.rotation=0.2", "--data.gamma=0.3", "--data.gamma-inverted=0.1"]
 START_S, SCORE_S = 20, 45  # a start of all runs, and scoring: what a budget leaves for them
 SEED = 2026
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=40)
     parser.add_argument("--cases", type=int, default=0, help="use this many cases in all; 0: all")
     parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--only", choices=CONFIGURATIONS, help="train one configuration, and for --epochs alone")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--long-epochs", type=int, default=0, help="0: what --seconds leaves time for")
     parser.add_argument("--seconds", type=float, default=3600, help="for everything, if --long-epochs is 0")
@@ -55,11 +57,13 @@ def main() -> None:
     script = [sys.executable, str(Path(__file__).resolve()), "--raw", str(arguments.raw), "--work", str(arguments.work)]
     script += ["--task", arguments.task, "--folds", str(arguments.folds), *flags]
     scoring = []
-    names, epochs, until = ("plain", "augmented"), arguments.epochs, started + arguments.seconds - SCORE_S
+    names: tuple[str, ...] = (arguments.only,) if arguments.only else CONFIGURATIONS
+    epochs, until = arguments.epochs, started + arguments.seconds - SCORE_S
     while names:
         if train(arguments, names, epochs, flags, seconds, until):
             scoring += [subprocess.Popen([*script, "--score", name]) for name in names]
-        names, epochs = longer(arguments, until, seconds["plain"]) if len(seconds) == 2 else ((), epochs)
+        is_first = seconds.keys() == set(CONFIGURATIONS)
+        names, epochs = longer(arguments, until, seconds["plain"]) if is_first else ((), epochs)
     for child in scoring:
         child.wait()
     rows = {}
