@@ -264,7 +264,10 @@ def batch_norm_finish(
     tl.store(stats + 2 * stats_stride + channel, variance * (count / (count - 1.0)))
     tl.store(stats + 3 * stats_stride + channel, scale)
     tl.store(stats + 4 * stats_stride + channel, bias)
-    tl.store(half + channel, scale.to(half.dtype.element_ty))
+    # The bias of the rounded scale, whose error would move the channel by its mean.
+    rounded = scale.to(half.dtype.element_ty)
+    bias = tl.load(beta + channel) - mean * rounded.to(tl.float32)
+    tl.store(half + channel, rounded)
     tl.store(half + half_stride + channel, bias.to(half.dtype.element_ty))
 
 

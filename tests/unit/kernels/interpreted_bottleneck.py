@@ -68,6 +68,17 @@ def test_sums_and_statistics():
     torch.testing.assert_close(stats[2, 64:128].double(), y.double().var((0, 2, 3)), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("steps", [passes, reference], ids=["passes", "reference"])
+def test_the_mean_of_a_channel_becomes_beta_though_its_scale_is_rounded(steps):
+    y, gamma, beta = draw(*SHAPE).float() + 30, torch.rand(64) + 0.5, torch.randn(64)
+    sums = torch.stack([y.sum((0, 2, 3)), y.square().sum((0, 2, 3))])
+    stats, half = torch.empty(5, 64), torch.empty(2, 64, dtype=torch.half)
+    steps.finish(sums, (gamma, beta), 105, 1e-5, stats, half)
+    scale, bias = half.double()
+    error = (sums[0].double() / 105 * scale + bias - beta).abs()
+    assert (error <= bias.abs() * 2.0**-11 + 1e-4).all()  # the rounding of the bias alone
+
+
 @pytest.mark.parametrize("channels", [64, pytest.param(192, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("projected", [False, True], ids=["identity", "projected"])
 def test_the_end_of_a_block_and_its_gradients(projected, channels):
