@@ -198,13 +198,15 @@ class _Trial:
         fan_in = channels * shape.kernel**2
         self.weight = _laid((draw(*shape.weight) * (2 / fan_in) ** 0.5).half())
         self.half = torch.stack([draw(channels).abs() * 0.5 + 0.5, draw(channels) * 0.3]).half()
-        # With mean 0 and deviation 1 these are gamma and beta, so that both paths see the same ReLU.
-        self.gamma, self.beta = self.half.float()
+        self.mean, self.rstd = draw(channels) * 0.3, draw(channels).abs() * 0.5 + 0.5
+        # The batch norm whose scale and bias these are, so that all paths see the same ReLU.
+        scale, bias = self.half.float()
+        self.gamma, self.beta = scale / self.rstd, bias + self.mean * scale
 
     def norm(self) -> Norm:
-        """Return a batch norm with mean 0 and deviation 1, without gradients yet."""
-        zeros, nan = torch.zeros_like(self.gamma), torch.full((2, len(self.gamma)), float("nan"), device=self.device)
-        return Norm(zeros, torch.ones_like(self.gamma), self.gamma, nan[0], nan[1])
+        """Return the batch norm, without gradients yet."""
+        nan = torch.full((2, len(self.gamma)), float("nan"), device=self.device)
+        return Norm(self.mean, self.rstd, self.gamma, nan[0], nan[1])
 
     def time(self, name: str, work: Callable[[], object]) -> float:
         """Return the milliseconds of `work`, and note them."""
