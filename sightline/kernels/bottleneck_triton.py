@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sightline.kernels.bottleneck_steps import Norm
+from sightline.kernels.bottleneck_steps import WIDEST, Norm
 
 TILE = 4096  # elements that a program of a pass handles: 32 per thread
 SUMMED_TILE = 1024  # elements that a program of a reduction reads at once: 8 per thread, one load of 16 bytes
@@ -34,7 +34,7 @@ def _block(channels: int, most: int) -> int:
 def _pass(x: Tensor) -> tuple[tuple[int], dict[str, int]]:
     """Return grid and sizes of a pass over `x`."""
     rows, channels = _table(x)
-    block = _block(channels, 256)
+    block = _block(channels, WIDEST)
     tile = TILE // block
     return (triton.cdiv(rows, tile) * (channels // block),), {"ROWS": tile, "CHANNELS": block, "num_warps": 4}
 
