@@ -64,6 +64,9 @@ def test_chosen_only_where_it_can_run(monkeypatch, can_run):
         assert bottleneck.applies(blocks[1].train(), x)
         assert not bottleneck.applies(blocks[1], x.bfloat16())
         assert not bottleneck.applies(blocks[1], x.contiguous())
+        one = torch.empty(1, 256, 2, 2, dtype=torch.half).to(memory_format=torch.channels_last)
+        assert bottleneck.applies(blocks[1], one)
+        assert not bottleneck.applies(blocks[3].train(), one)  # its stride leaves one value per channel
         assert not bottleneck.applies(blocks[1].eval(), x)
         kernels.use("off")
         assert not bottleneck.applies(blocks[1].train(), x)
