@@ -6,10 +6,8 @@ numbers of its own, so that a run's stay as they are.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +15,8 @@ from torch.nn import functional
 
 from sightline import kernels
 from sightline.kernels import batch_norm, self_check, stem_tail
-from sightline.kernels.batch_norm import HAS_TRITON, LAYOUT
+from sightline.kernels.batch_norm import HAS_TRITON
+from sightline.kernels.self_check import OF_NORMS, PRECISIONS, Case, Draw
 
 # Images, height and width. Like those of a training step the rows are a multiple of 16, for which Triton compiles code
 # of its own, but fill neither the last tile nor the last chunk; the first size has more chunks than are joined at once.
@@ -26,38 +25,6 @@ SIZES = ((3, 111, 112), (1, 9, 16))
 # TensorFlow's SAME.
 POOLS = ((112, 112, 1, 1), (37, 50, 1, 1))
 SAME_POOLS = ((38, 50, 0, 0), (37, 50, 1, 0), (38, 49, 0, 1))
-# Relative errors of the result, of the gradients of inputs and of those of parameters: some roundings, and in fp32 the
-# rare ReLU that float64 sees on the other side of its bend. Those of parameters are sums in fp32.
-LIMITS = {
-    torch.bfloat16: (4e-3, 8e-3, 2e-3),
-    torch.float16: (1e-3, 3e-3, 1e-3),
-    torch.float32: (1e-5, 3e-3, 1e-3),
-}
-OF_STATISTICS = 1e-5  # relative and absolute
-PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
-
-class Parts(NamedTuple):
-    """All that a training step takes from a layer."""
-
-    result: Tensor
-    of_inputs: list[Tensor]
-    of_parameters: list[Tensor]
-    statistics: list[Tensor]
-
-
-class Case(NamedTuple):
-    """A use of the kernels, the same in plain torch, and their input; each may have several results.
-
-    Both functions take the inputs and then the norms.
-    """
-
-    name: str
-    ours: Callable[..., tuple[Tensor, ...]]
-    plain: Callable[..., tuple[Tensor, ...]]
-    inputs: list[Tensor]
-    norms: list[nn.BatchNorm2d]
-    outers: list[Tensor]
 
 
 def choose(model: nn.Module, precision: str, channels_last: bool, batch: int, size: Sequence[int]) -> str:
@@ -124,68 +91,18 @@ def why_wrong(
         if number == 0:
             cases += [_pool_case(draw, (2, count, *pool[:2]), *pool[2:]) for pool in pools]
         for case in cases:
-            if wrong := _why_wrong(case, LIMITS[dtype]):
+            if wrong := case.why_wrong(OF_NORMS[dtype]):
                 return f"{case.name} of {count} channels in {_name(dtype)}: {wrong}"
     return ""
 
 
-def _why_wrong(case: Case, limits: tuple[float, float, float]) -> str:
-    wide = [x.double() for x in case.inputs], [copy.deepcopy(norm).double() for norm in case.norms]
-    expected = _parts(case.plain, *wide, [outer.double() for outer in case.outers])
-    with self_check.poisoned_memory():
-        found = _parts(case.ours, case.inputs, case.norms, case.outers)
-    if any(not x.is_contiguous(memory_format=LAYOUT) for x in (found.result, *found.of_inputs)):
-        return "a result is not in channels_last"
-    named = [("the result", found.result, expected.result, limits[0])]
-    for name, limit, mine, theirs in (
-        ("the gradient of an input", limits[1], found.of_inputs, expected.of_inputs),
-        ("the gradient of a parameter", limits[2], found.of_parameters, expected.of_parameters),
-    ):
-        named += [(name, a, b, limit) for a, b in zip(mine, theirs, strict=True)]
-    errors = [(name, _error(mine, theirs), limit) for name, mine, theirs, limit in named]
-    for own, exact in zip(found.statistics, expected.statistics, strict=True):
-        if not torch.allclose(own.double(), exact.double(), rtol=OF_STATISTICS, atol=OF_STATISTICS):
-            return f"running statistics differ by up to {float((own - exact).abs().max()):.1e}"
-    return self_check.why_wrong(errors)
-
-
-def _error(found: Tensor, expected: Tensor) -> float:
-    return self_check.relative_error(found.double(), expected, least=1e-3 * expected.numel() ** 0.5)
-
-
-def _parts(
-    function: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], norms: list[nn.BatchNorm2d], outers: list[Tensor]
-) -> Parts:
-    with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in inputs]
-        results = function(*leaves, *norms)
-        learnt = [parameter for norm in norms for parameter in norm.parameters()]
-        grads = torch.autograd.grad(results, [*leaves, *learnt], outers)
-    of_inputs, of_parameters = list(grads[: len(leaves)]), list(grads[len(leaves) :])
-    return Parts(results[0].detach(), of_inputs, of_parameters, [each for norm in norms for each in norm.buffers()])
-
-
-class _Draw:
-    """Random numbers that are the same on every device and leave torch's own generators alone."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype):
-        self.device, self.dtype = device, dtype
-        self.generator = torch.Generator().manual_seed(0)
-
-    def normal(self, shape: Sequence[int], mean: float) -> Tensor:
-        """Return numbers around `mean`, so that sums of them are not rounding alone."""
-        x = torch.randn(tuple(shape), generator=self.generator) + mean
-        return self.laid(x)
-
+class _Draw(Draw):
     def distinct(self, shape: tuple[int, int, int, int]) -> Tensor:
         """Return numbers of which no two in a 3x3 window are equal, in any precision: float64 pools the same."""
         images, channels, height, width = shape
         levels = torch.rand((images, channels, 9), generator=self.generator).argsort(2)
         at = torch.arange(height)[:, None] % 3 * 3 + torch.arange(width) % 3
         return self.laid(levels[:, :, at] * 0.5 - 2 + torch.rand(shape, generator=self.generator) * 0.4)
-
-    def laid(self, x: Tensor) -> Tensor:
-        return x.to(self.device, self.dtype).contiguous(memory_format=LAYOUT)
 
     def norm(self, channels: int) -> nn.BatchNorm2d:
         """Return a batch norm with random parameters, some of them negative, and running statistics."""
@@ -209,7 +126,7 @@ def _norm_cases(draw: _Draw, shape: tuple[int, int, int, int]) -> list[Case]:
         return y, y
 
     def make(name: str, ours: Callable[..., tuple[Tensor, ...]], plain: Callable[..., tuple[Tensor, ...]]) -> Case:
-        norms = [draw.norm(shape[1]) for _ in range(2 if name.endswith("projection") else 1)]
+        norms: list[nn.Module] = [draw.norm(shape[1]) for _ in range(2 if name.endswith("projection") else 1)]
         return Case(name, ours, plain, [x] if name == "norm + ReLU" else [x, other], norms, [outer])
 
     return [

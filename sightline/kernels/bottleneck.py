@@ -7,7 +7,6 @@ written half as often. Parameters, running statistics and checkpoints are those 
 from __future__ import annotations
 
 import itertools
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -15,17 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from sightline import kernels
-from sightline.kernels import bottleneck_reference, cudnn, self_check
+from sightline.kernels import bottleneck_reference
 from sightline.kernels.bottleneck_steps import Norm
 
-HAS_TRITON = find_spec("triton") is not None
 CHANNELS = 64  # whose multiples the kernels take
 MEAN, RSTD, VARIANCE, SCALE, BIAS = range(5)  # rows of the statistics
 Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class Fusable(nn.Module):
-    """A block of three convolutions with batch norms and a shortcut, which `choose` may turn to the operation."""
+    """A block of three convolutions with batch norms and a shortcut; bottleneck_check.py lets it run fused."""
 
     conv1: nn.Conv2d
     bn1: nn.BatchNorm2d
@@ -42,31 +40,6 @@ class Fusable(nn.Module):
         if self.downsample is not None:
             convs, norms = [*convs, self.downsample[0]], [*norms, self.downsample[1]]  # type: ignore[list-item]
         return convs, norms
-
-
-def choose(model: nn.Module, precision: str, deterministic: bool, channels_last: bool) -> str:
-    """Let the bottlenecks of a network that trains run fused where they can; return a note for the user."""
-    blocks = [module for module in model.modules() if isinstance(module, Fusable)]
-    place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    # Nobody expects them elsewhere, so nothing is said there.
-    if not (blocks and kernels.are_allowed() and precision == "fp16" and place.type == "cuda"):
-        return ""
-    reason = _why_not(blocks, place.index, deterministic, channels_last)
-    for block in blocks:
-        block.is_fused = not reason
-    if reason:
-        return self_check.say_plain("bottlenecks run", reason)
-    return f"kernels: {len(blocks)} bottlenecks run fused, by cuDNN {torch.backends.cudnn.version()}; docs/kernels.md"
-
-
-def _why_not(blocks: list[Fusable], index: int | None, deterministic: bool, channels_last: bool) -> str:
-    if deterministic:
-        return "--train.deterministic needs equal bits, which their engines do not promise"
-    if not channels_last:
-        return "they need --run.channels-last"
-    if not HAS_TRITON:
-        return "Triton is not installed"
-    return cudnn.unavailable_because(index) or next(filter(None, map(why_not_fusable, blocks)), "")
 
 
 def why_not_fusable(block: Fusable) -> str:
@@ -97,7 +70,9 @@ def applies(block: Fusable, x: Tensor) -> bool:
     """Return whether to run `block` fused on `x`: chosen, in training, fp16 in channels_last."""
     if not (block.is_fused and block.training and kernels.are_allowed() and x.dtype == torch.float16):
         return False
-    return x.numel() > x.shape[1] and x.is_contiguous(memory_format=torch.channels_last)
+    height, width = (-(-side // block.conv2.stride[0]) for side in x.shape[2:])
+    # One value per channel has no variance; the plain modules say so.
+    return len(x) * height * width > 1 and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def run(block: Fusable, x: Tensor) -> Tensor:
@@ -116,7 +91,7 @@ def _update_running(norms: list[nn.BatchNorm2d], stats: Tensor) -> None:
     running: Any = [norm.running_mean for norm in norms] + [norm.running_var for norm in norms]
     new = [*stats[MEAN].split(sizes), *stats[VARIANCE].split(sizes)]
     momentum = norms[0].momentum
-    assert momentum is not None, "choose() checks it"
+    assert momentum is not None, "why_not_fusable() checks it"
     torch._foreach_lerp_(running, new, momentum)
     counts: Any = [norm.num_batches_tracked for norm in norms]
     torch._foreach_add_(counts, 1)

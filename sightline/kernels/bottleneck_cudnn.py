@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sightline.kernels import bottleneck_steps, cudnn, self_check
 from sightline.kernels import bottleneck_triton as passes
-from sightline.kernels import cudnn, self_check
 from sightline.kernels.bottleneck_steps import Norm
 from sightline.kernels.cudnn import graphs, plans, records
 from sightline.kernels.cudnn.backend import CudnnError
@@ -41,6 +41,8 @@ _is_checking = False  # while a plan is checked, memory for its results holds Na
 
 def convolve(x: Tensor, weight: Tensor, stride: int, half: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the convolution of `x`, or of relu(x * scale + bias), with its sums and sums of squares per channel."""
+    if not bottleneck_steps.has_engines:
+        return _plain_forward(x, weight, stride, half)
     shape = Convolution.of(x, weight, stride)
     key = (x.device.index, shape, half is not None)
     if key not in _forwards and not torch.cuda.is_current_stream_capturing():
@@ -82,6 +84,8 @@ def convolve_backward(
     dy: Tensor, weight: Tensor, stride: int, y: Tensor, half: Tensor, norm: Norm, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of y and of the weight, where dy is that of convolution(relu(norm(y))); fill `norm`'s."""
+    if not bottleneck_steps.has_engines:
+        return _backward(Backward(None, None), dy, weight, stride, y, half, norm, beta)
     shape = Convolution.of(y, weight, stride)
     key = (y.device.index, shape)
     if key not in _backwards and not torch.cuda.is_current_stream_capturing():
@@ -148,6 +152,8 @@ def _plain_backward(dy: Tensor, weight: Tensor, stride: int, x: Tensor, wanted: 
 
 def add_dgrad(dx: Tensor, dy: Tensor, weight: Tensor) -> Tensor:
     """Add the gradient of the input of a 1x1 convolution to `dx`, in place."""
+    if not bottleneck_steps.has_engines:
+        return _add_product(dx, dy, weight)
     shape = Convolution.of(dx, weight, 1)
     key = (dx.device.index, shape)
     if key not in _adders and not torch.cuda.is_current_stream_capturing():
@@ -198,13 +204,15 @@ class _Trial:
         fan_in = channels * shape.kernel**2
         self.weight = _laid((draw(*shape.weight) * (2 / fan_in) ** 0.5).half())
         self.half = torch.stack([draw(channels).abs() * 0.5 + 0.5, draw(channels) * 0.3]).half()
-        # With mean 0 and deviation 1 these are gamma and beta, so that both paths see the same ReLU.
-        self.gamma, self.beta = self.half.float()
+        self.mean, self.rstd = draw(channels) * 0.3, draw(channels).abs() * 0.5 + 0.5
+        # The batch norm whose scale and bias these are, so that all paths see the same ReLU.
+        scale, bias = self.half.float()
+        self.gamma, self.beta = scale / self.rstd, bias + self.mean * scale
 
     def norm(self) -> Norm:
-        """Return a batch norm with mean 0 and deviation 1, without gradients yet."""
-        zeros, nan = torch.zeros_like(self.gamma), torch.full((2, len(self.gamma)), float("nan"), device=self.device)
-        return Norm(zeros, torch.ones_like(self.gamma), self.gamma, nan[0], nan[1])
+        """Return the batch norm, without gradients yet."""
+        nan = torch.full((2, len(self.gamma)), float("nan"), device=self.device)
+        return Norm(self.mean, self.rstd, self.gamma, nan[0], nan[1])
 
     def time(self, name: str, work: Callable[[], object]) -> float:
         """Return the milliseconds of `work`, and note them."""

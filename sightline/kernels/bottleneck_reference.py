@@ -29,7 +29,8 @@ def finish(sums: Tensor, norm: tuple[Tensor, Tensor], count: int, eps: float, st
     scale = norm[0] * rstd
     bias = norm[1] - mean * scale
     stats.copy_(torch.stack([mean, rstd, variance * (count / (count - 1)), scale, bias]))
-    half.copy_(torch.stack([scale, bias]))
+    half[0] = scale
+    half[1] = norm[1] - mean * half[0]  # of the rounded scale, whose error would move the channel by its mean
 
 
 def end(y: Tensor, norm: tuple[Tensor, Tensor], shortcut: Tensor, other: tuple[Tensor, Tensor] | None) -> list[Tensor]:

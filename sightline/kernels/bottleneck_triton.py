@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sightline.kernels.bottleneck_steps import Norm
+from sightline.kernels.bottleneck_steps import WIDEST, Norm
 
 TILE = 4096  # elements that a program of a pass handles: 32 per thread
 SUMMED_TILE = 1024  # elements that a program of a reduction reads at once: 8 per thread, one load of 16 bytes
@@ -34,7 +34,7 @@ def _block(channels: int, most: int) -> int:
 def _pass(x: Tensor) -> tuple[tuple[int], dict[str, int]]:
     """Return grid and sizes of a pass over `x`."""
     rows, channels = _table(x)
-    block = _block(channels, 256)
+    block = _block(channels, WIDEST)
     tile = TILE // block
     return (triton.cdiv(rows, tile) * (channels // block),), {"ROWS": tile, "CHANNELS": block, "num_warps": 4}
 
@@ -264,7 +264,10 @@ def batch_norm_finish(
     tl.store(stats + 2 * stats_stride + channel, variance * (count / (count - 1.0)))
     tl.store(stats + 3 * stats_stride + channel, scale)
     tl.store(stats + 4 * stats_stride + channel, bias)
-    tl.store(half + channel, scale.to(half.dtype.element_ty))
+    # The bias of the rounded scale, whose error would move the channel by its mean.
+    rounded = scale.to(half.dtype.element_ty)
+    bias = tl.load(beta + channel) - mean * rounded.to(tl.float32)
+    tl.store(half + channel, rounded)
     tl.store(half + half_stride + channel, bias.to(half.dtype.element_ty))
 
 

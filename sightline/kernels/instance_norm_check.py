@@ -13,20 +13,14 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from sightline import kernels
 from sightline.kernels import instance_norm, self_check
-from sightline.kernels.batch_norm_check import PRECISIONS
 from sightline.kernels.instance_norm import HAS_TRITON
+from sightline.kernels.self_check import OF_NORMS, PRECISIONS, Draw
 
 EPS, SLOPE = 1e-5, 0.01
 # Images, height and width, per number of channels: held by one program; read once; split finely because there are few
 # images, and large enough to be read once with a single channel. Rows are a multiple of 16, for which Triton compiles
 # code of its own, and fill no last chunk.
 SIZES = ((3, 6, 8), (40, 80, 93), (2, 160, 205))
-# Relative errors of result, gradient of the input and of parameters, as vectors: a rounding, and some of sums in fp32.
-LIMITS = {
-    torch.bfloat16: (4e-3, 8e-3, 2e-3),
-    torch.float16: (1e-3, 3e-3, 1e-3),
-    torch.float32: (1e-5, 3e-3, 1e-3),
-}
 
 
 def choose(model: nn.Module, precision: str, channels_last: bool) -> str:
@@ -70,12 +64,12 @@ def why_wrong(
     from sightline.kernels import instance_norm_once_triton as once
     from sightline.kernels import instance_norm_triton as twice
 
-    generator = torch.Generator().manual_seed(0)
+    draw = Draw(device, dtype)
     is_at_once = once.runs_at_once(device)
     for count in channels:
         for images, height, width in sizes:
-            x, outer = (_drawn((images, count, height, width), mean, device, dtype, generator) for mean in (3.0, 0.5))
-            weight, bias = (torch.randn(count, generator=generator).to(device) for _ in range(2))
+            x, outer = (draw.normal((images, count, height, width), mean) for mean in (3.0, 0.5))
+            weight, bias = (torch.randn(count, generator=draw.generator).to(device) for _ in range(2))
             expected = _exact(x, weight, bias, outer)
             # As for a large batch: narrow networks have few programs here, and enough of them in a step.
             given = (once.LEAST_PROGRAMS, height * width, count)
@@ -91,20 +85,9 @@ def why_wrong(
                 elif sizes_of[0] is not None:
                     found.append((y, *twice.backward(*back)))
             for ours in found:
-                if wrong := self_check.why_wrong(_errors(ours, expected, LIMITS[dtype])):
+                if wrong := self_check.why_wrong(_errors(ours, expected, OF_NORMS[dtype][:3])):
                     return f"instance norm of {images}x{count}x{height}x{width} in {dtype}: {wrong}"
     return ""
-
-
-def _drawn(
-    shape: tuple[int, int, int, int],
-    mean: float,
-    device: torch.device,
-    dtype: torch.dtype,
-    generator: torch.Generator,
-) -> Tensor:
-    x = torch.randn(shape, generator=generator) + mean
-    return x.to(device, dtype).contiguous(memory_format=torch.channels_last)
 
 
 def _exact(x: Tensor, weight: Tensor, bias: Tensor, outer: Tensor) -> tuple[Tensor, Tensor, Tensor]:

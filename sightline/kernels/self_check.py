@@ -1,31 +1,129 @@
 """Let a kernel compute once what plain torch computes before a run uses it, and remember that it was right.
 
 A result holds for the process; a pass is kept in the user's cache folder, so that a later start does not check again.
-Users: batch_norm_check.py, data/gpu/squares.py, and bottleneck_cudnn.py, whose engines are checked shape by shape.
+Users: batch_norm_check.py, instance_norm_check.py, bottleneck_check.py, data/gpu/resize_check.py, and
+bottleneck_cudnn.py, whose engines are checked shape by shape.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import hashlib
 import json
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sightline.files.typed_json import read_json
 from sightline.files.whole import cache_folder, replace_text
 
 FORMAT = 1
 MOST_BYTES = 1 << 16
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _reasons: dict[str, str] = {}  # of this process, by key; "" is a pass
 _checking = threading.Lock()  # threads of a loader may ask at the same time
+
+
+class Limits(NamedTuple):
+    """Largest relative errors of a use of kernels; that of running statistics is an absolute one too."""
+
+    result: float
+    inputs: float
+    parameters: float
+    statistics: float = 1e-5
+
+
+# Some roundings, and in fp32 the rare ReLU that float64 sees on the other side of its bend. Gradients of parameters are
+# sums in fp32.
+OF_NORMS = {
+    torch.bfloat16: Limits(4e-3, 8e-3, 2e-3),
+    torch.float16: Limits(1e-3, 3e-3, 1e-3),
+    torch.float32: Limits(1e-5, 3e-3, 1e-3),
+}
+
+
+class Case(NamedTuple):
+    """A use of kernels, the same in plain torch, and their input; each may have several results.
+
+    Both functions take the inputs and then the modules.
+    """
+
+    name: str
+    ours: Callable[..., tuple[Tensor, ...]]
+    plain: Callable[..., tuple[Tensor, ...]]
+    inputs: list[Tensor]
+    modules: list[nn.Module]
+    outers: list[Tensor]
+
+    def why_wrong(self, limits: Limits) -> str:
+        """Return which part of a training step deviates from plain torch in float64; "" if none."""
+        wide = [x.double() for x in self.inputs], [copy.deepcopy(module).double() for module in self.modules]
+        expected = _parts(self.plain, *wide, [outer.double() for outer in self.outers])
+        with poisoned_memory():
+            found = _parts(self.ours, self.inputs, self.modules, self.outers)
+        if any(not x.is_contiguous(memory_format=torch.channels_last) for x in (found.result, *found.of_inputs)):
+            return "a result is not in channels_last"
+        named = [("the result", found.result, expected.result, limits.result)]
+        for name, limit, mine, theirs in (
+            ("the gradient of an input", limits.inputs, found.of_inputs, expected.of_inputs),
+            ("the gradient of a parameter", limits.parameters, found.of_parameters, expected.of_parameters),
+        ):
+            named += [(name, a, b, limit) for a, b in zip(mine, theirs, strict=True)]
+        errors = [(name, _error(mine, theirs), limit) for name, mine, theirs, limit in named]
+        for own, exact in zip(found.statistics, expected.statistics, strict=True):
+            if not torch.allclose(own.double(), exact.double(), rtol=limits.statistics, atol=limits.statistics):
+                return f"running statistics differ by up to {float((own - exact).abs().max()):.1e}"
+        return why_wrong(errors)
+
+
+class Draw:
+    """Random numbers that are the same on every device and leave torch's own generators alone."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype):
+        self.device, self.dtype = device, dtype
+        self.generator = torch.Generator().manual_seed(0)
+
+    def normal(self, shape: Sequence[int], mean: float) -> Tensor:
+        """Return numbers around `mean`, so that sums of them are not rounding alone."""
+        return self.laid(torch.randn(tuple(shape), generator=self.generator) + mean)
+
+    def laid(self, x: Tensor) -> Tensor:
+        """Return x on the device, in the precision and in channels_last."""
+        return x.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last)
+
+
+class _Parts(NamedTuple):
+    """All that a training step takes from a layer."""
+
+    result: Tensor
+    of_inputs: list[Tensor]
+    of_parameters: list[Tensor]
+    statistics: list[Tensor]
+
+
+def _parts(
+    function: Callable[..., tuple[Tensor, ...]], inputs: list[Tensor], modules: list[nn.Module], outers: list[Tensor]
+) -> _Parts:
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        results = function(*leaves, *modules)
+        learnt = [parameter for module in modules for parameter in module.parameters()]
+        grads = torch.autograd.grad(results, [*leaves, *learnt], outers)
+    of_inputs, of_parameters = list(grads[: len(leaves)]), list(grads[len(leaves) :])
+    statistics = [each for module in modules for each in module.buffers()]
+    return _Parts(results[0].detach(), of_inputs, of_parameters, statistics)
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    return relative_error(found.double(), expected, least=1e-3 * expected.numel() ** 0.5)
 
 
 def say_plain(what: str, why: str) -> str:
@@ -79,14 +177,17 @@ def poisoned_memory() -> Iterator[None]:
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")  # fills memory; use_deterministic_algorithms would import the compiler
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*deterministic", UserWarning)  # of matrix products: no run asked
+            yield
     finally:
         torch.set_deterministic_debug_mode(before)
 
 
 def _key(what: str, device: torch.device) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return f"{what} on {name} with torch {torch.__version__}, Triton {_triton()}, kernels {_sources()}"
+    versions = f"torch {torch.__version__}, Triton {_triton()}, cuDNN {torch.backends.cudnn.version()}"
+    return f"{what} on {name} with {versions}, kernels {_sources()}"
 
 
 def _triton() -> str:
@@ -100,7 +201,7 @@ def _triton() -> str:
 def _sources() -> str:
     """Return a hash of all files of kernels: a pass holds for these alone."""
     whole = hashlib.blake2b(digest_size=16)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         whole.update(path.name.encode() + b"\0" + path.read_bytes())
     return whole.hexdigest()
 

@@ -14,7 +14,7 @@ from sightline.errors import UsageError
 from sightline.hardware.devices import Device, place
 from sightline.hardware.precision import keep_fp32
 from sightline.hardware.world import World
-from sightline.kernels import batch_norm_check, bottleneck
+from sightline.kernels import batch_norm_check, bottleneck_check
 from sightline.models import norm
 from sightline.parts import DataSpec, ModelConfig
 
@@ -57,7 +57,7 @@ def choose_kernels(model: nn.Module, recipe: Recipe, run: Run, spec: DataSpec, w
     """
     cfg, local_batch = recipe.train, int(recipe.train.global_batch) // world.size
     notes = [
-        bottleneck.choose(model, cfg.precision, cfg.deterministic, run.channels_last),
+        bottleneck_check.choose(model, cfg.precision, cfg.deterministic, run.channels_last),
         batch_norm_check.choose(model, cfg.precision, run.channels_last, local_batch, spec.size),
     ]
     if any(isinstance(module, _InstanceNorm) for module in model.modules()):

@@ -11,7 +11,7 @@ from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import TrainOrder
 from sightline.hardware import devices
 from sightline.hardware.world import World
-from sightline.kernels import bottleneck, cudnn
+from sightline.kernels import bottleneck, bottleneck_check, cudnn
 from sightline.models.resnet import Bottleneck, ResNet, ResNetConfig
 from sightline.train.model import build_model
 from sightline.train.schedules import RunLength
@@ -38,7 +38,7 @@ FLAGS = """--data.path synthetic:classes=4,samples=256,size=72 --data.classes 4 
 
 @pytest.fixture(autouse=True)
 def _a_hopper():
-    if reason := cudnn.unavailable_because() or ("" if bottleneck.HAS_TRITON else "Triton is not installed"):
+    if reason := cudnn.unavailable_because() or ("" if bottleneck_check.HAS_TRITON else "Triton is not installed"):
         pytest.skip(reason)
     yield
     kernels.use("auto")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sightline.kernels import bottleneck, bottleneck_cudnn
+from sightline.kernels import bottleneck, bottleneck_check, bottleneck_cudnn, bottleneck_steps, self_check
 from sightline.kernels import bottleneck_reference as reference
 from sightline.kernels import bottleneck_triton as passes
 from sightline.kernels.bottleneck_steps import Norm
@@ -66,6 +66,17 @@ def test_sums_and_statistics():
     check(half[:, 64:128], expected[1])
     assert stats[:, :64].isnan().all() and half[:, 128:].isnan().all()
     torch.testing.assert_close(stats[2, 64:128].double(), y.double().var((0, 2, 3)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [passes, reference], ids=["passes", "reference"])
+def test_the_mean_of_a_channel_becomes_beta_though_its_scale_is_rounded(steps):
+    y, gamma, beta = draw(*SHAPE).float() + 30, torch.rand(64) + 0.5, torch.randn(64)
+    sums = torch.stack([y.sum((0, 2, 3)), y.square().sum((0, 2, 3))])
+    stats, half = torch.empty(5, 64), torch.empty(2, 64, dtype=torch.half)
+    steps.finish(sums, (gamma, beta), 105, 1e-5, stats, half)
+    scale, bias = half.double()
+    error = (sums[0].double() / 105 * scale + bias - beta).abs()
+    assert (error <= bias.abs() * 2.0**-11 + 1e-4).all()  # the rounding of the bias alone
 
 
 @pytest.mark.parametrize("channels", [64, pytest.param(192, marks=pytest.mark.slow)])
@@ -144,19 +155,22 @@ class Broken:
         raise CudnnError("engine 2: status 5000")
 
 
-def test_a_block_whose_engines_stop_working_is_right_all_the_same(monkeypatch):
-    """All that bottleneck_cudnn.py does without cuDNN: what replaces an engine, and what wins where it is faster."""
+def use_cudnn_steps(monkeypatch, plan: Broken | None) -> None:
+    """Run the steps of CUDA on the CPU; `plan` is the engine that is chosen for every layer."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)  # without a driver it raises
     monkeypatch.setattr(passes, "TILE", 8192)  # few programs: an interpreted one takes milliseconds
     monkeypatch.setattr(passes, "SUMMED_TILE", 4096)
     monkeypatch.setattr(bottleneck, "_steps", lambda x: bottleneck_cudnn)
-    monkeypatch.setattr(bottleneck_cudnn, "_choose_forward", lambda *given: Broken())
-    monkeypatch.setattr(
-        bottleneck_cudnn, "_choose_backward", lambda *given: bottleneck_cudnn.Backward(Broken(), Broken())
-    )
+    monkeypatch.setattr(bottleneck_cudnn, "_choose_forward", lambda *given: plan)
+    monkeypatch.setattr(bottleneck_cudnn, "_choose_backward", lambda *given: bottleneck_cudnn.Backward(plan, plan))
     monkeypatch.setattr(bottleneck_cudnn, "_choose_adder", lambda *given: None)
     for choices in ("_forwards", "_backwards", "_adders"):
         monkeypatch.setattr(bottleneck_cudnn, choices, {})
+
+
+def test_a_block_whose_engines_stop_working_is_right_all_the_same(monkeypatch):
+    """All that bottleneck_cudnn.py does without cuDNN: what replaces an engine, and what wins where it is faster."""
+    use_cudnn_steps(monkeypatch, Broken())
     block = Bottleneck(ResNetConfig(), 64, 64, 2, True).to(memory_format=torch.channels_last).train()
     exact = Bottleneck(ResNetConfig(), 64, 64, 2, True).double().train()
     exact.load_state_dict(block.state_dict())
@@ -175,3 +189,51 @@ def test_a_block_whose_engines_stop_working_is_right_all_the_same(monkeypatch):
     for (name, one), (_, other) in zip(block.named_parameters(), exact.named_parameters(), strict=True):
         assert float((one.grad - other.grad).norm() / other.grad.norm()) < 0.1, name  # a ReLU near 0 may flip
     assert float((x.grad - wide_x.grad).norm() / wide_x.grad.norm()) < 0.1
+
+
+def decide(monkeypatch, tmp_path, kind: tuple[int, int, bool]) -> str:
+    """Check a block of (channels in, stride, projection) as on a machine without a record."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(self_check, "_reasons", {})
+    block = Bottleneck(ResNetConfig(), kind[0], 64, *kind[1:]).to(memory_format=torch.channels_last)
+    return bottleneck_check.decide(torch.device("cpu"), [block], (2, 5, 6))
+
+
+@pytest.mark.parametrize("kind", [(256, 1, False), (64, 2, True), pytest.param((64, 1, True), marks=pytest.mark.slow)])
+def test_the_passes_are_right_by_the_check_of_a_run(kind, monkeypatch, tmp_path):
+    use_cudnn_steps(monkeypatch, None)
+    assert "1 bottlenecks run fused" in decide(monkeypatch, tmp_path, kind)
+
+
+def unmasked(true):
+    return lambda grad, y, half, norm, is_masked: true(grad, y, half, norm, True)
+
+
+def half_of_the_rows(true):
+    return lambda y: true(y[:1]) * 2
+
+
+def unwritten(true):
+    return lambda *given: torch.empty_like(true(*given))
+
+
+FAULTS = [
+    ("inner_gradient", unmasked, "the gradient of an input has a relative error of"),
+    ("statistics", half_of_the_rows, "running statistics differ by up to"),
+    ("activate", unwritten, "running statistics differ by up to nan"),
+]
+
+
+@pytest.mark.parametrize(("name", "spoil", "why"), FAULTS, ids=[name for name, *_ in FAULTS])
+def test_a_wrong_pass_is_found_though_no_layer_wants_it_in_the_check(name, spoil, why, monkeypatch, tmp_path):
+    """The check also runs all layers without engines: the plan here would never call these passes."""
+    use_cudnn_steps(monkeypatch, None)
+    for step in ("convolve", "convolve_backward", "add_dgrad"):
+        true, plain = getattr(bottleneck_cudnn, step), getattr(reference, step)
+        by_engine = lambda *given, true=true, plain=plain: (  # noqa: E731
+            plain if bottleneck_steps.has_engines else true
+        )(*given)
+        monkeypatch.setattr(bottleneck_cudnn, step, by_engine)
+    monkeypatch.setattr(passes, name, spoil(getattr(passes, name)))
+    told = decide(monkeypatch, tmp_path, (256, 1, False))
+    assert told.startswith("kernels: bottlenecks run as plain torch: a block 256>64>256/1: ") and why in told

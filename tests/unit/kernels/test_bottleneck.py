@@ -1,4 +1,4 @@
-"""A bottleneck as one operation: its algebra against the plain modules in float64, and when it is chosen.
+"""A bottleneck as one operation: its algebra against the plain modules in float64, and which blocks have it.
 
 What its kernels compute is in interpreted_bottleneck.py, which test_instance_norm.py runs.
 """
@@ -8,21 +8,13 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sightline import kernels
-from sightline.kernels import bottleneck, cudnn
+from sightline.kernels import bottleneck
 from sightline.models import norm as sync
 from sightline.models.resnet import Bottleneck, ResNet, ResNetConfig
 
 # (channels in, stride, projection): a block inside a stage, the first of a later stage, the first of the network.
 BLOCKS = {"identity": (64, 1, False), "strided": (32, 2, True), "first": (16, 1, True)}
-
-
-@pytest.fixture(autouse=True)
-def _kernels_as_before():
-    yield
-    kernels.use("auto")
 
 
 def make_block(kind: str, width: int = 16) -> Bottleneck:
@@ -85,40 +77,6 @@ def test_the_operation_is_registered_as_torch_wants_it():
     convs, norms = block.layers()
     given = [[conv.weight for conv in convs], [norm.weight for norm in norms], [norm.bias for norm in norms], 2, 1e-5]
     torch.library.opcheck(bottleneck._operation, (draw(block), *given))
-
-
-def test_chosen_only_where_it_can_run(monkeypatch):
-    monkeypatch.setattr(cudnn, "unavailable_because", lambda index: "")
-    monkeypatch.setattr(bottleneck, "HAS_TRITON", True)
-    with FakeTensorMode(), torch.device("cuda"):  # CUDA without a GPU
-        model = ResNet(ResNetConfig(), classes=10, channels=3)
-        blocks = [module for module in model.modules() if isinstance(module, Bottleneck)]
-        for precision, deterministic, channels_last, said in (
-            ("bf16", False, True, ""),
-            ("fp16", True, True, "--train.deterministic"),
-            ("fp16", False, False, "--run.channels-last"),
-            ("fp16", False, True, "16 bottlenecks run fused"),
-        ):
-            note = bottleneck.choose(model, precision, deterministic, channels_last)
-            assert said in note and bool(note) == bool(said)
-            assert {block.is_fused for block in blocks} == {said.startswith("16")}
-        x = torch.empty(2, 256, 8, 8, dtype=torch.half).to(memory_format=torch.channels_last)
-        assert bottleneck.applies(blocks[1].train(), x)
-        assert not bottleneck.applies(blocks[1], x.bfloat16())
-        assert not bottleneck.applies(blocks[1], x.contiguous())
-        assert not bottleneck.applies(blocks[1].eval(), x)
-        kernels.use("off")
-        assert not bottleneck.applies(blocks[1].train(), x)
-        assert bottleneck.choose(model, "fp16", False, True) == ""
-
-
-def test_a_reason_from_cudnn_reaches_the_user(monkeypatch):
-    monkeypatch.setattr(cudnn, "unavailable_because", lambda index: "they need a Hopper GPU")
-    monkeypatch.setattr(bottleneck, "HAS_TRITON", True)
-    with FakeTensorMode(), torch.device("cuda"):
-        model = ResNet(ResNetConfig(depth=50), classes=10, channels=3)
-        assert bottleneck.choose(model, "fp16", False, True).endswith("run as plain torch: they need a Hopper GPU")
-        assert not model.layer1[0].is_fused
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ What the checks compute is in interpreted_self_check.py, which test_instance_nor
 
 import itertools
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,15 @@ def test_errors_beyond_their_limit_and_nan_are_named():
     assert self_check.why_wrong([("y", 0.008, 0.01), ("x", 0.0, 0.01)]) == ""
     assert self_check.why_wrong([("y", 0.008, 0.01), ("x", 0.02, 0.01)]).startswith("x has a relative error of 2.0e-02")
     assert self_check.why_wrong([("y", math.nan, 0.01)]).startswith("y has a relative error of nan")
+
+
+def test_memory_is_poisoned_without_a_word_about_operations_that_do_not_repeat(recwarn):
+    with self_check.poisoned_memory():
+        assert torch.empty(3).isnan().all()
+        torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))  # torch would warn
+    assert not recwarn.list and not torch.are_deterministic_algorithms_enabled()
+    with pytest.warns(UserWarning, match="other"), self_check.poisoned_memory():
+        warnings.warn("other", UserWarning, stacklevel=1)
 
 
 def choose(precision="bf16", channels_last=True, batch=256, size=(224, 224), width=64, same=False, device="cuda"):
