@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 import shutil
+import threading
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,8 +18,9 @@ from sightline import api, config
 from sightline.config import Recipe, Run, TrainConfig
 from sightline.errors import Diverged, UsageError
 from sightline.evaluate.topk import TopK
-from sightline.parts import DataSpec, ModelConfig, Scores
+from sightline.parts import Batch, DataSpec, Loss, ModelConfig, Scores
 from sightline.runs.folder import BEST_SCORES
+from sightline.runs.screen import Screen
 from sightline.tasks.classification import Classification
 from sightline.train import checkpoint
 from sightline.train.progress import TrainProgress
@@ -535,6 +538,38 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_samples(tmp_path: Path):
     train(tmp_path, "--train.epochs=2", "--run.log-every-steps=1")
     steps = seen(tmp_path, "train", "loss")
     assert seen(tmp_path, "epoch", "loss") == pytest.approx([sum(steps[:3]) / 3, sum(steps[3:]) / 3])
+
+
+@dataclass(frozen=True)
+class Slow(Classification):
+    """Its first step ends once the line about it has been said."""
+
+    said: ClassVar[threading.Event] = threading.Event()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        assert self.said.wait(60)
+        return super().loss(model, batch)
+
+
+def test_a_first_step_that_takes_long_says_what_it_waits_for(tmp_path: Path, capsys, monkeypatch):
+    say = Screen.say
+
+    def heard(self: Screen, text: str) -> None:
+        say(self, text)
+        if text.startswith("the first step takes a while"):
+            Slow.said.set()
+
+    monkeypatch.setattr(Screen, "say", heard)
+    recipe, run = loaded("--train.epochs=1", "--run.progress=plain")
+    monkeypatch.setattr("sightline.runs.log.FIRST_STEP_S", 0.5)
+    api.train(replace(recipe, task=Slow()), replace(run, out=str(tmp_path / "slow")))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "first step" in line]
+    assert re.fullmatch("the first step takes a while: .*(the network computes|to read its) 8 samples.*", lines[0])
+    assert len(lines) == 2 and lines[1].startswith("first step after ")
+    monkeypatch.setattr("sightline.runs.log.FIRST_STEP_S", 60)
+    train(tmp_path / "run", "--train.epochs=1", "--run.progress=plain")
+    assert "takes a while" not in capsys.readouterr().out
+    assert all(each.finished.is_set() for each in threading.enumerate() if isinstance(each, threading.Timer))
 
 
 @pytest.mark.parametrize("every", [1, 3])
