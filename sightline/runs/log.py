@@ -42,6 +42,7 @@ class RunLog:
         self.events = EventLog(self.folder)
         self.draw: Callable[[Scores], dict[str, Any]] | None = None  # set by the loop
         self.has_started = False  # a start that was refused has nothing to show
+        self._start_step = 0
         self._drawn_at = time.monotonic()
         self._first_step: threading.Timer | None = None
         self._time_to_train: dict[str, float] = {}
@@ -71,7 +72,7 @@ class RunLog:
 
     def started(self, fields: Mapping[str, Any], scores: Sequence[str], step: int, **facts: Any) -> None:
         """Report a start of the run: its settings, its position and how it is carried out."""
-        self.has_started = True
+        self.has_started, self._start_step = True, step
         self.events.start(fields, tuple(scores), step)
         self.events.write("start", step=step, **facts)
 
@@ -133,7 +134,10 @@ class RunLog:
     ) -> None:
         """Print the line of an epoch: training loss and time, unless only its evaluation was left to do, and the scores
         where it was evaluated; `standing` compares the headline score with those before."""
-        words = [f"loss {line['loss']:.4g}"] if line else []
+        begin = epoch * size.steps_per_epoch
+        is_resumed = begin < self._start_step < begin + size.steps_per_epoch
+        since = f" (since step {self._start_step}, where it resumed)" if is_resumed else ""
+        words = [f"loss {line['loss']:.4g}{since}"] if line else []
         if scores:
             words.append(f"{headline} {as_score(scores.values[headline])} ({standing})")
         if line:

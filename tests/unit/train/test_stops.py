@@ -540,6 +540,18 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_samples(tmp_path: Path):
     assert seen(tmp_path, "epoch", "loss") == pytest.approx([sum(steps[:3]) / 3, sum(steps[3:]) / 3])
 
 
+def test_the_loss_of_a_resumed_epoch_is_said_to_be_that_of_the_steps_since(tmp_path: Path, capsys):
+    flags = ("--run.checkpoint-every-steps=2", "--run.progress=plain", "--train.epochs=2")
+    train(tmp_path, *flags)
+    for step in (3, 4, 6):  # all that a kill in step 3 leaves is a checkpoint at step 2
+        shutil.rmtree(tmp_path / f"checkpoints/ckpt-{step:08d}")
+    capsys.readouterr()
+    train(tmp_path, *flags)
+    first, second = re.findall(r"^epoch \d/2  loss .*", capsys.readouterr().out, re.M)
+    [loss] = seen(tmp_path, "train", "loss")[-4:-3]
+    assert f"  loss {loss:.4g} (since step 2, where it resumed)  top1 " in first and "since" not in second
+
+
 @dataclass(frozen=True)
 class Slow(Classification):
     """Its first step ends once the line about it has been said."""
