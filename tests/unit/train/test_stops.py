@@ -387,8 +387,28 @@ def test_a_checkpoint_without_losses_still_loads(tmp_path: Path, finished):
     tensors, state = checkpoint.read(path)
     del state["progress"]["val_losses"]
     checkpoint.write(tmp_path / "checkpoints" / path.name, tensors, state)
-    assert train(tmp_path) == scores
+    resumed = train(tmp_path)  # of equal scores the first stays best, as losses are missing
+    assert (resumed.values, resumed.best_score) == (scores.values, scores.best_score)
     assert progress(tmp_path)["val_losses"] == progress(whole)["val_losses"][1:]
+
+
+def test_of_equal_scores_the_one_with_the_lower_loss_is_best():
+    noted, seen = TrainProgress(), []
+    rows = [(0.5, 3, True), (0.75, 2, True), (0.75, 4, True), (0.75, 1, True), (0.75, 0.5, False), (0.75, 1, True)]
+    for noted.step, (top1, loss, planned) in enumerate(rows, start=1):
+        is_best = noted.note({"top1": top1, "loss": loss}, "top1", planned)
+        seen.append((is_best, noted.best_step, noted.standing(patience=9)))
+    assert seen == [
+        (True, 1, "best so far"),
+        (True, 2, "best so far"),
+        (False, 2, "no better for 1 of 9"),
+        (True, 4, "equal to the best, lower loss, no better for 2 of 9"),
+        (False, 4, "no better for 2 of 9"),  # a stop that was not planned does not decide
+        (False, 4, "no better for 3 of 9"),
+    ]
+    assert noted.evaluations_since_best() == 3, "patience waits for a better score"
+    noted.step, noted.val_losses = 7, []  # as a checkpoint of before there were losses
+    assert not noted.note({"top1": 0.75, "loss": 0}, "top1", True) and noted.best_step == 4
 
 
 def test_the_loss_has_two_names_and_a_task_without_one_is_refused():
