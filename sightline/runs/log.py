@@ -89,7 +89,7 @@ class RunLog:
     def await_first_step(self, waits_for: Callable[[], str]) -> None:
         """Say once, if the first step takes long, what it waits for; from a thread, so that no step asks the time."""
         self._first_step = threading.Timer(
-            FIRST_STEP_S, lambda: self.screen.say(f"the first step takes a while: {waits_for()}")
+            FIRST_STEP_S, lambda: self.screen.say(f"the first step is running: {waits_for()}")
         )
         self._first_step.daemon = True  # a run that was stopped does not wait for it
         self._first_step.start()

@@ -174,8 +174,8 @@ def _first_step_waits_for(loader: Loader, run: Run, order: TrainOrder, device: D
     batch = f"{order.local_samples} sample{'s' * (order.local_samples > 1)}"
     if not loader.wait_s:
         return f"it waits for the loader to read its {batch}"
-    compiled = "the network is compiled, then " if run.compile == "on" else ""
-    return f"{compiled}the network computes {batch} on {device.name()}; later steps are usually faster"
+    does = "is compiled, then computes" if run.compile == "on" else "computes"
+    return f"the network {does} {batch} on {device.name()}"
 
 
 def _watch_evaluation(signals: StopSignals, log: RunLog, place: tuple[int, int], done: int, total: int) -> None:
