@@ -11,6 +11,7 @@ import dataclasses
 import gc
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
@@ -23,7 +24,7 @@ from sightline.config import load as load_config
 from sightline.data.inputs import list_files
 from sightline.data.listed import one_command
 from sightline.data.processes import refuse_in_new_process
-from sightline.errors import OutOfMemory, UsageError
+from sightline.errors import OutOfMemory, SightlineError, UsageError
 from sightline.evaluate import checkpoints, folds, given_weights, label_files, postprocessing, shares
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.ensemble import Ensemble
@@ -87,9 +88,21 @@ def _called(runs: bool = True) -> Iterator[None]:
         with torch_as_before():
             yield
     except torch.OutOfMemoryError as error:
-        raise OutOfMemory(f"{error}; lower --train.global-batch, or use --run.device cpu") from error
+        said = f"{error}; lower --train.global-batch, or use --run.device cpu"
+        raise _with_fields(OutOfMemory(said)) from error
+    except SightlineError as error:
+        _with_fields(error)
+        raise
     finally:
         config.RAISES.reset(raises)
+
+
+def _with_fields(error: SightlineError) -> SightlineError:
+    """Note for a script how it sets a field of which an error names the flag; a command shows no notes."""
+    if (flag := re.search(r"--([a-z]+\.(?!no-)[a-z0-9-]+)", str(error))) and not hasattr(error, "__notes__"):
+        field = flag[1].replace("-", "_")
+        error.add_note(f'In Python, {flag[0]} VALUE is flags={{"{field}": VALUE}}, or {field} of a Recipe or Run')
+    return error
 
 
 @_called(runs=False)

@@ -8,7 +8,6 @@ import os
 import pkgutil
 import signal
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_type_hints
@@ -38,7 +37,7 @@ def list_recipes(flags: Sequence[str]) -> None:
     arguments = _parser("list", list_recipes, "[RECIPE]").parse_known_args(flags)[1]
     for name in arguments:
         recipes.refuse_unknown(name)
-        print(textwrap.indent(recipes.describe(name), "  "))
+        print(help_text.description(recipes.describe(name)))
     if not arguments:
         for name in recipes.names():
             print(help_text.row(f"{name:24} ", recipes.describe(name).splitlines()[0]))
@@ -273,8 +272,8 @@ def runs(flags: Sequence[str]) -> None:
     arguments = parser.parse_args(flags)
     from sightline.runs import overview
 
-    found = overview.find_runs(arguments.folder)
-    print(overview.as_json(found) if arguments.json else overview.as_text(found, arguments.folder))
+    found, columns = overview.find_runs(arguments.folder), help_text.terminal_columns()
+    print(overview.as_json(found) if arguments.json else overview.as_text(found, arguments.folder, columns))
 
 
 def report(flags: Sequence[str]) -> None:

@@ -108,12 +108,24 @@ def _wrapped(text: str, first: str, later: str) -> str:
     )
 
 
+def terminal_columns() -> int:
+    """Return how wide the terminal is; 0 where a program reads the output."""
+    stream = terminal.behind(sys.stdout)
+    return shutil.get_terminal_size().columns if stream and stream.isatty() else 0
+
+
+def description(text: str) -> str:
+    """Return the text about a recipe, indented; its sentences are folded as rows are, its commands are not."""
+    lines = (row("  ", line) if line[:1].strip() else textwrap.indent(line, "  ") for line in text.splitlines())
+    return "\n".join(lines)
+
+
 def row(name: str, text: str) -> str:
     """Return a row of a table of names and texts: folded between words where a terminal would do so inside of them, in
     one line where a program reads it."""
-    stream = terminal.behind(sys.stdout)
-    if not (stream and stream.isatty()):
+    columns = terminal_columns()
+    if not columns:
         return name + text
-    width = max(2 * len(name), shutil.get_terminal_size().columns)
+    width = max(2 * len(name), columns)
     indent = " " * len(name)
     return textwrap.fill(name + text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

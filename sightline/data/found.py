@@ -65,19 +65,20 @@ def _of_part(part: str, flags: Sequence[str]) -> dict[str, str]:
 
 
 def _with_smaller_batch(found: Found, declared: Fields, typed: Mapping[str, str]) -> Found:
-    """Take a batch that leaves two steps in an epoch where the recipe's own is more than there are samples, and scale a
-    rate that was meant for it. `typed` are flags and values of a config file, by "part.field"."""
+    """Take a batch that leaves two steps in an epoch where the recipe's own leaves one or none, and scale a rate that
+    was meant for it. `typed` are flags and values of a config file, by "part.field"."""
     own = {name: flag.default.strip("'") for name, flag in declared.items()} | dict(typed)
     batch = own.get("train.global_batch", "")
     is_open = "train.global_batch" not in typed and batch.isdecimal() and own.get("train.last_batch") == "drop"
-    if not is_open or not 2 <= found.samples < int(batch):
+    if not is_open or not 2 <= found.samples < 2 * int(batch):
         return found
     smaller = 1 << (found.samples // 2).bit_length() - 1
     fields, said = {**found.fields, "train.global_batch": str(smaller)}, f"batch {smaller}"
     if "optimizer.lr" not in typed and own.get("optimizer.lr_for_batch") == "0":
         fields["optimizer.lr"] = f"{float(own['optimizer.lr']) * smaller / int(batch):g}"
         said += f" and rate {fields['optimizer.lr']}"
-    return replace(found, line=f"{found.line}; {said}, as the recipe's {batch} is more than there are", fields=fields)
+    why = "is more than there are" if found.samples < int(batch) else "leaves one step in an epoch"
+    return replace(found, line=f"{found.line}; {said}, as the recipe's {batch} {why}", fields=fields)
 
 
 def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping[str, str], run: Path) -> Found:

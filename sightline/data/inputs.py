@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 from sightline import terminal
 from sightline.data.decode import MAX_BYTES, pixels_of
-from sightline.data.sources.layouts import IMAGES
+from sightline.data.sources.layouts import IMAGES, counted, suffix_of
 from sightline.data.volumes.folders import images_beside_labels
 from sightline.errors import BadSample, UsageError
 
@@ -36,20 +37,26 @@ def list_files(
     Folders are searched recursively, in sorted order, for these suffixes; hidden entries, circular links and the folder
     `leave_out`, into which results go, are skipped. In the folder of a task (dataset.json) only images are used, those
     of imagesTs or, if it holds none, of imagesTr; of folders of images beside labels only the images; `say` reports
-    that. If a folder has volumes, 2D images in it are left out. A file given twice counts once.
+    that, and how many files of other endings a folder has. If a folder has volumes, 2D images in it are left out. A
+    file given twice counts once.
     """
     named: dict[str, str] = {}  # absolute path -> name
     for given in inputs:
         if given.is_dir():
-            before = len(named)
+            before, others = len(named), Counter[str]()
             part = _images_of(given, suffixes, say)
             top = given / part  # cases are named as if this folder had been given
-            for relative in _not_drawings(list(_below(top, "", suffixes, {os.path.realpath(leave_out)}, say))):
+            found = list(_below(top, "", suffixes, {os.path.realpath(leave_out)}, say, others))
+            for relative in _not_drawings(found):
                 named.setdefault(os.path.abspath(top / relative), relative)
             if len(named) == before and not any(Path(path).is_relative_to(given.absolute()) for path in named):
                 raise UsageError(
-                    f"{given} holds no file that ends in {', '.join(suffixes)}; give files, or folders that hold some"
+                    f"{given} holds no file that ends in {', '.join(suffixes)}"
+                    + (f", but {counted(others)}" if others else "")
+                    + "; give files, or folders that hold some"
                 )
+            if others:
+                say(f"{given}: ignored {counted(others)}")
         elif given.is_file():
             named.setdefault(os.path.abspath(given), given.name)
         else:
@@ -118,9 +125,14 @@ def _images_of(folder: Path, suffixes: tuple[str, ...], say: Callable[[str], Non
 
 
 def _below(
-    root: Path, relative: str, suffixes: tuple[str, ...], seen: set[str], say: Callable[[str], None]
+    root: Path,
+    relative: str,
+    suffixes: tuple[str, ...],
+    seen: set[str],
+    say: Callable[[str], None],
+    others: Counter[str],
 ) -> Iterator[str]:
-    """Yield paths relative to `root`, sorted; a folder already seen is not entered again."""
+    """Yield paths relative to `root`, sorted; a folder already seen is not entered again. Count other files."""
     folder = root / relative
     real = os.path.realpath(folder)
     if real in seen:
@@ -133,9 +145,11 @@ def _below(
             continue
         path = os.path.join(relative, entry.name)
         if _is_folder(entry):
-            yield from _below(root, path, suffixes, seen, say)
+            yield from _below(root, path, suffixes, seen, say, others)
         elif _is_meant(entry, suffixes):
             yield path  # also a dangling link: it is reported as unreadable, not skipped
+        else:
+            others[suffix_of(entry.name)] += 1
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -186,7 +186,7 @@ class Evaluation:
 
 
 @contextlib.contextmanager
-def opened(trained: Trained, folder: Path, is_once: bool = True) -> Iterator[Evaluation]:
+def opened(trained: Trained, folder: Path, is_once: bool = True, writes_scores: bool = True) -> Iterator[Evaluation]:
     """Open the val split of a checkpoint's recipe, to score one checkpoint or several; results go into `folder` unless
     run.out is given."""
     recipe, run = trained.recipe, trained.run
@@ -203,7 +203,7 @@ def opened(trained: Trained, folder: Path, is_once: bool = True) -> Iterator[Eva
             # Allowed, with a warning: another fold's validation split was trained on.
             log.say("warning: this val split is not the one that the run held out; it may have been trained on these")
         yield Evaluation(recipe, trained.build(), trained.device, here, bound, loader, log)
-        if run.out:
+        if run.out and writes_scores:
             log.say(f"scores are in {folder}, {run_of(trained.path)} is as it was")
 
 

@@ -25,6 +25,7 @@ from sightline.files.typed_json import read_json, typed
 from sightline.parts import PredictOptions
 from sightline.results import Segmentation
 from sightline.runs.log import RunLog
+from sightline.runs.screen import Screen
 
 DOCUMENT = "postprocessing.json"
 MAX_BYTES = 2**20
@@ -34,7 +35,8 @@ OFF = "--no-postprocessing"
 def choose(runs: Sequence[Trained], folder: Path, labels: Path | None) -> dict[str, Any]:
     """Decide for each class whether its largest component alone has the better mean Dice over all validation volumes of
     these runs; write that into `folder` and return it."""
-    out = RunLog(folder, attempt=None).folder
+    log = RunLog(folder, Screen(runs[0].run.progress), attempt=None)
+    out = log.folder
     with out.must_be_writable():
         folder.mkdir(parents=True, exist_ok=True)
     volumes = [row for trained in runs for row in _dice(trained, labels)]
@@ -48,6 +50,7 @@ def choose(runs: Sequence[Trained], folder: Path, labels: Path | None) -> dict[s
     document = {"checkpoints": [str(each.path) for each in runs], "volumes": len(volumes), "classes": rows}
     with out.must_be_writable():
         out.write_json(DOCUMENT, document)
+    log.say(f"wrote the choice to {folder / DOCUMENT}; `predict` applies it where it lies in the folder of the run")
     return document
 
 
@@ -103,7 +106,7 @@ def _of_files(trained: Trained, labels: Path) -> Iterator[tuple[np.ndarray, np.n
 @torch.inference_mode()
 def _volumes(trained: Trained) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the predicted mask and the label of each volume of the val split, as prepared."""
-    with checkpoints.opened(trained, run_of(trained.path)) as evaluation:
+    with checkpoints.opened(trained, run_of(trained.path), writes_scores=False) as evaluation:
         bound, loader = evaluation.bound, evaluation.loader
         if "volume" not in bound.layout:
             raise UsageError(

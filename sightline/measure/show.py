@@ -10,7 +10,7 @@ from sightline.data.loading.loader import BadSamples
 from sightline.files.whole import write_whole
 from sightline.hardware import devices
 from sightline.hardware.world import World
-from sightline.report.samples import draw_samples, encoder_of, sheet
+from sightline.report.samples import draw_samples, encoder_of, refuse_other_file, sheet
 from sightline.train.orders import train_order_of
 
 FILE = "samples.png"
@@ -21,6 +21,7 @@ def draw_sheet(recipe: Recipe, run: Run, folder: Path | None = None, out: Path |
     """Write the sheet of a recipe, or of the run in `folder`; return where it lies, and what is on it in words."""
     path = out or (folder / FILE if folder else Path(FILE))
     encoder = encoder_of(path)
+    refuse_other_file(path)
     data = recipe.data.in_run(folder or Path(run.out or f"runs/{recipe.name}"))
     dataset = data.open("train", recipe.train.seed)
     device = devices.select("auto" if folder else run.device)  # a run may come from a machine with others

@@ -5,6 +5,7 @@ No remote references and no scripts; all text of the run is escaped, its images 
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline import __version__
+from sightline.errors import UsageError
 from sightline.files.whole import replace_text
 from sightline.report import data_facts
 from sightline.report.charts import COLOURS, line_chart
@@ -23,6 +25,7 @@ from sightline.report.style import STYLE
 from sightline.runs.screen import as_hours, as_score
 
 PAGE = "report.html"
+TAIL_BYTES = 200  # of a page, whose end names us
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 IMAGE_BYTES = 2 * 2**20  # of all images of a page, so that it stays below 3 MB
 RELOAD_S = 60  # while the run is at work
@@ -37,8 +40,16 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page of these runs and return where it lies: in the run folder, for several runs in this one."""
     stories = [read_story(folder) for folder in folders]
     path = out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE))
+    if path.is_file() and path not in [folder / PAGE for folder in folders] and not _is_page(path):
+        raise UsageError(f"{path} exists and is not a page of `sightline report`; delete it, or give another --out")
     replace_text(path, page(stories))
     return path
+
+
+def _is_page(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        return bool(re.search(rb" by sightline [^<]*</p></main></body></html>\s*$", file.read()))
 
 
 def page(stories: Sequence[RunStory]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from sightline.runs.screen import RunSize, Screen, as_hours, as_score, as_speed,
 
 WIDTH = 80
 ONE_LINE = 6  # scores; COCO has twelve
+FIRST_STEP_S = 5.0  # of silence, before a line says what the first step waits for
 
 
 class RunLog:
@@ -40,7 +42,9 @@ class RunLog:
         self.events = EventLog(self.folder)
         self.draw: Callable[[Scores], dict[str, Any]] | None = None  # set by the loop
         self.has_started = False  # a start that was refused has nothing to show
+        self._start_step = 0
         self._drawn_at = time.monotonic()
+        self._first_step: threading.Timer | None = None
         self._time_to_train: dict[str, float] = {}
         self._page = Refresh(folder) if has_report and self.folder.is_main else None
         if attempt is None:
@@ -68,7 +72,7 @@ class RunLog:
 
     def started(self, fields: Mapping[str, Any], scores: Sequence[str], step: int, **facts: Any) -> None:
         """Report a start of the run: its settings, its position and how it is carried out."""
-        self.has_started = True
+        self.has_started, self._start_step = True, step
         self.events.start(fields, tuple(scores), step)
         self.events.write("start", step=step, **facts)
 
@@ -82,10 +86,23 @@ class RunLog:
         self.events.bad_sample(bad)
         self.warn(f"sample skipped: {bad.name}: {bad.reason}")
 
+    def await_first_step(self, waits_for: Callable[[], str]) -> None:
+        """Say once, if the first step takes long, what it waits for; from a thread, so that no step asks the time."""
+        self._first_step = threading.Timer(
+            FIRST_STEP_S, lambda: self.screen.say(f"the first step is running: {waits_for()}")
+        )
+        self._first_step.daemon = True  # a run that was stopped does not wait for it
+        self._first_step.start()
+
     def first_step(self, seconds: float, waited_s: float, loss: float) -> None:
         """Report the first step of a start, which may take minutes: it compiles, and waits for the first images."""
+        self._stop_awaiting()
         waited = f", {waited_s:.1f} s of it for data" if waited_s >= 0.05 else ""
         self.say(f"first step after {seconds:.1f} s{waited}: loss {loss:.4g}")
+
+    def _stop_awaiting(self) -> None:
+        if self._first_step:
+            self._first_step.cancel()
 
     def stepped(self, epoch: int, step: int, size: RunSize) -> None:
         """Move the bar, where there is one, after every step: an interval of slow steps may take minutes."""
@@ -117,7 +134,10 @@ class RunLog:
     ) -> None:
         """Print the line of an epoch: training loss and time, unless only its evaluation was left to do, and the scores
         where it was evaluated; `standing` compares the headline score with those before."""
-        words = [f"loss {line['loss']:.4g}"] if line else []
+        begin = epoch * size.steps_per_epoch
+        is_resumed = begin < self._start_step < begin + size.steps_per_epoch
+        since = f" (since step {self._start_step}, where it resumed)" if is_resumed else ""
+        words = [f"loss {line['loss']:.4g}{since}"] if line else []
         if scores:
             words.append(f"{headline} {as_score(scores.values[headline])} ({standing})")
         if line:
@@ -227,6 +247,7 @@ class RunLog:
 
     def release(self) -> None:
         """Release the folder without a word about how the run ended."""
+        self._stop_awaiting()
         self.screen.close()
         self.events.close()
         self.folder.release()

@@ -28,6 +28,7 @@ MAX_LINE_BYTES = 2**20
 MAX_REASON = 200
 SIGNALS = 128  # exit codes above it are signals
 _KIND = re.compile(rb'\{"event": "(start|train|epoch|evaluate_end|time_to_train|exit)"')  # what `train` alone writes
+_GAP, _LEAST = "  ", 8  # between two cells; letters of a cell that is cut
 _HEADER = ("run", "recipe", "data", "best", "at epoch", "epochs", "time", "state")
 
 
@@ -175,16 +176,25 @@ def as_json(runs: Sequence[RunSummary]) -> str:
     return json.dumps([asdict(run) for run in runs], indent=1)
 
 
-def as_text(runs: Sequence[RunSummary], root: Path) -> str:
-    """Return the table for people, and below it why runs failed or cannot be read."""
+def as_text(runs: Sequence[RunSummary], root: Path, columns: int = 0) -> str:
+    """Return the table for people, and below it why runs failed or cannot be read. Where a terminal has fewer columns,
+    data and recipes are cut; the names of runs stay, to be typed."""
     if not runs:
         return f"no runs below {root}"
     rows = [_HEADER, *map(_row, runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    for column in (_HEADER.index("data"), _HEADER.index("recipe")) if columns else ():
+        too_wide = sum(widths) + len(_GAP) * (len(widths) - 1) - columns
+        widths[column] -= max(0, min(too_wide, widths[column] - _LEAST))
+    rows = [tuple(map(_cut, row, widths)) for row in rows]
+    lines = [_GAP.join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     bad = [run for run in runs if run.state in ("failed", "damaged")]
     reasons = ((run.name, run.reason.partition("\n")[0]) for run in bad)
     return "\n".join([*lines, *(f"{_line(name)}: {_line(reason)[:MAX_REASON]}" for name, reason in reasons)])
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else f"{cell[: width - 2]}.."
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:

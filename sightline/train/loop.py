@@ -92,6 +92,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         window = ProfileWindow(traced if world.is_main else None, log.folder.path, device, lambda: loader.wait_s)
         try:
             saver.save_first(resumed)
+            if progress.step < min((progress.epoch + 1) * length.steps_per_epoch, steps):  # else it evaluates first
+                log.await_first_step(partial(_first_step_waits_for, loader, compiling.run, order, device))
             loader.seek("train", progress.step, steps)
             if run.warmup_steps and progress.step < steps:
                 step.warm_up(loader.next("train"), run.warmup_steps)
@@ -135,11 +137,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 if is_planned or (ends and cfg.eval_at_end):
                     state.share_batch_norm(cfg.bn_eval, world)
                     log.evaluation("begin", progress.step)
-
-                    def watch(done: int, total: int) -> None:
-                        signals.agree(is_step=False)
-                        log.evaluating(done, total, *size.place(progress.epoch, progress.step))
-
+                    watch = partial(_watch_evaluation, signals, log, size.place(progress.epoch, progress.step))
                     scores = found = evaluate(state.evaluated_model, recipe, bound["val"], loader, device, world, watch)
                     times = state.stopwatch.read()
                     log.evaluation("end", progress.step, **times)
@@ -170,6 +168,19 @@ def _score_names(recipe: Recipe, data: Dataset, device: Device) -> tuple[str, ..
     names = recipe.task.metric(data.spec, device.torch_device).names()
     refuse_unwatchable(recipe.schedule, names)
     return names or (recipe.task.headline,)
+
+
+def _first_step_waits_for(loader: Loader, run: Run, order: TrainOrder, device: Device) -> str:
+    batch = f"{order.local_samples} sample{'s' * (order.local_samples > 1)}"
+    if not loader.wait_s:
+        return f"it waits for the loader to read its {batch}"
+    does = "is compiled, then computes" if run.compile == "on" else "computes"
+    return f"the network {does} {batch} on {device.name()}"
+
+
+def _watch_evaluation(signals: StopSignals, log: RunLog, place: tuple[int, int], done: int, total: int) -> None:
+    signals.agree(is_step=False)
+    log.evaluating(done, total, *place)
 
 
 def _kept_scores(folder: Path, scores: Scores, step: int) -> Scores:

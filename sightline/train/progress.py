@@ -52,18 +52,28 @@ class TrainProgress:
         return found
 
     def note(self, scores: dict[str, float], headline: str, planned: bool) -> bool:
-        """Note the scores of an evaluation; return whether it is the best, which NaN never is. An evaluation that was
-        not planned, but made because the run stops, must not move a schedule."""
-        score = scores[headline]
+        """Note the scores of an evaluation; return whether it is the best, which NaN never is; of equal scores the one
+        with the lower loss is. An evaluation that was not planned, but made because the run stops, must not move a
+        schedule."""
+        score, losses = scores[headline], [scores[name] for name in VAL_LOSSES if name in scores][:1]
+        has_lower_loss = planned and score == self.best_score and any(loss < self._loss_of_best() for loss in losses)
         self.scores, self.scored_step = scores, self.step
         if planned:
             self.history.append(score)
-            self.val_losses += [scores[name] for name in VAL_LOSSES if name in scores][:1]
+            self.val_losses += losses
         if math.isnan(score):
             return False
-        if self.best_score is None or not score <= self.best_score:  # true also where an old checkpoint holds NaN
+        # The first is true also where an old checkpoint holds NaN.
+        if self.best_score is None or not score <= self.best_score or has_lower_loss:
             self.best_score, self.best_step = score, self.step
         return self.best_step == self.step
+
+    def _loss_of_best(self) -> float:
+        """Return the lowest loss of the planned evaluations with the best score; -inf if that is not known."""
+        if len(self.history) != len(self.val_losses):  # of an old checkpoint
+            return -math.inf
+        pairs = zip(self.history, self.val_losses, strict=True)
+        return min((loss for score, loss in pairs if score == self.best_score), default=-math.inf)
 
     def watched(self, schedule: ScheduleConfig) -> list[float]:
         """Return what a schedule watches: the scores or the losses of the planned evaluations so far."""
@@ -81,12 +91,15 @@ class TrainProgress:
 
     def standing(self, patience: int) -> str:
         """Compare the last score with those before, for people; with patience also how much of it is used up."""
-        if self.best_step == self.step:
-            return "best so far"
         waited = self.evaluations_since_best()
+        is_best = self.best_step == self.step
+        has_lower_loss = is_best and waited > 0 and self.history[-1] == self.best_score
+        if is_best and not has_lower_loss:
+            return "best so far"
+        words = ["equal to the best, lower loss"] if has_lower_loss else []
         if patience and waited:
-            return f"no better for {waited} of {patience}"
-        return f"best {as_score(self.best_score)}"
+            return ", ".join([*words, f"no better for {waited} of {patience}"])
+        return words[0] if words else f"best {as_score(self.best_score)}"
 
 
 def refuse_unwatchable(schedule: ScheduleConfig, names: Collection[str]) -> None:

@@ -273,6 +273,16 @@ def test_a_batch_larger_than_the_data_becomes_smaller_unless_it_was_typed(sightl
     assert said.code == 2 and "global_batch=64 is larger than the 32 training samples" in said.err, said
 
 
+def test_a_batch_that_leaves_one_step_in_an_epoch_becomes_smaller(sightline, pets: Path, tmp_path: Path):
+    for file in sorted(pets.rglob("*.*")):
+        shutil.copy(file, file.with_name(f"more-{file.name}"))
+    few = [flag for flag in SHORT if not flag.startswith("--train.global-batch")]
+    said = sightline("train", "demo_classification", "--data", pets, *few, "--out", tmp_path / "run")
+    assert found(said).startswith("data: 4 classes, 64 + 16 images"), said
+    assert found(said).endswith("; batch 32 and rate 0.1, as the recipe's 64 leaves one step in an epoch"), said
+    assert said.code == 0 and "of 2 steps, batch 32" in said.out, said
+
+
 # Classes
 
 

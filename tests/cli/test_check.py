@@ -68,7 +68,8 @@ def test_everything_that_is_wrong_is_listed_at_once(check, data):
     shutil.rmtree(data / "val" / names[2])  # no validation images
     (data / "val" / "stranger").mkdir()  # a class that train has not, which a run refuses
     shutil.copy(sorted(train[3].iterdir())[0], data / "val" / "stranger" / "leak.jpg")
-    shutil.copy(sorted(train[4].iterdir())[0], train[4] / "again.jpg")
+    for number in range(5):
+        shutil.copy(train[4] / "00000.jpg", train[4] / f"again{number}.jpg")
     code, out, err = check(data, "--json")
     assert code == 3 and err == "error: 6 problems; fix what is listed above\n"
     assert problems(out) == {
@@ -80,8 +81,11 @@ def test_everything_that_is_wrong_is_listed_at_once(check, data):
         ("same image in train and val", "train", f"{names[3]}/00000.jpg"),
     }
     train_facts = json.loads(out)["splits"]["train"]
-    assert train_facts["same bytes twice"] == 1
-    assert train_facts["the first pair"] == f"{names[4]}/00000.jpg and {names[4]}/again.jpg"
+    assert train_facts["same bytes twice"] == 5
+    first = f"{names[4]}/00000.jpg"
+    assert train_facts["the first pairs"] == "; ".join(
+        [*(f"{first} and {names[4]}/again{i}.jpg" for i in range(3)), "2 more"]
+    )
     code, text, _ = check(data)
     assert code == 3
     for _, split, where in problems(out):

@@ -101,6 +101,13 @@ def test_download(sightline, served, zips, tmp_path):
     assert not list(out.glob("*.zip"))
 
 
+def test_an_out_that_cannot_be_written_is_found_before_a_zip_is_fetched(sightline, served, tmp_path):
+    (tmp_path / "file").touch()
+    source = tmp_path / "zips"
+    code, _, err = sightline("prepare", "coco", "--source", source, "--out", tmp_path / "file/out", "--download")
+    assert code == 2 and "file/out cannot be written: Not a directory" in err and not source.exists()
+
+
 def test_a_wrong_download_is_not_unpacked(sightline, served, tmp_path, monkeypatch):
     served[0] = served[0]._replace(sha256="0" * 64)
     monkeypatch.setattr(coco, "OFFICIAL", tuple(served))

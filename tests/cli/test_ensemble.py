@@ -159,6 +159,11 @@ def test_the_choice_for_all_folds_lies_where_the_user_says(home: Path, tmp_path:
     before = {path.name for path in (home / "folds").iterdir()}
     assert cli.main(["evaluate", str(home / "folds"), *words, *HERE, "--run.out", str(tmp_path / "a/b")]) == 0
     assert json.loads((tmp_path / "a/b/postprocessing.json").read_text())["volumes"] == len(CASES)
+    assert f"wrote the choice to {tmp_path / 'a/b/postprocessing.json'}" in capsys.readouterr().out.replace("\n", "")
+    del words[1:3]  # of prepared volumes too, whose Dice are no scores of the run
+    assert cli.main(["evaluate", str(home / "folds"), *words, *HERE, "--run.out", str(tmp_path / "c")]) == 0
+    said = capsys.readouterr().out.replace("\n", "")
+    assert f"wrote the choice to {tmp_path / 'c/postprocessing.json'}" in said and "scores are in" not in said
     (tmp_path / "file").touch()
     assert cli.main(["evaluate", str(home / "folds"), *words, *HERE, "--run.out", str(tmp_path / "file/b")]) == 2
     assert "file/b cannot be written: Not a directory" in capsys.readouterr().err

@@ -219,6 +219,38 @@ def test_a_folder_that_cannot_be_looked_at_is_reported(download, server, tar, fl
     assert code == 2 and "cannot be written: File name too long" in err
 
 
+@pytest.mark.parametrize(
+    ("out", "told"),
+    [
+        ("file", "file is a file, a folder to write into was expected"),
+        ("file/below", "file/below cannot be written: Not a directory"),
+        ("mine", "mine holds thesis.txt, not written by this command"),
+        ("closed/below", "closed/below cannot be written: Permission denied"),
+        ("x" * 300, "cannot be written: File name too long"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_an_out_that_cannot_be_written_is_found_before_the_first_byte(download, server, tar, tmp_path, out, told):
+    Path("file").touch()
+    Path("mine").mkdir()
+    Path("mine").chmod(0o777)
+    Path("mine/thesis.txt").touch()
+    Path("closed").mkdir(mode=0o555)
+    is_root = os.geteuid() == 0
+    for at in (tmp_path, *tmp_path.parents):
+        if is_root and at.stat().st_uid == 0 and at != Path("/"):
+            at.chmod(at.stat().st_mode | 0o055)
+    try:
+        if is_root:
+            os.seteuid(65534)
+        code, _, err = download(f"{server.url}/Task04_Hippocampus.tar", "--task", "04", "--out", out)
+    finally:
+        if is_root:
+            os.seteuid(0)
+    assert code == 2 and told in err and server.asked == [], err
+    assert sorted(os.listdir()) == ["closed", "file", "mine"] and os.listdir("closed") == []
+
+
 def test_without_a_network_nothing_is_made(download, server, tmp_path):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and nobody listens

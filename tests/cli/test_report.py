@@ -131,6 +131,18 @@ def test_several_runs_stand_side_by_side_with_what_differs(sightline, run: Path,
     assert "optimizer.lr" not in differing
 
 
+def test_a_page_is_replaced_and_another_file_is_not(sightline, run: Path, tmp_path: Path):
+    command = ["report", run, "--out", tmp_path / "page.html"]
+    for _ in range(2):
+        assert sightline(*command).code == 0
+    (tmp_path / "page.html").write_text("<html>my thesis</html>")
+    said = sightline(*command)
+    assert said.code == 2 and "page.html exists and is not a page of `sightline report`" in said.err, said
+    assert (tmp_path / "page.html").read_text() == "<html>my thesis</html>"
+    (run / "report.html").write_text("half a pa")  # a page has this name in a run
+    assert sightline("report", run).code == 0
+
+
 def rewritten(path: Path, change) -> None:
     content = json.loads(path.read_text())
     change(content)

@@ -40,8 +40,9 @@ def listed(sightline, folder: Path) -> dict[str, dict]:
 
 def test_a_finished_run_is_described_as_its_log_says(sightline, folder: Path, shapes: Path):
     events = [json.loads(line) for line in (folder / "good" / "log.jsonl").read_text().splitlines()]
-    scores = {event["epoch"]: event["top1"] for event in events if event["event"] == "evaluate"}
-    epoch = max(scores, key=lambda each: (scores[each], -each))  # equal is not better
+    evaluations = {event["epoch"]: event for event in events if event["event"] == "evaluate"}
+    scores = {epoch: event["top1"] for epoch, event in evaluations.items()}
+    epoch = max(scores, key=lambda each: (scores[each], -evaluations[each]["loss"]))
     starts = [event["time"] for event in events if event["event"] == "start"]
     ends = [event["time"] for event in events if event["event"] == "exit"]
     assert len(starts) == len(ends) == 2

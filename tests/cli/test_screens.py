@@ -48,6 +48,30 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return run
 
 
+def test_a_table_of_runs_fits_a_terminal_and_keeps_the_names_of_runs(typed, sightline, tmp_path: Path):
+    for name in ("baseline", "lr-0.1"):
+        (tmp_path / name).mkdir()
+        config = f"recipe: {NAME}\ndata:\n  path: /data/photos-of-everything/classification-2024\n"
+        (tmp_path / name / "config.yaml").write_text(config)
+        (tmp_path / name / "log.jsonl").write_text('{"event": "start", "time": 1, "step": 0}\n')
+    whole = sightline("runs", tmp_path).out
+    assert max(map(len, whole.splitlines())) > 80 and "photos-of-everything/classification-2024" in whole
+    shown = typed("runs", str(tmp_path)).splitlines()
+    assert len(shown) == 3 and max(map(len, shown)) <= 80, shown
+    assert [line.split()[0] for line in shown] == ["run", "baseline", "lr-0.1"]
+    assert [line.split()[-1] for line in shown] == ["state", *[line.split()[-1] for line in whole.splitlines()[1:]]]
+    assert all(line.count("..") >= 1 for line in shown[1:])
+
+
+def test_a_recipe_is_described_between_words_and_its_commands_stay_whole(typed, sightline):
+    shown, whole = typed("list", "resnet50"), sightline("list", "resnet50").out
+    assert shown.split() == whole.split() and max(map(len, whole.splitlines())) > 80
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert [line for line in shown.splitlines() if "sightline train" in line] == [
+        line for line in whole.splitlines() if "sightline train" in line
+    ]
+
+
 @pytest.fixture
 def damaged(shapes: Path, tmp_path: Path) -> Path:
     """Class folders, in a folder with a space in its name; one image for training cannot be read."""

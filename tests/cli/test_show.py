@@ -69,7 +69,7 @@ def test_the_line_and_the_place_of_the_sheet(sightline, shapes: Path, tmp_path: 
     monkeypatch.chdir(tmp_path)
     said = sightline("show", NAME, "--data", shapes, *SMALL)
     assert said.code == 0 and said.out == (
-        "data: 10 classes, 80 + 40 images\n"
+        "data: 10 classes, 80 + 40 images; batch 32 and rate 0.1, as the recipe's 64 leaves one step in an epoch\n"
         "wrote samples.png: 18 training images of 50 x 50; the first row is one image augmented 6 times; label "
         "smoothing 0.1; seed 0\n"
     )
@@ -79,6 +79,19 @@ def test_the_line_and_the_place_of_the_sheet(sightline, shapes: Path, tmp_path: 
     assert "images are mixed (mixup, cutmix), with the share of each label behind its name; seed 0" in said.out
     said = sightline("show", NAME, *flags, "--data.augment=off")
     assert said.out.endswith("samples.png: 18 training images of 50 x 50; seed 0\n")  # nothing is random or mixed
+
+
+@pytest.mark.parametrize("name", ["sheet.png", "sheet.jpg", "sheet.webp", "sheet.bmp"])
+def test_a_sheet_is_replaced_and_another_file_is_not(sightline, shapes: Path, tmp_path: Path, name: str):
+    command = ["show", NAME, "--data", shapes, *SMALL, "--out", tmp_path / name]
+    for _ in range(2):
+        assert sightline(*command).code == 0
+    photo = sorted(shapes.rglob("*.jpg"))[0].read_bytes()
+    for other in (photo, b"no image"):
+        (tmp_path / name).write_bytes(other)
+        said = sightline(*command)
+        assert said.code == 2 and f"{name} exists and is not a sheet of `sightline show`" in said.err, said
+        assert (tmp_path / name).read_bytes() == other
 
 
 def objects(root: Path, count: int = 20) -> Path:

@@ -14,7 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from sightline import api, words
+from sightline import api, cli, words
 from sightline.errors import BadCheckpoint, Interrupted, UsageError
 from sightline.runs.log import RunLog
 from sightline.runs.screen import RunSize
@@ -104,6 +104,18 @@ def test_the_keywords_are_the_short_flags_of_the_command_line():
 
 
 # Errors
+
+
+def test_an_error_that_names_a_flag_notes_how_python_sets_the_field(tmp_path: Path, capsys):
+    with pytest.raises(UsageError, match="--data.path 'nowhere' does not exist") as raised:
+        api.train(NAME, data="nowhere")
+    note = 'In Python, --data.path VALUE is flags={"data.path": VALUE}, or data.path of a Recipe or Run'
+    assert raised.value.__notes__ == [note]
+    assert cli.main(["train", NAME, "--data.path", "nowhere"]) == 2
+    assert "In Python" not in capsys.readouterr().err
+    with pytest.raises(UsageError, match="did you mean 'demo_classification'") as raised:
+        api.train("demo_clasification")
+    assert not hasattr(raised.value, "__notes__"), "it names no flag"
 
 
 @pytest.mark.parametrize(

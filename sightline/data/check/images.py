@@ -27,6 +27,7 @@ from sightline.terminal.progress import Progress
 
 _PER_JOB = 64
 _WORTH_PROCESSES = 2000  # images; below this, starting processes takes longer than looking
+_SHOWN_PAIRS = 3  # of equal files
 
 
 @dataclass(frozen=True)
@@ -255,11 +256,13 @@ def _per_class(source: Source, seen: Sequence[SeenSample]) -> list[int]:
 
 
 def same_bytes(named: Iterable[tuple[str, bytes]]) -> dict[str, object]:
-    """Return how many samples repeat the bytes of another, and the first pair."""
+    """Return how many samples repeat the bytes of another, the first pairs and how many more there are."""
     first: dict[bytes, str] = {}
     pairs = [(first.setdefault(digest, name), name) for name, digest in named if digest]
     again = [f"{one} and {other}" for one, other in pairs if one != other]
-    return {"same bytes twice": len(pairs) - len(first), **({"the first pair": again[0]} if again else {})}
+    more = [f"{len(again) - _SHOWN_PAIRS} more"] if len(again) > _SHOWN_PAIRS else []
+    named_pairs = {"the first pairs": "; ".join([*again[:_SHOWN_PAIRS], *more])} if again else {}
+    return {"same bytes twice": len(pairs) - len(first), **named_pairs}
 
 
 def spread(values: Sequence[int]) -> dict[str, float]:

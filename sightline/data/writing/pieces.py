@@ -10,8 +10,9 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -66,19 +67,48 @@ def jobs_or_cores(jobs: int) -> int:
     return jobs or min(usable_cores(), 16)
 
 
+def refuse_unwritable(out: Path) -> None:
+    """Raise UsageError if `out` cannot be made or written, or holds other files; leave nothing behind. For a command
+    that downloads first."""
+    missing = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
+    _make(out)
+    try:
+        with tempfile.TemporaryFile(dir=out):
+            pass
+        if not any((out / name).exists() for name in (NOTES, RECORD)):
+            _refuse_strangers(out)
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    finally:
+        for folder in missing:
+            with suppress(OSError):  # another start writes into it
+                folder.rmdir()
+
+
 @contextmanager
 def alone_in(out: Path) -> Iterator[None]:
     """Make the folder; a second process that writes into it waits here, then finds the work done."""
+    _make(out)
+    try:
+        lock = open_text(out / ".prepare.lock", "w")
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released with its process
+        yield
+
+
+def _make(out: Path) -> None:
     if os.path.exists(out) and not out.is_dir():
         raise UsageError(f"{out} is a file, a folder to write into was expected; choose another --out")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = open_text(out / ".prepare.lock", "w")
     except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror}; choose another --out") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released with its process
-        yield
+        raise _unwritable(out, error) from error
+
+
+def _unwritable(out: Path, error: OSError) -> UsageError:
+    return UsageError(f"{out} cannot be written: {error.strerror}; choose another --out")
 
 
 def finished(plan: Pieces, record: str = RECORD) -> dict[str, int] | None:
@@ -198,14 +228,17 @@ class Journal:
 
     def _take_folder(self) -> None:
         self.out.mkdir(exist_ok=True)
-        strangers = sorted(entry.name for entry in self.out.iterdir() if not entry.name.startswith("."))
-        if strangers:
-            raise UsageError(
-                f"{self.out} holds {', '.join(strangers[:3])}, not written by this command; choose another --out, "
-                f"or empty it"
-            )
+        _refuse_strangers(self.out)
         refuse_link(self.out / NOTES)
         (self.out / NOTES).mkdir(exist_ok=True)
+
+
+def _refuse_strangers(out: Path) -> None:
+    strangers = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith("."))
+    if strangers:
+        raise UsageError(
+            f"{out} holds {', '.join(strangers[:3])}, not written by this command; choose another --out, or empty it"
+        )
 
 
 def _check_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:

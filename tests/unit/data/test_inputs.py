@@ -32,6 +32,18 @@ def test_a_folder_is_searched_to_the_bottom_in_order(tree: Path):
     assert all(path.read_text() == name for name, path in found.items())
 
 
+def test_files_of_other_endings_are_counted(tree: Path, tmp_path: Path):
+    for name in ("a/1.heic", "b/2.HEIC", "b/README"):
+        (tree / name).touch()
+    said: list[str] = []
+    list_files([tree, tree / "z.png"], IMAGES, Path("nowhere"), said.append)
+    assert said == [f"{tree}: ignored 2 .heic, 1 .txt, 1 no ending"]
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "1.heic").touch()
+    with pytest.raises(UsageError, match=r"photos holds no file that ends in \.jpg, \.png, but 1 \.heic; give files"):
+        names([tmp_path / "photos"])
+
+
 def test_a_file_is_called_by_its_name_whatever_its_ending(tree: Path):
     assert names([tree / "a" / "x.jpg"]) == ["x.jpg"]
     assert names([tree / "a" / "notes.txt", tree / "z.png"]) == ["notes.txt", "z.png"]

@@ -92,8 +92,8 @@ def test_steps_that_are_not_finite_are_reported_and_left_out(tmp_path: Path, rul
 
 def test_the_best_checkpoint_is_kept_and_pointed_to(tmp_path: Path):
     train(tmp_path, "--train.epochs=5", "--run.keep=1")
-    top1 = [event["top1"] for event in events(tmp_path, "evaluate")]
-    best = f"ckpt-{3 * (top1.index(max(top1)) + 1):08d}"  # the first of equals
+    scores = [(event["top1"], -event["loss"]) for event in events(tmp_path, "evaluate")]
+    best = f"ckpt-{3 * (scores.index(max(scores)) + 1):08d}"  # of equals the one with the lowest loss
     assert (tmp_path / "checkpoints" / "best").read_text().strip() == best
     assert set(checkpoints(tmp_path)) == {best, "ckpt-00000015"}
     assert (tmp_path / "checkpoints" / "latest").read_text().strip() == "ckpt-00000015"

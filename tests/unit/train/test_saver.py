@@ -49,7 +49,7 @@ def test_what_scored_best_is_saved_between_turns(tmp_path: Path):
     """Else `best` would name a checkpoint that is not the best."""
     train(tmp_path, "--train.epochs=4", "--run.checkpoint-every-epochs=99", "--run.keep=9")
     state = json.loads((checkpoint.find(tmp_path, "latest") / "state.json").read_text())["progress"]
-    scores = {event["step"]: event["top1"] for event in events(tmp_path, "evaluate")}
+    scores = {event["step"]: (event["top1"], -event["loss"]) for event in events(tmp_path, "evaluate")}
     assert scores[state["best_step"]] == max(scores.values())
     assert (tmp_path / "checkpoints" / "best").read_text().strip() == f"ckpt-{state['best_step']:08d}"
     records = [step for step in scores if all(scores[step] > scores[earlier] for earlier in range(3, step, 3))]

@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 import shutil
+import threading
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,8 +18,9 @@ from sightline import api, config
 from sightline.config import Recipe, Run, TrainConfig
 from sightline.errors import Diverged, UsageError
 from sightline.evaluate.topk import TopK
-from sightline.parts import DataSpec, ModelConfig, Scores
+from sightline.parts import Batch, DataSpec, Loss, ModelConfig, Scores
 from sightline.runs.folder import BEST_SCORES
+from sightline.runs.screen import Screen
 from sightline.tasks.classification import Classification
 from sightline.train import checkpoint
 from sightline.train.progress import TrainProgress
@@ -384,8 +387,28 @@ def test_a_checkpoint_without_losses_still_loads(tmp_path: Path, finished):
     tensors, state = checkpoint.read(path)
     del state["progress"]["val_losses"]
     checkpoint.write(tmp_path / "checkpoints" / path.name, tensors, state)
-    assert train(tmp_path) == scores
+    resumed = train(tmp_path)  # of equal scores the first stays best, as losses are missing
+    assert (resumed.values, resumed.best_score) == (scores.values, scores.best_score)
     assert progress(tmp_path)["val_losses"] == progress(whole)["val_losses"][1:]
+
+
+def test_of_equal_scores_the_one_with_the_lower_loss_is_best():
+    noted, seen = TrainProgress(), []
+    rows = [(0.5, 3, True), (0.75, 2, True), (0.75, 4, True), (0.75, 1, True), (0.75, 0.5, False), (0.75, 1, True)]
+    for noted.step, (top1, loss, planned) in enumerate(rows, start=1):
+        is_best = noted.note({"top1": top1, "loss": loss}, "top1", planned)
+        seen.append((is_best, noted.best_step, noted.standing(patience=9)))
+    assert seen == [
+        (True, 1, "best so far"),
+        (True, 2, "best so far"),
+        (False, 2, "no better for 1 of 9"),
+        (True, 4, "equal to the best, lower loss, no better for 2 of 9"),
+        (False, 4, "no better for 2 of 9"),  # a stop that was not planned does not decide
+        (False, 4, "no better for 3 of 9"),
+    ]
+    assert noted.evaluations_since_best() == 3, "patience waits for a better score"
+    noted.step, noted.val_losses = 7, []  # as a checkpoint of before there were losses
+    assert not noted.note({"top1": 0.75, "loss": 0}, "top1", True) and noted.best_step == 4
 
 
 def test_the_loss_has_two_names_and_a_task_without_one_is_refused():
@@ -535,6 +558,50 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_samples(tmp_path: Path):
     train(tmp_path, "--train.epochs=2", "--run.log-every-steps=1")
     steps = seen(tmp_path, "train", "loss")
     assert seen(tmp_path, "epoch", "loss") == pytest.approx([sum(steps[:3]) / 3, sum(steps[3:]) / 3])
+
+
+def test_the_loss_of_a_resumed_epoch_is_said_to_be_that_of_the_steps_since(tmp_path: Path, capsys):
+    flags = ("--run.checkpoint-every-steps=2", "--run.progress=plain", "--train.epochs=2")
+    train(tmp_path, *flags)
+    for step in (3, 4, 6):  # all that a kill in step 3 leaves is a checkpoint at step 2
+        shutil.rmtree(tmp_path / f"checkpoints/ckpt-{step:08d}")
+    capsys.readouterr()
+    train(tmp_path, *flags)
+    first, second = re.findall(r"^epoch \d/2  loss .*", capsys.readouterr().out, re.M)
+    [loss] = seen(tmp_path, "train", "loss")[-4:-3]
+    assert f"  loss {loss:.4g} (since step 2, where it resumed)  top1 " in first and "since" not in second
+
+
+@dataclass(frozen=True)
+class Slow(Classification):
+    """Its first step ends once the line about it has been said."""
+
+    said: ClassVar[threading.Event] = threading.Event()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Loss:
+        assert self.said.wait(60)
+        return super().loss(model, batch)
+
+
+def test_a_first_step_that_takes_long_says_what_it_waits_for(tmp_path: Path, capsys, monkeypatch):
+    say = Screen.say
+
+    def heard(self: Screen, text: str) -> None:
+        say(self, text)
+        if text.startswith("the first step is running"):
+            Slow.said.set()
+
+    monkeypatch.setattr(Screen, "say", heard)
+    recipe, run = loaded("--train.epochs=1", "--run.progress=plain")
+    monkeypatch.setattr("sightline.runs.log.FIRST_STEP_S", 0.5)
+    api.train(replace(recipe, task=Slow()), replace(run, out=str(tmp_path / "slow")))
+    lines = [line for line in capsys.readouterr().out.splitlines() if "first step" in line]
+    assert re.fullmatch("the first step is running: .*(the network computes|to read its) 8 samples.*", lines[0])
+    assert len(lines) == 2 and lines[1].startswith("first step after ")
+    monkeypatch.setattr("sightline.runs.log.FIRST_STEP_S", 60)
+    train(tmp_path / "run", "--train.epochs=1", "--run.progress=plain")
+    assert "is running" not in capsys.readouterr().out
+    assert all(each.finished.is_set() for each in threading.enumerate() if isinstance(each, threading.Timer))
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -15,7 +15,7 @@ from sightline.data.prepare.coco.files import Files, find_files
 from sightline.data.prepare.coco.own_data import own_data
 from sightline.data.prepare.coco.writing import CocoDownload, CocoFolders, CocoRecords
 from sightline.data.sources import recognised
-from sightline.data.writing.pieces import alone_in, jobs_or_cores, write_pieces
+from sightline.data.writing.pieces import alone_in, jobs_or_cores, refuse_unwritable, write_pieces
 from sightline.errors import BadData, UsageError
 from sightline.files.archive import Limits
 from sightline.files.download import Expected, fetch
@@ -107,6 +107,7 @@ def prepare(options: CocoOptions, progress: Progress) -> dict[str, int]:
     jobs = jobs_or_cores(options.jobs)
     _check_places(options)
     if options.download:
+        refuse_unwritable(options.out)
         _download(options.source, progress)
     with alone_in(options.out):
         found = _published(options.source, progress) if _is_published(options) else own_data(str(options.source))

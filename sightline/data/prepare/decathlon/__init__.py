@@ -34,7 +34,7 @@ from sightline.data.sources.layouts import is_description, read_description
 from sightline.data.volumes.decathlon import OWN, PLAN, TASKS, Case, Mode, VolumePlan, read_plan, spec_of, write_plan
 from sightline.data.volumes.inputs import expected_voxels
 from sightline.data.volumes.raw import JSON, Raw, read_raw
-from sightline.data.writing.pieces import NOTES, Journal, alone_in, jobs_or_cores
+from sightline.data.writing.pieces import NOTES, Journal, alone_in, jobs_or_cores, refuse_unwritable
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.files.download import Expected
 from sightline.files.typed_json import read_json
@@ -96,6 +96,7 @@ def prepare(options: DecathlonOptions, progress: Progress) -> dict[str, int]:
     """Write what is missing and return counts; progress(what, done, total) is called as work proceeds."""
     jobs = jobs_or_cores(options.jobs)
     if options.download:
+        refuse_unwritable(options.out)
         expected = Expected(options.size_bytes or None, options.sha256.lower())
         source = fetch_tar(options.source, options.out, options.task, options.url, expected, progress)
         options = replace(options, source=source)
