@@ -13,7 +13,6 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,6 +51,7 @@ __all__ = [
 
 _JPEG_KEPT_FOR_PILLOW = frozenset({0xE0, 0xEE})  # JFIF and Adobe: they decide the colour space
 _PNG_KEPT_FOR_PILLOW = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
+_DCT_SIDE = 8  # of a JPEG's block, in pixels
 _PNG_DEPTH_AT = 24  # byte of the bits per sample
 _ONE_SAMPLE = ("1", "L", "P")  # modes of Pillow; grey has more
 _BAND_PIXELS = 2**22  # converted at once
@@ -73,18 +73,19 @@ def decode_rgb(
     marker in place cannot be distinguished from content: libjpeg fills the hole with grey and says so on stderr.
     """
     header = header or read_header(data, name)
+    height = header.height
     with _as_bad_sample(name, header):
         decode_fast = _fast_jpeg_decoder() if header.is_plain_jpeg else None
         if decode_fast and decode_fast is _simplejpeg():
-            stored, header = _decode_with_simplejpeg(decode_fast, data, header, rows, downscale)
+            stored, height = _decode_with_simplejpeg(decode_fast, data, header, rows, downscale)
         elif downscale > 1:
-            stored, header = _decode_smaller(data, header, downscale)
+            stored = _decode_smaller(data, header, downscale)
         else:
             stored = decode_fast(data) if decode_fast else _decode_with_pillow(data, header)
-    pixels = _turn_upright(stored, header.orientation)
-    if pixels.shape != header.shape:
-        raise BadSample(name, f"decoded to shape {pixels.shape}, its header says {header.shape}; remove the file")
-    return pixels
+    expected = (-(-height // downscale), -(-header.width // downscale), 3)
+    if stored.shape != expected:
+        raise BadSample(name, f"decoded to shape {stored.shape}, its header says {expected}; remove the file")
+    return _turn_upright(stored, header.orientation)
 
 
 def decode_values(data: bytes, name: str) -> np.ndarray:
@@ -140,29 +141,23 @@ def _as_bad_sample(name: str, header: Header) -> Iterator[None]:
         raise BadSample(name, f"broken {header.format}: {reason}; fetch the file again or remove it") from error
 
 
-def _without_rows_below(data: bytes, header: Header, rows: int) -> tuple[bytes | bytearray, Header]:
-    """Return the JPEG with a smaller height in its header: libjpeg reads from the top and stops there."""
-    if not header.height_at or not header.row_block:
-        return data, header
-    # One block more, because chroma is interpolated between a row and the next.
-    height = (-(-rows // header.row_block) + 1) * header.row_block
-    if height >= header.height:
-        return data, header
+def _without_rows_below(data: bytes, header: Header, rows: int, downscale: int) -> tuple[bytes | bytearray, int]:
+    """Return the JPEG with a smaller height in its header, and that height: libjpeg reads from the top and stops there.
+    All is left as it is unless that spares a row of blocks."""
+    # Chroma is interpolated between a row and the next, in the image that is decoded.
+    height = rows + header.row_block // _DCT_SIDE * downscale
+    if not header.height_at or height + header.row_block > header.height:
+        return data, header.height
     cut = bytearray(data)
     cut[header.height_at : header.height_at + 2] = height.to_bytes(2, "big")
-    return cut, replace(header, height=height)
+    return cut, height
 
 
-def _smaller(header: Header, downscale: int) -> Header:
-    return replace(header, height=-(-header.height // downscale), width=-(-header.width // downscale))
-
-
-def _decode_smaller(data: bytes, header: Header, downscale: int) -> tuple[np.ndarray, Header]:
+def _decode_smaller(data: bytes, header: Header, downscale: int) -> np.ndarray:
     """Decode a JPEG to its smaller size with Pillow, to the same bits."""
     image = JpegImagePlugin.JpegImageFile(io.BytesIO(_strip_jpeg(data)))
-    smaller = _smaller(header, downscale)
     image.draft("RGB", (header.width // downscale, header.height // downscale))
-    return _to_rgb(image), smaller
+    return _to_rgb(image)
 
 
 def _turn_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
@@ -214,24 +209,24 @@ def _simplejpeg() -> JpegDecoder | None:
 
 def _decode_with_simplejpeg(
     decode: JpegDecoder, data: bytes, header: Header, rows: int | None, downscale: int
-) -> tuple[np.ndarray, Header]:
-    """Decode strictly; pass what it refuses to the next decoder, which decides whether it is an image.
+) -> tuple[np.ndarray, int]:
+    """Decode strictly; pass what it refuses to the next decoder, which decides whether it is an image. Return also the
+    height that was decoded, before it was downscaled.
 
     TurboJPEG does not know odd sampling, treats a warning in a header as an error, and an error after a warning as a
     warning: without `strict` such an image would come back as uninitialised memory.
     """
-    cut, cut_header = (data, header) if rows is None else _without_rows_below(data, header, rows)
-    smaller = _smaller(cut_header, downscale)
+    cut, height = (data, header.height) if rows is None else _without_rows_below(data, header, rows, downscale)
     # It takes the smallest size that is no smaller than this. 0: all of the image.
-    least = {"min_height": smaller.height, "min_width": smaller.width} if downscale > 1 else {}
+    least = {"min_height": -(-height // downscale), "min_width": -(-header.width // downscale)} if downscale > 1 else {}
     try:
         # Bytes after the last row are a warning. Up to there every row is written.
-        return decode(cut, strict=cut is data, **least), smaller
+        return decode(cut, strict=cut is data, **least), height
     except ValueError:
         if downscale > 1:
-            return _decode_smaller(data, header, downscale)
+            return _decode_smaller(data, header, downscale), header.height
         second = _first_that_works(_torchvision_decoder)
-        return second(data) if second else _decode_with_pillow(data, header), header
+        return second(data) if second else _decode_with_pillow(data, header), header.height
 
 
 @functools.cache

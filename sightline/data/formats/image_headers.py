@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from sightline.errors import BadSample
 
 # Pillow's refusal line (twice its MAX_IMAGE_PIXELS), applied to every decoder: 178.9 Mpix are 537 MB of RGB.
@@ -33,10 +35,14 @@ MAX_SEGMENTS = 100_000
 # A marker is 0xFF and a code; 0xFF 0x00 is a data byte, 0xFF 0xFF is padding, 0xFF 0xD0-0xD7 restart inside a scan.
 _JPEG_MARKER = re.compile(rb"\xff[^\x00\xff]")
 _JPEG_MARKER_AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
+_LEAST_LOOKED_AT = 2**15  # bytes of a scan from which on NumPy finds its end faster than a regular expression
+_LOOKED_AT = 2**18  # most bytes in which it looks; it allocates twice as many
 _JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA})  # those that libjpeg decodes
 _JPEG_PLAIN_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # baseline, extended and progressive Huffman
 _JPEG_PROGRESSIVE = frozenset({0xC2, 0xCA})
 _JPEG_EXIF, JPEG_SCAN, _JPEG_END = 0xE1, 0xDA, 0xD9
+# A scan after one of these holds restarts, or others follow it: each would cost another look at the same bytes.
+_JPEG_MANY_MARKERS = _JPEG_PROGRESSIVE | {0xDD, JPEG_SCAN}
 # Frames, tables, scan, number of lines, restart interval, application data, comment: all have a length. What has none
 # (restarts out of a scan, TEM, a second start) is skipped by libjpeg and taken for a segment by nvJPEG.
 _JPEG_SEGMENTS = _JPEG_FRAMES | {0xC4, 0xCC, JPEG_SCAN, 0xDB, 0xDC, 0xDD, 0xFE} | set(range(0xE0, 0xF0))
@@ -157,9 +163,9 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield (marker, its place, end of its segment) up to and including the end marker, found as decoders find them.
 
     A file that was cut, or whose tail is zeros, has no end marker. Walking there makes up most of the guard's cost:
-    48 us, 4 % of the 1.2 ms that decoding an ImageNet photo takes on one core (150 photos, Python 3.11).
+    25 us, 2 % of the 1.2 ms that decoding an ImageNet photo takes on one core (150 photos, Python 3.11).
     """
-    position, pattern = 2, _JPEG_MARKER
+    position, pattern, is_one_run = 2, _JPEG_MARKER, True
     for _ in range(MAX_SEGMENTS):
         match = pattern.search(data, position)
         if match is None:
@@ -178,8 +184,22 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         if length < 2 or position > len(data):
             raise Damaged(f"JPEG segment 0xFF{marker:02X} at byte {at} claims {length} bytes")
         yield marker, at, position
+        if marker in _JPEG_MANY_MARKERS:
+            if marker == JPEG_SCAN and is_one_run:
+                position += _bytes_before_marker(data, position)
+            is_one_run = False
         pattern = _JPEG_MARKER_AFTER_SCAN if marker == JPEG_SCAN else _JPEG_MARKER
     raise Damaged(f"JPEG of more than {MAX_SEGMENTS} segments")
+
+
+def _bytes_before_marker(data: bytes, start: int) -> int:
+    """Return how many bytes of a scan, at least, come before its next marker. NumPy takes less than half of
+    the time of a regular expression, which halts at each 0xFF of the data."""
+    if len(data) - start < _LEAST_LOOKED_AT:
+        return 0
+    codes = np.frombuffer(data, np.uint8)[start : start + _LOOKED_AT]
+    is_marker = (codes[:-1] == 0xFF) & (codes[1:] != 0)  # or padding, or a restart
+    return int(is_marker.argmax()) if is_marker.any() else max(0, len(codes) - 1)
 
 
 def jpeg_sides(data: bytes) -> tuple[int, int] | None:

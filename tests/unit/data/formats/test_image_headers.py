@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from sightline.data import decode
-from sightline.data.formats.image_headers import MAX_DECODING_BYTES, MAX_PIXELS, Header, read_header
+from sightline.data.formats import image_headers
+from sightline.data.formats.image_headers import MAX_DECODING_BYTES, MAX_PIXELS, Header, jpeg_segments, read_header
 from sightline.errors import BadSample
 
 RGB = Image.fromarray(np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8))
@@ -116,6 +117,18 @@ def test_libjpeg_passes_over_the_marker_that_nvjpeg_takes_for_a_segment():
     assert Image.open(io.BytesIO(data)).size == (64, 48)
     with pytest.raises(BadSample):
         read_header(data, "a.jpg")
+
+
+@pytest.mark.parametrize("options", [{"quality": 98}, {"progressive": True}, {"restart_marker_blocks": 3}])
+def test_markers_are_the_same_however_far_numpy_looks(monkeypatch, options):
+    jpeg = encode(**options)
+    monkeypatch.setattr(image_headers, "_LEAST_LOOKED_AT", 0)
+    for data in (jpeg, jpeg[:-2] + b"\xff\xff" + jpeg[-2:], jpeg[:-2] + b"\xff\x00" * 3 + jpeg[-2:]):
+        monkeypatch.setattr(image_headers, "_LOOKED_AT", 0)
+        expected = list(jpeg_segments(data))
+        for looked_at in (*range(1, 60), *range(len(data) - 700, len(data))):
+            monkeypatch.setattr(image_headers, "_LOOKED_AT", looked_at)
+            assert list(jpeg_segments(data)) == expected
 
 
 def test_odd_jpegs_that_all_decoders_read_alike_are_read():
