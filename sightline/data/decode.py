@@ -51,6 +51,7 @@ __all__ = [
 
 _JPEG_KEPT_FOR_PILLOW = frozenset({0xE0, 0xEE})  # JFIF and Adobe: they decide the colour space
 _PNG_KEPT_FOR_PILLOW = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
+_UNWRITTEN = (3, 250, 7)  # a colour that few photos have; one that has it is decoded again
 _DCT_SIDE = 8  # of a JPEG's block, in pixels
 _PNG_DEPTH_AT = 24  # byte of the bits per sample
 _ONE_SAMPLE = ("1", "L", "P")  # modes of Pillow; grey has more
@@ -217,11 +218,20 @@ def _decode_with_simplejpeg(
     warning: without `strict` such an image would come back as uninitialised memory.
     """
     cut, height = (data, header.height) if rows is None else _without_rows_below(data, header, rows, downscale)
+    shape = (-(-height // downscale), -(-header.width // downscale), 3)
     # It takes the smallest size that is no smaller than this. 0: all of the image.
-    least = {"min_height": -(-height // downscale), "min_width": -(-header.width // downscale)} if downscale > 1 else {}
+    least = {"min_height": shape[0], "min_width": shape[1]} if downscale > 1 else {}
     try:
-        # Bytes after the last row are a warning. Up to there every row is written.
-        return decode(cut, strict=cut is data, **least), height
+        if cut is data:
+            return decode(data, strict=True, **least), height
+        # Bytes after the last row are a warning, so this cannot be strict. Rows are written from the top: damage that
+        # stops the decoder leaves the last one as it was.
+        pixels = np.empty(shape, np.uint8)
+        pixels[-1, 0] = _UNWRITTEN
+        stored = decode(cut, strict=False, buffer=pixels, **least)
+        if stored.shape == shape and tuple(stored[-1, 0].tolist()) != _UNWRITTEN:
+            return stored, height
+        return _decode_with_simplejpeg(decode, data, header, None, downscale)
     except ValueError:
         if downscale > 1:
             return _decode_smaller(data, header, downscale), header.height

@@ -1,6 +1,7 @@
 """Every kind of image becomes right RGB, every kind of damage BadSample; bombs are stopped by their header."""
 
 import io
+import itertools
 import struct
 import subprocess
 import sys
@@ -407,11 +408,18 @@ def test_an_error_after_a_warning_is_an_error(decoder):
     scan = baseline.index(b"\xff\xda")
     # A scan of the first component alone; the two others come in none.
     one_component = baseline[:scan] + b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + baseline[scan + 14 :]
-    for data, at in ((progressive, second_scan), (one_component, len(one_component) - 2)):
-        damaged = data[:at] + b"junk\xff\x3a\x00\x02" + data[at:]
-        for rows in (None, 9):
+    junk = b"junk\xff\x3a\x00\x02"
+    # Huffman tables that are not there, after a first coefficient of which libjpeg only warns.
+    no_tables = bytearray(baseline)
+    no_tables[scan + 6], no_tables[scan + 11] = 0x33, 0xFE
+    for damaged in (
+        progressive[:second_scan] + junk + progressive[second_scan:],
+        one_component[:-2] + junk + one_component[-2:],
+        bytes(no_tables),
+    ):
+        for rows, downscale in itertools.product((None, 9), (1, 2)):
             with pytest.raises(BadSample):
-                decode_rgb(damaged, "photo.jpg", rows=rows)
+                decode_rgb(damaged, "photo.jpg", rows=rows, downscale=downscale)
 
 
 def test_second_frame_header_is_refused(decoder):
