@@ -41,9 +41,9 @@ def cpu_s() -> float:
 def measure(recipe_name: str, flags: list[str], batches: int) -> None:
     """Print what a thousand images take; in a process of its own, which LD_PRELOAD concerns."""
     recipe, run = config.load(recipe_name, flags)
-    _, device, recipe = set_up(recipe, run)
+    here, device, recipe = set_up(recipe, run)
     recipe = replace(recipe, data=read_once(recipe.data))  # as `benchmark --loader`: nothing is cached
-    ours = OurLoader(recipe, run, device, lambda _: None)
+    ours = OurLoader(recipe, run, device, here, lambda _: None)
     for _ in range(ours.settle + 3):
         ours.advance()
     began, before = time.perf_counter(), cpu_s()

@@ -255,7 +255,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", default="runs/finetune", help="folder for copied data and for runs; must be new")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--smoke", action="store_true", help="tiny amounts and one seed: shows that it runs")
-    found, found.flags = parser.parse_known_args(argv)
+    found, flags = parser.parse_known_args(argv)
+    found.flags = flags
     for part in found.only:
         if part in NEEDS and not getattr(found, NEEDS[part]):
             parser.error(f"{part} needs --{NEEDS[part].replace('_', '-')} DIR; or leave it out with --only")

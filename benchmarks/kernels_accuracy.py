@@ -9,6 +9,7 @@ depend on that, speed does and is not reported. The result is a JSON file in ben
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
@@ -36,7 +37,8 @@ def main() -> None:
     arguments, flags = parser.parse_known_args()
     jobs = [(choice, seed) for seed in arguments.seeds for choice in CHOICES]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.at_once) as pool:
-        rows = list(pool.map(lambda job: trained(arguments.recipe, flags, *job, Path(folder)), jobs))
+        train = functools.partial(trained, arguments.recipe, flags, Path(folder))
+        rows = list(pool.map(train, *zip(*jobs, strict=True)))
     found = {choice: [row for (name, _), row in zip(jobs, rows, strict=True) if name == choice] for choice in CHOICES}
     compared = {key: differences(found, key) for key in ("last_loss", "score")}
     for key, row in compared.items():
@@ -45,7 +47,7 @@ def main() -> None:
     write(arguments, flags, found, compared)
 
 
-def trained(recipe: str, flags: list[str], choice: str, seed: int, folder: Path) -> dict[str, Any]:
+def trained(recipe: str, flags: list[str], folder: Path, choice: str, seed: int) -> dict[str, Any]:
     """Train once; return every loss, the mean of the last ones, and the score of the last evaluation."""
     out, started = folder / f"{choice}-{seed}", time.perf_counter()
     words = ["train", recipe, *flags, *FIXED, f"--run.kernels={choice}", f"--train.seed={seed}", f"--run.out={out}"]
