@@ -33,7 +33,7 @@ def test_killed_it_ends_where_the_whole_run_ends(sightline, reference, tmp_path,
     whole = reference(*flags)
     out = tmp_path / "run"
     started = sightline.start(out, *flags, *EVERY_STEP, FAULT="stop@train:5")
-    started.until((out / "checkpoints" / "ckpt-00000002").exists)
+    started.until_stopped()
     os.kill(started.pid, signal.SIGKILL)
     assert started.wait().code == SIGKILLED
     again = sightline.run(out, *flags, *EVERY_STEP)
