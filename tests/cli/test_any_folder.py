@@ -281,6 +281,10 @@ def test_a_batch_that_leaves_one_step_in_an_epoch_becomes_smaller(sightline, pet
     assert found(said).startswith("data: 4 classes, 64 + 16 images"), said
     assert found(said).endswith("; batch 32 and rate 0.1, as the recipe's 64 leaves one step in an epoch"), said
     assert said.code == 0 and "of 2 steps, batch 32" in said.out, said
+    flags = ["demo_classification", "--data", pets, *few, "--out", tmp_path / "before"]
+    assert sightline("train", *flags, "--batch-size", 64).code == 0
+    said = sightline("train", *flags, "--epochs", 2)  # a run that has one step in an epoch resumes with it
+    assert said.code == 0 and "; batch" not in found(said) and "2 epochs of 1 step" in said.out, said
 
 
 # Classes
