@@ -1,6 +1,7 @@
 """The benchmark at tiny size: what is counted, what stands in the result, who takes turns with whom."""
 
 import dataclasses
+import gc
 import importlib
 import json
 
@@ -227,6 +228,19 @@ def test_turns(room, order, turns):
     assert Counted.alive == 0
 
 
+def test_a_first_contender_that_does_not_fit_alone_is_not_tried_again():
+    class Full(Counted):
+        def advance(self):
+            super().advance()
+            raise torch.OutOfMemoryError("no room")
+
+    seen = []
+    makers = [lambda: Full("a", seen, 2), lambda: Counted("b", seen, 2)]
+    with pytest.raises(torch.OutOfMemoryError):
+        measure_in_turn(makers, batches=2, warmup=3, repeats=2, device=CPU, say=lambda text: None)
+    assert (seen, Counted.alive) == (["a"], 0)
+
+
 def test_too_little_memory_for_ours_alone_is_an_error_with_a_remedy(tmp_path, monkeypatch):
     def no_room(*arguments):
         raise torch.OutOfMemoryError("no room")
@@ -234,6 +248,23 @@ def test_too_little_memory_for_ours_alone_is_an_error_with_a_remedy(tmp_path, mo
     monkeypatch.setattr(bench, "OurStep", no_room)
     with pytest.raises(OutOfMemory, match="smaller --train.global-batch"):
         measure(tmp_path)
+
+
+def test_a_peer_that_does_not_fit_beside_our_step_has_its_memory(tmp_path, monkeypatch):
+    class Large(Contender):
+        name, images = "large", 8
+
+        def __init__(self):
+            if any(type(each) is bench.OurStep for each in gc.get_objects()):
+                raise torch.OutOfMemoryError("no room")
+
+        def advance(self):
+            pass
+
+    monkeypatch.setattr(bench, "_peers_of", lambda *arguments: ([Large], []))
+    step = measure(tmp_path, peers=True)["step"]
+    assert [row["name"] for row in step["contenders"]] == ["sightline", "large"]
+    assert step["order"] == "one after the other"
 
 
 def classifier_step(peer, network, images):
