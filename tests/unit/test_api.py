@@ -116,6 +116,10 @@ def test_an_error_that_names_a_flag_notes_how_python_sets_the_field(tmp_path: Pa
     with pytest.raises(UsageError, match="did you mean 'demo_classification'") as raised:
         api.train("demo_clasification")
     assert not hasattr(raised.value, "__notes__"), "it names no flag"
+    for name in ("cat--dog.jpg", "cat--data.jpg"):
+        with pytest.raises(BadCheckpoint, match=name) as raised:
+            api.evaluate(tmp_path / name)
+        assert not hasattr(raised.value, "__notes__"), "it names no flag, but a file"
 
 
 @pytest.mark.parametrize(
