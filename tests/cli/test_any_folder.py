@@ -359,21 +359,12 @@ def test_a_class_of_one_image_trains_and_check_says_that_nothing_validates_it(si
     assert "none of the 5 samples can validate: no class has two" in refused(said)
 
 
-def test_a_folder_that_cannot_be_read_is_named(sightline, pets: Path, tmp_path: Path):
+def test_a_folder_that_cannot_be_read_is_named(sightline, pets: Path, tmp_path: Path, not_root):
     hidden = pets / sorted(os.listdir(pets))[0] / "hidden"
     hidden.mkdir(mode=0)
-    is_root = os.geteuid() == 0
-    for at in (tmp_path, *tmp_path.parents):
-        if is_root and at.stat().st_uid == 0 and at != Path("/"):
-            at.chmod(at.stat().st_mode | 0o055)
-    try:
-        if is_root:
-            os.seteuid(65534)
+    with not_root():
         said = sightline("train", "demo_classification", "--data", pets, "--out", tmp_path / "run")
-    finally:
-        if is_root:
-            os.seteuid(0)
-        hidden.chmod(0o755)
+    hidden.chmod(0o755)
     assert "hidden cannot be read: Permission denied; make it readable or remove it" in refused(said)
 
 
