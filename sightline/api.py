@@ -102,9 +102,11 @@ def _called(runs: bool = True) -> Iterator[None]:
 
 def _with_fields(error: SightlineError) -> SightlineError:
     """Note for a script how it sets a field of which an error names the flag; a command shows no notes."""
-    if (flag := _FLAG.search(str(error))) and not hasattr(error, "__notes__"):
+    if flag := _FLAG.search(str(error)):
         field = flag[1].replace("-", "_")
-        error.add_note(f'In Python, {flag[0]} VALUE is flags={{"{field}": VALUE}}, or {field} of a Recipe or Run')
+        note = f'In Python, {flag[0]} VALUE is flags={{"{field}": VALUE}}, or {field} of a Recipe or Run'
+        if note not in getattr(error, "__notes__", ()):  # of a call within
+            error.add_note(note)
     return error
 
 
