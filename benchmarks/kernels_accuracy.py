@@ -61,7 +61,13 @@ def trained(recipe: str, flags: list[str], folder: Path, choice: str, seed: int)
     last = statistics.mean(losses[-max(1, round(LAST * len(losses))) :])
     said = [line for line in (done.stdout + done.stderr).splitlines() if "kernels" in line]
     print(f"{choice:4} seed {seed}: last loss {last:.4f}, {name} {score:.4f}", *said, flush=True)
-    row = {"seed": seed, "last_loss": last, "score": score, "scores": scores, "losses": [round(loss, 5) for loss in losses]}
+    row = {
+        "seed": seed,
+        "last_loss": last,
+        "score": score,
+        "scores": scores,
+        "losses": [round(loss, 5) for loss in losses],
+    }
     return {**row, "said": said, "seconds": time.perf_counter() - started}
 
 

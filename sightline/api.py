@@ -76,6 +76,9 @@ Flags = Sequence[str] | Mapping[str, Any]  # ["--optimizer.lr", "0.1"] or {"opti
 Place = str | Path
 Runs = Place | Sequence[Place]  # several: an ensemble
 
+_PARTS = "|".join([field.name for field in dataclasses.fields(Recipe)] + ["run"])
+_FLAG = re.compile(rf"(?<![\w./-])--((?:{_PARTS})\.(?!no-)[a-z0-9-]+)")  # not the end of a file's name
+
 
 @contextlib.contextmanager
 def _called(runs: bool = True) -> Iterator[None]:
@@ -99,9 +102,11 @@ def _called(runs: bool = True) -> Iterator[None]:
 
 def _with_fields(error: SightlineError) -> SightlineError:
     """Note for a script how it sets a field of which an error names the flag; a command shows no notes."""
-    if (flag := re.search(r"--([a-z]+\.(?!no-)[a-z0-9-]+)", str(error))) and not hasattr(error, "__notes__"):
+    if flag := _FLAG.search(str(error)):
         field = flag[1].replace("-", "_")
-        error.add_note(f'In Python, {flag[0]} VALUE is flags={{"{field}": VALUE}}, or {field} of a Recipe or Run')
+        note = f'In Python, {flag[0]} VALUE is flags={{"{field}": VALUE}}, or {field} of a Recipe or Run'
+        if note not in getattr(error, "__notes__", ()):  # of a call within
+            error.add_note(note)
     return error
 
 

@@ -145,8 +145,9 @@ def _as_bad_sample(name: str, header: Header) -> Iterator[None]:
 def _without_rows_below(data: bytes, header: Header, rows: int, downscale: int) -> tuple[bytes | bytearray, int]:
     """Return the JPEG with a smaller height in its header, and that height: libjpeg reads from the top and stops there.
     All is left as it is unless that spares a row of blocks."""
-    # Chroma is interpolated between a row and the next, in the image that is decoded.
-    height = rows + header.row_block // _DCT_SIDE * downscale
+    # Chroma is interpolated between a row and the next, in the image that is decoded. Fewer rows than a block has may
+    # be as many at another scale, which TurboJPEG may then take.
+    height = max(_DCT_SIDE, rows + header.row_block // _DCT_SIDE * downscale)
     if not header.height_at or height + header.row_block > header.height:
         return data, header.height
     cut = bytearray(data)

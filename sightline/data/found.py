@@ -15,7 +15,7 @@ from pathlib import Path
 from sightline.data import listed, sources
 from sightline.data.sources import Images, SourceOptions, decathlon
 from sightline.data.sources.layouts import NAMES, Layout, counted, kept_split
-from sightline.errors import BadData, SightlineError
+from sightline.errors import BadData, SightlineError, UsageError
 from sightline.fields import Fields, data_of, flags_of, named
 from sightline.files.plain_yaml import read_yaml
 from sightline.parts import Split
@@ -48,10 +48,10 @@ def of_recipe(name: str, flags: Sequence[str], config: Path | None, wants_line: 
     path = typed.get("path", "")
     if not path or "\0" in path or data_class not in DATA_CLASSES or (is_decided and not wants_line):
         return Found()
-    run = {**_texts(stored.get("run")), **_of_part("run", flags)}.get("out") or f"runs/{Path(name).stem}"
-    found = look(data_class, path, typed, declared, Path(run))
+    run = Path({**_texts(stored.get("run")), **_of_part("run", flags)}.get("out") or f"runs/{Path(name).stem}")
+    found = look(data_class, path, typed, declared, run)
     typed_rest = {f"{part}.{key}": text for part in stored for key, text in _texts(stored[part]).items()} | named(flags)
-    return _with_smaller_batch(found, flags_of(name), typed_rest)
+    return _with_smaller_batch(found, flags_of(name), typed_rest, run)
 
 
 def _texts(part: object) -> dict[str, str]:
@@ -64,13 +64,16 @@ def _of_part(part: str, flags: Sequence[str]) -> dict[str, str]:
     return {key.removeprefix(f"{part}."): value for key, value in named(flags).items() if key.startswith(f"{part}.")}
 
 
-def _with_smaller_batch(found: Found, declared: Fields, typed: Mapping[str, str]) -> Found:
+def _with_smaller_batch(found: Found, declared: Fields, typed: Mapping[str, str], run: Path) -> Found:
     """Take a batch that leaves two steps in an epoch where the recipe's own leaves one or none, and scale a rate that
-    was meant for it. `typed` are flags and values of a config file, by "part.field"."""
+    was meant for it. A run that started with one step in an epoch keeps it. `typed` are flags and values of a config
+    file, by "part.field"."""
     own = {name: flag.default.strip("'") for name, flag in declared.items()} | dict(typed)
     batch = own.get("train.global_batch", "")
     is_open = "train.global_batch" not in typed and batch.isdecimal() and own.get("train.last_batch") == "drop"
     if not is_open or not 2 <= found.samples < 2 * int(batch):
+        return found
+    if found.samples >= int(batch) and _batch_of(run) == batch:
         return found
     smaller = 1 << (found.samples // 2).bit_length() - 1
     fields, said = {**found.fields, "train.global_batch": str(smaller)}, f"batch {smaller}"
@@ -79,6 +82,14 @@ def _with_smaller_batch(found: Found, declared: Fields, typed: Mapping[str, str]
         said += f" and rate {fields['optimizer.lr']}"
     why = "is more than there are" if found.samples < int(batch) else "leaves one step in an epoch"
     return replace(found, line=f"{found.line}; {said}, as the recipe's {batch} {why}", fields=fields)
+
+
+def _batch_of(run: Path) -> str:
+    """Return the batch that a run was started with; "" if there is none."""
+    try:
+        return _texts(read_yaml(run / "config.yaml").get("train")).get("global_batch", "")
+    except UsageError:
+        return ""
 
 
 def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping[str, str], run: Path) -> Found:

@@ -241,19 +241,20 @@ def _measure_steps(
     image = image_of(bound)
     flop = peers.forward_flop(model, image)
     timed = (options.warmup, options.steps)
-    made: list[OurStep] = []
+    shared: list[OurStep] = []
 
-    def ours_as_trained() -> Contender:
-        made.append(OurStep(recipe, run, bound, device, is_real, say, timed, here))
-        return made[-1]
+    def ours() -> OurStep:
+        return OurStep(recipe, run, bound, device, is_real, say, timed, here)
 
-    makers: list[Maker] = [ours_as_trained]
-    if is_real:
-        makers.append(lambda: KeptBatches(made[-1]))
+    def ours_to_share() -> OurStep:
+        shared[:] = [ours()]
+        return shared[0]
+
+    makers: list[Maker] = [ours_to_share, lambda: KeptBatches(shared.pop())] if is_real else [ours]
     left_out: list[str] = []
     if options.peers:
-        ours = peers.Ours(recipe.model, model, image, bound.dataset.spec, recipe.train.global_batch, device)
-        others, left_out = _peers_of(recipe, run, ours)
+        compared = peers.Ours(recipe.model, model, image, bound.dataset.spec, recipe.train.global_batch, device)
+        others, left_out = _peers_of(recipe, run, compared)
         makers += others
     peak = matmul_peak(device, recipe.train.precision)
     say(f"matrix product peak: {peak['tflops']:.3g} TFLOP/s ({peak['dtype']}, {peak['side']} cubed)")

@@ -58,6 +58,7 @@ class OurStep(Contender):
         self.is_real = is_real
         if is_real:  # what was made ahead, in the turns of others, must be gone before the clock starts
             self.settle = run.prefetch + DEPTH
+            self.timed = (max(timed[0], self.settle), timed[1])
         try:
             self.kept = latency.kept_batches(self.loader, "train")
             if not is_real:

@@ -304,10 +304,11 @@ def measure_in_turn(
     makers: Sequence[Maker], batches: int, warmup: int, repeats: int, device: Device, say: Say
 ) -> tuple[list[Timing], str]:
     """Time all contenders round by round; one after the other where they do not fit into memory together."""
+    left = iter(makers)
     try:
-        return _take_turns(makers, batches, warmup, repeats, device, say), "in turn"
+        return _take_turns(left, batches, warmup, repeats, device, say), "in turn"
     except torch.OutOfMemoryError:
-        if len(makers) == 1:
+        if len(list(left)) == len(makers) - 1:  # the first does not fit alone
             raise
     # Out of the except block, so that the error no longer holds on to the contenders.
     say("memory does not hold all contenders at once: they are measured one after the other")
@@ -319,7 +320,7 @@ def measure_in_turn(
 
 
 def _take_turns(
-    makers: Sequence[Maker], batches: int, warmup: int, repeats: int, device: Device, say: Say
+    makers: Iterable[Maker], batches: int, warmup: int, repeats: int, device: Device, say: Say
 ) -> list[Timing]:
     running: list[tuple[Contender, Timing]] = []
     try:

@@ -281,6 +281,10 @@ def test_a_batch_that_leaves_one_step_in_an_epoch_becomes_smaller(sightline, pet
     assert found(said).startswith("data: 4 classes, 64 + 16 images"), said
     assert found(said).endswith("; batch 32 and rate 0.1, as the recipe's 64 leaves one step in an epoch"), said
     assert said.code == 0 and "of 2 steps, batch 32" in said.out, said
+    flags = ["demo_classification", "--data", pets, *few, "--out", tmp_path / "before"]
+    assert sightline("train", *flags, "--batch-size", 64).code == 0
+    said = sightline("train", *flags, "--epochs", 2)  # a run that has one step in an epoch resumes with it
+    assert said.code == 0 and "; batch" not in found(said) and "2 epochs of 1 step" in said.out, said
 
 
 # Classes
@@ -355,21 +359,12 @@ def test_a_class_of_one_image_trains_and_check_says_that_nothing_validates_it(si
     assert "none of the 5 samples can validate: no class has two" in refused(said)
 
 
-def test_a_folder_that_cannot_be_read_is_named(sightline, pets: Path, tmp_path: Path):
+def test_a_folder_that_cannot_be_read_is_named(sightline, pets: Path, tmp_path: Path, not_root):
     hidden = pets / sorted(os.listdir(pets))[0] / "hidden"
     hidden.mkdir(mode=0)
-    is_root = os.geteuid() == 0
-    for at in (tmp_path, *tmp_path.parents):
-        if is_root and at.stat().st_uid == 0 and at != Path("/"):
-            at.chmod(at.stat().st_mode | 0o055)
-    try:
-        if is_root:
-            os.seteuid(65534)
+    with not_root():
         said = sightline("train", "demo_classification", "--data", pets, "--out", tmp_path / "run")
-    finally:
-        if is_root:
-            os.seteuid(0)
-        hidden.chmod(0o755)
+    hidden.chmod(0o755)
     assert "hidden cannot be read: Permission denied; make it readable or remove it" in refused(said)
 
 

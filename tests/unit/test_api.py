@@ -1,5 +1,6 @@
 """sightline.api as a script or a notebook uses it: three ways to set a field, errors, torch, signals, loggers."""
 
+import itertools
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import yaml
 from safetensors.torch import load_file
 
 from sightline import api, cli, words
-from sightline.errors import BadCheckpoint, Interrupted, UsageError
+from sightline.errors import BadCheckpoint, BadSample, Interrupted, UsageError
 from sightline.runs.log import RunLog
 from sightline.runs.screen import RunSize
 
@@ -116,6 +117,21 @@ def test_an_error_that_names_a_flag_notes_how_python_sets_the_field(tmp_path: Pa
     with pytest.raises(UsageError, match="did you mean 'demo_classification'") as raised:
         api.train("demo_clasification")
     assert not hasattr(raised.value, "__notes__"), "it names no flag"
+    for name in ("cat--dog.jpg", "cat--data.jpg"):
+        with pytest.raises(BadCheckpoint, match=name) as raised:
+            api.evaluate(tmp_path / name)
+        assert not hasattr(raised.value, "__notes__"), "it names no flag, but a file"
+
+
+def test_the_note_about_a_field_comes_after_others(tmp_path: Path):
+    for split, name in itertools.product(("train", "val"), "ab"):
+        (tmp_path / "bad" / split / name).mkdir(parents=True)
+        (tmp_path / "bad" / split / name / "1.jpg").write_bytes(b"broken")
+    flags = {"data.path": tmp_path / "bad", "run.out": tmp_path / "run", "run.workers": 0, "run.device": "cpu"}
+    with pytest.raises(BadSample, match="--data.on-bad-sample skip") as raised:
+        api.train(NAME, flags={**flags, "run.progress": "off"})
+    loading, field = raised.value.__notes__
+    assert loading.startswith("while loading sample") and 'flags={"data.on_bad_sample": VALUE}' in field
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -69,27 +69,28 @@ def jobs_or_cores(jobs: int) -> int:
 
 def refuse_unwritable(out: Path) -> None:
     """Raise UsageError if `out` cannot be made or written, or holds other files; leave nothing behind. For a command
-    that downloads first."""
-    missing = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
-    _make(out)
+    that downloads first.
+
+    Folders are made on trial beside those of other starts, not as theirs: one that is removed again would be missed.
+    """
+    _refuse_file(out)
+    whole = out.absolute()
+    nearest = next(folder for folder in (whole, *whole.parents) if os.path.lexists(folder))
     try:
-        with tempfile.TemporaryFile(dir=out):
-            pass
-        if not any((out / name).exists() for name in (NOTES, RECORD)):
+        with tempfile.TemporaryDirectory(prefix=".", dir=nearest) as trial:
+            (trial / whole.relative_to(nearest)).mkdir(parents=True, exist_ok=True)
+        if nearest == whole and not any((out / name).exists() for name in (NOTES, RECORD)):
             _refuse_strangers(out)
     except OSError as error:
         raise _unwritable(out, error) from error
-    finally:
-        for folder in missing:
-            with suppress(OSError):  # another start writes into it
-                folder.rmdir()
 
 
 @contextmanager
 def alone_in(out: Path) -> Iterator[None]:
     """Make the folder; a second process that writes into it waits here, then finds the work done."""
-    _make(out)
+    _refuse_file(out)
     try:
+        out.mkdir(parents=True, exist_ok=True)
         lock = open_text(out / ".prepare.lock", "w")
     except OSError as error:
         raise _unwritable(out, error) from error
@@ -98,13 +99,9 @@ def alone_in(out: Path) -> Iterator[None]:
         yield
 
 
-def _make(out: Path) -> None:
+def _refuse_file(out: Path) -> None:
     if os.path.exists(out) and not out.is_dir():
         raise UsageError(f"{out} is a file, a folder to write into was expected; choose another --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(out, error) from error
 
 
 def _unwritable(out: Path, error: OSError) -> UsageError:

@@ -58,6 +58,9 @@ def test_upper_rows_and_turned_images_come_smaller_too(decoder, factor):
     for least in range(90, 130):
         upper, rows = decode_rgb(data, "x", rows=least, downscale=factor), -(-least // factor)
         assert len(upper) >= rows and np.array_equal(upper[:rows], whole[:rows])
+    narrow = jpeg(40, factor + 1, subsampling=0)
+    first = decode_rgb(narrow, "x", rows=1, downscale=factor)[0]
+    assert np.array_equal(first, decode_rgb(narrow, "x", downscale=factor)[0])
     tags = Image.Exif()
     tags[0x0112] = 6
     turned = decode_rgb(jpeg(375, 500, exif=tags.tobytes()), "x", downscale=factor)

@@ -1,6 +1,7 @@
 """The benchmark at tiny size: what is counted, what stands in the result, who takes turns with whom."""
 
 import dataclasses
+import gc
 import importlib
 import json
 
@@ -75,7 +76,9 @@ def test_real_data_go_through_the_loader(tmp_path, shapes):
     result = measure(tmp_path, f"--data.path={shapes}", data="real")
     row, kept = result["step"]["contenders"]
     check_rates(row)
-    assert row["images_trained"] == 8 * row["calls"]
+    ahead = 3 + 5  # batches that the loader may have ready
+    calls = 1 + 2 * WARMUP + 2 * REPEATS * (ahead + STEPS) + ahead + STEPS + 1  # none of them is among single steps
+    assert (row["calls"], row["images_trained"]) == (calls, 8 * calls)
     assert 0 < row["data_wait"] < 1  # loaded in this process, so the step waits for every image
     check_rates(kept)
     assert kept["data_wait"] == 0
@@ -227,6 +230,19 @@ def test_turns(room, order, turns):
     assert Counted.alive == 0
 
 
+def test_a_first_contender_that_does_not_fit_alone_is_not_tried_again():
+    class Full(Counted):
+        def advance(self):
+            super().advance()
+            raise torch.OutOfMemoryError("no room")
+
+    seen = []
+    makers = [lambda: Full("a", seen, 2), lambda: Counted("b", seen, 2)]
+    with pytest.raises(torch.OutOfMemoryError):
+        measure_in_turn(makers, batches=2, warmup=3, repeats=2, device=CPU, say=lambda text: None)
+    assert (seen, Counted.alive) == (["a"], 0)
+
+
 def test_too_little_memory_for_ours_alone_is_an_error_with_a_remedy(tmp_path, monkeypatch):
     def no_room(*arguments):
         raise torch.OutOfMemoryError("no room")
@@ -234,6 +250,23 @@ def test_too_little_memory_for_ours_alone_is_an_error_with_a_remedy(tmp_path, mo
     monkeypatch.setattr(bench, "OurStep", no_room)
     with pytest.raises(OutOfMemory, match="smaller --train.global-batch"):
         measure(tmp_path)
+
+
+def test_a_peer_that_does_not_fit_beside_our_step_has_its_memory(tmp_path, monkeypatch):
+    class Large(Contender):
+        name, images = "large", 8
+
+        def __init__(self):
+            if any(type(each) is bench.OurStep for each in gc.get_objects()):
+                raise torch.OutOfMemoryError("no room")
+
+        def advance(self):
+            pass
+
+    monkeypatch.setattr(bench, "_peers_of", lambda *arguments: ([Large], []))
+    step = measure(tmp_path, peers=True)["step"]
+    assert [row["name"] for row in step["contenders"]] == ["sightline", "large"]
+    assert step["order"] == "one after the other"
 
 
 def classifier_step(peer, network, images):
