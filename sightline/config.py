@@ -165,9 +165,10 @@ def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tu
     default = untouched(name)
     stored = _read_yaml(config, default) if config else {}
     recipe, run = _parse(name, default, stored, [*flags, *_fields_of_data(name, flags, config)])
-    typed = {**stored, **named(flags)}
-    fields = {field: value for field, value in recipe.model.data_fields().items() if f"data.{field}" not in typed}
     data: Any = recipe.data
+    typed = {key.removeprefix("data.") for key in (*stored, *named(flags)) if key.startswith("data.")}
+    decided = {**data.following(default.data, typed), **recipe.model.data_fields()}
+    fields = {field: value for field, value in decided.items() if field not in typed}
     return (dataclasses.replace(recipe, data=dataclasses.replace(data, **fields)) if fields else recipe), run
 
 

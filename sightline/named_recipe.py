@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sightline import recipes, terminal, words
 from sightline.data.loading.forkserver import start_early
 from sightline.errors import SightlineError, UsageError
+from sightline.fields import named
 from sightline.hardware import early_cuda, launch
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
         name = config.recipe_named_in(file)
         words.refuse(command, name, rest)
     recipe, run = config.load(name, rest, file)
+    is_told = value_of("progress", rest, "auto") != "off" and launch.detect(os.environ) is None
+    if command in TELLS_DATA and not file and is_told:
+        _say_sizes(recipe, config.untouched(name), rest)
     if command in NEEDS_BATCH:
         recipe.train.require_batch(command)
     return recipe, run
@@ -75,6 +79,14 @@ def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | 
     if command in TELLS_DATA and seen.line and not is_rank and value_of("progress", flags, "auto") != "off":
         terminal.say(seen.line)
     return seen.flags
+
+
+def _say_sizes(recipe: Recipe, own: Recipe, flags: Sequence[str]) -> None:
+    """Say which fields of the data follow others that were typed."""
+    typed = {name.removeprefix("data.") for name in named(flags) if name.startswith("data.")}
+    if followed := recipe.data.following(own.data, typed):
+        sizes = ", ".join(f"{name} {value}" for name, value in followed.items())
+        terminal.say(f"data: {sizes}, in proportion to the size that was typed")
 
 
 def names_run(word: str) -> bool:

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -214,6 +214,10 @@ class DataConfig(ABC):
         """Return this config with what a run folder keeps of the data, e.g. the split that was drawn."""
         return self
 
+    def following(self, recipe: Self, typed: Collection[str]) -> dict[str, Any]:
+        """Return values of fields that follow others which differ from the recipe's; fields that were typed do not."""
+        return {}
+
     def on_host(self) -> Self:
         """Return this config with its samples decoded on the host, where it leaves that open."""
         return self
@@ -254,8 +258,6 @@ class DataConfig(ABC):
         """Return this config for synthetic samples that look like those of `spec`."""
         raise UsageError(f"{type(self).__name__} has no synthetic data; give --data.path DIR and --data real")
 
-    # Every sample before training: `check`
-
     def check(self, decode: bool, processes: int, progress: Callable[[str, int, int], None]) -> CheckReport:
         """Look at every sample of both splits, with `decode` also at its pixels; progress(what, done, total)."""
         raise UsageError(f"{type(self).__name__} has no check of its own; train with it, it stops at the first problem")
@@ -266,9 +268,7 @@ class CheckReport(Protocol):
 
     @property
     def problems(self) -> Sequence[object]: ...  # empty if the data are good
-    def as_text(self) -> str:
-        """Return the report for people."""
-
+    def as_text(self) -> str: ...  # for people
     def as_json(self) -> str: ...  # for programs
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -147,6 +147,12 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     def on_host(self) -> ClassificationData:
         """Decode on the CPU, unless a decoder was typed."""
         return replace(self, decoder="cpu") if self.decoder == "auto" else self
+
+    def following(self, recipe: Self, typed: Collection[str]) -> dict[str, Any]:
+        """Scale both sizes of evaluation with that of training, unless one of them was typed."""
+        if self.size == recipe.size or {"eval_size", "eval_resize"} & set(typed):
+            return {}
+        return {name: round(getattr(recipe, name) * self.size / recipe.size) for name in ("eval_size", "eval_resize")}
 
     def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open images of unknown class; their label is 0."""

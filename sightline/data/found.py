@@ -6,6 +6,7 @@ user typed a number. Imports no torch, like the sources.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,8 +35,10 @@ class Found:
 
     @property
     def flags(self) -> list[str]:
-        """Return the fields as flags."""
-        return [f"--{name.replace('_', '-')}={text}" for name, text in self.fields.items()]
+        """Return the fields as flags; a text with spaces is several values."""
+        texts = {f"--{name.replace('_', '-')}": text for name, text in self.fields.items()}
+        several = [[name, *text.split()] if " " in text else [f"{name}={text}"] for name, text in texts.items()]
+        return list(itertools.chain.from_iterable(several))
 
 
 def of_recipe(name: str, flags: Sequence[str], config: Path | None, wants_line: bool = True) -> Found:
@@ -80,6 +83,10 @@ def _with_smaller_batch(found: Found, declared: Fields, typed: Mapping[str, str]
     if "optimizer.lr" not in typed and own.get("optimizer.lr_for_batch") == "0":
         fields["optimizer.lr"] = f"{float(own['optimizer.lr']) * smaller / int(batch):g}"
         said += f" and rate {fields['optimizer.lr']}"
+        if own.get("schedule.kind") == "table" and "schedule.table_rates" not in typed:
+            rates = [float(rate) * smaller / int(batch) for rate in own["schedule.table_rates"].strip("()").split(",")]
+            fields["schedule.table_rates"] = " ".join(f"{rate:g}" for rate in rates)
+            said += f" (later up to {max(rates):g})"
     why = "is more than there are" if found.samples < int(batch) else "leaves one step in an epoch"
     return replace(found, line=f"{found.line}; {said}, as the recipe's {batch} {why}", fields=fields)
 

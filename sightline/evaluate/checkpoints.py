@@ -310,4 +310,6 @@ def _differences(trained: DataSpec, found: DataSpec) -> str:
             f"{len(trained.classes)} classes ({', '.join(trained.classes[:3])}, ...), "
             f"found {len(found.classes)} ({', '.join(found.classes[:3])}, ...)"
         )
-    return f"{trained}, found {found}"
+    fields = [field.name for field in dataclasses.fields(DataSpec)]
+    pairs = {name: (getattr(trained, name), getattr(found, name)) for name in fields}
+    return "; ".join(f"{name} {old}, found {new}" for name, (old, new) in pairs.items() if old != new)

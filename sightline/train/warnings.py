@@ -23,7 +23,7 @@ MOST = {"sgd": 0.1, "sgd_keras": 0.1, "rmsprop": 1e-3, "adam": 1e-3, "adamw": 1e
 def start_warnings(recipe: Recipe, base_lr: float, classes: tuple[str, ...]) -> list[str]:
     """Return a line for each that applies; `base_lr` is the rate that the schedule starts from."""
     rates = (rates_for_another_batch(recipe), high_rate(recipe, base_lr))
-    found = (*rates, no_weights(recipe), head_of_other_classes(recipe, classes))
+    found = (*rates, no_weights(recipe), head_of_other_classes(recipe, classes), other_size(recipe))
     return [f"warning: {line}" for line in found if line]
 
 
@@ -36,6 +36,15 @@ def rates_for_another_batch(recipe: Recipe) -> str:
         f"schedule.table_rates were made for a global batch of {made_for} and are not scaled to this run's {batch}; "
         f"for scaled rates add --schedule.kind cosine --optimizer.lr 0.1 --optimizer.lr-for-batch 256"
     )
+
+
+def other_size(recipe: Recipe) -> str:
+    """Warn about images that are evaluated much larger than in training, or smaller: scores would be those of another
+    task. A third larger is common, and helps."""
+    size, at = getattr(recipe.data, "size", 0), getattr(recipe.data, "eval_size", 0)
+    if not size or not at or size <= at <= 1.35 * size:
+        return ""
+    return f"images are {size} pixels wide in training and {at} in evaluation; --data.eval-size {size} makes them equal"
 
 
 def high_rate(recipe: Recipe, base_lr: float) -> str:

@@ -287,6 +287,29 @@ def test_a_batch_that_leaves_one_step_in_an_epoch_becomes_smaller(sightline, pet
     assert said.code == 0 and "; batch" not in found(said) and "2 epochs of 1 step" in said.out, said
 
 
+def test_a_table_of_rates_is_scaled_with_the_batch(sightline, pets: Path, tmp_path: Path):
+    few = [flag for flag in SHORT[1:] if not flag.startswith("--train.global-batch")]
+    flags = ["resnet50", "--data", pets, "--model.arch=resnet18", *few, "--train.max-steps=1"]
+    said = sightline("train", *flags, "--out", tmp_path / "run")
+    assert "; batch 16 and rate 0.00625 (later up to 0.05), as the recipe's 256" in found(said), said
+    stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["schedule"]["table_rates"]
+    assert stored == pytest.approx([rate / 16 for rate in (0.275, 0.45, 0.625, 0.8, 0.08, 0.008, 0.0008)])
+
+
+def test_the_sizes_of_evaluation_follow_a_typed_size(sightline, pets: Path, tmp_path: Path):
+    flags = ["demo_classification", "--data", pets, "--data.size=40", "--batch-size=8", "--train.max-steps=1"]
+    said = sightline("train", *flags, "--out", tmp_path / "run")
+    assert said.code == 0, said
+    assert "data: eval_size 40, eval_resize 40, in proportion to the size that was typed\n" in said.out, said
+    stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["data"]
+    assert (stored["eval_size"], stored["eval_resize"]) == (40, 40)
+    said = sightline("train", *flags, "--data.eval-size=64", "--out", tmp_path / "other")
+    assert said.code == 0 and "in proportion" not in said.out, said
+    assert "warning: images are 40 pixels wide in training and 64 in evaluation; --data.eval-size 40" in said.out, said
+    said = sightline("evaluate", tmp_path / "run", "--data.eval-size=32")
+    assert said.code == 3 and "it was trained on size (40, 40), found (32, 32)" in said.err, said
+
+
 # Classes
 
 
@@ -310,6 +333,7 @@ def test_what_is_found_is_said_before_torch_is_imported(pets: Path, tmp_path: Pa
         "data.classes": "4",
         "train.global_batch": "16",
         "optimizer.lr": "0.00625",
+        "schedule.table_rates": "0.0171875 0.028125 0.0390625 0.05 0.005 0.0005 5e-05",
     }
     assert said.stdout.startswith("data: 4 classes, 32 + 8 images") and said.stdout.endswith(f"{decided} False\n")
 

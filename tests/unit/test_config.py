@@ -195,6 +195,22 @@ def test_a_rate_that_is_asked_for_holds_for_any_number_of_ranks(tmp_path: Path, 
         assert (both.base_lr(2048, 1), both.base_lr(2048, 8)) == (5.0, 7.0)
 
 
+def test_sizes_of_evaluation_follow_the_size_unless_one_of_them_is_named(tmp_path: Path):
+    def sizes(*flags: str, file: Path | None = None) -> tuple[int, int, int]:
+        data = config.load("resnet50", ["--data.classes=4", *flags], file)[0].data
+        return data.size, data.eval_size, data.eval_resize
+
+    assert sizes() == (224, 224, 256)
+    assert sizes("--data.size=160") == (160, 160, 183)
+    assert sizes("--data.size=160", "--data.eval-size=192") == (160, 192, 256)
+    assert sizes("--data.size=160", "--data.eval-resize=200") == (160, 224, 200)
+    file = tmp_path / "mine.yaml"
+    file.write_text("recipe: resnet50\ndata:\n  size: 112\n")
+    assert sizes(file=file) == (112, 112, 128)
+    file.write_text("recipe: resnet50\ndata:\n  eval_size: 128\n  eval_resize: 146\n")
+    assert sizes("--data.size=112", file=file) == (112, 128, 146)
+
+
 def test_without_flags_values_of_a_file_are_checked(tmp_path: Path):
     with pytest.raises(UsageError, match="train.epochs=0 must be at least 1"):
         loaded(tmp_path, "train: {epochs: 0}")

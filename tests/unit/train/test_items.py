@@ -121,7 +121,7 @@ def test_an_item_of_four_samples_counts_four(tmp_path: Path, capsys):
 
 def test_the_step_and_the_length_of_a_run_count_samples():
     bound = StripData().open("train", 0).bind(CPU, 8)
-    ours = OurStep(recipe(), Run(channels_last=False), bound, CPU, True, print, timed=(0, 1))
+    ours = OurStep(recipe(), Run(channels_last=False), bound, CPU, False, print, timed=(0, 1))
     ours.advance()
     facts = ours.facts()  # two more, for the time from one start to the next
     ours.close()
