@@ -82,6 +82,15 @@ def _policy(given: Given) -> Sequence[str]:
     return ["--data.policy", POLICIES[given["auto_augment"]]]
 
 
+def _sizes(given: Given) -> Sequence[str]:
+    """Write the sizes of evaluation along with that of training, which they would follow."""
+    sizes = {"size": (given["train_crop_size"], 224), "eval-size": (given["val_crop_size"], 224)}
+    sizes["eval-resize"] = (given["val_resize_size"], 256)
+    if all(size == own for size, own in sizes.values()):
+        return []
+    return [word for name, (size, _) in sizes.items() for word in (f"--data.{name}", str(size))]
+
+
 def _ema(given: Given) -> Sequence[str]:
     if not given["model_ema"]:
         return []
@@ -261,10 +270,10 @@ FLAGS = (
     Flag("--ra-magnitude", "int", 9, Field("--data.policy-magnitude", 9, DEAD)),
     Flag("--augmix-severity", "int", 3, Field("--data.augmix-severity", 3, DEAD)),
     Flag("--random-erase", "float", 0.0, Field("--data.random-erase", 0.0, DEAD)),
-    Flag("--train-crop-size", "int", 224, Field("--data.size", 224, DEAD)),
+    Flag("--train-crop-size", "int", 224, Field("--data.size", effect=DEAD, make=_sizes)),
     Flag("--interpolation", "text", "bilinear", Field("--data.interpolation", "bilinear", DEAD)),
-    Flag("--val-resize-size", "int", 256, Field("--data.eval-resize", 256, DEAD)),
-    Flag("--val-crop-size", "int", 224, Field("--data.eval-size", 224, DEAD)),
+    Flag("--val-resize-size", "int", 256, Field("--data.eval-resize", effect=DEAD, make=nothing)),
+    Flag("--val-crop-size", "int", 224, Field("--data.eval-size", effect=DEAD, make=nothing)),
     Flag(
         "--amp",
         "switch",
