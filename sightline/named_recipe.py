@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sightline import recipes, terminal, words
 from sightline.data.loading.forkserver import start_early
 from sightline.errors import SightlineError, UsageError
+from sightline.fields import data_of, named
 from sightline.hardware import early_cuda, launch
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | 
     except SightlineError:
         if command in TELLS_DATA and not is_rank:
             raise
-        return []  # `check` lists all that is wrong, ranks fail together later, and data may be on another host
+        # `check` lists all that is wrong, ranks fail together later, and data may be on another host.
+        is_open = file is None and "data.classes" not in named(flags) and data_of(name)[0] in found.OPENERS
+        return ["--data.classes=0"] if command == "check" and is_open else []  # the recipe's number is not the data's
     if command in TELLS_DATA and seen.line and not is_rank and value_of("progress", flags, "auto") != "off":
         terminal.say(seen.line)
     return seen.flags
