@@ -1,19 +1,26 @@
 """`python -m sightline`, and the command `sightline`."""
 
-import multiprocessing
+import os
 import sys
 
 from sightline import terminal
-from sightline.cli import main
-from sightline.hardware import early_cuda
+
+try:
+    import multiprocessing
+
+    from sightline.cli import main
+    from sightline.hardware import early_cuda
+except KeyboardInterrupt:  # later ones are answered by main()
+    terminal.say("stopped by Ctrl-C", "stderr")
+    os._exit(130)  # sys.exit may end by the signal instead: Python remembers one that came within exec()
 
 
 def run() -> None:
     """Run the command that was typed, and end the process. A migrated script ends as Python does, and so does a process
     of somebody's multiprocessing, which waits for word from it."""
     code = main()
-    is_heavy = "torch" in sys.modules or early_cuda.has_begun()
-    if is_heavy and sys.argv[1:2] != ["migrate"] and multiprocessing.parent_process() is None:
+    leaves = code == 130 or "torch" in sys.modules or early_cuda.has_begun()
+    if leaves and sys.argv[1:2] != ["migrate"] and multiprocessing.parent_process() is None:
         terminal.leave(code)
     sys.exit(code)
 

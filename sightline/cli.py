@@ -8,7 +8,7 @@ import os
 import pkgutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import get_type_hints
 
@@ -22,6 +22,7 @@ from sightline.named_recipe import (
     names_run,
     ran_as_ranks,
     ran_as_ranks_of_run,
+    refuse_flags_of_run,
     refuse_recipe_named_first,
     refuse_value_of_flag,
     run_config,
@@ -70,7 +71,7 @@ def check(flags: Sequence[str]) -> None:
     parser.add_argument("--decode", action=argparse.BooleanOptionalAction, default=True, help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
-    recipe, run = load_recipe("check", rest)
+    recipe, run = load_recipe("check", rest, _own(parser))
     from sightline.hardware.limits import usable_cores
     from sightline.terminal.progress import shown_progress
 
@@ -93,7 +94,7 @@ def show(flags: Sequence[str]) -> None:
         rest = [*filter(None, [arguments.recipe]), "--config", str(run_config(folder)), *rest[1:]]
     elif arguments.recipe:
         raise UsageError("--recipe is for runs that were made with your own recipe; give a run folder, or leave it out")
-    recipe, run = load_recipe("show", rest)
+    recipe, run = load_recipe("show", rest, _own(parser))
     from sightline.measure.show import draw_sheet
 
     path, said = draw_sheet(recipe, run, folder, arguments.out)
@@ -156,13 +157,14 @@ def evaluate(flags: Sequence[str]) -> None:
     parser.add_argument("--choose-postprocessing", action="store_true", help=what)
     arguments, rest = parser.parse_known_args(flags)
     refuse_value_of_flag(flags, arguments.run, "evaluate RUN")
+    refuse_flags_of_run("evaluate", arguments.run, arguments.recipe, rest, _own(parser))
     if arguments.all and (arguments.labels or arguments.choose_postprocessing):
         other = "--labels" if arguments.labels else "--choose-postprocessing"
         raise UsageError(f"--all cannot be combined with {other}; name one checkpoint with --checkpoint")
     if ran_as_ranks_of_run(["evaluate", *flags], rest):
         return
     if not Path(arguments.run).is_dir() and names_recipe(arguments.run, rest):
-        _evaluate_weights(arguments, rest)
+        _evaluate_weights(arguments, rest, _own(parser))
         return
     from sightline import api
     from sightline.runs import score_text
@@ -187,7 +189,7 @@ def evaluate(flags: Sequence[str]) -> None:
             print(line)
 
 
-def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
+def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str], own: Collection[str]) -> None:
     """Score weights from a file with the network, data and task of a recipe."""
     others = (arguments.all, arguments.labels, arguments.recipe, arguments.choose_postprocessing)
     if any(others) or arguments.checkpoint != "best":
@@ -195,7 +197,7 @@ def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str]) -> No
             f"--all, --labels, --recipe, --checkpoint and --choose-postprocessing are for runs, and {arguments.run} is "
             "a recipe; leave them out"
         )
-    recipe, run = load_recipe("evaluate", [arguments.run, *flags])
+    recipe, run = load_recipe("evaluate", [arguments.run, *flags], own)
     from sightline import api
     from sightline.runs import score_text
 
@@ -226,6 +228,7 @@ def predict(flags: Sequence[str]) -> None:
     arguments, rest = parser.parse_known_args(flags)
     for first in (arguments.run, arguments.inputs[0]):
         refuse_value_of_flag(flags, first, "predict RUN INPUT ...")
+    refuse_flags_of_run("predict", arguments.run, arguments.recipe, rest, _own(parser))
     if ran_as_ranks_of_run(["predict", *flags], rest):
         return
     from sightline import api
@@ -258,6 +261,7 @@ def export(flags: Sequence[str]) -> None:
     _add_checkpoint(parser)
     arguments, rest = parser.parse_known_args(flags)
     refuse_value_of_flag(flags, arguments.run, "export RUN")
+    refuse_flags_of_run("export", arguments.run, arguments.recipe, rest, _own(parser))
     from sightline.export import run
 
     options = run.ExportOptions(arguments.format, arguments.out, arguments.raw)
@@ -328,7 +332,7 @@ def inspect(flags: Sequence[str]) -> None:
     parser.add_argument("--ranks", type=int, default=1, help="number of devices of the run; some rates depend on it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
-    recipe, run = load_recipe("inspect", rest)
+    recipe, run = load_recipe("inspect", rest, _own(parser))
     from sightline.measure import inspect as measure
 
     print(measure.as_text(measure.inspect(recipe, run, arguments.lr_at, arguments.ranks), arguments.json))
@@ -461,6 +465,10 @@ def _overview() -> str:
 def _parser(name: str, command: Callable[[Sequence[str]], None], more: str = "") -> argparse.ArgumentParser:
     usage = f"sightline {name} {more}" if more else None
     return argparse.ArgumentParser(f"sightline {name}", usage=usage, description=command.__doc__, allow_abbrev=False)
+
+
+def _own(parser: argparse.ArgumentParser) -> list[str]:
+    return [option for option in parser._option_string_actions if option.startswith("--")]
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:

@@ -24,8 +24,13 @@ class Flag:
 
     default: str  # as in the source
     text: str
-    is_switch: bool  # also has --part.no-field
+    kind: str  # the annotation, e.g. int
     choices: tuple[str, ...]  # of Literal[...]
+
+    @property
+    def is_switch(self) -> bool:
+        """True if it also has --part.no-field."""
+        return self.kind == "bool"
 
 
 Fields = dict[str, Flag]
@@ -175,7 +180,7 @@ def _fields_of(source: _Source, name: str) -> Fields:
     for field, after in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             kind = ast.unparse(field.annotation)
-            found[field.target.id] = Flag(_default(field.value), _text(after), kind == "bool", _choices(kind))
+            found[field.target.id] = Flag(_default(field.value), _text(after), kind, _choices(kind))
     return found
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sightline import recipes, terminal, words
 from sightline.data.loading.forkserver import start_early
 from sightline.errors import SightlineError, UsageError
-from sightline.fields import named
+from sightline.fields import data_of, named
+from sightline.files.checkpoint_folder import nearest_run, run_of
+from sightline.files.plain_yaml import read_yaml
 from sightline.hardware import early_cuda, launch
 
 if TYPE_CHECKING:
@@ -25,8 +28,9 @@ NEEDS_BATCH = (
 )  # commands that use train.global_batch, which no run has measured
 
 
-def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
-    """Load the recipe named first, or the one that --config names; flags may be short ones."""
+def load_recipe(command: str, flags: Sequence[str], own: Collection[str] = ()) -> tuple[Recipe, Run]:
+    """Load the recipe named first, or the one that --config names; flags may be short ones. `own` are the flags of the
+    command itself, for suggestions."""
     flags = words.expand(flags)
     rest = [each for flag in flags for each in (flag.split("=", 1) if flag.startswith("--config=") else [flag])]
     file = None
@@ -45,7 +49,7 @@ def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
             f"e.g. `sightline {command} {recipes.names()[0]} --data.path DIR`"
         )
     if name:
-        words.refuse(command, name, rest)
+        words.refuse(command, name, rest, own)
         if command == "train" and terminal.is_command():  # a script that calls us may fork later
             early_cuda.begin(value_of("device", rest, "auto"), flags)
         rest += _fields_of_data(command, name, rest, file)
@@ -55,7 +59,7 @@ def load_recipe(command: str, flags: Sequence[str]) -> tuple[Recipe, Run]:
 
     if file and not name:
         name = config.recipe_named_in(file)
-        words.refuse(command, name, rest)
+        words.refuse(command, name, rest, own)
     recipe, run = config.load(name, rest, file)
     is_told = value_of("progress", rest, "auto") != "off" and launch.detect(os.environ) is None
     if command in TELLS_DATA and not file and is_told:
@@ -75,7 +79,9 @@ def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | 
     except SightlineError:
         if command in TELLS_DATA and not is_rank:
             raise
-        return []  # `check` lists all that is wrong, ranks fail together later, and data may be on another host
+        # `check` lists all that is wrong, ranks fail together later, and data may be on another host.
+        is_open = file is None and "data.classes" not in named(flags) and data_of(name)[0] in found.OPENERS
+        return ["--data.classes=0"] if command == "check" and is_open else []  # the recipe's number is not the data's
     if command in TELLS_DATA and seen.line and not is_rank and value_of("progress", flags, "auto") != "off":
         terminal.say(seen.line)
     return seen.flags
@@ -102,6 +108,19 @@ def names_recipe(target: str, flags: Sequence[str]) -> bool:
     return target in recipes.names() or target.endswith(".py") or has_weights
 
 
+def refuse_flags_of_run(command: str, run: str, recipe: str, flags: Sequence[str], own: Collection[str]) -> None:
+    """Refuse flags that the recipe of a run, or the user's own, does not have. One that cannot be found here is left to
+    the parser."""
+    if flags and not flags[0].startswith("-"):
+        raise UsageError(f"unexpected '{flags[0]}'; `sightline {command} --help` shows what comes after {command}")
+    name = recipe
+    if not name:
+        with contextlib.suppress(UsageError):  # a damaged file does not matter: checkpoints hold their recipe
+            name = str(read_yaml(run_of(Path(run)) / "config.yaml").get("recipe"))
+    if recipe.endswith(".py") or name in recipes.names():
+        words.refuse_flags(command, name, words.expand(flags), own)
+
+
 def refuse_value_of_flag(flags: Sequence[str], value: str, usage: str) -> None:
     """Refuse a positional argument after a flag of the recipe: only the recipe in RUN knows which flags take values."""
     before = flags[flags.index(value) - 1] if value in flags[1:] else ""
@@ -113,8 +132,11 @@ def run_config(folder: Path) -> Path:
     """Return the config file of a run folder; UsageError if it is not one."""
     if (file := folder / "config.yaml").is_file():
         return file
-    what = "is not a run folder" if folder.is_dir() else "does not exist"
-    raise UsageError(f"{folder} {what}; give a recipe, or a folder that `sightline train` wrote, e.g. runs/resnet50")
+    if not folder.exists():
+        raise UsageError(f"{folder} does not exist{nearest_run(folder)}")
+    raise UsageError(
+        f"{folder} is not a run folder; give a recipe, or a folder that `sightline train` wrote, e.g. runs/resnet50"
+    )
 
 
 def refuse_recipe_named_first(flags: Sequence[str]) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import difflib
 import errno
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 from sightline import recipes
 from sightline.errors import UsageError
-from sightline.fields import Fields, flags_of, named
+from sightline.fields import Fields, Flag, flags_of, named
 from sightline.hardware import launch
 
 ALIASES = {
@@ -43,6 +43,21 @@ class ShortFields(TypedDict, total=False):
     resume: str | os.PathLike[str]
 
 
+MEANT = {  # words of other trainers that are unlike ours
+    "--bs": "--batch-size",
+    "--batch": "--batch-size",
+    "--learning-rate": "--lr",
+    "--imgsz": "--data.size",
+    "--img-size": "--data.size",
+    "--image-size": "--data.size",
+}
+NUMBERS: dict[str, tuple[Callable[[str], object], str]] = {  # by annotation
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "Measured": (lambda text: text == "auto" or int(text), "a whole number or auto"),
+}
+SHORT = 4  # letters of words that are like too many others
+SURE = 0.8  # ratio from which a short word counts as near one that begins otherwise
 NEAR = 0.7  # ratio of difflib from which two words count as near
 SHOWN = 3  # most flags that a suggestion names
 OPENS_DATA = ("train", "check", "evaluate", "show")  # commands that read --data.path on this machine
@@ -86,11 +101,11 @@ def _long(flag: str) -> str:
     return ALIASES.get(name.replace("_", "-"), name) + equals + value
 
 
-def refuse(command: str, recipe: str, flags: Sequence[str]) -> None:
-    """Raise UsageError for an unknown recipe, unknown flags and a missing data path."""
+def refuse(command: str, recipe: str, flags: Sequence[str], own: Collection[str] = ()) -> None:
+    """Raise UsageError for an unknown recipe, unknown flags, wrong values and a missing data path. `own` are the flags
+    of the command itself, which may be meant."""
     recipes.refuse_unknown(recipe)
-    if known := flags_of(recipe):
-        _refuse_flags(command, recipe, flags, known)
+    refuse_flags(command, recipe, flags, own)
     if recipe in recipes.names() and command in OPENS_DATA and launch.detect(os.environ) is None:
         _refuse_missing_data(flags)  # among ranks, one that ends this early would leave the others waiting
 
@@ -105,7 +120,10 @@ def refuse_command(command: str, known: Collection[str]) -> None:
     raise UsageError(f"unknown command '{command}'{hint}: {', '.join(known)}")
 
 
-def _refuse_flags(command: str, recipe: str, flags: Sequence[str], known: Fields) -> None:
+def refuse_flags(command: str, recipe: str, flags: Sequence[str], own: Collection[str] = ()) -> None:
+    """Raise UsageError for flags that a recipe does not have, and for values that they cannot have."""
+    if not (known := flags_of(recipe)):
+        return
     names = set(_spellings(known))
     if flags and not flags[0].startswith("-"):
         raise UsageError(f"unexpected '{flags[0]}' after {recipe}; flags come next, e.g. --data.path {flags[0]}")
@@ -113,19 +131,41 @@ def _refuse_flags(command: str, recipe: str, flags: Sequence[str], known: Fields
         name = flag.partition("=")[0].replace("_", "-")
         if not name.startswith("--") or name in names or name in ("--", "--help"):
             continue
-        near = " or ".join(nearest(name, known))
+        near = " or ".join(nearest(name, known, own))
         hint = f" did you mean {near}?" if near else ""
-        own = f"; `sightline {command} --help` shows those of {command}" if command != "train" else ""
+        more = f"; `sightline {command} --help` shows those of {command}" if command != "train" else ""
         raise UsageError(
             f"unknown flag {name} of {command} {recipe};{hint} `sightline train {recipe} --help` shows the usual ones, "
-            f"--help-all every one{own}"
+            f"--help-all every one{more}"
         )
+    for name, value in named(flags).items():
+        if name in known:
+            _refuse_value(f"--{name.replace('_', '-')}", value, known[name])
 
 
-def nearest(flag: str, known: Fields) -> list[str]:
-    """Return the long flags whose last word is most like that of `flag`: --bath-size is near --batch-size."""
+def _refuse_value(flag: str, value: str, declared: Flag) -> None:
+    """Raise UsageError for a word that is not one of the choices, or not a number; the parser checks other values."""
+    make, expected = NUMBERS.get(declared.kind, (str, ""))
+    if declared.choices:
+        near = difflib.get_close_matches(value, declared.choices, n=1)
+        expected = f"one of {', '.join(declared.choices)}" + (f"; did you mean {near[0]}?" if near else "")
+    try:
+        make(value)
+        is_right = not declared.choices or value in declared.choices
+    except ValueError:
+        is_right = False
+    if not is_right:
+        given = "needs a value" if not value or value.startswith("--") else f"is '{value}'"
+        raise UsageError(f"{flag} {given}, expected {expected}")
+
+
+def nearest(flag: str, known: Fields, own: Collection[str] = ()) -> list[str]:
+    """Return the long flags whose last word is most like that of `flag`: --bath-size is near --batch-size. `own` are
+    the flags of a command, which have one word."""
     names = list(_spellings(known))
-    aliases = {short: long for short, long in ALIASES.items() if long in names}
+    aliases = {short: long for short, long in ALIASES.items() if long in names} | {each: each for each in own}
+    if (meant := MEANT.get(flag)) in (*aliases, *names):
+        return [str(meant)]
     if flag in aliases:
         return [aliases[flag]]
     if (dotted := f"--{flag[2:].replace('-', '.', 1)}") in names:  # --data-path
@@ -136,7 +176,7 @@ def nearest(flag: str, known: Fields) -> list[str]:
     scores: dict[str, float] = {}
     for typed, long in (*aliases.items(), *zip(names, names, strict=True)):
         its_part, _, other = typed.removeprefix("--").rpartition(".")
-        ratios = [_ratio(word, other), *(0.85 * _ratio(word, piece) for piece in other.split("-"))]
+        ratios = [_likeness(word, other), *(0.85 * _likeness(word, piece) for piece in other.split("-"))]
         scores[long] = max(scores.get(long, 0), max(ratios) + (0.1 * _ratio(part, its_part) if part else 0))
     near = [name for name in sorted(scores, key=lambda name: -scores[name]) if scores[name] >= NEAR]
     first = aliases.get(f"--{word.partition('-')[0]}")  # --data-dir
@@ -150,6 +190,12 @@ def _spellings(known: Fields) -> Iterator[str]:
         yield f"--{part}.{field}"
         if flag.is_switch:
             yield f"--{part}.no-{field}"
+
+
+def _likeness(word: str, other: str) -> float:
+    """Return the ratio of two words; 0 for a short one that begins otherwise and is not very near: count is not out."""
+    ratio = _ratio(word, other)
+    return ratio if ratio >= SURE or len(other) > SHORT or word[:1] == other[:1] else 0
 
 
 def _ratio(word: str, other: str) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sightline.data import listed, sources
-from sightline.data.sources import Images, SourceOptions, decathlon
+from sightline.data.sources import Images, SourceOptions, decathlon, folder
 from sightline.data.sources.layouts import NAMES, Layout, counted, kept_split
 from sightline.errors import BadData, SightlineError, UsageError
 from sightline.fields import Fields, data_of, flags_of, named
@@ -157,9 +157,13 @@ def _volumes(path: str, fold: int, folds: int, decides: bool) -> Found:
 def _line(both: Mapping[str, Images], options: SourceOptions) -> str:
     train, val = both["train"], both["val"]
     said = [f"data: {len(train.classes)} classes, {len(train)} + {len(val)} images"]
+    places = (train.layout.train, train.layout.val) if train.layout and train.layout.kind == "table" else ()
+    if tables := list(dict.fromkeys(place.labels for place in places if place and place.labels)):
+        others = ", not from the class folders beside it" if folder.find(str(tables[0].parent)) else ""
+        said.append(f"labels from {' and '.join(table.name for table in tables)}{others}")
     if getattr(train, "is_multi_label", False):
         said.append("several labels per image")
-    elif any("," in name for name in train.classes) and train.layout and train.layout.kind == "table":
+    elif tables and any("," in name for name in train.classes):
         said.append("labels hold commas; `;` or `|` separate several labels of an image")
     if train.held_out is not None:
         drawn = f"as {options.split} lists" if options.split else f"about {options.val_fraction:.0%}, by name"

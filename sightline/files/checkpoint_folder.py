@@ -46,16 +46,20 @@ def run_of(path: Path) -> Path:
     return path.parent.parent if path.parent.name == "checkpoints" else path
 
 
+def nearest_run(run: Path) -> str:
+    """Return what to say after the name of a run that does not exist."""
+    beside = [path.name for path in run.parent.iterdir()] if run.parent.is_dir() else []
+    near = difflib.get_close_matches(run.name, beside, n=1)
+    return f"; did you mean {run.parent / near[0]}?" if near else "; `sightline runs` lists those in runs/"
+
+
 def find(run: Path, which: str) -> Path:
     """Return the checkpoint of a run folder that `which` names: best, latest, or a folder name; or `run` itself."""
     if (run / MANIFEST).is_file():
         return run
     folder = run / "checkpoints"
     if not run.exists():
-        beside = [path.name for path in run.parent.iterdir()] if run.parent.is_dir() else []
-        near = difflib.get_close_matches(run.name, beside, n=1)
-        hint = f"; did you mean {run.parent / near[0]}?" if near else "; `sightline runs` lists those in runs/"
-        raise BadCheckpoint(f"{run} does not exist{hint}")
+        raise BadCheckpoint(f"{run} does not exist{nearest_run(run)}")
     if not folder.is_dir():
         raise BadCheckpoint(f"{run} is neither a run folder nor a checkpoint: it has no checkpoints/ and no {MANIFEST}")
     names = names_in(folder)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import UsageError
+from sightline.files.checkpoint_folder import nearest_run
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import loads, read_json
 from sightline.runs.folder import BAD_SAMPLES, BEST_SCORES, DRAWINGS, MAX_SCORES_BYTES, SCORES
@@ -63,6 +64,8 @@ class RunStory:
 def read_story(folder: Path) -> RunStory:
     """Read a run; UsageError if the folder is not one."""
     summary = read_run(folder)
+    if not folder.exists():
+        raise UsageError(f"{folder} does not exist{nearest_run(folder)}")
     if summary is None:
         raise UsageError(f"{folder} is not a run folder; give one that `sightline train` wrote, e.g. runs/resnet50")
     story = RunStory(summary)

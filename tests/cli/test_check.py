@@ -129,6 +129,18 @@ def test_declared_classes(check, shapes):
     assert code == 3 and "10 classes, the recipe declares 12" in out
 
 
+def test_classes_that_nobody_declared_are_no_problem_beside_a_real_one(check, data, tmp_path):
+    """What train refuses leaves the classes unknown; the recipe's 10 is not theirs."""
+    shutil.rmtree(data / "train" / "circle")
+    code, out, _ = check(data, "--json")
+    assert code == 3 and problems(out) == {("class without training", "train", "circle")}
+    config = tmp_path / "own.yaml"
+    config.write_text("recipe: demo_classification\ndata: {classes: 12}\n")
+    for declared in (["--data.classes", "12"], ["--config", str(config)]):
+        code, out, _ = check(data, *declared)
+        assert code == 3 and "9 classes, the recipe declares 12" in out
+
+
 def test_processes_change_nothing(check, shapes, monkeypatch):
     from sightline.data.check import images as checking
 

@@ -92,6 +92,38 @@ def test_ctrl_c_outside_of_training_is_130(sightline, monkeypatch):
     assert sightline("doctor").code == 130
 
 
+@pytest.mark.parametrize(
+    ("during", "said"),
+    [
+        ("sys.meta_path.insert(0, type('Slow', (), {'find_spec': interrupted}))", "stopped by Ctrl-C\n"),
+        (
+            "from sightline import cli; cli.COMMANDS['doctor'] = interrupted",
+            "stopped by Ctrl-C; the same command starts again, from what was saved\n",
+        ),
+    ],
+    ids=["imports", "command"],
+)
+def test_ctrl_c_ends_the_process_with_one_line_and_130(tmp_path: Path, during: str, said: str):
+    """Also within exec(), after which Python would end itself by the signal."""
+    code = (
+        "import runpy, signal, sys\n"
+        "def interrupted(name, *_):\n"
+        "    if isinstance(name, list) or name == 'sightline.cli':\n"
+        "        exec('signal.raise_signal(signal.SIGINT)')\n"
+        f"{during}\n"
+        "runpy.run_module('sightline', run_name='__main__', alter_sys=True)\n"
+    )
+    (tmp_path / "interrupted.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted", "doctor"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (130, said)
+
+
 # list
 
 

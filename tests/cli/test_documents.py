@@ -608,8 +608,8 @@ def test_commands_in_sentences_can_be_typed(name: str, here: Path, monkeypatch: 
     (here / "demo" / "run" / "config.yaml").write_text(config.dump(*config.load("demo_classification")))
     load = cli.load_recipe
 
-    def load_only(command: str, flags: list[str]) -> None:
-        load(command, flags)
+    def load_only(command: str, flags: list[str], own: list[str] | tuple[str, ...] = ()) -> None:
+        load(command, flags, own)
         raise Parsed
 
     monkeypatch.setattr(cli, "load_recipe", load_only)

@@ -112,11 +112,53 @@ def test_a_recipe_of_ones_own_is_checked_like_ours(sightline, tmp_path: Path):
         ("--num-workers", "--run.workers"),
         ("--model", "--model.arch"),
         ("--run.no-tensorbord", "--run.no-tensorboard"),
+        ("--bs", "--batch-size"),
+        ("--imgsz", "--data.size"),
+        ("--img-size=3", "--data.size"),
     ],
 )
 def test_an_unknown_flag_leads_to_the_nearest(sightline, typed: str, meant: str):
     said = sightline("train", "resnet50", typed, 3)
     assert said.code == 2 and f"did you mean {meant}?" in said.err, said
+
+
+def test_a_flag_of_the_command_itself_is_suggested_too(sightline, tmp_path: Path):
+    run = tmp_path / "mine"
+    run.mkdir()
+    (run / "config.yaml").write_text(f"recipe: {NAME}\n")
+    for command, typed, meant in (
+        (["predict", run, "a.jpg"], "--topk", "--top"),
+        (["predict", run, "a.jpg"], "--run.divice", "--run.device or --run.devices"),
+        (["export", run], "--fromat", "--format"),
+        (["evaluate", run], "--checkpiont", "--checkpoint"),
+        (["evaluate", NAME, "--weights", "a.pth"], "--chekpoint", "--checkpoint"),
+        (["check", NAME], "--jsno", "--json"),
+    ):
+        said = sightline(*command, typed, 3)
+        begin = f"error: unknown flag {typed} of {command[0]} {NAME}; did you mean {meant}? "
+        assert said.code == 2 and said.err.startswith(begin) and len(said.err.splitlines()) == 1, said
+        assert f"`sightline {command[0]} --help` shows those of {command[0]}\n" in said.err
+    assert sightline("export", run, "more").err.startswith("error: unexpected 'more'; `sightline export --help` ")
+    for command in ("report", "show", "evaluate"):
+        assert f"mien does not exist; did you mean {run}?\n" in sightline(command, tmp_path / "mien").err
+    (run / "config.yaml").write_text("recipe: [")  # the parser, which knows the recipe of a checkpoint, is next
+    assert "is neither a run folder nor a checkpoint" in sightline("export", run, "--fromat", 3).err
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("--epochs two", "--train.epochs is 'two', expected a whole number"),
+        ("--train.epochs=1.5", "--train.epochs is '1.5', expected a whole number"),
+        ("--lr fast", "--optimizer.lr is 'fast', expected a number"),
+        ("--batch-size atuo", "--train.global-batch is 'atuo', expected a whole number or auto"),
+        ("--epochs --lr 3", "--train.epochs needs a value, expected a whole number"),
+        ("--run.on-nan skp", "--run.on-nan is 'skp', expected one of stop, skip, rewind; did you mean skip?"),
+    ],
+)
+def test_a_value_that_a_flag_cannot_have_is_one_line(sightline, typed: str, message: str):
+    said = sightline("train", NAME, *typed.split())
+    assert (said.code, said.err) == (2, f"error: {message}\n"), said
 
 
 def test_unknown_flags_beside_a_config_file_get_a_suggestion(sightline, tmp_path: Path):
@@ -128,6 +170,7 @@ def test_unknown_flags_beside_a_config_file_get_a_suggestion(sightline, tmp_path
 def test_words_without_a_neighbour_get_no_suggestion(sightline):
     said = sightline("train", "resnet50", "--xyzzy", 3)
     assert said.code == 2 and "unknown flag --xyzzy" in said.err and "did you mean" not in said.err
+    assert "did you mean" not in sightline("show", "resnet50", "--count", 3).err
     said = sightline("train", "resnet50", "images", "--epochs", 3)
     assert said.code == 2 and "e.g. --data.path images" in said.err
 
@@ -153,6 +196,7 @@ def test_wrong_words_are_refused_before_torch_is_imported(tmp_path: Path):
         ["train", "gone.py"],
         ["train", "--config", "gone.yaml"],
         ["train", NAME, "--bath-size", "3"],
+        ["train", NAME, "--epochs", "two"],
         ["train", NAME, "--data", "gone"],
         ["check", NAME, "--data.path=gone"],
         ["show", NAME, "--data.path=gone"],

@@ -97,8 +97,8 @@ def test_the_first_line_says_what_the_table_holds(sightline, copied: Path, tmp_p
     said = sightline("train", NAME, "--data", copied, "--out", tmp_path / "run", *SHORT, "--train.max-steps=1")
     assert said.code == 0, said
     assert said.out.splitlines()[0] == (
-        "data: 3 classes, 64 + 16 images; several labels per image; no val split, so 16 images validate (about 20%, by "
-        "name); ignored: 1 .png"
+        "data: 3 classes, 64 + 16 images; labels from labels.csv; several labels per image; no val split, so 16 images "
+        "validate (about 20%, by name); ignored: 1 .png"
     )
     assert "finished: best map " in said.out
 
@@ -171,9 +171,9 @@ def listed(shapes: Path, tmp_path: Path) -> Path:
 
 
 def test_a_table_trains_to_the_bits_of_the_folders_it_lists(sightline, listed: Path, shapes: Path, tmp_path: Path):
-    for name, path in (("table", listed), ("folder", shapes)):
+    for name, path, of in (("table", listed, "; labels from mine.csv"), ("folder", shapes, "")):
         said = sightline("train", NAME, "--data", path, "--out", tmp_path / name, *SHORT, "--train.max-steps=2")
-        assert said.code == 0 and said.out.startswith("data: 10 classes, 80 + 40 images\n"), said
+        assert said.code == 0 and said.out.startswith(f"data: 10 classes, 80 + 40 images{of}\n"), said
     assert bits(tmp_path / "table") == bits(tmp_path / "folder")
     assert scores_of(tmp_path / "table")["tables"] == scores_of(tmp_path / "folder")["tables"]
 
@@ -204,7 +204,48 @@ def test_a_table_of_one_label_becomes_class_folders(sightline, shapes: Path, tmp
     assert len(list((tmp_path / "out" / "val" / names[0]).iterdir())) == 1
 
 
+def test_a_table_among_class_folders_is_read_and_checked_and_said_to_be(sightline, shapes: Path, tmp_path: Path):
+    root = shutil.copytree(shapes / "train", tmp_path / "both")
+    files = sorted(root.rglob("*.jpg"))
+    rows = [(path.relative_to(root), ("odd", "even")[number % 2]) for number, path in enumerate(files)]
+    write(root / "labels.csv", ("filepath", "label"), rows)
+    said = sightline("show", NAME, "--data.path", root, "--out", tmp_path / "sheet.png", *SMALL)
+    begin = "data: 2 classes, 64 + 16 images; labels from labels.csv, not from the class folders beside it; "
+    assert said.code == 0 and said.out.startswith(begin), said
+    said = sightline("check", NAME, "--data.path", root, "--run.workers=0", "--json")
+    assert said.code == 0 and json.loads(said.out)["splits"]["train"]["classes"] == 2, said
+    write(root / "labels.csv", ("photo", "label"), rows)
+    refused = sightline("train", NAME, "--data.path", root, "--out", tmp_path / "run", *SHORT)
+    assert refused.code == 3 and "labels.csv line 1: no column of files: found 'photo', 'label'" in refused.err
+    said = sightline("check", NAME, "--data.path", root, "--run.workers=0", "--json")
+    [problem] = json.loads(said.out)["problems"]
+    assert said.code == 3 and f"error: {problem['text']}\n" == refused.err
+
+
 # Files that do not exist
+
+
+def test_a_table_whose_files_are_elsewhere_names_the_folders_that_were_searched(
+    sightline, copied: Path, tmp_path: Path
+):
+    (copied / "images").rename(copied / "photos")
+    refused = sightline("train", NAME, "--data", copied, "--out", tmp_path / "run", *SHORT)
+    folders = [copied, copied / "images", copied / "labels", copied / "labels_images"]
+    assert refused.code == 3 and f"e.g. 00.png; searched: {', '.join(map(str, folders))}. " in refused.err, refused
+    said = sightline("check", NAME, "--data.path", copied, "--run.workers=0", "--json")
+    [problem] = json.loads(said.out)["problems"]
+    assert said.code == 3 and f"error: {problem['text']}\n" == refused.err
+
+
+def test_a_class_without_any_file_that_exists_need_not_be_removed(sightline, copied: Path):
+    rows = [(f"{number:02d}.png", "red" if number % 2 else "green") for number in range(80)]
+    write(copied / "labels.csv", ("file", "label"), rows)
+    gone = [copied / "images" / name for name, label in rows if label == "red"]
+    for path in gone:
+        path.unlink()
+    said = sightline("check", NAME, "--data.path", copied, "--run.workers=0", "--json")
+    found = {(each["where"], each["text"]) for each in json.loads(said.out)["problems"]}
+    assert said.code == 3 and found == {(path.name, f"{path} does not exist") for path in gone}
 
 
 def test_missing_images_are_refused_skipped_or_listed(sightline, copied: Path, tmp_path: Path):
@@ -213,7 +254,7 @@ def test_missing_images_are_refused_skipped_or_listed(sightline, copied: Path, t
         (copied / "images" / name).unlink()
     words = ["train", NAME, "--data", copied, "--out", tmp_path / "run", *SHORT]
     said = sightline(*words)
-    assert said.code == 3 and "images that" in said.err and "do not exist, e.g. " in said.err, said
+    assert said.code == 3 and f"do not exist, e.g. {copied / 'images'}/" in said.err, said
     assert "sightline check" in said.err and "--data.on-bad-sample skip" in said.err
     said = sightline(*words, "--data.on-bad-sample=skip", "--train.last-batch=pad")
     assert said.code == 0, said

@@ -195,7 +195,7 @@ def test_wrong_words_get_the_usual_errors(sightline, shapes: Path, tmp_path: Pat
             ["show", tmp_path],
             f"{tmp_path} is not a run folder; give a recipe, or a folder that `sightline train` wrote",
         ),
-        (["show", "runs/gone"], "runs/gone does not exist; give a recipe"),
+        (["show", "runs/gone"], "runs/gone does not exist; `sightline runs` lists"),
         (["show", NAME, "--data.path", tmp_path / "gone"], "gone' does not exist; give the folder of your data"),
         (["show", NAME], "no data: give --data.path DIR"),
         (["show", NAME, "--data", shapes, "--out", "a.gif"], "--out a.gif is not a name of an image; give one that"),

@@ -141,7 +141,7 @@ def test_the_note_about_a_field_comes_after_others(tmp_path: Path):
         (lambda run: api.train(NAME, lrr=1), UsageError, "unknown field 'lrr'; the short names are data, epochs"),
         (lambda run: api.train(NAME, flags={"optimizer.lrr": 1}), UsageError, "did you mean --optimizer.lr"),
         (lambda run: api.train(NAME, data="nowhere"), UsageError, "--data.path 'nowhere' does not exist"),
-        (lambda run: api.train(NAME, data=DATA, lr="fast"), UsageError, "--optimizer.lr: could not convert"),
+        (lambda run: api.train(NAME, data=DATA, lr="fast"), UsageError, "--optimizer.lr is 'fast', expected a number"),
         (lambda run: api.train(NAME, flags="--lr 0.1"), UsageError, "give a list, e.g. ['--lr', '0.1'], or a dict"),
         (lambda run: api.train("unet2d", flags={"data.fold": "all"}), UsageError, "call api.train_folds(*api.load("),
         (lambda run: api.train(NAME, api.Run()), UsageError, "a Run belongs to a Recipe object"),

@@ -18,7 +18,7 @@ import numpy as np
 
 from sightline.data.decode import decode_rgb, read_header
 from sightline.data.processes import over_processes
-from sightline.data.sources import Source, SourceOptions, folder, open_source
+from sightline.data.sources import Source, SourceOptions, folder, open_source, recognised
 from sightline.data.sources.layouts import SPLITS, Layout, counted
 from sightline.data.writing.forms import file_of
 from sightline.errors import BadData, BadSample
@@ -141,14 +141,16 @@ def check_images(
 def _open_both(path: str, kind: str, options: SourceOptions, declared: int, report: Report) -> dict[Split, Source]:
     """Open the splits that can be opened; folders leniently, so that one odd folder does not hide what else there
     is."""
-    if kind in ("auto", "folder") and (layout := folder.find(path)):
+    reads = recognised("open_source", path) if kind == "auto" else kind
+    if reads == "folder" and (layout := folder.find(path)):
         return _open_folders(layout, options, declared, report)
     sources: dict[Split, Source] = {}
     for split in SPLITS:
         try:
             sources[split] = open_source(kind, path, split, options)
         except BadData as error:
-            report.add("cannot be opened", split, path, str(error))
+            if str(error) not in {problem.text for problem in report.problems}:  # one table may be that of both splits
+                report.add("cannot be opened", split, path, str(error))
     for split, source in list(sources.items())[:1]:
         _check_declared(declared, len(source.classes), split, path, report)
     return sources
@@ -198,7 +200,7 @@ def _look_at_one(source: Source, index: int, decode: bool) -> SeenSample:
 
 
 def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: Report) -> None:
-    per_class = _per_class(source, seen)
+    per_class = _per_class(source)
     whole = [each for each in seen if not each.bad]
     report.facts[split] = {
         "images": len(seen),
@@ -214,8 +216,11 @@ def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: 
     }
     if not seen:
         report.add("no images", split, split, "the split is empty")
+    missing = set(source.missing)
     for index, each in enumerate(seen):
-        if each.bad:
+        if missing and (path := str(source.files[index])) in missing:
+            report.add("unreadable", split, source.name(index), f"{path} does not exist")
+        elif each.bad:
             report.add("unreadable", split, source.name(index), each.bad)
         elif outside := [label for label in each.labels if not 0 <= label < len(source.classes)]:
             text = f"label {outside[0]}, expected 0 to {len(source.classes) - 1}"
@@ -239,7 +244,7 @@ def _check_both(sources: dict[Split, Source], seen: dict[Split, list[SeenSample]
     if classes != sources["val"].classes:
         report.add("number of classes", "val", "val", "its classes are not those of train; label both alike")
         return
-    train, val = (_per_class(sources[split], seen[split]) for split in SPLITS)
+    train, val = (_per_class(sources[split]) for split in SPLITS)
     for name, in_train, in_val in zip(classes, train, val, strict=True):
         if not in_train:
             text = f"no training image, {in_val} in val" if in_val else "no image at all; remove the class"
@@ -250,9 +255,10 @@ def _check_both(sources: dict[Split, Source], seen: dict[Split, list[SeenSample]
     add_twins(named["train"], named["val"], report)
 
 
-def _per_class(source: Source, seen: Sequence[SeenSample]) -> list[int]:
-    labels = [label for each in seen for label in each.labels if 0 <= label < len(source.classes)]
-    return np.bincount(np.asarray(labels, np.int64), minlength=len(source.classes)).tolist()
+def _per_class(source: Source) -> list[int]:
+    """Count the images of each class, also those that cannot be read: their class need not be removed."""
+    labels = source.labels[(source.labels >= 0) & (source.labels < len(source.classes))]
+    return np.bincount(labels, minlength=len(source.classes)).tolist()
 
 
 def same_bytes(named: Iterable[tuple[str, bytes]]) -> dict[str, object]:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from sightline.errors import BadData
 from sightline.files.typed_json import short
 
-FILE = ("file", "filename", "file_name", "image", "image_id", "path", "name")  # of several the first
+# Names of the columns, of several the first.
+FILE = ("file", "filename", "file_name", "image", "image_id", "path", "filepath", "file_path", "name")
 LABEL = ("label", "labels", "class", "target", "category")
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 EXPECTED = "a CSV file with a header, e.g. `file,label`, and a line per image, e.g. `a.jpg,cat` (docs/data_labels.md)"

@@ -73,7 +73,7 @@ class Images(ABC):
     layout: Layout | None = None  # where both splits were found, of kinds that may lie anywhere
     held_out: Names | None = None  # of a split that was drawn: the names of the samples that validate
     ignored: Mapping[str, int] = MappingProxyType({})  # files that are not read, by their endings
-    missing: Sequence[str] = ()  # names of samples whose file does not exist, of kinds that list files
+    missing: Sequence[str] = ()  # files of samples that do not exist, of kinds that list files
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -73,7 +73,7 @@ class TableSource(Source):
         self.root = root
         self.classes = classes
         self.is_multi_label = is_multi_label
-        self.missing = tuple(os.fsdecode(file.name) for file in files if file.size is None)
+        self.missing = tuple(str(root / os.fsdecode(file.name)) for file in files if file.size is None)
         self._names = Names.of([file.name for file in files])
         self.labels = np.asarray([label for file in files for label in file.labels], np.int32)
         self._ends = np.cumsum([len(file.labels) for file in files], dtype=np.int64)
@@ -144,7 +144,8 @@ def _read(path: str) -> _Tables:
     layout = _find(path)
     if layout is None:
         raise BadData(f"{path} holds no table, found there: {layouts.contents(Path(path))}; expected {EXPECTED}")
-    parts = _parts(layout, searches=not layouts.is_description(path))
+    searches = not layouts.is_description(path)
+    parts = _parts(layout, searches)
     is_multi_label = any(part.table.is_multi_label for part in parts)
     classes = layout.classes or _classes(parts)
     numbers = {name: label for label, name in enumerate(classes)}
@@ -157,6 +158,8 @@ def _read(path: str) -> _Tables:
         split: [file for part in parts for file in part.files(rows, numbers, is_multi_label, lines)]
         for split, rows in (("train", "train"), ("val", "val" if place["val"] else "test"))
     }
+    if all(file.size is None for some in files.values() for file in some):
+        raise _none_there(parts, searches)
     return _Tables(layout, parts, classes, is_multi_label, files)
 
 
@@ -181,10 +184,25 @@ def _parts(layout: Layout, searches: bool) -> list[_Part]:
     return found
 
 
-def _root_of(table: LabelTable) -> Path:
-    """Return the folder that has most of a table's first files: its own, images, or one with the table's name."""
+def _none_there(parts: Sequence[_Part], searches: bool) -> BadData:
+    tables = " and ".join(str(part.table.path) for part in parts)
+    folders = [folder for part in parts for folder in (_roots(part.table) if searches else (part.images.root,))]
+    return BadData(
+        f"no image that {tables} lists exists, e.g. {parts[0].table.rows[0].file}; searched: "
+        f"{', '.join(map(str, dict.fromkeys(folders)))}. Correct the files in the table, or name their folder in a "
+        f"description with `kind: table` (docs/data_labels.md)"
+    )
+
+
+def _roots(table: LabelTable) -> tuple[Path, ...]:
+    """Return the folders where the files of a table may lie: its own, images, or one with the table's name."""
     own = table.path.parent
-    roots = (own, own / "images", own / table.path.stem, own / f"{table.path.stem}_images")
+    return own, own / "images", own / table.path.stem, own / f"{table.path.stem}_images"
+
+
+def _root_of(table: LabelTable) -> Path:
+    """Return the folder that has most of a table's first files."""
+    roots = _roots(table)
     first = [row.file for row in table.rows[:_TRIED]]
     there = [sum(bool(images.named(file)) for file in first) for images in map(_Images, roots)]
     return roots[there.index(max(there))]
