@@ -1,6 +1,5 @@
 """The parts a workload fills in: data, model, task, metric. The engine knows these and nothing more concrete.
-A recipe puts concrete parts together; `train()` calls them in the order of this file.
-"""
+A recipe puts concrete parts together; `train()` calls them in the order of this file."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class DataSpec:
     multi_label: bool = False  # images: any number of classes each
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain lists and numbers, as a checkpoint stores them. `multi_label` is left out where it is False, so
-        that versions without it read the checkpoint."""
+        """Return plain lists and numbers, for a checkpoint; no `multi_label=False`: older versions do not know it."""
         values = {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
         return values if self.multi_label else {name: v for name, v in values.items() if name != "multi_label"}
 
@@ -214,6 +212,10 @@ class DataConfig(ABC):
         """Return this config with what a run folder keeps of the data, e.g. the split that was drawn."""
         return self
 
+    def for_ranks(self, ranks: int) -> Self:
+        """Return this config with what depends on the number of ranks decided, where it leaves that open."""
+        return self
+
     def on_host(self) -> Self:
         """Return this config with its samples decoded on the host, where it leaves that open."""
         return self
@@ -266,9 +268,7 @@ class CheckReport(Protocol):
 
     @property
     def problems(self) -> Sequence[object]: ...  # empty if the data are good
-    def as_text(self) -> str:
-        """Return the report for people."""
-
+    def as_text(self) -> str: ...  # for people
     def as_json(self) -> str: ...  # for programs
 
 

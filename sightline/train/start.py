@@ -1,4 +1,5 @@
-"""Decide what a recipe leaves open, once, at the first start of a run: its precision, its batch and its decoder.
+"""Decide what a recipe leaves open, once, at the first start of a run: its precision, its batch, the volumes
+of a batch and its decoder.
 
 config.yaml and every checkpoint hold what was decided. A later start takes it from there, on any device.
 """
@@ -31,6 +32,7 @@ def settle(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) 
     """Return the recipe with its precision and batch decided, the same on all ranks. `run.out` names the folder."""
     stored = _stored_train(run)
     recipe = _with_precision(recipe, stored, device, world, log)
+    recipe = _with_volumes(recipe, run, world, log)
     if recipe.train.measures_accumulation:
         recipe = _with_accumulation(recipe, run, stored, device, world, log)
     if recipe.train.measures_batch:
@@ -96,7 +98,11 @@ def _stored(run: Run) -> Mapping[str, Any]:
 
 
 def _stored_train(run: Run) -> Mapping[str, Any]:
-    fields = _stored(run).get("train")
+    return _stored_part(run, "train")
+
+
+def _stored_part(run: Run, name: str) -> Mapping[str, Any]:
+    fields = _stored(run).get(name)
     return fields if isinstance(fields, dict) else {}
 
 
@@ -124,6 +130,15 @@ def _with_precision(recipe: Recipe, stored: Mapping[str, Any], device: Device, w
         advice = "the run was started in it and keeps it" if kept == "bf16" else "--train.precision fp32 is faster"
         log.warn(f"bf16 is only emulated, on a CPU up to 8 times slower than fp32: {why}; {advice}")
     return replace(recipe, train=replace(recipe.train, precision=precision))
+
+
+def _with_volumes(recipe: Recipe, run: Run, world: World, log: RunLog) -> Recipe:
+    """Decide how many volumes share a batch, where that is left open: one per rank of the first start."""
+    kept = world.largest(_stored_number(_stored_part(run, "data"), "nvol"))
+    data = recipe.data.for_ranks(kept or world.size)
+    if data != recipe.data and not kept and (nvol := getattr(data, "nvol", 1)) > 1:
+        log.say(f"a batch takes its slices from {nvol} volumes, one per device; the run keeps this data.nvol={nvol}")
+    return replace(recipe, data=data)
 
 
 def _with_accumulation(
