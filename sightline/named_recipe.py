@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sightline import recipes, terminal, words
 from sightline.data.loading.forkserver import start_early
 from sightline.errors import SightlineError, UsageError
+from sightline.files.checkpoint_folder import folder_of_runs
 from sightline.hardware import early_cuda, launch
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ def run_config(folder: Path) -> Path:
     """Return the config file of a run folder; UsageError if it is not one."""
     if (file := folder / "config.yaml").is_file():
         return file
+    if runs := folder_of_runs(folder):
+        raise UsageError(f"{folder} is {runs}")
     what = "is not a run folder" if folder.is_dir() else "does not exist"
     raise UsageError(f"{folder} {what}; give a recipe, or a folder that `sightline train` wrote, e.g. runs/resnet50")
 

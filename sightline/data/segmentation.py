@@ -67,7 +67,7 @@ class SegmentationData(AugmentFields, DataConfig):
     dim: int = 2
     """2: the network sees slices; 3: it sees volumes."""
     fold: int = 0
-    """The fold that is held out for validation; training uses the others."""
+    """The fold that is held out for validation; training uses the others; with `train` also all: a run per fold."""
     folds: int = 5
     """Number of folds that the volumes are split into."""
     nvol: int = 0

@@ -84,12 +84,13 @@ def _where_split_is_kept(run: Run, folder: Path) -> Path:
 
 
 def with_batch_of(recipe: Recipe, run: Run) -> Recipe:
-    """Return the recipe with the batch and its parts that another run has measured, where its own are left open."""
+    """Return the recipe with the batch, its parts and its volumes of another run, where its own are left open."""
     stored, cfg = _stored_train(run), recipe.train
     batch = _stored_number(stored, "global_batch") if cfg.measures_batch else 0
     parts = _stored_number(stored, "accumulation") if cfg.measures_accumulation else 0
     cfg = replace(cfg, global_batch=batch or cfg.global_batch, accumulation=parts or cfg.accumulation)
-    return replace(recipe, train=cfg)
+    nvol = _stored_number(_stored_part(run, "data"), "nvol")
+    return replace(recipe, train=cfg, data=recipe.data.for_ranks(nvol) if nvol else recipe.data)
 
 
 def _stored(run: Run) -> Mapping[str, Any]:

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import warm
 
-from sightline import cli
+from sightline import cli, config
 from sightline.evaluate.shares import Share
 from sightline.hardware.launch.place import is_rank_0
+from sightline.train import start
 
 BLOBS = runpy.run_path(str(Path(__file__).parents[1] / "recipes/conftest.py"))["write_blobs"]
 HERE = "--run.workers=0 --run.device=cpu --train.precision=fp32".split()
@@ -153,6 +154,8 @@ def test_a_batch_takes_a_volume_per_rank_of_the_first_start(folder: Path, said: 
     line = "a batch takes its slices from 2 volumes, one per device; the run keeps this data.nvol=2"
     assert said["0"]["trained"]["code"] == 0 and said["0"]["trained"]["out"].count(line) == 1
     monkeypatch.chdir(folder)
+    fold, _ = config.load("unet2d", SMALL_UNET)  # another fold of the run takes as many
+    assert start.with_batch_of(fold, config.Run(out="trained")).data.nvol == 2
     shutil.copytree("trained", "resumed")
     resumed = typed([*TRAINED_UNET, "--train.max-steps=2", "--run.out=resumed"])
     assert resumed["code"] == 0 and "resuming from step 1" in resumed["out"] and line not in resumed["out"]
