@@ -125,6 +125,8 @@ def _with_precision(recipe: Recipe, stored: Mapping[str, Any], device: Device, w
                 f"precision fp32 instead of bf16, which would only be emulated and slower: "
                 f"{why or 'so says another rank'}; --train.precision bf16 forces it"
             )
+        if known and precision != (now := device.resolve_precision(wanted)) and not (precision == "bf16" and why):
+            log.say(f"precision {precision}, in which the run was started; a new run would use {now} here")
     else:
         precision = device.resolve_precision(wanted)
     if precision == "bf16" and why:
