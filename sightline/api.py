@@ -154,8 +154,7 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
     """Train every fold of the data into fold-0, fold-1 and so on below the run folder, each an ordinary run that
     resumes, and combine their best scores; return what folds.json there holds."""
     data: Any = recipe.data
-    if not (hasattr(data, "fold") and hasattr(data, "folds")):
-        raise UsageError(f"--data.fold all: {type(data).__name__} of {recipe.name} has no folds; leave it out")
+    folds.refuse_without(recipe)
     if run.resume not in ("auto", "never"):
         raise UsageError(f"--run.resume {run.resume} cannot be combined with --data.fold all; leave one of them out")
     folder = Path(run.out or f"runs/{recipe.name}")
@@ -167,6 +166,7 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
         log.say(f"fold {fold}, {fold + 1} of {data.folds}: {folder / name}")
         benchmark_log = run.benchmark_log and str(Path(run.benchmark_log) / name)
         recipe = start.with_batch_of(recipe, dataclasses.replace(run, out=str(folder / "fold-0")))
+        data = recipe.data
         one = dataclasses.replace(recipe, data=dataclasses.replace(data, fold=fold))
         train_here(one, dataclasses.replace(run, out=str(folder / name), benchmark_log=benchmark_log))
         rows.append(folds.read_fold(folder / name, fold, recipe.task.headline))

@@ -71,10 +71,14 @@ def check(flags: Sequence[str]) -> None:
     parser.add_argument("--decode", action=argparse.BooleanOptionalAction, default=True, help=what)
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
+    rest, wants_all_folds = without_all_folds(rest)  # one fold's two splits are all samples, too
     recipe, run = load_recipe("check", rest, _own(parser))
+    from sightline.evaluate.folds import refuse_without
     from sightline.hardware.limits import usable_cores
     from sightline.terminal.progress import shown_progress
 
+    if wants_all_folds:
+        refuse_without(recipe)
     with shown_progress() as progress:
         processes = run.workers if run.workers >= 0 else min(usable_cores(), 16)
         report = recipe.data.check(arguments.decode, processes, progress)
@@ -283,12 +287,15 @@ def runs(flags: Sequence[str]) -> None:
 def report(flags: Sequence[str]) -> None:
     """Write an HTML page about a run, or compare several: `sightline report runs/resnet50`"""
     parser = _parser("report", report)
-    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders")
+    parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="run folders, or that of all folds")
     parser.add_argument("--out", type=Path, help="the page; default: RUN/report.html, for several runs ./report.html")
     arguments = parser.parse_args(flags)
+    from sightline.evaluate.folds import runs_of
     from sightline.report import page
 
-    print(f"wrote {page.write_report(arguments.runs, arguments.out)}; open it in a browser")
+    folders = [run for folder in arguments.runs for run in runs_of(folder)]
+    out = arguments.out or (arguments.runs[0] / page.PAGE if len(arguments.runs) == 1 else None)
+    print(f"wrote {page.write_report(folders, out)}; open it in a browser")
 
 
 def average(flags: Sequence[str]) -> None:

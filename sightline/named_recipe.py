@@ -12,7 +12,7 @@ from sightline import recipes, terminal, words
 from sightline.data.loading.forkserver import start_early
 from sightline.errors import SightlineError, UsageError
 from sightline.fields import data_of, named
-from sightline.files.checkpoint_folder import nearest_run, run_of
+from sightline.files.checkpoint_folder import folder_of_runs, nearest_run, run_of
 from sightline.files.plain_yaml import read_yaml
 from sightline.hardware import early_cuda, launch
 
@@ -134,9 +134,8 @@ def run_config(folder: Path) -> Path:
         return file
     if not folder.exists():
         raise UsageError(f"{folder} does not exist{nearest_run(folder)}")
-    raise UsageError(
-        f"{folder} is not a run folder; give a recipe, or a folder that `sightline train` wrote, e.g. runs/resnet50"
-    )
+    what = "not a run folder; give a recipe, or a folder that `sightline train` wrote, e.g. runs/resnet50"
+    raise UsageError(f"{folder} is {folder_of_runs(folder) or what}")
 
 
 def refuse_recipe_named_first(flags: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """The parts a workload fills in: data, model, task, metric. The engine knows these and nothing more concrete.
-A recipe puts concrete parts together; `train()` calls them in the order of this file.
-"""
+A recipe puts concrete parts together; `train()` calls them in the order of this file."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class DataSpec:
     multi_label: bool = False  # images: any number of classes each
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain lists and numbers, as a checkpoint stores them. `multi_label` is left out where it is False, so
-        that versions without it read the checkpoint."""
+        """Return plain lists and numbers, for a checkpoint; no `multi_label=False`: older versions do not know it."""
         values = {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
         return values if self.multi_label else {name: v for name, v in values.items() if name != "multi_label"}
 
@@ -161,8 +159,7 @@ class Bound:
     """The device half, inside the step: uint8 to normalised floats, batched augmentation. Static shapes."""
     draw_batch: Callable[[int, int], Arrays] = no_numbers
     """draw_batch(epoch, step of the epoch): random numbers that belong to a whole batch, e.g. those of mixup."""
-    samples_per_item: int = 1
-    """Samples of train.global_batch that one `load` gives."""
+    samples_per_item: int = 1  # samples of train.global_batch that one `load` gives
     decode: Callable[[Batch, Batch], Batch | None] | None = None
     """decode(batch on the host, its copy on the device): the part of loading that runs there, on the loader's stream.
     Returns None if the device refuses the batch. None: `load` does it all."""
@@ -174,8 +171,7 @@ class Bound:
     """check_batch(items per device): raises UsageError if the data cannot come in batches of this size."""
     begin: Callable[[int, int], Callable[[], Arrays]] | None = None  # `load` in two: what is read, then what computes
     cache: Any = None  # memory of loading/cache.py or device_cache.py; the loader starts it before its processes
-    repeats_first: bool = False
-    """The loader hands out the first batch again and again (--data.fake)."""
+    repeats_first: bool = False  # the loader hands out the first batch again and again (--data.fake)
     notes: tuple[str, ...] = ()
     """Lines for the user: what was decided, and why."""
 
@@ -217,6 +213,10 @@ class DataConfig(ABC):
     def following(self, recipe: Self, typed: Collection[str]) -> dict[str, Any]:
         """Return values of fields that follow others which differ from the recipe's; fields that were typed do not."""
         return {}
+
+    def for_ranks(self, ranks: int) -> Self:
+        """Return this config with what depends on the number of ranks decided, where it leaves that open."""
+        return self
 
     def on_host(self) -> Self:
         """Return this config with its samples decoded on the host, where it leaves that open."""

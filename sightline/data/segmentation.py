@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -67,12 +67,12 @@ class SegmentationData(AugmentFields, DataConfig):
     dim: int = 2
     """2: the network sees slices; 3: it sees volumes."""
     fold: int = 0
-    """The fold that is held out for validation; training uses the others."""
+    """The fold that is held out for validation; training uses the others; with `train` also all: a run per fold."""
     folds: int = 5
     """Number of folds that the volumes are split into."""
-    nvol: int = 1
+    nvol: int = 0
     """dim 2: number of volumes that the slices of a batch come from, over all devices; a multiple of the number of
-    devices. It rises by itself if volumes are too shallow to fill their share of a batch."""
+    devices. 0: one per device at the first start. It rises by itself if volumes are shallower than their share."""
     cache: Literal["auto", "off", "ram", "gpu"] = undecisive("auto")
     """ram: keep volumes in memory once read, shared by the ranks of a host; auto: if they take at most half of the
     available memory, and says so; off: rely on the system's file cache; gpu: in the memory of the device, where crops
@@ -101,13 +101,10 @@ class SegmentationData(AugmentFields, DataConfig):
             )
         if not 0 <= self.fold < self.folds or self.folds < 2:
             raise UsageError(f"fold={self.fold} of folds={self.folds}: use 2 folds or more, and fold 0 to folds - 1")
-        if self.nvol < 1:
-            raise UsageError(f"nvol={self.nvol} must be 1 or more")
+        if self.nvol < 0:
+            raise UsageError(f"nvol={self.nvol} must be 1 or more, or 0: one per device")
         if self.nvol > 1 and self.dim == 3:
-            raise UsageError(
-                f"nvol={self.nvol} belongs to dim=2; a batch of patches takes each from another volume; "
-                "use --data.nvol 1"
-            )
+            raise UsageError(f"nvol={self.nvol} belongs to dim=2; dim=3 takes a patch per volume; use --data.nvol 1")
 
     @property
     def augmentation(self) -> Augmentation:
@@ -120,6 +117,10 @@ class SegmentationData(AugmentFields, DataConfig):
             drawn = "" if self.task == decathlon.OWN else " or --data.path synthetic:samples=64"
             raise UsageError(f"no data: give --data.path DIR (written by `sightline prepare decathlon`){drawn}")
         return SegmentationDataset(self, self.source(split), split, seed)
+
+    def for_ranks(self, ranks: int) -> Self:
+        """Take the slices of a batch from one volume per rank, where nvol is left open."""
+        return self if self.nvol else replace(self, nvol=ranks if self.dim == 2 else 1)
 
     def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open any volumes or images, whole; the task's windows cover them."""
@@ -194,7 +195,7 @@ class SegmentationData(AugmentFields, DataConfig):
                 f"nvol={self.nvol} volumes cannot share a batch of {global_batch} slices; use --data.nvol "
                 f"{global_batch} or less, or a larger --train.global-batch"
             )
-        fitting = (n for n in range(self.nvol, global_batch + 1) if global_batch % n == 0)
+        fitting = (n for n in range(max(1, self.nvol), global_batch + 1) if global_batch % n == 0)
         return next(n for n in fitting if global_batch // n <= depth)
 
     def _expected_spec(self) -> DataSpec:
@@ -323,7 +324,7 @@ class SegmentationDataset(Dataset):
 
     def _nvol_note(self, global_batch: int) -> str:
         """Say why a batch is made of more volumes than `nvol`; "" if it is not."""
-        wanted, nvol = self.config.nvol, global_batch // self.samples_per_item(global_batch)
+        wanted, nvol = max(1, self.config.nvol), global_batch // self.samples_per_item(global_batch)
         if self.config.dim == 3 or nvol == wanted:
             return ""
         shallowest = int(self.shapes[:, 0].argmin())

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sightline.config import Recipe
 from sightline.data.volumes.decathlon import is_plain_name
 from sightline.errors import BadData, UsageError
 from sightline.files.checkpoint_folder import MANIFEST
@@ -45,6 +46,13 @@ def split_runs(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _is_run(path: Path) -> bool:
     is_folder = (path / "checkpoints").is_dir() or (path / MANIFEST).is_file() or (path / DOCUMENT).is_file()
     return is_folder or (path.suffix in EXPORTED and path.is_file())
+
+
+def refuse_without(recipe: Recipe) -> None:
+    """Refuse `--data.fold all` for data without folds."""
+    data = recipe.data
+    if not (hasattr(data, "fold") and hasattr(data, "folds")):
+        raise UsageError(f"--data.fold all: {type(data).__name__} of {recipe.name} has no folds; leave it out")
 
 
 def refuse_folds(folder: Path) -> None:

@@ -14,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 
 from sightline.data.inputs import list_files
-from sightline.data.volumes.files import MASK, SUFFIXES, case_name, read_label
-from sightline.data.volumes.pairs import label_of_case
+from sightline.data.volumes.files import FIRST_CHANNEL, MASK, SUFFIXES, case_name, read_label
+from sightline.data.volumes.pairs import label_of_case, labels_in
 from sightline.data.volumes.raw import label_files
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.evaluate.checkpoints import Trained
@@ -32,6 +32,7 @@ from sightline.runs.screen import Screen
 DOCUMENT_OF_SCORES = "scores-labels.json"
 PROBABILITIES = ".npy"
 WORST = 20
+_SHOWN = 5  # labels without a mask
 DRAWN = 4  # worst cases of a run
 _VALUES = 256  # a label is a byte
 _AFFINE_MM = 1e-3  # headers hold 32-bit floats
@@ -71,8 +72,17 @@ def evaluate_folder(predicted: Path, labels: Path) -> Scores:
             cases[case] = path
     base = labels / "labelsTr" if (labels / "labelsTr").is_dir() else labels
     known = label_files(labels) if base == labels else {}
-    pairs = {case: (path, known.get(case) or _label_of(base, case)) for case, path in cases.items()}
-    return _tell(pairs, _class_names(predicted, base), predicted, RunLog(predicted, attempt=None))
+    pairs = {case: (path, known.get(case) or _label_of(base, case, known)) for case, path in cases.items()}
+    by_label: dict[Path, str] = {}
+    for case, (path, label) in pairs.items():
+        if (other := by_label.setdefault(label, case)) != case:
+            raise UsageError(f"{pairs[other][0]} and {path} are both masks of {label.name}; remove one of them")
+    log = RunLog(predicted, attempt=None)
+    every = {*(known.values() or labels_in(base))}
+    if missing := sorted(label.name for label in every - {*by_label}):
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        log.say(f"{len(missing)} of {len(every)} labels have no mask: {', '.join(missing[:_SHOWN])}{more}")
+    return _tell(pairs, _class_names(predicted, base), predicted, log)
 
 
 def evaluate_run(trained: Trained, labels: Path, folder: Path) -> Scores:
@@ -132,6 +142,7 @@ def _tell(
         classes = [f"L{number}" for number in range(max(int(present.max(initial=0)), 1) + 1)]
     scores = scores_of(counts, classes)
     log.release()
+    log.say(f"scored cases: {len(counts)}")
     per_class = [(row["label"], row["dice"]) for row in scores.tables["classes"]]
     log.say(f"mean dice: {scores.values['dice']:.4f} - " + " ".join(f"{label} {dice:.4f}" for label, dice in per_class))
     text = json.dumps({**about, **vars(scores)}, indent=1, allow_nan=False) + "\n"
@@ -158,10 +169,14 @@ def scores_of(counts: Sequence[Counts], classes: Sequence[str]) -> Scores:
     return Scores(values, {"classes": rows, "volumes": cases}, worst)
 
 
-def _label_of(folder: Path, case: str) -> Path:
+def _label_of(folder: Path, case: str, known: Mapping[str, Path]) -> Path:
+    """Find the label of a case, also of a mask that bears nnU-Net's name of an image, CASE_0000."""
+    plain = case.removesuffix(FIRST_CHANNEL)
+    if plain in known:
+        return known[plain]
     if not folder.is_dir():
         raise UsageError(f"--labels {folder} is not a folder; give one that holds CASE.nii.gz for every CASE")
-    if found := label_of_case(folder, case):
+    if found := label_of_case(folder, case) or label_of_case(folder, plain):
         return found
     raise BadSample(case, f"has no label: {folder / case}.nii.gz does not exist; add it or remove the mask")
 

@@ -53,6 +53,12 @@ def nearest_run(run: Path) -> str:
     return f"; did you mean {run.parent / near[0]}?" if near else "; `sightline runs` lists those in runs/"
 
 
+def folder_of_runs(folder: Path) -> str:
+    """Say what a folder is that holds run folders instead of being one, as that of all folds does; "" if it is not."""
+    runs = sorted(path.parent for path in folder.glob("*/checkpoints"))
+    return f"a folder of {len(runs)} runs; give one of them, e.g. {runs[0]}" if runs else ""
+
+
 def find(run: Path, which: str) -> Path:
     """Return the checkpoint of a run folder that `which` names: best, latest, or a folder name; or `run` itself."""
     if (run / MANIFEST).is_file():
@@ -61,7 +67,8 @@ def find(run: Path, which: str) -> Path:
     if not run.exists():
         raise BadCheckpoint(f"{run} does not exist{nearest_run(run)}")
     if not folder.is_dir():
-        raise BadCheckpoint(f"{run} is neither a run folder nor a checkpoint: it has no checkpoints/ and no {MANIFEST}")
+        what = f"neither a run folder nor a checkpoint: it has no checkpoints/ and no {MANIFEST}"
+        raise BadCheckpoint(f"{run} is {folder_of_runs(run) or what}")
     names = names_in(folder)
     if not names:
         raise BadCheckpoint(f"{folder} holds no checkpoint; has the run reached its first save?")

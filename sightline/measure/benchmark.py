@@ -108,6 +108,7 @@ def benchmark(recipe: Recipe, run: Run, options: BenchmarkOptions, say: Say) -> 
             raise UsageError(f"{flag} {folder} cannot be written: {error.strerror}; give another folder") from error
     run = scaling.as_on_many(run) if options.scaling else run
     here, device, recipe = set_up(recipe, run)
+    recipe = dataclasses.replace(recipe, data=recipe.data.for_ranks(here.size))
     ranks.refuse(recipe, here, [f"--{name}" for name in ("peers", "scaling", "whole") if getattr(options, name)])
     say = say if here.is_main else (lambda _: None)
     with joined(here, device, "measuring", "nothing was written; give the command again", say) as here:

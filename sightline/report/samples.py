@@ -47,6 +47,7 @@ class Drawn:
     samples: list[SeenSample] = field(default_factory=list)
     names: list[str] = field(default_factory=list)  # of the items that `samples` come from
     about_labels: str = ""
+    has_slices: bool = False  # samples are slices of volumes
 
     @property
     def is_mixed(self) -> bool:
@@ -55,12 +56,13 @@ class Drawn:
 
     def words(self) -> str:
         """Say in words what is drawn."""
-        each = "image" if len(self.spec.size) == 2 else "patch"
+        each = "patch" if len(self.spec.size) == 3 else "slice" if self.has_slices else "image"
         # Width first; of a patch slices, rows and columns.
-        sides = " x ".join(map(str, self.samples[0].image.shape[:0:-1] if each == "image" else self.spec.size))
+        sides = " x ".join(map(str, self.spec.size if each == "patch" else self.samples[0].image.shape[:0:-1]))
         said = [f"{len(self.samples)} training {each}{'es' if each == 'patch' else 's'} of {sides}"]
         if self.draws:
-            said.append(f"the first row is one {each} augmented {len(self.draws)} times")
+            one = "image augmented" if each == "image" else "volume cropped and augmented"
+            said.append(f"the first row is one {one} {len(self.draws)} times")
         if self.is_mixed:
             said.append(f"{each}s are mixed (mixup, cutmix), with the share of each label behind its name")
         return "; ".join(filter(None, [*said, self.about_labels]))
@@ -114,7 +116,7 @@ def draw_samples(
     items = min(items - draws, order.steps_per_epoch * order.local_batch)
     rows = order.local_batch if comes_whole else min(order.local_batch, items)
     steps = 1 if bound.repeats_first else -(-items // rows)
-    drawn = Drawn(bound.dataset.spec, about_labels=task.label_note())
+    drawn = Drawn(bound.dataset.spec, about_labels=task.label_note(), has_slices=bound.samples_per_item > 1)
     each = max(1, min(bound.samples_per_item, COLUMNS * (ROWS - bool(draws)) // items))
     loaded = _loaded(bound, _FirstRows(order, rows), task, bad, steps, is_late)
     for index, of_item in itertools.islice(loaded, items):

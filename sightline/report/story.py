@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sightline.errors import UsageError
-from sightline.files.checkpoint_folder import nearest_run
+from sightline.files.checkpoint_folder import folder_of_runs, nearest_run
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import loads, read_json
 from sightline.runs.folder import BAD_SAMPLES, BEST_SCORES, DRAWINGS, MAX_SCORES_BYTES, SCORES
@@ -67,7 +67,8 @@ def read_story(folder: Path) -> RunStory:
     if not folder.exists():
         raise UsageError(f"{folder} does not exist{nearest_run(folder)}")
     if summary is None:
-        raise UsageError(f"{folder} is not a run folder; give one that `sightline train` wrote, e.g. runs/resnet50")
+        what = "not a run folder; give one that `sightline train` wrote, e.g. runs/resnet50"
+        raise UsageError(f"{folder} is {folder_of_runs(folder) or what}")
     story = RunStory(summary)
     story.fields = _flat(_read(story, CONFIG, lambda: read_yaml(folder / CONFIG)))
     story.environment = _read(story, ENVIRONMENT, lambda: read_json(folder / ENVIRONMENT, 2**20))

@@ -15,7 +15,16 @@ from sightline.data.decode import decode_rgb
 from sightline.data.formats.nifti import Header, write_volume
 from sightline.data.inputs import read_bytes
 from sightline.data.volumes.components import keep_largest
-from sightline.data.volumes.files import MASK, case_name, channel_files, is_image, read_header, read_label, read_scan
+from sightline.data.volumes.files import (
+    FIRST_CHANNEL,
+    MASK,
+    case_name,
+    channel_files,
+    is_image,
+    read_header,
+    read_label,
+    read_scan,
+)
 from sightline.data.volumes.geometry import Geometry, Triple, to_original
 from sightline.errors import BadSample, UsageError
 from sightline.parts import Batch, DataSpec, PredictJob
@@ -163,11 +172,14 @@ def _mask_name(case: str, path: Path) -> str:
 
 
 def _cases_of(files: Mapping[str, Path], channels: int) -> dict[str, str]:
+    """Return the case of each file. nnU-Net's CASE_0000.nii.gz is CASE; if there is one channel, where all files are
+    named so: scan_0000 and scan_0001 are two cases."""
+    is_first = channels == 1 and all(case_name(name).endswith(FIRST_CHANNEL) for name in files)
     by_case: dict[str, str] = {}
     for name, path in files.items():
         case = case_name(name)
-        if len(channel_files(path, channels)) > 1:
-            case = case.removesuffix("_0000")
+        if is_first or len(channel_files(path, channels)) > 1:
+            case = case.removesuffix(FIRST_CHANNEL)
         other = by_case.setdefault(case, name)
         if other != name:
             result = _mask_name(case, path)

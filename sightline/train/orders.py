@@ -37,7 +37,7 @@ def train_order_of(config: TrainConfig, bound: Bound, world: World) -> TrainOrde
         order = BalancedOrder(**vars(order), members=members)
     if order.local_batch % config.accumulation:
         each = order.samples_per_item
-        held = f"{order.local_batch} items of {each} samples" if each > 1 else f"{order.local_batch} samples"
+        held = f"{order.local_batch} volumes of {each} slices" if each > 1 else f"{order.local_batch} samples"
         raise UsageError(
             f"train.accumulation={config.accumulation} does not divide the {held} per device "
             f"(global_batch={config.global_batch} over {world.size})"

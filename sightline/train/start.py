@@ -1,4 +1,5 @@
-"""Decide what a recipe leaves open, once, at the first start of a run: its precision, its batch and its decoder.
+"""Decide what a recipe leaves open, once, at the first start of a run: its precision, its batch, the volumes
+of a batch and its decoder.
 
 config.yaml and every checkpoint hold what was decided. A later start takes it from there, on any device.
 """
@@ -31,6 +32,7 @@ def settle(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) 
     """Return the recipe with its precision and batch decided, the same on all ranks. `run.out` names the folder."""
     stored = _stored_train(run)
     recipe = _with_precision(recipe, stored, device, world, log)
+    recipe = _with_volumes(recipe, run, world, log)
     if recipe.train.measures_accumulation:
         recipe = _with_accumulation(recipe, run, stored, device, world, log)
     if recipe.train.measures_batch:
@@ -82,12 +84,13 @@ def _where_split_is_kept(run: Run, folder: Path) -> Path:
 
 
 def with_batch_of(recipe: Recipe, run: Run) -> Recipe:
-    """Return the recipe with the batch and its parts that another run has measured, where its own are left open."""
+    """Return the recipe with the batch, its parts and its volumes of another run, where its own are left open."""
     stored, cfg = _stored_train(run), recipe.train
     batch = _stored_number(stored, "global_batch") if cfg.measures_batch else 0
     parts = _stored_number(stored, "accumulation") if cfg.measures_accumulation else 0
     cfg = replace(cfg, global_batch=batch or cfg.global_batch, accumulation=parts or cfg.accumulation)
-    return replace(recipe, train=cfg)
+    nvol = _stored_number(_stored_part(run, "data"), "nvol")
+    return replace(recipe, train=cfg, data=recipe.data.for_ranks(nvol) if nvol else recipe.data)
 
 
 def _stored(run: Run) -> Mapping[str, Any]:
@@ -96,7 +99,11 @@ def _stored(run: Run) -> Mapping[str, Any]:
 
 
 def _stored_train(run: Run) -> Mapping[str, Any]:
-    fields = _stored(run).get("train")
+    return _stored_part(run, "train")
+
+
+def _stored_part(run: Run, name: str) -> Mapping[str, Any]:
+    fields = _stored(run).get(name)
     return fields if isinstance(fields, dict) else {}
 
 
@@ -118,12 +125,23 @@ def _with_precision(recipe: Recipe, stored: Mapping[str, Any], device: Device, w
                 f"precision fp32 instead of bf16, which would only be emulated and slower: "
                 f"{why or 'so says another rank'}; --train.precision bf16 forces it"
             )
+        if known and precision != (now := device.resolve_precision(wanted)) and not (precision == "bf16" and why):
+            log.say(f"precision {precision}, in which the run was started; a new run would use {now} here")
     else:
         precision = device.resolve_precision(wanted)
     if precision == "bf16" and why:
         advice = "the run was started in it and keeps it" if kept == "bf16" else "--train.precision fp32 is faster"
         log.warn(f"bf16 is only emulated, on a CPU up to 8 times slower than fp32: {why}; {advice}")
     return replace(recipe, train=replace(recipe.train, precision=precision))
+
+
+def _with_volumes(recipe: Recipe, run: Run, world: World, log: RunLog) -> Recipe:
+    """Decide how many volumes share a batch, where that is left open: one per rank of the first start."""
+    kept = world.largest(_stored_number(_stored_part(run, "data"), "nvol"))
+    data = recipe.data.for_ranks(kept or world.size)
+    if data != recipe.data and not kept and (nvol := getattr(data, "nvol", 1)) > 1:
+        log.say(f"a batch takes its slices from {nvol} volumes, one per device; the run keeps this data.nvol={nvol}")
+    return replace(recipe, data=data)
 
 
 def _with_accumulation(

@@ -112,6 +112,14 @@ def test_all_folds_are_trained_and_an_interrupted_command_resumes(here: Path, ca
     capsys.readouterr()
     assert cli.main([*command[:-4], "--train.epochs", "2", "--data.fold=all"]) == 0
     assert capsys.readouterr().out == shown and starts(here / "runs/x/fold-1") == 1
+    (here / "runs/x/report.html").unlink()
+    assert cli.main(["report", "runs/x"]) == 0
+    assert all(f"fold-{fold}" in (here / "runs/x/report.html").read_text() for fold in range(3))
+    for words in (["export", "runs/x"], ["show", "runs/x"], ["report", "runs/x", "runs"]):
+        assert cli.main(words) in (2, 4)
+    errors = capsys.readouterr().err.splitlines()
+    assert errors[0] == errors[1] == "error: runs/x is a folder of 3 runs; give one of them, e.g. runs/x/fold-0"
+    assert errors[2].startswith("error: runs is not a run folder")
 
 
 def test_an_evaluation_on_another_fold_says_so(here: Path, capsys):
@@ -126,10 +134,20 @@ def test_an_evaluation_on_another_fold_says_so(here: Path, capsys):
 
 def test_what_has_no_folds_or_begins_elsewhere_is_refused(here: Path, capsys):
     assert cli.main(["train", "demo_classification", "--data.fold", "all"]) == 2
-    assert "ClassificationData of demo_classification has no folds; leave it out" in capsys.readouterr().err
+    assert cli.main(["check", "demo_classification", "--data.path=synthetic:", "--data.fold", "all"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["error: --data.fold all: ClassificationData of demo_classification has no folds; leave it out"] * 2
     assert cli.main(["train", "folded.py", "--data.fold=all", "--run.resume=runs/other"]) == 2
     assert "--run.resume runs/other cannot be combined with --data.fold all" in capsys.readouterr().err
     assert not (here / "runs").exists()
+
+
+def test_check_takes_all_folds(here: Path, capsys):
+    shown = []
+    for fold in ("--data.fold=0", "--data.fold=all"):
+        assert cli.main(["check", "unet2d", "--data.path=synthetic:samples=5", "--data.task=04", fold]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and "no problems" in shown[0]
 
 
 def probabilities(out: Path) -> np.ndarray:

@@ -48,6 +48,12 @@ def test_a_start_that_cannot_be_is_refused(words: list[str], text: str, capsys: 
     assert text in capsys.readouterr().err
 
 
+def test_volumes_of_a_batch_follow_the_ranks(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["launch", "unet2d", "--hosts=a:2,b:2", "--print"]) == 0
+    assert cli.main(["launch", "unet2d", "--hosts=a:2,b:2", "--print", "--data.nvol=2"]) == 2
+    assert "is 2 volumes of 32 slices, which cannot be split over 4 devices" in capsys.readouterr().err
+
+
 def test_a_flag_that_neither_launch_nor_the_recipe_knows_is_refused(capsys: pytest.CaptureFixture[str]):
     assert launch("--hostz", "a:8") == 2
     said = capsys.readouterr().err

@@ -162,9 +162,10 @@ def test_a_drawn_mask_lies_on_its_object(sightline, tmp_path: Path):
 
 def test_patches_of_volumes_are_drawn(sightline, tmp_path: Path):
     flags = ["--data.path=synthetic:samples=8", "--data.task=04", "--run.device=cpu", "--out", tmp_path / "deep.png"]
-    said = sightline("show", "unet3d", *flags)
-    assert "8 training patches of 40 x 56 x 40; the first row is one patch augmented 6 times; seed 0" in said.out, said
-    assert Image.open(tmp_path / "deep.png").width == 1256
+    for recipe, what in (("unet3d", "8 training patches of 40 x 56 x 40"), ("unet2d", "6 training slices of 40 x 56")):
+        said = sightline("show", recipe, *flags)
+        assert f"{what}; the first row is one volume cropped and augmented 6 times; seed 0" in said.out, said
+        assert Image.open(tmp_path / "deep.png").width == 1256
 
 
 def test_a_run_is_shown_with_its_own_fields_and_split(sightline, shapes: Path, tmp_path: Path):

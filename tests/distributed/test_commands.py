@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import warm
 
-from sightline import cli
+from sightline import cli, config
 from sightline.evaluate.shares import Share
 from sightline.hardware.launch.place import is_rank_0
+from sightline.train import start
 
 BLOBS = runpy.run_path(str(Path(__file__).parents[1] / "recipes/conftest.py"))["write_blobs"]
 HERE = "--run.workers=0 --run.device=cpu --train.precision=fp32".split()
@@ -31,6 +32,10 @@ main.py --task 01 --logname res_log --fold 0 --hpus 2 --gpus 0 --norm instance -
 --exec_mode train --learning_rate 0.001 --benchmark --max_epochs 2 --min_epochs 1 --warmup 1 --batch_size 4
 --train_batches 4 --results unet --data blobs""".split()
 
+SMALL_UNET = [*HERE, "--model.width=4", "--data.task=own", "--data.path=blobs", f"--train.global-batch={BATCH}"]
+MEASURED_UNET = ["benchmark", "unet2d", *SMALL_UNET, *SIZES, "--data=real"]
+TRAINED_UNET = ["train", "unet2d", *SMALL_UNET, *QUIET]
+
 
 def commands() -> dict[str, list[str]]:
     """By the folder that each of them writes."""
@@ -41,6 +46,8 @@ def commands() -> dict[str, list[str]]:
         "loader": [*BENCHMARK, "--out=loader", "--loader", *shapes],
         "unet": UNET,
         "images": ["predict", "run", "files", "--out=images", *HERE, "--data.on-bad-sample=skip"],
+        "measured": [*MEASURED_UNET, "--out=measured"],
+        "trained": [*TRAINED_UNET, "--run.out=trained"],
         "volumes": ["predict", "seg", "scans", "--out=volumes", "--save-probabilities", *HERE],
         "unnamed": ["predict", "run", "files", *HERE],  # which ends with exit 3: a file cannot be read
     }
@@ -77,8 +84,7 @@ def prepare(folder: Path, shapes: Path) -> None:
             nibabel.save(nibabel.Nifti1Image(noise, np.eye(4)), f"scans/case{number}.nii.gz")
         flags = [*TINY, *HERE, *QUIET, "--data.path=shapes", "--train.global-batch=16", "--run.out=run"]
         assert cli.main(["train", "demo_classification", *flags]) == 0
-        flags = [*HERE, *QUIET, "--model.width=4", "--data.task=own", "--data.path=blobs", "--train.global-batch=8"]
-        assert cli.main(["train", "unet2d", *flags, "--data.nvol=2", "--run.out=seg"]) == 0
+        assert cli.main([*TRAINED_UNET, "--data.nvol=2", "--run.out=seg"]) == 0
         alone = {name: typed(commands()[name]) for name in ("images", "volumes")}
         for name in alone:
             Path(name).rename(f"{name}-alone")
@@ -140,6 +146,20 @@ def test_the_originals_benchmark_of_several_cards_measures_as_many_ranks(folder:
     assert result["ranks"]["alone"]["step"]["contenders"][0]["images"] == 3 * 4  # as many slices of one volume
     assert json.loads((folder / "unet" / "res_log").read_text()) == result["perf"]
     assert said["0"]["unet"]["out"].count("legacy: sightline benchmark unet2d") == 1
+
+
+def test_a_batch_takes_a_volume_per_rank_of_the_first_start(folder: Path, said: dict, monkeypatch):
+    """One rank, which would take one volume itself, resumes with the two of the first start."""
+    assert result_of(folder / "measured")["config"]["data"]["nvol"] == 2
+    line = "a batch takes its slices from 2 volumes, one per device; the run keeps this data.nvol=2"
+    assert said["0"]["trained"]["code"] == 0 and said["0"]["trained"]["out"].count(line) == 1
+    monkeypatch.chdir(folder)
+    fold, _ = config.load("unet2d", SMALL_UNET)  # another fold of the run takes as many
+    assert start.with_batch_of(fold, config.Run(out="trained")).data.nvol == 2
+    shutil.copytree("trained", "resumed")
+    resumed = typed([*TRAINED_UNET, "--train.max-steps=2", "--run.out=resumed"])
+    assert resumed["code"] == 0 and "resuming from step 1" in resumed["out"] and line not in resumed["out"]
+    assert "  nvol: 2\n" in Path("resumed/config.yaml").read_text()
 
 
 def contents(folder: Path) -> dict[str, bytes]:

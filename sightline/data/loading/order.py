@@ -66,19 +66,19 @@ class TrainOrder:
         if self.global_batch % each:
             below = max(each, self.global_batch // each * each)
             raise UsageError(
-                f"global_batch={self.global_batch} is not a whole number of items of {each} samples; use a multiple of "
-                f"{each}, e.g. --train.global-batch {below}, or another --data.nvol"
+                f"global_batch={self.global_batch} is not a whole number of volumes of {each} slices; use a multiple "
+                f"of {each}, e.g. --train.global-batch {below}, or another --data.nvol"
             )
         if self.items % devices:
             counts = range(-(-self.items // devices) * devices, self.global_batch + 1, devices)
             more = next(count for count in counts if self.global_batch % count == 0)
             raise UsageError(
-                f"global_batch={self.global_batch} is {self.items} items of {each} samples, which cannot be split over "
-                f"{devices} devices; use a multiple of {devices} items, e.g. --data.nvol {more}"
+                f"global_batch={self.global_batch} is {self.items} volumes of {each} slices, which cannot be split "
+                f"over {devices} devices; use a multiple of {devices} volumes, e.g. --data.nvol {more}"
             )
         if self.steps_per_epoch == 0:
             raise UsageError(
-                f"global_batch={self.global_batch} takes {self.items} items of {each} samples and there are "
+                f"global_batch={self.global_batch} takes {self.items} volumes of {each} slices and there are "
                 f"{self.samples} to train on, which leaves no step; use a smaller --data.nvol, or --train.last-batch "
                 f"pad"
             )

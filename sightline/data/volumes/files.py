@@ -6,7 +6,6 @@ CASE_0001.nii.gz, ...); and 2D images with masks, which are volumes of one slice
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from sightline.errors import BadSample
 SUFFIXES = (".nii.gz", ".nii")
 MASK = "_mask.png"  # the end of a mask that `predict` writes for a 2D image
 SAME_PLACE_VOXELS = 0.1  # how far the corners of a label, or of a channel, may lie from those of its image
-_FIRST_CHANNEL = re.compile(r"_0000$")
+FIRST_CHANNEL = "_0000"  # nnU-Net's ending of the first file of a case
 UNPLACED = np.diag([-1.0, -1.0, 1.0, 1.0])  # affine of a 2D image, which has no place; rows run down
 _SHOWN = 3
 
@@ -43,7 +42,7 @@ def is_image(path: Path) -> bool:
 def channel_files(path: Path, channels: int) -> list[Path]:
     """Return the files of a case: CASE_0000.nii.gz stands for all of its channels; any other file for itself."""
     stem = case_name(path.name)
-    if channels < 2 or is_image(path) or not _FIRST_CHANNEL.search(stem):
+    if channels < 2 or is_image(path) or not stem.endswith(FIRST_CHANNEL):
         return [path]
     ending = path.name[len(stem) :]
     return [path.with_name(f"{stem[:-4]}{number:04d}{ending}") for number in range(channels)]

@@ -80,6 +80,11 @@ def pair_files(images: Path, labels: Path, root: Path, channels: int = 0) -> Pai
     )
 
 
+def labels_in(folder: Path) -> list[Path]:
+    """Return all labels in a folder of labels."""
+    return [folder / name for name in _files(folder) if name.lower().endswith((*SUFFIXES, *IMAGES))]
+
+
 def label_of_case(folder: Path, case: str) -> Path | None:
     """Return the label of a case in a folder of labels."""
     stems, _ = _by_stem(_files(folder), (*SUFFIXES, *IMAGES))

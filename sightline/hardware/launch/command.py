@@ -120,7 +120,7 @@ def _samples_each(recipe: Recipe, plan: LaunchPlan) -> int:
     cfg = recipe.train
     if cfg.measures_batch:
         return 0
-    per_item = recipe.data.declared_per_item(cfg.global_batch)
+    per_item = recipe.data.for_ranks(plan.ranks).declared_per_item(cfg.global_batch)
     order = TrainOrder(cfg.global_batch, cfg.global_batch, cfg.seed, ranks=plan.ranks, samples_per_item=per_item)
     return order.local_samples
 

@@ -69,9 +69,22 @@ def test_dice_of_every_case_and_class(folders, capsys):
     assert scores.worst[0]["name"] == f"case{lowest}"
     assert [row["dice"] for row in scores.worst] == sorted(row["dice"] for row in by_case)
     line = f"mean dice: {means.mean():.4f} - " + " ".join(f"L{n} {m:.4f}" for n, m in enumerate(means, start=1))
-    assert capsys.readouterr().out.splitlines() == [line]
+    missing = "1 of 7 labels have no mask: case6.nii.gz"
+    assert capsys.readouterr().out.splitlines() == [missing, "scored cases: 6", line]
     written = json.loads((masks / DOCUMENT_OF_SCORES).read_text())
     assert written["values"] == scores.values and written["tables"] == scores.tables
+
+
+def test_masks_may_bear_the_names_of_nnunets_images(folders):
+    masks, labels = folders
+    plain = evaluate_folder(masks, labels)
+    first = masks / "case0.nii.gz"
+    first.rename(named := masks / "case0_0000.nii.gz")
+    assert evaluate_folder(masks, labels).values == plain.values
+    assert evaluate_folder(masks, labels.parent).values == plain.values
+    first.write_bytes(named.read_bytes())
+    with pytest.raises(UsageError, match="case0.nii.gz and .*case0_0000.nii.gz are both masks of case0.nii.gz"):
+        evaluate_folder(masks, labels)
 
 
 def test_torchmetrics_agrees(folders):
@@ -174,7 +187,7 @@ def test_folders_that_hold_nothing(tmp_path: Path, folders):
 def test_the_command(folders, capsys):
     masks, labels = folders
     assert cli.main(["evaluate", str(masks), "--labels", str(labels)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()[2:]
     dice = expected(masks, labels, 4)
     assert lines[0].startswith(f"mean dice: {dice.mean():.4f} - L1 ") and len(lines) == 5
     assert lines[1].split() == ["edema", "label", "L1", "dice", f"{dice[:, 0].mean():.4f}"]

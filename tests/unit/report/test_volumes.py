@@ -158,6 +158,22 @@ def test_a_file_that_has_changed_is_reported(tmp_path: Path):
     assert not (tmp_path / "out" / "case.nii.gz").exists() and lines[0].startswith("warning: case cannot be read: ")
 
 
+@pytest.mark.parametrize(
+    ("files", "masks"),
+    [
+        (["a_0000.nii.gz", "b_0000.nii.gz"], ["a.nii.gz", "b.nii.gz"]),
+        (["a_0000.nii.gz", "a_0001.nii.gz"], ["a_0000.nii.gz", "a_0001.nii.gz"]),
+        (["a.nii.gz", "a_0000.nii.gz"], ["a.nii.gz", "a_0000.nii.gz"]),
+    ],
+)
+def test_only_nnunets_number_of_the_one_channel_is_left_out(tmp_path: Path, files: list[str], masks: list[str]):
+    path, label = write_pair(tmp_path)
+    logits = perfect_logits(path, label, FLAT)
+    document, _ = report(tmp_path / "out", dict.fromkeys(files, path), dict.fromkeys(files, logits), draws=False)
+    assert [row["mask"] for row in document["files"]] == masks
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.nii.gz")) == masks
+
+
 def test_files_of_the_user_are_never_written_over(tmp_path: Path):
     path, _ = write_pair(tmp_path)
     with pytest.raises(UsageError, match=r"would replace .*case\.nii\.gz; give another folder"):

@@ -144,19 +144,19 @@ def test_accumulation_cuts_between_items(tmp_path: Path):
         api.train(recipe(accumulation=parts), run_in(folder))
         losses.append([event["loss"] for event in events(folder, "train")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    with pytest.raises(UsageError, match="accumulation=2 does not divide the 1 items of 8 samples.* --data.nvol 2"):
+    with pytest.raises(UsageError, match="accumulation=2 does not divide the 1 volumes of 8 slices.* --data.nvol 2"):
         api.train(recipe(strips=1, accumulation=2), run_in(tmp_path / "whole"))
 
 
 @pytest.mark.parametrize(
     ("batch", "each", "ranks", "text"),
     [
-        (10, 4, 1, "global_batch=10 is not a whole number of items of 4 samples; .*--train.global-batch 8"),
-        (64, 64, 8, "1 items of 64 samples, which cannot be split over 8 devices; .*--data.nvol 8$"),
+        (10, 4, 1, "global_batch=10 is not a whole number of volumes of 4 slices; .*--train.global-batch 8"),
+        (64, 64, 8, "1 volumes of 64 slices, which cannot be split over 8 devices; .*--data.nvol 8$"),
         (64, 32, 6, "global_batch=64 cannot be split over 6 devices; .*--train.global-batch 60 or 66$"),
-        (20, 4, 4, "5 items of 4 samples, which cannot be split over 4 devices; .*--data.nvol 20$"),
-        (12, 4, 2, "3 items of 4 samples, which cannot be split over 2 devices; .*--data.nvol 4$"),
-        (24, 4, 1, "takes 6 items of 4 samples and there are 5 to train on.*smaller --data.nvol"),
+        (20, 4, 4, "5 volumes of 4 slices, which cannot be split over 4 devices; .*--data.nvol 20$"),
+        (12, 4, 2, "3 volumes of 4 slices, which cannot be split over 2 devices; .*--data.nvol 4$"),
+        (24, 4, 1, "takes 6 volumes of 4 slices and there are 5 to train on.*smaller --data.nvol"),
     ],
 )
 def test_items_that_do_not_come_out_even_are_refused(batch: int, each: int, ranks: int, text: str):
