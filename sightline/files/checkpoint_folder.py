@@ -56,7 +56,7 @@ def nearest_run(run: Path) -> str:
 def folder_of_runs(folder: Path) -> str:
     """Say what a folder is that holds run folders instead of being one, as that of all folds does; "" if it is not."""
     runs = sorted(path.parent for path in folder.glob("*/checkpoints"))
-    return f"a folder of {len(runs)} runs; give one of them, e.g. {runs[0]}" if runs else ""
+    return f"a folder of {len(runs)} run{'s' * (len(runs) > 1)}; give one of them, e.g. {runs[0]}" if runs else ""
 
 
 def find(run: Path, which: str) -> Path:

@@ -287,7 +287,8 @@ def test_predict_refuses_what_it_cannot_understand(sightline, run: Path, shapes:
     for arguments, code, message in (
         ([run, "--out", tmp_path / "out"], 2, "INPUT"),
         ([run, tmp_path / "nix.jpg", "--out", tmp_path / "out"], 2, "nix.jpg does not exist"),
-        ([tmp_path, star, "--out", tmp_path / "out"], 4, "is neither a run folder nor a checkpoint"),
+        ([run.parent, star, "--out", tmp_path / "out"], 4, f"give one of them, e.g. {run}"),
+        ([shapes, star, "--out", tmp_path / "out"], 4, "is neither a run folder nor a checkpoint"),
         ([run, star, "--out", tmp_path / "out", "--top", 0], 2, "--top 0 must be at least 1"),
         ([run, star, "--out", tmp_path / "out", "--score-threshold", 50], 2, "--score-threshold 50.0 must be in 0..1"),
         ([run, star, "--out", tmp_path / "out", "--data.eval-size=16"], 2, "flags must not change what the network is"),

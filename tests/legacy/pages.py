@@ -198,6 +198,10 @@ OUTPUTS = """## Where results lie
 | SSD `--inference`: `out.png` | the same, and `model_dir/inference` |
 | `--clean` | deletes a run, or what a failed start left; unknown files and the current folder are an error |
 
+Lines of Unet2D's README share one `--results` folder. A second line there resumes the first one's run. With `--hmp` it
+keeps the run's precision, and says so where that is not bf16; a line with another fold, seed or batch, or an fp32 line
+in a bf16 run, is rejected: give it another `--results`.
+
 Data that the originals prepared is read as it lies (ImageNet and COCO records, JPEG folders), except for Unet2D: its
 `config.pkl` could run anything, so volumes are prepared again by `preprocess.py`'s equivalent. `download.py` accepts a
 task that is there and otherwise says how to fetch it: `sightline prepare decathlon --task 01 --download`.
