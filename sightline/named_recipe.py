@@ -61,8 +61,7 @@ def load_recipe(command: str, flags: Sequence[str], own: Collection[str] = ()) -
         name = config.recipe_named_in(file)
         words.refuse(command, name, rest, own)
     recipe, run = config.load(name, rest, file)
-    is_told = value_of("progress", rest, "auto") != "off" and launch.detect(os.environ) is None
-    if command in TELLS_DATA and not file and is_told:
+    if not file and _tells(command, rest):
         _say_sizes(recipe, config.untouched(name), rest)
     if command in NEEDS_BATCH:
         recipe.train.require_batch(command)
@@ -73,18 +72,23 @@ def _fields_of_data(command: str, name: str, flags: Sequence[str], file: Path | 
     """Look at the data, say what was found there (`train`, `show`), and return flags for what they decide."""
     from sightline.data import found  # needs NumPy, which refused words need not wait for
 
-    is_rank = launch.detect(os.environ) is not None
     try:
         seen = found.of_recipe(name, flags, file)
     except SightlineError:
-        if command in TELLS_DATA and not is_rank:
+        if command in TELLS_DATA and launch.detect(os.environ) is None:
             raise
         # `check` lists all that is wrong, ranks fail together later, and data may be on another host.
         is_open = file is None and "data.classes" not in named(flags) and data_of(name)[0] in found.OPENERS
         return ["--data.classes=0"] if command == "check" and is_open else []  # the recipe's number is not the data's
-    if command in TELLS_DATA and seen.line and not is_rank and value_of("progress", flags, "auto") != "off":
+    if seen.line and _tells(command, flags):
         terminal.say(seen.line)
     return seen.flags
+
+
+def _tells(command: str, flags: Sequence[str]) -> bool:
+    """Return whether this process says what was decided about the data: of several ranks, their starter has."""
+    is_quiet = value_of("progress", flags, "auto") == "off"
+    return command in TELLS_DATA and not is_quiet and launch.detect(os.environ) is None
 
 
 def _say_sizes(recipe: Recipe, own: Recipe, flags: Sequence[str]) -> None:

@@ -203,7 +203,7 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
 
     def class_weight(self, source: Source) -> np.ndarray:
         """Return the weight of every class, (classes,) float32; one that tells nothing (no images, or all) has 1."""
-        counts = _images_per_class(source)
+        counts = source.per_class()
         expected = len(source) - counts if source.is_multi_label else counts.sum() / np.count_nonzero(counts)
         weight = np.where(counts * expected > 0, expected / np.maximum(counts, 1), 1.0)
         return np.pad(weight, self.around_classes, constant_values=1.0).astype(np.float32)
@@ -212,11 +212,6 @@ class ClassificationData(AugmentFields, SplitFields, DataConfig):
     def around_classes(self) -> tuple[int, int]:
         """Classes that the network has before and after those of the files."""
         return {"none": (0, 0), "first": (1, 0), "last": (0, 1)}[self.background]
-
-
-def _images_per_class(source: Source) -> np.ndarray:
-    known = source.labels[(source.labels >= 0) & (source.labels < len(source.classes))]  # others are damaged
-    return np.bincount(known, minlength=len(source.classes))
 
 
 class ClassificationDataset(Dataset):
@@ -253,7 +248,7 @@ class ClassificationDataset(Dataset):
 
     def facts(self, is_late: Callable[[], bool]) -> SplitFacts:
         """Count the images of every class; read the sizes of some."""
-        counts = np.pad(_images_per_class(self.source), self.config.around_classes)
+        counts = np.pad(self.source.per_class(), self.config.around_classes)
         sizes = []
         for index in spread(len(self), MOST_SIZES):
             if is_late():

@@ -119,7 +119,7 @@ def test_missing_images_end_a_run_or_are_skipped_and_listed(sightline, train, wr
 
 
 def check(sightline, root: Path) -> dict:
-    """The classes of the data are not the recipe's, which is no problem."""
+    """Data may have other classes than the recipe."""
     said = sightline("check", "demo_detection", f"--data.path={root}", "--json", "--run.workers=0")
     assert said.code == 3, said
     return json.loads(said.out)

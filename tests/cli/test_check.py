@@ -130,7 +130,7 @@ def test_declared_classes(check, shapes):
 
 
 def test_classes_that_nobody_declared_are_no_problem_beside_a_real_one(check, data, tmp_path):
-    """What train refuses leaves the classes unknown; the recipe's 10 is not theirs."""
+    """Data that train refuses leave the classes unknown; the recipe's 10 is not theirs."""
     shutil.rmtree(data / "train" / "circle")
     code, out, _ = check(data, "--json")
     assert code == 3 and problems(out) == {("class without training", "train", "circle")}

@@ -200,7 +200,7 @@ def _look_at_one(source: Source, index: int, decode: bool) -> SeenSample:
 
 
 def _describe(split: Split, source: Source, seen: Sequence[SeenSample], report: Report) -> None:
-    per_class = _per_class(source)
+    per_class = source.per_class().tolist()
     whole = [each for each in seen if not each.bad]
     report.facts[split] = {
         "images": len(seen),
@@ -244,7 +244,7 @@ def _check_both(sources: dict[Split, Source], seen: dict[Split, list[SeenSample]
     if classes != sources["val"].classes:
         report.add("number of classes", "val", "val", "its classes are not those of train; label both alike")
         return
-    train, val = (_per_class(sources[split]) for split in SPLITS)
+    train, val = (sources[split].per_class().tolist() for split in SPLITS)
     for name, in_train, in_val in zip(classes, train, val, strict=True):
         if not in_train:
             text = f"no training image, {in_val} in val" if in_val else "no image at all; remove the class"
@@ -253,12 +253,6 @@ def _check_both(sources: dict[Split, Source], seen: dict[Split, list[SeenSample]
             report.add("class without validation", "val", name, f"no validation image, {in_train} in train")
     named = {split: [(sources[split].name(i), each) for i, each in enumerate(seen[split])] for split in SPLITS}
     add_twins(named["train"], named["val"], report)
-
-
-def _per_class(source: Source) -> list[int]:
-    """Count the images of each class, also those that cannot be read: their class need not be removed."""
-    labels = source.labels[(source.labels >= 0) & (source.labels < len(source.classes))]
-    return np.bincount(labels, minlength=len(source.classes)).tolist()
 
 
 def same_bytes(named: Iterable[tuple[str, bytes]]) -> dict[str, object]:

@@ -92,6 +92,11 @@ class Source(Images):
     @abstractmethod
     def read(self, index: int) -> Sample: ...
 
+    def per_class(self) -> np.ndarray:
+        """Count the images of every class, also those that cannot be read; labels of no class are damaged."""
+        known = self.labels[(self.labels >= 0) & (self.labels < len(self.classes))]
+        return np.bincount(known, minlength=len(self.classes))
+
 
 class BoxSource(Images):
     """Images with boxes. Those for training have a usable box each, and no others; see `formats.coco.usable`."""
