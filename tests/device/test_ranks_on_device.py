@@ -34,7 +34,8 @@ torch.cuda.synchronize()
 
 def started(*words: str) -> subprocess.Popen:
     # Without TF32, so that a GPU rounds as a CPU does.
-    environ = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", "NVIDIA_TF32_OVERRIDE": "0"}
+    path = os.pathsep.join(filter(None, (str(REPO), os.environ.get("PYTHONPATH"))))  # packages may lie there too
+    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NVIDIA_TF32_OVERRIDE": "0"}
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([sys.executable, *words], env=environ, **pipes)
 
