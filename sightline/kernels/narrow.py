@@ -15,9 +15,8 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def is_compiled_half(x: Tensor) -> bool:
-    """Return whether this is a compiled step on CUDA in half precision, and no export, which others may run."""
-    is_step = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    return kernels.are_allowed() and is_step and x.is_cuda and x.dtype in HALVES
+    """Return whether this is a compiled step on CUDA in half precision; exports are made on the CPU."""
+    return kernels.are_allowed() and torch.compiler.is_compiling() and x.is_cuda and x.dtype in HALVES
 
 
 def applies(conv: nn.Module, x: Tensor) -> bool:

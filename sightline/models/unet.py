@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sightline.errors import UsageError
-from sightline.kernels import narrow, transposed
+from sightline.kernels import narrow, paired, transposed
 from sightline.kernels.instance_norm import instance_norm_leaky_relu
 from sightline.models.weight_files import read_weights
 from sightline.models.weights import copy_weights
@@ -259,7 +259,7 @@ class ConvNorm(nn.Module):
         self.slope = slope
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x)
+        x = paired.convolve(self.conv, x)
         if self.drop is not None:
             x = self.drop(x)
         if isinstance(self.norm, InstanceNorm):

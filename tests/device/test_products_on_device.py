@@ -8,16 +8,18 @@ from torch import Tensor, nn
 
 from sightline import kernels
 from sightline.hardware import devices
-from sightline.kernels import narrow, transposed
+from sightline.kernels import narrow, paired, transposed
 
 pytestmark = pytest.mark.device
 
-# Heads of an SSD and of a U-Net, transposed convolutions of a U-Net; with a shape of the input.
+# Heads of an SSD and of a U-Net, transposed and first convolutions of a U-Net; with a shape of the input.
 CASES = [
     pytest.param(lambda: nn.Conv2d(64, 340, 3, padding=1), narrow, (8, 64, 38, 38), id="head of an SSD"),
     pytest.param(lambda: nn.Conv2d(32, 4, 1), narrow, (4, 32, 96, 80), id="head of a U-Net"),
     pytest.param(lambda: nn.ConvTranspose2d(64, 32, 2, 2), transposed, (4, 64, 48, 40), id="finest level"),
     pytest.param(lambda: nn.ConvTranspose2d(512, 512, 2, 2), transposed, (4, 512, 6, 5), id="deepest level"),
+    pytest.param(lambda: nn.Conv2d(4, 32, 3, padding=1, bias=False), paired, (4, 4, 96, 80), id="first pairs"),
+    pytest.param(lambda: nn.Conv2d(64, 32, 3, padding=1), paired, (4, 64, 48, 40), id="last pairs"),
 ]
 
 
@@ -34,13 +36,16 @@ def _on_cuda():
 def run(conv: nn.Module, module, x: Tensor, outer: Tensor) -> list[Tensor]:
     """Return the result and the gradients of x and of the parameters."""
     leaf = x.detach().requires_grad_()
+    is_used = []
 
     def forward(leaf: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16):
+            is_used.append(module.applies(conv, leaf))
             return module.convolve(conv, leaf)
 
     torch._dynamo.reset()
     y = torch.compile(forward, fullgraph=True, dynamic=False)(leaf)
+    assert is_used == [kernels.are_allowed()]  # else plain torch would be compared with itself
     return [y.detach(), *torch.autograd.grad(y, [leaf, *conv.parameters()], outer.to(y.dtype))]
 
 
