@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sightline.data.augment.voxels import (
     TURN_BITS,
+    Taps,
     along_axes,
     blur_taps,
     each_axis,
@@ -236,7 +237,7 @@ class Augmentation(AugmentFields):
         if params.noise:
             values = values + noise * gaussian_noise(numbers["noise_key"], values.shape)
         if params.blur:
-            values = along_axes(values, [blur_taps(blur[None], n, self._blur_radius) for n in crop])
+            values = along_axes(values, self._blur(blur[None], crop))
         if params.brightness != 1:
             values = values * brightness
         if params.contrast != 1:
@@ -269,7 +270,7 @@ class Augmentation(AugmentFields):
         if self.noise:
             image = image + noise * gaussian_noise(numbers["noise_key"], image.shape)
         if self.blur:
-            image = along_axes(image, [blur_taps(blur.flatten(), n, self._blur_radius) for n in crop])
+            image = along_axes(image, self._blur(blur.flatten(), crop))
         if self.brightness:
             image = image * brightness
         if self.contrast:
@@ -278,10 +279,10 @@ class Augmentation(AugmentFields):
             image = -to_gamma(-image, gamma_inverted)
         return to_gamma(image, gamma) if self.gamma else image, label
 
-    @property
-    def _blur_radius(self) -> int:
-        """Radius of the widest kernel that can be drawn."""
-        return math.ceil(3 * self.blur_sigma[1])
+    def _blur(self, sigma: Tensor, crop: Sequence[int]) -> list[Taps | None]:
+        """Return taps for each axis of a crop; an axis of one voxel needs none."""
+        widest = math.ceil(3 * self.blur_sigma[1])  # that can be drawn
+        return [blur_taps(sigma, n, widest) if n > 1 else None for n in crop]
 
 
 def view(volume: np.ndarray, anchor: Triple, crop: Sequence[int]) -> np.ndarray:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sightline import kernels
+from sightline.kernels import taps as sums
 
 TURN_BITS = 22  # cosine and sine in 2^-22ths: places are whole numbers, so every device rounds alike
 _WORD = 0xFFFFFFFF
@@ -51,10 +51,8 @@ def blur_taps(sigma: Tensor, n: int, most: int) -> Taps:
     period = max(1, 2 * (n - 1))
     taps = []
     for number, weight in enumerate(kernel.unbind(1)):
-        place = row + (number - most)
-        # Without a division where it can be: it is slow where taps are gathered.
-        place = place.abs() if most < n else torch.remainder(place, period)
-        mirrored = torch.minimum(place, period - place) if n > 1 else row
+        place = torch.remainder(row + (number - most), period)
+        mirrored = torch.minimum(place, period - place)
         taps.append((mirrored[None].expand(len(sigma), n), weight[:, None].expand(len(sigma), n)))
     return taps
 
@@ -69,10 +67,10 @@ def matrix_of(taps: Taps) -> Tensor:
 
 
 def along_axes(image: Tensor, taps: Sequence[Taps | None]) -> Tensor:
-    """Resize or blur along depth, height and width of (batch, channels, depth, height, width)."""
-    if gathers(image):
+    """Resize or blur along depth, height and width of (batch, channels, depth, height, width); None: nothing there."""
+    if sums.applies(image):
         for axis, found in enumerate(taps):
-            image = image if found is None else gathered(image, found, axis + 2)
+            image = image if found is None else sums.sum_taps(image, *tables(found), axis + 2)
         return image
     batch, channels, depth, height, width = image.shape
     along_depth, along_height, along_width = (None if found is None else matrix_of(found) for found in taps)
@@ -85,18 +83,10 @@ def along_axes(image: Tensor, taps: Sequence[Taps | None]) -> Tensor:
     return image.reshape(batch, channels, depth, height, width)
 
 
-def gathers(image: Tensor) -> bool:
-    """Return whether to sum over taps: compiled for CUDA, where this is one pass. Eagerly the matrices are faster."""
-    return kernels.are_allowed() and image.is_cuda and torch.compiler.is_compiling()
-
-
-def gathered(image: Tensor, taps: Taps, axis: int) -> Tensor:
-    """Return the sum over taps along an axis; the same as their matrix, up to the order of a sum."""
-    shape = [len(image) if at == 0 else -1 if at == axis else 1 for at in range(image.ndim)]
-    total = torch.zeros((), device=image.device)
-    for place, weight in taps:
-        total = total + weight.reshape(shape) * image.gather(axis, place.reshape(shape).expand_as(image))
-    return total
+def tables(taps: Taps) -> tuple[Tensor, Tensor]:
+    """Return places (int32) and weights of taps, (batch, taps, n) each."""
+    places, weights = zip(*taps, strict=True)
+    return torch.stack(places, 1).int(), torch.stack(weights, 1)
 
 
 def nearest(label: Tensor, windows: Tensor) -> Tensor:

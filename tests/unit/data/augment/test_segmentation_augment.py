@@ -15,13 +15,14 @@ from sightline.data.augment.voxels import (
     _mixed,
     _shifted,
     blur_taps,
-    gathered,
     gaussian_noise,
     matrix_of,
     rotated,
+    tables,
     zoom_taps,
 )
 from sightline.errors import UsageError
+from sightline.kernels.taps import plain
 
 CROP = (9, 12, 10)
 LABEL = np.zeros(CROP, np.uint8)
@@ -104,8 +105,8 @@ def test_blur_is_scipys(sigma: float, n: int):
 
 
 @pytest.mark.parametrize("axis", [2, 3, 4])
-def test_taps_gathered_along_an_axis_are_their_matrix(axis: int):
-    """As a compiled step on CUDA sums them: each sample with its own numbers, against NumPy in float64."""
+def test_taps_summed_along_an_axis_are_their_matrix(axis: int):
+    """As a step on CUDA sums them: each sample with its own numbers, against NumPy in float64."""
     image = torch.randn(2, 3, *CROP)
     n = image.shape[axis]
     windows = torch.tensor([[2, n - 4, 1], [0, n, 0]], dtype=torch.int32)
@@ -115,9 +116,9 @@ def test_taps_gathered_along_an_axis_are_their_matrix(axis: int):
             np.moveaxis(np.tensordot(matrix, one, (1, axis - 1)), 0, axis - 1)
             for matrix, one in zip(matrices, image.double().numpy(), strict=True)
         ]
-        close(gathered(image, taps, axis).numpy(), np.stack(expected))
+        close(plain(image, *tables(taps), axis).numpy(), np.stack(expected))
     nothing = zoom_taps(torch.tensor([[0, n, 0]] * 2, dtype=torch.int32), n)
-    assert torch.equal(gathered(image, nothing, axis), image)
+    assert torch.equal(plain(image, *tables(nothing), axis), image)
 
 
 def test_words_of_32_bits_are_mixed_as_those_held_in_64():
