@@ -40,7 +40,6 @@ def widened(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """Return conv(x), computed with more outputs, which are cut off."""
     missing = -conv.out_channels % MULTIPLE
     weight = functional.pad(conv.weight, (0, 0, 0, 0, 0, 0, 0, missing)).contiguous(memory_format=torch.channels_last)
-    bias = None if conv.bias is None else functional.pad(conv.bias, (0, missing))
     assert not isinstance(conv.padding, str)
-    found = functional.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation)
-    return found[:, : conv.out_channels]
+    found = functional.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation)[:, : conv.out_channels]
+    return found if conv.bias is None else found + conv.bias.to(x.dtype)[:, None, None]

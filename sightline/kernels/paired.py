@@ -38,11 +38,11 @@ def of_pairs(conv: nn.Conv2d, x: Tensor) -> Tensor:
     """Return conv(x) by a convolution of pairs (batch, 2 * channels, height, width / 2)."""
     batch, channels, height, width = x.shape
     pairs = x.permute(0, 2, 3, 1).reshape(batch, height, width // 2, 2 * channels).permute(0, 3, 1, 2)
-    # Output 2j + q reads input 2(j + k - 1) + p with column 2k + p - q - 1 of the kernel. With two columns of zeros before
-    # and behind it, these are columns p - q + 1, p - q + 3 and p - q + 5.
+    # Output 2j + q reads input 2(j + k - 1) + p with column 2k + p - q - 1 of the kernel. With two columns of zeros on
+    # either side, these are columns p - q + 1, p - q + 3 and p - q + 5.
     wide = functional.pad(conv.weight, (2, 2))
     rows = [torch.cat([wide[..., p - q + 1 : p - q + 6 : 2] for p in (0, 1)], dim=1) for q in (0, 1)]
     weight = torch.cat(rows).contiguous(memory_format=torch.channels_last)
-    bias = None if conv.bias is None else torch.cat([conv.bias, conv.bias])
-    y = functional.conv2d(pairs, weight, bias, padding=1)
-    return y.permute(0, 2, 3, 1).reshape(batch, height, width, -1).permute(0, 3, 1, 2)
+    found = functional.conv2d(pairs, weight, padding=1)
+    y = found.permute(0, 2, 3, 1).reshape(batch, height, width, -1).permute(0, 3, 1, 2)
+    return y if conv.bias is None else y + conv.bias.to(x.dtype)[:, None, None]

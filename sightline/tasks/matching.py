@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sightline.boxes import encode, iou, to_corners
+from sightline.kernels import overlaps
 
 POSITIVE_IOU = 0.5
 NEGATIVES_PER_POSITIVE = 3
@@ -29,10 +30,12 @@ def match(
         boxes, labels = boxes[:, : max(used, 1)], labels[:, : max(used, 1)]
     boxes = torch.where(labels[..., None] > 0, boxes, 0.0)  # without an area they overlap nothing
     corners = to_corners(anchors)
-    # Two maxima over one table (batch, n, anchors) would make a compiler store it, 0.9 GB for 128 images of 200
-    # places; each over a table of its own is one loop. What the best overlap is, is then computed again.
-    box_of = iou(corners, boxes).argmax(2)  # (batch, anchors); of equal ones the first
-    best_anchor = iou(boxes, corners).argmax(2)  # (batch, n)
+    if overlaps.applies(boxes):
+        place = torch.arange(1, labels.shape[1] + 1, device=labels.device)
+        box_of, best_anchor = overlaps.best_overlaps(boxes, ((labels > 0) * place).amax(1), corners)
+    else:
+        box_of, best_anchor = overlaps.plain(boxes, corners)
+    # What the best overlap is, is computed again: a table of all would be stored.
     claimed, is_claimed = _claims(best_anchor, labels > 0, len(anchors), lineage)
     best = _paired_iou(_pick(boxes, box_of), corners)
     is_enough = best >= POSITIVE_IOU if lineage == "tf" else best > POSITIVE_IOU

@@ -1,0 +1,83 @@
+"""For each anchor the box that it overlaps most, and for each box the anchor: one operation of tasks/matching.py.
+
+Plain torch compares each anchor with all 200 places for boxes of an image, because shapes are static. The kernels stop
+at the last box: images of COCO have seven. Checked at the first call against plain torch.
+"""
+
+import functools
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from sightline import kernels
+from sightline.boxes import iou
+from sightline.kernels import self_check
+
+HAS_TRITON = find_spec("triton") is not None
+
+
+def applies(boxes: Tensor) -> bool:
+    """Return whether the operation is used for these boxes."""
+    return HAS_TRITON and kernels.are_allowed() and boxes.is_cuda and boxes.dtype == torch.float32
+
+
+@torch.library.custom_op("sightline::best_overlaps", mutates_args=())
+def best_overlaps(boxes: Tensor, used: Tensor, corners: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the box of each anchor (batch, anchors) and the anchor of each box (batch, n); of equal ones the first.
+
+    `boxes` (batch, n, 4) are zeros where there is none, `used` (batch,) counts the places up to the last box, and
+    `corners` (anchors, 4) are the anchors.
+    """
+    if not _is_right(boxes.device):
+        return plain(boxes, corners)
+    from sightline.kernels import overlaps_triton
+
+    return overlaps_triton.best_overlaps(boxes.contiguous(), used, corners.contiguous())
+
+
+@best_overlaps.register_fake
+def _(boxes: Tensor, used: Tensor, corners: Tensor) -> tuple[Tensor, Tensor]:
+    batch, n = boxes.shape[:2]
+    return used.new_empty((batch, len(corners)), dtype=torch.int64), used.new_empty((batch, n), dtype=torch.int64)
+
+
+def plain(boxes: Tensor, corners: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the same in plain torch.
+
+    Two maxima over one table (batch, n, anchors) would make a compiler store it, 0.9 GB for 128 images of 200 places;
+    each over a table of its own is one loop.
+    """
+    return iou(corners, boxes).argmax(2), iou(boxes, corners).argmax(2)
+
+
+@functools.cache
+def _is_right(device: torch.device) -> bool:
+    """Return whether the kernels compute what plain torch does, once per process; warn if they do not."""
+    reason = self_check.why_not("matching of boxes", device, lambda: why_wrong(device))
+    if reason:
+        self_check.warn_plain("matching of boxes runs", reason)
+    return not reason
+
+
+def why_wrong(device: torch.device) -> str:
+    """Return what the kernels match otherwise than plain torch on the CPU; "" if nothing.
+
+    Corners are multiples of 1/16, so that many overlaps are equal; some images have no box, some a place without one.
+    """
+    from sightline.kernels import overlaps_triton
+
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        low, high = torch.randint(0, 17, (2, *shape, 2), generator=generator).sort(dim=0).values
+        return torch.cat([low, high], -1) / 16
+
+    corners, boxes, used = drawn(1100), drawn(4, 9), torch.tensor([9, 0, 5, 1])
+    boxes = torch.where(torch.arange(9)[None, :, None] < used[:, None, None], boxes, 0.0)
+    boxes[0, 3] = 0.0
+    found = overlaps_triton.best_overlaps(boxes.to(device), used.to(device), corners.to(device))
+    for name, ours, theirs in zip(("box", "anchor"), found, plain(boxes, corners), strict=True):
+        if apart := int((ours.cpu() != theirs).sum()):
+            return f"the best {name} differs in {apart} of {theirs.numel()} places"
+    return ""

@@ -1,0 +1,55 @@
+"""Kernels that sum taps of crops and match boxes, on CUDA and fresh random numbers: against float64 and plain torch."""
+
+import pytest
+import torch
+
+from sightline import kernels
+from sightline.hardware import devices
+from sightline.kernels import overlaps, taps
+from sightline.tasks.matching import match
+
+pytestmark = pytest.mark.device
+
+
+@pytest.fixture(autouse=True)
+def _on_cuda():
+    found = devices.select()
+    if found.kind != "cuda":
+        pytest.skip(f"written for cuda, this is {found.kind}")
+    print(f"torch.manual_seed({torch.seed()})")  # fresh numbers at every run
+    yield
+    kernels.use("auto")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((8, 4, 1, 192, 160), 3), ((8, 4, 1, 192, 160), 4), ((2, 1, 50, 30, 7), 2)]
+)
+def test_taps_are_summed_as_in_float64(shape, axis, dtype):
+    image, n = torch.randn(shape, device="cuda").to(dtype), shape[axis]
+    places = torch.randint(n, (shape[0], 11, n), device="cuda", dtype=torch.int32)
+    weights = torch.randn(shape[0], 11, n, device="cuda")
+    assert taps.applies(image)
+    found, expected = (
+        taps.sum_taps(image, places, weights, axis),
+        taps.plain(image.double(), places, weights.double(), axis),
+    )
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_anchors_are_matched_as_by_plain_torch(compiles):
+    """At the size of an SSD's step; corners are multiples of 1/64, so that many overlaps are equal."""
+    low, high = torch.randint(0, 65, (2, 32, 200, 2), device="cuda").sort(dim=0).values
+    boxes = torch.cat([low, high], -1) / 64
+    used = torch.randint(0, 201, (32, 1), device="cuda")
+    labels = torch.randint(0, 81, (32, 200), device="cuda") * (torch.arange(200, device="cuda") < used)
+    anchors = torch.randint(1, 64, (8732, 4), device="cuda") / 64
+    run = torch.compile(match, fullgraph=True, dynamic=False) if compiles else match
+    assert overlaps.applies(boxes)
+    found = run(boxes, labels, anchors)
+    kernels.use("off")
+    torch._dynamo.reset()
+    for ours, theirs in zip(found, match(boxes, labels, anchors), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)  # offsets may be joined with other roundings
+    assert torch.equal(found[0], match(boxes, labels, anchors)[0])
