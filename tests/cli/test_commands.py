@@ -239,6 +239,7 @@ def test_train_says_what_it_does(sightline, shapes: Path, tmp_path: Path, monkey
     assert lines[1].startswith("1 epoch of 5 steps, batch 16, base rate 0.2, fp32 on ")
     assert lines.pop(2).startswith("cache ON: 80 decoded images of train need 1.2 MiB, ")
     assert lines.pop(2).startswith("cache ON: 40 decoded images of val need 0.6 MiB, ")
+    assert lines.pop(2).startswith("warning: 80 training images are few for random weights")
     assert re.fullmatch(r"first step after [0-9.]+ s(, [0-9.]+ s of it for data)?: loss [0-9.]+", lines[2])
     assert re.fullmatch(r"epoch 1/1  loss [0-9.]+  top1 0\.\d{4} \(best so far\)  0:00:\d\d at [0-9,]+ img/s", lines[3])
     assert lines[4].startswith("  val  top5 0.")
