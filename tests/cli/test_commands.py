@@ -92,24 +92,29 @@ def test_ctrl_c_outside_of_training_is_130(sightline, monkeypatch):
     assert sightline("doctor").code == 130
 
 
+IMPORTS = "sys.meta_path.insert(0, type('Slow', (), {'find_spec': interrupted}))"
+
+
 @pytest.mark.parametrize(
-    ("during", "said"),
+    ("during", "at", "said"),
     [
-        ("sys.meta_path.insert(0, type('Slow', (), {'find_spec': interrupted}))", "stopped by Ctrl-C\n"),
+        (IMPORTS, "sightline.terminal", "stopped by Ctrl-C\n"),
+        (IMPORTS, "sightline.cli", "stopped by Ctrl-C\n"),
         (
             "from sightline import cli; cli.COMMANDS['doctor'] = interrupted",
+            "",
             "stopped by Ctrl-C; the same command starts again, from what was saved\n",
         ),
     ],
-    ids=["imports", "command"],
+    ids=["first import", "imports", "command"],
 )
-def test_ctrl_c_ends_the_process_with_one_line_and_130(tmp_path: Path, during: str, said: str):
+def test_ctrl_c_ends_the_process_with_one_line_and_130(tmp_path: Path, during: str, at: str, said: str):
     """Also within exec(), after which Python would end itself by the signal."""
     code = (
         "import runpy, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever started the tests may have ignored it
         "def interrupted(name, *_):\n"
-        "    if isinstance(name, list) or name == 'sightline.cli':\n"
+        f"    if isinstance(name, list) or name == '{at}':\n"
         "        exec('signal.raise_signal(signal.SIGINT)')\n"
         f"{during}\n"
         "runpy.run_module('sightline', run_name='__main__', alter_sys=True)\n"
