@@ -3,16 +3,17 @@
 import os
 import sys
 
-from sightline import terminal
-
-try:
+try:  # an earlier Ctrl-C meets Python, which is still starting and prints its own traceback
     import multiprocessing
 
+    from sightline import terminal
     from sightline.cli import main
     from sightline.hardware import early_cuda
 except KeyboardInterrupt:  # later ones are answered by main()
-    terminal.say("stopped by Ctrl-C", "stderr")
-    os._exit(130)  # sys.exit may end by the signal instead: Python remembers one that came within exec()
+    try:
+        os.write(2, b"stopped by Ctrl-C\n")
+    finally:  # also where stderr is closed
+        os._exit(130)  # sys.exit may end by the signal instead: Python remembers one that came within exec()
 
 
 def run() -> None:

@@ -244,7 +244,7 @@ def model(
     The weights are those that `evaluate` uses: of the best checkpoint (`which`: latest, or a name under checkpoints/),
     averaged ones if the run has them.
     """
-    given = [*_as_list("", flags), f"--run.device={device}"]
+    given = [*_to_predict(flags), f"--run.device={device}"]
     return Model(_in_one_process(open_trained(Path(run_folder), which, given, recipe_file, "predict")))
 
 
@@ -310,7 +310,7 @@ def predict(
         if flags:
             raise UsageError("flags cannot change a network that is loaded; give them to api.model, or name the run")
         return predict_inputs(run, inputs, _processed(run, options, postprocess))
-    trained = _in_one_process(_opened(run, which, _as_list("", flags), recipe_file))
+    trained = _in_one_process(_opened(run, which, _to_predict(flags), recipe_file))
     return predict_inputs(trained, inputs, _processed(trained, options, postprocess))
 
 
@@ -334,7 +334,7 @@ def write_predictions(
     run, or the next of predictions-2, predictions-3, ... that does not exist yet.
 
     Return what predictions.json holds. Unreadable files are listed in it; they are an error at the end unless
-    data.on_bad_sample is skip, and always if no file could be read. Ranks of a launcher share the files.
+    flags set data.on_bad_sample to skip, and always if no file could be read. Ranks of a launcher share the files.
     """
     options = PredictOptions(top, threshold, draws, probabilities)
     paths = [Path(inputs)] if isinstance(inputs, str | Path) else list(inputs)
@@ -343,7 +343,7 @@ def write_predictions(
         raise UsageError(
             "to write predictions give files and a run folder; without `out`, objects are returned for any"
         )
-    opened = _opened(run_folder, which, _as_list("", flags), recipe_file, command="")
+    opened = _opened(run_folder, which, _to_predict(flags), recipe_file, command="")
     if len(runs) > 1 and not (out or opened.run.out):
         raise UsageError(f"the results of {len(runs)} runs belong to none of them; add --out DIR")
     is_silent = opened.run.progress == "off" or not opened.world.is_main
@@ -412,6 +412,11 @@ def _free_folder(run: Path) -> Path:
     """Return the first of predictions, predictions-2, ... below `run` that is not taken: results are never mixed."""
     names = itertools.chain(["predictions"], (f"predictions-{number}" for number in itertools.count(2)))
     return next(run / name for name in names if not os.path.lexists(run / name))
+
+
+def _to_predict(flags: Flags) -> list[str]:
+    """Return flags as a list. A run that was trained with `skip` still reports files that cannot be predicted."""
+    return ["--data.on-bad-sample=fail", *_as_list("", flags)]
 
 
 def _as_list(recipe: str, flags: Flags) -> list[str]:

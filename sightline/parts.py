@@ -224,7 +224,7 @@ class DataConfig(ABC):
 
     # Files that are not a split: `predict` and `evaluate --labels`
 
-    file_suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".bmp", ".webp")  # what is taken from a folder
+    file_suffixes: tuple[str, ...] = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")  # read in folders
 
     def open_files(self, files: Mapping[str, Path | np.ndarray | Image.Image], spec: DataSpec) -> Dataset:
         """Open files, arrays and images by name as in evaluation, with dummy labels. UsageError for odd shapes."""

@@ -138,9 +138,44 @@ def refuse_flags(command: str, recipe: str, flags: Sequence[str], own: Collectio
             f"unknown flag {name} of {command} {recipe};{hint} `sightline train {recipe} --help` shows the usual ones, "
             f"--help-all every one{more}"
         )
+    several = _all_values(flags)
     for name, value in named(flags).items():
-        if name in known:
-            _refuse_value(f"--{name.replace('_', '-')}", value, known[name])
+        if name not in known:
+            continue
+        flag, declared = f"--{name.replace('_', '-')}", known[name]
+        if declared.kind.startswith("tuple["):
+            _refuse_values(flag, several[name], declared.kind.removeprefix("tuple[").removesuffix("]").split(", "))
+        else:
+            _refuse_value(flag, value, declared)
+
+
+def _all_values(flags: Sequence[str]) -> dict[str, list[str]]:
+    """Return what flags set, as "part.field" -> all words up to the next flag, of the last one of that name."""
+    found: dict[str, list[str]] = {}
+    words: list[str] = []
+    for flag in flags:
+        if flag.startswith("--"):
+            key, equals, value = flag.removeprefix("--").partition("=")
+            words = found[key.replace("-", "_")] = [value] if equals else []
+        else:
+            words.append(flag)
+    return found
+
+
+def _refuse_values(flag: str, values: Sequence[str], kinds: Sequence[str]) -> None:
+    """Raise UsageError for words that a tuple of these types cannot hold; "..." as the last one: any number of them."""
+    make, expected = NUMBERS.get(kinds[0], (str, "a word"))
+    many = expected.partition(" ")[2] + "s"
+    try:
+        for value in values:
+            make(value)
+        is_right = kinds[-1] == "..." or len(values) == len(kinds)
+    except ValueError:
+        is_right = False
+    if not is_right:
+        given = f"is '{' '.join(values)}'" if values else "needs values"
+        count = "" if kinds[-1] == "..." else f"{len(kinds)} "
+        raise UsageError(f"{flag} {given}, expected {count}{many} with spaces between them")
 
 
 def _refuse_value(flag: str, value: str, declared: Flag) -> None:

@@ -16,19 +16,30 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import BmpImagePlugin, Image, ImageFile, ImageOps, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import (
+    BmpImagePlugin,
+    Image,
+    ImageFile,
+    ImageOps,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 
 from sightline.data.formats.image_headers import (
     JPEG_SCAN,
     MAX_BYTES,
     MAX_PIXELS,
     PNG_SIGNATURE,
+    TIFF_KEPT,
     Damaged,
     Header,
     jpeg_segments,
     number,
     png_chunks,
     read_header,
+    tiff_tags,
 )
 from sightline.errors import BadSample
 
@@ -53,7 +64,6 @@ _JPEG_KEPT_FOR_PILLOW = frozenset({0xE0, 0xEE})  # JFIF and Adobe: they decide t
 _PNG_KEPT_FOR_PILLOW = frozenset({b"IHDR", b"PLTE", b"IDAT", b"IEND"})
 _UNWRITTEN = (3, 250, 7)  # a colour that few photos have; one that has it is decoded again
 _DCT_SIDE = 8  # of a JPEG's block, in pixels
-_PNG_DEPTH_AT = 24  # byte of the bits per sample
 _ONE_SAMPLE = ("1", "L", "P")  # modes of Pillow; grey has more
 _BAND_PIXELS = 2**22  # converted at once
 _SOURCE_LINE = re.compile(r"^\S+, \S+\.cpp:\d+, ")  # torch operators put their source line before the reason
@@ -95,7 +105,7 @@ def decode_values(data: bytes, name: str) -> np.ndarray:
     header = read_header(data, name)
     with _as_bad_sample(name, header), _opened_with_pillow(data, header) as image:
         if not header.is_grey and image.mode not in _ONE_SAMPLE:
-            if header.format == "PNG" and data[_PNG_DEPTH_AT] == 16:
+            if header.depth == 16:
                 raise Damaged("colours of 16 bits, of which only the high byte can be read; save it as grey")
             values = _to_rgb(image)
         elif image.mode == "1":
@@ -103,8 +113,8 @@ def decode_values(data: bytes, name: str) -> np.ndarray:
         else:
             values = np.asarray(image.getchannel(0) if image.mode == "LA" else image)
             values = values.astype(np.uint8 if values.dtype == np.uint8 else np.uint16)
-            if header.format == "PNG" and header.is_grey and (depth := data[_PNG_DEPTH_AT]) in (2, 4):
-                values //= 255 // (2**depth - 1)  # Pillow spreads them over all of a byte
+            if header.is_grey and header.depth in (2, 4):
+                values //= 255 // (2**header.depth - 1)  # Pillow spreads them over all of a byte
     return _turn_upright(values, header.orientation)
 
 
@@ -301,6 +311,8 @@ def _opened_with_pillow(data: bytes, header: Header) -> ImageFile.ImageFile:
         image = PngImagePlugin.PngImageFile(io.BytesIO(_strip_png(data)))
     elif header.format == "BMP":
         image = BmpImagePlugin.BmpImageFile(io.BytesIO(data))
+    elif header.format == "TIFF":
+        image = TiffImagePlugin.TiffImageFile(io.BytesIO(_strip_tiff(data)))
     else:
         image = WebPImagePlugin.WebPImageFile(io.BytesIO(data))
     if image.size != (header.width, header.height):  # nothing of this size is allocated yet
@@ -348,3 +360,14 @@ def _strip_png(data: bytes) -> bytes:
                 raise Damaged(f"PNG whose {kind.decode()} chunk at byte {start - 8} fails its checksum")
             parts.append(data[start - 8 : end + 4])
     return b"".join(parts)
+
+
+def _strip_tiff(data: bytes) -> bytes:
+    """Put a directory of only what makes the pixels at the end. Pillow would read all values of thousands of tags, and
+    turn the image by itself."""
+    order, tags = tiff_tags(data)
+    kept = [entry for tag, (entry, _) in sorted(tags.items()) if tag in TIFF_KEPT]
+    padding = bytes(len(data) % 2)
+    place = (len(data) + len(padding)).to_bytes(4, order)
+    directory = [len(kept).to_bytes(2, order), *kept, bytes(4)]
+    return b"".join([data[:4], place, data[8:], padding, *directory])

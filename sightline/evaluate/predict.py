@@ -36,6 +36,7 @@ from sightline.train import checkpoint
 from sightline.train.signals import StopSignals
 
 Input = str | Path | np.ndarray | Image.Image  # folders stand for the files in them; docs/api.md describes arrays
+SHOWN = 10  # names in a message
 CHOICE = "or add --data.on-bad-sample skip"
 
 
@@ -112,6 +113,9 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
         document = reporter.write({"recipe": about.pop("recipe"), "model": type(model).__name__, **about})
         engine.world.barrier()  # no rank returns before the table is written
         log.say(f"{len(document['files'])} of {len(files)} files predicted; {folder / DOCUMENT} and {TABLE} list them")
+        skips = engine.recipe.data.on_bad_sample == "skip"
+        if document["unreadable"] and skips:
+            log.say(f"skipped: {_told(document['unreadable'], files, folder)}")
     if not engine.world.is_main:
         return document
     if not document["files"]:
@@ -119,12 +123,17 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
             f"none of the {len(files)} files could be predicted (they are listed above and in {folder / DOCUMENT}); "
             "give files that can be read"
         )
-    if reporter.unreadable and engine.recipe.data.on_bad_sample == "fail":
-        raise BadData(
-            f"{len(reporter.unreadable)} of {len(files)} files cannot be read (they are listed above and in "
-            f"{folder / DOCUMENT}); fix or remove them, {CHOICE}"
-        )
+    if document["unreadable"] and not skips:
+        raise BadData(f"{_told(document['unreadable'], files, folder)}; fix or remove them, {CHOICE}")
     return document
+
+
+def _told(unreadable: Sequence[Mapping[str, str]], files: Mapping[str, Path], folder: Path) -> str:
+    """Name files that cannot be read, at the end, where nobody has to search for them."""
+    names = [each["file"] for each in unreadable]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    listed = ", ".join(names[:SHOWN]) + more
+    return f"{len(names)} of {len(files)} files cannot be read: {listed} ({folder / DOCUMENT} has the reasons)"
 
 
 def predict_inputs(engine: Engine, inputs: Input | Sequence[Input], options: PredictOptions) -> list[Prediction]:

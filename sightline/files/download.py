@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from sightline import __version__
+from sightline import __version__, terminal
 from sightline.errors import BadData, UsageError
 from sightline.files.typed_json import read_json
 from sightline.files.whole import check_room, no_link, replace_text, reporting_full_disk
@@ -89,6 +89,10 @@ class NotFetched(BadData):
     """A file that could not be downloaded, or is not the expected one."""
 
 
+class _Unreachable(NotFetched):
+    """Not to be had from the server; a person may still fetch it."""
+
+
 class _Cut(Exception):
     """The connection or the server failed in a way that may pass."""
 
@@ -122,7 +126,10 @@ def fetch(
         transfer = _Transfer(url, target, part, expected, progress, patience, room)
         if transfer.size != _UNKNOWN:
             room(transfer.size, transfer.size - transfer.done)
-        transfer.run()
+        try:
+            transfer.run()
+        except _Unreachable as error:
+            raise NotFetched(f"{error}; fetch it by hand and put it at {target}, or try again later") from error
         return transfer.put_in_place()
 
 
@@ -207,6 +214,9 @@ class _Transfer:
     def run(self) -> None:
         """Send requests until all bytes are there; raise once `patience` is exhausted."""
         tries, wait_s = 0, self.patience.wait_s
+        if self.done != self.size:
+            given = f"{self.patience.timeout_s:g} s"
+            terminal.say(f"fetching {_shown(self.url)}; the server has {given} to answer", "stderr")
         while self.size == _UNKNOWN or self.done < self.size:
             before = self.done
             try:
@@ -216,9 +226,12 @@ class _Transfer:
                     tries, wait_s = 0, self.patience.wait_s
                 tries += 1
                 if tries >= self.patience.tries:
+                    said = f"{_shown(self.url)}: {cut}; tried {tries} times"
+                    if not self.done:
+                        raise _Unreachable(f"{said}; check the network and, behind a proxy, https_proxy") from cut
                     left = f"{self.done} of {self.size} bytes are in {self.path}, the same command resumes from there"
-                    advice = left if self.done else "try again later, or fetch the file by hand"
-                    raise NotFetched(f"{_shown(self.url)}: {cut}; tried {tries} times; {advice}") from cut
+                    raise NotFetched(f"{said}; {left}") from cut
+                terminal.say(f"{cut}; try {tries + 1} of {self.patience.tries} in {wait_s:g} s", "stderr")
                 time.sleep(wait_s)
                 wait_s = min(2 * wait_s, 30)
 
@@ -476,11 +489,9 @@ def _network_errors(url: str) -> Iterator[None]:
             raise _NoSuchRange("the server has no such part of the file") from error
         if error.code in _TRANSIENT:
             raise _Cut(f"the server answers {error.code} {error.reason}") from error
-        raise NotFetched(
-            f"{_shown(url)}: the server answers {error.code} {error.reason}; fetch the file by hand, or try later"
-        ) from error
+        raise _Unreachable(f"{_shown(url)}: the server answers {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:  # URLError is an OSError around the reason
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
-            raise NotFetched(f"{_shown(url)}: its certificate is not accepted: {reason.verify_message}") from error
-        raise _Cut(str(reason) or type(reason).__name__) from error
+            raise _Unreachable(f"{_shown(url)}: its certificate is not accepted: {reason.verify_message}") from error
+        raise _Cut(getattr(reason, "strerror", "") or str(reason) or type(reason).__name__) from error

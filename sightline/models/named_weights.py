@@ -30,7 +30,7 @@ def fetch_named(source: str) -> Path | None:
         with shown_progress() as progress:
             fetch_by_name(url, target, progress, PATIENCE)
     except NotFetched as error:
-        raise NotFetched(f"{source}: {error}. Without a network, fetch it elsewhere and put it at {target}") from error
+        raise NotFetched(f"{source}: {error}") from error
     return target
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from pathlib import Path
 
 from sightline.config import Recipe
@@ -19,11 +20,18 @@ TABLES: dict[tuple[float, ...], int] = {(0.275, 0.45, 0.625, 0.8, 0.08, 0.008, 0
 # 1e-3 is what they are trained from scratch with. LARS scales each tensor's rate by the tensor's own size.
 MOST = {"sgd": 0.1, "sgd_keras": 0.1, "rmsprop": 1e-3, "adam": 1e-3, "adamw": 1e-3, "radam": 1e-3}
 
+# Training images from which random weights learn little: demo_classification learnt nothing from 100, 300 and 1,000
+# drawn shapes. Weights for finetune_TASK instead; U-Nets are not listed, since they learn from some tens of volumes.
+FEW = 1000
+WEIGHTS_FOR = {"Classification": "torchvision:resnet50", "Detection": "torchvision:resnet34"}
 
-def start_warnings(recipe: Recipe, base_lr: float, classes: tuple[str, ...]) -> list[str]:
-    """Return a line for each that applies; `base_lr` is the rate that the schedule starts from."""
+
+def start_warnings(recipe: Recipe, base_lr: float, classes: tuple[str, ...], images: int) -> list[str]:
+    """Return a line for each that applies; `base_lr` is the rate that the schedule starts from, `images` the number of
+    training samples."""
     rates = (rates_for_another_batch(recipe), high_rate(recipe, base_lr))
-    found = (*rates, no_weights(recipe), head_of_other_classes(recipe, classes), other_size(recipe))
+    weights = (no_weights(recipe), few_images(recipe, images), head_of_other_classes(recipe, classes))
+    found = (*rates, *weights, other_size(recipe))
     return [f"warning: {line}" for line in found if line]
 
 
@@ -70,6 +78,20 @@ def no_weights(recipe: Recipe) -> str:
     return (
         f"no --model.weights: {recipe.name} trains from scratch, with settings for pretrained weights; give weights, "
         f"or add {' '.join(given)}"
+    )
+
+
+def few_images(recipe: Recipe, images: int) -> str:
+    """Warn about random weights and fewer images than they can learn from."""
+    task, path = type(recipe.task).__name__, getattr(recipe.data, "path", "")
+    better = f"finetune_{task.lower()}"
+    weights = getattr(recipe.model, "weights", "")
+    is_other = task not in WEIGHTS_FOR or recipe.name == better or path.startswith("synthetic:")
+    if images > FEW or weights or is_other:
+        return ""
+    return (
+        f"{images} training images are few for random weights, which may learn nothing from them; start from "
+        f"pretrained ones: sightline train {better} --data.path {shlex.quote(path)} --model.weights {WEIGHTS_FOR[task]}"
     )
 
 

@@ -359,12 +359,12 @@ def test_refusals_say_what_was_found_and_what_to_do(sightline, pets: Path, tmp_p
         flat
     )
     (flat / "cat").mkdir()
-    (flat / "cat" / "a.tif").write_bytes(b"")
-    assert "folders cat (with 1 .tif files); files: 3 .jpg; expected two or more folders" in train(flat)
+    (flat / "cat" / "a.jp2").write_bytes(b"")
+    assert "folders cat (with 1 .jp2 files); files: 3 .jpg; expected two or more folders" in train(flat)
     (pets / "zebra").mkdir()
     assert "my pets/zebra holds no images" in train(pets)
-    (pets / "zebra" / "a.tiff").write_bytes(b"")
-    assert "fill the class folder or remove it; it has 1 .tiff" in train(pets)
+    (pets / "zebra" / "a.heic").write_bytes(b"")
+    assert "fill the class folder or remove it; it has 1 .heic" in train(pets)
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     assert "a link that leads to itself; give the folder" in train(loop)

@@ -91,7 +91,8 @@ def test_download(sightline, served, zips, tmp_path):
     source, out = tmp_path / "new" / "zips", tmp_path / "out"
     flags = ("prepare", "coco", "--source", source, "--out", out, "--download", "--jobs", 1)
     code, said, err = sightline(*flags)
-    assert (code, err) == (0, "") and said.startswith("coco: train 40")
+    assert code == 0 and said.startswith("coco: train 40")
+    assert [line.partition(" http")[0] for line in err.splitlines()] == ["fetching"] * len(list(zips.iterdir()))
     assert {path.name: path.read_bytes() for path in source.iterdir()} == {
         path.name: path.read_bytes() for path in zips.iterdir()
     }

@@ -92,24 +92,29 @@ def test_ctrl_c_outside_of_training_is_130(sightline, monkeypatch):
     assert sightline("doctor").code == 130
 
 
+IMPORTS = "sys.meta_path.insert(0, type('Slow', (), {'find_spec': interrupted}))"
+
+
 @pytest.mark.parametrize(
-    ("during", "said"),
+    ("during", "at", "said"),
     [
-        ("sys.meta_path.insert(0, type('Slow', (), {'find_spec': interrupted}))", "stopped by Ctrl-C\n"),
+        (IMPORTS, "sightline.terminal", "stopped by Ctrl-C\n"),
+        (IMPORTS, "sightline.cli", "stopped by Ctrl-C\n"),
         (
             "from sightline import cli; cli.COMMANDS['doctor'] = interrupted",
+            "",
             "stopped by Ctrl-C; the same command starts again, from what was saved\n",
         ),
     ],
-    ids=["imports", "command"],
+    ids=["first import", "imports", "command"],
 )
-def test_ctrl_c_ends_the_process_with_one_line_and_130(tmp_path: Path, during: str, said: str):
+def test_ctrl_c_ends_the_process_with_one_line_and_130(tmp_path: Path, during: str, at: str, said: str):
     """Also within exec(), after which Python would end itself by the signal."""
     code = (
         "import runpy, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever started the tests may have ignored it
         "def interrupted(name, *_):\n"
-        "    if isinstance(name, list) or name == 'sightline.cli':\n"
+        f"    if isinstance(name, list) or name == '{at}':\n"
         "        exec('signal.raise_signal(signal.SIGINT)')\n"
         f"{during}\n"
         "runpy.run_module('sightline', run_name='__main__', alter_sys=True)\n"
@@ -239,6 +244,7 @@ def test_train_says_what_it_does(sightline, shapes: Path, tmp_path: Path, monkey
     assert lines[1].startswith("1 epoch of 5 steps, batch 16, base rate 0.2, fp32 on ")
     assert lines.pop(2).startswith("cache ON: 80 decoded images of train need 1.2 MiB, ")
     assert lines.pop(2).startswith("cache ON: 40 decoded images of val need 0.6 MiB, ")
+    assert lines.pop(2).startswith("warning: 80 training images are few for random weights")
     assert re.fullmatch(r"first step after [0-9.]+ s(, [0-9.]+ s of it for data)?: loss [0-9.]+", lines[2])
     assert re.fullmatch(r"epoch 1/1  loss [0-9.]+  top1 0\.\d{4} \(best so far\)  0:00:\d\d at [0-9,]+ img/s", lines[3])
     assert lines[4].startswith("  val  top5 0.")

@@ -9,9 +9,10 @@ import pytest
 import torchvision
 import yaml
 
-from sightline import fields, help_text, recipes, words
+from sightline import config, fields, help_text, recipes, words
 
 NAME = "demo_classification"
+TWO = "2 numbers with spaces between them"
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24"]
 
@@ -154,11 +155,27 @@ def test_a_flag_of_the_command_itself_is_suggested_too(sightline, tmp_path: Path
         ("--batch-size atuo", "--train.global-batch is 'atuo', expected a whole number or auto"),
         ("--epochs --lr 3", "--train.epochs needs a value, expected a whole number"),
         ("--run.on-nan skp", "--run.on-nan is 'skp', expected one of stop, skip, rewind; did you mean skip?"),
+        ("--data.crop-scale 0.1 x", f"--data.crop-scale is '0.1 x', expected {TWO}"),
+        ("--data.crop-scale=0.1 --lr 1", f"--data.crop-scale is '0.1', expected {TWO}"),
+        ("--data.crop-scale 0.1 0.5 1", f"--data.crop-scale is '0.1 0.5 1', expected {TWO}"),
+        ("--data.crop-scale 0.1,1", f"--data.crop-scale is '0.1,1', expected {TWO}"),
+        ("--data.crop-scale --lr 1", f"--data.crop-scale needs values, expected {TWO}"),
+        ("--data.mean 1 2", "--data.mean is '1 2', expected 3 numbers with spaces between them"),
+        (
+            "--schedule.drop-epochs 3 x",
+            "--schedule.drop-epochs is '3 x', expected whole numbers with spaces between them",
+        ),
     ],
 )
 def test_a_value_that_a_flag_cannot_have_is_one_line(sightline, typed: str, message: str):
     said = sightline("train", NAME, *typed.split())
     assert (said.code, said.err) == (2, f"error: {message}\n"), said
+
+
+@pytest.mark.parametrize("typed", ["--data.crop-scale=0.1 1", "--data.mean -1 -.5 1e-3 --lr 1", "--train.fp32-ops a b"])
+def test_right_values_of_a_tuple_are_left_to_the_parser(typed: str):
+    words.refuse_flags("train", NAME, words.expand(typed.split()))
+    config.load(NAME, words.expand(typed.split()))
 
 
 def test_unknown_flags_beside_a_config_file_get_a_suggestion(sightline, tmp_path: Path):

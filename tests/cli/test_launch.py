@@ -34,6 +34,30 @@ def test_print_is_what_can_be_saved_and_handed_over(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
+    ("volumes", "warning"),
+    [
+        (
+            [],
+            "the data /data and the run folder /workspace/runs/demo_classification are in no volume and vanish with "
+            "the pod; give --kubernetes.volumes claim:NAME:/data:ro claim:NAME:/workspace/runs",
+        ),
+        (
+            ["claim:data:/data:ro", "claim:more:/workspace:ro"],
+            "the run folder /workspace/runs/demo_classification is in no writable volume and vanishes with the pod; "
+            "give --kubernetes.volumes claim:data:/data:ro claim:more:/workspace:ro claim:NAME:/workspace/runs",
+        ),
+        (["claim:runs:/workspace"], ""),  # the image may hold the data
+    ],
+)
+def test_what_is_lost_with_a_pod_is_said(volumes: list[str], warning: str, capsys: pytest.CaptureFixture[str]):
+    where = ["--nodes=8", "--data.path=/data", "--print", "--launcher=kubernetes"]
+    assert launch(*where, *(["--kubernetes.volumes", *volumes] if volumes else [])) == 0
+    said = capsys.readouterr()
+    assert said.err == (f"warning: {warning}\n" if warning else "") and said.out.startswith("---\napiVersion: v1")
+    assert launch(*where, "--kubernetes.form=trainjob") == 0 and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (["--hosts=-oProxyCommand=x:8", "--print"], "is not a host"),

@@ -207,13 +207,30 @@ def test_unreadable_files_are_listed_and_the_rest_is_predicted(sightline, traine
     (folder / "gone.png").symlink_to("nowhere.png")
     command = ["predict", trained, folder, "--out", tmp_path / "out", *HERE]
     code, out, err = sightline(*command)
-    assert code == 3 and "error: 3 of 7 files cannot be read" in err and "--data.on-bad-sample skip" in err
+    assert code == 3 and "error: 3 of 7 files cannot be read: bad.jpg, cut" in err and "on-bad-sample skip" in err
     told = document(tmp_path / "out")
     assert [row["file"] for row in told["files"]] == [f"0000{n}.jpg" for n in range(4)]
     assert [row["file"] for row in told["unreadable"]] == ["bad.jpg", "cut.jpg", "gone.png"]
     assert "warning: bad.jpg cannot be read: starts with b'not an i'" in out and "4 of 7 files predicted" in out
     code, out, err = sightline(*command, "--data.on-bad-sample", "skip")
     assert (code, err) == (0, "") and document(tmp_path / "out") == told
+    assert "skipped: 3 of 7 files cannot be read: bad.jpg, cut.jpg, gone.png (" in out.splitlines()[-1]
+
+
+def test_a_run_trained_with_skip_still_reports_unreadable_files(sightline, shapes: Path, tmp_path: Path):
+    """The policy of training must not hide from a script that a file it named was not predicted."""
+    star, run = shapes / "val" / "star" / "00000.jpg", tmp_path / "run"
+    (tmp_path / "bad.jpg").write_text("not an image")
+    skip = ["--data.on-bad-sample", "skip"]
+    here = [f"--data.path={shapes}", f"--run.out={run}", "--train.epochs=1", *SMALL, *HERE, *skip]
+    assert cli.main(["train", NAME, *here]) == 0
+    command = ["predict", run, star, tmp_path / "bad.jpg", "--out", tmp_path / "out", *HERE]
+    code, _, err = sightline(*command)
+    assert code == 3 and "error: 1 of 2 files cannot be read: bad.jpg (" in err
+    assert [row["file"] for row in document(tmp_path / "out")["files"]] == ["00000.jpg"]
+    assert sightline(*command, *skip)[0] == 0
+    with pytest.raises(BadData, match="1 of 2 inputs cannot be read"):
+        api.predict(api.model(run, "cpu"), [star, tmp_path / "bad.jpg"])
 
 
 def test_images_are_never_drawn_over(sightline, trained: Path, shapes: Path, tmp_path: Path):

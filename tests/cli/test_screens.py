@@ -167,6 +167,7 @@ def test_the_documented_screens_are_those_of_the_command(sightline, shapes: Path
     here = {"demo/shapes/classification": str(shapes), "demo/run": str(tmp_path / "run"), "5": "2"}
     said = sightline(*(here.get(word, word) for word in shlex.split(command)[2:]), *SMALL, *HERE)
     assert said.code == 0, said
-    shown = [masked(line) for line in said.out.splitlines()]
+    few = "warning: 80 training images are few "  # the documented run has 4,000
+    shown = [masked(line) for line in said.out.splitlines() if not line.startswith(few)]
     assert shown[: len(first)] == [masked(line) for line in first]
     assert shown[-len(last) :] == [masked(line) for line in last]

@@ -114,7 +114,7 @@ def test_another_network_is_refused_before_a_step_is_made(tmp_path, run, sightli
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
-        ("torchvision:squeezenet1_1", 3, "Without a network, fetch it elsewhere and put it at "),
+        ("torchvision:squeezenet1_1", 3, "; fetch it by hand and put it at "),
         ("torchvision:squeezenet", 2, "torchvision has no model 'squeezenet'; did you mean squeezenet1_1"),
         ("timm:squeezenet1_1", 2, "timm has no weights of this name"),
     ],

@@ -13,6 +13,7 @@ from PIL import Image
 
 from sightline.data import decode
 from sightline.data.decode import decode_rgb, decode_values, read_header
+from sightline.data.formats import image_headers
 from sightline.errors import BadSample
 
 fuzz = runpy.run_path(str(Path(__file__).with_name("mutate.py")))["fuzz"]
@@ -48,7 +49,7 @@ def read_image(data):
         raise
     assert pixels.dtype == np.uint8 and pixels.shape == header.shape
     assert upper.shape[1] == pixels.shape[1]
-    if header.format in ("PNG", "BMP"):
+    if header.format in ("PNG", "BMP", "TIFF"):
         values = decode_values(data, "fuzz")  # as a mask
         assert values.dtype in (np.uint8, np.uint16) and values.shape in (header.shape, header.shape[:2])
 
@@ -171,3 +172,14 @@ def test_webp(mutations):
 def test_bmp(mutations):
     seeds = [encode(SMOOTH.convert(mode), "BMP") for mode in ("1", "L", "P", "RGB", "RGBA")]
     assert_clean(fuzz(read_image, seeds, mutations), mutations)
+
+
+@COUNTS
+def test_tiff(mutations):
+    deep = Image.fromarray(np.asarray(NOISE.convert("L")).astype(np.uint16) * 257)
+    packings = (None, "tiff_lzw", "tiff_adobe_deflate", "packbits")
+    modes = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK")
+    seeds = [encode(NOISE.convert(mode), "TIFF", compression=packing) for mode in modes for packing in packings]
+    seeds += [encode(deep, "TIFF", compression=packing, tiffinfo={274: 6}) for packing in packings]
+    tokens = [struct.pack("<HHI", tag, kind, 1) for tag in image_headers.TIFF_KEPT for kind in (3, 4)]
+    assert_clean(fuzz(read_image, seeds, mutations, tokens=tokens), mutations)

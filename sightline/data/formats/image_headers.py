@@ -52,7 +52,22 @@ _PNG_ONE_SAMPLE = (0, 3)  # grey and palette
 _PNG_GREY = (0, 4)  # without and with alpha
 _BMP_HEADERS = (40, 52, 56, 64, 108, 124)
 _BMP_RLE = (1, 2)
-_KNOWN_BUT_REFUSED = {b"GIF8": "GIF", b"II*\x00": "TIFF", b"MM\x00*": "TIFF", b"%PDF": "PDF", b"\x1f\x8b": "gzip"}
+_KNOWN_BUT_REFUSED = {b"GIF8": "GIF", b"II+\x00": "BigTIFF", b"MM\x00+": "BigTIFF", b"%PDF": "PDF", b"\x1f\x8b": "gzip"}
+_TIFF_ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\x00": "little", b"MM\x00*": "big"}
+_TIFF_DEPTHS = {  # by (photometric, samples): grey, with alpha, RGB, with alpha, palette, CMYK
+    (1, 1): (1, 8, 16),
+    (1, 2): (8,),
+    (2, 3): (8, 16),
+    (2, 4): (8, 16),
+    (3, 1): (8,),
+    (5, 4): (8, 16),
+}
+_TIFF_PACKED = (1, 5, 8, 32773, 32946)  # not at all, LZW, Deflate, PackBits, Deflate by its old number
+_TIFF_VALUES = {3: 2, 4: 4}  # bytes of a value, by the number of its type
+# Tags that make the pixels: size, depth, compression, kind, pieces, predictor, palette, alpha. Pillow gets no others.
+TIFF_KEPT = frozenset({256, 257, 258, 259, 262, 273, 277, 278, 279, 317, 320, 322, 323, 324, 325, 338})
+_TIFF_CHECKED = frozenset({266, 274, 284, 339})  # order of bits, orientation, planes, kind of numbers
+_TIFF_TILE = 2**20  # pixels that the tile of a small image may have
 
 _RGB = 3  # bytes of a pixel that is returned
 _IN_PILLOW = 4  # of one that Pillow holds, whatever it was stored as; 1 where it has one sample of 8 bits
@@ -63,7 +78,7 @@ _IN_WEBP = 16  # two canvases of libwebp, the frame it hands over, and Pillow's
 class Header:
     """The size of an image as its first bytes give it, as stored: the right way up it may be `width` high."""
 
-    format: Literal["JPEG", "PNG", "BMP", "WEBP"]
+    format: Literal["JPEG", "PNG", "BMP", "WEBP", "TIFF"]
     width: int
     height: int
     orientation: int = 1  # EXIF: 1 is upright, 2-4 flip or turn by half, 5-8 swap the sides
@@ -72,6 +87,7 @@ class Header:
     row_block: int = 0  # rows that such a JPEG codes together
     bytes_per_pixel: float = _RGB  # while it is decoded
     is_grey: bool = False  # stored with one value a pixel, and perhaps alpha; a palette is not grey
+    depth: int = 8  # bits of a sample, of a PNG or TIFF
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -97,7 +113,8 @@ def read_header(data: bytes, name: str) -> Header:
     """Check what can be checked without decoding a pixel; raise BadSample for what must not reach a decoder.
 
     JPEG and PNG are what ImageNet and COCO hold (one of ImageNet's .JPEG files is a PNG: names are not trusted); BMP
-    and WebP are common in users' own folders. GIF and TIFF stay out: rare, and their decoders are the attacked ones.
+    and WebP are common in users' own folders. libtiff is attacked more than the others: of a TIFF it gets a directory
+    that was checked, with the plain compressions only. GIF stays out.
     """
     if not data:
         raise BadSample(name, "empty file (0 bytes); fetch it again or remove it")
@@ -138,6 +155,8 @@ def _parser(data: bytes) -> Callable[[bytes], Header] | None:
         return _read_webp_header
     if data.startswith(b"BM"):
         return _read_bmp_header
+    if data[:4] in _TIFF_ORDERS:
+        return _read_tiff_header
     return None
 
 
@@ -147,8 +166,8 @@ def _describe_unknown(data: bytes) -> str:
         return "an HTML or XML page, not an image (an expired link answers so); fetch it again or remove it"
     for magic, kind in _KNOWN_BUT_REFUSED.items():
         if data.startswith(magic):
-            return f"a {kind} file; JPEG, PNG, BMP and WebP are read; convert or remove it"
-    return f"starts with {data[:8]!r}, which is not a JPEG, PNG, BMP or WebP image; convert or remove it"
+            return f"a {kind} file; JPEG, PNG, BMP, WebP and TIFF are read; convert or remove it"
+    return f"starts with {data[:8]!r}, which is not a JPEG, PNG, BMP, WebP or TIFF image; convert or remove it"
 
 
 def number(data: bytes, start: int, size: int, order: Literal["big", "little"], signed: bool = False) -> int:
@@ -313,7 +332,8 @@ def _read_png_header(data: bytes) -> Header:
     for kind, start, end in chunks:
         if kind == b"eXIf" and orientation is None:
             orientation = _exif_orientation(data[start:end])
-    return Header("PNG", width, height, orientation or 1, bytes_per_pixel=per_pixel, is_grey=colour in _PNG_GREY)
+    is_grey = colour in _PNG_GREY
+    return Header("PNG", width, height, orientation or 1, bytes_per_pixel=per_pixel, is_grey=is_grey, depth=depth)
 
 
 def _read_bmp_header(data: bytes) -> Header:
@@ -361,6 +381,77 @@ def _webp_orientation(data: bytes) -> int:
             return _exif_orientation(data[start : start + length].removeprefix(b"Exif\x00\x00"))
         position = start + length + length % 2
     raise Damaged(f"WebP of more than {MAX_SEGMENTS} chunks")
+
+
+def tiff_tags(data: bytes) -> tuple[Literal["little", "big"], dict[int, tuple[bytes, list[int]]]]:
+    """Return the order of bytes, and the tags that matter: the entry of the directory, and its values."""
+    order = _TIFF_ORDERS[data[:4]]
+    start = number(data, 4, 4, order) + 2
+    end = start + 12 * number(data, start - 2, 2, order)
+    if number(data, end, 4, order):
+        raise Damaged("TIFF of several pages", "save the page to use as a file of its own")
+    found: dict[int, tuple[bytes, list[int]]] = {}
+    for at in range(start, end, 12):
+        if (tag := number(data, at, 2, order)) in TIFF_KEPT | _TIFF_CHECKED:
+            if tag in found:  # two readers may take one each
+                raise Damaged(f"TIFF with two tags {tag}")
+            found[tag] = data[at : at + 12], _tiff_values(data, at, order)
+    return order, found
+
+
+def _tiff_values(data: bytes, entry: int, order: Literal["little", "big"]) -> list[int]:
+    kind, count = number(data, entry + 2, 2, order), number(data, entry + 4, 4, order)
+    size = _TIFF_VALUES.get(kind)
+    if size is None or not 0 < count <= MAX_SEGMENTS:
+        raise Damaged(f"TIFF with {count} values of type {kind} in the directory entry at byte {entry}")
+    start = entry + 8 if size * count <= 4 else number(data, entry + 8, 4, order)
+    if start + size * count > len(data):
+        raise Damaged(f"TIFF cut off after {len(data)} bytes, inside its directory")
+    return np.frombuffer(data, f"{'<' if order == 'little' else '>'}u{size}", count, start).tolist()
+
+
+def _read_tiff_header(data: bytes) -> Header:
+    tags = {tag: values for tag, (_, values) in tiff_tags(data)[1].items()}
+    if missing := [tag for tag in (256, 257, 262) if tag not in tags]:
+        raise Damaged(f"TIFF without tag {missing[0]}")
+    width, height, kind = (tags[tag][0] for tag in (256, 257, 262))
+    packing, samples, planes, bit_order = (tags.get(tag, [1])[0] for tag in (259, 277, 284, 266))
+    depths, numbers = tags.get(258, [1]), tags.get(339, [1])
+    if packing not in _TIFF_PACKED:
+        raise Damaged(f"TIFF compressed by method {packing}", "save it uncompressed, or with LZW or Deflate")
+    what = f"{samples} channels of {depths[0]} bits, photometric {kind}, sample format {numbers[0]}, planes {planes}"
+    is_known = depths[0] in _TIFF_DEPTHS.get((kind, samples), ()) and len(set(depths)) == len(set(numbers)) == 1
+    if not is_known or (numbers[0], planes, bit_order) != (1, 1, 1) or len(depths) not in (1, samples):
+        raise Damaged(f"TIFF with {what}", "save it as grey, RGB, palette or CMYK of 8 bits, or 16 without a palette")
+    if kind == 3 and len(tags.get(320, ())) != 3 * 256:
+        raise Damaged("TIFF without its palette")
+    row_bytes = -(-width * samples * depths[0] // 8)
+    coded = _tiff_coded_bytes(data, tags, width, height)
+    if packing == 1 and coded < height * row_bytes:
+        raise Damaged(f"TIFF with {coded} bytes of pixels cannot hold the {width}x{height} that it claims")
+    # All rows may be one piece, which libtiff unpacks before Pillow takes it.
+    per_pixel = _RGB + (depths[0] // 16 + 1 if samples == 1 else _IN_PILLOW) + samples * depths[0] / 8
+    orientation = tags.get(274, [1])[0]
+    orientation = orientation if 1 <= orientation <= 8 else 1
+    is_grey = kind == 1
+    return Header("TIFF", width, height, orientation, bytes_per_pixel=per_pixel, is_grey=is_grey, depth=depths[0])
+
+
+def _tiff_coded_bytes(data: bytes, tags: dict[int, list[int]], width: int, height: int) -> int:
+    """Return the bytes of all strips or tiles; raise Damaged unless they cover the image and lie in the file."""
+    if 322 in tags or 324 in tags:
+        across, down = (tags.get(tag, [0])[0] for tag in (322, 323))
+        if across * down > max(width * height, _TIFF_TILE):
+            raise Damaged(f"TIFF with tiles of {across}x{down} pixels, larger than the image")
+    else:
+        across, down = width, min(tags.get(278, [height])[0], height)
+    pieces = -(-width // across) * -(-height // down) if across and down else 0
+    starts, counts = (tags.get(strip, tags.get(tile, [])) for strip, tile in ((273, 324), (279, 325)))
+    if not pieces or len(starts) != pieces or len(counts) != pieces:
+        raise Damaged(f"TIFF with {len(starts)} pieces and {len(counts)} lengths of them, {pieces} were expected")
+    if max(start + count for start, count in zip(starts, counts, strict=True)) > len(data):
+        raise Damaged(f"TIFF cut off after {len(data)} bytes, inside its pixels")
+    return sum(counts)
 
 
 def _exif_orientation(tiff: bytes) -> int:

@@ -237,7 +237,7 @@ _RECIPES = {
     "open_volumes": "prepared volumes (for unet2d and demo_segmentation)",
 }
 _LABELLED = (
-    "two or more folders, one per class, with .jpg, .png, .bmp or .webp images in them, also below train/ and val/ "
+    "two or more folders, one per class, with .jpg, .png, .bmp, .webp or .tif images, also below train/ and val/ "
     "(draw some with `sightline prepare shapes --out DIR`), labels.csv with columns file and label, train/*.tar and "
     "val/*.tar, or train/train-00000-of-01024 and validation/validation-00000-of-00128"
 )

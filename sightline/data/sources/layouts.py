@@ -20,7 +20,7 @@ import numpy as np
 from sightline.errors import BadData, UsageError
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import read_json, short
-from sightline.parts import Split
+from sightline.parts import DataConfig, Split
 
 if TYPE_CHECKING:
     from sightline.data.sources import SourceOptions
@@ -29,7 +29,7 @@ DESCRIPTION = "data.yaml"  # in a run folder
 SPLIT = "split.json"
 SPLITS: tuple[Split, ...] = ("train", "val")
 NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # of folders, by preference
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+IMAGES = DataConfig.file_suffixes
 _KEYS = ("kind", "train", "val", "classes")
 _SHOWN = 5
 _MAX_SPLIT_BYTES = 2**30

@@ -37,9 +37,9 @@ from sightline.data.sources.shards import (
 from sightline.errors import BadData, BadSample
 from sightline.files.archive import BLOCK, REGULAR, tar_entries
 from sightline.files.positioned import read_at
-from sightline.parts import Split
+from sightline.parts import DataConfig, Split
 
-IMAGES = ("jpg", "jpeg", "png", "webp", "bmp")
+IMAGES = tuple(suffix.removeprefix(".") for suffix in DataConfig.file_suffixes)
 CLASSES_FILE = "classes.txt"
 MAX_LABEL_BYTES = 2**16  # of one KEY.cls or KEY.json
 MAX_CLASSES_BYTES = 2**22  # of classes.txt; 100,000 names of 40 bytes

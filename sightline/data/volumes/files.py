@@ -72,7 +72,7 @@ def read_scan(path: Path, name: str, channels: int) -> Scan:
     if is_image(path):
         header = _image_header(path, name, channels)
         data = read_bytes(path, name)
-        if header.shape[0] == 1 and decode.read_header(data, name).format == "PNG":
+        if header.shape[0] == 1 and decode.read_header(data, name).format in ("PNG", "TIFF"):
             pixels = decode.decode_values(data, name)[..., None]  # all 16 bits, if there are as many
         else:
             pixels = decode.decode_rgb(data, name)[..., : header.shape[0]]
@@ -122,7 +122,7 @@ def _image_header(path: Path, name: str, channels: int) -> Header:
 def _read_mask(path: Path, name: str) -> np.ndarray:
     data = read_bytes(path, name)
     kind = decode.read_header(data, name).format
-    if kind not in ("PNG", "BMP"):
+    if kind not in ("PNG", "BMP", "TIFF"):
         raise BadSample(
             name, f"{path} is a mask stored as {kind}, which changes its numbers at edges; store masks as PNG"
         )

@@ -96,6 +96,10 @@ def launch(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run: Ru
     plan = make_plan(options, flags, recipe, run)
     each = _samples_each(recipe, plan)
     text = written(options, plan)
+    if options.launcher == "kubernetes":
+        out = run.out or f"runs/{recipe.name}"
+        if warning := kubernetes.unkept(plan, options.kubernetes, getattr(recipe.data, "path", ""), out):
+            print(warning, file=sys.stderr)
     if options.check:
         findings = _check(options, plan, text)
         show(check.as_text(findings))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from sightline import __version__
@@ -101,6 +102,27 @@ def documents(plan: LaunchPlan, options: KubernetesOptions) -> list[dict[str, An
         metadata["namespace"] = options.namespace
     write = {"job": _indexed_job, "pytorchjob": _pytorch_job, "trainjob": _train_job}[options.form]
     return write(plan, options, metadata)
+
+
+def unkept(plan: LaunchPlan, options: KubernetesOptions, data: str, out: str) -> str:
+    """Return a warning if the run folder is in no volume that pods can write to; it is lost with its pod. A TrainJob
+    has its volumes from its runtime."""
+    mounts = [_volume(text, "")[1] for text in options.volumes]
+    run = PurePosixPath(plan.folder, out)
+    if options.form == "trainjob" or _is_below(run, [each for each in mounts if "readOnly" not in each]):
+        return ""
+    lost, volumes = [f"the run folder {run}"], [*options.volumes]
+    place = PurePosixPath(plan.folder, data)
+    if data and not data.startswith("synthetic:") and not _is_below(place, mounts):
+        lost.insert(0, f"the data {place}")
+        volumes.append(f"claim:NAME:{place}:ro")
+    volumes.append(f"claim:NAME:{run.parent if len(run.parts) > 2 else run}")
+    verbs = "is in no writable volume and vanishes" if len(lost) == 1 else "are in no volume and vanish"
+    return f"warning: {' and '.join(lost)} {verbs} with the pod; give --kubernetes.volumes {' '.join(volumes)}"
+
+
+def _is_below(folder: PurePosixPath, mounts: list[dict[str, Any]]) -> bool:
+    return any(folder.is_relative_to(each["mountPath"]) for each in mounts)
 
 
 def _indexed_job(plan: LaunchPlan, options: KubernetesOptions, metadata: dict[str, Any]) -> list[dict[str, Any]]:

@@ -232,7 +232,7 @@ def test_patience_ends(serve, target):
 @pytest.mark.parametrize("status", [401, 403, 404, 410])
 def test_errors_that_stay_are_reported_at_once(serve, target, status):
     server = serve(lambda handler: handler.reply(status, b"<html>"))
-    with pytest.raises(NotFetched, match=f"answers {status}"):
+    with pytest.raises(NotFetched, match=f"answers {status} .*; fetch it by hand and put it at {target}"):
         get(server, target)
     assert len(server.asked) == 1 and names(target) == []
 
@@ -376,10 +376,17 @@ def test_slow_server(serve, target, drips):
     assert target.read_bytes() == DATA and len(server.asked) == 2
 
 
-def test_silent_server(serve, target):
+def test_silent_server(serve, target, capsys):
+    """What is waited for is said before the wait, each retry with its cause, and at the end what to do."""
     server = serve(lambda handler: handler.server.released.wait(5))
-    with pytest.raises(NotFetched, match="timed out; tried 3 times"):
-        get(server, target)
+    url, patience = f"{server.url}/train.zip", Patience(timeout_s=0.05, tries=2, wait_s=0.001)
+    with pytest.raises(NotFetched) as error:
+        fetch(f"{url}?secret", target, Expected(len(DATA), SHA256), patience=patience)
+    remedy = f"check the network and, behind a proxy, https_proxy; fetch it by hand and put it at {target}"
+    assert str(error.value) == f"{url}: timed out; tried 2 times; {remedy}, or try again later"
+    begin, retry = capsys.readouterr().err.splitlines()
+    assert begin == f"fetching {url}; the server has 0.05 s to answer"
+    assert retry == "timed out; try 2 of 2 in 0.001 s"
     assert names(target) == []
 
 

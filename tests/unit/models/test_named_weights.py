@@ -127,7 +127,7 @@ def test_without_a_network_the_error_gives_address_and_place(tmp_path, monkeypat
     point(monkeypatch, torchvision.models.SqueezeNet1_1_Weights.IMAGENET1K_V1, url)
     place = tmp_path / "sightline/weights/squeezenet1_1-b8a52dc0.pth"
 
-    with pytest.raises(NotFetched, match=f"{url}: .*Without a network, fetch it elsewhere and put it at {place}"):
+    with pytest.raises(NotFetched, match=f"{url}: .*check the network.*; fetch it by hand and put it at {place}"):
         named_weights.fetch_named("torchvision:squeezenet1_1")
 
 

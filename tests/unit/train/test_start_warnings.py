@@ -8,9 +8,9 @@ from sightline.train.warnings import start_warnings
 WEIGHTS = "--model.weights=given.pth"
 
 
-def told(name: str, *flags: str) -> list[str]:
+def told(name: str, *flags: str, images: int = 10**6) -> list[str]:
     recipe, _ = config.load(name, flags)
-    return start_warnings(recipe, recipe.optimizer.base_lr(recipe.train.global_batch, 1), ())
+    return start_warnings(recipe, recipe.optimizer.base_lr(recipe.train.global_batch, 1), (), images)
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,20 @@ def test_a_line_for_every_reason_and_none_without(command: str, expected: list[s
     lines = told(*command.split())
     assert len(lines) == len(expected) and all(part in line for part, line in zip(expected, lines, strict=True)), lines
     assert all("--" in line and "\n" not in line for line in lines)  # a remedy, in one line
+
+
+@pytest.mark.parametrize("name", ["demo_classification", "demo_detection"])
+def test_few_images_and_random_weights_lead_to_fine_tuning(name: str, tmp_path):
+    data = f"--data.path={tmp_path}"
+    (line,) = told(name, data, images=1000)
+    assert line.startswith("warning: 1000 training images are few for random weights, which may learn nothing")
+    command = line.partition("sightline train ")[2].split()
+    assert config.load(command[0], command[1:])[0].model.weights.startswith("torchvision:resnet")  # as it is shown
+    assert command[0] == name.replace("demo", "finetune") and command[2] == str(tmp_path)
+    assert told(name, data, images=1001) == [] == told(name, "--data.path=synthetic:samples=8", images=8)
+    assert "few" not in str(told(name, data, WEIGHTS, images=8))
+
+
+@pytest.mark.parametrize("name", ["finetune_classification", "demo_segmentation"])
+def test_few_images_are_expected_by(name: str):
+    assert "few" not in str(told(name, images=8))

@@ -166,9 +166,9 @@ def test_one_json_file_may_be_the_path(data, written):
 
 def test_images_that_are_not_read_are_counted(written):
     root = written("voc_export")
-    for name in ("a.heic", "b.HEIC", "c.tif", "notes.txt", ".hidden.gif"):
+    for name in ("a.heic", "b.HEIC", "c.jp2", "notes.txt", ".hidden.gif"):
         (root / "train" / name).touch()
-    assert dict(open_boxes("auto", str(root), "train").ignored) == {".heic": 2, ".tif": 1}
+    assert dict(open_boxes("auto", str(root), "train").ignored) == {".heic": 2, ".jp2": 1}
 
 
 def test_a_description_names_folders_of_any_name(data, tmp_path):

@@ -35,10 +35,11 @@ FORMS = {
 }
 
 
+@pytest.mark.parametrize("name", ["m.png", "m.tif"])
 @pytest.mark.parametrize("form", FORMS)
-def test_masks_hold_numbers_however_they_are_stored(tmp_path: Path, form: str):
-    FORMS[form].save(tmp_path / "m.png")
-    label, _ = read_label(tmp_path / "m.png", "m")
+def test_masks_hold_numbers_however_they_are_stored(tmp_path: Path, form: str, name: str):
+    FORMS[form].save(tmp_path / name)
+    label, _ = read_label(tmp_path / name, "m")
     assert label.dtype == np.uint8 and label.shape == (1, 7, 9)
     np.testing.assert_array_equal(label[0], MASK)
 
