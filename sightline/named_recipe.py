@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sightline.config import Recipe, Run
 
 TELLS_DATA = ("train", "show")  # commands that begin with a line about the data
+TRAINS = ("benchmark", "train")  # commands that split a batch over --run.devices
 NEEDS_BATCH = (
     "benchmark",
     "evaluate",
@@ -65,6 +66,10 @@ def load_recipe(command: str, flags: Sequence[str], own: Collection[str] = ()) -
         _say_sizes(recipe, config.untouched(name), rest)
     if command in NEEDS_BATCH:
         recipe.train.require_batch(command)
+    if command in TRAINS and run.devices > 1:
+        from sightline.train.orders import refuse_uneven
+
+        refuse_uneven(recipe, run.devices)  # else every rank would
     return recipe, run
 
 
