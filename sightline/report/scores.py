@@ -63,8 +63,8 @@ def all_values(story: RunStory) -> str:
 def classes(story: RunStory) -> str:
     """Return the table of classes, the lowest scores first, and beside it precision over recall."""
     parts = [_class_table(story), card(_curve_title(story), curves(story))]
-    shown = [part for part in parts if part]
-    return f'<div class="{"two" if len(shown) > 1 else ""}">{"".join(f"<div>{part}</div>" for part in shown)}</div>'
+    shown = [f"<div>{part}</div>" for part in parts if part]
+    return f'<div class="two">{"".join(shown)}</div>' if len(shown) > 1 else "".join(shown)
 
 
 def _class_table(story: RunStory) -> str:
