@@ -110,7 +110,7 @@ def draw_samples(
     Images of all items together have about `most_values` numbers at most; once it is late, no batch but the first is
     loaded.
     """
-    bound = bound.on_host or bound
+    bound = bound.on_host or bound  # images of a device's memory are not brought there for a sheet
     comes_whole = set(bound.layout) <= bound.host_keys  # static batches: one draw, and no parts of them
     items = _affordable(bound, most_values)
     draws = 0 if comes_whole or bound.repeats_first else min(COLUMNS, items // 3)
@@ -143,7 +143,7 @@ def _loaded(
     bound: Bound, order: Order, task: Task, bad: BadSamples, steps: int, is_late: Callable[[], bool]
 ) -> Iterator[tuple[int, list[SeenSample]]]:
     """Yield the index and the samples of each item of the first steps, until it is late."""
-    feeds = {"train": (bound.on_host or bound, order)}  # images of a device's memory are not brought there for a sheet
+    feeds = {"train": (bound, order)}
     loader = Loader(feeds, Run(workers=0), devices.select("cpu"), World(), bad, check_stop=lambda: None)
     try:
         loader.seek("train", 0, steps)
