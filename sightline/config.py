@@ -12,7 +12,7 @@ import difflib
 import functools
 import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -160,15 +160,19 @@ class _CommandLine:
     run: Run
 
 
-def load(name: str, flags: Sequence[str] = (), config: Path | None = None) -> tuple[Recipe, Run]:
-    """Load the recipe `name`, changed by a YAML file and then by flags."""
+def load(
+    name: str, flags: Sequence[str] = (), config: Path | None = None, say: Callable[[str], None] = lambda _: None
+) -> tuple[Recipe, Run]:
+    """Load the recipe `name`, changed by a YAML file and then by flags; say which fields of the data follow others."""
     default = untouched(name)
     stored = _read_yaml(config, default) if config else {}
     recipe, run = _parse(name, default, stored, [*flags, *_fields_of_data(name, flags, config)])
     data: Any = recipe.data
     typed = {key.removeprefix("data.") for key in (*stored, *named(flags)) if key.startswith("data.")}
-    decided = {**data.following(default.data, typed), **recipe.model.data_fields()}
-    fields = {field: value for field, value in decided.items() if field not in typed}
+    following, of_model = data.following(default.data, typed), recipe.model.data_fields()
+    if sizes := ", ".join(f"{field} {value}" for field, value in following.items() if field not in of_model):
+        say(f"data: {sizes}, in proportion to the size that was typed")
+    fields = {field: value for field, value in {**following, **of_model}.items() if field not in typed}
     return (dataclasses.replace(recipe, data=dataclasses.replace(data, **fields)) if fields else recipe), run
 
 

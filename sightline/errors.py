@@ -5,6 +5,7 @@ A message says what came, what was expected and what to do. Raise them where the
 
 import errno
 import signal
+from collections.abc import Sequence
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # of an OSError
 
@@ -96,3 +97,9 @@ def cause_of(signal_number: int) -> str:
     if signal_number == signal.SIGINT:
         return "Ctrl-C"
     return f"{signal.Signals(signal_number).name} (signal {signal_number})"
+
+
+def first_of(items: Sequence[object], shown: int = 4) -> str:
+    """List the first few items for a message, and count the rest: `a, b, c, d and 3 more`."""
+    rest = len(items) - shown
+    return ", ".join(map(str, items[:shown])) + (f" and {rest} more" if rest > 0 else "")

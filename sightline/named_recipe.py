@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sightline.config import Recipe, Run
 
 TELLS_DATA = ("train", "show")  # commands that begin with a line about the data
+TRAINS = ("benchmark", "train")  # commands that split a batch over --run.devices
 NEEDS_BATCH = (
     "benchmark",
     "evaluate",
@@ -60,11 +61,13 @@ def load_recipe(command: str, flags: Sequence[str], own: Collection[str] = ()) -
     if file and not name:
         name = config.recipe_named_in(file)
         words.refuse(command, name, rest, own)
-    recipe, run = config.load(name, rest, file)
-    if not file and _tells(command, rest):
-        _say_sizes(recipe, config.untouched(name), rest)
+    recipe, run = config.load(name, rest, file, terminal.say if _tells(command, rest) else lambda _: None)
     if command in NEEDS_BATCH:
         recipe.train.require_batch(command)
+    if command in TRAINS and run.devices > 1:
+        from sightline.train.orders import refuse_uneven
+
+        refuse_uneven(recipe, run.devices)  # else every rank would
     return recipe, run
 
 
@@ -89,14 +92,6 @@ def _tells(command: str, flags: Sequence[str]) -> bool:
     """Return whether this process says what was decided about the data: of several ranks, their starter has."""
     is_quiet = value_of("progress", flags, "auto") == "off"
     return command in TELLS_DATA and not is_quiet and launch.detect(os.environ) is None
-
-
-def _say_sizes(recipe: Recipe, own: Recipe, flags: Sequence[str]) -> None:
-    """Say which fields of the data follow others that were typed."""
-    typed = {name.removeprefix("data.") for name in named(flags) if name.startswith("data.")}
-    if followed := recipe.data.following(own.data, typed):
-        sizes = ", ".join(f"{name} {value}" for name, value in followed.items())
-        terminal.say(f"data: {sizes}, in proportion to the size that was typed")
 
 
 def names_run(word: str) -> bool:

@@ -22,7 +22,7 @@ from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import BadSamples, Loader
-from sightline.errors import BadCheckpoint, BadData, UsageError
+from sightline.errors import BadCheckpoint, BadData, UsageError, first_of
 from sightline.evaluate.run import evaluate
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import read_json, typed
@@ -306,10 +306,8 @@ def _sha256(path: Path) -> str:
 
 def _differences(trained: DataSpec, found: DataSpec) -> str:
     if trained.classes != found.classes:
-        return (
-            f"{len(trained.classes)} classes ({', '.join(trained.classes[:3])}, ...), "
-            f"found {len(found.classes)} ({', '.join(found.classes[:3])}, ...)"
-        )
+        old, new = ((len(spec.classes), first_of(spec.classes)) for spec in (trained, found))
+        return f"{old[0]} classes ({old[1]}), found {new[0]} ({new[1]})"
     fields = [field.name for field in dataclasses.fields(DataSpec)]
     pairs = {name: (getattr(trained, name), getattr(found, name)) for name in fields}
     return "; ".join(f"{name} {old}, found {new}" for name, (old, new) in pairs.items() if old != new)

@@ -12,13 +12,11 @@ from torch import nn
 
 from sightline.config import Recipe, Run
 from sightline.data.loading.cache import read_once
-from sightline.errors import BadData, UsageError
+from sightline.errors import BadData, UsageError, first_of
 from sightline.evaluate.checkpoints import Evaluation, loading
 from sightline.hardware.setup import set_up
 from sightline.parts import Scores
 from sightline.train.model import build_model
-
-SHOWN = 4  # tensors that an error names
 
 
 def evaluate_weights(recipe: Recipe, run: Run) -> Scores:
@@ -49,9 +47,8 @@ def load_all(recipe: Recipe, model: nn.Module) -> str:
         tensor.fill_(math.nan)
     note = recipe.model.start_from(model)
     if left := [name for name, tensor in state.items() if not bool(tensor.isfinite().all())]:
-        shown = ", ".join(left[:SHOWN]) + (f" and {len(left) - SHOWN} more" if len(left) > SHOWN else "")
         raise BadData(
             f"these weights do not fill the network for these data, and a random head would score nothing: {note}; "
-            f"without values: {shown}. Give data with the classes of the weights, or fine-tune them first"
+            f"without values: {first_of(left)}. Give data with the classes of the weights, or fine-tune them first"
         )
     return note

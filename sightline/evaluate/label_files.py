@@ -17,7 +17,7 @@ from sightline.data.inputs import list_files
 from sightline.data.volumes.files import FIRST_CHANNEL, MASK, SUFFIXES, case_name, read_label
 from sightline.data.volumes.pairs import label_of_case, labels_in
 from sightline.data.volumes.raw import label_files
-from sightline.errors import BadData, BadSample, UsageError
+from sightline.errors import BadData, BadSample, UsageError, first_of
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.predict import predict_files
 from sightline.files.arrays import map_array
@@ -32,7 +32,6 @@ from sightline.runs.screen import Screen
 DOCUMENT_OF_SCORES = "scores-labels.json"
 PROBABILITIES = ".npy"
 WORST = 20
-_SHOWN = 5  # labels without a mask
 DRAWN = 4  # worst cases of a run
 _VALUES = 256  # a label is a byte
 _AFFINE_MM = 1e-3  # headers hold 32-bit floats
@@ -80,8 +79,7 @@ def evaluate_folder(predicted: Path, labels: Path) -> Scores:
     log = RunLog(predicted, attempt=None)
     every = {*(known.values() or labels_in(base))}
     if missing := sorted(label.name for label in every - {*by_label}):
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        log.say(f"{len(missing)} of {len(every)} labels have no mask: {', '.join(missing[:_SHOWN])}{more}")
+        log.say(f"{len(missing)} of {len(every)} labels have no mask: {first_of(missing)}")
     return _tell(pairs, _class_names(predicted, base), predicted, log)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sightline import terminal
 from sightline.data.loading.cache import read_once
-from sightline.errors import BadCheckpoint, BadSample, SightlineError, UsageError
+from sightline.errors import BadCheckpoint, BadSample, SightlineError, UsageError, first_of
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.predict import open_trained
 from sightline.export import formats
@@ -31,7 +31,6 @@ LIMIT = 1e-4  # largest relative difference, in fp32
 LEAST_MATCHED = 0.99  # share of detections that must be found on both sides
 RANDOM_ITEMS = 3  # not the batch that was traced
 REAL_ITEMS = 2
-SHOWN = 4  # tensors that an error names
 # Errors of torch's exporters: torch._dynamo's and torch.onnx's are RuntimeErrors.
 EXPORT_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError)
 Inputs = dict[str, Tensor]  # words for people -> batch
@@ -95,9 +94,8 @@ def _serve(trained: Trained, raw: bool) -> Served:
     model = dataclasses.replace(trained, recipe=recipe).build().eval().requires_grad_(False)
     state = model.state_dict()
     if bad := [name for name, tensor in state.items() if not bool(tensor.isfinite().all())]:
-        more = f" and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
         raise BadCheckpoint(
-            f"{trained.path} holds weights that are not finite: {', '.join(bad[:SHOWN])}{more}; its training had "
+            f"{trained.path} holds weights that are not finite: {first_of(bad)}; its training had "
             f"diverged, choose an earlier checkpoint with --checkpoint"
         )
     return Served(model, recipe.task, recipe.data.served(trained.spec), raw).eval()

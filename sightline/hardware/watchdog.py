@@ -21,7 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from sightline.errors import PeerLost
+from sightline.errors import PeerLost, first_of
 from sightline.hardware.world import CONNECT_TIMEOUT, World, set_timeout
 
 MARGIN_S = 60  # the backend's own limit comes after ours, which can say more
@@ -230,5 +230,4 @@ def _short(error: BaseException) -> str:
 
 
 def _named(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank {shown} is" if len(ranks) == 1 else f"ranks {shown} are"
+    return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {first_of(ranks, 8)} are"

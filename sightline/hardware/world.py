@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sightline.errors import PeerLost
+from sightline.errors import PeerLost, first_of
 from sightline.hardware import launch
 from sightline.hardware.devices import Device
 from sightline.hardware.launch.place import LOOPBACK, STORE, ranks_on_host
@@ -270,10 +270,9 @@ def _meet(store: Any, world: World) -> Any:
                 greeting = store.get(f"sightline/hello/{rank}").decode()
                 store.set(f"sightline/welcome/{rank}/{greeting}", group)
         if time.monotonic() > deadline:
-            named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
             raise PeerLost(
-                f"of {world.size} ranks {len(missing)} did not connect within {CONNECT_TIMEOUT}: {named}; their own "
-                f"output says why"
+                f"of {world.size} ranks {len(missing)} did not connect within {CONNECT_TIMEOUT}: "
+                f"{first_of(missing, 8)}; their own output says why"
             )
         time.sleep(0.01)
     return dist.PrefixStore(f"sightline/{group}", store)

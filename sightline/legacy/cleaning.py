@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from sightline.errors import UsageError
+from sightline.errors import UsageError, first_of
 from sightline.legacy.table import Act
 
 WORKER = re.compile(r"worker_\d+")
@@ -77,7 +77,7 @@ def _refuse_unless_run(run: Path) -> None:
     names = {entry.name for entry in run.iterdir()}
     if unknown := sorted(_unknown(run)):
         raise UsageError(
-            f"--clean: {run} holds {', '.join(unknown[:3])}, which no run writes; nothing was deleted: move it away, "
+            f"--clean: {run} holds {first_of(unknown)}, which no run writes; nothing was deleted: move it away, "
             "or choose another --model_dir"
         )
     if not names & {"log.jsonl", "exit.json"} and not all(NOTHING_TO_KEEP.fullmatch(name) for name in names):

@@ -18,6 +18,7 @@ from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.measure import peers
 from sightline.measure.peers import Contender, Maker, Say, Timing
+from sightline.train.orders import refuse_uneven
 
 PARTS = ("loader", "step", "predict")
 
@@ -29,11 +30,7 @@ def refuse(recipe: Recipe, here: World, asked: Sequence[str]) -> None:
             f"{asked[0]} measures one device, and {here.size} ranks were started; leave --run.devices and the launcher "
             f"out, or {asked[0]}"
         )
-    if (batch := recipe.train.global_batch) % here.size:
-        raise UsageError(
-            f"global_batch={batch} cannot be split over {here.size} devices; use a multiple of {here.size}, e.g. "
-            f"--train.global-batch {-(-batch // here.size) * here.size}"
-        )
+    refuse_uneven(recipe, here.size)
 
 
 def share_of(recipe: Recipe, here: World) -> Recipe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from sightline import terminal
@@ -10,7 +11,7 @@ from sightline.data.loading.loader import BadSamples
 from sightline.files.whole import write_whole
 from sightline.hardware import devices
 from sightline.hardware.world import World
-from sightline.report.samples import draw_samples, encoder_of, refuse_other_file, sheet
+from sightline.report.samples import MARK, draw_samples, encoder_of, refuse_other_file, sheet
 from sightline.train.orders import train_order_of
 
 FILE = "samples.png"
@@ -34,6 +35,7 @@ def draw_sheet(recipe: Recipe, run: Run, folder: Path | None = None, out: Path |
     )
     drawn = draw_samples(bound, order, recipe.task.for_data(dataset.spec), bad, MOST_VALUES)
     said = f"{drawn.words()}; seed {recipe.train.seed}"
-    image = sheet(drawn, f"{recipe.name}: {said}")
-    write_whole(path, lambda temporary: image.save(temporary, **encoder))
+    packed = io.BytesIO()
+    sheet(drawn, f"{recipe.name}: {said}").save(packed, **encoder)
+    write_whole(path, lambda temporary: temporary.write_bytes(packed.getvalue() + MARK))
     return path, said

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sightline.errors import BadCheckpoint
+from sightline.errors import BadCheckpoint, first_of
 from sightline.files.protobuf import LENGTH, WireReader
 from sightline.models.keras_weights import IN_OLD_BLOCK, KINDS, NORM_ORDER, our_names
 from sightline.models.tf_checkpoint import AGAIN, TensorBundle
@@ -81,11 +81,10 @@ def read_tensorflow_ssd(index: Path, expected: Mapping[str, Tensor], anchors: Se
 
 def _refuse_missing(bundle: TensorBundle, names: Sequence[str]) -> None:
     if missing := [name for name in names if name not in bundle.entries]:
-        held = ", ".join(sorted(bundle.entries)[:3])
         raise BadCheckpoint(
             f"{bundle.index} lacks {len(missing)} of the {len(names)} tensors of this "
             f"{'detector' if any(name.startswith('ssd/') for name in names) else 'trunk'}, {missing[0]} first "
-            f"(it holds {len(bundle.entries)}: {held} ...); give a checkpoint of TensorFlow's ResNet-34, "
+            f"(it holds {first_of(sorted(bundle.entries))}); give a checkpoint of TensorFlow's ResNet-34, "
             f"or set model.depth to the checkpoint's"
         )
 
@@ -112,10 +111,9 @@ def _counted(bundle: TensorBundle, expected: Mapping[str, Tensor]) -> dict[str, 
     found = {name: ours for name, ours in names.items() if name in bundle.entries}
     rest = [name for name in bundle.entries if name.startswith(scope) and COUNTED.fullmatch(name[len(scope) :])]
     if not found:
-        held = ", ".join(sorted(bundle.entries)[:3])
         raise BadCheckpoint(
             f"{bundle.index} holds no network of TensorFlow's ResNet scripts, but {len(bundle.entries)} tensors: "
-            f"{held} ...; expected names such as resnet_model/conv2d/kernel"
+            f"{first_of(sorted(bundle.entries))}; expected names such as resnet_model/conv2d/kernel"
         )
     return {name: name for name in rest} | found
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.errors import BadCheckpoint, BadData
+from sightline.errors import BadCheckpoint, BadData, first_of
 from sightline.files.archive import Limits, zip_members
 from sightline.files.tensors import read_tensors
-from sightline.models.weights import Weights, first_of
+from sightline.models.weights import Weights
 
 PICKLES = (".pth", ".pt", ".tar", ".ckpt", ".bin")  # .tar: model_best.pth.tar
 PREFIXES = ("module.", "_orig_mod.")  # left by DDP (and averaging) and by torch.compile

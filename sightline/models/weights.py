@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from sightline.errors import BadCheckpoint
+from sightline.errors import BadCheckpoint, first_of
 from sightline.parts import LoadedWeights, RowState, TensorRow
 
 # Counters that other programs, or old files, do not keep: torch's of batches, and that of DropBlock's ramp.
 COUNTERS = ("num_batches_tracked", "drop.steps")
-SHOWN = 4  # names that a message lists before it counts the rest
 
 
 @dataclass(frozen=True)
@@ -134,9 +133,3 @@ def _fits(found: Tensor, wanted: Tensor) -> bool:
 def _form(tensor: Tensor) -> str:
     kind = "" if tensor.dtype == torch.float32 else f" {str(tensor.dtype).removeprefix('torch.')}"
     return "x".join(map(str, tensor.shape)) + kind if tensor.dim() else "scalar" + kind
-
-
-def first_of(items: list[str]) -> str:
-    """List the first few names, and count the rest."""
-    rest = len(items) - SHOWN
-    return ", ".join(items[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")

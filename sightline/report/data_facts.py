@@ -5,6 +5,7 @@ shown on its page, also when the data are gone. Imports no torch until samples a
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import statistics
@@ -199,12 +200,10 @@ def _bar_row(name: str, number: int, rows: Mapping[str, SplitRow]) -> str:
 
 def _seen(folder: Path, facts: DataFacts, most_bytes: int) -> str:
     image = ""
-    try:
+    with contextlib.suppress(BadSample):  # gone or damaged: the words are left
         data = read_bytes(folder / SHEET, SHEET)
         decode_rgb(data, SHEET)
         if 4 * len(data) <= 3 * most_bytes:  # as base64
             image = f'<img alt="training samples" src="data:image/jpeg;base64,{base64.b64encode(data).decode()}">'
-    except BadSample:  # gone or damaged: the words are left
-        image = ""
     words = f"what the network sees ({facts.network}): {facts.drawn}"
     return f'<h3>Samples</h3><div class="scroll sheet">{image}</div><p class="dim">{text(words)}</p>'

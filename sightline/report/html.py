@@ -29,7 +29,7 @@ def anchor(title: str) -> str:
 
 
 def folded(title: str, content: str) -> str:
-    """Return what a reader unfolds."""
+    """Return content that is hidden until the reader opens it; "" without content."""
     return f"<details><summary>{text(title)}</summary>{content}</details>" if content else ""
 
 

@@ -37,7 +37,8 @@ def most_wrong(story: RunStory, most_bytes: int) -> str:
         most_bytes -= size if tiles else 0
         wide |= len(tiles) > 1
         figures.append(_figure(row, tiles))
-    return _legend(story) + f'<div class="samples{" wide" * wide}">{"".join(figures)}</div>' if figures else ""
+    legend = _legend(story) if drawn else ""
+    return f'{legend}<div class="samples{" wide" * wide}">{"".join(figures)}</div>' if figures else ""
 
 
 def _figure(row: dict[str, Any], tiles: dict[str, str]) -> str:
@@ -83,7 +84,7 @@ def _drawings(story: RunStory) -> dict[str, dict[str, str]]:
 
 def _legend(story: RunStory) -> str:
     colours = story.drawings.get("colours")
-    if not isinstance(colours, dict) or not _drawings(story):
+    if not isinstance(colours, dict):
         return ""
     items = (
         f'<span><i style="background:{colour}"></i>{text(name)}</span>'

@@ -71,14 +71,14 @@ def _environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(places), "PYTHONSAFEPATH": "1"}
 
 
-def write_if_possible(folders: Sequence[Path], out: Path | None = None) -> str:
-    """Write a page and return its path; "" if that fails, which is no reason to fail a run."""
+def write_if_possible(folders: Sequence[Path], out: Path | None = None) -> None:
+    """Write a page, unless that fails, which is no reason to fail a run."""
     from sightline.report.page import write_report
 
     try:
-        return str(write_report(folders, out))
+        write_report(folders, out)
     except Exception:  # noqa: BLE001  # of a damaged folder
-        return ""
+        return
 
 
 def main(folder: str) -> None:

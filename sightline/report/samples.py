@@ -17,9 +17,9 @@ import torch
 from PIL import Image, ImageDraw
 
 from sightline.config import Run
-from sightline.data.formats.image_headers import MAX_BYTES, read_header
+from sightline.data.formats.image_headers import MAX_BYTES
 from sightline.data.loading.loader import BadSamples, Loader, Order
-from sightline.errors import BadSample, UsageError
+from sightline.errors import UsageError
 from sightline.hardware import devices
 from sightline.hardware.world import World
 from sightline.parts import Bound, DataSpec, Finding, SeenSample, Task
@@ -32,7 +32,8 @@ COLUMNS, ROWS = 6, 4
 LEAST_ITEMS = 6
 TILE = 200  # pixels of the longer side of a sample
 _GAP, _LETTERS, _TITLE = 8, 13, 15  # pixels
-WIDTH = COLUMNS * (TILE + _GAP) + _GAP  # of every sheet
+_WIDTH = COLUMNS * (TILE + _GAP) + _GAP
+MARK = b"\nsheet of sightline show\n"  # follows the image: every format may have it there, and no decoder reads it
 _DIM, _EDGE = (150, 158, 170), (16, 16, 16)
 _PERCENTILES = (0.5, 99.5)
 _SAMPLED = 2**20  # values that these are taken from
@@ -109,7 +110,7 @@ def draw_samples(
     Images of all items together have about `most_values` numbers at most; once it is late, no batch but the first is
     loaded.
     """
-    bound = bound.on_host or bound
+    bound = bound.on_host or bound  # images of a device's memory are not brought there for a sheet
     comes_whole = set(bound.layout) <= bound.host_keys  # static batches: one draw, and no parts of them
     items = _affordable(bound, most_values)
     draws = 0 if comes_whole or bound.repeats_first else min(COLUMNS, items // 3)
@@ -142,7 +143,7 @@ def _loaded(
     bound: Bound, order: Order, task: Task, bad: BadSamples, steps: int, is_late: Callable[[], bool]
 ) -> Iterator[tuple[int, list[SeenSample]]]:
     """Yield the index and the samples of each item of the first steps, until it is late."""
-    feeds = {"train": (bound.on_host or bound, order)}  # images of a device's memory are not brought there for a sheet
+    feeds = {"train": (bound, order)}
     loader = Loader(feeds, Run(workers=0), devices.select("cpu"), World(), bad, check_stop=lambda: None)
     try:
         loader.seek("train", 0, steps)
@@ -173,13 +174,7 @@ def encoder_of(path: Path) -> dict[str, Any]:
 
 def refuse_other_file(path: Path) -> None:
     """Raise UsageError if `path` holds something that is not a sheet, and would be lost."""
-    if not path.is_file():
-        return
-    try:
-        is_sheet = path.stat().st_size <= MAX_BYTES and read_header(path.read_bytes(), path.name).width == WIDTH
-    except BadSample:
-        is_sheet = False
-    if not is_sheet:
+    if path.is_file() and (path.stat().st_size > MAX_BYTES or not path.read_bytes().endswith(MARK)):
         raise UsageError(f"{path} exists and is not a sheet of `sightline show`; delete it, or give another --out")
 
 
@@ -187,7 +182,7 @@ def sheet(drawn: Drawn, title: str) -> Image.Image:
     """Draw all samples in rows, with their labels below."""
     spec, window = drawn.spec, _window(drawn)
     parts: list[Word] = [(part, None) for part in title.replace("; ", ";\0").split("\0")]
-    head = _flow(parts, letters_of(_TITLE), WIDTH - 2 * _GAP, 3)
+    head = _flow(parts, letters_of(_TITLE), _WIDTH - 2 * _GAP, 3)
     groups = (drawn.draws, drawn.samples)
     tiles = [[_tile(each, spec, window) for each in group] for group in groups]
     letters = letters_of(_LETTERS)
@@ -197,7 +192,7 @@ def sheet(drawn: Drawn, title: str) -> Image.Image:
     said = max(len(lines) for group in captions for lines in group) * _line(_LETTERS)
     row, top = high + said + _line(_LETTERS) + _GAP, len(head) * _line(_TITLE) + 2 * _GAP
     rows = sum(-(-len(group) // COLUMNS) for group in tiles)
-    canvas = Image.new("RGB", (WIDTH, top + rows * row), GROUND)
+    canvas = Image.new("RGB", (_WIDTH, top + rows * row), GROUND)
     pen = ImageDraw.Draw(canvas)
     _write(pen, (_GAP, _GAP), head, _TITLE)
     for samples, drawings, words, called in zip(groups, tiles, captions, names, strict=True):

@@ -43,7 +43,7 @@ def numbers(story: RunStory) -> str:
 
 
 def speed(story: RunStory) -> str:
-    """Return the median of images per second; "" if the run has not told any."""
+    """Return the median of images per second; "" if the run has logged none."""
     values = sorted(y for _, y in story.curves.get("train/images_per_s", []) if math.isfinite(y))
     return f"{values[len(values) // 2]:,.0f}" if values else ""
 
@@ -63,8 +63,8 @@ def all_values(story: RunStory) -> str:
 def classes(story: RunStory) -> str:
     """Return the table of classes, the lowest scores first, and beside it precision over recall."""
     parts = [_class_table(story), card(_curve_title(story), curves(story))]
-    shown = [part for part in parts if part]
-    return f'<div class="{"two" if len(shown) > 1 else ""}">{"".join(f"<div>{part}</div>" for part in shown)}</div>'
+    shown = [f"<div>{part}</div>" for part in parts if part]
+    return f'<div class="two">{"".join(shown)}</div>' if len(shown) > 1 else "".join(shown)
 
 
 def _class_table(story: RunStory) -> str:
@@ -82,8 +82,8 @@ def _class_table(story: RunStory) -> str:
     shown = table(header, cells[:CLASSES_SHOWN], numbers=True)
     if more := cells[CLASSES_SHOWN:CLASSES_LISTED]:
         shown += folded(f"{len(more)} more", table(header, more, numbers=True))
-    if left := len(cells) - CLASSES_LISTED:
-        shown += f'<p class="dim">{left} more in the scores file</p>' if left > 0 else ""
+    if (left := len(cells) - CLASSES_LISTED) > 0:
+        shown += f'<p class="dim">{left} more in the scores file</p>'
     return shown
 
 

@@ -1,6 +1,6 @@
 """Read a run folder: its curves, scores, events, config and environment. Imports no torch.
 
-Every file may be missing, damaged or of another version: what cannot be read is listed, and the rest is told.
+Every file may be missing, damaged or of another version: what cannot be read is listed, and the rest is shown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENVIRONMENT = "environment.json"
 MOST_EVENTS = 200  # the first half and the last one
 MOST_BAD_BYTES = 2**22
 SKIPPED = "sample skipped: "  # warnings that BAD_SAMPLES lists too
-CURVES = {"train": "train", "evaluate": "evaluate"}  # event -> group of curves
+CURVES = ("train", "evaluate")  # events, and groups of curves
 NOT_CURVES = {"event", "time", "epoch", "step", "samples", "eta_s", "volumes"}
 TOLD = {  # events that a reader looks for, and their sentence
     "start": "started at step {step}",
@@ -122,7 +122,7 @@ def _read_log(path: Path, story: RunStory) -> None:
             if kind in CURVES and _is_number(event.get("step")):
                 for name, value in event.items():
                     if name not in NOT_CURVES and (value is None or _is_number(value)):
-                        points = curves.setdefault(f"{CURVES[kind]}/{name}", {})
+                        points = curves.setdefault(f"{kind}/{name}", {})
                         points[event["step"]] = math.nan if value is None else value
             elif kind in TOLD and not str(event.get("text", "")).startswith(SKIPPED):
                 story.events.append((time, _sentence(kind, event)))

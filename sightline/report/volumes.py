@@ -150,7 +150,7 @@ def compared_slices(case: str, image: Path, mask: Path, label: Path, spec: DataS
 
 
 def _drawing(case: str, path: Path, spec: DataSpec, mask: np.ndarray, label: np.ndarray | None = None) -> Image.Image:
-    """Raises BadSample if the file is not the one that was predicted."""
+    """Draw the mask into its file; raise BadSample if that has another shape than when it was predicted."""
     scan = read_scan(path, case, spec.channels)
     if scan.voxels.shape[1:] != mask.shape:
         raise BadSample(case, f"{path} has changed since it was predicted; predict it again")

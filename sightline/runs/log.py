@@ -157,7 +157,7 @@ class RunLog:
                 self.say(line)
                 line = " " * len(start)
             line += f"  {word}"
-        if line.strip() and words:
+        if words:
             self.say(line)
 
     def evaluating(self, done: int, total: int, run_done: int, run_total: int) -> None:
@@ -205,7 +205,7 @@ class RunLog:
             self._draw(Scores(best.get("values", {}), best.get("tables", {}), best["worst"]), where)
 
     def wants_facts(self, is_over: bool) -> bool:
-        """Tell whether the report needs the facts about the data now: at the end, or once it shows the run at work."""
+        """Return whether the report needs facts about the data now: at the end, or once it shows the run at work."""
         return self._page is not None and (is_over or self._page.has_begun)
 
     def tell_scores(self, scores: Scores, **where: Any) -> None:

@@ -44,8 +44,8 @@ class Logger(Protocol):
 
 
 class Harmless(Logger):
-    """A logger whose errors are reported once and never end a run. What comes before `start`, it hears after it; of a
-    start that is refused it hears nothing."""
+    """A logger whose errors are reported once and never end a run. Events from before `start` are passed on after it,
+    and never where the start is refused."""
 
     def __init__(self, logger: Logger, warn: Callable[[str], None]):
         self._logger = logger

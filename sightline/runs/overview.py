@@ -31,6 +31,8 @@ _KIND = re.compile(rb'\{"event": "(start|train|epoch|evaluate_end|time_to_train|
 _GAP, _LEAST = "  ", 8  # between two cells; letters of a cell that is cut
 _HEADER = ("run", "recipe", "data", "best", "at epoch", "epochs", "time", "state")
 
+State = Literal["running", "finished", "stopped", "failed", "damaged"]
+
 
 @dataclass(frozen=True)
 class RunSummary:
@@ -46,7 +48,7 @@ class RunSummary:
     epochs_done: int | None
     epochs: int | None
     seconds: float | None  # at work, over all starts
-    state: Literal["running", "finished", "stopped", "failed", "damaged"]
+    state: State
     exit_code: int | None
     reason: str
 
@@ -110,9 +112,7 @@ def _read(folder: Path, name: str, names: set[str]) -> RunSummary | None:
     )
 
 
-def _state(
-    works: bool, told: dict[str, Any], problems: Sequence[str]
-) -> tuple[Literal["running", "finished", "stopped", "failed", "damaged"], str]:
+def _state(works: bool, told: dict[str, Any], problems: Sequence[str]) -> tuple[State, str]:
     if works:
         return "running", ""
     if problems:

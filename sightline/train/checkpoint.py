@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, SightlineError, UsageError
+from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, SightlineError, UsageError, first_of
 from sightline.files.checkpoint_folder import (
     MANIFEST,
     STATE,
@@ -168,7 +168,7 @@ class Checkpoints:
         corrupt = sorted(path.name for path in self.folder.glob("*.corrupt*"))
         if corrupt:
             raise BadCheckpoint(
-                f"{self.folder} holds no checkpoint that verifies ({', '.join(corrupt[:5])}); "
+                f"{self.folder} holds no checkpoint that verifies ({first_of(corrupt)}); "
                 f"start again with another --run.out, or delete {self.folder}"
             )
         return None
@@ -280,7 +280,7 @@ def require(state: dict[str, Any], *parts: str) -> None:
 def check_fit(stem: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
     """Raise BadCheckpoint unless both have the same names, shapes and types."""
     if wanted.keys() != given.keys():
-        odd = ", ".join(sorted(wanted.keys() ^ given.keys())[:5])[:300]
+        odd = first_of(sorted(wanted.keys() ^ given.keys()))[:300]
         raise BadCheckpoint(f"the checkpoint's {stem} does not fit this model: {odd} on one side only")
     for name, tensor in wanted.items():
         if (tensor.shape, tensor.dtype) != (given[name].shape, given[name].dtype):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sightline.config import TrainConfig
+from sightline.config import Recipe, TrainConfig
 from sightline.data.loading.balanced import BalancedOrder, ClassMembers
 from sightline.data.loading.order import EvalOrder, TrainOrder
 from sightline.errors import UsageError
@@ -44,6 +44,13 @@ def train_order_of(config: TrainConfig, bound: Bound, world: World) -> TrainOrde
             + (f"; use --data.nvol {config.accumulation * world.size} or a multiple of it" if each > 1 else "")
         )
     return order
+
+
+def refuse_uneven(recipe: Recipe, ranks: int) -> None:
+    """Raise UsageError if the batch cannot be split over so many ranks, judged without opening the data."""
+    if not recipe.train.measures_batch:
+        batch = recipe.train.global_batch
+        train_order(recipe.train, batch, recipe.data.for_ranks(ranks).declared_per_item(batch), ranks=ranks)
 
 
 def eval_order(config: TrainConfig, samples: int, world: World) -> EvalOrder:

@@ -1,5 +1,6 @@
 """`sightline launch` and `--run.devices` as a user types them, with nothing started."""
 
+import re
 import shutil
 import socket
 import subprocess
@@ -147,6 +148,23 @@ def test_devices_that_cannot_be_are_refused(
         monkeypatch.setenv(name, value)
     assert cli.main(["train", "demo_classification", *words]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "benchmark"])
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--data.nvol=1", "is 1 volumes of 8 slices, which cannot be split over 2 devices; .*--data.nvol 2"),
+        ("--train.global-batch=9", "global_batch=9 cannot be split over 2 devices"),
+    ],
+)
+def test_a_batch_that_cannot_be_split_is_refused_once_and_nothing_starts(
+    command: str, flag: str, text: str, tmp_path: Path, monkeypatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    small = ["--data.path=synthetic:samples=10", "--data.task=04", "--train.global-batch=8"]
+    assert cli.main([command, "unet2d", *small, "--run.devices=2", "--run.device=cpu", flag]) == 2
+    assert re.fullmatch(f"error: .*{text}.*\n", capfd.readouterr().err) and not any(tmp_path.iterdir())
 
 
 def test_a_script_that_starts_no_ranks_refuses_devices(tmp_path: Path):

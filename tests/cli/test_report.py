@@ -203,6 +203,8 @@ def test_an_odd_or_damaged_run_still_gets_a_page(sightline, run: Path, odd: str)
         assert page.text.count("<script>alert(1)</script>") > 2
     if odd in ("log.jsonl is garbage", "scores are half a file", "scores are a list", "config.yaml is garbage"):
         assert "cannot be read" in page.text or "does not hold an object" in page.text
+    if odd == "scores are gone":
+        assert "#classes" not in page.links and "Classes" not in page.texts
     if odd == "1,000 classes":
         assert "980 more" in page.text and (run / "report.html").stat().st_size < 1_000_000
     if odd in ("drawings are hostile", "drawings are of other scores"):

@@ -86,8 +86,9 @@ def test_a_sheet_is_replaced_and_another_file_is_not(sightline, shapes: Path, tm
     command = ["show", NAME, "--data", shapes, *SMALL, "--out", tmp_path / name]
     for _ in range(2):
         assert sightline(*command).code == 0
-    photo = sorted(shapes.rglob("*.jpg"))[0].read_bytes()
-    for other in (photo, b"no image"):
+    with Image.open(tmp_path / name) as sheet:
+        sheet.save(tmp_path / f"mine-{name}")  # as large as a sheet
+    for other in ((tmp_path / f"mine-{name}").read_bytes(), b"no image"):
         (tmp_path / name).write_bytes(other)
         said = sightline(*command)
         assert said.code == 2 and f"{name} exists and is not a sheet of `sightline show`" in said.err, said

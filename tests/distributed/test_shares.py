@@ -18,7 +18,7 @@ def drawn(random: np.random.Generator, last: str) -> dict:
     items = ranks * int(random.integers(1, 5))  # of one step
     least = 1 if last == "pad" else items
     return {
-        "samples": least + int(random.integers(0, 3 * items + 20)),
+        "items": least + int(random.integers(0, 3 * items + 20)),
         "global_batch": items * each,
         "seed": int(random.integers(0, 1 << 62)),
         "last": last,
@@ -41,8 +41,8 @@ def test_ranks_share_an_epoch_without_rest_or_overlap(last: str):
         options = drawn(random, last)
         order = TrainOrder(**options)
         assert order.local_samples * order.ranks == order.global_batch
-        assert order.samples_per_epoch == options["samples"] * options["samples_per_item"]
-        samples, items, copies = order.samples, order.items, order.repeats
+        assert order.samples_per_epoch == options["items"] * options["samples_per_item"]
+        samples, items, copies = order.items, order.items_per_step, order.repeats
         steps = order.steps_per_epoch if last != "wrap" else -(-samples // items)
         taken = [shares(options, step) for step in range(steps)]
         assert {len(share) for step in taken for share in step} == {items // order.ranks}

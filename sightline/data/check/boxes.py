@@ -36,7 +36,7 @@ from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, coco_tfrecord
 from sightline.data.sources.box_images import list_files
 from sightline.data.sources.coco_places import places
 from sightline.data.sources.layouts import IMAGES
-from sightline.errors import BadData, BadSample
+from sightline.errors import BadData, BadSample, first_of
 from sightline.files.typed_json import short
 from sightline.parts import Split
 from sightline.terminal.progress import Progress
@@ -385,6 +385,6 @@ def _check_both(every: dict[Split, Found], classes: int, path: str, report: Repo
     if not (train.has_all_categories and val.has_all_categories):
         differing = {(n, name) for n, name in differing if n in train.categories and n in val.categories}
     if differing:
-        text = f"not those of train: {', '.join(f'{n} {name}' for n, name in sorted(differing)[:5])}"
+        text = f"not those of train: {first_of([f'{n} {name}' for n, name in sorted(differing)])}"
         report.add("categories differ", "val", path, text)
     add_twins([*zip(train.names, train.seen, strict=True)], [*zip(val.names, val.seen, strict=True)], report)

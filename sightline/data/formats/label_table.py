@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from sightline.errors import BadData
+from sightline.errors import BadData, first_of
 from sightline.files.typed_json import short
 
 # Names of the columns, of several the first.
@@ -115,7 +115,7 @@ def _file_column(header: Sequence[str]) -> str:
 
 def _columns(path: Path, header: list[str]) -> _Columns:
     names = [name.lower() for name in header]
-    found = ", ".join(short(name) for name in header[:8]) + (", ..." if len(header) > 8 else "")
+    found = first_of([short(name) for name in header], 8)
     if not (file := _file_column(header)):
         raise _fail(path, 1, f"no column of files: found {found}; call one {', '.join(FILE)}, or add a header line")
     at = names.index(file)

@@ -75,8 +75,8 @@ class BalancedOrder(TrainOrder):
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Return (passes, indices) of this rank's samples in a step."""
         assert self.members is not None, "balanced sampling needs classes"
-        length = self.samples if self.last == "wrap" else self.steps_per_epoch * self.items
-        start = step * self.items + self.rank * self.local_batch
+        length = self.items if self.last == "wrap" else self.steps_per_epoch * self.items_per_step
+        start = step * self.items_per_step + self.rank * self.local_batch
         epochs, places = np.divmod(start + np.arange(self.local_batch), length)
         passes, indices = np.empty((2, self.local_batch), np.int64)
         for epoch in np.unique(epochs):

@@ -19,7 +19,7 @@ from sightline.data.sources import Sample, Source
 from sightline.data.sources.index_files import Names
 from sightline.data.writing.forms import Form, LabelledImages
 from sightline.data.writing.pieces import alone_in, jobs_or_cores, write_pieces
-from sightline.errors import BadData, BadSample, UsageError
+from sightline.errors import BadData, BadSample, UsageError, first_of
 from sightline.files.archive import BadArchive, Limits, Member, read_member, tar_members
 from sightline.parts import Split
 from sightline.terminal.progress import Progress
@@ -161,7 +161,7 @@ def _list_val(path: Path, labels: Path, classes: tuple[str, ...]) -> ArchivedIma
         if synset not in number:
             raise BadData(
                 f"{labels}:{line}: {synset[:40]!r} is not one of the {len(classes)} training classes "
-                f"({', '.join(classes[:3])}, ...); give the synset list that belongs to these archives"
+                f"({first_of(classes)}); give the synset list that belongs to these archives"
             )
     pairs = zip(members, synsets, strict=True)
     found = [(number[synset], _image_name(m, str(path)), m.offset, m.size) for m, synset in pairs]

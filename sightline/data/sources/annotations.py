@@ -15,7 +15,7 @@ import numpy as np
 
 from sightline.data.formats.coco import Instances, read_instances, usable
 from sightline.data.sources import Objects, index_files
-from sightline.errors import BadData
+from sightline.errors import BadData, first_of
 from sightline.files.json_lists import BLOCK
 
 _FLOATS = ("boxes", "area")  # kept as their bits: an index holds whole numbers
@@ -119,10 +119,10 @@ class Annotations:
         """Raise BadData unless both splits number their classes alike."""
         if self.classes != other.classes or not np.array_equal(self.class_ids, other.class_ids):
             mine, others = set(self.named_classes()), set(other.named_classes())
-            differing = sorted(mine ^ others)[:3]
+            differing = [f"{name} ({number})" for number, name in sorted(mine ^ others)]
             raise BadData(
                 f"{here} has {len(mine)} categories, {there} {len(others)}, and they differ: "
-                f"{', '.join(f'{name} ({number})' for number, name in differing)}; both splits need the same categories"
+                f"{first_of(differing)}; both splits need the same categories"
             )
 
     def content(self) -> str:

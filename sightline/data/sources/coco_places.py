@@ -15,7 +15,7 @@ from pathlib import Path
 from sightline.data.sources.box_images import kind_described
 from sightline.data.sources.index_files import Names
 from sightline.data.sources.layouts import NAMES, SPLITS, Layout, Place, is_description, read_description, subfolders
-from sightline.errors import BadData, UsageError
+from sightline.errors import BadData, UsageError, first_of
 from sightline.parts import Split
 
 PUBLISHED = "instances_{}2017.json"
@@ -110,11 +110,10 @@ class Files:
         folders = list(dict.fromkeys(self._candidates(split)))
         found = [sum(os.path.isfile(folder / name) for name in some) for folder in folders]
         if not any(found):
-            looked = ", ".join(map(str, folders[:5])) + (" and others" if len(folders) > 5 else "")
             is_published = self.jsons[split].name == PUBLISHED.format(split)
             raise BadData(
-                f"{self.jsons[split]} names {len(names)} images ({', '.join(some[:2])} ...), none of them in {looked}; "
-                + (f"unpack {split}2017.zip into {self.root}" if is_published else _DESCRIBE)
+                f"{self.jsons[split]} names {len(names)} images ({', '.join(some[:2])} ...), none of them in "
+                f"{first_of(folders)}; " + (f"unpack {split}2017.zip into {self.root}" if is_published else _DESCRIBE)
             )
         return folders[found.index(max(found))]
 
@@ -175,7 +174,7 @@ def _best(files: list[Path], split: Split, root: Path) -> Path:
         ranked.setdefault((rank, "instances" not in words), []).append(file)
     first = ranked[min(ranked)]
     if len(first) > 1:
-        listed = ", ".join(str(file.relative_to(root)) for file in first[:5])
+        listed = first_of([file.relative_to(root) for file in first])
         raise UsageError(f"{root} has {len(first)} json files that could be its {split} split: {listed}; {_DESCRIBE}")
     return first[0]
 

@@ -20,7 +20,7 @@ from sightline.data.contents import PathsBelow
 from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table
 from sightline.data.sources.layouts import IMAGES, Layout, Place
-from sightline.errors import BadData
+from sightline.errors import BadData, first_of
 from sightline.parts import Split
 
 # Below, listing again takes less than a second and sees every size; a million files on a slow disk take minutes.
@@ -109,8 +109,9 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
     classes = class_folders(layout.train.images if layout.train else root)
     unknown = sorted(set(class_folders(root)) - set(classes))
     if unknown and layout.train:
-        names = ", ".join(unknown[:5])
-        raise BadData(f"{root} has class folders that {layout.train.images} lacks: {names}; remove or rename them")
+        raise BadData(
+            f"{root} has class folders that {layout.train.images} lacks: {first_of(unknown)}; remove or rename them"
+        )
     wants_all = root == (layout.train and layout.train.images)
     # A part of one folder validates where there is no val split.
     listing = listed.shared(("folder", root, wants_all), lambda: _listed(path, root, classes, wants_all))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sightline.errors import BadData, UsageError
+from sightline.errors import BadData, UsageError, first_of
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import read_json, short
 from sightline.parts import DataConfig, Split
@@ -91,9 +91,7 @@ def read_description(path: str) -> Layout:
     values = {"val" if key in NAMES["val"][:-1] else key: value for key, value in read_yaml(Path(path)).items()}
     example = "e.g. `kind: coco`, `train: {images: photos, labels: train.json}`; docs/data.md"
     if unknown := [str(key) for key in values if key not in _KEYS]:
-        raise UsageError(
-            f"{path} has unknown entries {', '.join(unknown[:_SHOWN])}; expected {', '.join(_KEYS)}, {example}"
-        )
+        raise UsageError(f"{path} has unknown entries {first_of(unknown)}; expected {', '.join(_KEYS)}, {example}")
     kind, classes = values.get("kind"), values.get("classes", [])
     if not isinstance(kind, str):
         raise UsageError(f"{path}: kind is {short(kind)}, expected the name of a source, {example}")
@@ -157,7 +155,7 @@ def contents(path: Path) -> str:
         return f"cannot be read: {error.strerror}"
     folders = [e.name for e in entries if is_folder(e)]
     kinds = Counter(suffix_of(e.name) for e in entries if not is_folder(e))
-    shown = ", ".join(folders[:_SHOWN]) + (f" and {len(folders) - _SHOWN} more" if len(folders) > _SHOWN else "")
+    shown = first_of(folders, _SHOWN)
     inside = Counter(suffix_of(name) for folder in folders[:_SHOWN] for name in _files_in(path / folder))
     shown += f" (with {counted(inside)} files)" if inside else ""
     parts = ([f"folders {shown}"] if folders else []) + ([f"files: {counted(kinds)}"] if kinds else [])

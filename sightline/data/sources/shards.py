@@ -17,7 +17,7 @@ import numpy as np
 
 from sightline.data.formats import records
 from sightline.data.sources import Sample, Source, index_files
-from sightline.errors import BadData, BadSample
+from sightline.errors import BadData, BadSample, first_of
 
 # ImageNet-21k has 21,841; a label beyond this is damage, and would make as many names.
 MAX_CLASSES = 100_000
@@ -128,7 +128,7 @@ def numbered_classes(index: Index, shards: Sequence[Shard], first: int, declared
     if missing and not declared:
         raise BadData(
             f"{shards[0].name} and the other shards have labels from {present.min()} to {present.max()}, but no "
-            f"sample of label {', '.join(map(str, missing[:5]))}{' ...' if len(missing) > 5 else ''}; {hint}"
+            f"sample of label {first_of(missing)}; {hint}"
             f"declare --data.classes {count} if classes without samples are meant"
         )
     names = index.name_of

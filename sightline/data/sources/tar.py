@@ -34,7 +34,7 @@ from sightline.data.sources.shards import (
     list_folder,
     numbered_classes,
 )
-from sightline.errors import BadData, BadSample
+from sightline.errors import BadData, BadSample, first_of
 from sightline.files.archive import BLOCK, REGULAR, tar_entries
 from sightline.files.positioned import read_at
 from sightline.parts import DataConfig, Split
@@ -157,7 +157,7 @@ def _named_labels(index: Index, classes: tuple[str, ...], where: str, known_to: 
     number = {name: label for label, name in enumerate(classes)}
     unknown = [name for name in index.name_of.values() if name not in number]
     if unknown:
-        raise BadData(f"{where} has classes that {known_to} lacks: {', '.join(unknown[:5])}; remove or rename them")
+        raise BadData(f"{where} has classes that {known_to} lacks: {first_of(unknown)}; remove or rename them")
     return np.asarray([number[name] for name in index.name_of.values()], np.int64)[index.label]
 
 

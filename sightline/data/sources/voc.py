@@ -31,7 +31,7 @@ from sightline.data.sources.layouts import (
     split_folders,
     subfolders,
 )
-from sightline.errors import BadData
+from sightline.errors import BadData, first_of
 from sightline.parts import Split
 
 _XML_FOLDERS = ("Annotations", "annotations", "xmls", "xml", "labels", "")
@@ -57,7 +57,7 @@ def open_boxes(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS
     classes = read.get("train", here).classes
     if unknown := sorted(set(here.classes) - set(classes)):
         raise BadData(
-            f"{layout.place(split).labels} has objects of classes that train lacks: {', '.join(unknown[:5])}; add "
+            f"{layout.place(split).labels} has objects of classes that train lacks: {first_of(unknown)}; add "
             "training images of them, or remove these objects"
         )
     boxes = here.boxes.reshape(-1, 4) + _shift([found.boxes.reshape(-1, 4) for found in read.values()])

@@ -23,7 +23,7 @@ from sightline.data.sources.layouts import (
     split_folders,
     subfolders,
 )
-from sightline.errors import BadData, UsageError
+from sightline.errors import BadData, UsageError, first_of
 from sightline.files.plain_yaml import read_yaml
 from sightline.files.typed_json import short
 
@@ -143,7 +143,7 @@ def _place(file: Path, key: str, text: Any, base: Any) -> Place:
             return Place(path.parent, path)
     raise BadData(
         f"{file}: {key} is {text}, found neither as a folder nor as a .txt list of images; tried "
-        f"{', '.join(map(str, tried[:4]))}; correct the file"
+        f"{first_of(tried)}; correct the file"
     )
 
 

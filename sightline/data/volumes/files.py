@@ -16,14 +16,13 @@ from sightline.data.formats import nifti
 from sightline.data.formats.nifti import Header, Scan
 from sightline.data.inputs import read_bytes
 from sightline.data.sources.layouts import IMAGES
-from sightline.errors import BadSample
+from sightline.errors import BadSample, first_of
 
 SUFFIXES = (".nii.gz", ".nii")
 MASK = "_mask.png"  # the end of a mask that `predict` writes for a 2D image
 SAME_PLACE_VOXELS = 0.1  # how far the corners of a label, or of a channel, may lie from those of its image
 FIRST_CHANNEL = "_0000"  # nnU-Net's ending of the first file of a case
 UNPLACED = np.diag([-1.0, -1.0, 1.0, 1.0])  # affine of a 2D image, which has no place; rows run down
-_SHOWN = 3
 
 
 def case_name(file: str) -> str:
@@ -130,10 +129,10 @@ def _read_mask(path: Path, name: str) -> np.ndarray:
     if values.ndim == 3:
         if (values != values[..., :1]).any():
             colours = np.unique(values.reshape(-1, 3), axis=0)
-            shown = ", ".join(str(tuple(colour)) for colour in colours[:_SHOWN].tolist())
+            shown = first_of([tuple(colour) for colour in colours.tolist()])
             raise BadSample(
                 name,
-                f"{path} is a mask of {len(colours)} colours ({shown}, ...); the number of its class was expected in "
+                f"{path} is a mask of {len(colours)} colours ({shown}); the number of its class was expected in "
                 "every pixel, so store it as a grey or palette PNG",
             )
         values = values[..., 0]  # grey that was stored as RGB

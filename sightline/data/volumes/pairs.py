@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from sightline.data.sources.layouts import IMAGES, contents, counted, is_folder, suffix_of
 from sightline.data.volumes.files import SUFFIXES, case_name
-from sightline.errors import UsageError
+from sightline.errors import UsageError, first_of
 
 LABEL_ENDS = ("seg", "mask", "label", "segmentation", "labels", "masks")  # of CASE_seg.nii.gz, also after - and .
-_SHOWN = 3
 _CHANNEL = re.compile(r"(.+)_(\d{4})")
 
 
@@ -131,7 +130,7 @@ def _grouped(
     cases = {}
     for case, files in found.items():
         if lacking := [f"{case}_{number:04d}" for number in wanted if number not in files]:
-            shown = ", ".join(lacking[:_SHOWN]) + (", ..." if len(lacking) > _SHOWN else "")
+            shown = first_of(lacking)
             problems.append(f"{case}: {shown} of its {count} channels is missing; add it or remove the case")
         elif unknown := [files[number] for number in files if number not in wanted]:
             problems.append(f"{case}: {', '.join(unknown)} is beyond the {count} channels of dataset.json; remove it")

@@ -16,7 +16,7 @@ from sightline.data.volumes.files import SUFFIXES, case_name, channel_files
 from sightline.data.volumes.folders import LABEL_FOLDERS, find_folders, has_folders
 from sightline.data.volumes.pairs import Pair, Paired, pair_files
 from sightline.data.writing.pieces import NOTES
-from sightline.errors import BadData, UsageError
+from sightline.errors import BadData, UsageError, first_of
 from sightline.files.archive import clean_name
 from sightline.files.typed_json import read_json, short
 
@@ -24,7 +24,6 @@ JSON = "dataset.json"
 KIND = "volumes"  # in a description file
 MAX_CLASSES = 256  # a label is a byte
 _MAX_JSON_BYTES = 16 * 2**20  # a case takes 100 bytes
-_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Raw:
         problems = f"{len(self.problems)} files without a partner" if self.problems else ""
         tells = self.has_json or len(self.modalities) > 1
         channels = f"channels {', '.join(self.modalities)}" if self.modalities and tells else ""
-        classes = f"classes {_listed(self.classes)}" if self.classes else ""
+        classes = f"classes {first_of(self.classes)}" if self.classes else ""
         ignored = f"ignored: {self.ignored}" if self.ignored else ""
         return ", ".join(filter(None, [f"{self.layout}: {count}", problems, channels, classes, ignored]))
 
@@ -142,10 +141,9 @@ def labelled_files(cases: Sequence[str], folder: Path) -> dict[str, tuple[Path, 
     pairs = {pair.name: (raw.root / pair.image, raw.root / (pair.label or "")) for pair in raw.training}
     missing = [case for case in cases if case not in pairs or not all(map(os.path.isfile, pairs[case]))]
     if missing:
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise BadData(
             f"{place} lacks the image or the label of {len(missing)} of the {len(cases)} cases of the val split: "
-            f"{', '.join(missing[:_SHOWN])}{more}; give the folder that the data were prepared from"
+            f"{first_of(missing)}; give the folder that the data were prepared from"
         )
     return {case: pairs[case] for case in cases}
 
@@ -305,8 +303,3 @@ def _file(entry: Any, path: Path) -> str:
     if not isinstance(entry, str):
         raise BadData(f"{path}: {short(entry)} is not a file name; fetch it again")
     return clean_name(entry, str(path))
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from sightline.data.processes import Map, over_processes
-from sightline.errors import UsageError
+from sightline.errors import UsageError, first_of
 from sightline.files.typed_json import read_json, typed
 from sightline.files.whole import check_room, open_text, refuse_link, write_text
 from sightline.hardware.limits import usable_cores
@@ -234,7 +234,7 @@ def _refuse_strangers(out: Path) -> None:
     strangers = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith("."))
     if strangers:
         raise UsageError(
-            f"{out} holds {', '.join(strangers[:3])}, not written by this command; choose another --out, or empty it"
+            f"{out} holds {first_of(strangers)}, not written by this command; choose another --out, or empty it"
         )
 
 

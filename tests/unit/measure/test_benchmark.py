@@ -181,7 +181,7 @@ def test_bad_options(options, message):
     [
         ([], {"peers": True}, "--peers measures one device, and 2 ranks were started; leave --run.devices"),
         ([], {"scaling": True}, "--scaling measures one device"),
-        (["--train.global-batch=9"], {}, "global_batch=9 cannot be split over 2 devices; .* --train.global-batch 10"),
+        (["--train.global-batch=9"], {}, "global_batch=9 cannot be split over 2 devices; .* --train.global-batch 8"),
     ],
 )
 def test_what_ranks_cannot_measure_is_refused_before_they_meet(tmp_path, monkeypatch, flags, options, message):

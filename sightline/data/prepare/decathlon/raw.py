@@ -12,7 +12,7 @@ from sightline.data.sources.layouts import contents, subfolders
 from sightline.data.volumes.decathlon import TASKS, Mode, is_plain_name
 from sightline.data.volumes.files import SAME_PLACE_VOXELS, apart, read_header, read_label_header
 from sightline.data.volumes.raw import JSON, Raw, is_raw
-from sightline.errors import BadData, BadSample, UsageError
+from sightline.errors import BadData, BadSample, UsageError, first_of
 from sightline.files.archive import BadArchive, Limits, extract
 from sightline.files.whole import refuse_link, replace_text
 from sightline.terminal.progress import Progress
@@ -55,7 +55,7 @@ def find_place(source: Path, task: str) -> Path:
             "with `kind: volumes` and `train: {images: FOLDER, labels: FOLDER}`"
         )
     if task not in TASKS and len(found) > 1:
-        raise UsageError(f"--source {source} holds {', '.join(p.name for p in found[:3])}; give one of them, or --task")
+        raise UsageError(f"--source {source} holds {first_of([p.name for p in found])}; give one of them, or --task")
     return found[0]
 
 

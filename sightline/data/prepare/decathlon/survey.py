@@ -17,7 +17,7 @@ from sightline.data.processes import over_processes
 from sightline.data.volumes.files import case_name, read_header, read_label, read_scan
 from sightline.data.volumes.raw import JSON, MAX_CLASSES, Raw
 from sightline.data.writing.pieces import NOTES
-from sightline.errors import BadData, BadSample
+from sightline.errors import BadData, BadSample, first_of
 from sightline.files.typed_json import read_json
 from sightline.files.whole import write_text
 from sightline.parts import DataSpec
@@ -28,7 +28,6 @@ _FOR_CT = 8  # volumes whose values are looked at
 _KEPT = f"{NOTES}/survey.json"
 _MAX_NOTE_BYTES = 2**20
 _COLOURS = ("red", "green", "blue")
-_SHOWN = 8
 
 
 class Seen(NamedTuple):
@@ -130,7 +129,6 @@ def _look(for_ct: set[str], case: RawCase) -> Seen | str:
 def _classes(values: Sequence[int], raw: Raw) -> tuple[tuple[str, ...], str]:
     """Return names for the classes that labels of these values have, and how they were found."""
     what = "masks" if raw.are_images else "labels"
-    shown = ", ".join(map(str, values[:_SHOWN])) + (", ..." if len(values) > _SHOWN else "")
     if set(values) <= {0, 255} and 255 in values:
         return ("background", "class 1"), f"2 classes, 0 and 255 in the {what}"
     highest = max(values)
@@ -138,8 +136,9 @@ def _classes(values: Sequence[int], raw: Raw) -> tuple[tuple[str, ...], str]:
         raise BadData(f"{raw.root}: all {what} are 0, so there is no class to learn; check them")
     if missing := sorted(set(range(1, highest)) - set(values)):
         raise BadData(
-            f"{raw.root}: the {what} hold the numbers {shown} and no {missing[0]}; classes must be numbered 0, 1, 2, "
-            "... without gaps (or 0 and 255), so number them again; soft edges come from resized or lossy masks"
+            f"{raw.root}: the {what} hold the numbers {first_of(values, 8)}, but no {missing[0]}; classes must be "
+            "numbered 0, 1, 2, ... without gaps (or 0 and 255): number them again; soft edges come from resized or "
+            "lossy masks"
         )
     assert highest < MAX_CLASSES, "labels are bytes"
     return ("background", *(f"class {number}" for number in range(1, highest + 1))), f"classes by the {what}' values"

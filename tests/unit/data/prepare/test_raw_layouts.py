@@ -74,7 +74,7 @@ FOLDERS = {
     ),
     "gap": (
         lambda root: set_value(root, "masks", "c1.nii.gz", 5),
-        "hold the numbers 0, 1, 2, 5 and no 3; classes must",
+        "hold the numbers 0, 1, 2, 5, but no 3; classes must",
     ),
     "nothing": (
         lambda root: [save(root / "masks" / f"c{n}.nii.gz", 0 * volume(n)[1]) for n in range(4)],
@@ -227,7 +227,7 @@ IMAGES = {
     ),
     "colours": (
         lambda root: save_image(root / "masks" / "p1.png", np.dstack([photo(1)[1] * 200] + [photo(1)[1]] * 2)),
-        r"p1: .*is a mask of 2 colours \(\(0, 0, 0\), \(200, 1, 1\), ...\); the number of its class was expected",
+        r"p1: .*is a mask of 2 colours \(\(0, 0, 0\), \(200, 1, 1\)\); the number of its class was expected",
     ),
     "size": (
         lambda root: save_image(root / "masks" / "p1.png", photo(2)[1]),
@@ -235,7 +235,7 @@ IMAGES = {
     ),
     "soft edges": (
         lambda root: save_image(root / "masks" / "p1.png", photo(1)[1] * 200),
-        "the numbers 0, 200, 255 and no",
+        "the numbers 0, 200, 255, but no 1",
     ),
     "16 bits": (
         lambda root: save_image(root / "masks" / "p1.png", photo(1)[1].astype(np.uint16) * 999),
