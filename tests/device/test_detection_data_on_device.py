@@ -74,6 +74,7 @@ def test_the_device_half_can_be_captured(jitter: str):
     ]
     static = {key: value.clone() for key, value in on_device[0].items()}
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         dataset.finish(static, torch.bfloat16)
     torch.cuda.current_stream().wait_stream(stream)

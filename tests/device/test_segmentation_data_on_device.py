@@ -71,6 +71,7 @@ def test_the_device_half_can_be_captured(compiled: bool):
     finish = torch.compile(plain, fullgraph=True, dynamic=False) if compiled else plain
     static = {key: value.clone() for key, value in first.items()}
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # the batch is still copied: kernels would read anything
     with torch.cuda.stream(stream):
         for _ in range(2):
             finish(static)

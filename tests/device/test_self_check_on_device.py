@@ -85,7 +85,7 @@ def test_the_kernels_of_instance_norm_pass(dtype):
 
 
 def test_a_unet_that_trains_reads_once_after_the_check(device):
-    recipe, run = config.load("unet2d", [])
+    recipe, run = config.load("unet2d", ["--train.precision=bf16"])
     spec = DataSpec(tuple("abcd"), 4, (192, 160), (), ())
     built = build_model(recipe, run, spec, device, World())
     assert not any("instance norm runs as plain torch" in note for note in built.notes), built.notes
