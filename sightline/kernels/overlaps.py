@@ -4,7 +4,6 @@ Plain torch compares each anchor with all 200 places for boxes of an image, beca
 at the last box: images of COCO have seven. Checked at the first call against plain torch.
 """
 
-import functools
 from importlib.util import find_spec
 
 import torch
@@ -29,7 +28,7 @@ def best_overlaps(boxes: Tensor, used: Tensor, corners: Tensor) -> tuple[Tensor,
     `boxes` (batch, n, 4) are zeros where there is none, `used` (batch,) counts the places up to the last box, and
     `corners` (anchors, 4) are the anchors.
     """
-    if not _is_right(boxes.device):
+    if not self_check.passes("matching of boxes", boxes.device, lambda: why_wrong(boxes.device)):
         return plain(boxes, corners)
     from sightline.kernels import overlaps_triton
 
@@ -49,15 +48,6 @@ def plain(boxes: Tensor, corners: Tensor) -> tuple[Tensor, Tensor]:
     each over a table of its own is one loop.
     """
     return iou(corners, boxes).argmax(2), iou(boxes, corners).argmax(2)
-
-
-@functools.cache
-def _is_right(device: torch.device) -> bool:
-    """Return whether the kernels compute what plain torch does, once per process; warn if they do not."""
-    reason = self_check.why_not("matching of boxes", device, lambda: why_wrong(device))
-    if reason:
-        self_check.warn_plain("matching of boxes runs", reason)
-    return not reason
 
 
 def why_wrong(device: torch.device) -> str:

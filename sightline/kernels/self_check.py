@@ -1,8 +1,8 @@
 """Let a kernel compute once what plain torch computes before a run uses it, and remember that it was right.
 
 A result holds for the process; a pass is kept in the user's cache folder, so that a later start does not check again.
-Users: batch_norm_check.py, instance_norm_check.py, bottleneck_check.py, data/gpu/resize_check.py, and
-bottleneck_cudnn.py, whose engines are checked shape by shape.
+Users: batch_norm_check.py, instance_norm_check.py, bottleneck_check.py at the start of a run; taps.py, overlaps.py and
+data/gpu/resize_check.py at their first use; bottleneck_cudnn.py, whose engines are checked shape by shape.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ FORMAT = 1
 MOST_BYTES = 1 << 16
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _reasons: dict[str, str] = {}  # of this process, by key; "" is a pass
+_answers: dict[tuple[str, torch.device], bool] = {}  # of `passes`
 _checking = threading.Lock()  # threads of a loader may ask at the same time
 
 
@@ -146,6 +147,16 @@ def why_not(what: str, device: torch.device, check: Callable[[], str]) -> str:
         if key not in _reasons:
             _reasons[key] = "" if _has_passed(key) else _run(key, check)
         return _reasons[key]
+
+
+def passes(what: str, device: torch.device, check: Callable[[], str]) -> bool:
+    """Return whether kernels that are checked at their first use may be used; warn once if not."""
+    if (what, device) not in _answers:
+        reason = why_not(what, device, check)
+        if reason:
+            warn_plain(f"{what} runs", reason)
+        _answers[what, device] = not reason
+    return _answers[what, device]
 
 
 def _run(key: str, check: Callable[[], str]) -> str:

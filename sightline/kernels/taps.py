@@ -4,7 +4,6 @@ Called by data/augment/voxels.py. A compiler would compute places and weights ag
 eleven values into several passes. Checked at the first call against plain torch.
 """
 
-import functools
 from importlib.util import find_spec
 
 import torch
@@ -29,7 +28,7 @@ def sum_taps(image: Tensor, places: Tensor, weights: Tensor, axis: int) -> Tenso
 
     places (int32) and weights (fp32) are (batch, taps, n), where n is the length of the axis.
     """
-    if not _is_right(image.device):
+    if not self_check.passes("resizing of crops", image.device, lambda: why_wrong(image.device)):
         return plain(image, places, weights, axis)
     from sightline.kernels import taps_triton
 
@@ -48,15 +47,6 @@ def plain(image: Tensor, places: Tensor, weights: Tensor, axis: int) -> Tensor:
     for place, weight in zip(places.unbind(1), weights.unbind(1), strict=True):
         total = total + weight.reshape(shape) * image.gather(axis, place.long().reshape(shape).expand_as(image))
     return total.contiguous()
-
-
-@functools.cache
-def _is_right(device: torch.device) -> bool:
-    """Return whether the kernel computes what plain torch does, once per process; warn if it does not."""
-    reason = self_check.why_not("resizing of crops", device, lambda: why_wrong(device))
-    if reason:
-        self_check.warn_plain("resizing of crops runs", reason)
-    return not reason
 
 
 def why_wrong(device: torch.device) -> str:

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from sightline import kernels
-from sightline.hardware import devices
 from sightline.kernels import narrow, paired, transposed
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.usefixtures("fresh_cuda")]
 
 # Heads of an SSD and of a U-Net, transposed and first convolutions of a U-Net; with a shape of the input.
 CASES = [
@@ -21,16 +20,6 @@ CASES = [
     pytest.param(lambda: nn.Conv2d(4, 32, 3, padding=1, bias=False), paired, (4, 4, 96, 80), id="first pairs"),
     pytest.param(lambda: nn.Conv2d(64, 32, 3, padding=1), paired, (4, 64, 48, 40), id="last pairs"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _on_cuda():
-    found = devices.select()
-    if found.kind != "cuda":
-        pytest.skip(f"written for cuda, this is {found.kind}")
-    print(f"torch.manual_seed({torch.seed()})")  # fresh numbers at every run
-    yield
-    kernels.use("auto")
 
 
 def run(conv: nn.Module, module, x: Tensor, outer: Tensor) -> list[Tensor]:

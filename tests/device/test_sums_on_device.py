@@ -4,21 +4,10 @@ import pytest
 import torch
 
 from sightline import kernels
-from sightline.hardware import devices
 from sightline.kernels import overlaps, taps
 from sightline.tasks.matching import match
 
-pytestmark = pytest.mark.device
-
-
-@pytest.fixture(autouse=True)
-def _on_cuda():
-    found = devices.select()
-    if found.kind != "cuda":
-        pytest.skip(f"written for cuda, this is {found.kind}")
-    print(f"torch.manual_seed({torch.seed()})")  # fresh numbers at every run
-    yield
-    kernels.use("auto")
+pytestmark = [pytest.mark.device, pytest.mark.usefixtures("fresh_cuda")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import torch
 
@@ -23,14 +21,9 @@ SIZE = 44
 MOST, ON_AVERAGE = 2, 0.5
 
 
-@functools.cache
 def is_right(device: torch.device, interpolation: str) -> bool:
-    """Return whether the kernel computes what plain torch does, once per process; warn if it does not."""
-    what = f"resizing ({interpolation})"
-    reason = self_check.why_not(what, device, lambda: why_wrong(device, interpolation))
-    if reason:
-        self_check.warn_plain(f"{what} runs", reason)
-    return not reason
+    """Return whether the kernel computes what plain torch does; warn once if it does not."""
+    return self_check.passes(f"resizing ({interpolation})", device, lambda: why_wrong(device, interpolation))
 
 
 def why_wrong(device: torch.device, interpolation: str) -> str:

@@ -5,7 +5,7 @@ test_instance_norm.py runs this file in a process of its own: the interpreter mu
 
 import torch
 
-from sightline.kernels import overlaps, overlaps_triton
+from sightline.kernels import overlaps, overlaps_triton, self_check
 from sightline.tasks.matching import match
 
 CPU = torch.device("cpu")
@@ -38,6 +38,6 @@ def test_anchors_get_the_targets_that_plain_torch_gives_them(monkeypatch):
     anchors = torch.rand(300, 4) * 0.5 + 0.1
     expected = match(boxes, labels, anchors)
     monkeypatch.setattr(overlaps, "applies", lambda boxes: True)
-    monkeypatch.setattr(overlaps, "_is_right", lambda device: True)
+    monkeypatch.setattr(self_check, "_answers", {("matching of boxes", CPU): True})
     for found, other in zip(match(boxes, labels, anchors), expected, strict=True):
         assert torch.equal(found, other)

@@ -35,6 +35,7 @@ def _small_and_fresh(monkeypatch, tmp_path):
     """No pass of an earlier start or test, tiles of which a small tensor fills some, and the CPU taken for CUDA."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(self_check, "_reasons", {})
+    monkeypatch.setattr(self_check, "_answers", {})
     monkeypatch.setattr(batch_norm, "_trusted", ())
     monkeypatch.setattr(batch_norm, "_is_off", False)
     monkeypatch.setattr(batch_norm_triton, "TILE", 64)
@@ -49,7 +50,6 @@ def _small_and_fresh(monkeypatch, tmp_path):
     rows = ((1, 2, 9, 12, 9, 9, 0, 0, 0), (0, 1, 7, 5, 9, 9, 0, 0, 1), (0, 0, 9, 9, 7, 7, -1, -1, 0))
     monkeypatch.setattr(resize_check, "ROWS", rows)
     monkeypatch.setattr(resize_check, "SIZE", 9)
-    resize_check.is_right.cache_clear()
 
 
 def layer() -> tuple[Tensor, nn.BatchNorm2d]:
