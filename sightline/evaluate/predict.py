@@ -21,7 +21,7 @@ from sightline.config import Recipe, Run
 from sightline.data.inputs import Files, list_files
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import PADDING, EvalOrder
-from sightline.errors import BadData, UsageError
+from sightline.errors import BadData, UsageError, first_of
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.shares import Share, shared
 from sightline.files.checkpoint_folder import run_of
@@ -131,8 +131,7 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
 def _told(unreadable: Sequence[Mapping[str, str]], files: Mapping[str, Path], folder: Path) -> str:
     """Name files that cannot be read, at the end, where nobody has to search for them."""
     names = [each["file"] for each in unreadable]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    listed = ", ".join(names[:SHOWN]) + more
+    listed = first_of(names, SHOWN)
     return f"{len(names)} of {len(files)} files cannot be read: {listed} ({folder / DOCUMENT} has the reasons)"
 
 

@@ -42,4 +42,4 @@ def widened(conv: nn.Conv2d, x: Tensor) -> Tensor:
     weight = functional.pad(conv.weight, (0, 0, 0, 0, 0, 0, 0, missing)).contiguous(memory_format=torch.channels_last)
     assert not isinstance(conv.padding, str)
     found = functional.conv2d(x, weight, None, conv.stride, conv.padding, conv.dilation)[:, : conv.out_channels]
-    return found if conv.bias is None else found + conv.bias.to(x.dtype)[:, None, None]
+    return found if conv.bias is None else found + conv.bias.to(found.dtype)[:, None, None]

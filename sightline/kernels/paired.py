@@ -45,4 +45,4 @@ def of_pairs(conv: nn.Conv2d, x: Tensor) -> Tensor:
     weight = torch.cat(rows).contiguous(memory_format=torch.channels_last)
     found = functional.conv2d(pairs, weight, padding=1)
     y = found.permute(0, 2, 3, 1).reshape(batch, height, width, -1).permute(0, 3, 1, 2)
-    return y if conv.bias is None else y + conv.bias.to(x.dtype)[:, None, None]
+    return y if conv.bias is None else y + conv.bias.to(y.dtype)[:, None, None]

@@ -15,7 +15,7 @@ def sum_taps(image: Tensor, places: Tensor, weights: Tensor, axis: int) -> Tenso
     out = torch.empty(image.shape, dtype=torch.float32, device=image.device)
     samples, voxels = len(image), image[0].numel()
     inner = image.stride(axis)  # voxels from one place of the axis to the next
-    grid = (samples, triton.cdiv(voxels, VOXELS))
+    grid = (triton.cdiv(voxels, VOXELS), samples)  # the second axis is limited to 65,535
     with torch.cuda.device_of(image):
         sum_taps_of_voxels[grid](
             image, places, weights, out, voxels, image.shape[axis], inner, TAPS=places.shape[1], VOXELS=VOXELS
@@ -28,8 +28,8 @@ def sum_taps_of_voxels(  # type: ignore[no-untyped-def]
     image, places, weights, out, voxels, n, inner, TAPS: tl.constexpr, VOXELS: tl.constexpr
 ):
     """Make VOXELS outputs of one sample, each from TAPS inputs that differ in their place on the axis alone."""
-    sample = tl.program_id(0).to(tl.int64)
-    voxel = tl.program_id(1) * VOXELS + tl.arange(0, VOXELS)
+    sample = tl.program_id(1).to(tl.int64)
+    voxel = tl.program_id(0) * VOXELS + tl.arange(0, VOXELS)
     inside = voxel < voxels
     at = voxel // inner % n
     line = image + sample * voxels + (voxel - at * inner)  # the start of the axis through this voxel

@@ -32,4 +32,4 @@ def multiplied(conv: nn.ConvTranspose2d, x: Tensor) -> Tensor:
     found = x.permute(0, 2, 3, 1).reshape(-1, channels) @ taps
     blocks = found.view(batch, height, width, 2, 2, -1).permute(0, 1, 3, 2, 4, 5)
     y = blocks.reshape(batch, 2 * height, 2 * width, -1).permute(0, 3, 1, 2)
-    return y if conv.bias is None else y + conv.bias.to(x.dtype)[:, None, None]
+    return y if conv.bias is None else y + conv.bias.to(y.dtype)[:, None, None]

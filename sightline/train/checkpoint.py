@@ -280,7 +280,7 @@ def require(state: dict[str, Any], *parts: str) -> None:
 def check_fit(stem: str, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
     """Raise BadCheckpoint unless both have the same names, shapes and types."""
     if wanted.keys() != given.keys():
-        odd = first_of(sorted(wanted.keys() ^ given.keys()))[:300]
+        odd = first_of(sorted(wanted.keys() ^ given.keys()))
         raise BadCheckpoint(f"the checkpoint's {stem} does not fit this model: {odd} on one side only")
     for name, tensor in wanted.items():
         if (tensor.shape, tensor.dtype) != (given[name].shape, given[name].dtype):

@@ -47,10 +47,12 @@ def train_order_of(config: TrainConfig, bound: Bound, world: World) -> TrainOrde
 
 
 def refuse_uneven(recipe: Recipe, ranks: int) -> None:
-    """Raise UsageError if the batch cannot be split over so many ranks, judged without opening the data."""
+    """Raise UsageError if the batch cannot be split over so many ranks, whatever the data are.
+
+    Whether volumes can be split depends on how deep they are, which the ranks find out.
+    """
     if not recipe.train.measures_batch:
-        batch = recipe.train.global_batch
-        train_order(recipe.train, batch, recipe.data.for_ranks(ranks).declared_per_item(batch), ranks=ranks)
+        train_order(recipe.train, recipe.train.global_batch, 1, ranks=ranks)
 
 
 def eval_order(config: TrainConfig, samples: int, world: World) -> EvalOrder:

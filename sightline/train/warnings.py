@@ -83,15 +83,16 @@ def no_weights(recipe: Recipe) -> str:
 
 def few_images(recipe: Recipe, images: int) -> str:
     """Warn about random weights and fewer images than they can learn from."""
-    task, path = type(recipe.task).__name__, getattr(recipe.data, "path", "")
+    task, path = type(recipe.task).__name__, str(getattr(recipe.data, "path", ""))
     better = f"finetune_{task.lower()}"
     weights = getattr(recipe.model, "weights", "")
     is_other = task not in WEIGHTS_FOR or recipe.name == better or path.startswith("synthetic:")
     if images > FEW or weights or is_other:
         return ""
+    given = f"--data.path {shlex.quote(path)} " if path else ""
     return (
         f"{images} training images are few for random weights, which may learn nothing from them; start from "
-        f"pretrained ones: sightline train {better} --data.path {shlex.quote(path)} --model.weights {WEIGHTS_FOR[task]}"
+        f"pretrained ones: sightline train {better} {given}--model.weights {WEIGHTS_FOR[task]}"
     )
 
 

@@ -67,7 +67,9 @@ _TIFF_VALUES = {3: 2, 4: 4}  # bytes of a value, by the number of its type
 # Tags that make the pixels: size, depth, compression, kind, pieces, predictor, palette, alpha. Pillow gets no others.
 TIFF_KEPT = frozenset({256, 257, 258, 259, 262, 273, 277, 278, 279, 317, 320, 322, 323, 324, 325, 338})
 _TIFF_CHECKED = frozenset({266, 274, 284, 339})  # order of bits, orientation, planes, kind of numbers
+_TIFF_SINGLE = (256, 257, 259, 262, 266, 274, 277, 278, 284, 317, 322, 323)  # tags of one value
 _TIFF_TILE = 2**20  # pixels that the tile of a small image may have
+_TIFF_TILES = 2**24  # pixels that all tiles of a small image may have: each is unpacked, whatever it adds
 
 _RGB = 3  # bytes of a pixel that is returned
 _IN_PILLOW = 4  # of one that Pillow holds, whatever it was stored as; 1 where it has one sample of 8 bits
@@ -405,6 +407,8 @@ def _tiff_values(data: bytes, entry: int, order: Literal["little", "big"]) -> li
     if size is None or not 0 < count <= MAX_SEGMENTS:
         raise Damaged(f"TIFF with {count} values of type {kind} in the directory entry at byte {entry}")
     start = entry + 8 if size * count <= 4 else number(data, entry + 8, 4, order)
+    if start < 8:  # of the header, which is written anew for Pillow
+        raise Damaged(f"TIFF whose directory entry at byte {entry} points into its header")
     if start + size * count > len(data):
         raise Damaged(f"TIFF cut off after {len(data)} bytes, inside its directory")
     return np.frombuffer(data, f"{'<' if order == 'little' else '>'}u{size}", count, start).tolist()
@@ -414,6 +418,8 @@ def _read_tiff_header(data: bytes) -> Header:
     tags = {tag: values for tag, (_, values) in tiff_tags(data)[1].items()}
     if missing := [tag for tag in (256, 257, 262) if tag not in tags]:
         raise Damaged(f"TIFF without tag {missing[0]}")
+    if several := [tag for tag in _TIFF_SINGLE if len(tags.get(tag, [1])) > 1]:
+        raise Damaged(f"TIFF with {len(tags[several[0]])} values of tag {several[0]}")
     width, height, kind = (tags[tag][0] for tag in (256, 257, 262))
     packing, samples, planes, bit_order = (tags.get(tag, [1])[0] for tag in (259, 277, 284, 266))
     depths, numbers = tags.get(258, [1]), tags.get(339, [1])
@@ -423,6 +429,10 @@ def _read_tiff_header(data: bytes) -> Header:
     is_known = depths[0] in _TIFF_DEPTHS.get((kind, samples), ()) and len(set(depths)) == len(set(numbers)) == 1
     if not is_known or (numbers[0], planes, bit_order) != (1, 1, 1) or len(depths) not in (1, samples):
         raise Damaged(f"TIFF with {what}", "save it as grey, RGB, palette or CMYK of 8 bits, or 16 without a palette")
+    if samples == 2 and tags.get(338) not in ([0], [2]):  # Pillow knows no other
+        raise Damaged("TIFF of grey and a channel that is no plain alpha", "save it as grey")
+    if tags.get(317, [1])[0] not in (1, 2):
+        raise Damaged(f"TIFF with predictor {tags[317][0]}", "save it without, or uncompressed")
     if kind == 3 and len(tags.get(320, ())) != 3 * 256:
         raise Damaged("TIFF without its palette")
     row_bytes = -(-width * samples * depths[0] // 8)
@@ -446,6 +456,8 @@ def _tiff_coded_bytes(data: bytes, tags: dict[int, list[int]], width: int, heigh
     else:
         across, down = width, min(tags.get(278, [height])[0], height)
     pieces = -(-width // across) * -(-height // down) if across and down else 0
+    if pieces * across * down > max(4 * width * height, _TIFF_TILES):
+        raise Damaged(f"TIFF with {pieces} tiles of {across}x{down} pixels for {width}x{height}")
     starts, counts = (tags.get(strip, tags.get(tile, [])) for strip, tile in ((273, 324), (279, 325)))
     if not pieces or len(starts) != pieces or len(counts) != pieces:
         raise Damaged(f"TIFF with {len(starts)} pieces and {len(counts)} lengths of them, {pieces} were expected")

@@ -40,6 +40,7 @@ from sightline.files.positioned import read_at
 from sightline.parts import DataConfig, Split
 
 IMAGES = tuple(suffix.removeprefix(".") for suffix in DataConfig.file_suffixes)
+TIFFS = ("tif", "tiff")
 CLASSES_FILE = "classes.txt"
 MAX_LABEL_BYTES = 2**16  # of one KEY.cls or KEY.json
 MAX_CLASSES_BYTES = 2**22  # of classes.txt; 100,000 names of 40 bytes
@@ -200,6 +201,8 @@ class _Group:
             return self.images
         # As in WebDataset, KEY.seg.png is another thing than the image; but KEY.2.jpg alone is one.
         plain = [member for member in self.images if member.extension in IMAGES] or self.images
+        # A TIFF beside an image is a mask or a map of it: only where there is no other it is the image.
+        plain = [member for member in plain if member.extension not in TIFFS] or plain
         if len(plain) != 1:
             raise BadData(
                 f"{shard.name}: {self.key} has a label and {len(plain)} images; expected one of "

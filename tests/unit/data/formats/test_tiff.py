@@ -129,6 +129,11 @@ def test_strips_and_odd_lengths(monkeypatch):
         np.testing.assert_array_equal(decode_rgb(padded, "a"), PIXELS)
 
 
+def many_tiles():
+    """A row of 300 tiles, which share one stream."""
+    return written("<", np.zeros((1, 16 * 300, 1)), 1, 8, tile=16)
+
+
 PACKED = tiff(compression="tiff_lzw")
 REFUSED = {
     "pages": (
@@ -157,6 +162,13 @@ REFUSED = {
     "values": (with_tag(273, 8, kind=(4, 2**31)), "TIFF with 2147483648 values of type 4"),
     "type": (with_tag(273, 8, kind=(12, 1)), "values of type 12"),
     "outside": (with_tag(273, 10**6, kind=(4, 40)), "inside its directory"),
+    "in the header": (with_tag(258, 4), "directory entry at byte [0-9]+ points into its header"),
+    "two widths": (with_tag(256, 8, kind=(4, 2)), "TIFF with 2 values of tag 256"),
+    "alpha": (with_tag(338, 1, tiff(RGB.convert("LA"))), "grey and a channel that is no plain alpha; save it as grey"),
+    "tiles": (
+        with_tag(322, 16, with_tag(323, 60000, with_tag(256, 16 * 300, many_tiles()))),
+        "TIFF with 300 tiles of 16x60000 pixels for 4800x1",
+    ),
     "palette": (with_tag(320, 8, tiff(RGB.convert("P")), kind=(3, 6)), "without its palette"),
 }
 

@@ -158,7 +158,8 @@ def test_a_bad_classes_txt_is_refused(write, content: bytes):
 
 def test_a_labelled_key_may_hold_more_than_its_image(write):
     """As WebDataset reads it, KEY.seg.png is another part of the sample."""
-    path = write(train=[("a.jpg", b"a"), ("a.seg.png", b"mask"), ("a.cls", b"0"), ("b.2.jpg", b"b"), ("b.cls", b"1")])
+    beside = [("a.seg.png", b"mask"), ("a.tif", b"a TIFF beside an image is none")]
+    path = write(train=[("a.jpg", b"a"), *beside, ("a.cls", b"0"), ("b.2.jpg", b"b"), ("b.cls", b"1")])
     assert rows(tar.open_source(path, "train")) == [(b"a", 0), (b"b", 1)]
 
 
