@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from sightline.data.volumes import decathlon
 from sightline.data.volumes.files import SUFFIXES, channel_files
 from sightline.data.volumes.inputs import Files, VolumeFiles
 from sightline.data.volumes.raw import describe_raw, find_raw, labelled_files, remedy
+from sightline.data.volumes.reader import VolumeReader, check_label, check_whole
 from sightline.errors import BadData, BadSample, UsageError
 from sightline.hardware.devices import Device
 from sightline.parts import (
@@ -259,7 +260,7 @@ class SegmentationDataset(Dataset):
                 break
             with contextlib.suppress(BadSample):
                 label = self.source.label(index)
-                _check_label(self.source, index, label)
+                check_label(self.source, index, label)
                 for plane in label:  # one by one: NumPy counts in eight times their memory
                     counts += np.bincount(plane.reshape(-1), minlength=len(counts))
                 counted += 1
@@ -299,10 +300,10 @@ class SegmentationDataset(Dataset):
 
     def _bind(self, device: Device, global_batch: int, cache: ImageCache | None, cache_note: str) -> Bound:
         config, each = self.config, self.samples_per_item(global_batch)
-        volumes = VolumeReader(self.source, cache, checks_labels=not self.is_training)
+        volumes = VolumeReader(self.source, cache, checks=not self.is_training)
         if not self.is_training:
             load = partial(self._load_slice if config.dim == 2 else self._load_volume, volumes)
-            notes = _notes(cache_note)
+            notes = tuple(filter(None, [cache_note]))
             return Bound(self, self._evaluation_layout(), load, self.finish, cache=cache, notes=notes)
         crop = (each, *self.spec.size) if config.dim == 2 else self.spec.size
         wants_device = config.augment_on == "device" or (config.augment_on == "auto" and device.kind != "cpu")
@@ -319,7 +320,7 @@ class SegmentationDataset(Dataset):
             self.finish,
             samples_per_item=each,
             cache=cache,
-            notes=_notes(self._nvol_note(global_batch), device_note, cache_note),
+            notes=tuple(filter(None, [self._nvol_note(global_batch), device_note, cache_note])),
         )
 
     def _nvol_note(self, global_batch: int) -> str:
@@ -328,8 +329,9 @@ class SegmentationDataset(Dataset):
         if self.config.dim == 3 or nvol == wanted:
             return ""
         shallowest = int(self.shapes[:, 0].argmin())
+        name, slices = self.source.name(shallowest), self.shapes[shallowest, 0]
         return f"a batch of {global_batch} slices needs {nvol} volumes, more than data.nvol={wanted}: " + (
-            f"the shallowest, {self.source.name(shallowest)}, has {self.shapes[shallowest, 0]} slices"
+            f"the shallowest, {name}, has {slices} slices, and all volumes of a batch give equally many"
             if global_batch % wanted == 0
             else f"{wanted} does not divide the batch"
         )
@@ -363,7 +365,7 @@ class SegmentationDataset(Dataset):
         # A view will do for a crop that is copied to the batch as it is.
         take = view if on_device else cut
         image, label = take(volume, params.anchor, crop), take(classes, params.anchor, crop)
-        _check_label(self.source, index, label)
+        check_label(self.source, index, label)
         if on_device:
             return {"image": image, "label": label, **self.augmentation.carried(params, crop)}
         image, label = self.augmentation.apply(params, image, label)
@@ -391,7 +393,7 @@ class SegmentationDataset(Dataset):
         """Return the bytes of a volume, then those of its label."""
         image, label = self.source.image(volume), self.source.label(volume)
         if not self.is_training:
-            _check_label(self.source, volume, label)
+            check_whole(self.source, volume, image, label)
         return np.concatenate([np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in (image, label)]), None
 
     def _load_numbers(
@@ -408,7 +410,7 @@ class SegmentationDataset(Dataset):
             return {"anchor": np.zeros(3, np.int64), "cached": cached, "volume": cached, "extent": self.shapes[index]}
         classes = self.source.label(index)
         params = self.augmentation.draw(self.seed, epoch, index, classes, crop, self.config.dim)
-        _check_label(self.source, index, cut(classes, params.anchor, crop))
+        check_label(self.source, index, cut(classes, params.anchor, crop))
         numbers = self.augmentation.carried(params, crop) if carried else {}
         return {"anchor": np.asarray(params.anchor), "cached": cached, **numbers}
 
@@ -451,50 +453,3 @@ class SegmentationDataset(Dataset):
             image = image.contiguous(memory_format=torch.channels_last_3d)
         rest = {key: value for key, value in batch.items() if key not in numbers}
         return {**rest, "image": image, "label": label}
-
-
-class VolumeReader:
-    """Whole volumes with their labels, from the source or out of memory. Of a mapped file only what is used is read."""
-
-    def __init__(self, source: VolumeSource, cache: ImageCache | None, checks_labels: bool):
-        self.source = source
-        self.cache = cache
-        self.checks_labels = checks_labels  # of whole volumes, so that none is scored without one of its slices
-        self._last: tuple[int, np.ndarray, np.ndarray] | None = None  # slices of one volume follow each other
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_last": None}  # pickling a mapped file would copy all its voxels
-
-    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (channels, depth, height, width) and the label (depth, height, width) of a volume."""
-        if self._last is None or self._last[0] != index:
-            image, label = self._open(index)
-            if self.checks_labels:
-                _check_label(self.source, index, label)
-            self._last = index, image, label
-        return self._last[1:]
-
-    def _open(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        if self.cache is None:
-            return self.source.image(index), self.source.label(index)
-        if (kept := self.cache.view(index)) is None:
-            found = self.source.image(index), self.source.label(index)
-            self.cache.put(index, *found)
-            return found
-        shape = self.source.shape(index)
-        voxels = math.prod(shape)
-        image = kept[:-voxels].view(np.float32).reshape(self.source.spec.channels, *shape)
-        return image, kept[-voxels:].reshape(shape)
-
-
-def _check_label(source: VolumeSource, volume: int, label: np.ndarray) -> None:
-    most, classes = int(label.max()), len(source.spec.classes)
-    if most >= classes:
-        raise BadSample(
-            source.name(volume), f"its label holds class {most}, expected 0 to {classes - 1}; prepare it again"
-        )
-
-
-def _notes(*said: str) -> tuple[str, ...]:
-    """One line of all that was decided."""
-    return tuple(filter(None, ["; ".join(filter(None, said))]))

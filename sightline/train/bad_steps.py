@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sightline.config import Run
 from sightline.data.loading.order import TrainOrder
-from sightline.errors import BadCheckpoint, NotFinite
+from sightline.errors import BadCheckpoint, NotFinite, first_of
 from sightline.parts import Dataset
 from sightline.runs.log import RunLog
 from sightline.train.saver import Saver
@@ -26,15 +26,15 @@ class BadSteps:
         """Log the step, then raise NotFinite, skip it, or rewind; return True if the state went back."""
         run, progress = self.run, self.state.progress
         _, indices = self.order.batch(bad_step)
-        names = [self.dataset.name(index) for index in indices[:8].tolist()]
+        names = first_of([self.dataset.name(index) for index in indices.tolist()], 8)
         progress.bad_steps += 1
         self.log.event("bad_step", step=bad_step, samples=[int(i) for i in indices])
-        happened = f"loss or gradient not finite in step {bad_step} (samples {', '.join(names)}, ...)"
+        happened = f"loss or gradient not finite in step {bad_step} (samples {names})"
         if run.on_nan == "stop" or progress.bad_steps > run.max_bad_steps:
             raise NotFinite(
                 f"{happened}; {progress.bad_steps} such step{'s' * (progress.bad_steps > 1)} so far. Checkpoints from "
                 f"before are intact: resume with --run.on-nan skip, or with --run.override and a lower --optimizer.lr "
-                f"or --train.clip 1"
+                f"or --train.clip 1; `sightline check` looks for NaN in the data"
             )
         if run.on_nan == "skip":
             self.log.warn(f"{happened}: skipped")

@@ -424,20 +424,26 @@ def test_a_bad_volume_is_named_or_left_out(tmp_path: Path, data: SegmentationDat
     assert len(valid) == DEPTHS[int(names["val"][0][4:])] and (valid == 0).all()
 
 
-def test_a_volume_with_one_bad_slice_is_left_out_whole(tmp_path: Path, data: SegmentationData):
-    """Else its Dice would be that of the other slices."""
+@pytest.mark.parametrize("is_label", [True, False], ids=["class 9", "NaN"])
+def test_a_volume_with_one_bad_slice_is_left_out_whole(tmp_path: Path, data: SegmentationData, is_label: bool):
+    """Else its Dice would be that of the other slices, or of a network that saw NaN."""
     folder = write_folder(tmp_path / "bad", 2)
     config = replace(data, path=str(folder), on_bad_sample="skip")
     source = config.source("val")
-    _, label = arrays(folder, source.name(1))
-    label[-1, 3, 3] = 9
-    np.save(folder / f"{source.name(1)}_y.npy", label)
+    image, label = arrays(folder, source.name(1))
+    if is_label:
+        label[-1, 3, 3] = 9
+        np.save(folder / f"{source.name(1)}_y.npy", label)
+    else:
+        image[0, -1, 3, 3] = np.nan
+        np.save(folder / f"{source.name(1)}_x.npy", image)
     reported: list[Any] = []
     with opened(config, on_bad=reported.append) as loader:
         evaluated = take(loader, "val", loader.feeds["val"].order.steps_per_epoch)
     valid = torch.cat([batch["volume"][batch["valid"]] for batch in evaluated])
     assert valid.tolist() == [0] * source.shape(0)[0]
-    assert len(reported) == 1 and "holds class 9" in reported[0].reason  # once, not once for each of its slices
+    reason = "holds class 9" if is_label else "voxels are NaN or infinite; prepare it again"
+    assert len(reported) == 1 and reason in reported[0].reason  # once, not once for each of its slices
 
 
 def test_check_lists_all_that_is_wrong(tmp_path: Path, data: SegmentationData):
