@@ -63,6 +63,9 @@ _TIFF_DEPTHS = {  # by (photometric, samples): grey, with alpha, RGB, with alpha
     (5, 4): (8, 16),
 }
 _TIFF_PACKED = (1, 5, 8, 32773, 32946)  # not at all, LZW, Deflate, PackBits, Deflate by its old number
+_TIFF_PACKINGS = {2: "fax", 3: "fax", 4: "fax", 6: "JPEG", 7: "JPEG", 34925: "LZMA", 50000: "ZSTD", 50001: "WebP"}
+_TIFF_KINDS = {0: "grey in which white is 0", 1: "grey", 2: "RGB", 3: "palette", 5: "CMYK", 6: "YCbCr", 8: "Lab"}
+_TIFF_NUMBERS = {1: "", 2: "signed ", 3: "floating-point "}
 _TIFF_VALUES = {3: 2, 4: 4}  # bytes of a value, by the number of its type
 # Tags that make the pixels: size, depth, compression, kind, pieces, predictor, palette, alpha. Pillow gets no others.
 TIFF_KEPT = frozenset({256, 257, 258, 259, 262, 273, 277, 278, 279, 317, 320, 322, 323, 324, 325, 338})
@@ -424,11 +427,14 @@ def _read_tiff_header(data: bytes) -> Header:
     packing, samples, planes, bit_order = (tags.get(tag, [1])[0] for tag in (259, 277, 284, 266))
     depths, numbers = tags.get(258, [1]), tags.get(339, [1])
     if packing not in _TIFF_PACKED:
-        raise Damaged(f"TIFF compressed by method {packing}", "save it uncompressed, or with LZW or Deflate")
-    what = f"{samples} channels of {depths[0]} bits, photometric {kind}, sample format {numbers[0]}, planes {planes}"
+        how = _TIFF_PACKINGS.get(packing, f"method {packing}")
+        raise Damaged(f"TIFF compressed by {how}", "save it uncompressed, or with LZW or Deflate")
+    colours = _TIFF_KINDS.get(kind, f"colours of kind {kind}")
+    what = f"{colours}, {samples} channels of {depths[0]} {_TIFF_NUMBERS.get(numbers[0], 'unknown ')}bits"
+    what += ", each stored apart" if planes != 1 else ", bits in reversed order" if bit_order != 1 else ""
     is_known = depths[0] in _TIFF_DEPTHS.get((kind, samples), ()) and len(set(depths)) == len(set(numbers)) == 1
     if not is_known or (numbers[0], planes, bit_order) != (1, 1, 1) or len(depths) not in (1, samples):
-        raise Damaged(f"TIFF with {what}", "save it as grey, RGB, palette or CMYK of 8 bits, or 16 without a palette")
+        raise Damaged(f"TIFF with {what}", "save it as grey, RGB, palette or CMYK of 8 bits, channels together")
     if samples == 2 and tags.get(338) not in ([0], [2]):  # Pillow knows no other
         raise Damaged("TIFF of grey and a channel that is no plain alpha", "save it as grey")
     if tags.get(317, [1])[0] not in (1, 2):
