@@ -430,7 +430,8 @@ def _read_tiff_header(data: bytes) -> Header:
         how = _TIFF_PACKINGS.get(packing, f"method {packing}")
         raise Damaged(f"TIFF compressed by {how}", "save it uncompressed, or with LZW or Deflate")
     colours = _TIFF_KINDS.get(kind, f"colours of kind {kind}")
-    what = f"{colours}, {samples} channels of {depths[0]} {_TIFF_NUMBERS.get(numbers[0], 'unknown ')}bits"
+    channels = f"{samples} channel{'s' * (samples > 1)}"
+    what = f"{colours}, {channels} of {depths[0]} {_TIFF_NUMBERS.get(numbers[0], 'unknown ')}bits"
     what += ", each stored apart" if planes != 1 else ", bits in reversed order" if bit_order != 1 else ""
     is_known = depths[0] in _TIFF_DEPTHS.get((kind, samples), ()) and len(set(depths)) == len(set(numbers)) == 1
     if not is_known or (numbers[0], planes, bit_order) != (1, 1, 1) or len(depths) not in (1, samples):
