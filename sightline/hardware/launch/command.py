@@ -96,10 +96,14 @@ def launch(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run: Ru
     plan = make_plan(options, flags, recipe, run)
     each = _samples_each(recipe, plan)
     text = written(options, plan)
+    warning = ""
     if options.launcher == "kubernetes":
         out = run.out or f"runs/{recipe.name}"
-        if warning := kubernetes.unkept(plan, options.kubernetes, getattr(recipe.data, "path", ""), out):
-            print(warning, file=sys.stderr)
+        warning = kubernetes.unkept(plan, options.kubernetes, getattr(recipe.data, "path", ""), out)
+    elif options.launcher == "slurm" and not options.cores:
+        warning = slurm.one_cpu(plan, options.slurm)
+    if warning:
+        print(warning, file=sys.stderr)
     if options.check:
         findings = _check(options, plan, text)
         show(check.as_text(findings))

@@ -101,6 +101,17 @@ class SlurmOptions:
     """More directives, e.g. --exclusive --qos=high, each as one word."""
 
 
+def one_cpu(plan: LaunchPlan, options: SlurmOptions) -> str:
+    """Return a warning for a file that asks for no number of CPUs."""
+    if any(each.startswith("--cpus-per-") for each in options.extra):
+        return ""
+    ranks = f"{plan.slots} ranks and their" if plan.is_elastic and plan.slots > 1 else "a rank and its"
+    return (
+        f"warning: no --cores: Slurm gives each task one CPU, here for {ranks} loader workers, unless the cluster has "
+        "another default; give --cores N, the cores of a node, or --cores -1 to keep the default"
+    )
+
+
 def script(plan: LaunchPlan, options: SlurmOptions) -> str:
     """Return the file that sbatch takes."""
     nodes, slots = len(plan.hosts), plan.slots
