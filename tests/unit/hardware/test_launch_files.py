@@ -445,6 +445,12 @@ def test_a_volume_that_is_none_is_refused(volume: str):
         kubernetes_text(volumes=(volume,))
 
 
+@pytest.mark.parametrize("volumes", [("claim:d:/data", "claim:e:/data/"), ("claim:d:/dev/shm",)])
+def test_two_volumes_at_one_path_are_refused(volumes: tuple[str, ...]):
+    with pytest.raises(UsageError, match=f"'{volumes[-1]}': another volume is mounted at /d"):
+        kubernetes_text(volumes=volumes)
+
+
 def test_kubernetes_names_the_image_of_the_dockerfile_and_runs_it_as_its_user_in_its_folder():
     options = LaunchOptions(nodes=2, launcher="kubernetes")
     (pod,) = (
