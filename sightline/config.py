@@ -126,11 +126,10 @@ class Run:
     def __post_init__(self) -> None:
         least_of = {"prefetch": 1, "log_every_steps": 1, "checkpoint_every_epochs": 1, "checkpoint_every_steps": 0}
         least_of |= {"keep": 1, "max_cpus": 0, "warmup_steps": 0, "devices": 0, "timeout_s": 1}
+        least_of |= {"workers": -1, "threads": 0, "max_bad_steps": 1}
         for name, least in least_of.items():
             if getattr(self, name) < least:
                 raise UsageError(f"run.{name}={getattr(self, name)} must be at least {least}")
-        if self.workers < -1 or self.threads < 0 or self.max_bad_steps < 1:
-            raise UsageError("run.workers must be -1 or more, run.threads 0 or more, run.max_bad_steps 1 or more")
         if self.max_cpus and self.affinity != "disabled":
             raise UsageError(
                 f"run.max_cpus={self.max_cpus} and run.affinity={self.affinity} both choose CPUs; leave one of them out"

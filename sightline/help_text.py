@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 import shutil
 import sys
 import textwrap
@@ -23,8 +24,8 @@ USUAL = (
 )  # of these, a recipe has 20 to 22
 PARTS = ("model", "data", "task", "optimizer", "schedule", "train", "run")
 EXAMPLES = """\
-  sightline train {0} --data DIR --out runs/mine
-  sightline train {0} --data DIR --epochs 10 --batch-size 32
+  sightline train {0} --data DIR{1} --out runs/mine
+  sightline train {0} --data DIR{1} --epochs 10 --batch-size 32
   sightline train --config runs/mine/config.yaml --out runs/again
 """
 HELP, HELP_ALL = ("-h", "--help"), "--help-all"
@@ -67,13 +68,15 @@ def of_recipe(name: str) -> str:
     known = flags_of(name)
     if not known:
         return ""
+    # The weights that the recipe's own example starts from; without them it warns.
+    weights = re.search(r"(?m)^    sightline train .*--model\.weights (\S+)", recipes.describe(name))
     lines = [
         f"usage: sightline train {name} [--config FILE] [flags]",
         "",
         _wrapped(recipes.describe(name).split("\n\n")[0], "", ""),
         "",
         "examples:",
-        EXAMPLES.format(name),
+        EXAMPLES.format(name, f" --weights {weights[1]} \\\n     " if weights else ""),
         "the usual flags:",
     ]
     lines += [_described(field, known[field]) for field in USUAL if field in known]

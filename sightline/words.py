@@ -139,6 +139,7 @@ def refuse_flags(command: str, recipe: str, flags: Sequence[str], own: Collectio
             f"--help-all every one{more}"
         )
     several = _all_values(flags)
+    _refuse_words_of_switches(several, known)
     for name, value in named(flags).items():
         if name not in known:
             continue
@@ -160,6 +161,15 @@ def _all_values(flags: Sequence[str]) -> dict[str, list[str]]:
         else:
             words.append(flag)
     return found
+
+
+def _refuse_words_of_switches(given: Mapping[str, list[str]], known: Fields) -> None:
+    """Raise UsageError for a switch with a word after it, such as `true`; the parser would not name the switch."""
+    for name, flag in known.items():
+        part, _, field = name.partition(".")
+        if flag.is_switch and (given.get(name) or given.get(f"{part}.no_{field}")):
+            on, off = (f"--{part}.{each}".replace("_", "-") for each in (field, f"no_{field}"))
+            raise UsageError(f"{on} is a switch: write it alone, or {off}")
 
 
 def _refuse_values(flag: str, values: Sequence[str], kinds: Sequence[str]) -> None:

@@ -3,6 +3,7 @@ runs that a command names, one by one or by the folder of all folds."""
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,10 @@ def split_runs(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the words of `predict RUN ... INPUT ...`: the first names a run, and so do those after it that are one."""
     runs = [words[0], *(word for word in words[1:] if _is_run(Path(word)))]
     inputs = [word for word in words[1:] if word not in runs[1:]]
+    first = Path(words[0])
+    if len(runs) > 1 and not _is_run(first) and (first.is_file() or not inputs):
+        meant = shlex.join(["sightline", "predict", *runs[1:], words[0], *inputs])
+        raise UsageError(f"{first} is not a run, and the run comes first: `{meant}`")
     if not inputs:
         raise UsageError(f"predict {' '.join(words)}: all of these are runs; add images, volumes or folders of them")
     return runs, inputs

@@ -21,14 +21,14 @@ from sightline.config import Recipe, Run
 from sightline.data.inputs import Files, list_files
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import PADDING, EvalOrder
-from sightline.errors import BadData, UsageError, first_of
+from sightline.errors import BadData, DiskFull, Interrupted, UsageError, first_of
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.shares import Share, shared
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware.devices import Device
 from sightline.hardware.world import World
 from sightline.parts import Batch, Bound, Dataset, DataSpec, PredictJob, PredictOptions, Task
-from sightline.report.predictions import DOCUMENT, TABLE
+from sightline.report.predictions import DOCUMENT, TABLE, ResultFolder
 from sightline.results import Prediction
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
@@ -91,7 +91,8 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
     """Write everything that the task's reporter makes of these files; return what predictions.json holds.
 
     Files that cannot be read are listed in it; they are an error at the end unless data.on_bad_sample is skip, and
-    always if no file could be read. Several ranks share the files; rank 0 writes the table of all, and raises.
+    always if no file could be read. Several ranks share the files; rank 0 writes the table of all, and raises. One rank
+    that is stopped, or meets a full disk, still writes the tables of what it has predicted.
     """
     dataset = _open(engine, files)
     task = engine.showing(options)
@@ -107,12 +108,20 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
             share.begin(at)
             log.evaluating(at, total, at, total)
 
-        _predict(engine, task, model, dataset, reporter, watch)
-        share.merge(reporter)
         about = engine.about()
-        document = reporter.write({"recipe": about.pop("recipe"), "model": type(model).__name__, **about})
+        about = {"recipe": about.pop("recipe"), "model": type(model).__name__, **about}
+        tables = f"{folder / DOCUMENT} and {TABLE} list them"
+        try:
+            _predict(engine, task, model, dataset, reporter, watch)
+        except (Interrupted, DiskFull):
+            if engine.world.size == 1 and isinstance(reporter, ResultFolder) and reporter.found()["rows"]:
+                done = len(reporter.write(about)["files"])
+                log.say(f"stopped after {done} of {len(files)} files; {tables}")
+            raise
+        share.merge(reporter)
+        document = reporter.write(about)
         engine.world.barrier()  # no rank returns before the table is written
-        log.say(f"{len(document['files'])} of {len(files)} files predicted; {folder / DOCUMENT} and {TABLE} list them")
+        log.say(f"{len(document['files'])} of {len(files)} files predicted; {tables}")
         skips = engine.recipe.data.on_bad_sample == "skip"
         if document["unreadable"] and skips:
             log.say(f"skipped: {_told(document['unreadable'], files, folder)}")

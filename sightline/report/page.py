@@ -14,7 +14,7 @@ from typing import Any
 
 from sightline import __version__
 from sightline.errors import UsageError
-from sightline.files.whole import replace_text
+from sightline.files.whole import write_whole
 from sightline.report import data_facts
 from sightline.report.charts import COLOURS, line_chart
 from sightline.report.html import anchor, bar, card, folded, is_score, pairs, section, table, text
@@ -42,7 +42,8 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     path = out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE))
     if path.is_file() and path not in [folder / PAGE for folder in folders] and not _is_page(path):
         raise UsageError(f"{path} exists and is not a page of `sightline report`; delete it, or give another --out")
-    replace_text(path, page(stories))
+    html = page(stories)
+    write_whole(path, lambda temporary: temporary.write_text(html, encoding="utf-8"))
     return path
 
 

@@ -117,7 +117,7 @@ class TrainConfig:
         if not 0 <= self.ema < 1:
             raise UsageError(f"train.ema={self.ema} must be in [0, 1); 0 switches it off, 0.999 is usual")
         if not 0 <= self.clip < math.inf:
-            raise UsageError(f"train.clip={self.clip} must not be negative; 0 switches it off")
+            raise UsageError(f"train.clip={self.clip} must be a finite number, 0 or more; 0 switches it off")
         if not 0 <= self.seed < 1 << 63:
             raise UsageError(f"train.seed={self.seed} must be in 0..2^63-1")
 

@@ -91,7 +91,7 @@ class OptimizerConfig:
         # Every test is written so that NaN fails it.
         for name in ("lr", "lr_for_batch", "lr_many", "weight_decay", "eta", "eps"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"optimizer.{name}={getattr(self, name)} must not be negative")
+                raise UsageError(f"optimizer.{name}={getattr(self, name)} must be a finite number, 0 or more")
         for name in ("momentum", "alpha", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"optimizer.{name}={getattr(self, name)} must be in [0, 1)")
@@ -105,7 +105,8 @@ class OptimizerConfig:
         for name in ("norm_weight_decay", "bias_weight_decay"):
             if not (0 <= getattr(self, name) < math.inf or getattr(self, name) == AS_OTHERS):
                 raise UsageError(
-                    f"optimizer.{name}={getattr(self, name)} must not be negative; -1 means: as weight_decay"
+                    f"optimizer.{name}={getattr(self, name)} must be a finite number, 0 or more; -1 means: as "
+                    "weight_decay"
                 )
 
     @property

@@ -100,7 +100,7 @@ class ScheduleConfig:
             "floor",
         ):
             if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"schedule.{name}={getattr(self, name)} must not be negative")
+                raise UsageError(f"schedule.{name}={getattr(self, name)} must be a finite number, 0 or more")
         if not 0 <= self.warmup_factor <= 1:
             raise UsageError(f"schedule.warmup_factor={self.warmup_factor} must be in [0, 1]")
         if self.warmup == "constant" and self.warmup_epochs and not self.warmup_factor:

@@ -191,6 +191,8 @@ def test_several_runs_predict_the_mean_of_their_probabilities(here: Path, capsys
         (["x/fold-0", "x/fold-1", "in"], 2, "the results of 2 runs belong to none of them; add --out DIR"),
         (["x/fold-0", "x/fold-1"], 2, "all of these are runs; add images"),
         (["x/fold-0", "x/fold-9", "in", "--out=out"], 2, "x/fold-9 does not exist"),
+        (["in/0.png", "x/fold-0"], 2, "in/0.png is not a run, and the run comes first: `sightline predict x/fold-0"),
+        (["gone.png", "x/fold-0"], 2, "gone.png is not a run, and the run comes first"),
     ):
         assert cli.main(["predict", *words, "--recipe=folded.py", *FLAGS]) == code
         assert message in capsys.readouterr().err

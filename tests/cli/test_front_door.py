@@ -13,6 +13,7 @@ from sightline import config, fields, help_text, recipes, words
 
 NAME = "demo_classification"
 TWO = "2 numbers with spaces between them"
+SWITCH = "--train.deterministic is a switch: write it alone, or --train.no-deterministic"
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 SMALL = ["--model.width=4", "--data.size=24", "--data.eval-resize=24", "--data.eval-size=24"]
 
@@ -155,6 +156,9 @@ def test_a_flag_of_the_command_itself_is_suggested_too(sightline, tmp_path: Path
         ("--batch-size atuo", "--train.global-batch is 'atuo', expected a whole number or auto"),
         ("--epochs --lr 3", "--train.epochs needs a value, expected a whole number"),
         ("--run.on-nan skp", "--run.on-nan is 'skp', expected one of stop, skip, rewind; did you mean skip?"),
+        ("--train.deterministic true --lr 1", SWITCH),
+        ("--lr 1 --train.deterministic=1", SWITCH),
+        ("--train.no-deterministic yes", SWITCH),
         ("--data.crop-scale 0.1 x", f"--data.crop-scale is '0.1 x', expected {TWO}"),
         ("--data.crop-scale=0.1 --lr 1", f"--data.crop-scale is '0.1', expected {TWO}"),
         ("--data.crop-scale 0.1 0.5 1", f"--data.crop-scale is '0.1 0.5 1', expected {TWO}"),
@@ -172,8 +176,16 @@ def test_a_value_that_a_flag_cannot_have_is_one_line(sightline, typed: str, mess
     assert (said.code, said.err) == (2, f"error: {message}\n"), said
 
 
-@pytest.mark.parametrize("typed", ["--data.crop-scale=0.1 1", "--data.mean -1 -.5 1e-3 --lr 1", "--train.fp32-ops a b"])
-def test_right_values_of_a_tuple_are_left_to_the_parser(typed: str):
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "--data.crop-scale=0.1 1",
+        "--train.deterministic --run.no-channels-last",
+        "--data.mean -1 -.5 1e-3 --lr 1",
+        "--train.fp32-ops a b",
+    ],
+)
+def test_right_values_are_left_to_the_parser(typed: str):
     words.refuse_flags("train", NAME, words.expand(typed.split()))
     config.load(NAME, words.expand(typed.split()))
 
@@ -243,10 +255,11 @@ def test_help_shows_about_twenty_flags_and_three_examples(sightline, monkeypatch
     monkeypatch.setenv("COLUMNS", "80")
     said = sightline("train", name, "--help")
     lines = said.out.splitlines()
-    assert said.code == 0 and max(map(len, lines)) <= 80 and len(lines) <= 80
+    assert said.code == 0 and max(map(len, lines)) <= 80 and len(lines) <= 82
     shown = [line for line in lines if line.startswith("  --")]
     assert 18 <= len(shown) <= 23
     assert sum(line.startswith("  sightline train ") for line in lines) == 3
+    assert said.out.count(" --data DIR --weights ") == (2 if name.startswith(("finetune_", "ssd_")) else 0)
     assert f"(default: {golden(name)['--train.epochs']})" in said.out
     assert all(any(line.startswith(f"  {short}, {long}") for line in shown) for short, long in words.ALIASES.items()
                if long in golden(name))  # fmt: skip

@@ -60,6 +60,24 @@ def test_what_is_lost_with_a_pod_is_said(volumes: list[str], warning: str, capsy
 
 
 @pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        ([], "a rank and its"),
+        (["--max-restarts=1"], "8 ranks and their"),
+        (["--cores=96"], ""),
+        (["--cores=-1"], ""),
+        (["--slurm.extra=--cpus-per-gpu=12"], ""),
+    ],
+)
+def test_a_slurm_file_that_asks_for_no_cpus_is_warned_about(words: list[str], ranks: str, capsys):
+    assert launch("--nodes=2", "--per-node=8", "--launcher=slurm", "--print", *words) == 0
+    said = capsys.readouterr()
+    told = f"warning: no --cores: Slurm gives each task one CPU, here for {ranks} loader workers"
+    assert said.err.startswith(told) and said.err.count("\n") == 1 if ranks else said.err == ""
+    assert said.out.startswith("#!/bin/bash\n")
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
         (["--hosts=-oProxyCommand=x:8", "--print"], "is not a host"),

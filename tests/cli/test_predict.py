@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torchvision.transforms import v2
 
 from sightline import api, cli, config
-from sightline.errors import BadData
+from sightline.errors import BadData, DiskFull
 from sightline.parts import DataSpec
 from sightline.train import checkpoint
 
@@ -376,6 +376,20 @@ def test_boxes_are_drawn_printed_and_told_in_pixels_of_the_file(sightline, run: 
     nothing = sightline(*command, *HERE, "--score-threshold", "0.95")
     assert nothing[0] == 0 and nothing[1].splitlines()[0] == "street.png  nothing found"
     assert table(tmp_path / "out") == [["file", "class", "id", "score"]]
+
+
+@pytest.mark.parametrize(
+    ("happens", "code", "done"),
+    [("signal.raise_signal(signal.SIGINT)", 130, 8), ("raise errors.DiskFull('no room')", DiskFull.exit_code, 4)],
+)
+def test_tables_list_what_was_predicted_before_a_stop(sightline, run, shapes, tmp_path, happens, code, done):
+    start = "import signal\nfrom sightline import errors\nBATCHES = iter([0, 1, 0])\n"
+    source = start + DETECTOR.replace("batch):\n", f"batch):\n        if next(BATCHES):\n            {happens}\n", 1)
+    (tmp_path / "stops.py").write_text(source)
+    command = ["predict", run, shapes / "val", "--out", tmp_path / "out", "--recipe", tmp_path / "stops.py", *HERE]
+    said = sightline(*command, "--train.global-batch=4")
+    assert said.code == code and f"stopped after {done} of 40 files; {tmp_path / 'out'}" in said.out, said
+    assert len(document(tmp_path / "out")["files"]) == len(table(tmp_path / "out")[1:]) // 2 == done
 
 
 def test_boxes_in_python_are_those_of_the_command(sightline, tmp_path: Path):

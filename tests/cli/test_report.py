@@ -118,6 +118,18 @@ def test_names_stay_text(sightline, run: Path):
     assert "<script>alert(1)<" in page.text and "script" not in page.tags
 
 
+def test_folders_of_the_page_are_made_and_one_that_cannot_be_is_an_error(sightline, run: Path, tmp_path: Path):
+    assert sightline("report", run, "--out", tmp_path / "new" / "pages" / "r.html").code == 0
+    assert "</html>" in (tmp_path / "new" / "pages" / "r.html").read_text()
+    (tmp_path / "file").write_text("")
+    for out, reason in ((tmp_path / "file" / "r.html", "File exists"), (tmp_path / "new", "Is a directory")):
+        said = sightline("report", run, "--out", out)
+        assert (said.code, said.err) == (
+            2,
+            f"error: {out} cannot be written: {reason}; give another folder for results\n",
+        )
+
+
 def test_several_runs_stand_side_by_side_with_what_differs(sightline, run: Path, tmp_path: Path):
     other = tmp_path / "other"
     shutil.copytree(run, other)

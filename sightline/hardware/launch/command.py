@@ -41,6 +41,7 @@ from sightline.hardware.launch.plan import (
 
 REJOINING = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """without this, hosts that rejoin hang under torchrun 2.15"""
+TOGETHER = "# start these at the same time, each in a terminal of its own: each waits for the others"
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -96,10 +97,14 @@ def launch(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run: Ru
     plan = make_plan(options, flags, recipe, run)
     each = _samples_each(recipe, plan)
     text = written(options, plan)
+    warning = ""
     if options.launcher == "kubernetes":
         out = run.out or f"runs/{recipe.name}"
-        if warning := kubernetes.unkept(plan, options.kubernetes, getattr(recipe.data, "path", ""), out):
-            print(warning, file=sys.stderr)
+        warning = kubernetes.unkept(plan, options.kubernetes, getattr(recipe.data, "path", ""), out)
+    elif options.launcher == "slurm" and not options.cores:
+        warning = slurm.one_cpu(plan, options.slurm)
+    if warning:
+        print(warning, file=sys.stderr)
     if options.check:
         findings = _check(options, plan, text)
         show(check.as_text(findings))
@@ -173,9 +178,8 @@ def make_plan(options: LaunchOptions, flags: Sequence[str], recipe: Recipe, run:
         raise UsageError("mpirun ends when one rank ends; for --max-restarts and --min-hosts use another launcher")
     if plan.is_elastic:
         plan = replace(plan, environ={**REJOINING, **plan.environ})
-    # A Slurm job has a number from which its ranks make a port of their own.
-    follows_job = options.launcher == "slurm" and not options.port and not plan.is_elastic
-    return replace(plan, port=0) if follows_job else plan
+    # A Slurm job has a number from which its ranks, or its batch file, make a port of their own.
+    return replace(plan, port=0) if options.launcher == "slurm" and not options.port else plan
 
 
 def _run_id(options: LaunchOptions, name: str, out: str) -> str:
@@ -220,7 +224,8 @@ def written(options: LaunchOptions, plan: LaunchPlan) -> str:
     if options.launcher == "mpirun":
         return shlex.join(mpi.command(plan, options.mpi))
     if options.launcher == "ssh":
-        return "\n".join(shlex.join(words) for words in ssh.commands(plan))
+        first = [TOGETHER] if len(plan.hosts) > 1 else []
+        return "\n".join([*first, *(shlex.join(words) for words in ssh.commands(plan))])
     lines = []
     for node, host in enumerate(plan.hosts):
         lines += [f"# on {host.name}", in_environment(plan, torchrun.command(plan, node))]

@@ -205,6 +205,10 @@ def _pod(plan: LaunchPlan, options: KubernetesOptions, container: str, command: 
     mounts: list[dict[str, Any]] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
     for at, text in enumerate(options.volumes):
         volume, mount = _volume(text, f"volume-{at}")
+        if any(PurePosixPath(each["mountPath"]) == PurePosixPath(mount["mountPath"]) for each in mounts):
+            raise UsageError(
+                f"--kubernetes.volumes '{text}': another volume is mounted at {mount['mountPath']}; give another path"
+            )
         volumes.append(volume)
         mounts.append(mount)
     body = {

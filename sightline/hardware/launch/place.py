@@ -11,6 +11,7 @@ from sightline.errors import UsageError
 
 Environ = Mapping[str, str]
 PORT = 29500  # where nothing says another; torchrun's own
+FIRST_OF_JOBS, PORTS_OF_JOBS = 20000, 12000  # below 32768, where Linux begins to hand out ports by itself
 LOOPBACK = "127.0.0.1"
 STORE = "SIGHTLINE_STORE"  # of `--run.devices`: the file in which ranks meet, in a folder of their user alone
 
@@ -89,8 +90,7 @@ def port(environ: Environ, job: str = "") -> int:
     """Return MASTER_PORT, else a port from the job's id, so that all ranks know it and two jobs rarely share it."""
     if environ.get("MASTER_PORT"):
         return number(environ, "MASTER_PORT", "MASTER_ADDR and MASTER_PORT")
-    # Below 32768, where Linux begins to hand out ports by itself.
-    return 20000 + zlib.crc32(job.encode()) % 12000 if job else PORT
+    return FIRST_OF_JOBS + zlib.crc32(job.encode()) % PORTS_OF_JOBS if job else PORT
 
 
 def is_pod(environ: Environ) -> bool:

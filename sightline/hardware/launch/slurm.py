@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from sightline.errors import UsageError
 from sightline.hardware.launch import torchrun
-from sightline.hardware.launch.place import Environ, Place, address, number, port
+from sightline.hardware.launch.place import FIRST_OF_JOBS, PORTS_OF_JOBS, Environ, Place, address, number, port
 from sightline.hardware.launch.plan import LaunchPlan
 
 VALUE = re.compile(r"[A-Za-z0-9_./:@%=+,\[\]-]*")  # of a directive; nothing that needs quotes
@@ -101,6 +101,17 @@ class SlurmOptions:
     """More directives, e.g. --exclusive --qos=high, each as one word."""
 
 
+def one_cpu(plan: LaunchPlan, options: SlurmOptions) -> str:
+    """Return a warning for a file that asks for no number of CPUs."""
+    if any(each.startswith("--cpus-per-") for each in options.extra):
+        return ""
+    ranks = f"{plan.slots} ranks and their" if plan.is_elastic and plan.slots > 1 else "a rank and its"
+    return (
+        f"warning: no --cores: Slurm gives each task one CPU, here for {ranks} loader workers, unless the cluster has "
+        "another default; give --cores N, the cores of a node, or --cores -1 to keep the default"
+    )
+
+
 def script(plan: LaunchPlan, options: SlurmOptions) -> str:
     """Return the file that sbatch takes."""
     nodes, slots = len(plan.hosts), plan.slots
@@ -165,4 +176,6 @@ def _srun(plan: LaunchPlan, cores: int) -> str:
     # run folder it must not take over. The first of these words are ours, whatever flags hold.
     command = shlex.join([*words, *torchrun.words(replace(plan, output=""), plan.slots, "", "FIRST")])
     command = command.replace(f"--rdzv-id={plan.run_id}", f'--rdzv-id={plan.run_id}-"$SLURM_JOB_ID"', 1)
-    return command.replace("--rdzv-endpoint=FIRST", '--rdzv-endpoint="$MASTER_ADDR"', 1)
+    derived = f'"$(({FIRST_OF_JOBS} + SLURM_JOB_ID % {PORTS_OF_JOBS}))"'
+    endpoint = f'--rdzv-endpoint="$MASTER_ADDR":{plan.port or derived}'
+    return command.replace(f"--rdzv-endpoint=FIRST:{plan.port}", endpoint, 1)

@@ -216,6 +216,12 @@ def test_two_runs_of_a_recipe_do_not_meet_but_the_hosts_of_one_do(launcher, rest
     assert len(set(found)) == len(found)
 
 
+def test_printed_commands_of_ssh_say_that_they_start_together():
+    first, *lines = text_of(LaunchOptions(hosts="a:8,b:8", launcher="ssh")).splitlines()
+    assert first.startswith("# start these at the same time")
+    assert [shlex.split(line)[:2] for line in lines] == [["ssh", "-tt"]] * 2
+
+
 def test_two_elastic_starts_by_ssh_are_two_commands():
     """Equal ids let attempts take over a run folder from each other."""
     options = LaunchOptions(hosts="a:1,b:1", launcher="ssh", max_restarts=1)
@@ -282,7 +288,7 @@ def test_an_elastic_job_for_slurm_starts_torchrun_on_each_node(tmp_path: Path):
     assert (found["ntasks-per-node"], found["gres"], "no-kill" in found) == ("1", "gpu:8", True)
     words, environ = run_script(text, tmp_path)
     assert environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1", "a node that comes back would not be let in"
-    assert {"--kill-on-bad-exit=0", "--nnodes=6:8", "--nproc-per-node=8", "--rdzv-endpoint=n7:29500"} < set(words)
+    assert {"--kill-on-bad-exit=0", "--nnodes=6:8", "--nproc-per-node=8", "--rdzv-endpoint=n7:24711"} < set(words)
     assert "--rdzv-id=demo-classification-4711" in words
     assert words[-len(COMMAND) :] == list(COMMAND)
 
@@ -292,6 +298,8 @@ def test_named_nodes_and_a_given_port_for_slurm(tmp_path: Path):
     text = text_of(replace(options, slurm=slurm.SlurmOptions(gres="none")))
     assert directives(text)["nodelist"] == "n1,n2" and "gres" not in directives(text)
     assert run_script(text, tmp_path)[1]["MASTER_PORT"] == "1234"
+    elastic = text_of(replace(options, max_restarts=3))
+    assert "--rdzv-endpoint=n7:1234" in run_script(elastic, tmp_path)[0]
 
 
 @pytest.mark.parametrize("extra", ["-x", "--comment=a b", "--x\n#SBATCH --y", "--wrap=$(x)"])
@@ -435,6 +443,12 @@ def test_the_form_of_kubeflow_2():
 def test_a_volume_that_is_none_is_refused(volume: str):
     with pytest.raises(UsageError, match="--kubernetes.volumes"):
         kubernetes_text(volumes=(volume,))
+
+
+@pytest.mark.parametrize("volumes", [("claim:d:/data", "claim:e:/data/"), ("claim:d:/dev/shm",)])
+def test_two_volumes_at_one_path_are_refused(volumes: tuple[str, ...]):
+    with pytest.raises(UsageError, match=f"'{volumes[-1]}': another volume is mounted at /d"):
+        kubernetes_text(volumes=volumes)
 
 
 def test_kubernetes_names_the_image_of_the_dockerfile_and_runs_it_as_its_user_in_its_folder():

@@ -233,9 +233,10 @@ def test_the_base_rate_follows_batch_and_ranks(fields: dict, batch: int, ranks: 
         ({"kind": "lars", "nesterov": True}, r"optimizer.nesterov=True belongs to kind=sgd, not to kind=lars"),
         ({"kind": "lars", "norm_weight_decay": 0.1}, r"norm_weight_decay=0.1 belongs to kind=sgd, not to kind=lars"),
         ({"kind": "sgd_keras", "eta": 0.01}, r"optimizer.eta=0.01 belongs to kind=lars"),
-        ({"lr": -0.1}, r"optimizer.lr=-0.1 must not be negative"),
-        ({"lr_for_batch": -256}, r"optimizer.lr_for_batch=-256 must not be negative"),
-        ({"weight_decay": -1}, r"weight_decay=-1 must not be negative"),
+        ({"lr": -0.1}, r"optimizer.lr=-0.1 must be a finite number, 0 or more"),
+        ({"lr_for_batch": -256}, r"optimizer.lr_for_batch=-256 must be a finite number"),
+        ({"weight_decay": -1}, r"weight_decay=-1 must be a finite number"),
+        ({"lr": math.nan}, r"optimizer.lr=nan must be a finite number, 0 or more"),
     ],
     ids=str,
 )

@@ -137,7 +137,7 @@ def test_a_rate_depends_on_its_step_alone():
         ({"kind": "cosine", "factor": 0.5}, r"factor=0.5 belongs to kind=step"),
         ({"kind": "cosine", "plateau_on": "val_loss"}, r"plateau_on=val_loss belongs to kind=plateau.*kind plateau"),
         ({"kind": "step"}, r"needs --schedule.drop-epochs, e.g. --schedule.drop-epochs 30 60 80"),
-        ({"warmup_epochs": -1}, r"warmup_epochs=-1 must not be negative"),
+        ({"warmup_epochs": -1}, r"warmup_epochs=-1 must be a finite number, 0 or more"),
     ],
     ids=str,
 )
