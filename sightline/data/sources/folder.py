@@ -21,6 +21,7 @@ from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table
 from sightline.data.sources.layouts import IMAGES, Layout, Place
 from sightline.errors import BadData, first_of
+from sightline.files.results import is_result
 from sightline.parts import Split
 
 # Below, listing again takes less than a second and sees every size; a million files on a slow disk take minutes.
@@ -185,7 +186,7 @@ def _kept_listing(kept: index_files.Arrays, root: Path, classes: int) -> Listing
 def class_folders(root: Path) -> list[str]:
     """Return the names of the class folders in a folder, sorted; BadData if there is none."""
     try:
-        found = sorted(e.name for e in os.scandir(root) if layouts.is_folder(e) and not e.name.startswith("."))
+        found = sorted(e.name for e in os.scandir(root) if layouts.is_data_folder(e))
     except OSError as error:
         raise BadData(f"{root} cannot be read: {error.strerror}; make it readable or give another path") from error
     if not found:
@@ -205,6 +206,10 @@ class Walk:
     def list(self, classes: Sequence[str], wants_all: bool) -> Listing:
         """List the images of these classes; with `wants_all` a class without one is an error."""
         found = Listing([], [], [], self.ignored)
+        known = set(classes)
+        for entry in os.scandir(self.root):
+            if entry.name not in known and layouts.is_folder(entry) and not entry.name.startswith("."):
+                self._is_result(entry, entry.name)
         progress = index_files.ScanProgress(str(self.root), len(classes), "class folders")
         for label, name in enumerate(classes):
             progress(label)
@@ -242,11 +247,19 @@ class Walk:
                 continue
             path = f"{relative}/{entry.name}"
             if layouts.is_folder(entry):
-                yield from self.images(path, seen)
+                if not self._is_result(entry, path):
+                    yield from self.images(path, seen)
             elif entry.name.lower().endswith(IMAGES):
                 yield path, _size(entry)
             else:
                 self.ignored[layouts.suffix_of(entry.name)] += 1
+
+    def _is_result(self, entry: os.DirEntry[str], path: str) -> bool:
+        """Return whether a folder is a run or predictions, and note it among what is ignored."""
+        found = is_result(entry.path)
+        if found:
+            self.ignored[f"folder of results ({path})"] += 1
+        return found
 
 
 def _size(entry: os.DirEntry[str]) -> int:
