@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sightline.errors import UsageError
+
 _PREDICTIONS = b'{\n "format": '  # predictions.json begins so
 _BESIDE_RUNS = ("report.html", "folds.json", "postprocessing.json")
 _DEPTH = 4  # runs/PROJECT/RUN/fold-0
@@ -18,6 +20,24 @@ def is_result(folder: Path | str, depth: int = _DEPTH) -> bool:
     if _is_run(path) or _is_predictions(path) or (name == "checkpoints" and _is_run(above)):
         return True
     return depth > 1 and _holds_only_results(path, depth)
+
+
+def refuse_among_data(out: Path, data: str, suffixes: tuple[str, ...]) -> None:
+    """Refuse a run folder that is the folder of the data, or one inside it that holds samples, such as a class."""
+    if not os.path.isdir(data):
+        return
+    real, root = os.path.realpath(out), os.path.realpath(data)
+    if real == root:
+        what = "is the folder of the data"
+    elif os.path.commonpath([real, root]) == root and not is_result(out) and _holds_any(real, suffixes):
+        what = "holds samples of the data"
+    else:
+        return
+    raise UsageError(f"--run.out {out} {what}; give the run a folder of its own, e.g. --run.out runs/first")
+
+
+def _holds_any(folder: str, suffixes: tuple[str, ...]) -> bool:
+    return any(name.lower().endswith(suffixes) for _, _, names in os.walk(folder) for name in names)
 
 
 def _is_run(path: str) -> bool:
