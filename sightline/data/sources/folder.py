@@ -213,15 +213,16 @@ class Walk:
         progress = index_files.ScanProgress(str(self.root), len(classes), "class folders")
         for label, name in enumerate(classes):
             progress(label)
-            before = len(found.names)
+            before, others = len(found.names), self.ignored.copy()
             for file_name, size in self.images(name, set()):
                 found.names.append(os.fsencode(file_name))
                 found.labels.append(label)
                 found.sizes.append(size)
             if len(found.names) == before and wants_all:
+                its_own = self.ignored - others
                 raise BadData(
                     f"{self.root / name} holds no images ({', '.join(IMAGES)}); fill the class folder or remove it"
-                    + (f"; it has {layouts.counted(self.ignored)}" if self.ignored else "")
+                    + (f"; it has {layouts.counted(its_own)}" if its_own else "")
                 )
         if not found.names:
             raise BadData(f"{self.root} holds no images ({', '.join(IMAGES)}) in its class folders")

@@ -199,6 +199,15 @@ def test_folder_refusals_name_the_place(images: Path, tmp_path: Path):
         folder.open_source(str(tmp_path / "hollow"), "val")
 
 
+def test_an_empty_class_folder_is_told_with_its_own_files(images: Path):
+    made(images / "train", "ant/1.gif", "empty/2.heic")
+    with pytest.raises(BadData, match=r"train/empty holds no images .*; it has 1 \.heic$"):
+        folder.open_source(str(images), "train")
+    (images / "train" / "empty" / "2.heic").unlink()
+    with pytest.raises(BadData, match=r"train/empty holds no images .* or remove it$"):
+        folder.open_source(str(images), "train")
+
+
 def test_a_folder_source_travels_to_a_worker_small(images: Path):
     source = folder.open_source(str(images), "train")
     again = pickle.loads(pickle.dumps(source))
