@@ -148,7 +148,7 @@ def _listed(path: str, root: Path, classes: list[str], wants_all: bool) -> Listi
     """Return the images below `root`, from an earlier run where every folder below still has the time it had then."""
     # Beside the data, under the name of the split; a description may name folders anywhere.
     place, name = (Path(path), f"folder-{root.name}") if root.parent == Path(path) else (root, "folder")
-    key = index_files.digest("folder", 2, classes)
+    key = index_files.digest("folder", 3, classes)
     kept = index_files.load(place, name, key)
     if kept is not None:
         listing = _kept_listing(kept, root, len(classes))
@@ -206,10 +206,7 @@ class Walk:
     def list(self, classes: Sequence[str], wants_all: bool) -> Listing:
         """List the images of these classes; with `wants_all` a class without one is an error."""
         found = Listing([], [], [], self.ignored)
-        known = set(classes)
-        for entry in os.scandir(self.root):
-            if entry.name not in known and layouts.is_folder(entry) and not entry.name.startswith("."):
-                self._is_result(entry, entry.name)
+        self._note_beside(set(classes))
         progress = index_files.ScanProgress(str(self.root), len(classes), "class folders")
         for label, name in enumerate(classes):
             progress(label)
@@ -227,6 +224,16 @@ class Walk:
         if not found.names:
             raise BadData(f"{self.root} holds no images ({', '.join(IMAGES)}) in its class folders")
         return found
+
+    def _note_beside(self, classes: set[str]) -> None:
+        """Note images and folders of results beside the class folders among what is ignored."""
+        for entry in os.scandir(self.root):
+            if entry.name in classes or entry.name.startswith("."):
+                continue
+            if layouts.is_folder(entry):
+                self._is_result(entry, entry.name)
+            elif entry.name.lower().endswith(IMAGES):
+                self.ignored[f"{layouts.suffix_of(entry.name)} outside class folders"] += 1
 
     def images(self, relative: str, seen: set[str]) -> Iterator[tuple[str, int]]:
         """Yield (relative path, size) of all images below, sorted; a link back to a folder already seen is not

@@ -116,6 +116,12 @@ def test_predictions_of_other_programs_are_data(images: Path):
     assert folder.open_source(str(images), "train").classes == ("ant", "bee", "cat", "dog")
 
 
+def test_images_beside_the_class_folders_are_counted(images: Path):
+    made(images / "train", "loose.jpg", "b.JPG", "c.png", ".d.png", "README.md", "ant/notes.txt")
+    loose = {".jpg outside class folders": 2, ".png outside class folders": 1}
+    assert folder.open_source(str(images), "train").ignored == {".txt": 1, **loose}
+
+
 def test_a_link_back_to_its_own_folder_is_followed_once(images: Path):
     count = len(folder.open_source(str(images), "train"))
     (images / "train" / "ant" / "again").symlink_to(images / "train" / "ant", target_is_directory=True)
