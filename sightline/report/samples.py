@@ -120,12 +120,13 @@ def draw_samples(
     drawn = Drawn(bound.dataset.spec, about_labels=task.label_note(), has_slices=bound.samples_per_item > 1)
     each = max(1, min(bound.samples_per_item, COLUMNS * (ROWS - bool(draws)) // items))
     loaded = _loaded(bound, _FirstRows(order, rows), task, bad, steps, is_late)
+    first: int | None = None  # that could be read
     for index, of_item in itertools.islice(loaded, items):
+        first = index if first is None else first
         chosen = np.linspace(0, len(of_item) - 1, each + 2)[1:-1].round().astype(int).tolist()
         drawn.samples.extend(_kept(of_item[at]) for at in chosen)
         drawn.names.extend([bound.dataset.name(index)] * each)
-    if draws > 1 and not is_late():
-        first = int(order.batch(0)[1][0])
+    if draws > 1 and first is not None and not is_late():
         again = _loaded(bound, _Draws(first), task, bad, draws, is_late)
         drawn.draws.extend(_kept(of_item[len(of_item) // 2]) for _, of_item in again)
         if all(np.array_equal(one.image, drawn.draws[0].image) for one in drawn.draws):  # nothing is random

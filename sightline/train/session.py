@@ -10,6 +10,7 @@ from pathlib import Path
 from sightline import config, terminal
 from sightline.config import Recipe, Run
 from sightline.errors import OutOfMemory, PeerLost, SightlineError
+from sightline.files.results import refuse_among_data
 from sightline.hardware import world
 from sightline.hardware.devices import Device, is_out_of_memory
 from sightline.hardware.setup import set_up
@@ -30,6 +31,7 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
     """Train on this process's device, together with the other ranks if a launcher started several, and write the
     report."""
     folder, report = Path(run.out or f"runs/{recipe.name}"), report and run.report == "auto"
+    refuse_among_data(folder, str(getattr(recipe.data, "path", "")), recipe.data.file_suffixes)
     recipe, run = config.at_absolute_paths(recipe, run)  # `folder` is shown as it was typed
     attempt = attempts.detect()
     attempt.obey(folder)

@@ -67,6 +67,18 @@ def test_class_folders_without_a_split_train_resume_and_are_evaluated(sightline,
     assert again.code == 0 and f"top1 {scores['values']['top1']:.4f}" in again.out, again
 
 
+def test_a_run_inside_its_data_resumes_and_one_among_the_images_is_refused(sightline, pets: Path):
+    before = sorted(pets.rglob("*"))
+    train = ["train", "demo_classification", "--data", pets, *SHORT, "--out"]
+    for out, why in ((pets, "is the folder of the data"), (before[0], "holds samples of the data")):
+        said = sightline(*train, out)
+        assert said.code == 2 and f"--run.out {out} {why}" in said.err, said
+    assert sorted(pets.rglob("*")) == before
+    for said in (sightline(*train, pets / "runs" / "a"), sightline(*train, pets / "runs" / "a", "--train.epochs=2")):
+        assert said.code == 0 and "data: 4 classes, 32 + 8 images" in found(said), said
+    assert "ignored: 1 folder of results (runs)" in found(said)
+
+
 @pytest.mark.shows("data.split")
 def test_a_run_keeps_its_split_when_images_are_added(sightline, pets: Path, tmp_path: Path):
     out = tmp_path / "run"

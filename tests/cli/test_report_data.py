@@ -172,6 +172,21 @@ def test_a_sheet_that_takes_long_is_drawn_from_what_was_read(data: Path):
     assert drawn.names == [sets["train"].name(index) for step in (0, 1) for index in order.batch(step)[1].tolist()]
 
 
+def test_a_sheet_names_the_images_that_replaced_unreadable_ones(shapes: Path, tmp_path: Path):
+    data = Path(shutil.copytree(shapes, tmp_path / "data"))
+    recipe, sets = opened("demo_classification", f"--data.path={data}", *SMALL)
+    bound = sets["train"].bind(devices.select("cpu"), recipe.train.global_batch)
+    order = train_order_of(recipe.train, bound, World())
+    broken = {sets["train"].name(index) for index in order.batch(0)[1][:3].tolist()}
+    for name in broken:
+        (data / "train" / name).write_bytes(b"")
+    drawn = draw_samples(bound, order, recipe.task, BadSamples("skip", 9, lambda bad: None), 2**24)
+    assert not broken & set(drawn.names)
+    named = [max(sample.labels, key=lambda label: label.score).name for sample in drawn.samples]
+    assert named == [Path(name).parts[0] for name in drawn.names]
+    assert len(drawn.draws) == 6 and {draw.labels[0].name for draw in drawn.draws} == {named[0]}
+
+
 def test_boxes_are_counted(shared_data: Path, tmp_path: Path):
     flags = [f"--data.path={shared_data / 'coco-tiny'}", "--data.max-boxes=60", "--data.size=48"]
     recipe, sets = opened("demo_detection", *flags)

@@ -167,7 +167,7 @@ class _Rows:
         if index == PADDING:
             return self._clear(at, PADDING)
         with _naming(self._feed, self._name, index):
-            loaded = _load_or_replace(self._feed, self._name, epoch, index, load, self.filled.bad)
+            loaded, index = _load_or_replace(self._feed, self._name, epoch, index, load, self.filled.bad)
         if loaded is None:
             return self._clear(at, index)
         for key, value in loaded.items():
@@ -194,18 +194,21 @@ class _Rows:
                 array[at] = index if key == "index" else 0
 
 
-def _load_or_replace(feed: Feed, name: str, epoch: int, index: int, load: Load, bad: list[Bad]) -> Arrays | None:
-    """Load a sample. Under `skip` replace a bad one by (epoch, index) alone, so that a rerun gets the same bits."""
+def _load_or_replace(
+    feed: Feed, name: str, epoch: int, index: int, load: Load, bad: list[Bad]
+) -> tuple[Arrays | None, int]:
+    """Load a sample; return it with the index that it has. Under `skip` replace a bad one by (epoch, index) alone, so
+    that a rerun gets the same bits."""
     chosen = index
     for attempt in range(REPLACEMENT_TRIES):
         try:
-            return load()
+            return load(), chosen
         except BadSample as error:
             if feed.on_bad_sample == "fail":
                 raise BadSample(error.name, f"{error.reason}. {REMEDIES}") from error
             bad.append(Bad(name, chosen, error.name, error.reason))
             if not feed.replaces_bad:
-                return None
+                return None, index
             chosen = int(generator(0, epoch, index, f"replacement-{attempt}").integers(len(feed.bound.dataset)))
             load = partial(feed.bound.load, epoch, chosen)
     last = feed.bound.dataset.name(chosen)

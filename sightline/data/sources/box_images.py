@@ -30,6 +30,7 @@ from sightline.data.sources.layouts import (
 )
 from sightline.errors import BadData, BadSample
 from sightline.files.plain_yaml import read_yaml
+from sightline.files.results import is_result
 from sightline.parts import Split
 
 _PUBLISHED = re.compile(r"(train|val)20\d\d")  # folders of COCO's zips
@@ -128,8 +129,8 @@ class Listing:
 
 
 def list_files(root: Path, suffixes: tuple[str, ...], deep: bool = True) -> Listing:
-    """List files with these endings. A link back to a folder already seen is not followed, hidden files are left out;
-    BadData for a folder that cannot be read."""
+    """List files with these endings. A link back to a folder already seen is not followed, hidden files, runs and
+    predictions are left out; BadData for a folder that cannot be read."""
     found = Listing()
     for name, entry in sorted(_walk(root, deep)):
         if name.lower().endswith(suffixes):
@@ -148,7 +149,7 @@ def _walk(root: Path, deep: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
         seen.add(real)
         for entry in _entries(root / below):
             if is_folder(entry):
-                waiting += [f"{below}{entry.name}/"] if deep else []
+                waiting += [f"{below}{entry.name}/"] if deep and not is_result(entry.path) else []
             else:
                 yield f"{below}{entry.name}", entry
 

@@ -21,6 +21,7 @@ from sightline.data.inputs import read_bytes
 from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table
 from sightline.data.sources.layouts import IMAGES, Layout, Place
 from sightline.errors import BadData, first_of
+from sightline.files.results import is_result
 from sightline.parts import Split
 
 # Below, listing again takes less than a second and sees every size; a million files on a slow disk take minutes.
@@ -147,7 +148,7 @@ def _listed(path: str, root: Path, classes: list[str], wants_all: bool) -> Listi
     """Return the images below `root`, from an earlier run where every folder below still has the time it had then."""
     # Beside the data, under the name of the split; a description may name folders anywhere.
     place, name = (Path(path), f"folder-{root.name}") if root.parent == Path(path) else (root, "folder")
-    key = index_files.digest("folder", 2, classes)
+    key = index_files.digest("folder", 3, classes)
     kept = index_files.load(place, name, key)
     if kept is not None:
         listing = _kept_listing(kept, root, len(classes))
@@ -185,7 +186,7 @@ def _kept_listing(kept: index_files.Arrays, root: Path, classes: int) -> Listing
 def class_folders(root: Path) -> list[str]:
     """Return the names of the class folders in a folder, sorted; BadData if there is none."""
     try:
-        found = sorted(e.name for e in os.scandir(root) if layouts.is_folder(e) and not e.name.startswith("."))
+        found = sorted(e.name for e in os.scandir(root) if layouts.is_data_folder(e))
     except OSError as error:
         raise BadData(f"{root} cannot be read: {error.strerror}; make it readable or give another path") from error
     if not found:
@@ -205,22 +206,34 @@ class Walk:
     def list(self, classes: Sequence[str], wants_all: bool) -> Listing:
         """List the images of these classes; with `wants_all` a class without one is an error."""
         found = Listing([], [], [], self.ignored)
+        self._note_beside(set(classes))
         progress = index_files.ScanProgress(str(self.root), len(classes), "class folders")
         for label, name in enumerate(classes):
             progress(label)
-            before = len(found.names)
+            before, others = len(found.names), self.ignored.copy()
             for file_name, size in self.images(name, set()):
                 found.names.append(os.fsencode(file_name))
                 found.labels.append(label)
                 found.sizes.append(size)
             if len(found.names) == before and wants_all:
+                its_own = self.ignored - others
                 raise BadData(
                     f"{self.root / name} holds no images ({', '.join(IMAGES)}); fill the class folder or remove it"
-                    + (f"; it has {layouts.counted(self.ignored)}" if self.ignored else "")
+                    + (f"; it has {layouts.counted(its_own)}" if its_own else "")
                 )
         if not found.names:
             raise BadData(f"{self.root} holds no images ({', '.join(IMAGES)}) in its class folders")
         return found
+
+    def _note_beside(self, classes: set[str]) -> None:
+        """Note images and folders of results beside the class folders among what is ignored."""
+        for entry in os.scandir(self.root):
+            if entry.name in classes or entry.name.startswith("."):
+                continue
+            if layouts.is_folder(entry):
+                self._is_result(entry, entry.name)
+            elif entry.name.lower().endswith(IMAGES):
+                self.ignored[f"{layouts.suffix_of(entry.name)} outside class folders"] += 1
 
     def images(self, relative: str, seen: set[str]) -> Iterator[tuple[str, int]]:
         """Yield (relative path, size) of all images below, sorted; a link back to a folder already seen is not
@@ -242,11 +255,19 @@ class Walk:
                 continue
             path = f"{relative}/{entry.name}"
             if layouts.is_folder(entry):
-                yield from self.images(path, seen)
+                if not self._is_result(entry, path):
+                    yield from self.images(path, seen)
             elif entry.name.lower().endswith(IMAGES):
                 yield path, _size(entry)
             else:
                 self.ignored[layouts.suffix_of(entry.name)] += 1
+
+    def _is_result(self, entry: os.DirEntry[str], path: str) -> bool:
+        """Return whether a folder is a run or predictions, and note it among what is ignored."""
+        found = is_result(entry.path)
+        if found:
+            self.ignored[f"folder of results ({path})"] += 1
+        return found
 
 
 def _size(entry: os.DirEntry[str]) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 
 from sightline.errors import BadData, UsageError, first_of
 from sightline.files.plain_yaml import read_yaml
+from sightline.files.results import is_result
 from sightline.files.typed_json import read_json, short
 from sightline.parts import DataConfig, Split
 
@@ -132,9 +133,14 @@ def split_folders(root: Path) -> dict[Split, Path]:
 def subfolders(root: Path) -> list[str]:
     """Return the names of the folders in a folder, sorted, without hidden ones; none if it cannot be read."""
     try:
-        return sorted(e.name for e in os.scandir(root) if not e.name.startswith(".") and is_folder(e))
+        return sorted(e.name for e in os.scandir(root) if is_data_folder(e))
     except OSError:
         return []
+
+
+def is_data_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder that may hold data: not hidden, and not a run or predictions."""
+    return not entry.name.startswith(".") and is_folder(entry) and not is_result(entry.path)
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:

@@ -171,6 +171,17 @@ def test_images_that_are_not_read_are_counted(written):
     assert dict(open_boxes("auto", str(root), "train").ignored) == {".heic": 2, ".jp2": 1}
 
 
+def test_predictions_among_the_images_are_not_images(data, written):
+    root = written("yolo_plain")
+    before = open_boxes("auto", str(root), "val").fingerprint
+    results = root / "images" / "pred"
+    results.mkdir()
+    (results / "drawn.jpg").write_bytes(data["train"][0].data)
+    assert open_boxes("auto", str(root), "val").fingerprint != before
+    (results / "predictions.json").write_text('{\n "format": 1}')
+    assert open_boxes("auto", str(root), "val").fingerprint == before
+
+
 def test_a_description_names_folders_of_any_name(data, tmp_path):
     MADE["images"](tmp_path / "here" / "fotos", data["train"])
     MADE["coco_json"](tmp_path / "boxes.json", data["train"], MADE["classes_of"](data))

@@ -67,6 +67,61 @@ def test_what_is_not_an_image_is_left_out(images: Path):
     assert fingerprints(images) == before
 
 
+def made(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b'{\n "format": 1,' if name.endswith("predictions.json") else b"")
+
+
+RUN = ("config.yaml", "log.jsonl", "samples.jpg", "checkpoints/best", "drawings/1.png")
+
+
+@pytest.mark.parametrize(
+    ("files", "ignored"),
+    [
+        ([f"run/{name}" for name in RUN], "run"),
+        (["run/config.yaml", "run/checkpoints/best", "run/1.jpg"], "run"),
+        (["early/.lock", "early/log.jsonl"], "early"),
+        ([f"runs/{run}/{name}" for run in ("a", "b") for name in RUN] + ["runs/a.log"], "runs"),
+        ([f"runs/folds/fold-{fold}/{name}" for fold in (0, 1) for name in RUN] + ["runs/folds/folds.json"], "runs"),
+        (["pred/predictions.json", "pred/1.jpg"], "pred"),
+        (["config.yaml", "log.jsonl", "checkpoints/best"], "checkpoints"),
+        (["ant/pred/predictions.json", "ant/pred/1.jpg"], "ant/pred"),
+    ],
+)
+def test_runs_and_predictions_among_the_data_are_not_data(images: Path, files: list[str], ignored: str):
+    before = fingerprints(images / "train")
+    made(images / "train", *files)
+    assert fingerprints(images / "train") == before
+    assert folder.open_source(str(images / "train"), "train").ignored == {f"folder of results ({ignored})": 1}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["dog/config.yaml", "dog/1.jpg"],
+        ["dog/a/config.yaml", "dog/a/log.jsonl", "dog/1.jpg"],
+        ["dog/a/log.jsonl", "dog/b/1.jpg"],
+        ["checkpoints/1.jpg"],
+    ],
+)
+def test_a_class_folder_that_only_resembles_a_run_stays_a_class(images: Path, files: list[str]):
+    made(images / "train", *files)
+    assert len(folder.open_source(str(images), "train").classes) == 4
+
+
+def test_predictions_of_other_programs_are_data(images: Path):
+    made(images / "train", "dog/1.jpg")
+    (images / "train" / "dog" / "predictions.json").write_text("[]")
+    assert folder.open_source(str(images), "train").classes == ("ant", "bee", "cat", "dog")
+
+
+def test_images_beside_the_class_folders_are_counted(images: Path):
+    made(images / "train", "loose.jpg", "b.JPG", "c.png", ".d.png", "README.md", "ant/notes.txt")
+    loose = {".jpg outside class folders": 2, ".png outside class folders": 1}
+    assert folder.open_source(str(images), "train").ignored == {".txt": 1, **loose}
+
+
 def test_a_link_back_to_its_own_folder_is_followed_once(images: Path):
     count = len(folder.open_source(str(images), "train"))
     (images / "train" / "ant" / "again").symlink_to(images / "train" / "ant", target_is_directory=True)
@@ -148,6 +203,15 @@ def test_folder_refusals_name_the_place(images: Path, tmp_path: Path):
     (tmp_path / "hollow" / "val" / "ant").mkdir(parents=True)
     with pytest.raises(BadData, match="hollow/val holds no images"):
         folder.open_source(str(tmp_path / "hollow"), "val")
+
+
+def test_an_empty_class_folder_is_told_with_its_own_files(images: Path):
+    made(images / "train", "ant/1.gif", "empty/2.heic")
+    with pytest.raises(BadData, match=r"train/empty holds no images .*; it has 1 \.heic$"):
+        folder.open_source(str(images), "train")
+    (images / "train" / "empty" / "2.heic").unlink()
+    with pytest.raises(BadData, match=r"train/empty holds no images .* or remove it$"):
+        folder.open_source(str(images), "train")
 
 
 def test_a_folder_source_travels_to_a_worker_small(images: Path):
