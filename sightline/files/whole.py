@@ -131,8 +131,8 @@ def write_text(target: Path, name: str, text: str, durable: bool = False) -> Non
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` write a file by its name, whole or not at all; a link at `path` is replaced, not followed."""
-    if path.exists() and not path.is_symlink() and not path.is_file():  # root could replace a device
-        raise UsageError(f"{path} is not a file that can be replaced; give another name")
+    if path.exists() and not (path.is_symlink() or path.is_file() or path.is_dir()):  # root could replace a device
+        raise UsageError(f"{path} is a device or a pipe; give the name of a file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A folder of our own, in which the file has its own name, whose ending some writers go by.

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -128,6 +129,9 @@ def test_folders_of_the_page_are_made_and_one_that_cannot_be_is_an_error(sightli
             2,
             f"error: {out} cannot be written: {reason}; give another folder for results\n",
         )
+    os.mkfifo(tmp_path / "pipe")
+    said = sightline("report", run, "--out", tmp_path / "pipe")
+    assert said.code == 2 and "is a device or a pipe" in said.err and (tmp_path / "pipe").is_fifo()
 
 
 def test_several_runs_stand_side_by_side_with_what_differs(sightline, run: Path, tmp_path: Path):
