@@ -199,7 +199,10 @@ def decide(monkeypatch, tmp_path, kind: tuple[int, int, bool]) -> str:
     return bottleneck_check.decide(torch.device("cpu"), [block], (2, 5, 6))
 
 
-@pytest.mark.parametrize("kind", [(256, 1, False), (64, 2, True), pytest.param((64, 1, True), marks=pytest.mark.slow)])
+SLOW_KINDS = [pytest.param(each, marks=pytest.mark.slow) for each in ((256, 1, False), (64, 1, True))]
+
+
+@pytest.mark.parametrize("kind", [(64, 2, True), *SLOW_KINDS])
 def test_the_passes_are_right_by_the_check_of_a_run(kind, monkeypatch, tmp_path):
     use_cudnn_steps(monkeypatch, None)
     assert "1 bottlenecks run fused" in decide(monkeypatch, tmp_path, kind)
@@ -218,7 +221,9 @@ def unwritten(true):
 
 
 FAULTS = [
-    ("inner_gradient", unmasked, "the gradient of an input has a relative error of"),
+    pytest.param(
+        "inner_gradient", unmasked, "the gradient of an input has a relative error of", marks=pytest.mark.slow
+    ),
     ("statistics", half_of_the_rows, "running statistics differ by up to"),
     pytest.param("activate", unwritten, "running statistics differ by up to nan", marks=pytest.mark.slow),
 ]

@@ -339,6 +339,7 @@ def test_a_task_without_peers_is_refused(tmp_path):
         benchmark(dataclasses.replace(recipe, task=Own()), run, options, lambda _: None)
 
 
+@pytest.mark.slow
 def test_networks_are_recognised_by_weights_and_work():
     image = torch.empty(1, 3, 64, 64, device="meta")
     with torch.device("meta"):
