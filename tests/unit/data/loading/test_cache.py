@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import weakref
 from collections import Counter
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def memory(tmp_path: Path, monkeypatch):
         for name, text in facts.items():  # 1 GiB of what is taken can be dropped
             (job / f"memory.{name}").write_text(f"{text}\n")
         monkeypatch.setattr(cache, "MEMINFO", tmp_path / "meminfo")
+        monkeypatch.setattr(cache, "_alive", weakref.WeakSet())  # caches of earlier tests may not be collected yet
         monkeypatch.setattr(limits, "OWN_CGROUP", tmp_path / "own")
         monkeypatch.setattr(limits, "CGROUPS", tmp_path / "cgroup")
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
