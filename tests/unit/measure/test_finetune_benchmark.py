@@ -50,4 +50,4 @@ def test_it_tunes_a_trunk_and_trains_from_scratch(finetune, tmp_path: Path, caps
     [path] = (tmp_path / "out").iterdir()
     assert json.loads(path.read_text())["results"] == result["results"]
     assert [row["way"] for row in result["results"]["detection"]["rows"]] == ["tuned", "scratch"]
-    assert "detection  backbone: top1" in capsys.readouterr().out
+    assert "detection  first six kinds: ap" in capsys.readouterr().out
