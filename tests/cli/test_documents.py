@@ -69,6 +69,12 @@ EXCEPTIONS = {
     "--rdzv-backend c10d --rdzv-id JOB --rdzv-endpoint HOST:29500 -m sightline train RECIPE --run.out SHARED/run": (
         "needs two hosts; tests/distributed/test_hosts.py starts it on two of them"
     ),
+    "sightline predict runs/folds SCAN...": "needs the five runs of folds.md, where it is run",
+    'python tests/dockerfile.py ROOT doctor "prepare shapes --out shapes" "train demo_classification ..." "evaluate '
+    'runs/demo"': "needs a root of Debian, made by debootstrap",
+    "python benchmarks/migration_scripts.py --repositories repositories --only pytorch/vision --keep out": (
+        "needs clones of public repositories"
+    ),
 }
 # Exit codes other than 0, and what is said then.
 EXPECTED = {
