@@ -16,7 +16,9 @@ from sightline.hardware.world import World
 from sightline.parts import Batch, Metric, Scores
 
 WORST = 20
+NO_CELL = -1  # of a row that is not valid; else true class * classes + predicted class
 MATRIX_MOST = 40  # classes up to which the whole confusion matrix is kept
+DENSE_MOST = 1000  # classes up to which mistakes are ranked among all pairs: ties keep the order of earlier versions
 BINS = 1000  # of the probability of the predicted class, for precision over recall
 
 
@@ -27,7 +29,8 @@ class TopK(Metric):
         self.classes = classes
         self.label_smoothing = label_smoothing
         self._sums = torch.zeros(4, dtype=torch.float64, device="cpu" if device.type == "mps" else device)
-        self._confusion = torch.zeros(len(classes), len(classes), dtype=torch.int64, device=self._sums.device)
+        # One number per sample, not one per pair of classes: 100,000 classes have 10,000,000,000 pairs.
+        self._cells = [torch.zeros(0, dtype=torch.int64, device=self._sums.device)]
         self._sureness = torch.zeros(2, BINS, dtype=torch.int64, device=self._sums.device)  # of all samples, of hits
         self._worst = torch.full((WORST, 4), -1.0, dtype=torch.float64, device=self._sums.device)
 
@@ -43,8 +46,7 @@ class TopK(Metric):
         loss = torch.where(valid, loss.double(), 0.0)
         counts = [hits[:, 0].sum(), hits.sum(), loss.sum(), valid.sum()]
         self._sums += torch.stack([c.to(self._sums) for c in counts])
-        cell = label * len(self.classes) + top[:, 0]
-        self._confusion.view(-1).scatter_add_(0, cell, valid.to(torch.int64))
+        self._cells.append(torch.where(valid, label * len(self.classes) + top[:, 0], NO_CELL))
         sure = (logits.float().softmax(1).amax(1).nan_to_num(0.0) * BINS).long().clamp(max=BINS - 1)
         for row, counted in enumerate((valid, hits[:, 0])):
             self._sureness[row].scatter_add_(0, sure, counted.to(torch.int64))
@@ -54,8 +56,8 @@ class TopK(Metric):
 
     def merge(self, world: World) -> None:
         world.sum(self._sums)
-        world.sum(self._confusion)
         world.sum(self._sureness)
+        self._cells = [world.gather(torch.cat(self._cells))]  # ranks have as many: batches are filled with padding
         self._worst = _largest(world.gather(self._worst))
 
     def names(self) -> tuple[str, ...]:
@@ -65,10 +67,14 @@ class TopK(Metric):
         top1, top5, loss, count = self._sums.tolist()
         if not count:
             raise BadData("nothing could be evaluated: not one sample of the val split could be read")
-        confusion = self._confusion.cpu()
-        right, totals, found = (c.tolist() for c in (confusion.diagonal(), confusion.sum(1), confusion.sum(0)))
+        cells = torch.cat(self._cells).cpu()
+        cells = cells[cells != NO_CELL]
+        number = len(self.classes)
+        true, predicted = cells // number, cells % number
+        counted = (true[true == predicted], true, predicted)
+        right, totals, found = (c.bincount(minlength=number).tolist() for c in counted)
         values = {"top1": top1 / count, "top5": top5 / count, "loss": loss / count, "samples": count}
-        if len(self.classes) <= 5:
+        if number <= 5:
             del values["top5"]
         per_class = [
             {"class": name, "top1": r / n if n else None, "precision": r / f if f else None, "samples": n}
@@ -79,9 +85,10 @@ class TopK(Metric):
             for value, i, y, p in self._worst.tolist()
             if value >= 0
         ]
-        tables: dict[str, list[dict[str, Any]]] = {"classes": per_class, "confusion": _pairs(confusion, self.classes)}
-        if 2 <= len(self.classes) <= MATRIX_MOST:
-            counts = zip(self.classes, confusion.tolist(), strict=True)
+        tables: dict[str, list[dict[str, Any]]] = {"classes": per_class, "confusion": _pairs(cells[true != predicted], self.classes)}
+        if 2 <= number <= MATRIX_MOST:
+            matrix = cells.bincount(minlength=number**2).view(number, number)
+            counts = zip(self.classes, matrix.tolist(), strict=True)
             tables["matrix"] = [{"class": name, "predicted": row} for name, row in counts]
         tables["precision_recall"] = [curve_row(None, self._curve(count))]
         return Scores(values, tables, worst)
@@ -98,12 +105,16 @@ def _largest(rows: Tensor) -> Tensor:
     return rows[rows[:, 0].topk(min(WORST, len(rows))).indices]
 
 
-def _pairs(confusion: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """List the most frequent mistakes."""
-    mistakes = confusion.clone().fill_diagonal_(0).view(-1)
-    counts, cells = mistakes.topk(min(WORST, len(mistakes)))
+def _pairs(mistakes: Tensor, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """List the most frequent mistakes, given the cell of each one."""
+    number = len(classes)
+    if number <= DENSE_MOST:
+        cells, counts = torch.arange(number**2), mistakes.bincount(minlength=number**2)
+    else:
+        cells, counts = mistakes.unique(return_counts=True)
+    most, places = counts.topk(min(WORST, len(counts)))
     return [
-        {"class": classes[cell // len(classes)], "predicted": classes[cell % len(classes)], "samples": count}
-        for count, cell in zip(counts.tolist(), cells.tolist(), strict=True)
+        {"class": classes[cell // number], "predicted": classes[cell % number], "samples": count}
+        for count, cell in zip(most.tolist(), cells[places].tolist(), strict=True)
         if count
     ]

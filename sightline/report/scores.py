@@ -76,13 +76,13 @@ def _class_table(story: RunStory) -> str:
     rows = sorted(rows, key=lambda row: row[names[0]] if names and is_score(row.get(names[0])) else math.inf)
     cells = [
         [text(row.get("class", "?")), *((number if name in COUNTS else bar)(row.get(name)) for name in names)]
-        for row in rows
+        for row in rows[:CLASSES_LISTED]
     ]
     header = ("class", *(NAMES.get(name, name) for name in names))
     shown = table(header, cells[:CLASSES_SHOWN], numbers=True)
-    if more := cells[CLASSES_SHOWN:CLASSES_LISTED]:
+    if more := cells[CLASSES_SHOWN:]:
         shown += folded(f"{len(more)} more", table(header, more, numbers=True))
-    if (left := len(cells) - CLASSES_LISTED) > 0:
+    if (left := len(rows) - CLASSES_LISTED) > 0:
         shown += f'<p class="dim">{left} more in the scores file</p>'
     return shown
 

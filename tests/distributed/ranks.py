@@ -32,6 +32,7 @@ from sightline.train.step import build_step
 CPU = devices.select("cpu")
 DATA = ClassificationData(path="synthetic:classes=4,samples=30,size=12", size=8, eval_resize=8, eval_size=8)
 BATCH = 8
+MANY = 1500  # classes, more than have a matrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +82,13 @@ def listening() -> list[str]:
     return sorted({link.laddr.ip for link in psutil.Process().net_connections("tcp") if link.status == "LISTEN"})
 
 
-def metric(world: World) -> dict[str, Any]:
-    """Return this rank's part of 101 made-up predictions."""
+def metric(world: World, classes: int = 12) -> dict[str, Any]:
+    """Return the scores of 101 made-up predictions, of which this rank counts a part."""
     random = torch.Generator().manual_seed(0)
     label = torch.randint(0, 12, (101,), generator=random)
-    logits = torch.randn(101, 12, generator=random)
+    logits = torch.randn(101, classes, generator=random)
     logits[torch.arange(101), label] += 1.5
-    merged = TopK(tuple(map(str, range(12))), 0.1, torch.device("cpu"))
+    merged = TopK(tuple(map(str, range(classes))), 0.1, torch.device("cpu"))
     order = EvalOrder(101, 16, world.rank, world.size)
     for step in range(order.steps_per_epoch):
         index = torch.from_numpy(order.batch(step)[1])
@@ -232,7 +233,7 @@ def compiled_in_mid_run(world: World) -> dict[str, Any]:
 def main(out: Path) -> None:
     world = connect(detect(), CPU)
     seen: dict[str, Any] = {"collectives": collectives(world), "metric": metric(world), "batch_norm": batch_norm(world)}
-    seen |= {"several_labels": several_labels(world)}
+    seen |= {"several_labels": several_labels(world), "many_classes": metric(world, MANY)}
     seen |= {"listening": listening(), "indices": indices(world), "bad_steps": bad_steps(world)}
     seen |= {"evaluations": evaluations(world), "head_only": head_only(world)}
     seen |= {"compiled_in_mid_run": compiled_in_mid_run(world)}

@@ -124,9 +124,10 @@ def test_ranks_of_one_host_cannot_be_reached_from_another(two: list[dict]):
     assert [each["listening"] for each in two] == [["127.0.0.1"], ["127.0.0.1"]]
 
 
-def test_merged_metrics_are_those_of_one_rank(two: list[dict]):
-    alone = ALONE["metric"](World())
-    for seen in (each["metric"] for each in two):
+@pytest.mark.parametrize(("asked", "classes"), [("metric", 12), ("many_classes", ALONE["MANY"])])
+def test_merged_metrics_are_those_of_one_rank(two: list[dict], asked: str, classes: int):
+    alone = ALONE["metric"](World(), classes)
+    for seen in (each[asked] for each in two):
         assert seen["tables"] == alone["tables"] and seen["worst"] == alone["worst"]
         loss, expected = seen["values"].pop("loss"), dict(alone["values"])
         assert loss == pytest.approx(expected.pop("loss"), rel=1e-12)

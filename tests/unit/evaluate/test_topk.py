@@ -4,12 +4,13 @@ Merging over ranks is tested in tests/distributed, over real ones.
 """
 
 import json
+from collections import Counter
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from sightline.evaluate.topk import BINS, MATRIX_MOST, WORST, TopK
+from sightline.evaluate.topk import BINS, DENSE_MOST, MATRIX_MOST, WORST, TopK
 from sightline.hardware.world import World
 
 CPU = torch.device("cpu")
@@ -112,6 +113,47 @@ def test_a_thousand_classes_take_little_room():
     scores = counted(logits, label, torch.arange(2000), 500, 1000).result()
     assert len(scores.tables["precision_recall"]) == 1
     assert len(json.dumps(scores.tables)) < 120_000
+
+
+@pytest.mark.parametrize("classes", [3, 60, DENSE_MOST])
+def test_mistakes_of_equal_count_are_listed_as_the_largest_of_the_whole_matrix(classes: int):
+    """Runs of earlier versions listed them so."""
+    logits, label = case(classes, 400)
+    listed = counted(logits, label, torch.arange(400), 64, classes).result().tables["confusion"]
+    matrix = torch.zeros(classes, classes, dtype=torch.int64)
+    matrix.index_put_((label, logits.argmax(1)), torch.ones(400, dtype=torch.int64), accumulate=True)
+    most, cells = matrix.fill_diagonal_(0).view(-1).topk(min(WORST, classes**2))
+    expected = [(*divmod(cell, classes), count) for count, cell in zip(most.tolist(), cells.tolist(), strict=True)]
+    assert [(int(r["class"][5:]), int(r["predicted"][5:]), r["samples"]) for r in listed] == [e for e in expected if e[2]]
+
+
+def test_many_classes_are_counted_as_pairs_one_by_one():
+    """Ten classes of 300,000 occur; a matrix of all pairs would take 720 GB."""
+    classes, samples = 300_000, 96
+    random = torch.Generator().manual_seed(0)
+    some = torch.randint(0, classes, (10,), generator=random)
+    label, predicted = (some[torch.randint(0, 10, (samples,), generator=random)] for _ in range(2))
+    metric = TopK(tuple(map(str, range(classes))), SMOOTHING, CPU)
+    for rows in torch.arange(samples).split(8):
+        logits = torch.zeros(len(rows), classes)
+        logits[torch.arange(len(rows)), predicted[rows]] = 9.0
+        valid = torch.ones(len(rows), dtype=torch.bool)
+        metric.update({"logits": logits}, {"label": label[rows], "index": rows, "valid": valid})
+    metric.merge(World())
+    scores = metric.result()
+    pairs = list(zip(map(str, label.tolist()), map(str, predicted.tolist()), strict=True))
+    totals, found = (Counter(pair[side] for pair in pairs) for side in (0, 1))
+    right = Counter(true for true, said in pairs if true == said)
+    assert scores.values["top1"] == sum(right.values()) / samples
+    for row in scores.tables["classes"]:
+        name = row["class"]
+        assert row["samples"] == totals[name]
+        assert row["top1"] == (right[name] / totals[name] if totals[name] else None)
+        assert row["precision"] == (right[name] / found[name] if found[name] else None)
+    mistakes = Counter(pair for pair in pairs if pair[0] != pair[1])
+    listed = {(row["class"], row["predicted"]): row["samples"] for row in scores.tables["confusion"]}
+    assert listed == {pair: mistakes[pair] for pair in listed} and len(listed) == WORST
+    assert sorted(listed.values()) == sorted(count for _, count in mistakes.most_common(WORST))
 
 
 def test_samples_that_are_not_valid_count_nowhere():
