@@ -34,6 +34,7 @@ from sightline.export.exported import open_exported
 from sightline.fields import flags_of
 from sightline.files.checkpoint_folder import run_of
 from sightline.hardware import world
+from sightline.hardware.devices import is_out_of_memory
 from sightline.hardware.setup import torch_as_before
 from sightline.named_recipe import load_recipe, without_all_folds
 from sightline.parts import PredictOptions, Scores
@@ -90,8 +91,11 @@ def _called(runs: bool = True) -> Iterator[None]:
     try:
         with torch_as_before():
             yield
-    except torch.OutOfMemoryError as error:
-        said = f"{error}; lower --train.global-batch, or use --run.device cpu"
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        elsewhere = " or use --run.device cpu" if isinstance(error, torch.OutOfMemoryError) else ""
+        said = f"{error}; lower --train.global-batch{elsewhere}, unless the network alone is too large for this device"
         raise _with_fields(OutOfMemory(said)) from error
     except SightlineError as error:
         _with_fields(error)

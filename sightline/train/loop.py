@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -26,9 +27,10 @@ from sightline.runs.environment import environment
 from sightline.runs.folder import MAX_SCORES_BYTES, SCORES
 from sightline.runs.log import RunLog
 from sightline.runs.screen import RunSize
-from sightline.train import longer
+from sightline.train import longer, memory
 from sightline.train.bad_steps import BadSteps
 from sightline.train.compiling import Compiling
+from sightline.train.memory import advised
 from sightline.train.meter import Meter
 from sightline.train.model import build_model
 from sightline.train.orders import eval_order, length_of, train_order_of
@@ -46,7 +48,7 @@ from sightline.train.warnings import start_warnings
 def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> TrainResult:
     """Train a recipe to its end, resuming where its run folder stands, and return the last scores."""
     cfg = recipe.train
-    with StopSignals(world) as signals:
+    with StopSignals(world) as signals, ExitStack() as stack:
         # Open the data and choose their order. What cannot be traced, scored or watched fails here, before slow work.
         recipe, sets, bound = open_data(recipe, run, device, world, log)
         order = train_order_of(cfg, bound["train"], world)
@@ -56,8 +58,10 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         names = _score_names(recipe, sets["val"], device)
 
         # Build the model, then resume it; a new run begins with pretrained weights where it names some.
-        built = build_model(recipe, run, sets["train"].spec, device, world)
-        state = TrainState(recipe, built, device, length)
+        with advised(device, partial(memory.building, recipe, sets["train"].spec)):
+            built = build_model(recipe, run, sets["train"].spec, device, world)
+            state = TrainState(recipe, built, device, length)
+        stack.enter_context(advised(device, partial(memory.training, recipe, state, world)))  # until the end
         saver = Saver(recipe, run, state, sets, world, log, on_saved=StopTime(signals, log), check_stop=signals.check)
         resumed = saver.resume()
         if not resumed and (note := state.load_pretrained(recipe.model)):
@@ -139,7 +143,10 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     state.share_batch_norm(cfg.bn_eval, world)
                     log.evaluation("begin", progress.step)
                     watch = partial(_watch_evaluation, signals, log, size.place(progress.epoch, progress.step))
-                    scores = found = evaluate(state.evaluated_model, recipe, bound["val"], loader, device, world, watch)
+                    with advised(device, partial(memory.evaluating, evaluated, sets["val"].spec)):
+                        scores = found = evaluate(
+                            state.evaluated_model, recipe, bound["val"], loader, device, world, watch
+                        )
                     times = state.stopwatch.read()
                     log.evaluation("end", progress.step, **times)
                     is_best = progress.note(scores.values, recipe.task.headline, is_planned)

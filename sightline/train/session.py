@@ -12,7 +12,7 @@ from sightline.config import Recipe, Run
 from sightline.errors import OutOfMemory, PeerLost, SightlineError
 from sightline.files.results import refuse_among_data
 from sightline.hardware import world
-from sightline.hardware.devices import Device, is_out_of_memory
+from sightline.hardware.devices import is_out_of_memory
 from sightline.hardware.setup import set_up
 from sightline.hardware.watchdog import Watchdog
 from sightline.report.refresh import write_if_possible
@@ -22,8 +22,7 @@ from sightline.runs.benchmark_log import BenchmarkLog
 from sightline.runs.log import RunLog
 from sightline.runs.loggers import Logger, TensorBoard
 from sightline.runs.screen import Screen
-from sightline.train import loop, start
-from sightline.train.config import TrainConfig
+from sightline.train import loop, memory, start
 from sightline.train.signals import ignore_stops, leaving_at_once
 
 
@@ -70,7 +69,7 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
         if is_out_of_memory(error):
-            code, reason = OutOfMemory.exit_code, _memory_advice(recipe.train, device, here.size, error)
+            code, reason = OutOfMemory.exit_code, memory.told(error, device, memory.starting())
             raise OutOfMemory(reason) from error
         if isinstance(error, KeyboardInterrupt):
             code, reason = 128 + signal.SIGINT, str(error) or "stopped by Ctrl-C before the first step"
@@ -86,22 +85,3 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
         here.close(is_lost=code == PeerLost.exit_code)
         if report and here.is_main and (log.has_started or code == 0):
             write_if_possible([folder])
-
-
-def _memory_advice(cfg: TrainConfig, device: Device, ranks: int, error: BaseException) -> str:
-    """Say how much was too much, and what keeps the batch in less memory."""
-    if cfg.measures_batch or cfg.measures_accumulation:
-        return f"{device.name()} ran out of memory before the batch was measured; use another --run.device ({error})"
-    each, peak = cfg.global_batch // ranks, device.peak_memory_bytes() / 1e9
-    more = next((parts for parts in range(cfg.accumulation + 1, each + 1) if each % parts == 0), 0)
-    advice = "use smaller images or a smaller network"
-    if more:
-        advice = (
-            f"--train.accumulation auto --run.override finds the most that fit, --train.accumulation {more} "
-            f"--run.override tries the next number of parts. Both keep the batch of {cfg.global_batch}; batch-norm, "
-            f"where the network has it, then takes its statistics from fewer samples, which are noisier"
-        )
-    return (
-        f"{device.name()} ran out of memory (peak {peak:.1f} GB) with {each // cfg.accumulation} samples at once per "
-        f"device; {advice} ({error})"
-    )

@@ -54,6 +54,38 @@ def test_out_of_memory_says_how_to_find_what_fits(sightline, tmp_path):
     assert "allocate" in ended.stderr, "and what torch said"
 
 
+def test_network_that_cannot_be_built_is_named_with_its_size(sightline, tmp_path):
+    ended = sightline.run(tmp_path / "run", "--model.width", "400000", FAULT=LIMIT)
+    assert ended.code == ended.exit_code_in_folder == 6, ended
+    assert "ran out of memory (peak " in ended.stderr and "while the network was built, before any batch" in ended.stderr
+    parameters = 400_000 * (28 + 2 + 24 * 24 * 4) + 4
+    assert f"{parameters:,} parameters, 921,600,000 of them in fc.weight (4 x 230400000)" in ended.stderr
+    assert "accumulation" not in ended.stderr and "allocate" in ended.stderr
+
+
+def test_network_that_takes_most_of_the_memory_of_a_step_is_named_instead_of_the_batch(sightline, tmp_path):
+    flags = ("--model.width", "20000", "--optimizer.kind", "adam")  # four times 184 MB in a step
+    ended = sightline.run(tmp_path / "run", *flags, FAULT="memory100@train:1")
+    assert ended.code == ended.exit_code_in_folder == 6, ended
+    assert "most of it is the network, which takes 0.7 GB with its gradients and optimizer" in ended.stderr
+    assert "46,080,000 of them in fc.weight (4 x 11520000)" in ended.stderr and "accumulation" not in ended.stderr
+
+
+def test_evaluation_that_does_not_fit_is_named_instead_of_the_step(sightline, tmp_path):
+    """It computes the whole batch of training, however many parts that has."""
+    ended = sightline.run(tmp_path / "run", "--train.accumulation", "2", FAULT="oom@eval:1")
+    assert ended.code == ended.exit_code_in_folder == 6, ended
+    assert "in an evaluation of 8 samples at once per device and 4 classes" in ended.stderr
+    assert "use a smaller --train.global-batch with --run.override" in ended.stderr
+
+
+def test_memory_that_ends_before_the_network_is_not_blamed_on_the_batch(sightline, tmp_path):
+    ended = sightline.run(tmp_path / "run", FAULT="oom@open:1")
+    assert ended.code == ended.exit_code_in_folder == 6, ended
+    assert "before the network was built, so no smaller batch helps" in ended.stderr
+    assert "accumulation" not in ended.stderr
+
+
 def test_no_part_fits(sightline, tmp_path):
     ended = sightline.run(tmp_path / "run", "--model.bulk", "3000", *AUTO, FAULT=LIMIT)
     assert ended.code == 6 and "not even a step in parts of 1 per device fits" in ended.stderr, ended
