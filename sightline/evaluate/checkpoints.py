@@ -201,7 +201,7 @@ def opened(trained: Trained, folder: Path, is_once: bool = True, writes_scores: 
     with loading(recipe, run, trained.device, trained.world, dataset, folder) as (here, bound, loader, log):
         if trained.stored.get("fingerprints", {}).get("val", dataset.fingerprint) != dataset.fingerprint:
             # Allowed, with a warning: another fold's validation split was trained on.
-            log.say("warning: this val split is not the one that the run held out; it may have been trained on these")
+            log.warn("this val split is not the one that the run held out; it may have been trained on these")
         yield Evaluation(recipe, trained.build(), trained.device, here, bound, loader, log)
         if run.out and writes_scores:
             log.say(f"scores are in {folder}, {run_of(trained.path)} is as it was")
@@ -227,12 +227,12 @@ def loading(
         bound = dataset.bind(device, recipe.train.global_batch)
         bad_samples = BadSamples(recipe.data.on_bad_sample, recipe.data.max_bad_samples, log.bad_sample)
         feeds = {"val": (bound, eval_order(recipe.train, len(dataset), here))}
-        loader = Loader(feeds, run, device, here, bad_samples, signals.check)
+        loader = Loader(feeds, run, device, here, bad_samples, signals.check, log.warn)
         stack.callback(loader.close)
         for note in loader.notes:
             log.say(note)
         if most := recipe.train.eval_max_steps:
-            log.say(f"warning: train.eval_max_steps={most} scores a part; --train.eval-max-steps 0 scores all")
+            log.warn(f"train.eval_max_steps={most} scores a part; --train.eval-max-steps 0 scores all")
         yield here, bound, loader, log
 
 
@@ -264,7 +264,7 @@ def evaluate_all(run: Path, flags: Sequence[str], recipe_file: str) -> list[dict
                 checkpoint.require(its, "progress")
                 load_weights(evaluation.model, tensors)
             except (BadCheckpoint, FileNotFoundError) as error:  # a run at work may remove one meanwhile
-                log.say(f"warning: {path.name} is skipped: {error}")
+                log.warn(f"{path.name} is skipped: {error}")
                 continue
             scores = evaluation.score(path, its)
             table[path.name] = {

@@ -36,11 +36,11 @@ NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}  # ESTALE: another host 
 class RunFolder:
     """One rank's view of its run folder. `attempt` is None where it only adds to a run, as an evaluation does."""
 
-    def __init__(self, path: Path, rank: int, attempt: Attempt | None, say: Callable[[str], None]):
+    def __init__(self, path: Path, rank: int, attempt: Attempt | None, warn: Callable[[str], None]):
         self.path = path
         self.rank = rank
         self.attempt = attempt
-        self._say = say
+        self._warn = warn
         self._lock: IO[str] | None = None
         self._claimed: os.stat_result | None = None
         self._beaten_at = 0.0
@@ -82,7 +82,7 @@ class RunFolder:
                 raise
             if not self._told_full:
                 self._told_full = True
-                self._say(f"warning: {self.path} cannot be written: {error.strerror}; the log may lack lines")
+                self._warn(f"{self.path} cannot be written: {error.strerror}; the log may lack lines")
 
     def _take_lock(self, command: str) -> IO[str]:
         """Open and hold .lock. The kernel frees a lock when its process dies, but that of a host that was cut off may
@@ -107,7 +107,7 @@ class RunFolder:
                 lock = fresh.open("x+")
                 assert _locked(lock), "nobody else knows this file"
                 os.replace(fresh, path)
-                self._say(f"warning: {self.path} is taken over from {holder}, an earlier attempt of this command")
+                self._warn(f"{self.path} is taken over from {holder}, an earlier attempt of this command")
                 break
             time.sleep(0.05)
         if not os.path.samestat(os.fstat(lock.fileno()), os.stat(path)):  # somebody else was faster

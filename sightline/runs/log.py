@@ -6,7 +6,9 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -38,7 +40,7 @@ class RunLog:
         has_report: bool = False,
     ) -> None:
         self.screen = screen or Screen(rank=rank)
-        self.folder = RunFolder(folder, rank, attempt, self.say)
+        self.folder = RunFolder(folder, rank, attempt, self.warn)
         self.events = EventLog(self.folder)
         self.draw: Callable[[Scores], dict[str, Any]] | None = None  # set by the loop
         self.has_started = False  # a start that was refused has nothing to show
@@ -68,7 +70,7 @@ class RunLog:
 
     def add_logger(self, logger: Logger) -> None:
         """Report to this logger too. What it raises is a warning, once."""
-        self.events.add(Harmless(logger, lambda text: self.say(f"warning: {text}")))
+        self.events.add(Harmless(logger, self.warn))
 
     def started(self, fields: Mapping[str, Any], scores: Sequence[str], step: int, **facts: Any) -> None:
         """Report a start of the run: its settings, its position and how it is carried out."""
@@ -80,6 +82,21 @@ class RunLog:
         """Print a warning and log it."""
         self.events.write("warning", text=text)
         self.say(f"warning: {text}")
+
+    @contextmanager
+    def taking_warnings(self) -> Iterator[None]:
+        """Log warnings of Python's own kind too, those of kernels and libraries; they are printed as always."""
+        show = warnings.showwarning
+
+        def show_and_log(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            show(message, category, *where, **more)
+            self.events.write("warning", text=f"{category.__name__}: {message}")
+
+        warnings.showwarning = show_and_log
+        try:
+            yield
+        finally:
+            warnings.showwarning = show
 
     def bad_sample(self, bad: Bad) -> None:
         """Append to bad_samples.jsonl and warn."""

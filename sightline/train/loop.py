@@ -88,9 +88,10 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         facts = {"steps": steps, "local_batch": order.local_samples, "base_lr": base_lr, "workers": loader.worker_pids}
         log.started(config.leaves(recipe, run), names, progress.step, **facts)
         about = _start_lines(recipe, length, len(sets["val"]), device, world, progress)
-        warnings = start_warnings(recipe, base_lr, sets["train"].spec.classes, len(sets["train"]))
-        for note in (*about, *loader.notes, *state.notes, *warnings):
+        for note in (*about, *loader.notes, *state.notes):
             log.say(note)
+        for text in start_warnings(recipe, base_lr, sets["train"].spec.classes, len(sets["train"])):
+            log.warn(text)
         size = RunSize(cfg.epochs, steps, length.steps_per_epoch, is_limit=bool(cfg.patience))
         meter = Meter(loader, device, world, steps)
         log.draw = partial(draw_worst, saver.best_model, recipe, bound["val"], evaluated.local_batch, device)

@@ -54,7 +54,7 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
             log.say(note)
         watchdog = Watchdog(here, run.timeout_s, log.events.dump_stacks, on_lost, str(folder / "rank_*.log"))
         here = dataclasses.replace(here, beat=watchdog.beat)
-        with watchdog:
+        with watchdog, log.taking_warnings():
             with leaving_at_once():
                 recipe = start.settle(recipe, run, device, here, log)
             if run.benchmark_log and here.is_main:

@@ -32,7 +32,7 @@ def start_warnings(recipe: Recipe, base_lr: float, classes: tuple[str, ...], ima
     rates = (rates_for_another_batch(recipe), high_rate(recipe, base_lr))
     weights = (no_weights(recipe), few_images(recipe, images), head_of_other_classes(recipe, classes))
     found = (*rates, *weights, other_size(recipe))
-    return [f"warning: {line}" for line in found if line]
+    return [line for line in found if line]
 
 
 def rates_for_another_batch(recipe: Recipe) -> str:

@@ -232,6 +232,33 @@ def test_train_leaves_a_run_folder(trained: Path):
     assert json.loads((trained / "environment.json").read_text())["device_kind"] == "cpu"
 
 
+def logged_warnings(run: Path) -> list[str]:
+    events = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    return [event["text"] for event in events if event["event"] == "warning"]
+
+
+def test_every_warning_that_a_run_prints_is_in_its_log_once(sightline, shapes: Path, tmp_path: Path):
+    """At its start, when it resumes, and in an evaluation of it."""
+    run = tmp_path / "run"
+    late = "--schedule.warmup-epochs=9"
+    flags = [*SMALL, *HERE, f"--data.path={shapes}", f"--run.out={run}", "--train.epochs=2", late]
+    said = [sightline("train", NAME, *flags, f"--train.max-steps={steps}") for steps in (1, 2)]
+    said.append(sightline("evaluate", run, *HERE[:2], "--train.eval-max-steps=1"))
+    printed = [re.findall("^warning: (.*)", each.out, re.M) for each in said]
+    assert [each.code for each in said] == [0, 0, 0] and [len(each) for each in printed] == [2, 2, 1], said
+    assert any(text.startswith("80 training images are few for random weights") for text in printed[0])
+    assert logged_warnings(run) == sum(printed, [])
+
+
+def test_warnings_of_libraries_are_in_the_log_too(shapes: Path, tmp_path: Path):
+    body = 'import warnings; warnings.warn("made of tin", RuntimeWarning); return super().loss(model, batch)'
+    path, run = own_recipe(tmp_path, body), tmp_path / "run"
+    flags = [*SMALL, *HERE, f"--data.path={shapes}", f"--run.out={run}", "--train.max-steps=2"]
+    with pytest.warns(RuntimeWarning, match="made of tin") as shown:
+        assert cli.main(["train", str(path), *flags]) == 0
+    assert [text for text in logged_warnings(run) if "tin" in text] == ["RuntimeWarning: made of tin"] * len(shown)
+
+
 def test_train_says_what_it_does(sightline, shapes: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setattr("sightline.runs.log.FIRST_STEP_S", 600)  # also on a machine that is busy
     out = tmp_path / "run"

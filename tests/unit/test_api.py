@@ -286,6 +286,8 @@ def test_a_logger_that_fails_is_reported_once_and_ends_nothing(tmp_path: Path, c
     assert train(tmp_path, flags={"run.progress": "plain"}, loggers=[broken, sound]).ended == "1 epoch is done"
     said = "warning: Broken.scalars() failed: ConnectionError: no route to the tracker; the run continues"
     assert capsys.readouterr().out.count(said) == 1
+    logged = [f"warning: {values['text']}" for name, values in sound.events if name == "warning"]
+    assert [text.startswith(said) for text in logged].count(True) == 1
     assert broken.events == sound.events and broken.ends == [(0, "finished")] and len(sound.points) > 9
 
 

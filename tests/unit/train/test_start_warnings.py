@@ -46,7 +46,7 @@ def test_a_line_for_every_reason_and_none_without(command: str, expected: list[s
 def test_few_images_and_random_weights_lead_to_fine_tuning(name: str, tmp_path):
     data = f"--data.path={tmp_path}"
     (line,) = told(name, data, images=1000)
-    assert line.startswith("warning: 1000 training images are few for random weights, which may learn nothing")
+    assert line.startswith("1000 training images are few for random weights, which may learn nothing")
     command = line.partition("sightline train ")[2].split()
     assert config.load(command[0], command[1:])[0].model.weights.startswith("torchvision:resnet")  # as it is shown
     assert command[0] == name.replace("demo", "finetune") and command[2] == str(tmp_path)
