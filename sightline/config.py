@@ -114,7 +114,8 @@ class Run:
     report: Literal["auto", "off"] = "auto"
     """auto: draw samples and predictions, and write report.html at the end and every minute; off: none of these."""
     profile: str = ""
-    """FIRST,LAST: trace exactly these optimizer steps, e.g. 5,8 for four; writes profile/ in the run folder."""
+    """FIRST,LAST: trace exactly these optimizer steps, counted from 1 as in the log, e.g. 5,8 for four; writes profile/
+    in the run folder."""
     progress: Literal["auto", "live", "plain", "off"] = "auto"
     """Display on the terminal; auto is live on a terminal and plain lines elsewhere."""
     rank_output: Literal["main", "all"] = "main"

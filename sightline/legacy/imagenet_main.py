@@ -10,7 +10,20 @@ from sightline.legacy import imagenet_data, oplists
 from sightline.legacy.cleaning import clean
 from sightline.legacy.imagenet_data import BOTH, DATA_DIR, GRAPH, SHARED, USE_HOROVOD
 from sightline.legacy.start import Row, Start
-from sightline.legacy.table import EVALUATE, TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script, nothing, plain
+from sightline.legacy.table import (
+    EVALUATE,
+    TRAIN,
+    Field,
+    Flag,
+    Given,
+    Mode,
+    Notice,
+    Refused,
+    Script,
+    counted_from_1,
+    nothing,
+    plain,
+)
 
 VALIDATION_IMAGES = 50_000
 HOOKS = {
@@ -58,7 +71,7 @@ def _hooks(given: Given) -> Sequence[str]:
     asked = [name.strip().lower() for name in given["hooks"].split(",")]
     if unknown := [name for name in asked if name not in HOOKS]:
         raise UsageError(f"--hooks {', '.join(unknown)}: the script knows {', '.join(HOOKS.values())}")
-    return ["--run.profile", given["profile_steps"]] if "profilerhook" in asked else []
+    return ["--run.profile", counted_from_1(given["profile_steps"])] if "profilerhook" in asked else []
 
 
 def _max_eval_steps(given: Given) -> Sequence[str]:
@@ -207,7 +220,7 @@ FLAGS = (
         "--profile_steps",
         "text",
         "7,10",
-        Field("--run.profile", effect="with --hooks ProfilerHook; both steps included", make=nothing),
+        Field("--run.profile", effect="with --hooks ProfilerHook; both steps included, counted from 0 there, from 1 here", make=nothing),
     ),
     Flag("-st --stop_threshold", "float", None, Field("--train.target-score")),
     Flag("--export_dir", "text", None, EXPORT),

@@ -20,7 +20,19 @@ from sightline.legacy.imagenet_data import (
     global_batch,
 )
 from sightline.legacy.start import Row, Start
-from sightline.legacy.table import TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script, nothing, plain
+from sightline.legacy.table import (
+    TRAIN,
+    Field,
+    Flag,
+    Given,
+    Mode,
+    Notice,
+    Refused,
+    Script,
+    counted_from_1,
+    nothing,
+    plain,
+)
 
 KERAS, LARS = "resnet50_keras", "resnet50_lars"
 NETWORKS = ("ResNet50", "ResNet101", "ResNet152", "ResNet50V2", "ResNet101V2", "ResNet152V2")
@@ -32,6 +44,10 @@ PRESET: Mapping[str, Any] = {
     "weight_decay": 1e-4,
     "single_l2_loss_op": True,
 }
+
+
+def _profile(given: Given) -> Sequence[str]:
+    return ["--run.profile", counted_from_1(given["profile_steps"])] if given["profile_steps"] else []
 
 
 def _is_lars(given: Given) -> bool:
@@ -277,7 +293,11 @@ MAIN_FLAGS = (
         "--profile_steps",
         "text",
         None,
-        Field("--run.profile", effect="exactly these steps; no loop must begin or end there"),
+        Field(
+            "--run.profile",
+            effect="exactly these steps, counted from 0 there, from 1 here; no loop must begin or end there",
+            make=_profile,
+        ),
     ),
     Flag(
         "--save_full_model",

@@ -53,6 +53,12 @@ def plain(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
+def counted_from_1(steps: str) -> str:
+    """Return FIRST,LAST of a script that counts steps from 0 as --run.profile counts them; other text as it is."""
+    parts = [part.strip() for part in steps.split(",")]
+    return ",".join(str(int(part) + 1) for part in parts) if all(map(str.isdecimal, parts)) else steps
+
+
 def nothing(given: Given) -> Sequence[str]:
     """Leave a flag to the words of another, or to the choice of the command."""
     return ()

@@ -1,4 +1,5 @@
-"""The profile window `--run.profile 5,8`: a trace of exactly these steps, and a table of where their time went.
+"""The profile window `--run.profile 5,8`: a trace of exactly these steps, counted from 1 as the log does, and a table
+of where their time went.
 
 The table is read from the trace itself. A replayed CUDA graph shows kernels without the ops that launched them, so
 kernels are classified by name (KINDS); on the CPU the ops themselves are, by the time they spent outside other ops.
@@ -61,7 +62,7 @@ _OUTSIDE = contextlib.nullcontext()
 
 
 def parse_window(text: str, steps: int) -> tuple[int, int] | None:
-    """Return the first and last step to trace of a run of `steps`; "" is none."""
+    """Return the first and last step to trace of a run of `steps`, counted from 1 as the log does; "" is none."""
     if not text:
         return None
     parts = text.split(",")
@@ -72,10 +73,15 @@ def parse_window(text: str, steps: int) -> tuple[int, int] | None:
     first, last = int(parts[0]), int(parts[1])
     if first > last:
         raise UsageError(f"run.profile={text} ends before it begins; write --run.profile {last},{first}")
-    if last >= steps:
+    if not first:
         raise UsageError(
-            f"run.profile={text} lies beyond the run, whose steps are 0 to {steps - 1}; "
-            f"use e.g. --run.profile {max(0, steps - 4)},{steps - 1}, or train for longer"
+            f"run.profile={text} begins before the run, whose steps are 1 to {steps}, as the log counts them; "
+            f"use --run.profile 1,{max(1, last)}"
+        )
+    if last > steps:
+        raise UsageError(
+            f"run.profile={text} lies beyond the run, whose steps are 1 to {steps}; "
+            f"use e.g. --run.profile {max(1, steps - 3)},{steps}, or train for longer"
         )
     return first, last
 

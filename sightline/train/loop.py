@@ -110,7 +110,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 epoch_end = (progress.epoch + 1) * length.steps_per_epoch
                 while progress.step < (end := min(epoch_end, steps)):
                     rate = recipe.schedule.rate(progress.step, base_lr, length, progress.watched(recipe.schedule))
-                    with window.step(progress.step):
+                    with window.step(progress.step + 1):  # as the log will call it
                         batch = loader.next("train")
                         if progress.step not in progress.avoid:
                             step(batch, progress.step, rate)

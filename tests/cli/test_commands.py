@@ -1,5 +1,6 @@
 """Each command as a user types it, through main() in this process: what it prints, leaves behind and returns."""
 
+import gzip
 import json
 import math
 import os
@@ -388,6 +389,21 @@ def test_out_of_memory_is_6_with_advice(sightline, shapes: Path, tmp_path: Path)
     assert said.code == 6 and "--train.accumulation 2" in said.err and "tried to allocate 2.00 GiB" in said.err
     told = json.loads((run / "exit.json").read_text())
     assert told["code"] == 6 and "--train.accumulation 2" in told["reason"]
+
+
+def test_a_profile_traces_the_steps_that_the_log_names(sightline, shapes: Path, tmp_path: Path):
+    counted = 'Own.calls = getattr(Own, "calls", 0) + 1'
+    marked = 'torch.profiler.record_function(f"loss number {Own.calls}")'
+    path, run = own_recipe(tmp_path, f"{counted}; {marked}.__enter__(); return super().loss(model, batch)"), tmp_path / "run"
+    flags = [*SMALL, *HERE, f"--data.path={shapes}", f"--run.out={run}", "--train.max-steps=5", "--run.profile=3,4"]
+    said = sightline("train", path, *flags, "--run.log-every-steps=1")
+    assert said.code == 0 and "steps 3 to 4 on " in said.out, said
+    with gzip.open(run / "profile" / "trace.json.gz", "rt") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert {f"loss number {number}" for number in range(9)} & names == {"loss number 3", "loss number 4"}
+    assert json.loads((run / "profile" / "time.json").read_text())["steps"] == [3, 4]
+    said = sightline("train", path, *flags, f"--run.out={run}-2", "--run.profile=0,1")
+    assert said.code == 2 and "steps are 1 to 5, as the log counts them; use --run.profile 1,1" in said.err
 
 
 def test_an_error_that_is_not_ours_keeps_its_traceback_and_is_reported(shapes: Path, tmp_path: Path):

@@ -119,7 +119,7 @@ def test_every_kind_has_a_row():
     assert {*profile.KINDS, "other", "idle"} == set(ROWS)
 
 
-@pytest.mark.parametrize(("text", "window"), [("", None), ("5,8", (5, 8)), ("0,0", (0, 0)), (" 9, 9", (9, 9))])
+@pytest.mark.parametrize(("text", "window"), [("", None), ("5,8", (5, 8)), ("1,1", (1, 1)), (" 9, 10", (9, 10))])
 def test_windows_that_fit_a_run_of_ten_steps(text, window):
     assert parse_window(text, 10) == window
 
@@ -133,7 +133,8 @@ def test_windows_that_fit_a_run_of_ten_steps(text, window):
         ("5,6,7", "e.g. --run.profile 5,8"),
         ("a,b", "e.g. --run.profile 5,8"),
         ("1.5,3", "e.g. --run.profile 5,8"),
-        ("8,10", "0 to 9; use e.g. --run.profile 6,9"),
+        ("0,3", "1 to 10, as the log counts them; use --run.profile 1,3"),
+        ("8,11", "1 to 10; use e.g. --run.profile 7,10"),
     ],
 )
 def test_bad_windows_say_what_to_write(text, remedy):
