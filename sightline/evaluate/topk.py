@@ -85,7 +85,10 @@ class TopK(Metric):
             for value, i, y, p in self._worst.tolist()
             if value >= 0
         ]
-        tables: dict[str, list[dict[str, Any]]] = {"classes": per_class, "confusion": _pairs(cells[true != predicted], self.classes)}
+        tables: dict[str, list[dict[str, Any]]] = {
+            "classes": per_class,
+            "confusion": _pairs(cells[true != predicted], self.classes),
+        }
         if 2 <= number <= MATRIX_MOST:
             matrix = cells.bincount(minlength=number**2).view(number, number)
             counts = zip(self.classes, matrix.tolist(), strict=True)

@@ -220,7 +220,11 @@ FLAGS = (
         "--profile_steps",
         "text",
         "7,10",
-        Field("--run.profile", effect="with --hooks ProfilerHook; both steps included, counted from 0 there, from 1 here", make=nothing),
+        Field(
+            "--run.profile",
+            effect="with --hooks ProfilerHook; both steps included, counted from 0 there, from 1 here",
+            make=nothing,
+        ),
     ),
     Flag("-st --stop_threshold", "float", None, Field("--train.target-score")),
     Flag("--export_dir", "text", None, EXPORT),

@@ -182,7 +182,12 @@ FLAGS = (
         Field("--train.bn-group", effect="over all ranks; only with --use_horovod, as there", make=_bn),
     ),
     Flag("--vis_dataloader", "switch", False, Notice("nothing was drawn there; `sightline check` looks at the data")),
-    Flag("--profile", "text", "0,0", Field("--run.profile", effect="both steps included, counted from 0 there, from 1 here", make=_profile)),
+    Flag(
+        "--profile",
+        "text",
+        "0,0",
+        Field("--run.profile", effect="both steps included, counted from 0 there, from 1 here", make=_profile),
+    ),
     Flag("--use_cocoeval_cc", "switch", False, Notice("COCO's numbers are made by compiled code already")),
     Flag("-f --use_fake_data", "switch", False, Field("--data.fake", False, "the first batch again and again")),
     Flag("--lr_warmup_epoch", "float", 5.0, Field("--schedule.warmup-epochs", 5.0)),

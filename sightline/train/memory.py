@@ -1,5 +1,4 @@
-"""Advice where memory runs out: what was too large, the batch, the network or an evaluation, and what makes it smaller.
-"""
+"""Advice where memory runs out: whether the batch, the network or an evaluation was too large, and what helps."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def test_every_warning_that_a_run_prints_is_in_its_log_once(sightline, shapes: P
     printed = [re.findall("^warning: (.*)", each.out, re.M) for each in said]
     assert [each.code for each in said] == [0, 0, 0] and [len(each) for each in printed] == [2, 2, 1], said
     assert any(text.startswith("80 training images are few for random weights") for text in printed[0])
-    assert logged_warnings(run) == sum(printed, [])
+    assert logged_warnings(run) == [text for each in printed for text in each]
 
 
 def test_warnings_of_libraries_are_in_the_log_too(shapes: Path, tmp_path: Path):
@@ -394,7 +394,8 @@ def test_out_of_memory_is_6_with_advice(sightline, shapes: Path, tmp_path: Path)
 def test_a_profile_traces_the_steps_that_the_log_names(sightline, shapes: Path, tmp_path: Path):
     counted = 'Own.calls = getattr(Own, "calls", 0) + 1'
     marked = 'torch.profiler.record_function(f"loss number {Own.calls}")'
-    path, run = own_recipe(tmp_path, f"{counted}; {marked}.__enter__(); return super().loss(model, batch)"), tmp_path / "run"
+    path = own_recipe(tmp_path, f"{counted}; {marked}.__enter__(); return super().loss(model, batch)")
+    run = tmp_path / "run"
     flags = [*SMALL, *HERE, f"--data.path={shapes}", f"--run.out={run}", "--train.max-steps=5", "--run.profile=3,4"]
     said = sightline("train", path, *flags, "--run.log-every-steps=1")
     assert said.code == 0 and "steps 3 to 4 on " in said.out, said

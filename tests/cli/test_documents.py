@@ -503,6 +503,7 @@ class Wandb:
     def __init__(self) -> None:
         self.logged: list[tuple[int, str]] = []
         self.about: dict[str, Any] = {}
+        self.alerts: list[str] = []
 
     def init(self, **about: Any) -> "Wandb":
         self.about = about
@@ -510,6 +511,9 @@ class Wandb:
 
     def log(self, values: dict[str, float], step: int) -> None:
         self.logged += [(step, name) for name in values]
+
+    def alert(self, title: str, text: str) -> None:
+        self.alerts.append(f"{title}: {text}")
 
     def finish(self, exit_code: int) -> None:
         self.about["exit_code"] = exit_code
@@ -541,7 +545,7 @@ def test_the_examples_of_the_api_run_one_after_the_other(tiny_api: Path, monkeyp
     tracked = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", tracked)
     scripts = [block.text for block in blocks("api.md") if block.language == "python"]
-    assert len(scripts) == 8 and sum(map(len, scripts)) > 2000
+    assert len(scripts) == 9 and sum(map(len, scripts)) > 2000
     capsys.readouterr()
     names = {"__name__": "__main__"}
     for script in scripts:
@@ -553,6 +557,11 @@ def test_the_examples_of_the_api_run_one_after_the_other(tiny_api: Path, monkeyp
     assert f"\n{label}\n[Classification(file='photo.jpg', label='{label}', " in said, "of the network, and of predict"
     assert (tracked.about["id"], tracked.about["exit_code"]) == ("tracked", 0)
     assert tracked.about["config"]["train.epochs"] and {(2, "train/loss"), (2, "evaluate/top1")} <= set(tracked.logged)
+    assert any(text.startswith("warning: ") and "training images are few" in text for text in tracked.alerts)
+    logged = [json.loads(line) for line in (tiny_api / "runs/steps/log.jsonl").read_text().splitlines()]
+    lines = [line for line in logged if line["event"] == "train"]
+    assert names["hook"].rows == [(line["step"], line["loss"], line["lr"], line["images_per_s"]) for line in lines]
+    assert [line["step"] for line in lines] == [1, 2] and f"step 2: loss {lines[1]['loss']:.3f}, rate " in said
     example = next(script for script in scripts if "wandb" in script)
     assert len([line for line in example.splitlines() if line.strip()]) <= 20
 

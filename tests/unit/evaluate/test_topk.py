@@ -124,7 +124,8 @@ def test_mistakes_of_equal_count_are_listed_as_the_largest_of_the_whole_matrix(c
     matrix.index_put_((label, logits.argmax(1)), torch.ones(400, dtype=torch.int64), accumulate=True)
     most, cells = matrix.fill_diagonal_(0).view(-1).topk(min(WORST, classes**2))
     expected = [(*divmod(cell, classes), count) for count, cell in zip(most.tolist(), cells.tolist(), strict=True)]
-    assert [(int(r["class"][5:]), int(r["predicted"][5:]), r["samples"]) for r in listed] == [e for e in expected if e[2]]
+    found = [(int(row["class"][5:]), int(row["predicted"][5:]), row["samples"]) for row in listed]
+    assert found == [row for row in expected if row[2]]
 
 
 def test_many_classes_are_counted_as_pairs_one_by_one():
