@@ -25,7 +25,8 @@ Run a command line of one of the original READMEs as it is written there.
   SCRIPT ARGS              an original script with its own flags; `SCRIPT --help` lists them and what becomes of each
   -- LINE                  the whole line: variables, mpirun or torchrun, $PYTHON, the script
   --from FILE              lines from a file, one after the other; `export NAME=VALUE` holds for those that follow
-  --print                  show the commands of ours and what became of every word; start nothing
+  --print                  show the commands of ours and what became of every word; start nothing. Lines of a file
+                           that cannot be run as written are listed at the end
   --device WORD            cpu, or a device by its number, e.g. cuda:1; without, what the machine has
   --set part.field=value   one more field of ours, e.g. --set run.workers=4
 
@@ -104,6 +105,7 @@ def _run_file(options: LegacyOptions, show: Show, run: RunCommand, environ: Mapp
         raise UsageError(f"--from {path} cannot be read: {error}") from error
     exported: dict[str, str] = {}
     understood = out_of_scope = 0
+    problems: list[str] = []
     for each in line.logical_lines(text):
         try:
             variables = {**environ, **exported}
@@ -116,7 +118,15 @@ def _run_file(options: LegacyOptions, show: Show, run: RunCommand, environ: Mapp
         except line.OutOfScope as error:
             show(f"skipped: {error}")
             out_of_scope += 1
+        except UsageError as error:
+            if not options.prints:
+                raise
+            show(f"error: {error}")
+            problems.append(f"{' '.join(each.split())}: {error}")
     show(f"{path}: {understood} commands, {out_of_scope} lines out of scope")
+    if problems:
+        lines = f"{len(problems)} line{'s' * (len(problems) > 1)}"
+        raise UsageError(f"{path}: {lines} cannot be run as written:\n  " + "\n  ".join(problems))
 
 
 def _run_line(words: Sequence[str], options: LegacyOptions, begun: start.Start, show: Show, run: RunCommand) -> None:

@@ -173,7 +173,7 @@ sightline legacy ssd.py --help
 - `--set part.field=value` adds a field of ours, e.g. `--set run.workers=4`.
 - A line is split here and never handed to a shell. `$PYTHON`, `$MPI_ROOT` and a few more expand; `$(...)`, backticks,
   `;`, `|`, `&`, redirections, `${X%y}`, `~` and unquoted `*`, `?`, `[` are refused by name; words such as `<epoch>`
-  are named in the error.
+  are named in the error. `--print --from FILE` shows all other lines too, and lists these at the end (exit 2).
 - A file may `export` variables; lines of pip, git, docker, apt, cd and the like are skipped and counted. `--max_cpus`
   of a line does not bind those after it.
 - Under mpirun or torchrun that started it, `sightline legacy SCRIPT ARGS` is one rank of theirs.

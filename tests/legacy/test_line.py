@@ -171,3 +171,28 @@ def test_documented_commands_print_what_they_become(command: str):
 def test_a_quoted_variable_expands_and_other_signs_stay():
     words = [line.with_listed(word, {}) for word in ("$PYTHON", "${PYTHON}x", "--data=a$b", "$PYTHONS")]
     assert words == ["python3", "python3x", "--data=a$b", "$PYTHONS"]
+
+
+def test_a_printed_file_continues_after_a_line_to_fill_in_and_lists_all_of_them_at_the_end(tmp_path: Path):
+    file = tmp_path / "lines"
+    file.write_text(
+        "ssd.py -e <epoch> -b 8\nssd.py -e 3\nexport HCCL_SOCKET_IFNAME=<interface_name>\nssd.py --nope\nssd.py -e 4\n"
+    )
+    shown: list[str] = []
+    with pytest.raises(UsageError) as error:
+        legacy(["--print", "--from", str(file)], shown.append, run=pytest.fail, environ={})
+    epochs = [re.findall(r"--train.epochs (\d+)", text) for text in shown if text.startswith("sightline train")]
+    assert epochs == [["3"], ["4"]] and shown[-1] == f"{file}: 2 commands, 0 lines out of scope"
+    first, *listed = str(error.value).splitlines()
+    assert first == f"{file}: 3 lines cannot be run as written:"
+    assert listed[:2] == [
+        "  ssd.py -e <epoch> -b 8: <epoch> stands for a value of yours; write it in",
+        "  export HCCL_SOCKET_IFNAME=<interface_name>: <interface_name> stands for a value of yours; write it in",
+    ]
+    assert len(listed) == 3 and listed[2].startswith("  ssd.py --nope: ssd.py: unrecognized arguments: --nope")
+
+
+def test_a_file_that_is_run_stops_at_a_line_to_fill_in(tmp_path: Path):
+    (tmp_path / "lines").write_text("ssd.py -e <epoch>\nssd.py -e 3\n")
+    with pytest.raises(UsageError, match="<epoch> stands for a value of yours"):
+        legacy(["--from", str(tmp_path / "lines")], print, run=pytest.fail, environ={})
