@@ -63,11 +63,11 @@ def _drops(given: Given) -> Sequence[str]:
 
 
 def _weights(given: Given) -> Sequence[str]:
-    """Write the initial weights: a TensorFlow checkpoint folder, with SAME padding, or a .pth file of torchvision."""
+    """Write the initial weights: a TensorFlow checkpoint folder, with SAME padding, or a file or name of torchvision."""
     path = given["resnet_checkpoint"].rstrip("/")
     if not path:
         return []
-    if path.endswith((".pth", ".safetensors")):
+    if path.endswith((".pth", ".safetensors")) or path.startswith("torchvision:"):
         return ["--model.weights", path]
     file = path if Path(path).name.startswith("model.ckpt") else f"{path}/{WEIGHTS}"
     return ["--model.weights", file, "--model.padding", "same"]
@@ -204,7 +204,7 @@ FLAGS = (
         "--resnet_checkpoint",
         "text",
         "/data/ssd_r34-mlperf",
-        Field("--model.weights", effect="model.ckpt-28152 in it, with TensorFlow's padding", make=_weights),
+        Field("--model.weights", effect="model.ckpt-28152 in it, with TensorFlow's padding; or torchvision:resnet34", make=_weights),
     ),
     Flag(
         "--data_dir",

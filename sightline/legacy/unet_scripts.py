@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sightline import terminal
 from sightline.errors import UsageError
 from sightline.legacy.table import EVALUATE, PREPARE, Act, Field, Flag, Given, Mode, Notice, Script, nothing
 from sightline.legacy.unet import FOLDER, MAIN
 from sightline.legacy.unet_files import TASKS, task_code
 
-BUCKET = "https://msd-for-monai-eu.s3.amazonaws.com"
 ON = (PREPARE,)
 
 
@@ -23,30 +23,28 @@ def _task(given: Given) -> str:
 
 
 def _download(given: Given) -> Mode:
-    folder = Path(given["results"], TASKS[_task(given)])
-    url = f"{BUCKET}/{folder.name}.tar"
-    look = Act(f"look for {folder} or {folder}.tar", lambda: require_task(folder, url))
-    note = (url, f"{folder}.tar", "fetched by `sightline prepare decathlon --download`: see the error")
-    return Mode("", before=(look,), notes=(note,))
+    task, results = _task(given), given.folder("results")
+    text = f"fetch {TASKS[task]}.tar into {results} unless it is there, and compare its MD5"
+    return Mode("", before=(Act(text, lambda: fetch_task(task, Path(results))),))
 
 
-def require_task(folder: Path, url: str) -> None:
-    """Accept what is there; say how to fetch what is missing."""
-    tar = folder.with_name(f"{folder.name}.tar")
-    if (folder / "dataset.json").is_file() or tar.is_file():
-        return
-    raise UsageError(
-        f"neither {folder} nor {tar} is there; fetch {url} there yourself, or fetch, check and prepare it in one step: "
-        f"sightline prepare decathlon --source {folder.parent} --out OUT --task {folder.name[4:6]} --download"
-    )
+def fetch_task(task: str, folder: Path) -> None:
+    """Fetch the tar of a task as `prepare decathlon --download` does; one that is there, or unpacked, is kept."""
+    from sightline.data.prepare.decathlon.fetched import fetch_tar
+    from sightline.files.download import Expected
+    from sightline.terminal.progress import shown_progress
+
+    with shown_progress() as progress:
+        found = fetch_tar(folder, folder, task, "", Expected(), progress)
+    terminal.say(f"{TASKS[task]} is in {found}; next: preprocess.py --task {task} --data {folder}")
 
 
 DOWNLOAD = Script(
     f"{FOLDER}/download.py",
-    "fetch a Decathlon task; here it must lie in --results already",
+    "fetch a Decathlon task, as `sightline prepare decathlon --download` does",
     (
         Flag("--task", "text", None, Field("--task", effect="01 to 10", make=nothing, on=("",))),
-        Flag("--results", "text", "/data", Field("--source", effect="where the task lies", make=nothing, on=("",))),
+        Flag("--results", "text", "/data", Field("--source", effect="the tar stays there, packed", make=nothing, on=("",))),
     ),
     _download,
 )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sightline.errors import UsageError
+from sightline.errors import BadCheckpoint, UsageError
 from sightline.kernels import narrow
 from sightline.models.anchors import default_boxes
 from sightline.models.resnet import (
@@ -39,6 +39,11 @@ from sightline.parts import DataSpec, LoadedWeights, ModelConfig
 
 SIZE = 300  # side in pixels of the image that steps and scales refer to
 LEVELS = 6
+TORCHVISION = "https://download.pytorch.org/models"
+TRUNK_28152 = (
+    "model.ckpt-28152: fetch model.ckpt-28152.index and model.ckpt-28152.data-00000-of-00001 from "
+    "https://storage.googleapis.com/intel-optimized-tensorflow/models/ssd-backbone"
+)
 
 # Levels after the trunk's: channels of the 1x1 and of the 3x3 in multiples of the trunk's width, stride, is_padded.
 EXTRAS = ((4, 8, 2, True), (4, 8, 2, True), (2, 4, 2, True), (2, 4, 1, False), (2, 4, 1, False))
@@ -157,7 +162,17 @@ class SsdConfig(ModelConfig):
         expected = {**model.trunk.state_dict(), **model.state_dict()}  # a file holds the one or the other
         if (index := index_of(Path(self.weights))) is not None:
             return read_tensorflow_ssd(index, expected, model.per_cell)
+        if not Path(self.weights).exists() and not self.weights.startswith(("torchvision:", "timm:")):
+            raise BadCheckpoint(f"weights {self.weights} does not exist; check the path{self._fitting()}")
         return read_weights(self.weights, expected)
+
+    def _fitting(self) -> str:
+        """Name the weights that fit the trunk, and where they come from."""
+        name = f"resnet{self.depth}"
+        found = f". torchvision's {name} fits: give torchvision:{name}, or a {name}-*.pth of {TORCHVISION}"
+        if self.depth != 34:
+            return found
+        return f"{found}. With --model.padding same, so does TensorFlow's {TRUNK_28152}"
 
     def head_prefixes(self, model: nn.Module) -> tuple[str, ...]:
         """Name all but the trunk: weights of a classifier leave the smaller levels random too."""

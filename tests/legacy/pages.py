@@ -203,8 +203,9 @@ keeps the run's precision, and says so where that is not bf16; a line with anoth
 in a bf16 run, is rejected: give it another `--results`.
 
 Data that the originals prepared is read as it lies (ImageNet and COCO records, JPEG folders), except for Unet2D: its
-`config.pkl` could run anything, so volumes are prepared again by `preprocess.py`'s equivalent. `download.py` accepts a
-task that is there and otherwise says how to fetch it: `sightline prepare decathlon --task 01 --download`.
+`config.pkl` could run anything, so volumes are prepared again by `preprocess.py`'s equivalent. `download.py` fetches
+the task's tar from the public bucket, unless the task is there, and compares its MD5. The tar stays packed:
+`preprocess.py` reads it.
 """
 
 

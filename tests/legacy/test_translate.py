@@ -203,6 +203,7 @@ def test_a_rank_of_a_launcher_trains_and_starts_none():
         ("ssd.py --num_examples_per_epoch 1280", "--train.steps-per-epoch 10"),
         ("ssd.py --static --data_dir /d", "--data.static /d/worker_0"),
         ("ssd.py --resnet_checkpoint r.pth", "--model.weights r.pth"),
+        ("ssd.py --resnet_checkpoint torchvision:resnet34", "--model.weights torchvision:resnet34 --data.path"),
         (
             "train.py --model resnet50 --weights ResNet50_Weights.IMAGENET1K_V1",
             "--model.weights torchvision:resnet50.IMAGENET1K_V1",
