@@ -91,11 +91,11 @@ def _decay_form(given: Given) -> Sequence[str]:
 
 
 def _log_every(given: Given) -> Sequence[str]:
-    """Log when a loop of --steps_per_loop ends, which is at most an epoch long; --log_steps is a lower bound."""
-    epoch = max(1, min(IMAGES // global_batch(given), given["train_steps"] or IMAGES))
-    lines = min(given["steps_per_loop"], epoch)
-    if "log_steps" in given.named:
-        lines = max(lines, given["log_steps"])
+    """Log every --log_steps as the README says. Without it, as the code did: 100, or at the end of longer loops."""
+    lines = given["log_steps"]
+    if "log_steps" not in given.named:
+        epoch = max(1, min(IMAGES // global_batch(given), given["train_steps"] or IMAGES))
+        lines = max(lines, min(given["steps_per_loop"], epoch))
     return ["--run.log-every-steps", str(lines)]
 
 
@@ -168,15 +168,20 @@ MAIN_FLAGS = (
         50,
         Field(
             "--run.log-every-steps",
-            effect="a line per loop, at most an epoch long; there is no loop",
-            make=_log_every,
+            effect="without --log_steps, if above 100 and at most an epoch long; there is no loop",
+            make=nothing,
         ),
     ),
     Flag(
         "--log_steps",
         "int",
         100,
-        Field("--run.log-every-steps", effect="the larger of this and --steps_per_loop", make=nothing),
+        Field(
+            "--run.log-every-steps",
+            effect="as the README says; there no line came before a loop of --steps_per_loop ended",
+            make=_log_every,
+        ),
+        least=1,
     ),
     Flag(
         "-md --model_dir",

@@ -167,7 +167,6 @@ def test_a_rank_of_a_launcher_trains_and_starts_none():
         ("demo_resnet_keras.py --nouse_synthetic_data --noexperimental_preloading", "--run.no-device-prefetch"),
         ("demo_resnet_keras.py --experimental_preloading=False", "--run.no-device-prefetch"),
         ("demo_resnet_keras.py -train_steps 20", "--train.steps-per-epoch 20"),
-        ("demo_resnet_keras.py --train_steps 20 -bs 8", "--run.log-every-steps 20"),
         ("demo_resnet_keras.py --steps_per_loop 10 --log_steps 30", "--run.log-every-steps 30"),
         ("demo_resnet_keras.py --keras_applications_model ResNet101V2", "--model.arch keras_resnet101v2"),
         ("demo_resnet_keras.py --optimizer LARS --base_learning_rate=5", "--optimizer.lr 5"),
@@ -329,6 +328,24 @@ def test_what_cannot_be_is_an_error_with_the_remedy(text: str, named: str):
     with pytest.raises(UsageError) as error:
         became(text)
     assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "every"),
+    [
+        ("", 100),  # "How often display step status, defaults to 100"
+        ("--log_steps 100", 100),
+        ("--log_steps 10", 10),
+        ("--steps_per_loop 10", 100),
+        ("--steps_per_loop 1000 --log_steps 10", 10),
+        ("--steps_per_loop 1000", 1000),
+        ("--steps_per_loop 1000 -bs 2048", 625),  # "Will be capped at steps per epoch": 1281167 // 2048
+        ("--train_steps 20", 100),  # an epoch that ends earlier is logged anyway
+    ],
+)
+def test_keras_scripts_log_every_log_steps(flags: str, every: int):
+    for script in ("demo_resnet_keras.py", "resnet_ctl_imagenet_main.py"):
+        assert value(words(f"{script} {flags}"), "--run.log-every-steps") == str(every)
 
 
 def test_scripts_of_one_name_are_distinguished_by_folder_or_flags():
