@@ -107,6 +107,8 @@ class Run:
     """on_nan skip, rewind: how many such steps end the run after all."""
     tensorboard: bool = False
     """Write TensorBoard events with hparams into the run folder; needs `pip install sightline[tensorboard]`."""
+    tensorboard_every_steps: int = 0
+    """tensorboard: steps between points of training, a multiple of --run.log-every-steps; 0: every log line."""
     benchmark_log: str = ""
     """Folder for metric.log (JSON lines) and benchmark_run.log, as the TensorFlow benchmark logger writes them."""
     test_id: str = ""
@@ -120,6 +122,8 @@ class Run:
     """Display on the terminal; auto is live on a terminal and plain lines elsewhere."""
     rank_output: Literal["main", "all"] = "main"
     """Several ranks: whose lines the terminal shows, all of them with [rank N] in front. Each has a rank_N.log too."""
+    rank_logs: str = ""
+    """Folder for rank_N.log of every rank, the first too; default: the run folder, for all ranks but the first."""
     timeout_s: int = 300
     """Seconds after which a loader worker that begins no sample, or one of several ranks that does no step, counts as
     hung: its stack is reported (of ranks in rank_N.log), exit 8. Before the first one it is ten minutes."""
@@ -134,6 +138,11 @@ class Run:
         if self.max_cpus and self.affinity != "disabled":
             raise UsageError(
                 f"run.max_cpus={self.max_cpus} and run.affinity={self.affinity} both choose CPUs; leave one of them out"
+            )
+        if self.tensorboard_every_steps < 0 or self.tensorboard_every_steps % self.log_every_steps:
+            raise UsageError(
+                f"run.tensorboard_every_steps={self.tensorboard_every_steps} must be a multiple of "
+                f"run.log_every_steps={self.log_every_steps}, whose lines have the numbers; 0 takes every line"
             )
         if self.test_id and not self.benchmark_log:
             raise UsageError(f"run.test_id='{self.test_id}' goes into benchmark_run.log; add --run.benchmark-log DIR")
@@ -351,6 +360,7 @@ def at_absolute_paths(recipe: Recipe, run: Run) -> tuple[Recipe, Run]:
     """Return what a run stores, so that it finds its data and its folder from any directory. Fields that are compared
     on resume (model.weights, data.static) stay as they were typed."""
     places = {"out": run.out or f"runs/{recipe.name}", "benchmark_log": run.benchmark_log}
+    places["rank_logs"] = run.rank_logs
     if run.resume not in ("auto", "never"):
         places["resume"] = run.resume
     absolute: dict[str, Any] = {name: os.path.abspath(path) for name, path in places.items() if path}

@@ -10,6 +10,7 @@ from sightline.legacy import imagenet_data, oplists
 from sightline.legacy.cleaning import clean
 from sightline.legacy.imagenet_data import BOTH, DATA_DIR, GRAPH, SHARED, USE_HOROVOD
 from sightline.legacy.start import Row, Start
+from sightline.legacy.summaries import OURS, board_points, log_lines
 from sightline.legacy.table import (
     EVALUATE,
     TRAIN,
@@ -198,16 +199,28 @@ FLAGS = (
         False,
         Field("--run.checkpoint-every-epochs", effect="the last and the best are written all the same", make=nothing),
     ),
-    Flag("--display_steps", "int", 100, Field("--run.log-every-steps", 10)),
+    Flag(
+        "--display_steps",
+        "int",
+        100,
+        Field(
+            "--run.log-every-steps",
+            OURS,
+            effect="fewer if --save_summary_steps N is given and not a multiple of it",
+            make=lambda given: log_lines(given, "display_steps"),
+        ),
+        least=1,
+    ),
     Flag(
         "--save_summary_steps",
         "int",
         100,
         Field(
-            "--run.tensorboard",
-            effect="always on there; every log line (--display_steps) goes there",
-            make=lambda given: ["--run.tensorboard"],
+            "--run.tensorboard --run.tensorboard-every-steps",
+            effect="always on there; a point every N steps, if not given at log lines only",
+            make=lambda given: board_points(given, "display_steps"),
         ),
+        least=1,
     ),
     Flag("--log_steps", "int", 100, Notice("speed is in every log line: --display_steps")),
     Flag(

@@ -11,6 +11,7 @@ from pathlib import Path
 from sightline.errors import UsageError
 from sightline.legacy.imagenet_data import THREADS, settle_horovod
 from sightline.legacy.start import Start
+from sightline.legacy.summaries import OURS, board_points, log_lines
 from sightline.legacy.table import (
     EVALUATE,
     PREDICT,
@@ -220,8 +221,24 @@ FLAGS = (
         Field("--train.steps-per-epoch", effect="at most what the data has", make=_steps_per_epoch),
         least=1,
     ),
-    Flag("-s --steps", "int", 0, Field("--train.max-steps", 0, "the schedule stays that of all epochs")),
-    Flag("-v --log_step_count_steps", "int", 1, Field("--run.log-every-steps", 10)),
+    Flag(
+        "-s --steps --num_steps",
+        "int",
+        0,
+        Field("--train.max-steps", 0, "the schedule stays that of all epochs; --num_steps is the README's word"),
+    ),
+    Flag(
+        "-v --log_step_count_steps",
+        "int",
+        1,
+        Field(
+            "--run.log-every-steps",
+            OURS,
+            effect="fewer if --save_summary_steps N is given and not a multiple of it",
+            make=lambda given: log_lines(given, "log_step_count_steps"),
+        ),
+        least=1,
+    ),
     Flag(
         "-c --save_checkpoints_epochs",
         "float",
@@ -236,16 +253,24 @@ FLAGS = (
             ],
         ),
     ),
+    Flag(
+        "--save_checkpoints_steps",
+        "int",
+        0,
+        Field("--run.checkpoint-every-steps", 0, "named by the README; besides those of --save_checkpoints_epochs"),
+        least=0,
+    ),
     Flag("--keep_ckpt_max", "int", 20, Field("--run.keep", 2, "and the best")),
     Flag(
         "--save_summary_steps",
         "int",
         1,
         Field(
-            "--run.tensorboard",
-            effect="always on there; every log line goes there",
-            make=lambda given: ["--run.tensorboard"],
+            "--run.tensorboard --run.tensorboard-every-steps",
+            effect="always on there; a point every N steps, if not given at log lines only",
+            make=lambda given: board_points(given, "log_step_count_steps"),
         ),
+        least=1,
     ),
     Flag(
         "--static",

@@ -49,6 +49,10 @@ VARIABLES: dict[str, tuple[str, str]] = {
 # Variables that a line may set and that our processes read as they are.
 PASSED = ("CUDA_*", "NCCL_*", "GLOO_*", "OMP_*", "MKL_*", "TORCH*", "MASTER_ADDR", "MASTER_PORT", "HABANA_VISIBLE_*")
 
+BOUND = (
+    "ranks on several hosts are bound to their share of the cores (launch --cores); on one: "
+    "--set run.affinity=socket_unique_continuous"
+)
 # mpirun's options: how many values, and what becomes of them ("" is handled by name below).
 MPIRUN: dict[str, tuple[int, str]] = {
     "-np": (1, ""),
@@ -64,8 +68,8 @@ MPIRUN: dict[str, tuple[int, str]] = {
     "--prefix": (1, ""),
     "--output-filename": (1, ""),
     "--allow-run-as-root": (0, ""),
-    "--bind-to": (1, "ranks on several hosts are bound to their share of the cores (launch --cores)"),
-    "--map-by": (1, "ranks on several hosts are bound to their share of the cores (launch --cores)"),
+    "--bind-to": (1, BOUND),
+    "--map-by": (1, BOUND),
     "--tag-output": (0, "rank 0 speaks for all; --set run.rank-output=all tags every rank's lines"),
     "--merge-stderr-to-stdout": (0, "both go to the terminal"),
     "--report-bindings": (0, "bindings are not shown"),
@@ -92,6 +96,7 @@ class Start:
     prefix: str = ""
     is_root: bool = False
     output: str = ""
+    """Folder for the output of each rank."""
     device: str = ""
     """cpu, or one by its number; "" is what the machine has."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -201,8 +206,6 @@ def _with_options(start: Start, found: Mapping[str, str], mca: Mapping[str, str]
     port = mca.get("plm_rsh_args", mca.get("plm_ssh_args", "")).removeprefix("-p").strip()
     if port and not port.isdecimal():
         raise UsageError(f"mpirun --mca plm_rsh_args '{mca.get('plm_rsh_args')}': expected a port, e.g. -p3022")
-    if "output-filename" in found and len(hosts) < 2:
-        rows.append((f"--output-filename {found['output-filename']}", "-", "each rank has a rank_N.log in the run"))
     several = len(hosts) > 1
     start = with_networks(start, include)
     return replace(
@@ -212,7 +215,7 @@ def _with_options(start: Start, found: Mapping[str, str], mca: Mapping[str, str]
         ssh_port=int(port) if port and several else 0,
         prefix=found.get("prefix", "") if several else "",
         is_root="allow-run-as-root" in found and several,
-        output=found.get("output-filename", "") if several else "",
+        output=found.get("output-filename", ""),
         rows=(*start.rows, *rows),
     )
 

@@ -127,7 +127,7 @@ def translate(line: Line, device: str = "", extra: Sequence[str] = ()) -> Transl
     return Translation(
         script,
         (*mode.before, _command(given, mode, [*words, *extra]), *mode.after) if mode.command else mode.before,
-        (*given.start.rows, *mode.notes, *rows),
+        (*given.start.rows, *_output_rows(given, mode), *mode.notes, *rows),
         given.start.passed,
         given.ranks if mode.command in ON_RANKS and not (given.start.is_rank or given.start.hosts) else 1,
         given.start.device,
@@ -197,6 +197,7 @@ def _command(given: Given, mode: Mode, words: Sequence[str]) -> tuple[str, ...]:
     """Put a command together; several hosts make it `launch`, several ranks of one host --run.devices."""
     start = given.start
     device = ["--run.device", start.device] if start.device and mode.command != PREPARE else []
+    logs = ["--run.rank-logs", start.output] if start.output and mode.command == TRAIN else []
     if start.is_rank or mode.command == PREPARE:
         return (mode.command, *mode.words, *words, *device)
     if len(start.hosts) > 1:
@@ -204,5 +205,16 @@ def _command(given: Given, mode: Mode, words: Sequence[str]) -> tuple[str, ...]:
             raise UsageError(f"{len(start.hosts)} hosts can only train; run `{mode.command}` on one of them")
         return ("launch", *mode.words, *start.launch_words(), *words, *device)
     if given.ranks > 1 and mode.command in ON_RANKS:
-        return (mode.command, *mode.words, *words, *device, "--run.devices", str(given.ranks))
-    return (mode.command, *mode.words, *words, *device)
+        return (mode.command, *mode.words, *words, *device, *logs, "--run.devices", str(given.ranks))
+    return (mode.command, *mode.words, *words, *device, *logs)
+
+
+def _output_rows(given: Given, mode: Mode) -> list[Row]:
+    """Say what becomes of mpirun's folder for the output of ranks."""
+    folder, several = given.start.output, len(given.start.hosts) > 1
+    if not folder:
+        return []
+    if mode.command != TRAIN:
+        return [(f"--output-filename {folder}", "-", f"not read by {mode.command}")]
+    new, effect = ("--output", "on every host") if several else ("--run.rank-logs", "rank_N.log of every rank in it")
+    return [(f"--output-filename {folder}", f"{new} {folder}", effect)]

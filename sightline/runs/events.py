@@ -1,7 +1,8 @@
 """The files of a run that programs read: log.jsonl, bad_samples.jsonl, rank_N.log; and the numbers for its loggers.
 
 log.jsonl is one JSON object per line; every line has `event` and `time`, the first one `schema`. Rank 0 writes it;
-rank N has rank_N.log, plain text, for its lines, its warnings and, where ranks hang, its stacks.
+rank N has rank_N.log, plain text, for its lines, its warnings and, where ranks hang, its stacks; rank 0 too where a
+folder for these files is given.
 Loggers (loggers.py) get the same numbers as train/NAME, epoch/NAME, evaluate/NAME.
 """
 
@@ -62,9 +63,10 @@ class JsonLines(Logger):
 class EventLog:
     """Passes events and numbers of one rank on to its loggers: log.jsonl and others, on rank 0 only."""
 
-    def __init__(self, folder: RunFolder):
+    def __init__(self, folder: RunFolder, rank_logs: Path | None = None):
         self.folder = folder
-        self.has_rank_log = folder.attempt is not None and not folder.is_main
+        self.has_rank_log = folder.attempt is not None and (not folder.is_main or rank_logs is not None)
+        self._rank_logs = rank_logs or folder.path
         self._lines = JsonLines(folder.path / "log.jsonl")
         self._loggers: list[Logger] = [self._lines] if folder.is_main else []
         self._rank_file: IO[str] | None = None
@@ -111,8 +113,8 @@ class EventLog:
 
     def _open_rank_file(self) -> IO[str]:
         if self._rank_file is None:
-            self.folder.path.mkdir(parents=True, exist_ok=True)  # rank 0 may be on another host
-            self._rank_file = open_text(self.folder.path / f"rank_{self.folder.rank}.log", "a")
+            self._rank_logs.mkdir(parents=True, exist_ok=True)  # rank 0 may be on another host
+            self._rank_file = open_text(self._rank_logs / f"rank_{self.folder.rank}.log", "a")
         return self._rank_file
 
     def bad_sample(self, bad: Bad) -> None:

@@ -61,14 +61,13 @@ class RunFolder:
             (self.path / EXIT).unlink(missing_ok=True)  # tells how an earlier start ended; this one is at work
 
     @contextlib.contextmanager
-    def must_be_writable(self) -> Iterator[None]:
-        """Raise UsageError for an OSError inside."""
+    def must_be_writable(self, other: Path | None = None, flag: str = "--run.out") -> Iterator[None]:
+        """Raise UsageError for an OSError inside, of this folder or of another one that `flag` names."""
         try:
             yield
         except OSError as error:
-            raise UsageError(
-                f"run folder {self.path} cannot be written: {error.strerror}; give another one with --run.out DIR"
-            ) from error
+            place, flag = (f"folder {other}", flag) if other else (f"run folder {self.path}", "--run.out")
+            raise UsageError(f"{place} cannot be written: {error.strerror}; give another one with {flag} DIR") from error
 
     @contextlib.contextmanager
     def may_lack_room(self) -> Iterator[None]:

@@ -38,10 +38,11 @@ class RunLog:
         attempt: Attempt | None = ALONE,
         *,
         has_report: bool = False,
+        rank_logs: Path | None = None,
     ) -> None:
         self.screen = screen or Screen(rank=rank)
         self.folder = RunFolder(folder, rank, attempt, self.warn)
-        self.events = EventLog(self.folder)
+        self.events = EventLog(self.folder, rank_logs)
         self.draw: Callable[[Scores], dict[str, Any]] | None = None  # set by the loop
         self.has_started = False  # a start that was refused has nothing to show
         self._start_step = 0
@@ -53,13 +54,13 @@ class RunLog:
             return
         if self.folder.is_main:
             self.folder.claim()
-        else:
-            with self.folder.must_be_writable():
+        if self.events.has_rank_log:
+            with self.folder.must_be_writable(rank_logs, "--run.rank-logs"):
                 start = f"rank {rank}, pid {os.getpid()} on {platform.node()}, restart {attempt.restarts}"
                 self.events.note(start)
 
     def say(self, text: str) -> None:
-        """Print a line for the person at the terminal; other ranks keep it in rank_N.log too."""
+        """Print a line for the person at the terminal; ranks that have a rank_N.log keep it there too."""
         if self.events.has_rank_log:
             self.events.note(text)
         self.screen.say(text)
@@ -137,8 +138,12 @@ class RunLog:
             line = {**line, "eta_s": line["eta_s"] * (total - done) / max(1, size.steps - step)}
         if self.screen.has_bar:
             self.screen.show(size.title(epoch), done, total, line)
-        elif not size.ends_epoch(step):  # the line of the epoch follows
-            self.say("  ".join([size.title(epoch), f"step {done}/{total}", *as_words(line).values()]))
+        if not size.ends_epoch(step):  # the line of the epoch follows
+            text = "  ".join([size.title(epoch), f"step {done}/{total}", *as_words(line).values()])
+            if not self.screen.has_bar:
+                self.say(text)
+            elif self.events.has_rank_log:
+                self.events.note(text)
 
     def epoch(self, epoch: int, step: int, line: dict[str, float]) -> None:
         """Log the loss of an epoch's training, or of what a stop has left of it, and how long it took."""

@@ -83,9 +83,10 @@ class Harmless(Logger):
 
 
 class TensorBoard(Logger):
-    """Curves, and a row in the table of runs (HParams) from the start of the run on."""
+    """Curves, and a row in the table of runs (HParams) from the start of the run on. Of training, every log line has a
+    point, or those of every so many steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, every_steps: int = 0) -> None:
         try:
             from torch.utils import tensorboard
         except ImportError:
@@ -93,6 +94,7 @@ class TensorBoard(Logger):
                 "--run.tensorboard needs the package tensorboard: `pip install sightline[tensorboard]`, or leave it out"
             ) from None
         self._module: Any = tensorboard
+        self._every_steps = every_steps
         self._board: Any = None
         self._end: Any = None  # of the row: the run has finished
 
@@ -108,6 +110,8 @@ class TensorBoard(Logger):
 
     def scalars(self, group: str, values: Mapping[str, float], step: int) -> None:
         """Add the points."""
+        if group == "train" and self._every_steps and step % self._every_steps:
+            return
         for name, value in values.items():
             self._board.add_scalar(f"{group}/{name}", value, step)
 

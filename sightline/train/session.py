@@ -35,8 +35,10 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
     attempt = attempts.detect()
     attempt.obey(folder)
     here, device, _ = set_up(recipe, run)
-    log = RunLog(folder, Screen(run.progress, here.rank, run.rank_output), here.rank, attempt, has_report=report)
-    for logger in (*([TensorBoard()] if run.tensorboard and here.is_main else []), *loggers):
+    screen, rank_logs = Screen(run.progress, here.rank, run.rank_output), Path(run.rank_logs) if run.rank_logs else None
+    log = RunLog(folder, screen, here.rank, attempt, has_report=report, rank_logs=rank_logs)
+    board = [TensorBoard(run.tensorboard_every_steps)] if run.tensorboard and here.is_main else []
+    for logger in (*board, *loggers):
         log.add_logger(logger)
     code, reason = 1, "crashed"
     watchdog: Watchdog | None = None
@@ -52,7 +54,7 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
             log.say(place)
         if here.is_main and (note := device.sharing_note()):
             log.say(note)
-        watchdog = Watchdog(here, run.timeout_s, log.events.dump_stacks, on_lost, str(folder / "rank_*.log"))
+        watchdog = Watchdog(here, run.timeout_s, log.events.dump_stacks, on_lost, str((rank_logs or folder) / "rank_*.log"))
         here = dataclasses.replace(here, beat=watchdog.beat)
         with watchdog, log.taking_warnings():
             with leaving_at_once():

@@ -9,7 +9,8 @@ from sightline.legacy.table import Field, Flag, Notice, Refused, Script
 from sightline.legacy.translate import SCRIPTS
 
 # Every flag of the originals, with its default, from descriptions of their parsers; nothing here is read from a table
-# of ours. A default of "-" is none; a word in brackets after the flag are its other spellings.
+# of ours. A default of "-" is none; words in brackets after the flag are its other spellings. --num_steps and
+# --save_checkpoints_steps of ssd.py are of its README.
 TENSORFLOW = """
 dtype[-dt] fp32, data_loader_image_type[-dlit] fp32, epochs_between_evals[-ebe] 1, jpeg_data_dir[-jpdd] -,
 model_dir[-md] /tmp/resnet, clean False, experimental_preloading True, use_synthetic_data False, data_format
@@ -52,7 +53,8 @@ dtype[-d] bf16, batch_size[-b] 128, epochs[-e] 50, mode train, inference -, max_
 threadpool_size 0, use_horovod False, no_hpu False, distributed_bn False, vis_dataloader False, profile 0,0,
 use_cocoeval_cc False, use_fake_data[-f] False, lr_warmup_epoch 5, base_lr 0.003, weight_decay 0.0005, k 0, model_dir
 /tmp/ssd, resnet_checkpoint /data/ssd_r34-mlperf, data_dir /data/coco2017/ssd_tf_records, eval_samples 5000,
-num_examples_per_epoch 117266, steps[-s] 0, log_step_count_steps[-v] 1, save_checkpoints_epochs[-c] 5, keep_ckpt_max 20,
+num_examples_per_epoch 117266, steps[-s][--num_steps] 0, log_step_count_steps[-v] 1, save_checkpoints_epochs[-c] 5,
+save_checkpoints_steps 0, keep_ckpt_max 20,
 save_summary_steps 1, static False, recipe_cache /tmp/ssd_recipe_cache/, hvd_workers 1, num_workers_per_hls 8,
 kubernetes_run False""",
     "SSD_ResNet34/generate_static_dataset.py": """
@@ -109,7 +111,7 @@ def listed(text: str) -> dict[str, tuple[set[str], str]]:
     for part in text.replace("\n", " ").replace("7,10", "7;10").replace("0,0", "0;0").split(","):
         name, default = part.split()
         name, _, others = name.partition("[")
-        found[name] = ({other for other in others.rstrip("]").split("[") if other}, default.replace(";", ","))
+        found[name] = ({other for other in others.rstrip("]").split("][") if other}, default.replace(";", ","))
     return found
 
 

@@ -348,6 +348,44 @@ def test_keras_scripts_log_every_log_steps(flags: str, every: int):
         assert value(words(f"{script} {flags}"), "--run.log-every-steps") == str(every)
 
 
+@pytest.mark.parametrize(
+    ("text", "lines", "points"),
+    [
+        ("ssd.py", 1, 1),
+        ("ssd.py --save_summary_steps 10", 1, 10),
+        ("ssd.py -v 5 --save_summary_steps 10", 5, 10),
+        ("ssd.py -v 50", 50, 50),  # there a point at every step, which would need a line
+        ("ssd.py -v 10 --save_summary_steps 4", 2, 4),  # a line wherever a point is due
+        ("imagenet_main.py", 100, 100),
+        ("imagenet_main.py --display_steps 20", 20, 100),
+        ("imagenet_main.py --save_summary_steps 500", 100, 500),
+        ("imagenet_main.py --save_summary_steps 10", 10, 10),
+        ("imagenet_main.py --display_steps 10 --save_summary_steps 10", 10, 10),
+    ],
+)
+def test_summaries_are_written_every_so_many_steps(text: str, lines: int, points: int):
+    command, name, *flags = words(text)
+    _, run = config.load(name, flags)
+    assert command == "train" and run.tensorboard and run.log_every_steps == lines
+    assert (run.tensorboard_every_steps or run.log_every_steps) == points
+
+
+def test_steps_that_the_readme_of_ssd_names_are_understood():
+    _, name, *flags = words("ssd.py --num_steps 100 --log_step_count_steps 2 --save_checkpoints_steps 50")
+    recipe, run = config.load(name, flags)
+    assert (recipe.train.max_steps, run.log_every_steps, run.checkpoint_every_steps) == (100, 2, 50)
+
+
+def test_the_folder_of_mpirun_for_the_output_of_ranks_is_used_on_one_host_and_on_several():
+    script = "imagenet_main.py --use_horovod"
+    one = words(f"mpirun --output-filename /l -np 8 {script}")
+    assert value(one, "--run.rank-logs") == "/l" and value(one, "--run.devices") == "8"
+    several = words(f"mpirun --output-filename /l -np 16 -H a:8,b:8 {script}")
+    assert value(several, "--output") == "/l" and "--run.rank-logs" not in several
+    rows = became(f"mpirun --output-filename /l -np 8 {script} --eval_only").rows
+    assert ("--output-filename /l", "-", "not read by evaluate") in rows
+
+
 def test_scripts_of_one_name_are_distinguished_by_folder_or_flags():
     paths = {
         text: find_scripts(*text.split(" ", 1)[:1], text.split()[1:])[0].path

@@ -97,6 +97,15 @@ def test_every_epoch_tells_its_loss_its_score_its_time_and_once_its_speed(tmp_pa
     assert curves["train/lr"] == curves["train/top1"] == curves["train/loss"] == [2, 3, 4, 6]
 
 
+def test_tensorboard_has_points_of_training_every_so_many_steps_if_asked(tmp_path: Path):
+    every = ("--run.log-every-steps=1", "--run.tensorboard-every-steps=2")
+    train(tmp_path, "--train.epochs=2", "--run.tensorboard", *every)
+    assert [line["step"] for line in events(tmp_path, "train")] == [1, 2, 3, 4, 5, 6]
+    curves = scalars(tmp_path)
+    assert curves["train/loss"] == curves["train/lr"] == [2, 4, 6]
+    assert curves["epoch/seconds"] == curves["evaluate/top1"] == [3, 6]
+
+
 def scalars(folder: Path) -> dict[str, list[int]]:
     """Name of each TensorBoard curve and the steps it has."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
