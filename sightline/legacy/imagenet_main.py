@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +16,7 @@ from sightline.legacy.summaries import OURS, board_points, log_lines
 from sightline.legacy.table import (
     EVALUATE,
     TRAIN,
+    Act,
     Field,
     Flag,
     Given,
@@ -31,7 +34,6 @@ HOOKS = {
     name.lower(): name
     for name in ("LoggingTensorHook", "ProfilerHook", "ExamplesPerSecondHook", "LoggingMetricHook", "StepCounterHook")
 }
-EXPORT = Refused("there is no SavedModel here; leave it out, checkpoints of the run are in checkpoints/")
 LARS = Notice("only read with --enable_lars")
 
 
@@ -91,13 +93,32 @@ def _max_cpus(given: Given) -> Sequence[str]:
 
 def _mode(given: Given) -> Mode:
     folder = imagenet_data.run_folder(given)
+    looked, exported = _export(given, folder)
     if given["eval_only"]:
-        return Mode(EVALUATE, (folder, "--checkpoint", "latest"))
-    before = (clean(given["model_dir"]),) if given["clean"] else ()
+        return Mode(EVALUATE, (folder, "--checkpoint", "latest"), before=looked, after=exported)
+    before = (clean(given["model_dir"]), *looked) if given["clean"] else looked
     notes: list[Row] = list(oplists.tensorflow_lists(given).rows)
     if given["use_horovod"]:
         notes.append(("worker_N folders", folder, "rank 0 writes for all workers"))
-    return Mode(TRAIN, ("resnext101",), recipe="resnext101", before=before, notes=tuple(notes))
+    return Mode(TRAIN, ("resnext101",), recipe="resnext101", before=before, after=exported, notes=tuple(notes))
+
+
+def _export(given: Given, folder: str) -> tuple[tuple[Act, ...], tuple[Act | tuple[str, ...], ...]]:
+    """Return what is done before and after the command for --export_dir; each export has a folder of its own there."""
+    if not given["export_dir"]:
+        return (), ()
+    out = f"{given.folder('export_dir')}/{int(time.time())}/model.onnx"
+    words = ("export", folder, "--checkpoint", "latest", "--format", "onnx", "--out", out)
+    if given.start.is_rank or len(given.start.hosts) > 1:
+        return (), (Act(f"to export, run in one process where {folder} lies: {shlex.join(['sightline', *words])}"),)
+    return (Act("look for the packages that export as ONNX needs", require_onnx),), (words,)
+
+
+def require_onnx() -> None:
+    """Fail before a training of days, not after it."""
+    from sightline.export import formats
+
+    formats.find("onnx").check_installed()
 
 
 def _settle(given: Given) -> Start:
@@ -240,8 +261,18 @@ FLAGS = (
         ),
     ),
     Flag("-st --stop_threshold", "float", None, Field("--train.target-score")),
-    Flag("--export_dir", "text", None, EXPORT),
-    Flag("--image_bytes_as_serving_input", "bool", False, EXPORT),
+    Flag(
+        "--export_dir",
+        "text",
+        None,
+        Field("export RUN --format onnx", effect="TIME/model.onnx in it, not a SavedModel", make=nothing, on=BOTH),
+    ),
+    Flag(
+        "--image_bytes_as_serving_input",
+        "bool",
+        False,
+        Refused("the exported network takes pixels; leave it out, docs/export.md has a program that decodes JPEGs"),
+    ),
     Flag("--eval_only", "bool", False, Field("evaluate RUN", effect="of --model_dir", make=nothing, on=BOTH)),
     Flag(
         "--disable_eval",

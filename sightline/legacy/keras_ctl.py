@@ -22,6 +22,7 @@ from sightline.legacy.imagenet_data import (
 from sightline.legacy.start import Row, Start
 from sightline.legacy.table import (
     TRAIN,
+    Act,
     Field,
     Flag,
     Given,
@@ -118,11 +119,13 @@ def _lars_epsilon(given: Given) -> Sequence[str]:
 def _mode(given: Given) -> Mode:
     recipe = LARS if _is_lars(given) else KERAS
     before = (clean(given["model_dir"]),) if given["clean"] else ()
+    folder = imagenet_data.run_folder(given)
     notes: list[Row] = []
     notes += oplists.tensorflow_lists(given).rows
     if given["use_horovod"]:
-        notes.append(("worker_N folders", imagenet_data.run_folder(given), "rank 0 writes for all workers"))
-    return Mode(TRAIN, (recipe,), recipe=recipe, before=before, notes=tuple(notes))
+        notes.append(("worker_N folders", folder, "rank 0 writes for all workers"))
+    after = (Act(f"`sightline export {folder}` exports the network"),) if given["enable_checkpoint_and_export"] else ()
+    return Mode(TRAIN, (recipe,), recipe=recipe, before=before, after=after, notes=tuple(notes))
 
 
 def _settle(given: Given) -> Start:
@@ -196,7 +199,7 @@ MAIN_FLAGS = (
         False,
         Field(
             "--run.keep",
-            effect="ten, and one at step 0; without, the last and the best. No export there either",
+            effect="ten, and one at step 0; without, the last and the best. The end names `sightline export`",
             make=_checkpoints,
         ),
     ),

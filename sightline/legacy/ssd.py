@@ -64,7 +64,7 @@ def _drops(given: Given) -> Sequence[str]:
 
 
 def _weights(given: Given) -> Sequence[str]:
-    """Write the initial weights: a TensorFlow checkpoint folder, with SAME padding, or a file or name of torchvision."""
+    """Write the initial weights: a TensorFlow checkpoint, with SAME padding, or a file or name of torchvision."""
     path = given["resnet_checkpoint"].rstrip("/")
     if not path:
         return []
@@ -205,7 +205,11 @@ FLAGS = (
         "--resnet_checkpoint",
         "text",
         "/data/ssd_r34-mlperf",
-        Field("--model.weights", effect="model.ckpt-28152 in it, with TensorFlow's padding; or torchvision:resnet34", make=_weights),
+        Field(
+            "--model.weights",
+            effect="model.ckpt-28152 in it, with TensorFlow's padding; or torchvision:resnet34",
+            make=_weights,
+        ),
     ),
     Flag(
         "--data_dir",

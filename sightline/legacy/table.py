@@ -131,7 +131,7 @@ class Act:
     """Something that is done beside our commands, e.g. a file under the original's name."""
 
     text: str
-    do: Callable[[], None]
+    do: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,8 @@ class Mode:
     """Words after the command: the recipe or the run folder, and everything that no flag sets."""
     recipe: str = ""
     before: tuple[Act, ...] = ()
-    after: tuple[Act, ...] = ()
+    after: tuple[Act | tuple[str, ...], ...] = ()
+    """Done in its order when the command has ended well; words are a further command."""
     notes: tuple[tuple[str, str, str], ...] = ()
     """Rows of the table that belong to no flag: old, new, effect."""
 

@@ -89,8 +89,9 @@ def find_scripts(path: str, arguments: Sequence[str] = ()) -> list[Script]:
     if len(fitting) == 1:
         return fitting
     if fitting:
-        paths = " or ".join(_last_two(script.path)[1:] for script in fitting)
-        raise UsageError(f"{name} is the name of several originals that know these flags; write {paths}")
+        which = " or ".join(f"{_last_two(script.path)[1:]} ({script.about})" for script in fitting)
+        knowing = " that know these flags" if arguments else ""
+        raise UsageError(f"{name} is the name of {len(fitting)} originals{knowing}; write {which}")
     each = "; ".join(f"{_last_two(key)[1:]} has no {', '.join(found)}" for key, found in unknown.items())
     raise UsageError(f"{name} is the name of several originals, and none knows these flags: {each}")
 

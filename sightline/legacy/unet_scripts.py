@@ -44,7 +44,12 @@ DOWNLOAD = Script(
     "fetch a Decathlon task, as `sightline prepare decathlon --download` does",
     (
         Flag("--task", "text", None, Field("--task", effect="01 to 10", make=nothing, on=("",))),
-        Flag("--results", "text", "/data", Field("--source", effect="the tar stays there, packed", make=nothing, on=("",))),
+        Flag(
+            "--results",
+            "text",
+            "/data",
+            Field("--source", effect="the tar stays there, packed", make=nothing, on=("",)),
+        ),
     ),
     _download,
 )

@@ -1,8 +1,7 @@
 """The files of a run that programs read: log.jsonl, bad_samples.jsonl, rank_N.log; and the numbers for its loggers.
 
-log.jsonl is one JSON object per line; every line has `event` and `time`, the first one `schema`. Rank 0 writes it;
-rank N has rank_N.log, plain text, for its lines, its warnings and, where ranks hang, its stacks; rank 0 too where a
-folder for these files is given.
+log.jsonl is one JSON object per line; every line has `event` and `time`, the first one `schema`. Rank 0 writes it; rank
+N, and with --run.rank-logs rank 0, has rank_N.log, plain text, for its lines, warnings and, where ranks hang, stacks.
 Loggers (loggers.py) get the same numbers as train/NAME, epoch/NAME, evaluate/NAME.
 """
 

@@ -61,13 +61,15 @@ class RunFolder:
             (self.path / EXIT).unlink(missing_ok=True)  # tells how an earlier start ended; this one is at work
 
     @contextlib.contextmanager
-    def must_be_writable(self, other: Path | None = None, flag: str = "--run.out") -> Iterator[None]:
-        """Raise UsageError for an OSError inside, of this folder or of another one that `flag` names."""
+    def must_be_writable(self, rank_logs: Path | None = None) -> Iterator[None]:
+        """Raise UsageError for an OSError inside, of this folder or of that for the logs of ranks."""
         try:
             yield
         except OSError as error:
-            place, flag = (f"folder {other}", flag) if other else (f"run folder {self.path}", "--run.out")
-            raise UsageError(f"{place} cannot be written: {error.strerror}; give another one with {flag} DIR") from error
+            place, flag = (f"folder {rank_logs}", "rank-logs") if rank_logs else (f"run folder {self.path}", "out")
+            raise UsageError(
+                f"{place} cannot be written: {error.strerror}; give another one with --run.{flag} DIR"
+            ) from error
 
     @contextlib.contextmanager
     def may_lack_room(self) -> Iterator[None]:

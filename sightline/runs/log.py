@@ -52,12 +52,12 @@ class RunLog:
         self._page = Refresh(folder) if has_report and self.folder.is_main else None
         if attempt is None:
             return
-        if self.folder.is_main:
-            self.folder.claim()
         if self.events.has_rank_log:
-            with self.folder.must_be_writable(rank_logs, "--run.rank-logs"):
+            with self.folder.must_be_writable(rank_logs):
                 start = f"rank {rank}, pid {os.getpid()} on {platform.node()}, restart {attempt.restarts}"
                 self.events.note(start)
+        if self.folder.is_main:
+            self.folder.claim()
 
     def say(self, text: str) -> None:
         """Print a line for the person at the terminal; ranks that have a rank_N.log keep it there too."""

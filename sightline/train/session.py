@@ -54,7 +54,9 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
             log.say(place)
         if here.is_main and (note := device.sharing_note()):
             log.say(note)
-        watchdog = Watchdog(here, run.timeout_s, log.events.dump_stacks, on_lost, str((rank_logs or folder) / "rank_*.log"))
+        watchdog = Watchdog(
+            here, run.timeout_s, log.events.dump_stacks, on_lost, str((rank_logs or folder) / "rank_*.log")
+        )
         here = dataclasses.replace(here, beat=watchdog.beat)
         with watchdog, log.taking_warnings():
             with leaving_at_once():

@@ -190,6 +190,8 @@ OUTPUTS = """## Where results lie
 | SSD: `model_dir`, and `worker_N` for the other ranks | `model_dir` |
 | checkpoints `ckpt-N`, `model.ckpt-N`, `model_N.pth`, `last.ckpt` | `checkpoints/ckpt-N` of the run, another form |
 | TensorBoard events in `model_dir` and `model_dir/eval` | `tensorboard/` of the run |
+| `mpirun --output-filename DIR`: `DIR/1/rank.N/stdout` | one host: `DIR/rank_N.log`; several: as Open MPI writes it |
+| ResNeXt `--export_dir DIR`: `DIR/TIME/saved_model.pb` | `DIR/TIME/model.onnx`, when the command ends |
 | `--benchmark_log_dir`: metric.log, benchmark_run.log | the same folder, the same names |
 | Unet2D `--benchmark`: `RESULTS/perf.json` or `--logname` | the same file, the same five numbers |
 | Unet2D `--exec_mode evaluate`: `RESULTS/eval_log.json` or `--logname` | the same file |

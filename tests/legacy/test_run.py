@@ -124,6 +124,43 @@ def test_the_estimator_script_profiles_logs_and_evaluates(shapes: Path, here: Pa
     assert json.loads(scores.read_text())["values"]["samples"] == 6
 
 
+def test_export_dir_writes_the_trained_network_at_the_end(shapes: Path, here: Path, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("onnxruntime")
+    words = f"imagenet_main.py -bs 4 --jpeg_data_dir {shapes} -md model --max_train_steps 2 --export_dir out".split()
+    assert legacy(*words, fields=SMALL) == 0
+    [file] = (here / "out").glob("*/model.onnx")
+    assert f"wrote {file.relative_to(here)}" in capsys.readouterr().out
+    image = next((shapes / "val").glob("*/*"))
+    assert cli.main(["predict", str(file), str(image), "--out", "found"]) == 0
+
+
+def test_the_folder_of_mpirun_for_output_has_the_log_of_the_first_rank_too(
+    shapes: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+):
+    line = f"mpirun --tag-output --output-filename logs -np 1 $PYTHON imagenet_main.py -bs 4 --jpeg_data_dir {shapes}"
+    assert legacy("--", f"{line} -md model --max_train_steps 2 --display_steps 1", fields=SMALL) == 0
+    log = (here / "logs" / "rank_0.log").read_text()
+    [start], trained = events(here / "model", "start"), events(here / "model", "train")
+    assert start["steps"] == 2 and f"loss {trained[0]['loss']:.4g}" in log
+    assert "ends with exit 0: finished" in log and not list((here / "model").glob("rank_*.log"))
+    (here / "file").touch()
+    monkeypatch.chdir(here)
+    assert legacy("--", f"{line.replace('logs', 'file/logs')} -md other --max_train_steps 2", fields=SMALL) == 2
+
+
+def test_ssd_writes_summaries_every_save_summary_steps(coco: Path, here: Path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    words = ["ssd.py", "--data_dir", coco, "--model_dir", "model", "--resnet_checkpoint", "", "-b", "4", "-d", "fp32"]
+    more = "-e 4 --save_summary_steps 2 --num_steps 5 --save_checkpoints_steps 2".split()
+    assert legacy(*words, *more, fields=SMALL_BOXES) == 0
+    assert [line["step"] for line in events(here / "model", "train")] == [1, 2, 3, 4, 5]
+    board = accumulator.EventAccumulator(str(here / "model" / "tensorboard"))
+    board.Reload()
+    assert [event.step for event in board.Scalars("train/loss")] == [2, 4]
+    kept = sorted(int(path.name[5:]) for path in (here / "model" / "checkpoints").glob("ckpt-*"))
+    assert kept == [0, 2, 4, 5]
+
+
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("coco")
@@ -242,8 +279,22 @@ def test_download_py_fetches_a_task_that_preprocess_py_then_prepares(
     assert (here / "data" / "04_2d" / "plan.json").is_file()
 
 
-def test_weights_of_ssd_that_are_missing_name_those_that_fit(coco: Path, here: Path, capsys: pytest.CaptureFixture[str]):
-    words = ["ssd.py", "--data_dir", coco, "--model_dir", "model", "-b", "4", "-d", "fp32", "--resnet_checkpoint", "r34"]
+def test_weights_of_ssd_that_are_missing_name_those_that_fit(
+    coco: Path, here: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = [
+        "ssd.py",
+        "--data_dir",
+        coco,
+        "--model_dir",
+        "model",
+        "-b",
+        "4",
+        "-d",
+        "fp32",
+        "--resnet_checkpoint",
+        "r34",
+    ]
     assert legacy(*words, fields=["data.size=48", "data.classes=0", "data.max-boxes=20"]) == 4
     said = capsys.readouterr().err
     assert "weights r34/model.ckpt-28152 does not exist" in said and "give torchvision:resnet34" in said
@@ -379,14 +430,17 @@ def test_a_command_of_eight_devices_runs_with_two(
     text: str, shapes: Path, records: Path, coco: Path, volumes: Path, here: Path
 ):
     fields = tiny(ON_EIGHT[text], {"SHAPES": shapes, "RECORDS": records, "COCO": coco, "VOLUMES": volumes})
-    said = as_process("--", text.replace("/tmp/", f"{here}/"), fields=fields)
-    if ON_EIGHT[text][0] == "benchmark":
+    text, command = text.replace("/root/tmp/", "/tmp/").replace("/tmp/", f"{here}/"), ON_EIGHT[text]
+    said = as_process("--", text, fields=fields)
+    if command[0] == "benchmark":
         [result] = here.rglob("unet2d-*.json")
         assert json.loads(result.read_text())["ranks"]["size"] == 2 and "efficiency" in said
         return
     [log] = here.rglob("log.jsonl")
     [start] = events(log.parent, "start")
-    assert start["local_batch"] == 4 and (log.parent / "rank_1.log").is_file()
+    ranks = [0, 1] if "--output-filename" in text else [1]
+    place = here / "resnext_log" if 0 in ranks else log.parent
+    assert start["local_batch"] == 4 and sorted(here.rglob("rank_*.log")) == [place / f"rank_{n}.log" for n in ranks]
 
 
 @pytest.mark.slow

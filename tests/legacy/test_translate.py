@@ -1,6 +1,7 @@
 """Translations of command lines against numbers worked out by hand from descriptions of the originals."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -297,7 +298,8 @@ def test_a_flag_becomes_a_field(text: str, expected: str):
         ("imagenet_main.py -rs 34", "need 50 layers or more"),
         ("imagenet_main.py --return_before_eval", "use --disable_eval"),
         ("imagenet_main.py --enable_lars", "resnet50_lars"),
-        ("imagenet_main.py --export_dir /x", "no SavedModel"),
+        ("imagenet_main.py --image_bytes_as_serving_input", "takes pixels"),
+        ("imagenet_main.py --export_dir /x/ --model_dir ''", "--model_dir is empty"),
         ("imagenet_main.py --hooks NoHook", "nohook"),
         ("ssd.py -c 2.5", "--save_checkpoints_epochs 2.5"),
         ("ssd.py --mode train_and_eval", "knows train, eval"),
@@ -370,6 +372,23 @@ def test_summaries_are_written_every_so_many_steps(text: str, lines: int, points
     assert (run.tensorboard_every_steps or run.log_every_steps) == points
 
 
+def test_export_dir_exports_after_training_or_names_the_command_where_it_cannot():
+    text = "imagenet_main.py --use_horovod -md /m --export_dir /x/"
+    steps = became(f"mpirun -np 8 {text}").steps
+    assert [step[0] for step in steps if not isinstance(step, Act)] == ["train", "export"]
+    command = shlex.join(["sightline", *steps[-1]])
+    expected = r"sightline export /m/worker_0 --checkpoint latest --format onnx --out /x/\d{10}/model.onnx"
+    assert re.fullmatch(expected, command)
+    for found in (became(text, start=Start(ranks=8, is_rank=True)), became(f"mpirun -np 16 -H a:8,b:8 {text}")):
+        assert isinstance(found.steps[-1], Act) and re.search(expected, found.steps[-1].text)
+    assert shlex.join(became(f"{text} --eval_only").steps[-2]).startswith("evaluate /m/worker_0")
+
+
+def test_the_end_of_a_keras_run_names_the_export_that_its_readme_promises():
+    last = became("demo_resnet_keras.py --enable_checkpoint_and_export -md /m").steps[-1]
+    assert isinstance(last, Act) and "sightline export /m" in last.text
+
+
 def test_steps_that_the_readme_of_ssd_names_are_understood():
     _, name, *flags = words("ssd.py --num_steps 100 --log_step_count_steps 2 --save_checkpoints_steps 50")
     recipe, run = config.load(name, flags)
@@ -398,8 +417,12 @@ def test_scripts_of_one_name_are_distinguished_by_folder_or_flags():
     }
     assert [path.split("/")[-2] for path in paths.values()] == ["torchvision", "scripts", "torchvision", "scripts"]
     assert len(find_scripts("train.py", ["--help"])) == 2
-    with pytest.raises(UsageError, match="write torchvision/train.py or scripts/train.py"):
-        find_scripts("train.py", ["--amp"])
+    for flags in ([], ["--amp"]):
+        with pytest.raises(UsageError) as error:
+            find_scripts("train.py", flags)
+        said = str(error.value)
+        assert "torchvision/train.py (ResNet-50 by torchvision's reference script, `sightline train resnet50`)" in said
+        assert " or scripts/train.py (upstream's call of main.py" in said and ("these flags" in said) == bool(flags)
     with pytest.raises(UsageError, match="torchvision/train.py has no --nope; scripts/train.py has no --nope"):
         find_scripts("train.py", ["--nope", "1"])
 

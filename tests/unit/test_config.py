@@ -432,7 +432,10 @@ def test_tags_that_make_objects_are_refused_and_nothing_is_run(tmp_path: Path, t
         (["--run.keep=0"], "run.keep=0 must be at least 1"),
         (["--run.prefetch=0"], "run.prefetch=0 must be at least 1"),
         (["--run.log-every-steps=0"], "run.log_every_steps=0 must be at least 1"),
-        (["--run.tensorboard-every-steps=15"], "tensorboard_every_steps=15 must be a multiple of run.log_every_steps=10"),
+        (
+            ["--run.tensorboard-every-steps=15"],
+            "tensorboard_every_steps=15 must be a multiple of run.log_every_steps=10",
+        ),
         (["--run.checkpoint-every-steps=-1"], "run.checkpoint_every_steps=-1 must be at least 0"),
         (["--run.workers=-2"], "run.workers=-2 must be at least -1"),
         (["--run.threads=-1"], "run.threads=-1 must be at least 0"),
