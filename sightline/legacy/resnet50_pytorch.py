@@ -10,6 +10,7 @@ from sightline.legacy.start import Start
 from sightline.legacy.table import EVALUATE, TRAIN, Field, Flag, Given, Mode, Notice, Refused, Script, nothing, plain
 
 POLICIES = {"ra": "randaugment", "ta_wide": "trivialaugment", "augmix": "augmix", "imagenet": "autoaugment"}
+TRANSFORMERS = ("vit", "swin", "maxvit")
 FALSE = ("0", "f", "false")
 DEAD = "the original read it and ignored it; here it acts"
 
@@ -138,6 +139,10 @@ def _settle(given: Given) -> Start:
 
 
 def _mode(given: Given) -> Mode:
+    if given["transformer_embedding_decay"] is not None and given["model"].startswith(TRANSFORMERS):
+        raise UsageError(
+            f"--transformer-embedding-decay: embeddings of {given['model']} have no decay of their own here; leave it out"
+        )
     if not given["test_only"]:
         return Mode(TRAIN, ("resnet50",), recipe="resnet50")
     if given["resume"].endswith((".pth", ".pt")):
@@ -203,7 +208,7 @@ FLAGS = (
         "--transformer-embedding-decay",
         "float",
         None,
-        Refused("embeddings have no decay of their own here; leave it out"),
+        Notice("a convolutional network has no embeddings; for ViT and Swin it is an error"),
     ),
     Flag("--label-smoothing", "float", 0.0, Field("--task.label-smoothing", 0.0)),
     Flag("--mixup-alpha", "float", 0.0, Field("--data.mixup", 0.0)),

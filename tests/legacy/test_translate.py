@@ -282,6 +282,7 @@ def test_a_flag_becomes_a_field(text: str, expected: str):
         ("train.py --resume checkpoint.pth", "--set model.weights=checkpoint.pth"),
         ("train.py --opt lamb", "--opt lamb"),
         ("train.py --start-epoch 3", "--start-epoch 3"),
+        ("train.py --model vit_b_16 --transformer-embedding-decay 0", "embeddings of vit_b_16 have no decay"),
         ("train.py --epochs ten", "--epochs ten: expected a whole number"),
         ("mpirun -np 8 train.py --lr 1", "torchrun --nproc_per_node 8"),
         ("trian.py", "did you mean train.py"),
@@ -439,6 +440,13 @@ def test_lists_of_operations_keep_modules_in_fp32_and_name_the_rest(tmp_path: Pa
     found = became(f"imagenet_main.py -dt bf16 --bf16_config_path {tmp_path}/own.json")
     assert "--train.fp32-ops BatchNorm2d" in shlex.join(found.steps[0])
     assert "bf16 list: Exp" in {old for old, _, _ in found.rows}
+
+
+def test_a_decay_of_embeddings_is_accepted_for_a_network_without_any():
+    text = "train.py --model resnet50 --transformer-embedding-decay 0"
+    assert words(text) == words("train.py --model resnet50 --data-path /datasets01/imagenet_full_size/061417/")
+    [row] = [row for row in became(text).rows if row[0] == "--transformer-embedding-decay 0"]
+    assert row[1] == "-" and "no embeddings" in row[2]
 
 
 def test_rows_tell_what_a_command_reads_from_what_it_does_not():
