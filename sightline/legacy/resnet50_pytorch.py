@@ -141,7 +141,7 @@ def _settle(given: Given) -> Start:
 def _mode(given: Given) -> Mode:
     if given["transformer_embedding_decay"] is not None and given["model"].startswith(TRANSFORMERS):
         raise UsageError(
-            f"--transformer-embedding-decay: embeddings of {given['model']} have no decay of their own here; leave it out"
+            f"--transformer-embedding-decay: embeddings of {given['model']} have no decay of their own; leave it out"
         )
     if not given["test_only"]:
         return Mode(TRAIN, ("resnet50",), recipe="resnet50")

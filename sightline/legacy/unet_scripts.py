@@ -231,7 +231,7 @@ WHAT = Flag("--mode", "text", "train", Field("main.py --exec_mode", make=nothing
 CALLING_MAIN = (
     Script(
         f"{FOLDER}/scripts/train.py",
-        "upstream's call of main.py for training",
+        "upstream's call of Unet2D's main.py for training",
         _flags(TRAIN_KEYS, task="01"),
         MAIN.mode,
         forward=_call_train,
