@@ -423,7 +423,8 @@ def test_scripts_of_one_name_are_distinguished_by_folder_or_flags():
             find_scripts("train.py", flags)
         said = str(error.value)
         assert "torchvision/train.py (ResNet-50 by torchvision's reference script, `sightline train resnet50`)" in said
-        assert " or scripts/train.py (upstream's call of Unet2D's main.py" in said and ("these flags" in said) == bool(flags)
+        assert " or scripts/train.py (upstream's call of Unet2D's main.py" in said
+        assert ("these flags" in said) == bool(flags)
     with pytest.raises(UsageError, match="torchvision/train.py has no --nope; scripts/train.py has no --nope"):
         find_scripts("train.py", ["--nope", "1"])
 

@@ -82,6 +82,14 @@ def event_files(result) -> Any:
     return len(list((result.folder / "tensorboard").glob("events.*")))
 
 
+def board_steps(result) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(result.folder / "tensorboard"))
+    board.Reload()
+    return [event.step for event in board.Scalars("train/loss")]
+
+
 def pages(result) -> Any:
     return sorted(path.name for path in result.folder.iterdir() if path.suffix in (".html", ".jpg"))
 
@@ -120,6 +128,10 @@ def shown(result) -> Any:
 
 def ranks_shown(result) -> Any:
     return {line.partition("]")[0] for line in result.shown.splitlines() if line.startswith("[rank ")}
+
+
+def rank_logs(_) -> Any:
+    return sorted(path.name for path in Path("logs").glob("*"))
 
 
 def workers(result) -> Any:
@@ -699,6 +711,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         "reduce": [ShownBy("distributed/test_ddp.py")],
         "save_in_background": [Flip(("False",), waited_for_saves, same=weights)],
         "rank_output": [Flip(("all",), ranks_shown, same=weights)],
+        "rank_logs": [Flip(("logs",), rank_logs, same=weights)],
         "timeout_s": [Flip(("7",), watched_for_s, same=weights)],
         "devices": [Flip(("2",), error)],
         "workers": [Flip(("1",), workers, same=weights)],
@@ -728,6 +741,7 @@ TABLE: dict[str, dict[str, list[Flip | ShownBy]]] = {
         ],
         "max_bad_steps": [Flip(("1",), error, base=(*DIVERGING, "--run.on-nan=skip"))],
         "tensorboard": [Flip(("True",), event_files, same=weights)],
+        "tensorboard_every_steps": [Flip(("2",), board_steps, base=("--run.tensorboard",), same=weights)],
         "benchmark_log": [Flip(("measured",), measured, same=weights)],
         "test_id": [Flip(("nightly",), measured, base=("--run.benchmark-log=measured",), same=weights)],
         "report": [Flip(("off",), pages, base=("--run.report=auto",), same=weights)],
