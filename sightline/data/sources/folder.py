@@ -1,4 +1,5 @@
 """Images in class folders: PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg, PATH/train alone, or PATH/CLASS/*.jpg.
+Other names of splits count if they differ in the split alone: PATH/img_train/CLASS/*.jpg, PATH/img_val/CLASS/*.jpg.
 
 The list of a large data set is kept between runs and used while no folder has changed. A file rewritten in place leaves
 its folder's time as it was: it is read as it is now, but the kept fingerprint does not see its new size.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import numpy as np
 from sightline.data import listed
 from sightline.data.contents import PathsBelow
 from sightline.data.inputs import read_bytes
-from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table
+from sightline.data.sources import DEFAULT_OPTIONS, Sample, Source, SourceOptions, index_files, layouts, table, tfrecord
 from sightline.data.sources.layouts import IMAGES, Layout, Place
 from sightline.errors import BadData, first_of
 from sightline.files.results import is_result
@@ -33,28 +34,72 @@ _DEPTH = 3  # of folders within a class in which `detect` looks for a first imag
 
 
 def detect(path: str) -> bool:
-    """Return whether PATH has class folders with images, or a train or val folder with folders in it."""
-    layout = find(path)
-    if layout is None or layouts.is_description(path) or layout.place("val").images != Path(path):
-        return layout is not None
-    return not table.detect(path) and not _FOREIGN & {name.lower() for name in layouts.subfolders(Path(path))}
+    """Return whether PATH has class folders with images, or a train or val folder with folders in it. Also if its
+    folders are called like splits but cannot be used as such: opening it says why."""
+    root = Path(path)
+    if layouts.is_description(path) or _below_splits(root):
+        return find(path) is not None
+    named = _named_splits(root)
+    if find(path) is None and named is not None:
+        return False
+    if table.detect(path) or _FOREIGN & {name.lower() for name in layouts.subfolders(root)}:
+        return False
+    return named == {} or not tfrecord.detect(path)  # records beside the images that they were made of
 
 
 def find(path: str) -> Layout | None:
-    """Return where the class folders of both splits are: below PATH/train and PATH/val, or in PATH itself."""
+    """Return where the class folders of both splits are: below PATH/train and PATH/val, below folders such as
+    PATH/img_train and PATH/img_val, or in PATH itself."""
     if layouts.is_description(path):
         found = layouts.read_description(path)
         return found if found.kind == "folder" else None
     root = Path(path)
-    named = layouts.split_folders(root)
-    splits = {split: Place(at) for split, at in named.items() if _may_be_classes(at)}
-    if "val" in named and "val" not in splits and named["val"].name.lower() != "test" and splits:
-        splits["val"] = Place(named["val"])  # listing it says what is missing; an unsorted test set is of no use here
-    if splits:
-        return Layout("folder", splits.get("train"), splits.get("val"))
+    if splits := _below_splits(root):
+        return splits
+    named = _named_splits(root)
+    if named != {}:
+        return _usable(named) if named else None
     if not _may_be_classes(root) or sum(_holds_image(root / name) for name in layouts.subfolders(root)) < 2:
         return None
     return Layout("folder", Place(root), None)
+
+
+def _below_splits(root: Path) -> Layout | None:
+    """Return the splits below folders called train and val, or another of `layouts.NAMES`."""
+    return _usable(layouts.split_folders(root))
+
+
+def _usable(named: Mapping[Split, Path]) -> Layout | None:
+    splits = {split: Place(at) for split, at in named.items() if _may_be_classes(at)}
+    if "val" in named and "val" not in splits and layouts.split_in(named["val"].name)[0] != "test" and splits:
+        splits["val"] = Place(named["val"])  # listing it says what is missing; an unsorted test set is of no use here
+    return Layout("folder", splits.get("train"), splits.get("val")) if splits else None
+
+
+def _named_splits(root: Path) -> dict[Split, Path] | None:
+    """Return the splits if all folders with images are called like one, e.g. img_train and img_val, which differ in
+    that word alone, and train has class folders. {} if the folders may be classes: bullet_train and car. None if they
+    are called like splits and cannot be used as such."""
+    spoken = {name: layouts.split_in(name) for name in layouts.subfolders(root)}
+    if len({split for split, _ in spoken.values() if split}) < 2:
+        return {}  # without a look into a thousand class folders
+    alike: dict[str, dict[str, Path]] = {}
+    others = False
+    for name, (split, rest) in spoken.items():
+        if _holds_image(root / name):
+            others = others or not split
+            if split:
+                alike.setdefault(rest, {}).setdefault(split, root / name)
+    pairs = [splits for splits in alike.values() if "train" in splits and len(splits) > 1]
+    if others:
+        # training_certificate and test_certificate may be classes beside invoice; img_train and img_val are not.
+        is_split = any("val" in splits or all(map(_may_be_classes, splits.values())) for splits in pairs)
+        return None if is_split else {}
+    if len({split for splits in alike.values() for split in splits}) < 2:
+        return {}
+    if len(alike) > 1 or not pairs or not _may_be_classes(pairs[0]["train"]):
+        return None
+    return {"train": pairs[0]["train"], "val": pairs[0].get("val") or pairs[0]["test"]}
 
 
 def _may_be_classes(folder: Path) -> bool:
@@ -101,6 +146,8 @@ class FolderSource(Source):
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> FolderSource:
     """List the images of a split. Classes are those of train, so both splits number them alike."""
     layout = find(path)
+    if layout is None and _named_splits(Path(path)) is None:
+        raise BadData(_names_of_splits(Path(path)))
     if layout is None:
         raise BadData(
             f"{path} holds no class folders with images, found there: {layouts.contents(Path(path))}; expected "
@@ -117,6 +164,17 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
     # A part of one folder validates where there is no val split.
     listing = listed.shared(("folder", root, wants_all), lambda: _listed(path, root, classes, wants_all))
     return split_of(listing, root, tuple(classes), layout, split, options)
+
+
+def _names_of_splits(root: Path) -> str:
+    """Say why folders that are called like splits are not taken for classes, and what to do."""
+    whole = os.path.abspath(root)
+    return (
+        f"{root} holds {layouts.contents(root)}; some are called like splits, not like classes. Expected class folders "
+        f"in each of them, as in PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg. To choose the folders yourself give a "
+        f".yaml file as --data.path, with the lines `kind: folder`, `train: FOLDER` and `val: FOLDER`; "
+        f"if these folders are classes, with `kind: folder` and `train: {whole}`"
+    )
 
 
 def split_of(

@@ -31,6 +31,12 @@ SPLIT = "split.json"
 SPLITS: tuple[Split, ...] = ("train", "val")
 NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # of folders, by preference
 IMAGES = DataConfig.file_suffixes
+_WORDS_OF_SPLITS = {
+    "train": ("train", "training", "trainset", "trainval"),
+    "val": ("val", "valid", "validation", "valset", "dev", "eval"),
+    "test": ("test", "testing", "testset"),
+}
+_WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+")  # of a folder's name: train and Images of trainImages_2017
 _KEYS = ("kind", "train", "val", "classes")
 _SHOWN = 5
 _MAX_SPLIT_BYTES = 2**30
@@ -128,6 +134,17 @@ def split_folders(root: Path) -> dict[Split, Path]:
         if name := next((name for name in NAMES[split] if name in folders), ""):
             found[split] = folders[name]
     return found
+
+
+def split_in(name: str) -> tuple[str, str]:
+    """Return the split whose word is in a folder's name, and the name without it: train and `img_*` of img_train. Both
+    are "" if there is no such word."""
+    words = {word.lower() for word in _WORD.findall(name)}
+    for split, known in _WORDS_OF_SPLITS.items():
+        if words & set(known):
+            rest = _WORD.sub(lambda word: "*" if word[0].lower() in known else word[0].lower(), name)
+            return split, rest
+    return "", ""
 
 
 def subfolders(root: Path) -> list[str]:
