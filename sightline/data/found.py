@@ -157,6 +157,8 @@ def _volumes(path: str, fold: int, folds: int, decides: bool) -> Found:
 def _line(both: Mapping[str, Images], options: SourceOptions) -> str:
     train, val = both["train"], both["val"]
     said = [f"data: {len(train.classes)} classes, {len(train)} + {len(val)} images"]
+    if train.inner:
+        said.append(f"found in {train.inner}/, one folder deeper")
     places = (train.layout.train, train.layout.val) if train.layout and train.layout.kind == "table" else ()
     if tables := list(dict.fromkeys(place.labels for place in places if place and place.labels)):
         others = ", not from the class folders beside it" if folder.find(str(tables[0].parent)) else ""

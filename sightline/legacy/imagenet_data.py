@@ -52,7 +52,8 @@ def data_path(given: Given) -> Sequence[str]:
     is_forced = bool(given.variable(FORCED))
     if given["jpeg_data_dir"] and not is_forced:
         return ["--data.path", given["jpeg_data_dir"], "--data.source", "folder"]
-    return ["--data.path", given["data_dir"], *(["--data.decoder", "cpu"] if is_forced else [])]
+    records = ["--data.path", given["data_dir"], "--data.source", "tfrecord"]
+    return [*records, *(["--data.decoder", "cpu"] if is_forced else [])]
 
 
 def precision(given: Given) -> Sequence[str]:

@@ -98,6 +98,27 @@ def test_imagenet_is_prepared_in_the_originals_shards(records: Path, shapes: Pat
     assert len(list(records.parent.glob("by_class/val/*/*"))) == len(list((shapes / "val").glob("*/*")))
 
 
+def test_the_readmes_steps_leave_records_that_the_keras_script_finds(records: Path, here: Path, capsys):
+    """They are in tf_records/ of a folder that is called so too, beside the images that they were made of."""
+    words = f"resnet_ctl_imagenet_main.py -bs 8 --train_steps 2 -dd {records.parent} -md model".split()
+    assert legacy(*words, fields=SMALL) == 0
+    out = capsys.readouterr().out
+    classes = len(list((records.parent / "img_train").iterdir()))
+    assert f"data: {classes} classes, " in out and "; found in tf_records/, one folder deeper" in out
+    assert "--data.source tfrecord" in out
+
+
+def test_unpacked_images_are_not_trained_before_they_are_prepared(records: Path, here: Path, capsys):
+    for name in ("img_train", "img_val"):
+        (here / "raw" / name).parent.mkdir(exist_ok=True)
+        (here / "raw" / name).symlink_to(records.parent / name)
+    words = "demo_resnet_keras.py -bs 8 --train_steps 2 -dd raw -md model".split()
+    assert legacy(*words, fields=SMALL) == 3
+    said = capsys.readouterr().err
+    assert "raw has no TFRecord files of the train split, found there: folders img_train, img_val" in said
+    assert not (here / "model").exists()
+
+
 def test_the_keras_launcher_trains_with_its_preset_and_cleans_a_run(records: Path, here: Path):
     words = f"demo_resnet_keras.py --optimizer LARS -bs 8 --train_steps 2 -dd {records} -md model --clean".split()
     for _ in range(2):

@@ -184,7 +184,7 @@ def test_a_rank_of_a_launcher_trains_and_starts_none():
         ),
         (
             "FORCE_HABANA_IMAGENET_LOADER_FALLBACK=1 imagenet_main.py --jpeg_data_dir /j -dd /r",
-            "--data.path /r --data.decoder cpu",
+            "--data.path /r --data.source tfrecord --data.decoder cpu",
         ),
         ("imagenet_main.py --jpeg_data_dir /j -dd /r", "--data.path /j --data.source folder"),
         ("imagenet_main.py -rs 50 --model_type resnet -rv 2", "--model.arch resnet50v2_tf1"),
@@ -256,7 +256,7 @@ def test_a_rank_of_a_launcher_trains_and_starts_none():
         (
             "mpirun -np 2 imagenet_main.py --use_horovod --eval_only -md /m --max_eval_steps 10",
             "evaluate /m/worker_0 --checkpoint latest --data.path /data/tensorflow/imagenet/tf_records/ "
-            "--train.global-batch 64 --train.eval-max-steps 10",
+            "--data.source tfrecord --train.global-batch 64 --train.eval-max-steps 10",
         ),
         ("main.py --task 01 --gpus 1 --batch_size 2 --test_batches 6", "--train.eval-max-steps 3"),
         (

@@ -70,6 +70,7 @@ class Images(ABC):
     classes: tuple[str, ...]
     fingerprint: str
     files: Sequence[Path] = ()  # that hold the images; none of data that are drawn
+    inner: str = ""  # the folder below the path that holds the files, where they lie one deeper
     layout: Layout | None = None  # where both splits were found, of kinds that may lie anywhere
     held_out: Names | None = None  # of a split that was drawn: the names of the samples that validate
     ignored: Mapping[str, int] = MappingProxyType({})  # files that are not read, by their endings

@@ -44,7 +44,8 @@ def _find(path: str) -> Layout | None:
     root = Path(path)
     if path.lower().endswith(_ENDINGS) and root.is_file():
         return Layout("table", Place(root.parent, root), None)
-    if any(map(layouts.subfolders, layouts.split_folders(root).values())) or tar.detect(path) or tfrecord.detect(path):
+    has_classes = any(map(layouts.subfolders, layouts.split_folders(root).values()))
+    if has_classes or tar.detect(path) or tfrecord.holds_shards(root):
         return None  # a table beside these says something else of them
     named = {file.stem.lower(): Place(root, file) for file in sorted(root.glob("*.[cC][sS][vV]")) if file.is_file()}
     if "labels" in named:

@@ -1,7 +1,8 @@
 """ImageNet as TFRecord files of tf.train.Example, read without TensorFlow, by random access.
 
 PATH/train/train-00000-of-01024 and PATH/validation/validation-00000-of-00128, or the other names of `SPLITS`; also
-without the folders. A shard missing of the number in the names is an error; an empty one is not.
+without the folders. Also one folder deeper, PATH/tf_records/train/..., if exactly one folder holds such files. A shard
+missing of the number in the names is an error; an empty one is not.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from sightline.data.formats import records
-from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files
+from sightline.data.sources import DEFAULT_OPTIONS, SourceOptions, index_files, layouts
 from sightline.data.sources.shards import (
     INDEX_FILES,
     MAX_CLASSES,
@@ -29,7 +30,7 @@ from sightline.data.sources.shards import (
     numbered_classes,
     scan_records,
 )
-from sightline.errors import BadData, BadSample
+from sightline.errors import BadData, BadSample, first_of
 from sightline.parts import Split
 
 # Folder and file prefix of each split: the names of three generations of ImageNet scripts.
@@ -48,13 +49,25 @@ _READ = frozenset((LABEL, ENCODED))
 
 
 def detect(path: str) -> bool:
-    """Return whether PATH has files named like the shards of a split."""
-    return any(_shard_files(Path(path), split) for split in SPLITS)
+    """Return whether PATH, or one folder in it, has files named like the shards of a split."""
+    return holds_shards(Path(path)) or len(_inner_folders(Path(path))) == 1
+
+
+def holds_shards(root: Path) -> bool:
+    """Return whether a folder has files named like the shards of a split."""
+    return any(_shard_files(root, split) for split in SPLITS)
+
+
+def _inner_folders(path: Path) -> list[str]:
+    return [name for name in layouts.subfolders(path) if holds_shards(path / name)]
 
 
 def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTIONS) -> TFRecordSource:
     """Index the shards of a split. Classes are those of the training files, so both splits number them alike."""
-    root, first = Path(path), options.first_label
+    inner = [] if holds_shards(Path(path)) else _inner_folders(Path(path))
+    if len(inner) > 1:
+        raise BadData(f"{path} holds TFRecord files in {first_of(inner)}; give one of these folders, {path}/{inner[0]}")
+    root, first = Path(path, *inner), options.first_label
     shards = _find_shards(root, split)
     index = _index_of(root, split, shards)
     defining, defining_shards = index, shards
@@ -65,7 +78,9 @@ def open_source(path: str, split: Split, options: SourceOptions = DEFAULT_OPTION
     classes = numbered_classes(defining, defining_shards, first, options.classes, hint)
     check_range(index, shards, first, len(classes), f"{hint}the right --data.classes")
     check_names(index, shards, first, classes)
-    return TFRecordSource(shards, index, index.label.astype(np.int64) - first, classes)
+    source = TFRecordSource(shards, index, index.label.astype(np.int64) - first, classes)
+    source.inner = "".join(inner)
+    return source
 
 
 class TFRecordSource(ShardSource):
@@ -108,7 +123,10 @@ def _shard_files(root: Path, split: str) -> list[tuple[int, int, Path]]:
 def _find_shards(root: Path, split: Split) -> list[Shard]:
     found = _shard_files(root, split)
     if not found:
-        raise BadData(f"{root} has no TFRecord files of the {split} split; expected {EXPECTED}")
+        raise BadData(
+            f"{root} has no TFRecord files of the {split} split, found there: {layouts.contents(root)}; expected "
+            f"{EXPECTED}. `sightline prepare` makes them (docs/data.md); images themselves are read by --data.source auto"
+        )
     folder, count = found[0][2].parent, found[0][1]
     for number, other, file in found:
         if other != count or number >= count:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sightline.data import found
 from sightline.data.classification import ClassificationData
 from sightline.data.formats import records
 from sightline.data.sources import SourceOptions, open_source, tfrecord
@@ -66,6 +67,45 @@ def test_files_written_by_tensorflow(golden: Path):
         assert any(data in (golden / "img_train" / name).read_bytes() for name in os.listdir(golden / "img_train"))
 
 
+@pytest.mark.parametrize("kind", ["auto", "tfrecord"])
+def test_records_one_folder_deeper_are_found(write, kind: str):
+    """ImageNet's README makes them in tf_records/ of the folder that it calls so."""
+    path = write(train=[example(1, "a", "n1"), example(2, "b", "n2")], val=[example(2, "c", "n2")])
+    direct = {split: open_source(kind, path, split) for split in ("train", "val")}
+    outer = Path(path).parent / "tf_records"
+    shutil.copytree(path, outer / "tf_records")
+    made(outer, "img_train/n1/a.JPEG", "img_train/n2/b.JPEG", "img_val/c.JPEG", "by_class/train/n1/a.JPEG")
+    for split, before in direct.items():
+        source = open_source(kind, str(outer), split)
+        assert (source.inner, before.inner) == ("tf_records", "")
+        assert (source.fingerprint, rows(source)) == (before.fingerprint, rows(before))
+    line = found.look(
+        "ClassificationData", str(outer), {"source": kind}, {"classes": "0", "val_fraction": "0.2"}, outer / "run"
+    ).line
+    assert line == "data: 2 classes, 2 + 1 images; found in tf_records/, one folder deeper"
+
+
+def test_records_in_two_folders_are_an_error_that_names_them(write):
+    path = Path(write(train=[example(1), example(2)]))
+    shutil.copytree(path, path.parent / "both" / "old")
+    shutil.copytree(path, path.parent / "both" / "new")
+    with pytest.raises(BadData, match="both holds TFRecord files in new, old; give one of these folders, .*both/new"):
+        open_source("tfrecord", str(path.parent / "both"), "train")
+    assert not tfrecord.detect(str(path.parent / "both"))
+
+
+def test_images_are_not_read_where_records_are_asked_for(tmp_path: Path):
+    made(tmp_path, "img_train/n1/a.JPEG", "img_train/n2/b.JPEG", "img_val/c.JPEG")
+    with pytest.raises(BadData, match="no TFRecord files of the train split, found there: folders img_train, img_val"):
+        open_source("tfrecord", str(tmp_path), "train")
+
+
+def made(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+
+
 @pytest.mark.parametrize(
     ("train", "val", "folders"),
     [
@@ -120,7 +160,7 @@ def test_a_class_without_a_synset_has_a_number_for_a_name(write):
 def test_val_alone_has_its_own_classes(write):
     path = write(val=[example(1, "a", "n1"), example(2, "b", "n2")])
     assert tfrecord.open_source(path, "val").classes == ("n1", "n2")
-    with pytest.raises(BadData, match="data has no TFRecord files of the train split; expected PATH/train/train-00000"):
+    with pytest.raises(BadData, match="data has no TFRecord files of the train split, found there: .*; expected PATH/train/train-00000"):
         tfrecord.open_source(path, "train")
 
 
