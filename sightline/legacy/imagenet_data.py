@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from sightline.legacy.table import (
     Script,
     nothing,
 )
+from sightline.terminal import say
 
 IMAGES = 1_281_167
 BOTH = (TRAIN, EVALUATE)
@@ -235,16 +236,28 @@ def _preprocess(given: Given) -> Mode:
 
 def link_by_class(raw: Path, links: Path) -> None:
     """Make train/ and val/ with class folders of what the README unpacks, without copying: val/ from its flat folder
-    and synset_labels.txt."""
-    train = _first(raw, ("train", "img_train"))
+    and synset_labels.txt. Links of an earlier run that lead elsewhere are made again or removed."""
+    wanted = {links / "train": _first(raw, ("train", "img_train")).resolve(), **_links_of_val(raw, links)}
+    stale = _stale(links, wanted)
+    for link in stale:
+        link.unlink()
+    for folder, _, _ in os.walk(links, topdown=False):
+        if folder != str(links) and not os.listdir(folder):
+            os.rmdir(folder)
+    if stale:
+        many = f"{len(stale)} link{'s' * (len(stale) > 1)}"
+        say(f"legacy: removed {many} of an earlier run from {links}, whose images have moved")
+    for link, target in wanted.items():
+        if not link.is_symlink():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(target)
+
+
+def _links_of_val(raw: Path, links: Path) -> dict[Path, Path]:
+    """Return links for val/ with their targets: one if it has class folders, otherwise one for each image."""
     val = _first(raw, ("validation", "img_val", "val"))
-    links.mkdir(exist_ok=True)
-    if not (links / "train").is_symlink():
-        (links / "train").symlink_to(train.resolve())
     if any(entry.is_dir() for entry in val.iterdir()):
-        if not (links / "val").is_symlink():
-            (links / "val").symlink_to(val.resolve())
-        return
+        return {links / "val": val.resolve()}
     labels = raw / "synset_labels.txt"
     if not labels.is_file():
         raise UsageError(f"{labels} is missing; it gives the class of every validation image, one a line")
@@ -252,13 +265,26 @@ def link_by_class(raw: Path, links: Path) -> None:
     synsets = labels.read_text(encoding="utf-8").split()
     if len(images) != len(synsets):
         raise UsageError(f"{val} holds {len(images)} images and {labels} {len(synsets)} lines; both must be equal")
-    for image, synset in zip(images, synsets, strict=True):
+    for synset in synsets:
         if "/" in synset or synset.startswith("."):
             raise UsageError(f"{labels}: '{synset}' is not a synset, e.g. n01440764")
-        folder = links / "val" / synset
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / image.name).is_symlink():
-            (folder / image.name).symlink_to(image.resolve())
+    return {
+        links / "val" / synset / image.name: image.resolve() for image, synset in zip(images, synsets, strict=True)
+    }
+
+
+def _stale(links: Path, wanted: Mapping[Path, Path]) -> list[Path]:
+    """Return the links of an earlier run that are not wanted now, or lead elsewhere; UsageError if a file of the user's
+    lies among them. Hidden files, such as an index, may lie beside train/ and val/."""
+    stale = []
+    for folder, folders, files in os.walk(links):
+        for path in (Path(folder, name) for name in sorted((*folders, *files))):
+            if path.is_symlink():
+                if path not in wanted or os.readlink(path) != str(wanted[path]):
+                    stale.append(path)
+            elif not path.is_dir() and not (path.parent == links and path.name.startswith(".")):
+                raise UsageError(f"{path} is not a link of this command; move it away")
+    return stale
 
 
 def _first(raw: Path, names: Sequence[str]) -> Path:

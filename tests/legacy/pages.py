@@ -204,6 +204,10 @@ Lines of Unet2D's README share one `--results` folder. A second line there resum
 keeps the run's precision, and says so where that is not bf16; a line with another fold, seed or batch, or an fp32 line
 in a bf16 run, is rejected: give it another `--results`.
 
+`--data_dir` of the ImageNet scripts means TFRecords, as there; images in it are an error. Records that the Keras
+README makes in `tf_records/tf_records` are found there. `preprocess_imagenet.py` may be repeated, also after
+`mv validation val`: links in `by_class/` that lead nowhere are replaced.
+
 Data that the originals prepared is read as it lies (ImageNet and COCO records, JPEG folders), except for Unet2D: its
 `config.pkl` could run anything, so volumes are prepared again by `preprocess.py`'s equivalent. `download.py` fetches
 the task's tar from the public bucket, unless the task is there, and compares its MD5. The tar stays packed:

@@ -20,8 +20,10 @@ from PIL import Image
 
 from sightline import cli
 from sightline.data.prepare.decathlon import fetched
+from sightline.errors import UsageError
 from sightline.hardware.setup import bind_to_cpus
 from sightline.legacy.command import legacy as run_legacy
+from sightline.legacy.imagenet_data import link_by_class
 
 REPO = Path(__file__).resolve().parents[2]
 TESTS = REPO / "tests"
@@ -96,6 +98,95 @@ def test_imagenet_is_prepared_in_the_originals_shards(records: Path, shapes: Pat
     assert len(list(records.glob("train/train-*-of-01024"))) == 1024
     assert len(list(records.glob("validation/validation-*-of-00128"))) == 128
     assert len(list(records.parent.glob("by_class/val/*/*"))) == len(list((shapes / "val").glob("*/*")))
+
+
+@pytest.fixture
+def unpacked(here: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """ImageNet as the ResNeXt README unpacks it, with two classes, linked by class as the first preparation does."""
+    for name in ("train/n1/a.JPEG", "train/n2/b.JPEG", "validation/v1.JPEG", "validation/v2.JPEG", "validation/v3.JPEG"):
+        (here / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / "raw" / name).write_bytes(name.encode())
+    (here / "raw" / "synset_labels.txt").write_text("n2\nn1\nn2\n")
+    linked(here)
+    capsys.readouterr()
+    return here / "raw"
+
+
+def linked(here: Path) -> dict[str, bytes]:
+    link_by_class(Path("raw"), Path("raw/by_class"))
+    files = [path for path in (here / "raw" / "by_class").rglob("*") if not path.is_dir() or path.is_symlink()]
+    assert all(path.is_symlink() and path.exists() for path in files), "a link that leads nowhere"
+    inside = (path for split in ("train", "val") for path in (here / "raw" / "by_class" / split).glob("*/*"))
+    return {str(path.relative_to(here / "raw" / "by_class")): path.read_bytes() for path in inside}
+
+
+def sort_by_class(val: Path) -> None:
+    """As valprep.sh does."""
+    for name, synset in (("v1.JPEG", "n2"), ("v2.JPEG", "n1"), ("v3.JPEG", "n2")):
+        (val / synset).mkdir(exist_ok=True)
+        (val / name).rename(val / synset / name)
+
+
+WANTED = {
+    "train/n1/a.JPEG": b"train/n1/a.JPEG",
+    "train/n2/b.JPEG": b"train/n2/b.JPEG",
+    "val/n1/v2.JPEG": b"validation/v2.JPEG",
+    "val/n2/v1.JPEG": b"validation/v1.JPEG",
+    "val/n2/v3.JPEG": b"validation/v3.JPEG",
+}
+
+
+def test_links_by_class_are_the_same_however_often_they_are_made(unpacked: Path, here: Path, capsys):
+    for _ in range(2):
+        assert linked(here) == WANTED
+    assert not capsys.readouterr().out
+
+
+def test_the_preparation_is_repeated_after_validation_became_val(records: Path, here: Path, capsys):
+    shutil.copytree(records.parent, here / "raw", symlinks=True)
+    (here / "raw" / "img_val").rename(here / "raw" / "val")
+    words = "--raw_data_dir=raw --local_scratch_dir=raw/tf_records --nogcs_upload".split()
+    assert cli.main(["legacy", "preprocess_imagenet.py", *words]) == 0
+    again = {path.name: path.read_bytes() for path in (here / "raw" / "tf_records" / "validation").iterdir()}
+    assert again == {path.name: path.read_bytes() for path in (records / "validation").iterdir()}
+    assert all(path.resolve().is_relative_to(here / "raw") for path in (here / "raw" / "by_class").glob("val/*/*"))
+
+
+def test_links_by_class_follow_validation_renamed_to_val(unpacked: Path, here: Path, capsys):
+    (unpacked / "validation").rename(unpacked / "val")
+    assert linked(here) == WANTED
+    assert "removed 3 links of an earlier run from raw/by_class" in capsys.readouterr().out
+
+
+def test_links_by_class_follow_validation_sorted_into_classes_and_back(unpacked: Path, here: Path, capsys):
+    (unpacked / "validation").rename(unpacked / "val")
+    sort_by_class(unpacked / "val")
+    assert linked(here) == WANTED
+    assert "removed 3 links of an earlier run from raw/by_class" in capsys.readouterr().out
+    for file in list((unpacked / "val").glob("*/*")):
+        file.rename(unpacked / "val" / file.name)
+    for folder in ("n1", "n2"):
+        (unpacked / "val" / folder).rmdir()
+    assert linked(here) == WANTED
+    assert sorted(path.name for path in (unpacked / "val").iterdir()) == ["v1.JPEG", "v2.JPEG", "v3.JPEG"]
+    assert "removed 1 link of an earlier run from raw/by_class" in capsys.readouterr().out
+
+
+def test_links_by_class_leave_out_images_that_are_gone(unpacked: Path, here: Path):
+    (unpacked / "validation" / "v2.JPEG").unlink()
+    (unpacked / "synset_labels.txt").write_text("n2\nn2\n")
+    (unpacked / "train").rename(unpacked / "img_train")
+    assert linked(here) == {name: data for name, data in WANTED.items() if "v2" not in name}
+    assert not (unpacked / "by_class" / "val" / "n1").exists()
+
+
+def test_files_of_the_user_among_the_links_are_an_error(unpacked: Path, here: Path):
+    (unpacked / "by_class" / "val" / "n1" / "mine.jpg").write_bytes(b"")
+    (unpacked / "validation").rename(unpacked / "val")
+    sort_by_class(unpacked / "val")
+    with pytest.raises(UsageError, match="raw/by_class/val/n1/mine.jpg is not a link of this command; move it away"):
+        linked(here)
+    assert (unpacked / "by_class" / "val" / "n1" / "mine.jpg").exists()
 
 
 def test_the_readmes_steps_leave_records_that_the_keras_script_finds(records: Path, here: Path, capsys):
