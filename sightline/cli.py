@@ -336,7 +336,9 @@ def inspect(flags: Sequence[str]) -> None:
     parser.add_argument(
         "--lr-at", type=int, nargs="+", default=[], metavar="STEP", help="show the rates of these steps"
     )
-    parser.add_argument("--ranks", type=int, default=1, help="number of devices of the run; some rates depend on it")
+    parser.add_argument(
+        "--ranks", type=int, help="devices of the run, on all hosts; some rates depend on it (default: --run.devices)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments, rest = parser.parse_known_args(flags)
     recipe, run = load_recipe("inspect", rest, _own(parser))

@@ -19,8 +19,10 @@ from sightline.train.model import choose_trainable
 from sightline.train.orders import length_of, train_order
 
 
-def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int = 1) -> dict[str, Any]:
-    """Return facts about a recipe on `ranks` devices; those that depend on the data only with --data.path."""
+def inspect(recipe: Recipe, run: Run, lr_at: Sequence[int] = (), ranks: int | None = None) -> dict[str, Any]:
+    """Return facts about a recipe on `ranks` devices, by default those that --run.devices starts; facts that depend on
+    the data only with --data.path."""
+    ranks = max(1, run.devices) if ranks is None else ranks
     if ranks < 1:
         raise UsageError(f"--ranks {ranks} must be at least 1")
     if any(step < 0 for step in lr_at):

@@ -4,6 +4,8 @@ Worked out beforehand from the originals' formulas over ImageNet's 1,281,167 ima
 """
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -12,6 +14,7 @@ from sightline import cli
 SMALL = "--model.arch=shufflenet_v2_x0_5"  # a network that is counted in no time; no rate asks for it
 
 
+@pytest.mark.parametrize("flag", ["--ranks", "--run.devices"])
 @pytest.mark.parametrize(
     ("name", "batch", "ranks", "steps_per_epoch", "expected"),
     [
@@ -45,10 +48,10 @@ SMALL = "--model.arch=shufflenet_v2_x0_5"  # a network that is counted in no tim
     ids=lambda value: str(value) if isinstance(value, str | int) else "",
 )
 def test_rates_of_the_originals(
-    capsys, name: str, batch: int, ranks: int, steps_per_epoch: int, expected: dict[int, float]
+    capsys, name: str, batch: int, ranks: int, steps_per_epoch: int, expected: dict[int, float], flag: str
 ):
     steps = [str(step) for step in expected]
-    flags = [SMALL, f"--train.global-batch={batch}", "--ranks", str(ranks), "--json", "--lr-at", *steps]
+    flags = [SMALL, f"--train.global-batch={batch}", flag, str(ranks), "--json", "--lr-at", *steps]
     assert cli.main(["inspect", name, *flags]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["steps_per_epoch"] == steps_per_epoch
@@ -59,3 +62,23 @@ def test_a_short_run_of_the_pytorch_table_is_cut_and_not_compressed(capsys):
     steps = [str(epoch * 5004) for epoch in range(5)]
     assert cli.main(["inspect", "resnet50", SMALL, "--train.epochs=5", "--json", "--lr-at", *steps]) == 0
     assert list(json.loads(capsys.readouterr().out)["lr_at"].values()) == [0.1, 0.275, 0.45, 0.625, 0.8]
+
+
+def test_ranks_of_several_hosts_are_more_than_the_devices_of_one(capsys):
+    flags = [SMALL, "--run.devices=1", "--ranks=16", "--train.global-batch=4096", "--json", "--lr-at", "936"]
+    assert cli.main(["inspect", "resnet50_lars", *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["lr_at"] == {"936": pytest.approx(9.5)}
+
+
+@pytest.mark.slow  # two processes that import torch
+def test_two_ranks_train_at_the_rates_that_inspect_shows(tmp_path, capsys):
+    flags = [SMALL, "--data.path=synthetic:classes=4,samples=64,size=32", "--data.classes=4", "--data.size=24"]
+    flags += ["--train.global-batch=8", "--train.epochs=5", "--run.devices=2", "--run.device=cpu", "--run.workers=0"]
+    flags += [f"--run.out={tmp_path}", "--run.log-every-steps=1", "--run.report=off", "--train.no-eval-at-end"]
+    command = [sys.executable, "-m", "sightline", "train", "resnet50_lars", *flags, "--train.eval-every-epochs=9"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=240)
+    events = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    used = {str(event["step"] - 1): event["lr"] for event in events if event["event"] == "train"}
+    assert cli.main(["inspect", "resnet50_lars", *flags, "--json", "--lr-at", *used]) == 0
+    assert json.loads(capsys.readouterr().out)["lr_at"] == pytest.approx(used, rel=1e-6)
+    assert len(used) == 40 and max(used.values()) == pytest.approx(9.5)
