@@ -42,16 +42,22 @@ def choose(runs: Sequence[Trained], folder: Path, labels: Path | None) -> dict[s
     volumes = [row for trained in runs for row in _dice(trained, labels)]
     if not volumes:
         raise BadData(f"not one volume of the val split could be read; give with --labels what can be, not {labels}")
-    dice = np.array(volumes).mean(0)  # (2, classes - 1)
-    rows = [
-        {"class": name, "label": f"L{number}", "dice": plain, "dice_largest": largest, "largest": largest > plain}
-        for number, (name, plain, largest) in enumerate(zip(runs[0].spec.classes[1:], *dice.tolist(), strict=True), 1)
-    ]
+    rows = decided(runs[0].spec.classes[1:], volumes)
     document = {"checkpoints": [str(each.path) for each in runs], "volumes": len(volumes), "classes": rows}
     with out.must_be_writable():
         out.write_json(DOCUMENT, document)
     log.say(f"wrote the choice to {folder / DOCUMENT}; `predict` applies it where it lies in the folder of the run")
     return document
+
+
+def decided(classes: Sequence[str], volumes: Sequence[Sequence[Sequence[float]]]) -> list[dict[str, Any]]:
+    """Return a row per class with both means over the volumes, whose Dice are (2, classes): of the masks as they are, and
+    with the largest components alone, which must be better: at a tie masks stay as they are."""
+    dice = np.array(volumes).mean(0)
+    return [
+        {"class": name, "label": f"L{number}", "dice": plain, "dice_largest": largest, "largest": largest > plain}
+        for number, (name, plain, largest) in enumerate(zip(classes, *dice.tolist(), strict=True), 1)
+    ]
 
 
 def chosen(folder: Path, classes: Sequence[str]) -> tuple[int, ...]:

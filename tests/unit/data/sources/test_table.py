@@ -73,6 +73,20 @@ def test_a_split_file_chooses_who_validates(data: Path, tmp_path: Path):
     assert listed(found["val"]) == [("4.jpg", "ant"), ("3.jpg", "cat")] and len(found["train"]) == 8
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("more", [[], ["elsewhere.jpg"]])
+def test_a_split_file_that_leaves_nothing_to_train_on_is_refused(
+    data: Path, tmp_path: Path, split: str, more: list[str]
+):
+    write(data / "labels.csv", ROWS)
+    names, kept = [name for name, _ in ROWS], tmp_path / "split.json"
+    kept.write_text(json.dumps({"val": [*names, *more]}))
+    with pytest.raises(BadData, match=f"split.json lists all of the {len(ROWS)} samples for validation; give the split"):
+        open_source("auto", str(data), split, SourceOptions(split=str(kept)))
+    kept.write_text(json.dumps({"val": [*names[1:], *more]}))
+    assert listed(both(data, SourceOptions(split=str(kept)))["train"]) == [ROWS[0]]
+
+
 @pytest.mark.parametrize("name", ["val", "valid", "validation", "test"])
 def test_a_table_for_each_split(data: Path, name: str):
     write(data / "train.csv", ROWS[:7])
