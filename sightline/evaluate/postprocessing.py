@@ -51,8 +51,8 @@ def choose(runs: Sequence[Trained], folder: Path, labels: Path | None) -> dict[s
 
 
 def decided(classes: Sequence[str], volumes: Sequence[Sequence[Sequence[float]]]) -> list[dict[str, Any]]:
-    """Return a row per class with both means over the volumes, whose Dice are (2, classes): of the masks as they are, and
-    with the largest components alone, which must be better: at a tie masks stay as they are."""
+    """Return a row per class with both means over the volumes, whose Dice are (2, classes): of the masks as they are,
+    and with the largest components alone. The latter must be better; at a tie masks stay as they are."""
     dice = np.array(volumes).mean(0)
     return [
         {"class": name, "label": f"L{number}", "dice": plain, "dice_largest": largest, "largest": largest > plain}

@@ -268,9 +268,7 @@ def _links_of_val(raw: Path, links: Path) -> dict[Path, Path]:
     for synset in synsets:
         if "/" in synset or synset.startswith("."):
             raise UsageError(f"{labels}: '{synset}' is not a synset, e.g. n01440764")
-    return {
-        links / "val" / synset / image.name: image.resolve() for image, synset in zip(images, synsets, strict=True)
-    }
+    return {links / "val" / synset / image.name: image.resolve() for image, synset in zip(images, synsets, strict=True)}
 
 
 def _stale(links: Path, wanted: Mapping[Path, Path]) -> list[Path]:

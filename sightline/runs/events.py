@@ -121,11 +121,11 @@ class EventLog:
         with self.folder.may_lack_room(), open_text(self.folder.path / BAD_SAMPLES, "a") as file:
             file.write(json.dumps(asdict(bad)) + "\n")
 
-    def end(self, code: int, reason: str) -> None:
-        """Log the exit code and close the loggers."""
+    def end(self, code: int, reason: str, **total: float) -> None:
+        """Log the exit code, with times and speed of a training that came to its end, and close the loggers."""
         if self.has_rank_log:
             self.note(f"ends with exit {code}: {reason}")
-        self.write("exit", code=code, reason=reason)
+        self.write("exit", code=code, reason=reason, **total)
         for logger in self._loggers:
             with self.folder.may_lack_room():
                 logger.close(code, reason)

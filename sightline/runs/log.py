@@ -49,6 +49,7 @@ class RunLog:
         self._drawn_at = time.monotonic()
         self._first_step: threading.Timer | None = None
         self._time_to_train: dict[str, float] = {}
+        self._total: dict[str, float] = {}  # of a training that came to its end
         self._page = Refresh(folder) if has_report and self.folder.is_main else None
         if attempt is None:
             return
@@ -241,19 +242,24 @@ class RunLog:
         self.say(f"{place}  {told}")
         self._say_packed("", values)
 
-    def finished(self, why: str, step: int, times: dict[str, float]) -> None:
-        """Report the end of a run and its time to train: from the first step to the evaluation that decided, at `step`;
-        -1 where there was none."""
-        if step < 0:
-            self.say(f"{why}; nothing was evaluated")
-            return
-        self.events.write("time_to_train", step=step, **{name: round(value, 3) for name, value in times.items()})
-        self.events.scalars("time_to_train", times, step)
-        self._time_to_train = times
-        has_paused = times["wall_s"] - times["running_s"] >= 1
-        pauses = f" ({as_hours(times['wall_s'])} with the pauses between starts)" if has_paused else ""
-        self.say(f"{why}; time to train {as_hours(times['running_s'])}{pauses}")
-        if self._page:
+    def finished(self, why: str, step: int, scored_step: int, times: dict[str, float], total: dict[str, float]) -> None:
+        """Report the end of a run after `step` steps, its time to train, from the first step to the evaluation that
+        decided, at `scored_step` (-1 where there was none), and the times and the speed of the whole training."""
+        self._total = {name: round(value, 3) for name, value in total.items()}
+        words = [why] if scored_step >= 0 else [why, "nothing was evaluated"]
+        if scored_step >= 0:
+            self.events.write(
+                "time_to_train", step=scored_step, **{name: round(value, 3) for name, value in times.items()}
+            )
+            self.events.scalars("time_to_train", times, scored_step)
+            self._time_to_train = times
+            words.append(f"time to train {_as_time(times)}")
+        if scored_step == step:  # nothing came after that evaluation
+            words[-1] += _as_rate(total)
+        else:
+            words.append(f"total training time {_as_time(total)}{_as_rate(total)}")
+        self.say("; ".join(words))
+        if self._page and scored_step >= 0:
             self._draw_best()
 
     def close(self, code: int, reason: str) -> None:
@@ -263,7 +269,7 @@ class RunLog:
 
     def tell_exit(self, code: int, reason: str, speaks_for_all: bool = False) -> None:
         """Tell how the run ended, to the log and in exit.json."""
-        self.events.end(code, reason)
+        self.events.end(code, reason, **self._total)
         more = {"time_to_train": self._time_to_train} if self._time_to_train and self.folder.is_main else {}
         self.folder.write_exit(code, reason, speaks_for_all, **more)
 
@@ -275,3 +281,13 @@ class RunLog:
         self.folder.release()
         if self._page:
             self._page.close()
+
+
+def _as_time(times: Mapping[str, float]) -> str:
+    has_paused = times["wall_s"] - times["running_s"] >= 1
+    pauses = f" ({as_hours(times['wall_s'])} with the pauses between starts)" if has_paused else ""
+    return as_hours(times["running_s"]) + pauses
+
+
+def _as_rate(total: Mapping[str, float]) -> str:
+    return f" at {as_speed(total['images_per_s'])}" if "images_per_s" in total else ""

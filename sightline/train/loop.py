@@ -160,7 +160,8 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                 _keep_facts(recipe, sets, bound["train"], order, log, bool(over))
                 _refuse_diverged(recipe, progress)
                 meter.start_epoch()
-            log.finished(over, progress.scored_step, times)
+            total = {**state.stopwatch.read(), **meter.read_start()}
+            log.finished(over, progress.step, progress.scored_step, times, total)
         except Interrupted as stop:
             saver.save(must_succeed=True)
             saved = f"saved at step {progress.step}; the same command resumes from there"

@@ -24,6 +24,7 @@ class Meter:
         self._steady_steps = 0
         self._last_step = -1
         self._made_at: float | None = time.perf_counter()
+        self._start_s = self._start_samples = 0.0  # of all epochs of this start
         self.start_epoch()
 
     def start_epoch(self) -> None:
@@ -94,8 +95,12 @@ class Meter:
         Call it after `read`, which has waited for the device. {} where only the epoch's evaluation was left to do.
         """
         seconds, samples = time.perf_counter() - self._epoch_started, self._epoch_samples
-        return (
-            {"seconds": seconds, "images_per_s": samples / seconds, "loss": self._epoch_loss / samples}
-            if samples
-            else {}
-        )
+        if not samples:
+            return {}
+        self._start_s += seconds
+        self._start_samples += samples
+        return {"seconds": seconds, "images_per_s": samples / seconds, "loss": self._epoch_loss / samples}
+
+    def read_start(self) -> dict[str, float]:
+        """Return images per second of all epochs that were read, without evaluation and saving; {} if there is none."""
+        return {"images_per_s": self._start_samples / self._start_s} if self._start_samples else {}

@@ -103,7 +103,7 @@ def test_imagenet_is_prepared_in_the_originals_shards(records: Path, shapes: Pat
 @pytest.fixture
 def unpacked(here: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     """ImageNet as the ResNeXt README unpacks it, with two classes, linked by class as the first preparation does."""
-    for name in ("train/n1/a.JPEG", "train/n2/b.JPEG", "validation/v1.JPEG", "validation/v2.JPEG", "validation/v3.JPEG"):
+    for name in ("train/n1/a.JPEG", "train/n2/b.JPEG", *(f"validation/v{number}.JPEG" for number in (1, 2, 3))):
         (here / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
         (here / "raw" / name).write_bytes(name.encode())
     (here / "raw" / "synset_labels.txt").write_text("n2\nn1\nn2\n")
@@ -285,6 +285,9 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ssd_trains_evaluates_all_checkpoints_and_draws(coco: Path, here: Path, capsys: pytest.CaptureFixture[str]):
     words = ["ssd.py", "--data_dir", coco, "--model_dir", "model", "--resnet_checkpoint", "", "-b", "4", "-d", "fp32"]
     assert legacy(*words, "-e", "2", "-c", "1", fields=SMALL_BOXES) == 0
+    ending = r"2 epochs are done; nothing was evaluated; total training time 0:00:\d\d at \d+ img/s\n"
+    assert re.search(ending, capsys.readouterr().out)
+    assert events(here / "model", "exit")[-1]["images_per_s"] > 0
     kept = sorted(path.name for path in (here / "model" / "checkpoints").glob("ckpt-*"))
     assert len(kept) == 3, "the start and two epochs"
     assert legacy(*words, "--mode", "eval") == 0

@@ -171,9 +171,9 @@ def _names_of_splits(root: Path) -> str:
     whole = os.path.abspath(root)
     return (
         f"{root} holds {layouts.contents(root)}; some are called like splits, not like classes. Expected class folders "
-        f"in each of them, as in PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg. To choose the folders yourself give a "
-        f".yaml file as --data.path, with the lines `kind: folder`, `train: FOLDER` and `val: FOLDER`; "
-        f"if these folders are classes, with `kind: folder` and `train: {whole}`"
+        f"in each of them, as in PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg. To choose the folders yourself, give "
+        f"a .yaml file as --data.path with the lines `kind: folder`, `train: FOLDER` and `val: FOLDER`; if they are "
+        f"classes, with `kind: folder` and `train: {whole}`"
     )
 
 

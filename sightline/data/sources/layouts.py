@@ -31,10 +31,10 @@ SPLIT = "split.json"
 SPLITS: tuple[Split, ...] = ("train", "val")
 NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # of folders, by preference
 IMAGES = DataConfig.file_suffixes
-_WORDS_OF_SPLITS = {
-    "train": ("train", "training", "trainset", "trainval"),
-    "val": ("val", "valid", "validation", "valset", "dev", "eval"),
-    "test": ("test", "testing", "testset"),
+_SPLIT_OF_WORD = {
+    **dict.fromkeys(("train", "training", "trainset", "trainval"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "valset", "dev", "eval"), "val"),
+    **dict.fromkeys(("test", "testing", "testset"), "test"),
 }
 _WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+")  # of a folder's name: train and Images of trainImages_2017
 _KEYS = ("kind", "train", "val", "classes")
@@ -139,12 +139,10 @@ def split_folders(root: Path) -> dict[Split, Path]:
 def split_in(name: str) -> tuple[str, str]:
     """Return the split whose word is in a folder's name, and the name without it: train and `img_*` of img_train. Both
     are "" if there is no such word."""
-    words = {word.lower() for word in _WORD.findall(name)}
-    for split, known in _WORDS_OF_SPLITS.items():
-        if words & set(known):
-            rest = _WORD.sub(lambda word: "*" if word[0].lower() in known else word[0].lower(), name)
-            return split, rest
-    return "", ""
+    spoken = {_SPLIT_OF_WORD.get(word.lower()) for word in _WORD.findall(name)}
+    split = next((split for split in ("train", "val", "test") if split in spoken), "")
+    rest = _WORD.sub(lambda word: "*" if _SPLIT_OF_WORD.get(word[0].lower()) == split else word[0].lower(), name)
+    return (split, rest) if split else ("", "")
 
 
 def subfolders(root: Path) -> list[str]:

@@ -96,7 +96,8 @@ def test_samples_that_cannot_be_drawn_do_not_end_the_run(log: RunLog):
 
     log.draw = draw
     log.scores(Scores({"top1": 0.5}, {}, []), "scores.json", is_best=True, epoch=1, step=1)
-    log.finished("done", 1, {"running_s": 1.0, "wall_s": 1.0})  # short runs draw at their end
+    times = {"running_s": 1.0, "wall_s": 1.0}
+    log.finished("done", 1, 1, times, times)  # short runs draw at their end
     told = [json.loads(line) for line in (log.folder.path / "log.jsonl").read_text().splitlines()]
     assert [event["text"] for event in told if event["event"] == "warning"] == [
         "the worst samples were not drawn: a task of one's own"

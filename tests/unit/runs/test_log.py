@@ -208,7 +208,8 @@ def test_the_time_to_train_stands_in_the_log_and_in_exit_json(folder: Path, caps
     log.evaluation("begin", 40)
     log.evaluation("end", 40, **times)
     log.scores(SCORES, "scores.json", times, epoch=2, step=40)
-    log.finished("top1 0.7500 has reached the target 0.7 at step 40", 40, times)
+    total = {**times, "images_per_s": 51.2}
+    log.finished("top1 0.7500 has reached the target 0.7 at step 40", 40, 40, times, total)
     log.close(0, "finished")
     kinds = ["log", "evaluate_begin", "evaluate_end", "evaluate", "time_to_train", "exit"]
     assert [line["event"] for line in lines(folder)] == kinds
@@ -216,8 +217,26 @@ def test_the_time_to_train_stands_in_the_log_and_in_exit_json(folder: Path, caps
         assert {key: line[key] for key in ("step", "wall_s", "running_s")} == {"step": 40, **times}
     assert json.loads((folder / "scores.json").read_text())["time_to_train"] == times
     assert json.loads((folder / "exit.json").read_text())["time_to_train"] == times
-    told = "has reached the target 0.7 at step 40; time to train 1:00:00 (2:01:01 with the pauses between starts)\n"
-    assert told in capsys.readouterr().out
+    assert lines(folder)[-1].items() >= total.items()
+    told = "has reached the target 0.7 at step 40; time to train 1:00:00 (2:01:01 with the pauses between starts)"
+    assert f"{told} at 51 img/s\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("scored_step", "told"),
+    [
+        (-1, "9 epochs are done; nothing was evaluated; total training time 1:00:00 at 51 img/s"),
+        (20, "9 epochs are done; time to train 0:00:10; total training time 1:00:00 at 51 img/s"),
+        (40, "9 epochs are done; time to train 0:00:10 at 51 img/s"),
+    ],
+)
+def test_the_last_line_of_a_training_has_its_total_time_and_speed(folder: Path, capsys, scored_step: int, told: str):
+    log = RunLog(folder)
+    total = {"wall_s": 3600.0, "running_s": 3600.0, "images_per_s": 51.2}
+    log.finished("9 epochs are done", 40, scored_step, {"wall_s": 10.0, "running_s": 10.0}, total)
+    log.close(0, "finished")
+    assert f"{told}\n" in capsys.readouterr().out
+    assert lines(folder)[-1].items() >= {"event": "exit", "code": 0, **total}.items()
 
 
 def test_the_board_has_the_numbers_of_the_original_scripts(tmp_path: Path):

@@ -74,9 +74,17 @@ def test_a_run_that_is_not_evaluated_at_its_end_ends_all_the_same(tmp_path: Path
         scores = train(tmp_path / name, *never, *more)
         assert scores.values == {} and seen(tmp_path / name, "evaluate", "step") == []
         assert checkpoint.find(tmp_path / name, "best").name == f"ckpt-{steps:08d}", "the last is saved"
-        assert "are done; nothing was evaluated" in capsys.readouterr().out
+        line = r"are done; nothing was evaluated; total training time 0:00:\d\d at (\S+) img/s"
+        shown = re.search(line, capsys.readouterr().out)[1]
+        [end], epochs = events(tmp_path / name, "exit"), events(tmp_path / name, "epoch")
+        images = [8 * (this["step"] - before) for this, before in zip(epochs, range(0, steps, 3), strict=True)]
+        seconds = sum(count / epoch["images_per_s"] for count, epoch in zip(images, epochs, strict=True))
+        assert end["images_per_s"] == pytest.approx(steps * 8 / seconds, rel=1e-3)
+        assert float(shown.replace(",", "")) == pytest.approx(end["images_per_s"], rel=0.05)
+        assert seconds - 0.001 <= end["running_s"] <= end["wall_s"] + 0.001
         train(tmp_path / name, *never, *more)
         assert "is finished" in capsys.readouterr().out
+        assert "images_per_s" not in events(tmp_path / name, "exit")[-1], "nothing was trained"
     train(tmp_path / "some", "--train.no-eval-at-end", "--train.eval-every-epochs=3")
     assert seen(tmp_path / "some", "evaluate", "step") == [9], "after epoch 3 of 4, and not at the end"
 

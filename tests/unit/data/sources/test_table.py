@@ -81,7 +81,7 @@ def test_a_split_file_that_leaves_nothing_to_train_on_is_refused(
     write(data / "labels.csv", ROWS)
     names, kept = [name for name, _ in ROWS], tmp_path / "split.json"
     kept.write_text(json.dumps({"val": [*names, *more]}))
-    with pytest.raises(BadData, match=f"split.json lists all of the {len(ROWS)} samples for validation; give the split"):
+    with pytest.raises(BadData, match=f"split.json lists all of the {len(ROWS)} samples for validation; give"):
         open_source("auto", str(data), split, SourceOptions(split=str(kept)))
     kept.write_text(json.dumps({"val": [*names[1:], *more]}))
     assert listed(both(data, SourceOptions(split=str(kept)))["train"]) == [ROWS[0]]
