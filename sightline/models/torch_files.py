@@ -77,7 +77,7 @@ def _read_pickle(path: Path) -> Any:
 
 def _objects(path: Path, told: str) -> list[str]:
     """Return the names of classes and functions in a pickle that are neither tensors nor plain values."""
-    first = re.findall(r"GLOBAL ([\w.]+) was not an allowed global", told)
+    first = re.findall(r"GLOBAL ([\w.]+) (?:was not an allowed global|whose module \S+ is blocked)", told)
     if not first:
         return []
     try:
@@ -173,5 +173,6 @@ def _kind(value: Any) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0].partition('. ')[0][:200]}"  # the rest advises weights_only=False
+    lines = [line for line in str(error).splitlines() if line and not line.startswith("Check the documentation")]
+    told = lines[-1] if lines and lines[0].startswith("Weights only load failed") else (lines or [""])[0]
+    return f"{type(error).__name__}: {told.partition('. ')[0][:200]}"  # the rest advises weights_only=False

@@ -2,6 +2,7 @@
 
 import argparse
 import fractions
+import os
 import pickle
 import random
 import zipfile
@@ -234,6 +235,19 @@ def test_objects_beside_the_weights_are_named_with_a_remedy(tmp_path, source):
 
     assert "objects, which can run code: fractions.Fraction, numpy." in told
     assert "pathlib" in told and "save only its state dict again" in told
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_function_that_torch_blocks_is_named(tmp_path, source, is_zip: bool):
+    path = tmp_path / "w.pth"
+    torch.save({"model": source.state_dict(), "args": os.system}, path, _use_new_zipfile_serialization=is_zip)
+    assert f"it holds objects, which can run code: {os.name}.system)" in refusal(path)
+
+
+def test_a_pickle_of_an_odd_kind_is_refused_with_the_reason(tmp_path):
+    path = tmp_path / "w.pth"
+    path.write_bytes(pickle.dumps({"a": {1}}, protocol=4))
+    assert "(UnpicklingError: Unsupported operand " in refusal(path)
 
 
 def test_flags_of_a_script_may_not_hold_objects(tmp_path, source):
