@@ -265,6 +265,7 @@ def predict(
     threshold: float | None = None,
     probabilities: bool = False,
     postprocess: bool = True,
+    trust: bool = False,
 ) -> list[Prediction]: ...
 @overload
 def predict(
@@ -280,6 +281,7 @@ def predict(
     draws: bool = True,
     probabilities: bool = False,
     postprocess: bool = True,
+    trust: bool = False,
 ) -> dict[str, Any]: ...
 @_called()
 def predict(
@@ -295,6 +297,7 @@ def predict(
     draws: bool = True,
     probabilities: bool = False,
     postprocess: bool = True,
+    trust: bool = False,
 ) -> list[Prediction] | dict[str, Any]:
     """Predict images or volumes: paths, folders, PIL images or arrays, one or a list of them. Write nothing.
 
@@ -302,19 +305,19 @@ def predict(
     folder, a file of `sightline export`, or what `model` returned, which is not loaded again; of a list of runs, or the
     folder of all folds, the probabilities are averaged. An input that cannot be read is an error, or left out with
     {"data.on_bad_sample": "skip"}. Images are decoded in this process unless flags give run.workers. `postprocess`
-    applies what `choose_postprocessing` decided. With `out`, the results are written there, as `write_predictions`
-    does, and what predictions.json holds is returned.
+    applies what `choose_postprocessing` decided. `trust` loads a .pt2, which can run code that its author put in. With
+    `out`, the results are written there, as `write_predictions` does, and what predictions.json holds is returned.
     """
     how: dict[str, Any] = {"top": top, "threshold": threshold, "draws": draws, "probabilities": probabilities}
     if out is not None:
-        how["postprocess"] = postprocess
+        how |= {"postprocess": postprocess, "trust": trust}
         return write_predictions(run, inputs, out, flags, which, recipe_file, **how)  # type: ignore[arg-type]
     options = PredictOptions(**how)
     if isinstance(run, Model):
         if flags:
             raise UsageError("flags cannot change a network that is loaded; give them to api.model, or name the run")
         return predict_inputs(run, inputs, _processed(run, options, postprocess))
-    trained = _in_one_process(_opened(run, which, _to_predict(flags), recipe_file))
+    trained = _in_one_process(_opened(run, which, _to_predict(flags), recipe_file, trust))
     return predict_inputs(trained, inputs, _processed(trained, options, postprocess))
 
 
@@ -332,6 +335,7 @@ def write_predictions(
     draws: bool = True,
     probabilities: bool = False,
     postprocess: bool = True,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Predict images or volumes, or all in folders, with a run, an exported file or several of them: write
     predictions.json, predictions.csv, masks of volumes and drawings into `out`; without it into `predictions` of the
@@ -339,6 +343,7 @@ def write_predictions(
 
     Return what predictions.json holds. Unreadable files are listed in it; they are an error at the end unless
     flags set data.on_bad_sample to skip, and always if no file could be read. Ranks of a launcher share the files.
+    `trust` loads a .pt2, which can run code that its author put in.
     """
     options = PredictOptions(top, threshold, draws, probabilities)
     paths = [Path(inputs)] if isinstance(inputs, str | Path) else list(inputs)
@@ -347,7 +352,7 @@ def write_predictions(
         raise UsageError(
             "to write predictions give files and a run folder; without `out`, objects are returned for any"
         )
-    opened = _opened(run_folder, which, _to_predict(flags), recipe_file, command="")
+    opened = _opened(run_folder, which, _to_predict(flags), recipe_file, trust, command="")
     if len(runs) > 1 and not (out or opened.run.out):
         raise UsageError(f"the results of {len(runs)} runs belong to none of them; add --out DIR")
     is_silent = opened.run.progress == "off" or not opened.world.is_main
@@ -368,7 +373,9 @@ def write_predictions(
         return predict_files(trained, files, folder, options)
 
 
-def _opened(run_folder: Runs, which: str, flags: Sequence[str], recipe_file: str, command: str = "predict") -> Trained:
+def _opened(
+    run_folder: Runs, which: str, flags: Sequence[str], recipe_file: str, trust: bool, command: str = "predict"
+) -> Trained:
     """Open a run or an exported file to predict with, several as an ensemble; with "" as the command in any number of
     ranks."""
     given = [run_folder] if isinstance(run_folder, str | Path) else list(run_folder)
@@ -379,7 +386,7 @@ def _opened(run_folder: Runs, which: str, flags: Sequence[str], recipe_file: str
     members: list[Trained] = []
     for path in (each for name in named for each in folds.runs_of(name)):
         if path.is_file():
-            members.append(open_exported(path, which, flags, recipe_file))
+            members.append(open_exported(path, which, flags, recipe_file, trust))
         else:
             members.append(open_trained(path, which, flags, recipe_file, command))
     if len(members) == 1:

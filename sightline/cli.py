@@ -218,6 +218,8 @@ def predict(flags: Sequence[str]) -> None:
     what = "run folder, a ckpt-* folder, or a .onnx or .pt2 file of `export`; several, or all folds: their mean"
     parser.add_argument("run", metavar="RUN", help=what)
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="images, NIfTI volumes, or folders of them")
+    what = "load .pt2 files: they are programs, and can run code that their author put in"
+    parser.add_argument("--trust", action="store_true", help=what)
     what = "folder for predictions.json, predictions.csv, masks and drawings; default: RUN/predictions, then -2, -3 ..."
     parser.add_argument("--out", default="", help=what)
     parser.add_argument("--top", type=int, help="largest number of classes or boxes per image")
@@ -251,6 +253,7 @@ def predict(flags: Sequence[str]) -> None:
         draws=arguments.draw,
         probabilities=arguments.save_probabilities,
         postprocess=arguments.postprocessing,
+        trust=arguments.trust,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,11 @@ class Runner(nn.Module):
         return found[0] if len(found) == 1 else found
 
 
+@dataclass(frozen=True)
 class Exported(Trained):
     """A file, its recipe as changed by flags, and the CPU."""
+
+    trust: bool = False  # load it even if that can run its author's code
 
     @property
     def _decodes(self) -> bool:
@@ -50,7 +54,7 @@ class Exported(Trained):
 
     def build(self) -> nn.Module:
         """Load the file."""
-        return Runner(_format_of(self.path).load(self.path), self.spec.size)
+        return Runner(_format_of(self.path).load(self.path, trust=self.trust), self.spec.size)
 
     def showing(self, options: PredictOptions) -> Task:
         """Return the task; refuse options that ask for more than the file keeps."""
@@ -70,11 +74,13 @@ class Exported(Trained):
         return dict(zip(self.stored["outputs"], model(batch["image"]), strict=True)), batch
 
 
-def open_exported(path: Path, which: str, flags: Sequence[str], recipe_file: str) -> Exported:
-    """Open a file for `predict`."""
+def open_exported(path: Path, which: str, flags: Sequence[str], recipe_file: str, trust: bool) -> Exported:
+    """Open a file for `predict`; one whose loading can run code only if the user trusts it."""
     if which != "best":
         raise UsageError(f"--checkpoint {which}: {path} is one network; leave it out, or give the run")
     chosen = _format_of(path)
+    if chosen.RUNS_CODE and not trust:
+        raise chosen.not_trusted(path)
     text = chosen.about(path)
     if not text:
         raise BadData(f"{path} was not written by `sightline export`: it does not say how to feed it; export it again")
@@ -90,6 +96,7 @@ def open_exported(path: Path, which: str, flags: Sequence[str], recipe_file: str
     except ValueError as error:
         raise BadCheckpoint(f"{path}: its description is damaged ({error}); export it again") from error
     opened = Exported.set_up(path, {}, about, recipe_file, on_cpu(flags, "predict with a file"))
+    opened = dataclasses.replace(opened, trust=trust)
     stored = config.from_json(about["recipe"], recipe_file)[0]
     changes = [f"--model.{each}" for each in _differing(opened.recipe.model, stored.model)]
     if not about["raw"] and stored.task.decodes:

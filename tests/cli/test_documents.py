@@ -97,6 +97,7 @@ SLOW = {
     "runs/brats": "slices of 192x160 and six levels; README.md has a training of them",
     "export": "torch's exporter takes seconds; tests/cli/test_export.py types it",
     "runs/served/model.onnx": "needs what is exported",
+    "runs/served/model.pt2": "needs what is exported",
     "LABELS": "needs what is predicted by runs/brats",
 }
 

@@ -13,10 +13,12 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from hostile_pt2 import ATTACKS, hostile
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sightline import cli, config
+from sightline import api, cli, config
+from sightline.errors import UsageError
 from sightline.export.formats import torch_export
 from sightline.parts import DataSpec
 from sightline.train import checkpoint
@@ -192,7 +194,7 @@ def test_predict_says_the_same_of_a_detector(
     name: str, detector: Path, shapes: Path, tmp_path: Path, sightline, boxes_of_run: list[dict]
 ):
     words = ["predict", detector / name, shapes / "val", "--out", tmp_path, *recipe_of(detector)]
-    file = sightline(*words, *SHOWN, "--no-draw", *HERE)
+    file = sightline(*words, *SHOWN, "--no-draw", *HERE, *(["--trust"] if name.endswith(".pt2") else []))
     assert file.code == 0, file
     same(boxes_of_run, findings(tmp_path))
 
@@ -213,7 +215,7 @@ def test_a_detector_chooses_boxes_inside_the_graph_unless_raw(detector: Path):
     whole = onnx.load(detector / "model.onnx").graph
     assert [output.name for output in whole.output] == ["boxes", "scores", "labels", "count"]
     assert "NonMaxSuppression" in {node.op_type for node in whole.node}
-    raw = torch_export.load(detector / "model-raw.pt2")
+    raw = torch_export.load(detector / "model-raw.pt2", trust=True)
     logits, offsets, anchors = raw(torch.zeros(5, 32, 32, 3, dtype=torch.uint8))
     assert logits.shape == (5, len(anchors), 4) and offsets.shape == (5, len(anchors), 4) and anchors.shape[1] == 4
     session = onnxruntime.InferenceSession(detector / "model.onnx")
@@ -270,8 +272,45 @@ def test_a_run_that_loads_normalised_images_is_exported_for_pixels(kind: str, sh
     assert sightline("export", tmp_path / "run", "--format", kind, *HERE).code == 0
     [file] = (tmp_path / "run").glob("model.[op]*")
     for given, out in ((tmp_path / "run", "a"), (file, "b")):
-        assert sightline("predict", given, shapes / "val", "--out", tmp_path / out, "--no-draw", *HERE).code == 0
+        words = ["predict", given, shapes / "val", "--out", tmp_path / out, "--no-draw", "--trust", *HERE]
+        assert sightline(*words).code == 0
     same(findings(tmp_path / "a"), findings(tmp_path / "b"))
+
+
+@pytest.fixture(scope="module")
+def archive(classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The classifier as .pt2; for reading only."""
+    path = tmp_path_factory.mktemp("archive") / "net.pt2"
+    export(classifier, "--format=torch-export", f"--out={path}")
+    return path
+
+
+def test_a_pt2_of_anyone_predicts_only_with_trust(
+    classifier: Path, archive: Path, shapes: Path, tmp_path: Path, sightline
+):
+    words = ["predict", archive, shapes / "val", "--out", tmp_path / "a", "--no-draw", *HERE]
+    said = sightline(*words)
+    assert said.code == 2 and f"{archive} is an exported program: loading it can run code" in said.err, said
+    assert "add --trust" in said.err and "export to ONNX, or use the run folder" in said.err
+    assert not (tmp_path / "a").exists()
+    assert sightline(*words, "--trust").code == 0
+    assert sightline("predict", classifier, shapes / "val", "--out", tmp_path / "b", "--no-draw", *HERE).code == 0
+    same(findings(tmp_path / "b"), findings(tmp_path / "a"))
+    image = findings(tmp_path / "a")[0]["path"]
+    with pytest.raises(UsageError, match="in Python trust=True"):
+        api.predict(archive, image)
+    [found] = api.predict(archive, image, trust=True)
+    assert found.label == findings(tmp_path / "a")[0]["found"][0]["class"]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_the_code_of_a_hostile_pt2_never_runs(
+    attack: str, archive: Path, shapes: Path, tmp_path: Path, sightline, monkeypatch
+):
+    evil, ran = hostile(archive, tmp_path, attack, monkeypatch)
+    said = sightline("predict", evil, shapes / "val", "--out", tmp_path / "out", "--no-draw", *HERE)
+    assert said.code == 2 and "evil.pt2 is an exported program" in said.err, said
+    assert not ran()
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pth"])
@@ -370,6 +409,10 @@ def test_predict_refuses_other_files(classifier: Path, shapes: Path, tmp_path: P
     damaged = onnx.load(classifier / "model.onnx")
     damaged.metadata_props[0].value = damaged.metadata_props[0].value.replace('"raw"', '"cooked"')
     onnx.save(damaged, tmp_path / "damaged.onnx")
+    custom = onnx.load(classifier / "model.onnx")
+    custom.graph.node[-1].domain, custom.graph.node[-1].op_type = "ai.onnx.contrib", "PyOp"  # Python code in a graph
+    custom.opset_import.append(onnx.helper.make_opsetid("ai.onnx.contrib", 1))
+    onnx.save(custom, tmp_path / "custom.onnx")
     (tmp_path / "text.onnx").write_text("no graph")
     (tmp_path / "text.pt2").write_text("no archive")
     save_file({"a": torch.zeros(1)}, tmp_path / "net.safetensors")
@@ -377,10 +420,11 @@ def test_predict_refuses_other_files(classifier: Path, shapes: Path, tmp_path: P
         ("foreign.onnx", 3, "was not written by `sightline export`"),
         ("damaged.onnx", 4, "its description is damaged"),
         ("text.onnx", 3, "cannot be opened by onnxruntime"),
+        ("custom.onnx", 3, "cannot be opened by onnxruntime"),
         ("text.pt2", 3, "is not a zip file"),
         ("net.safetensors", 2, "ends in .onnx or .pt2"),
     ]:
-        said = sightline("predict", tmp_path / name, shapes / "val", "--out", tmp_path / "out", *HERE)
+        said = sightline("predict", tmp_path / name, shapes / "val", "--out", tmp_path / "out", "--trust", *HERE)
         assert said.code == code and told in said.err, said
     said = sightline("predict", classifier / "model.onnx", shapes / "val", "--checkpoint", "latest", *HERE)
     assert said.code == 2 and "is one network" in said.err

@@ -1,4 +1,5 @@
-"""Formats of exported files, one file each: SUFFIX, RUNS (whether `predict` takes it), needs, write, load, about."""
+"""Formats of exported files, one file each: SUFFIX, ABOUT, check_installed, write, load; RUNS: whether `predict` takes
+it, and then RUNS_CODE (whether loading a stranger's file can run code) and about."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from sightline.export.served import INPUT, TRACED_BATCH, Runs, Served
 
 SUFFIX = ".onnx"
 RUNS = True
+RUNS_CODE = False  # operations of onnxruntime alone: no library of others is registered
 OPSET = 18  # the exporter's own, so that nothing has to be converted
 KEY = "sightline"
 # Voxels from which on an instance norm is written as means of means: onnxruntime sums all of them in one float, which
@@ -85,7 +86,7 @@ def _norms() -> dict[Any, Callable[..., Any]]:
     return {torch.ops.aten.instance_norm.default: instance_norm}
 
 
-def load(path: Path, served: Served | None = None) -> Runs:
+def load(path: Path, served: Served | None = None, trust: bool = False) -> Runs:
     """Open a file for running."""
     session = _session(path)
     names = [each.name for each in session.get_outputs()]

@@ -1,10 +1,12 @@
 """torch.export's archive (.pt2): torch runs it without the code of the network; detectors also need torchvision.
 
-torch.export.load unpickles where an archive asks for it, so `load` first looks whether this one does.
+An archive is a program: torch.export.load can run code that its author put in. `load` takes what this process wrote
+itself, and other archives only if the user trusts them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -15,13 +17,14 @@ from typing import Any
 
 import torch
 
-from sightline.errors import BadData
+from sightline.errors import BadData, UsageError
 from sightline.evaluate import nms_in_graph
 from sightline.export.served import TRACED_BATCH, Runs, Served
 from sightline.files.archive import Limits, Packed, packed_chunks, zip_members
 
 SUFFIX = ".pt2"
 RUNS = True
+RUNS_CODE = True
 FILE = "sightline.json"
 ABOUT = "torch.export archive"
 LIMITS = Limits(members=200_000, member_bytes=2**40, zip_ratio=1)
@@ -32,6 +35,11 @@ MEMBER = re.compile(
     r"|models/model\.json|data/sample_inputs/model\.pt|(data/)?extra/sightline\.json|archive_format|archive_version"
     r"|byteorder|version|\.data/\w+|\.format_version|\.storage_alignment)"
 )
+# Texts that torch keeps as they are: where a node comes from, and arguments of operations.
+TEXTS = {"stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node", "custom"}
+TEXTS |= {"as_string", "as_strings"}
+PLAIN = re.compile(r"[\w.+-]*", re.ASCII)  # names, which torch writes into Python source, and versions
+TREE = re.compile(r'(null|"(type|context|children_spec)"|"builtins\.(tuple|list|dict)"|"\[\]"|"null"|[\d\s\[\]{},:])*')
 # A size such as Mul(Integer(2), Symbol('s77', positive=True)): sympy evaluates these texts.
 WORDS = re.compile(
     r"Symbol\('[su]\d+'|\b(Integer|Add|Mul|Pow|Max|Min|FloorDiv|Mod|Eq|Ne|GreaterThan|LessThan|StrictGreaterThan"
@@ -42,6 +50,7 @@ SIGNS = re.compile(r"[\d\s()+*/,=<>-]*")
 TARGET = re.compile(
     r"torch\.ops\.aten\.(?!from_file|save)\w+\.\w+|torch\.ops\.torchvision\.nms\.default|torch\.sym_\w+|_operator\.\w+"
 )
+_written: set[str] = set()  # sha256 of the archives that this process wrote
 
 
 def check_installed() -> None:
@@ -55,20 +64,35 @@ def write(served: Served, about: str, path: Path) -> None:
         warnings.simplefilter("ignore")  # of torch and torchvision about their own parts
         program = torch.export.export(served, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         program = program.run_decompositions(nms_in_graph.for_torch())
-        torch.export.save(program, path, extra_files={FILE: about})
+        archive = io.BytesIO()
+        torch.export.save(program, archive, extra_files={FILE: about})
+    content = archive.getvalue()
+    path.write_bytes(content)
+    _written.add(hashlib.sha256(content).hexdigest())
 
 
-def load(path: Path, served: Served | None = None) -> Runs:
-    """Open a file for running."""
+def load(path: Path, served: Served | None = None, trust: bool = False) -> Runs:
+    """Open a file for running, if this process wrote these bytes or the user trusts them."""
     import torchvision  # noqa: F401  # registers its nms
 
+    content = path.read_bytes()  # read once: nobody can exchange the file after it was checked
+    if not trust and hashlib.sha256(content).hexdigest() not in _written:
+        raise not_trusted(path)
     try:
         _refuse_code(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return torch.export.load(path).module().forward  # not a module: its train() and eval() raise
+            return torch.export.load(io.BytesIO(content)).module().forward  # not a module: its train() and eval() raise
     except Exception as error:  # torch raises many types for a damaged or hostile archive
         raise BadData(f"{path} cannot be opened by torch.export ({str(error)[:200]}); export it again") from error
+
+
+def not_trusted(path: Path) -> UsageError:
+    """Return the error for a file whose author may be anyone."""
+    return UsageError(
+        f"{path} is an exported program: loading it can run code that its author put in. Load it only if you trust "
+        "where it comes from: add --trust (in Python trust=True); or export to ONNX, or use the run folder"
+    )
 
 
 def about(path: Path) -> str:
@@ -77,23 +101,35 @@ def about(path: Path) -> str:
 
 
 def _refuse_code(path: Path) -> None:
-    """Raise ValueError if loading this archive could run code: pickled objects, compiled libraries, odd expressions."""
+    """Raise ValueError if this archive holds what `write` never writes: pickled objects, compiled libraries, odd texts.
+
+    A second fence behind the user's trust, not a promise: torch does not say all that it runs.
+    """
     for member in _members(path, ""):
         if not MEMBER.fullmatch(member.name):
             raise ValueError(f"{member.name} could run code")
     for member in _members(path, ".pt"):
         torch.load(io.BytesIO(_read(path, member)), weights_only=True)  # if this fails, torch would load it without
     for member in _members(path, ".json"):
+        if member.name.endswith(f"/extra/{FILE}"):
+            continue  # our own description, which torch does not look into
         for key, value in _leaves(json.loads(_read(path, member))):
-            if (key == "use_pickle" and value) or not _is_harmless(key, value):
-                raise ValueError(f"{member.name} holds {key} {str(value)[:50]!r}, which could run code")
+            if not _is_harmless(key, value):
+                raise ValueError(f"{member.name} holds {key[:50]} {str(value)[:50]!r}, which could run code")
 
 
 def _is_harmless(key: str, value: Any) -> bool:
-    """Return whether a value is what a network of ours has there: a plain size, a known operation."""
+    """Return whether a value is what a network of ours has there: a plain name or size, a known operation."""
+    if key in ("guards_code", "treespec_namedtuple_fields"):
+        return False  # ours are empty
+    if key == "use_pickle":
+        return not value
+    if not isinstance(value, str) or key in TEXTS:
+        return True
     if key == "expr_str":
-        return isinstance(value, str) and bool(SIGNS.fullmatch(WORDS.sub("", value)))
-    return key != "target" or value is None or (isinstance(value, str) and bool(TARGET.fullmatch(value)))
+        return bool(SIGNS.fullmatch(WORDS.sub("", value)))
+    how = {"target": TARGET, "in_spec": TREE, "out_spec": TREE}.get(key, PLAIN)
+    return bool(how.fullmatch(value))
 
 
 def _members(path: Path, ending: str) -> list[Packed]:
@@ -108,8 +144,10 @@ def _read(path: Path, member: Packed) -> bytes:
 
 
 def _leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all values with the nearest key, and all keys with none: some are names too."""
     if isinstance(values, dict):
         for name, value in values.items():
+            yield "", name
             yield from _leaves(value, name)
     elif isinstance(values, list):
         for value in values:

@@ -1,39 +1,84 @@
-"""An archive of torch.export that could run code is not loaded."""
+"""An archive of torch.export is a program: it is loaded if this process wrote it, or if the user trusts it."""
 
+import contextlib
 import json
-import zipfile
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from hostile_pt2 import ATTACKS, changed, hostile
+from torch import nn
 
-from sightline.errors import BadData
+from sightline import config
+from sightline.errors import BadData, UsageError
 from sightline.export.formats import torch_export
 from sightline.export.formats.torch_export import _is_harmless
+from sightline.export.served import Served
 
 
 @pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def served() -> Served:
+    recipe, _ = config.load("demo_classification", ["--data.eval-size=4"])
+    spec = recipe.data.declared()[0]
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))  # a second less than the recipe's
+    return Served(network, recipe.task, recipe.data.served(spec), raw=False).eval()
+
+
+@pytest.fixture(scope="module")
+def archive(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("archive") / "net.pt2"
-    batch = {0: torch.export.Dim("batch")}
-    program = torch.export.export(torch.nn.Linear(2, 1), (torch.zeros(2, 2),), dynamic_shapes=(batch,))
-    torch.export.save(program, path)
+    torch_export.write(served, "{}", path)
     return path
 
 
-def changed(archive: Path, out: Path, ending: str, change: Callable[[bytes], bytes], new: str = "") -> Path:
-    """Copy an archive, with one of its files changed, or one more."""
-    with zipfile.ZipFile(archive) as given, zipfile.ZipFile(out, "w") as copy:
-        for name in given.namelist():
-            copy.writestr(name, change(given.read(name)) if name.endswith(ending) else given.read(name))
-        if new:
-            copy.writestr(given.namelist()[0].partition("/")[0] + new, b"code")
-    return out
+@pytest.fixture
+def stranger(archive: Path, tmp_path: Path) -> Path:
+    """The same network in other bytes."""
+    return changed(archive, tmp_path / "net.pt2")
 
 
-def test_a_plain_archive_runs(archive: Path):
-    assert torch_export.load(archive)(torch.zeros(5, 2)).shape == (5, 1)
+@torch.no_grad()
+def test_an_archive_that_this_process_wrote_runs(archive: Path, served: Served):
+    image = served.random_input(3)
+    torch.testing.assert_close(torch_export.load(archive, served)(image), served(image))
+    assert json.loads(torch_export.about(archive)) == {}
+
+
+@torch.no_grad()
+def test_another_one_runs_only_if_the_user_trusts_it(stranger: Path, served: Served):
+    with pytest.raises(UsageError, match=r"net\.pt2 is an exported program: loading it can run code .* add --trust"):
+        torch_export.load(stranger)
+    image = served.random_input(3)
+    torch.testing.assert_close(torch_export.load(stranger, trust=True)(image), served(image))
+
+
+def test_a_file_that_takes_the_place_of_ours_is_not_loaded(
+    archive: Path, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    own = tmp_path / "own.pt2"
+    shutil.copy(archive, own)
+    torch_export.load(own, served)
+    evil, ran = hostile(archive, tmp_path, "guard", monkeypatch)
+    evil.replace(own)
+    with pytest.raises(UsageError, match="exported program"):
+        torch_export.load(own, served)
+    assert not ran()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_code_in_a_trusted_archive_is_still_refused(
+    attack: str, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    evil, ran = hostile(archive, tmp_path, attack, monkeypatch)
+    with pytest.raises(BadData, match=ATTACKS[attack].told):
+        torch_export.load(evil, trust=True)
+    assert not ran()
+    with contextlib.suppress(Exception):  # the attack is real: torch runs it, and may fail after that
+        torch.export.load(evil).module()(torch.zeros(2, 4, 4, 3, dtype=torch.uint8))
+    if not ran():
+        pytest.skip(f"torch {torch.__version__} itself does not run this")
 
 
 def pickled(weights: bytes) -> bytes:
@@ -62,10 +107,12 @@ def reading_files(model: bytes) -> bytes:
     ],
     ids=["pickle", "expression", "library", "inputs", "inputs by case", "object by case", "operation"],
 )
-def test_an_archive_that_could_run_code_is_refused(archive: Path, tmp_path: Path, ending, change, new: str, told: str):
+def test_an_archive_with_what_export_never_writes_is_refused(
+    archive: Path, tmp_path: Path, ending: str, change: Callable[[bytes], bytes], new: str, told: str
+):
     path = changed(archive, tmp_path / "net.pt2", ending, change, new)
     with pytest.raises(BadData, match=told):
-        torch_export.load(path)
+        torch_export.load(path, trust=True)
 
 
 @pytest.mark.parametrize("text", ["Symbol('s77', positive=True, integer=True)", "Mul(Integer(2), Symbol('s0'))", "s77"])
