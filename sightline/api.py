@@ -24,7 +24,7 @@ from sightline.config import load as load_config
 from sightline.data.inputs import list_files
 from sightline.data.listed import one_command
 from sightline.data.processes import refuse_in_new_process
-from sightline.errors import OutOfMemory, SightlineError, UsageError
+from sightline.errors import OutOfMemory, SightlineError, UsageError, first_of
 from sightline.evaluate import checkpoints, folds, given_weights, label_files, postprocessing, shares
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.ensemble import Ensemble
@@ -76,6 +76,7 @@ __all__ = [
 Flags = Sequence[str] | Mapping[str, Any]  # ["--optimizer.lr", "0.1"] or {"optimizer.lr": 0.1}
 Place = str | Path
 Runs = Place | Sequence[Place]  # several: an ensemble
+SHOWN_RUNS = 20  # of an ensemble: all that anybody names
 
 _PARTS = "|".join([field.name for field in dataclasses.fields(Recipe)] + ["run"])
 _FLAG = re.compile(rf"(?<![\w./-])--((?:{_PARTS})\.(?!no-)[a-z0-9-]+)")  # not the end of a file's name
@@ -354,12 +355,14 @@ def write_predictions(
         )
     opened = _opened(run_folder, which, _to_predict(flags), recipe_file, trust, command="")
     if len(runs) > 1 and not (out or opened.run.out):
-        raise UsageError(f"the results of {len(runs)} runs belong to none of them; add --out DIR")
+        named = first_of(runs, SHOWN_RUNS)
+        raise UsageError(f"the results of {len(runs)} runs ({named}) belong to none of them; add --out DIR")
     is_silent = opened.run.progress == "off" or not opened.world.is_main
     say = (lambda _: None) if is_silent else terminal.say
     options = _processed(opened, options, postprocess, say)
     if isinstance(opened, Ensemble):
-        say(f"the probabilities of {len(opened.members)} runs are averaged")
+        named = first_of([each.path for each in opened.members], SHOWN_RUNS)
+        say(f"the probabilities of {len(opened.members)} runs are averaged: {named}")
     with shares.joined(opened, say) as trained:
         run = Path(trained.run.out or run_of(trained.path))
         folder = Path(out) if out else Path(shares.from_main(trained.world, str(_free_folder(run))))

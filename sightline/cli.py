@@ -215,9 +215,11 @@ def _evaluate_weights(arguments: argparse.Namespace, flags: Sequence[str], own: 
 def predict(flags: Sequence[str]) -> None:
     """Predict images or volumes; write JSON, CSV, masks and drawings: `sightline predict runs/resnet50 a.jpg`"""
     parser = _parser("predict", predict)
-    what = "run folder, a ckpt-* folder, or a .onnx or .pt2 file of `export`; several, or all folds: their mean"
+    what = "run folder, a ckpt-* folder, or a .onnx or .pt2 file of `export`; several folders, or all folds: their mean"
     parser.add_argument("run", metavar="RUN", help=what)
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="images, NIfTI volumes, or folders of them")
+    what = "average with this run or .onnx or .pt2 file too; may be repeated"
+    parser.add_argument("--with", metavar="RUN", dest="others", action="append", default=[], help=what)
     what = "load .pt2 files: they are programs, and can run code that their author put in"
     parser.add_argument("--trust", action="store_true", help=what)
     what = "folder for predictions.json, predictions.csv, masks and drawings; default: RUN/predictions, then -2, -3 ..."
@@ -238,11 +240,14 @@ def predict(flags: Sequence[str]) -> None:
     if ran_as_ranks_of_run(["predict", *flags], rest):
         return
     from sightline import api
-    from sightline.evaluate.folds import split_runs
+    from sightline.evaluate.folds import is_exported, split_runs
 
     run_folders, inputs = split_runs([arguments.run, *arguments.inputs])
+    for file in filter(is_exported, map(Path, inputs)):
+        if is_rank_0():
+            terminal.say(f"{file} is taken for an input, not for a network; a further network is given by --with")
     api.write_predictions(
-        run_folders,
+        [*run_folders, *arguments.others],
         inputs,
         arguments.out,
         rest,

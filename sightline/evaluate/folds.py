@@ -12,7 +12,8 @@ from typing import Any
 from sightline.config import Recipe
 from sightline.data.volumes.decathlon import is_plain_name
 from sightline.errors import BadData, UsageError
-from sightline.files.checkpoint_folder import MANIFEST
+from sightline.files.checkpoint_folder import MANIFEST, STATE, names_in
+from sightline.files.results import is_result
 from sightline.files.typed_json import read_json, typed
 from sightline.runs.folder import BEST_SCORES, MAX_SCORES_BYTES, SCORES
 from sightline.runs.screen import as_score
@@ -36,21 +37,30 @@ def runs_of(folder: Path) -> list[Path]:
 
 
 def split_runs(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the words of `predict RUN ... INPUT ...`: the first names a run, and so do those after it that are one."""
-    runs = [words[0], *(word for word in words[1:] if _is_run(Path(word)))]
-    inputs = [word for word in words[1:] if word not in runs[1:]]
-    first = Path(words[0])
-    if len(runs) > 1 and not _is_run(first) and (first.is_file() or not inputs):
-        meant = shlex.join(["sightline", "predict", *runs[1:], words[0], *inputs])
-        raise UsageError(f"{first} is not a run, and the run comes first: `{meant}`")
+    """Split the words of `predict RUN ... INPUT ...`: the first names a run or an exported file, later run folders name
+    further runs. A later exported file is an input, which cannot be read: it may have come with a stranger's images."""
+    first, rest = Path(words[0]), words[1:]
+    runs = [word for word in rest if _is_run(Path(word))]
+    inputs = [word for word in rest if word not in runs]
+    is_swapped = bool(runs) or (len(rest) == 1 and is_exported(Path(rest[0])))
+    if is_swapped and not (_is_run(first) or is_exported(first)) and (first.is_file() or not inputs):
+        meant = [*runs, words[0], *inputs] if runs else [*rest, words[0]]
+        raise UsageError(f"{first} is not a run, and the run comes first: `sightline predict {shlex.join(meant)}`")
     if not inputs:
         raise UsageError(f"predict {' '.join(words)}: all of these are runs; add images, volumes or folders of them")
-    return runs, inputs
+    return [words[0], *runs], inputs
+
+
+def is_exported(path: Path) -> bool:
+    """Return whether this is a file that `export` may have written."""
+    return path.suffix in EXPORTED and path.is_file()
 
 
 def _is_run(path: Path) -> bool:
-    is_folder = (path / "checkpoints").is_dir() or (path / MANIFEST).is_file() or (path / DOCUMENT).is_file()
-    return is_folder or (path.suffix in EXPORTED and path.is_file())
+    """Return whether a folder has the signs of ours: checkpoints, or a description of all folds."""
+    if (path / DOCUMENT).is_file() or ((path / MANIFEST).is_file() and (path / STATE).is_file()):
+        return True
+    return bool(names_in(path / "checkpoints")) or ((path / "checkpoints").is_dir() and is_result(path))
 
 
 def refuse_without(recipe: Recipe) -> None:

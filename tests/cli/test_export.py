@@ -13,7 +13,7 @@ import nibabel
 import numpy as np
 import pytest
 import torch
-from hostile_pt2 import ATTACKS, hostile
+from hostile_pt2 import ATTACKS, changed, hostile
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -304,13 +304,67 @@ def test_a_pt2_of_anyone_predicts_only_with_trust(
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("place", ["first", "--with", "input"])
 def test_the_code_of_a_hostile_pt2_never_runs(
-    attack: str, archive: Path, shapes: Path, tmp_path: Path, sightline, monkeypatch
+    attack: str, place: str, classifier: Path, archive: Path, shapes: Path, tmp_path: Path, sightline, monkeypatch
 ):
+    (tmp_path / "folder").mkdir()
+    image = shutil.copy(next(shapes.glob("val/*/*.jpg")), tmp_path / "folder" / "a.jpg")
     evil, ran = hostile(archive, tmp_path, attack, monkeypatch)
-    said = sightline("predict", evil, shapes / "val", "--out", tmp_path / "out", "--no-draw", *HERE)
-    assert said.code == 2 and "evil.pt2 is an exported program" in said.err, said
+    given = {
+        "first": [evil, image],
+        "--with": [classifier, "--with", evil, image],
+        "input": [classifier, image, evil],  # as `predict RUN folder/*` becomes
+    }[place]
+    said = sightline("predict", *given, "--out", tmp_path / "out", "--no-draw", *HERE)
+    if place == "input":
+        assert said.code == 3 and "1 of 2 files cannot be read: evil.pt2" in said.err, said
+        assert "evil.pt2 is taken for an input, not for a network" in said.out
+        assert [row["file"] for row in findings(tmp_path / "out")] == ["a.jpg"]
+    else:
+        assert said.code == 2 and "evil.pt2 is an exported program" in said.err, said
     assert not ran()
+
+
+def test_exported_files_among_images_are_inputs_like_any_other_file(
+    classifier: Path, archive: Path, shapes: Path, tmp_path: Path, sightline
+):
+    """What a stranger's folder holds beside images does not change what is said of them."""
+    shutil.copytree(shapes / "val" / "ring", tmp_path / "folder")
+    alone = sightline("predict", classifier, tmp_path / "folder", "--out", tmp_path / "a", "--no-draw", *HERE)
+    shutil.copy(classifier / "model.onnx", tmp_path / "folder" / "a.onnx")
+    changed(archive, tmp_path / "folder" / "z.pt2")
+    (tmp_path / "folder" / "notes.txt").write_text("by a stranger")
+    words = ["predict", classifier, *sorted((tmp_path / "folder").iterdir()), "--no-draw", "--trust", *HERE]
+    said = sightline(*words, "--out", tmp_path / "b")
+    assert said.code == 3 and "3 of 7 files cannot be read: a.onnx, notes.txt, z.pt2" in said.err, said
+    assert sightline(*words, "--out", tmp_path / "c", "--data.on-bad-sample=skip").code == 0
+    assert alone.code == 0
+    assert findings(tmp_path / "a") == findings(tmp_path / "b") == findings(tmp_path / "c")
+
+
+def test_with_averages_exported_files_and_runs(
+    classifier: Path, archive: Path, shapes: Path, tmp_path: Path, sightline
+):
+    tensors, state = checkpoint.read(checkpoint.find(classifier, "best"))
+    torch.manual_seed(0)
+    tensors["model"] = {
+        name: value + torch.randn_like(value) * 0.3 if name.endswith("weight") else value
+        for name, value in tensors["model"].items()
+    }
+    checkpoint.write(tmp_path / "other", {"model": tensors["model"]}, state)
+    image, shares = next(shapes.glob("val/*/*.jpg")), []
+    names = [classifier / "model.onnx", tmp_path / "other", archive]
+    together = [names[0], "--with", names[1], "--with", names[2]]
+    for number, given in enumerate([*([name] for name in names), together]):
+        out = tmp_path / str(number)
+        said = sightline("predict", *given, image, "--out", out, "--no-draw", "--trust", "--top=10", *HERE[:4])
+        assert said.code == 0, said
+        shares.append({found["class"]: found["score"] for found in findings(out)[0]["found"]})
+    assert "the probabilities of 3 runs are averaged: " + ", ".join(map(str, names)) in said.out.replace("\n", "")
+    for name, mean in shares[3].items():
+        assert mean == pytest.approx(sum(alone[name] for alone in shares[:3]) / 3, abs=1e-4)
+    assert max(abs(shares[0][name] - shares[1][name]) for name in shares[0]) > 0.01
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pth"])

@@ -179,7 +179,9 @@ def test_several_runs_predict_the_mean_of_their_probabilities(here: Path, capsys
     # The folder of all folds is one name, and its predictions lie in it.
     capsys.readouterr()
     assert cli.main(["predict", "x", *rest]) == 0
-    assert "the probabilities of 3 runs are averaged" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the probabilities of 3 runs are averaged: x/fold-0/checkpoints/ckpt-" in said
+    assert all(said.count(f"x/fold-{fold}/checkpoints/ckpt-") == 1 for fold in range(3))
     np.testing.assert_allclose(probabilities(here / "x" / "predictions"), sum(alone) / 3, atol=1e-6)
     runs = json.loads((here / "x/predictions/predictions.json").read_text())["runs"]
     assert [Path(run["checkpoint"]).parts[1] for run in runs] == ["fold-0", "fold-1", "fold-2"]
@@ -188,7 +190,7 @@ def test_several_runs_predict_the_mean_of_their_probabilities(here: Path, capsys
     names = sorted(range(6), key=lambda n: sorted(found[0].probabilities)[n])
     np.testing.assert_allclose(mean[:, names], (alone[0] + alone[1]) / 2, atol=1e-6)
     for words, code, message in (
-        (["x/fold-0", "x/fold-1", "in"], 2, "the results of 2 runs belong to none of them; add --out DIR"),
+        (["x/fold-0", "x/fold-1", "in"], 2, "the results of 2 runs (x/fold-0, x/fold-1) belong to none of them; add"),
         (["x/fold-0", "x/fold-1"], 2, "all of these are runs; add images"),
         (["x/fold-0", "x/fold-9", "in", "--out=out"], 2, "x/fold-9 does not exist"),
         (["in/0.png", "x/fold-0"], 2, "in/0.png is not a run, and the run comes first: `sightline predict x/fold-0"),
