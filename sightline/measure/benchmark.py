@@ -38,7 +38,19 @@ from sightline.measure.scaling import ScalingOptions
 from sightline.parts import Bound, Split
 from sightline.train.orders import eval_order
 
-SCHEMA = 1
+SCHEMA = 2  # 1: `mfu` was of the matrix product measured in the same run (`step.peak`)
+
+# Dense TFLOP/s of bf16 and fp16 as NVIDIA's data sheets give them (where they state sparsity, half of that), by the name
+# that the driver reports. Whole names: "NVIDIA H200 NVL" is a slower chip than "NVIDIA H200".
+PUBLISHED_TFLOPS = {
+    "NVIDIA H200": 989.4,
+    "NVIDIA H100 80GB HBM3": 989.4,
+    "NVIDIA H100 PCIe": 756.0,
+    "NVIDIA A100-SXM4-40GB": 312.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA A100-PCIE-40GB": 312.0,
+    "NVIDIA A100 80GB PCIe": 312.0,
+}
 
 
 @dataclass(frozen=True)
@@ -209,11 +221,13 @@ def as_text(result: dict[str, Any]) -> str:
         lines += ranks.as_lines(result)
     if "step" in result:
         step, ours = result["step"], result["step"]["contenders"][0]
-        lines.append(
-            f"{step['forward_gflop']:.3g} GFLOP forward per image, counted three times per step; matrix product peak "
-            f"{step['peak']['tflops']:.3g} TFLOP/s ({step['peak']['dtype']}, {step['peak']['side']} cubed); data wait "
-            f"{ours['data_wait']:.1%}; peak memory {ours['peak_memory_gb']:.2f} GB"
-        )
+        chip = step["chip_tflops"]
+        lines += [
+            f"{step['forward_gflop']:.3g} GFLOP forward per image, counted three times per step; "
+            f"data wait {ours['data_wait']:.1%}; peak memory {ours['peak_memory_gb']:.2f} GB",
+            f"{_product_text(step['peak'])}; "
+            + (f"MFU is of the chip's published {chip:g}" if chip else "MFU: no published peak of this device is known"),
+        ]
         lines += [f"not measured: {name}" for name in step["left_out"]]
     if row := _our_row(result):
         lines.append(latency.as_text(result["options"]["what"], result["perf"], len(row["latency_s"])))
@@ -258,16 +272,18 @@ def _measure_steps(
         others, left_out = _peers_of(recipe, run, compared)
         makers += others
     peak = matmul_peak(device, recipe.train.precision)
-    say(f"matrix product peak: {peak['tflops']:.3g} TFLOP/s ({peak['dtype']}, {peak['side']} cubed)")
+    say(_product_text(peak))
     timings, order = ranks.measure(makers, options.steps, options.warmup, options.repeats, device, here, say)
     rows = peers.rows(timings)
-    for row in rows:
-        row["mfu"] = 3 * flop * row["images_per_s"]["median"] / (here.size * peak["tflops"] * 1e12)
+    chip = published_tflops(device.name(), recipe.train.precision)
+    for row in rows if chip else ():
+        row["mfu"] = mfu(flop, row["images_per_s"]["median"], chip * here.size / device.sharers)
     return {
         "data": options.data,
         "order": order,
         "forward_gflop": flop / 1e9,
         "peak": peak,
+        "chip_tflops": chip or None,
         "contenders": rows,
         "left_out": left_out,
     }
@@ -323,8 +339,22 @@ def image_of(bound: Bound) -> torch.Tensor:
     return bound.finish(sample, torch.float32)["image"][:1]
 
 
+def published_tflops(name: str, precision: str) -> float:
+    """Return the chip's published peak for a run in this precision; 0 if it is not known here."""
+    return PUBLISHED_TFLOPS.get(name, 0.0) if precision in ("bf16", "fp16") else 0.0
+
+
+def mfu(forward_flop: float, images_per_s: float, tflops: float) -> float:
+    """Return the share of a peak that training uses; backward counts as two forward passes."""
+    return 3 * forward_flop * images_per_s / (tflops * 1e12)
+
+
+def _product_text(peak: dict[str, Any]) -> str:
+    return f"matrix product of {peak['side']} cubed in {peak['dtype']}: {peak['tflops']:.3g} TFLOP/s measured"
+
+
 def matmul_peak(device: Device, precision: str) -> dict[str, Any]:
-    """Measure TFLOP/s of a plain matrix product, the ceiling for MFU: bf16, on the CPU in the run's precision."""
+    """Measure TFLOP/s of a plain matrix product: bf16, on the CPU in the run's precision."""
     on_cpu = device.kind == "cpu"
     side, products = (512, 4) if on_cpu else (8192, 10)
     dtype = DTYPES[precision] if on_cpu else torch.bfloat16

@@ -61,15 +61,30 @@ def test_the_step_alone(tmp_path):
     calls = 1 + WARMUP + REPEATS * (Contender.settle + STEPS) + WARMUP + STEPS + 1  # at last the pass of single steps
     assert (row["calls"], row["images_trained"], row["bad_steps"]) == (calls, calls * 8, 0)
     assert row["data_wait"] == 0
-    assert row["mfu"] == pytest.approx(
-        3 * step["forward_gflop"] * row["images_per_s"]["median"] / 1e3 / step["peak"]["tflops"]
-    )
+    assert "mfu" not in row and step["chip_tflops"] is None and step["peak"]["tflops"] > 0
+    assert "MFU: no published peak of this device is known" in as_text(result)
     assert row["first_s"] > 0 and row["peak_memory_gb"] > 0
     assert "loader" not in result and step["left_out"] == []
     assert result["recipe"] == "demo_classification" and result["batch"] == 8 and result["precision"] == "fp32"
     assert result["config"]["data"]["mixup"] == 0.2 and result["config"]["run"]["device"] == "cpu"
     assert result["environment"]["versions"]["torch"] == torch.__version__
     assert result["environment"]["command"] and result["device"] == CPU.name()
+
+
+def test_mfu_is_the_share_of_the_published_peak(tmp_path, monkeypatch):
+    monkeypatch.setitem(bench.PUBLISHED_TFLOPS, CPU.name(), 0.25)  # as if this CPU were in the table
+    result = measure(tmp_path, "--train.precision=bf16")
+    step = result["step"]
+    [row] = step["contenders"]
+    trained = 3 * step["forward_gflop"] * 1e9 * row["images_per_s"]["median"]
+    assert row["mfu"] == pytest.approx(trained / 0.25e12) and step["chip_tflops"] == 0.25
+    assert f"{row['mfu']:.1%}" in as_text(result) and "MFU is of the chip's published 0.25" in as_text(result)
+
+
+def test_peaks_are_those_of_the_data_sheets():
+    assert bench.published_tflops("NVIDIA H200", "fp16") == 989.4  # 1,979 with sparsity
+    assert bench.published_tflops("NVIDIA A100-SXM4-80GB", "bf16") == 312  # 624 with sparsity
+    assert bench.published_tflops("NVIDIA H200", "fp32") == bench.published_tflops("NVIDIA H200 NVL", "bf16") == 0
 
 
 def test_real_data_go_through_the_loader(tmp_path, shapes):
