@@ -40,8 +40,8 @@ from sightline.train.orders import eval_order
 
 SCHEMA = 2  # 1: `mfu` was of the matrix product measured in the same run (`step.peak`)
 
-# Dense TFLOP/s of bf16 and fp16 as NVIDIA's data sheets give them (where they state sparsity, half of that), by the name
-# that the driver reports. Whole names: "NVIDIA H200 NVL" is a slower chip than "NVIDIA H200".
+# Dense TFLOP/s of bf16 and fp16 from NVIDIA's data sheets (half of what they give with sparsity), by the name that the
+# driver reports. Whole names: "NVIDIA H200 NVL" is a slower chip than "NVIDIA H200".
 PUBLISHED_TFLOPS = {
     "NVIDIA H200": 989.4,
     "NVIDIA H100 80GB HBM3": 989.4,
@@ -222,11 +222,11 @@ def as_text(result: dict[str, Any]) -> str:
     if "step" in result:
         step, ours = result["step"], result["step"]["contenders"][0]
         chip = step["chip_tflops"]
+        mfu_of = f"is of the chip's published {chip:g}" if chip else "is not given: no published peak is known"
         lines += [
             f"{step['forward_gflop']:.3g} GFLOP forward per image, counted three times per step; "
             f"data wait {ours['data_wait']:.1%}; peak memory {ours['peak_memory_gb']:.2f} GB",
-            f"{_product_text(step['peak'])}; "
-            + (f"MFU is of the chip's published {chip:g}" if chip else "MFU: no published peak of this device is known"),
+            f"{_product_text(step['peak'])}; MFU {mfu_of}",
         ]
         lines += [f"not measured: {name}" for name in step["left_out"]]
     if row := _our_row(result):
@@ -276,7 +276,8 @@ def _measure_steps(
     timings, order = ranks.measure(makers, options.steps, options.warmup, options.repeats, device, here, say)
     rows = peers.rows(timings)
     chip = published_tflops(device.name(), recipe.train.precision)
-    for row in rows if chip else ():
+    own = rows if is_real else rows[:1]  # a peer's network may have other FLOP, as torchvision's SSD does
+    for row in own if chip else ():
         row["mfu"] = mfu(flop, row["images_per_s"]["median"], chip * here.size / device.sharers)
     return {
         "data": options.data,

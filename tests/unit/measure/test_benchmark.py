@@ -62,7 +62,7 @@ def test_the_step_alone(tmp_path):
     assert (row["calls"], row["images_trained"], row["bad_steps"]) == (calls, calls * 8, 0)
     assert row["data_wait"] == 0
     assert "mfu" not in row and step["chip_tflops"] is None and step["peak"]["tflops"] > 0
-    assert "MFU: no published peak of this device is known" in as_text(result)
+    assert "MFU is not given: no published peak is known" in as_text(result)
     assert row["first_s"] > 0 and row["peak_memory_gb"] > 0
     assert "loader" not in result and step["left_out"] == []
     assert result["recipe"] == "demo_classification" and result["batch"] == 8 and result["precision"] == "fp32"
