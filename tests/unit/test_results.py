@@ -1,0 +1,164 @@
+"""Numbers of README.md and docs/results.md are those of the raw files, which benchmarks/results/README.md names."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from sightline.measure.benchmark import PUBLISHED_TFLOPS
+
+REPO = Path(__file__).resolve().parents[2]
+RAW = REPO / "benchmarks" / "results"
+FIGURE = re.compile(r"(?<![\w.-])\d{1,3}(?:,\d{3})*(?:\.\d+)?(?!\w)")  # not the 16 of fp16, nor the 1 of top-1
+
+
+class Line(NamedTuple):
+    """One line of the table that leads from a figure of the README to a key of a file."""
+
+    what: str
+    figure: str
+    row: str
+    key: str
+
+
+def table(document: str, head: str) -> list[list[str]]:
+    """Return the cells of the table whose first line begins so."""
+    lines = (REPO / document).read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(head))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
+    return rows
+
+
+def files() -> dict[str, list[dict[str, Any]]]:
+    """Return what the files of each row of docs/results.md hold."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row, link, _ in table("benchmarks/results/README.md", "| row |"):
+        [name] = re.findall(r"\(([^)]+)\)", link)
+        found.setdefault(row, []).append(json.loads((RAW / name).read_text(encoding="utf-8")))
+    return found
+
+
+def throughput() -> list[list[str]]:
+    return table("docs/results.md", "| | measured | img/s (range) |")
+
+
+def at(value: Any, keys: list[str]) -> list[Any]:
+    """Return what keys lead to; `*` is all of a list."""
+    if not keys:
+        return [value]
+    first, *rest = keys
+    if first == "*":
+        return [found for each in value for found in at(each, rest)]
+    return at(value[int(first)] if isinstance(value, list) else value[first], rest)
+
+
+def value_of(line: Line, contents: list[dict[str, Any]]) -> float:
+    *how, path = line.key.strip("`").split()
+    values = [value for content in contents for value in at(content, path.split("."))]
+    if how:
+        return {"mean": statistics.mean, "sd": statistics.stdev}[how[0]](values)
+    [value] = values
+    return float(value)
+
+
+def rounded(value: float, like: str) -> str:
+    """Return a value with as many digits after the point as a figure has."""
+    return f"{value:,.{len(like.partition('.')[2])}f}"
+
+
+def test_every_figure_of_the_readme_is_in_a_raw_file():
+    lines = [Line(*cells) for cells in table("benchmarks/results/README.md", "| README |")]
+    shown = [(what, figure) for what, number, _ in table("README.md", "| what |") for figure in FIGURE.findall(number)]
+    assert shown == [(line.what, line.figure) for line in lines]
+    contents = files()
+    for line in lines:
+        assert rounded(value_of(line, contents[line.row]), line.figure) == line.figure, line
+
+
+def test_the_readme_names_the_machine_of_its_raw_files():
+    machines = {what: machine for what, _, machine in table("README.md", "| what |")}
+    contents = files()
+    for line in (Line(*cells) for cells in table("benchmarks/results/README.md", "| README |")):
+        for here in (content["environment"] for content in contents[line.row] if "environment" in content):
+            kind, cores = here["device_kind"], here["cores"]
+            on = "two CPU cores" if (kind, cores) == ("cpu", 2) else here["device"].removeprefix("NVIDIA ")
+            assert machines[line.what] == on, line
+
+
+def test_throughput_and_mfu_are_those_of_the_raw_files():
+    contents = files()
+    checked = 0
+    for row, what, cell, compared, commit in throughput():
+        if row not in contents:
+            continue
+        [content] = contents[row]
+        part = content.get("step") or content["loader"]
+        ours, *others = [contender["images_per_s"] for contender in part["contenders"]]
+        assert FIGURE.findall(cell)[:3] == [f"{ours[key]:,.0f}" for key in ("median", "min", "max")], row
+        if found := re.search(r"([\d.]+) % MFU", cell):
+            flop = 3 * part["forward_gflop"] * 1e9 * ours["median"]
+            assert found[1] == f"{100 * flop / (PUBLISHED_TFLOPS[content['device']] * 1e12):.1f}", row
+        if found := re.search(r"data wait (\d+) %", cell):
+            assert found[1] == f"{100 * part['contenders'][0]['data_wait']:.0f}", row
+        if "/" in compared:
+            assert compared == " / ".join(f"{other['median']:,.0f}" for other in others), row
+        elif compared and not compared.startswith("["):
+            assert FIGURE.findall(compared) == [f"{others[0][key]:,.0f}" for key in ("median", "min", "max")], row
+        assert content["precision"] == ("fp16" if "fp16" in what or "row 1b" in what else "bf16"), row
+        assert content["commit"]["dirty"] or content["commit"]["id"].startswith(commit), row
+        checked += 1
+    assert checked == 19
+
+
+def test_whole_runs_and_folds_are_those_of_the_raw_files():
+    contents = files()
+    whole = [f"{run['whole_s']:.1f}" for run in contents["19"][0]["whole"]]
+    ours, plain = (FIGURE.findall(row[2]) for row in table("docs/results.md", "| | measured | first time"))
+    assert [ours, plain] == [whole[0::2], whole[1::2]]
+    phases = {row[0]: row[1:] for row in table("docs/startup.md", "| phase |")}
+    assert phases["whole"] == [" / ".join(ours), " / ".join(plain)]
+    step = [f"{run['phases']['first step']:.1f}" for run in contents["19"][0]["whole"]]
+    [shown] = [cells for name, cells in phases.items() if name.startswith("first step")]
+    assert shown == [" / ".join(step[0::2]), " / ".join(step[1::2])]
+
+    plain_folds = contents["14a"][0]["rows"]["plain"]
+    singles = [fold["dice"] for fold in plain_folds["single"]]
+    expected = [statistics.mean(singles), statistics.stdev(singles), plain_folds["ensemble"]["plain"]["dice"]]
+    [score] = [row[2] for row in table("docs/results.md", "| | measured | score |") if row[0] == "14a"]
+    assert FIGURE.findall(score) == [f"{value:.4f}" for value in expected]
+
+
+def test_rows_without_a_raw_file_are_named():
+    scores = table("docs/results.md", "| | measured | score |")
+    whole = table("docs/results.md", "| | measured | first time")
+    rows = {row[0] for row in [*throughput(), *scores, *whole]} - {""}
+    text = (RAW / "README.md").read_text(encoding="utf-8")
+    [missing] = re.findall(r"has no raw file: (.*)\.", text)
+    assert set(re.findall(r"\w+", missing.replace(" and ", " "))) == rows - files().keys()
+    assert f"rows {missing} have none" in " ".join((REPO / "docs/results.md").read_text(encoding="utf-8").split())
+
+
+def test_commits_are_those_that_the_files_hold():
+    contents = files()
+    for row, _, shown in table("benchmarks/results/README.md", "| row |"):
+        for commit in (content.get("commit") for content in contents[row]):
+            expected = commit["id"][:7] + (" with changes" if commit["dirty"] else "") if commit else "none"
+            assert shown == expected, row
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/supported.md"])
+def test_documents_name_the_versions_of_torch_that_numbers_and_pins_have(document: str):
+    text = (REPO / document).read_text(encoding="utf-8")
+    [pinned] = re.findall(r"^torch==(\d+\.\d+)", (REPO / "constraints.txt").read_text(), flags=re.MULTILINE)
+    measured = [json.loads(path.read_text(encoding="utf-8")).get("environment") for path in RAW.glob("*nvidia*.json")]
+    known = [environment for environment in measured if environment]
+    assert {environment["ranks"] for environment in known} == {1}  # no run used more than one GPU
+    [on_gpu] = {environment["packages"]["torch"].rpartition(".")[0] for environment in known}
+    assert on_gpu != pinned and f"torch {on_gpu}" in text and f"torch {pinned}" in text
