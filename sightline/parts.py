@@ -206,8 +206,14 @@ class DataConfig(ABC):
             return self
         return dataclasses.replace(self, path=os.path.abspath(path))  # type: ignore[type-var]  # all are dataclasses
 
-    def in_run(self, folder: Path) -> Self:
-        """Return this config with what a run folder keeps of the data, e.g. the split that was drawn."""
+    def in_run(self, folder: Path, typed: Collection[str] = ()) -> Self:
+        """Return this config with what a run folder keeps of the data, e.g. the split that was drawn; fields that were
+        typed win."""
+        return self
+
+    def whole(self, typed: Collection[str]) -> Self:
+        """Return this config with all samples in the val split, where the data have no val split of their own and no
+        field that was typed chooses some."""
         return self
 
     def following(self, recipe: Self, typed: Collection[str]) -> dict[str, Any]:

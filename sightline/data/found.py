@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class Found:
 
     line: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
-    samples: int = 0  # to train on; 0 if unknown
+    steps: Callable[[int], int] | None = None  # of an epoch, by batch, without a partial last one; None if unknown
 
     @property
     def flags(self) -> list[str]:
@@ -74,11 +74,14 @@ def _with_smaller_batch(found: Found, declared: Fields, typed: Mapping[str, str]
     own = {name: flag.default.strip("'") for name, flag in declared.items()} | dict(typed)
     batch = own.get("train.global_batch", "")
     is_open = "train.global_batch" not in typed and batch.isdecimal() and own.get("train.last_batch") == "drop"
-    if not is_open or not 2 <= found.samples < 2 * int(batch):
+    if not is_open or int(batch) < 2 or not found.steps or (steps := found.steps(int(batch))) >= 2:
         return found
-    if found.samples >= int(batch) and _batch_of(run) == batch:
+    if steps and batch in (_batch_of(run), _batch_of(run / "fold-0")):
         return found
-    smaller = 1 << (found.samples // 2).bit_length() - 1
+    powers = (1 << power for power in reversed(range((int(batch) - 1).bit_length())))
+    smaller = next((each for each in powers if found.steps(each) >= 2), 0)
+    if not smaller:
+        return found
     fields, said = {**found.fields, "train.global_batch": str(smaller)}, f"batch {smaller}"
     if "optimizer.lr" not in typed and own.get("optimizer.lr_for_batch") == "0":
         fields["optimizer.lr"] = f"{float(own['optimizer.lr']) * smaller / int(batch):g}"
@@ -87,7 +90,7 @@ def _with_smaller_batch(found: Found, declared: Fields, typed: Mapping[str, str]
             rates = [float(rate) * smaller / int(batch) for rate in own["schedule.table_rates"].strip("()").split(",")]
             fields["schedule.table_rates"] = " ".join(f"{rate:g}" for rate in rates)
             said += f" (later up to {max(rates):g})"
-    why = "is more than there are" if found.samples < int(batch) else "leaves one step in an epoch"
+    why = "leaves one step in an epoch" if steps else "is more than there are"
     return replace(found, line=f"{found.line}; {said}, as the recipe's {batch} {why}", fields=fields)
 
 
@@ -105,7 +108,8 @@ def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping
     values = {**declared, **typed}
     try:
         if data_class == "SegmentationData":
-            return _volumes(path, int(values["fold"]), int(values["folds"]), decides="task" not in typed)
+            fold, folds, nvol = (int(values[name]) for name in ("fold", "folds", "nvol"))
+            return _volumes(path, fold, folds, nvol, decides="task" not in typed)
         numbers = int(values.get("first_label", "1")), int(values["classes"]), float(values["val_fraction"])
     except (KeyError, ValueError):  # a user's own data; or not a number, which the parser of the flags says
         return Found()
@@ -145,13 +149,15 @@ def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping
     if room.isdecimal() and "max_boxes" not in typed and most > int(room):
         fields["data.max_boxes"] = str(most)
         line += f"; up to {most} boxes in an image"
-    return Found(line, fields, len(both["train"]))
+    images = len(both["train"])
+    return Found(line, fields, lambda batch: images // batch)
 
 
-def _volumes(path: str, fold: int, folds: int, decides: bool) -> Found:
+def _volumes(path: str, fold: int, folds: int, nvol: int, decides: bool) -> Found:
     line = decathlon.describe_found(path, fold, folds)
     fields = decathlon.found_fields(path) if decides else {}
-    return Found(f"data: {line}" if line else "", {f"data.{name}": value for name, value in fields.items()})
+    steps = decathlon.steps_of_epoch(path, fold, folds, nvol)
+    return Found(f"data: {line}" if line else "", {f"data.{name}": value for name, value in fields.items()}, steps)
 
 
 def _line(both: Mapping[str, Images], options: SourceOptions) -> str:

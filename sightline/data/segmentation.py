@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -70,7 +70,7 @@ class SegmentationData(AugmentFields, DataConfig):
     fold: int = 0
     """The fold that is held out for validation; training uses the others; with `train` also all: a run per fold."""
     folds: int = 5
-    """Number of folds that the volumes are split into."""
+    """Number of folds that the volumes are split into. 1: all volumes validate, only for `evaluate`."""
     nvol: int = 0
     """dim 2: number of volumes that the slices of a batch come from, over all devices; a multiple of the number of
     devices. 0: one per device at the first start. It rises by itself if volumes are shallower than their share."""
@@ -100,7 +100,7 @@ class SegmentationData(AugmentFields, DataConfig):
             raise UsageError(
                 "augment_on=host cannot be combined with cache=gpu, which cuts crops on the device; use ram"
             )
-        if not 0 <= self.fold < self.folds or self.folds < 2:
+        if not 0 <= self.fold < self.folds:
             raise UsageError(f"fold={self.fold} of folds={self.folds}: use 2 folds or more, and fold 0 to folds - 1")
         if self.nvol < 0:
             raise UsageError(f"nvol={self.nvol} must be 1 or more, or 0: one per device")
@@ -122,6 +122,10 @@ class SegmentationData(AugmentFields, DataConfig):
     def for_ranks(self, ranks: int) -> Self:
         """Take the slices of a batch from one volume per rank, where nvol is left open."""
         return self if self.nvol else replace(self, nvol=ranks if self.dim == 2 else 1)
+
+    def whole(self, typed: Collection[str]) -> Self:
+        """Hold out all volumes, unless a fold was typed."""
+        return self if not {"fold", "folds"}.isdisjoint(typed) else replace(self, fold=0, folds=1)
 
     def open_files(self, files: Files, spec: DataSpec) -> Dataset:
         """Open any volumes or images, whole; the task's windows cover them."""
@@ -189,15 +193,8 @@ class SegmentationData(AugmentFields, DataConfig):
         return check_volumes(self.source, decode, processes, progress)
 
     def volumes_of(self, global_batch: int, depth: int) -> int:
-        """Return how many volumes share a batch of slices (dim 2) if the shallowest volume has `depth` of them: the
-        smallest number from nvol on that divides the batch into shares of at most `depth`."""
-        if self.nvol > global_batch:
-            raise UsageError(
-                f"nvol={self.nvol} volumes cannot share a batch of {global_batch} slices; use --data.nvol "
-                f"{global_batch} or less, or a larger --train.global-batch"
-            )
-        fitting = (n for n in range(max(1, self.nvol), global_batch + 1) if global_batch % n == 0)
-        return next(n for n in fitting if global_batch // n <= depth)
+        """Return how many volumes share a batch of slices (dim 2) if the shallowest volume has `depth` of them."""
+        return prepared.volumes_of(global_batch, self.nvol, depth)
 
     def _expected_spec(self) -> DataSpec:
         if self.task != decathlon.OWN:

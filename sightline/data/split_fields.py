@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from sightline.data.sources import Images
-from sightline.data.sources.layouts import DESCRIPTION, SPLIT, kept_split
+from sightline.data.sources.layouts import ALL, DESCRIPTION, SPLIT, kept_split
 from sightline.errors import UsageError
 from sightline.files.plain_yaml import to_text
 from sightline.parts import undecisive
+
+_CHOOSING = {"val_fraction", "split"}  # fields that choose the samples that validate
 
 
 @dataclass(frozen=True)
@@ -24,15 +27,23 @@ class SplitFields:
     """Data without a val split: share of the training samples (of each class) that validate. They are chosen by their
     names, the same ones for every seed, and kept in split.json of the run folder."""
     split: str = undecisive("")
-    """Data without a val split: JSON file that lists the samples that validate, e.g. split.json of another run."""
+    """Data without a val split: JSON file that lists the samples that validate, e.g. split.json of another run; all:
+    every sample, for `evaluate` only."""
 
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction < 1:
             raise UsageError(f"val_fraction={self.val_fraction} must be between 0 and 1, e.g. 0.2")
 
-    def in_run(self, folder: Path) -> Self:
-        """Return these fields with the split that a run keeps, if it keeps one: the first start decides."""
+    def in_run(self, folder: Path, typed: Collection[str] = ()) -> Self:
+        """Return these fields with the split that a run keeps, if it keeps one and none was typed: the first start
+        decides."""
+        if not _CHOOSING.isdisjoint(typed):
+            return self
         return dataclasses.replace(self, split=kept_split(folder) or self.split)
+
+    def whole(self, typed: Collection[str]) -> Self:
+        """Return these fields with all samples of data without a val split in it, unless one of them was typed."""
+        return self if not _CHOOSING.isdisjoint(typed) else dataclasses.replace(self, split=ALL)
 
 
 def kept_of(source: Images) -> dict[str, str]:

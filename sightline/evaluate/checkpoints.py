@@ -9,7 +9,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,8 +22,9 @@ from sightline import config
 from sightline.config import Recipe, Run
 from sightline.data.loading.cache import read_once
 from sightline.data.loading.loader import BadSamples, Loader
-from sightline.errors import BadCheckpoint, BadData, UsageError, first_of
+from sightline.errors import BadCheckpoint, BadData, SightlineError, UsageError, first_of
 from sightline.evaluate.run import evaluate
+from sightline.fields import named
 from sightline.files.checkpoint_folder import run_of
 from sightline.files.typed_json import read_json, typed
 from sightline.hardware import world
@@ -31,7 +32,7 @@ from sightline.hardware.devices import Device
 from sightline.hardware.precision import DTYPES, autocast
 from sightline.hardware.setup import set_up
 from sightline.hardware.world import World
-from sightline.parts import Batch, Bound, Dataset, DataSpec, PredictOptions, Scores, Task
+from sightline.parts import Batch, Bound, DataConfig, Dataset, DataSpec, PredictOptions, Scores, Task
 from sightline.runs.log import RunLog
 from sightline.runs.screen import Screen
 from sightline.train import checkpoint
@@ -147,10 +148,23 @@ def recipe_of(
         checkpoint.require(stored, "progress", "recipe", "spec")
         recipe, run = config.from_json(stored["recipe"], recipe_file, flags)
         recipe.train.require_batch("this command")
-        data = recipe.data.in_run(run_of(path))
+        typed = {name.removeprefix("data.") for name in named(flags) if name.startswith("data.")}
+        data = _own_or_whole(recipe.data.in_run(run_of(path), typed), typed, recipe.train.seed, stored)
         return dataclasses.replace(recipe, data=data), run, DataSpec.from_json(stored["spec"])
     except BadCheckpoint as error:
         raise BadCheckpoint(f"{path}: {error}") from error
+
+
+def _own_or_whole(data: DataConfig, typed: Collection[str], seed: int, stored: dict[str, Any]) -> DataConfig:
+    """Return the data with the val split of the run; with all samples in it if they are other data without one."""
+    here, there = getattr(data, "path", ""), stored["recipe"].get("data", {}).get("path", "")
+    whole = data.whole(typed)
+    if whole == data or here == there or os.path.realpath(here) == os.path.realpath(there):
+        return data
+    with contextlib.suppress(SightlineError):  # what is wrong is said when they are opened again
+        if data.open("val", seed).fingerprint == stored.get("fingerprints", {}).get("val"):
+            return data  # those of the run, in another place
+    return whole
 
 
 @dataclass(frozen=True)
@@ -201,7 +215,7 @@ def opened(trained: Trained, folder: Path, is_once: bool = True, writes_scores: 
     with loading(recipe, run, trained.device, trained.world, dataset, folder) as (here, bound, loader, log):
         if trained.stored.get("fingerprints", {}).get("val", dataset.fingerprint) != dataset.fingerprint:
             # Allowed, with a warning: another fold's validation split was trained on.
-            log.warn("this val split is not the one that the run held out; it may have been trained on these")
+            log.warn("these are not the run's validation images; if it was trained on them, the score is too high")
         yield Evaluation(recipe, trained.build(), trained.device, here, bound, loader, log)
         if run.out and writes_scores:
             log.say(f"scores are in {folder}, {run_of(trained.path)} is as it was")

@@ -44,7 +44,7 @@ class SourceOptions:
     first_label: int = 1  # tfrecord: the smallest label in the files
     classes: int = 0  # tar, tfrecord: how many there are, where some of the numbered labels have no samples
     val_fraction: float = 0.2  # without a val split: the share of every class that validates
-    split: str = ""  # without a val split: a file that lists the samples that validate; "": they are drawn
+    split: str = ""  # without a val split: a file that lists the samples that validate; "": they are drawn; "all"
     skips_missing: bool = False  # listed files that do not exist are bad samples when read, not an error at once
 
 

@@ -20,6 +20,7 @@ from sightline.data.inputs import read_bytes
 from sightline.data.sources import BoxSource, Objects, SourceOptions, index_files
 from sightline.data.sources.annotations import Annotations
 from sightline.data.sources.layouts import (
+    ALL,
     IMAGES,
     Layout,
     Place,
@@ -92,7 +93,7 @@ def open_split(kind: str, layout: Layout, split: Split, annotations: Annotations
 
 def drawn(names: list[bytes], options: SourceOptions, file: str, split: Split) -> np.ndarray:
     """Return which of the images validate."""
-    if len(names) < 2:
+    if len(names) < 2 and options.split != ALL:
         raise BadData(f"{file} has {len(names)} images; at least 2 are needed to train on some and validate on others")
     return validating(names, [0] * len(names), options, split)
 

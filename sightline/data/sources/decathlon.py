@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,10 +44,35 @@ def describe_found(path: str, fold: int = 0, parts: int = 5) -> str:
     return f"volumes: {what}, {cases}, task {plan.task}" + (", dim 3" if plan.dim == 3 else "")
 
 
+def steps_of_epoch(path: str, fold: int, parts: int, nvol: int) -> Callable[[int], int] | None:
+    """Return the steps that an epoch has with a given batch, without a partial last one; None if the path is not a
+    prepared folder to train on. Imports no torch."""
+    plan = read_plan(Path(path)) if detect(path) else None
+    if plan is None or plan.mode != "training" or not (2 <= parts <= len(plan.cases) and 0 <= fold < parts):
+        return None
+    cases = _chosen(plan, "train", fold, parts)
+    if plan.dim == 3:
+        return lambda batch: len(cases) // batch
+    shallowest = min(case.shape[0] for case in cases)
+    return lambda batch: len(cases) // volumes_of(batch, nvol, shallowest) if batch >= nvol else 0
+
+
+def volumes_of(batch: int, nvol: int, depth: int) -> int:
+    """Return how many volumes share a batch of slices if the shallowest volume has `depth` of them: the smallest number
+    from nvol on that divides the batch into shares of at most `depth`."""
+    if nvol > batch:
+        raise UsageError(
+            f"nvol={nvol} volumes cannot share a batch of {batch} slices; use --data.nvol {batch} or less, or a larger "
+            f"--train.global-batch"
+        )
+    fitting = (n for n in range(max(1, nvol), batch + 1) if batch % n == 0)
+    return next(n for n in fitting if batch // n <= depth)
+
+
 def folds(count: int, parts: int) -> list[np.ndarray]:
     """Return the held-out indices of each part, sorted: scikit-learn's KFold(parts, shuffle=True,
     random_state=12345)."""
-    if not 2 <= parts <= count:
+    if not 1 <= parts <= count:
         enough = f"use --data.folds 2 to {count}" if count > 1 else "prepare at least 2"
         raise UsageError(f"{count} volumes cannot be split into {parts} folds; {enough}")
     order = np.arange(count)
@@ -70,6 +96,8 @@ def _chosen(plan: VolumePlan, split: Split, fold: int, parts: int) -> list[Case]
     cases = sorted(plan.cases, key=lambda case: case.image)
     if not 0 <= fold < parts:
         raise UsageError(f"--data.fold {fold}: with {parts} folds use 0 to {parts - 1}")
+    if parts == 1 and split == "train":
+        raise UsageError("--data.folds 1 leaves no volumes to train on; use 2 or more, e.g. 5")
     held_out = set(folds(len(cases), parts)[fold].tolist())
     return [case for index, case in enumerate(cases) if (index in held_out) == (split == "val")]
 

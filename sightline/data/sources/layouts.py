@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = "data.yaml"  # in a run folder
 SPLIT = "split.json"
+ALL = "all"  # instead of a split file: every sample validates
 SPLITS: tuple[Split, ...] = ("train", "val")
 NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}  # of folders, by preference
 IMAGES = DataConfig.file_suffixes
@@ -202,8 +203,12 @@ def counted(kinds: Counter[str]) -> str:
 
 
 def validating(names: Sequence[bytes], groups: Sequence[int], options: SourceOptions, split: Split) -> np.ndarray:
-    """Return which samples validate where the data have no val split: those a split file lists, or drawn ones. Of data
-    that the file knows nothing of, all do: `evaluate RUN --data.path NEW`. To open `train` is then an error."""
+    """Return which samples validate where the data have no val split: those a split file lists, or drawn ones. All do if
+    the file knows none of them, or if it is `all`: `evaluate RUN --data.path NEW`. To open `train` is then an error."""
+    if options.split == ALL:
+        if split == "train":
+            raise UsageError(f"--data.split {ALL} leaves no samples to train on; it is for `evaluate` only")
+        return np.ones(len(names), bool)
     if options.split:
         chosen = kept_for_val(names, Path(options.split))
         if chosen.any():
