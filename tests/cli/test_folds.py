@@ -129,7 +129,7 @@ def test_an_evaluation_on_another_fold_says_so(here: Path, capsys):
     for flags, warns in ([], False), (["--data.fold=2"], True):
         capsys.readouterr()
         assert cli.main(["evaluate", "run", "--recipe", "folded.py", *shown, *flags]) == 0
-        assert ("this val split is not the one that the run held out" in "".join(capsys.readouterr())) == warns
+        assert ("these are not the run's validation images" in "".join(capsys.readouterr())) == warns
 
 
 def test_what_has_no_folds_or_begins_elsewhere_is_refused(here: Path, capsys):
