@@ -42,7 +42,7 @@ from sightline.train.start import open_data
 from sightline.train.state import TrainState
 from sightline.train.step import build_step
 from sightline.train.stop_time import StopTime
-from sightline.train.warnings import start_warnings
+from sightline.train.warnings import start_warnings, young_statistics
 
 
 def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -> TrainResult:
@@ -95,6 +95,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         size = RunSize(cfg.epochs, steps, length.steps_per_epoch, is_limit=bool(cfg.patience))
         meter = Meter(loader, device, world, steps)
         log.draw = partial(draw_worst, saver.best_model, recipe, bound["val"], evaluated.local_batch, device)
+        first_loss, explained = 0.0, ""
         window = ProfileWindow(traced if world.is_main else None, log.folder.path, device, lambda: loader.wait_s)
         try:
             saver.save_first(resumed)
@@ -122,6 +123,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     log.stepped(progress.epoch, progress.step, size)
                     if first := meter.read_first(step):
                         log.first_step(**first)
+                        first_loss = first["loss"]
                     if step.take_bad_steps(progress.step == end) and bad_steps.rewound(step.last_bad_step):
                         loader.seek("train", progress.step, steps)
                         epoch_end = (progress.epoch + 1) * length.steps_per_epoch
@@ -154,6 +156,10 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
                     log.scores(scores, SCORES, times, is_best, epoch=progress.epoch + 1, step=progress.step)
                 standing = progress.standing(cfg.patience)
                 log.epoch_end(progress.epoch, size, line, found, recipe.task.headline, standing)
+                if found and line and not explained:
+                    highest, validated = max(first_loss, line["loss"]), found.values.get("loss", 0.0)
+                    if explained := young_statistics(state.model, progress.step, highest, validated):
+                        log.say(explained)
                 progress.epoch = epochs_done
                 over = _why_over(recipe, progress, epochs_done, length)
                 saver.save_epoch(bool(over))
