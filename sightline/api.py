@@ -186,7 +186,8 @@ def train_folds(recipe: Recipe, run: Run) -> dict[str, Any]:
 
 @_called()
 def evaluate(run_folder: Place, flags: Flags = (), which: str = "best", recipe_file: str = "") -> Scores:
-    """Score a checkpoint on its recipe's val split; flags may change data.path and run fields."""
+    """Score a checkpoint on its recipe's val split; flags may change data.path and run fields. Of other data without a
+    val split, all samples are scored."""
     folds.refuse_folds(Path(run_folder))
     path = checkpoint.find(Path(run_folder), which)
     tensors, stored = checkpoint.read(path)

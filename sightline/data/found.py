@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sightline.data import listed, sources
 from sightline.data.sources import Images, SourceOptions, decathlon, folder
-from sightline.data.sources.layouts import NAMES, Layout, counted, kept_split
+from sightline.data.sources.layouts import ALL, NAMES, Layout, counted, kept_split
 from sightline.errors import BadData, SightlineError, UsageError
 from sightline.fields import Fields, data_of, flags_of, named
 from sightline.files.plain_yaml import read_yaml
@@ -114,7 +114,8 @@ def look(data_class: str, path: str, typed: Mapping[str, str], declared: Mapping
     except (KeyError, ValueError):  # a user's own data; or not a number, which the parser of the flags says
         return Found()
     wanted = numbers[1]
-    split_file = kept_split(run) or values.get("split", "")
+    typed_split = values.get("split", "")
+    split_file = kept_split(run) or ("" if typed_split == ALL else typed_split)  # `all` would leave no train split
     # As the data class will open them, so that they can be handed on.
     options = SourceOptions(*numbers, split_file)
     if data_class == "DetectionData":

@@ -34,6 +34,8 @@ def evaluate_weights(recipe: Recipe, run: Run) -> Scores:
         folder = Path(run.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="sightline-evaluate-")))
         here, bound, loader, log = stack.enter_context(loading(recipe, run, device, here, dataset, folder))
         log.say(note)
+        if "split.json" in dataset.kept and not getattr(recipe.data, "split", ""):
+            log.say(f"no val split: {len(dataset)} samples, drawn by name, are scored; --data.split all scores all")
         evaluation = Evaluation(recipe, model, device, here, bound, loader, log)
         return evaluation.score_as("scores.json", weights=weights)
 

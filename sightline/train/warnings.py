@@ -1,5 +1,4 @@
-"""Warnings about rates and weights at the start of training, and about an early evaluation, one line each; the loop shows
-them."""
+"""Warnings about rates and weights at the start of training, and about an early evaluation; the loop shows them."""
 
 from __future__ import annotations
 

@@ -84,3 +84,18 @@ def test_a_folder_named_like_a_recipe_is_the_run(sightline, run: Path, weights: 
     shutil.copytree(run, "demo_classification")
     said = sightline("evaluate", "demo_classification", "--run.device=cpu", "--run.workers=0")
     assert said.code == 0 and "evaluated checkpoint ckpt-00000005" in said.out
+
+
+def test_data_without_a_val_split_are_scored_in_part_which_is_said_or_whole(sightline, shapes: Path, tmp_path: Path):
+    few = tmp_path / "few"
+    for name in ("circle", "square", "star"):
+        shutil.copytree(shapes / "train" / name, few / name)
+    flags = ["--train.epochs=1", "--train.global-batch=8", "--run.progress=off", f"--run.out={tmp_path / 'run'}"]
+    assert sightline("train", "demo_classification", "--data.path", few, *SMALL, *flags).code == 0
+    [weights] = tmp_path.glob("run/checkpoints/ckpt-*/model.safetensors")
+    command = ["evaluate", "demo_classification", "--model.weights", weights, "--data.path", few, *SMALL]
+    said = sightline(*command)
+    line = "no val split: 6 samples, drawn by name, are scored; --data.split all scores all\n"
+    assert said.code == 0 and line in said.out and "on 6 samples" in said.out, said
+    said = sightline(*command, "--data.split", "all")
+    assert said.code == 0 and "no val split" not in said.out and "on 24 samples" in said.out, said

@@ -203,8 +203,8 @@ def counted(kinds: Counter[str]) -> str:
 
 
 def validating(names: Sequence[bytes], groups: Sequence[int], options: SourceOptions, split: Split) -> np.ndarray:
-    """Return which samples validate where the data have no val split: those a split file lists, or drawn ones. All do if
-    the file knows none of them, or if it is `all`: `evaluate RUN --data.path NEW`. To open `train` is then an error."""
+    """Return which samples validate where the data have no val split: those a split file lists, or drawn ones. All do
+    if `all` is given instead, or if the file knows none of them; to open `train` is then an error."""
     if options.split == ALL:
         if split == "train":
             raise UsageError(f"--data.split {ALL} leaves no samples to train on; it is for `evaluate` only")

@@ -21,8 +21,10 @@ def batch_of(recipe: str, path: Path | str, *flags: str) -> str:
 
 @pytest.mark.parametrize(
     ("samples", "batch"),
-    [(1, ""), (2, "1"), (3, "1"), (4, "2"), (13, "4"), (14, "4"), (15, "4"), (16, "8"), (31, "8"), (32, "16")]
-    + [(62, "16"), (63, "16"), (64, "32"), (126, "32"), (127, "32"), (128, "")],
+    [
+        *[(1, ""), (2, "1"), (3, "1"), (4, "2"), (13, "4"), (14, "4"), (15, "4"), (16, "8"), (31, "8"), (32, "16")],
+        *[(62, "16"), (63, "16"), (64, "32"), (126, "32"), (127, "32"), (128, "")],
+    ],
 )
 def test_few_images_take_the_largest_batch_that_leaves_two_steps(samples: int, batch: str):
     assert batch_of("demo_classification", f"synthetic:classes=2,samples={samples},size=8") == batch
