@@ -130,6 +130,6 @@ def young_statistics(model: nn.Module, step: int, trained: float, validated: flo
     if step >= enough or not validated > HIGH * trained:
         return ""
     return (
-        f"the validation loss is this high because batch-norm statistics lag behind weights that change quickly: it "
-        f"means little before about {enough} steps, and this is step {step} (docs/runs.md)"
+        f"the validation loss is this high because batch-norm statistics lag behind the weights; it means little "
+        f"before about {enough} steps, and this is step {step} (docs/runs.md)"
     )

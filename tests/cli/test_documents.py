@@ -322,6 +322,7 @@ for epoch in range(2):
 INPUTS: dict[str, Callable[[Path], None]] = {
     "images": images,
     "pets": pets,
+    "strays": pets,
     "flowers": birds,
     "xrays": scans,
     "photo.jpg": photo,

@@ -72,7 +72,7 @@ def volumes_of(batch: int, nvol: int, depth: int) -> int:
 def folds(count: int, parts: int) -> list[np.ndarray]:
     """Return the held-out indices of each part, sorted: scikit-learn's KFold(parts, shuffle=True,
     random_state=12345)."""
-    if not 1 <= parts <= count:
+    if not 2 <= parts <= count:
         enough = f"use --data.folds 2 to {count}" if count > 1 else "prepare at least 2"
         raise UsageError(f"{count} volumes cannot be split into {parts} folds; {enough}")
     order = np.arange(count)
@@ -96,8 +96,10 @@ def _chosen(plan: VolumePlan, split: Split, fold: int, parts: int) -> list[Case]
     cases = sorted(plan.cases, key=lambda case: case.image)
     if not 0 <= fold < parts:
         raise UsageError(f"--data.fold {fold}: with {parts} folds use 0 to {parts - 1}")
-    if parts == 1 and split == "train":
-        raise UsageError("--data.folds 1 leaves no volumes to train on; use 2 or more, e.g. 5")
+    if parts == 1:
+        if split == "train":
+            raise UsageError("--data.folds 1 leaves no volumes to train on; use 2 or more, e.g. 5")
+        return cases
     held_out = set(folds(len(cases), parts)[fold].tolist())
     return [case for index, case in enumerate(cases) if (index in held_out) == (split == "val")]
 

@@ -374,7 +374,7 @@ def test_drawn_volumes_take_the_shape_of_the_task():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"task": "11"}, {"dim": 4}, {"fold": 5}, {"folds": 1}, {"nvol": -1}, {"nvol": 2, "dim": 3}, {"cache": "x"}],
+    [{"task": "11"}, {"dim": 4}, {"fold": 5}, {"folds": 0}, {"nvol": -1}, {"nvol": 2, "dim": 3}, {"cache": "x"}],
 )
 def test_fields_that_cannot_work_are_refused(changes):
     with pytest.raises(UsageError, match=next(iter(changes))):
