@@ -14,6 +14,7 @@ from sightline.migrate import AUTOLOAD, patching, targets
 from sightline.migrate.options import MigrateOptions
 from sightline.migrate.reporting import logfile, record, syncs
 from sightline.migrate.rules import table
+from sightline.migrate.virtual import places
 from sightline.migrate.virtual.runtime import Runtime
 
 __all__ = ["MigrateOptions", "Session", "activate", "active", "deactivate"]
@@ -35,6 +36,8 @@ class Session:
         """types that autocast was on for"""
         self.sets_autocast_dtype = False
         """True after the script called torch.set_autocast_dtype("cuda", ...)"""
+        self.default_place = places.HOST
+        """where factories create a tensor without a device, as set_default_tensor_type says"""
         self.is_first = False
         """True in the first process of a run, until it says that migration is on"""
         self.replaced: list[tuple[Any, Any]] = []

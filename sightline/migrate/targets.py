@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sightline.migrate.options import MigrateError
+from sightline.migrate.virtual import places
 
 MOST_DEVICES = 64  # "cuda:0" to "cuda:63" are looked up in a table; more are parsed
 COLLECTIVES = {"cpu": "gloo", "mps": "gloo", "hpu": "hccl", "npu": "hccl", "xpu": "xccl"}
@@ -115,12 +116,13 @@ class DeviceMap:
         self.target = target
         self.name = target.name
         self.is_cpu = target.is_cpu
-        self.table: dict[Any, str] = {"cuda": self.name, torch.device("cuda"): self.name}
+        any_index = places.ANYWHERE if self.is_cpu else self.name
+        self.table: dict[Any, Any] = {"cuda": any_index, torch.device("cuda"): any_index}
         for index in range(MOST_DEVICES):
-            there = self.name if self.is_cpu else f"{self.name}:{index}"
+            there = any_index if self.is_cpu else f"{self.name}:{index}"
             self.table |= {f"cuda:{index}": there, torch.device("cuda", index): there, index: there}
         if self.is_cpu:
-            self.table[-1] = self.name  # get_device() of a host tensor, passed back as a device
+            self.table[-1] = any_index  # get_device() of a host tensor, passed back as a device
 
     def get(self, device: Any) -> Any:
         """Return the target's device for a CUDA one, anything else unchanged. Simple enough for dynamo to trace."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.nn.utils.rnn import pack_sequence
 
 from sightline.migrate.session import Session
 
@@ -46,16 +49,24 @@ def test_changing_the_device_copy_leaves_the_data_alone(way: str, claim: bool, o
 
 
 @pytest.mark.parametrize("claim", [False, True])
-def test_move_to_the_device_of_another_tensor_returns_the_tensor_itself(claim: bool, on_cpu: Start):
+def test_move_to_the_device_of_another_tensor_copies_what_is_known_to_be_elsewhere(claim: bool, on_cpu: Start):
     on_cpu(claim=claim)
     norm, x = torch.nn.BatchNorm1d(3).cuda(), torch.randn(4, 3).cuda()
     for other in (x, norm(x), x * 2):
-        for state in (norm.running_mean, norm.running_mean * 1, torch.zeros(3)):
+        for state in (norm.running_mean, norm.running_mean * 1):
             assert state.to(other.device) is state and state.to(device=other.device) is state
     kept = norm.running_mean.to(x.device)
     kept.add_(9)
     assert torch.equal(norm.running_mean, kept)
-    assert norm.to(x.device).running_mean is kept
+    assert norm.to(x.device).running_mean is kept and norm.to((x * 2).device).running_mean is kept
+    host, buffer = torch.zeros(3), numpy.zeros(3, numpy.float32)
+    for there in (host.to(x.device), host.to(x), host.type_as(x), torch.from_numpy(buffer).to(norm.weight.device)):
+        there.add_(1)
+    assert host.tolist() == buffer.tolist() == [0, 0, 0]
+    assert torch.zeros(3, device=x.device).cuda(0).device == x.device
+    back = norm.weight.detach().to(host.device)
+    norm.weight.data.add_(1)
+    assert back.tolist() == [1, 1, 1]
 
 
 def test_snapshots_on_the_host_stay_and_host_tensors_are_themselves(on_cpu: Start):
@@ -104,3 +115,45 @@ def test_model_keeps_its_parameters_and_their_graph(on_cpu: Start):
     assert lazy(torch.ones(1, 2)).shape == (1, 3)
     sparse = torch.eye(2).to_sparse()
     assert torch.equal(sparse.cuda().to_dense(), torch.eye(2))
+
+
+@pytest.mark.parametrize("way", ["default device", "with device", "default tensor type"])
+def test_tensors_of_the_default_device_are_on_the_device(way: str, on_cpu: Start):
+    on_cpu()
+    try:
+        if way == "default tensor type":
+            torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        elif way == "default device":
+            torch.set_default_device("cuda")
+        with torch.device("cuda") if way == "with device" else contextlib.nullcontext():
+            made = torch.ones(2), torch.nn.Parameter(torch.ones(2)), torch.nn.Linear(2, 2).weight
+            host = torch.ones(2, device="cpu")
+        assert all(each.cuda() is each for each in made)
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_tensor_type("torch.FloatTensor")
+    assert host.cpu() is host and host.cuda() is not host
+    assert torch.ones(2).cuda().add_(1).tolist() == [2, 2]
+
+
+def test_model_that_never_left_the_host_is_not_copied(on_cpu: Start):
+    on_cpu()
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    before = {name: value.data_ptr() for name, value in net.state_dict().items()}
+    for move in (lambda: net.cpu(), lambda: net.to("cpu"), lambda: net.to(torch.device("cpu"), torch.float32)):
+        assert {name: value.data_ptr() for name, value in move().state_dict().items()} == before
+
+
+def test_what_torch_copies_to_the_host_for_a_script_stays(on_cpu: Start):
+    """Functions of torch that call .cpu() and .to("cpu") themselves."""
+    on_cpu()
+    net = torch.nn.Linear(2, 2).cuda()
+    packed = pack_sequence([torch.ones(2)]).cuda()
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    saved = {**get_model_state_dict(net, options=options), "packed": packed.cpu().data}
+    before = {name: value.tolist() for name, value in saved.items()}
+    with torch.no_grad():
+        for tensor in (net.weight, net.bias, packed.data):
+            tensor.add_(1)
+    assert {name: value.tolist() for name, value in saved.items()} == before
+    assert packed.cpu().cpu().data.tolist() == [2, 2]

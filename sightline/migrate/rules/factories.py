@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import _len_torch_function_stack
 from torch.compiler import is_dynamo_compiling
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from sightline.migrate.reporting import record
 from sightline.migrate.rules.conversion import Conversions, convert_of, converts_here
@@ -28,6 +31,8 @@ FACTORIES = (
 ).split()
 SHARING = ("torch.as_tensor", "torch.asarray", "torch.from_dlpack")
 """these return the memory that they are given if it is on the device"""
+OF_ANY_TENSORS = ("torch.normal", "torch.from_dlpack", "torch.nested.nested_tensor", "torch.nested.as_nested_tensor")
+"""without a device the result is where their tensors are"""
 HOST_IS_FULL = "can't allocate memory"
 OF_TENSORS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros new".split()
 
@@ -46,11 +51,10 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
     table, slow = session.devices.table, session.devices.get
     convert, conversions = convert_of(session), Conversions(rule)
     unpins = session.target.name in HOST_MEMORY
-    finish = _finish(rule.name) if session.target.is_cpu else None
-    inherits = session.target.is_cpu and (rule.name.endswith("_like") or rule.name.startswith("torch.Tensor."))
+    place = _places(rule.name, session) if session.target.is_cpu else None
 
     def factory(*args: Any, **kwargs: Any) -> Any:
-        is_moved = False
+        device = None
         if kwargs:
             device, dtype = kwargs.get("device"), kwargs.get("dtype")
             wanted = convert(dtype) if convert is not None and converts_here() else dtype
@@ -68,18 +72,13 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
                         if not is_converted:
                             record.hit(rule, args, kwargs)
                         kwargs["device"] = there
-                        is_moved = finish is not None
             if unpins and kwargs.get("pin_memory"):
                 kwargs["pin_memory"] = False
                 if not is_dynamo_compiling():
                     record.hit(rule, args, {"pin_memory": True}, "not pinned: the target uses host memory")
         try:
             made = original(*args, **kwargs)
-            if is_moved and finish is not None:
-                return finish(args, made)
-            if inherits and args and not is_dynamo_compiling():
-                places.put(made, places.place_of(args[0]))
-            return made
+            return made if place is None or is_dynamo_compiling() else place(args, kwargs, device, made)
         except RuntimeError as error:
             if not unpins or HOST_IS_FULL not in str(error):
                 raise
@@ -88,11 +87,30 @@ def make_factory(rule: Rule, original: Any, session: Session) -> Any:
     return factory
 
 
-def _finish(name: str) -> Callable[[tuple[Any, ...], Any], Any]:
-    """Return the function that marks a new tensor as on the device; one that shares host memory becomes a copy."""
+def _places(name: str, session: Session) -> Callable[..., Any]:
+    """Return the function that marks a new tensor's place; one that shares memory of the other side becomes a copy."""
+    table = session.devices.table
+    shares, is_of_any = name in SHARING, name in OF_ANY_TENSORS
+    is_of_tensors = shares or name.endswith("_like") or name.startswith("torch.Tensor.") or name == "torch.tensor"
 
-    def apart(args: tuple[Any, ...], made: Any) -> Any:
-        given = args[0] if args and isinstance(args[0], torch.Tensor) else made
-        return places.to_device(given, made)
+    def place(args: tuple[Any, ...], kwargs: dict[str, Any], device: Any, made: Any) -> Any:
+        given = args[0] if is_of_tensors and args and isinstance(args[0], torch.Tensor) else None
+        if device is None:
+            if given is not None:
+                return places.put(made, places.place_of(given))
+            return made if is_of_any or "out" in kwargs else places.put(made, _default_place(session))
+        there, is_named = places.asked(device, device in table)
+        if shares:
+            return places.move(made if given is None else given, made, there, is_named)
+        return places.put(made, there if is_named or places.is_of_a_tensor(device) else None)
 
-    return apart if name in SHARING else lambda args, made: places.put(made, places.DEVICE)
+    return place
+
+
+def _default_place(session: Session) -> str | None:
+    """Return the place of new tensors: what set_default_tensor_type, set_default_device or `with device:` says."""
+    if _len_torch_function_stack():
+        for mode in reversed(_get_current_function_mode_stack()):
+            if isinstance(mode, DeviceContext):
+                return getattr(mode, places.MARK, None)
+    return session.default_place

@@ -96,6 +96,7 @@ def _make_context(rule: Rule, original: Any, session: Session) -> Any:
         if there is not device:
             record.hit(rule, (device,))
         original(self, there)
+        setattr(self, places.MARK, places.asked(device, there is not device)[0])
 
     return __init__
 
@@ -125,10 +126,12 @@ def _make_tensor_type(rule: Rule, original: Any, session: Session) -> Any:
             if is_set:
                 torch.set_default_device(None)
                 is_set = False
+            session.default_place = places.HOST
             original(t)
             return
         record.hit(rule, (t,))
         torch.set_default_dtype(getattr(torch, name).dtype)
+        session.default_place = places.DEVICE
         if not session.target.is_cpu:
             torch.set_default_device(session.target.name)
             is_set = True

@@ -58,20 +58,20 @@ def maps(*names: str, position: int | None = None) -> Maker:
     keywords = names or ("device",)
 
     def make(rule: Rule, original: Any, session: Session) -> Any:
-        table, slow = session.devices.table, session.devices.get
+        get = session.devices.get
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             given, named = args, kwargs
             for keyword in keywords:
                 if keyword in kwargs:
                     device = kwargs[keyword]
-                    there = slow(device) if is_dynamo_compiling() else table.get(device, device)
+                    there = get(device)
                     if there is not device:
                         named = {**named, keyword: there}
             if position is not None and len(args) > position:
                 device = args[position]
                 if isinstance(device, str | torch.device | int):
-                    there = slow(device)
+                    there = get(device)
                     if there is not device:
                         given = (*args[:position], there, *args[position + 1 :])
             if (given is not args or named is not kwargs) and not is_dynamo_compiling():

@@ -33,14 +33,18 @@ def rules() -> list[Rule]:
             for name in ("half", "bfloat16")
         ),
         Rule("torch.Tensor.type", "adapted", dressed(_make_type), "converted and moved to the target"),
-        Rule("torch.Tensor.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
+        Rule("torch.Tensor.type_as", "exact", dressed(_make_type_as), "moved to the other's place", targets=("cpu",)),
+        Rule("torch.Tensor.pin_memory", "ignored", dressed(_make_not_pinned), NOT_PINNED, targets=HOST_MEMORY),
         Rule("torch.Tensor.pin_memory", "exact", dressed(_make_pin), "pinned for the target"),
         Rule("torch.Tensor.is_pinned", "adapted", dressed(_make_is_pinned), "called without a device"),
         Rule("torch.Tensor.record_stream", "ignored", dressed(_make_nothing), NO_STREAMS, targets=HOST_MEMORY),
         Rule(f"{FUNCTIONAL}.FunctionalTensor.cuda", "exact", dressed(_make_traced_cuda), moved, module=FUNCTIONAL),
         Rule("torch.nn.Module.to", "exact", dressed(_make_module_to), moved),
         Rule("torch.nn.Module.cuda", "exact", dressed(_make_module_cuda), moved),
+        Rule("torch.nn.Module.cpu", "adapted", dressed(_make_module_cpu), COPIED, targets=("cpu",)),
+        Rule("torch.nn.Module._apply", "exact", dressed(_make_module_apply), STAYS, targets=("cpu",)),
         Rule("torch.nn.Module.to_empty", "exact", dressed(_make_module_to_empty), "created on the target"),
+        Rule(f"{RNN}.PackedSequence.cpu", "adapted", dressed(_make_packed_cpu), COPIED, targets=("cpu",)),
         Rule("torch.UntypedStorage.to", "exact", maps(), moved),
         *(
             Rule(f"torch.{kind}.__deepcopy__", "exact", dressed(_make_deepcopy), COPY_THERE, targets=("cpu",))
@@ -51,13 +55,13 @@ def rules() -> list[Rule]:
         Rule("torch.TypedStorage.pin_memory", "ignored", dressed(_make_itself), NOT_PINNED, targets=HOST_MEMORY),
         Rule("torch.set_default_dtype", "converted", dressed(_make_default_dtype), "the type that an option asks for"),
         Rule("torch.Tensor.device", "adapted", _make_device, shown),
-        Rule("torch.Tensor.is_cuda", "adapted", _shows(lambda index: True, _place_of_tensor), shown),
-        Rule("torch.Tensor.is_cpu", "adapted", _shows(lambda index: False, _place_of_tensor, True), shown),
-        Rule("torch.Tensor.get_device", "adapted", _shows(lambda index: index, _place_of_tensor), shown),
+        Rule("torch.Tensor.is_cuda", "adapted", _shows(lambda tensor, index: True, _place_of_tensor), shown),
+        Rule("torch.Tensor.is_cpu", "adapted", _shows(lambda tensor, index: False, _place_of_tensor, True), shown),
+        Rule("torch.Tensor.get_device", "adapted", _shows(lambda tensor, index: index, _place_of_tensor), shown),
         *(
             Rule(f"torch.{kind}.{name}", "adapted", _shows(what, _place_of_storage), shown)
             for kind in ("UntypedStorage", "TypedStorage")
-            for name, what in (("device", _cuda_device), ("is_cuda", lambda index: True))
+            for name, what in (("device", _cuda_device), ("is_cuda", lambda storage, index: True))
         ),
     ]
 
@@ -70,10 +74,12 @@ def setup(session: Session) -> None:
 
 
 COPY_THERE = "the copy is where the original is"
+STAYS = "the result is where the original was"
 COPIED = "copied, as from a GPU: a saved tensor must not change with the weights"
 NOT_PINNED = "unchanged: the target uses host memory"
 NO_STREAMS = "no effect: the target has no streams that could free it early"
 FUNCTIONAL = "torch._subclasses.functional_tensor"
+RNN = "torch.nn.utils.rnn"
 PLACES = (str, torch.device, int)
 CPU = torch.device("cpu")
 MOVE = torch._C.TensorBase.to  # the original: ours would count the move twice
@@ -84,8 +90,8 @@ def _make_to(rule: Rule, original: Any, session: Session) -> Any:
     convert, conversions, is_cpu = convert_of(session), Conversions(rule), session.target.is_cpu
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        device = args[0] if args else kwargs.get("device")
-        finish, is_converted = None, False
+        device: Any = args[0] if args else kwargs.get("device")
+        place, is_named, is_converted = None, False, False
         if convert is not None and converts_here():
             dtype = dtype_of(args, kwargs)
             wanted = convert(dtype)
@@ -103,35 +109,46 @@ def _make_to(rule: Rule, original: Any, session: Session) -> Any:
                 there = table.get(device, device)
                 if there is not device and not is_converted:
                     record.hit(rule, args, kwargs)
-                if is_cpu and not places.is_of_a_tensor(device):
-                    finish = places.to_device if there is not device else _finish_on_host(device)
+                if is_cpu:
+                    place, is_named = places.asked(device, there is not device)
             if there is not device:
                 if args:
                     args = (there, *args[1:])
                 else:
                     kwargs["device"] = there
+        elif is_cpu and (isinstance(device, torch.Tensor) or "other" in kwargs) and not is_dynamo_compiling():
+            place = places.place_of(kwargs.get("other", device))
         moved = original(self, *args, **kwargs)
-        if finish is None:
+        if place is None:
             return moved
-        apart = finish(self, moved)
-        if finish is places.to_host and apart is not moved:
+        apart = places.move(self, moved, place, is_named)
+        if is_named and place == places.HOST and apart is not moved:
             record.hit(rule, args, kwargs, COPIED)
         return apart
 
     return to
 
 
-def _finish_on_host(device: Any) -> Any:
-    """Return the function that makes `.to("cpu")` a copy, as from a GPU; only in the script."""
-    return places.to_host if device in ("cpu", CPU) and zones.zone(2) == zones.SCRIPT else None
+def _make_type_as(rule: Rule, original: Any, session: Session) -> Any:
+    def type_as(self: Any, other: Any) -> Any:
+        moved = original(self, other)
+        if is_dynamo_compiling():
+            return moved
+        apart = places.move(self, moved, places.place_of(other), is_named=False)
+        if apart is not moved:
+            record.hit(rule, (other,))
+        return apart
+
+    return type_as
 
 
 def _make_cpu(rule: Rule, original: Any, session: Session) -> Any:
     def cpu(self: Any, *args: Any, **kwargs: Any) -> Any:
         moved = original(self, *args, **kwargs)
-        if is_dynamo_compiling() or zones.zone() != zones.SCRIPT:
+        zone = zones.MACHINERY if is_dynamo_compiling() else zones.zone()
+        if zone == zones.MACHINERY:
             return moved
-        apart = places.to_host(self, moved)
+        apart = places.move(self, moved, places.HOST, is_named=zone == zones.SCRIPT)
         if apart is not moved:
             record.hit(rule, (), kwargs)
         return apart
@@ -149,8 +166,9 @@ def _make_cuda(rule: Rule, original: Any, session: Session) -> Any:
         if is_dynamo_compiling():
             return MOVE(self, there, non_blocking=non_blocking, memory_format=memory_format)
         record.hit(rule, () if device is None else (device,))
+        there = places.ANYWHERE if is_cpu else there
         moved = MOVE(self, there, non_blocking=non_blocking, memory_format=memory_format)
-        return places.to_device(self, moved) if is_cpu else moved
+        return places.move(self, moved, places.DEVICE) if is_cpu else moved
 
     return cuda
 
@@ -218,8 +236,9 @@ def _make_type(rule: Rule, original: Any, session: Session) -> Any:
         elif is_cuda and not is_dynamo_compiling():
             record.hit(rule, (dtype,))
         if is_cuda:
-            moved = MOVE(self, name, used, non_blocking=non_blocking)
-            return places.to_device(self, moved) if is_cpu and not is_dynamo_compiling() else moved
+            is_placed = is_cpu and not is_dynamo_compiling()
+            moved = MOVE(self, places.ANYWHERE if is_placed else name, used, non_blocking=non_blocking)
+            return places.move(self, moved, places.DEVICE) if is_placed else moved
         return original(self, dtype if used is wanted else used, non_blocking, **kwargs)
 
     return type_
@@ -242,6 +261,18 @@ def _make_itself(rule: Rule, original: Any, session: Session) -> Any:
         return self
 
     return itself
+
+
+def _make_not_pinned(rule: Rule, original: Any, session: Session) -> Any:
+    """Return the tensor itself; on target cpu remember that it is on the host: a GPU pins no other."""
+    itself, is_cpu = _make_itself(rule, original, session), session.target.is_cpu
+
+    def pin_memory(self: Any, device: Any = None) -> Any:
+        if is_cpu and not is_dynamo_compiling() and places.place_of(self) is None:
+            places.put(self, places.HOST)
+        return itself(self) if device is None else itself(self, device)
+
+    return pin_memory
 
 
 def _make_pin(rule: Rule, original: Any, session: Session) -> Any:
@@ -283,32 +314,67 @@ def _make_module_cuda(rule: Rule, original: Any, session: Session) -> Any:
         if is_dynamo_compiling():
             return self._apply(lambda tensor: MOVE(tensor, there))
         record.hit(rule, () if device is None else (device,))
-        return _place_module(self) if is_cpu else self._apply(lambda tensor: MOVE(tensor, there))
+        return _place_module(self, places.DEVICE) if is_cpu else self._apply(lambda tensor: MOVE(tensor, there))
 
     return cuda
 
 
+def _make_module_cpu(rule: Rule, original: Any, session: Session) -> Any:
+    def cpu(self: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(self)
+        if _is_on_device(self):
+            record.hit(rule)
+        return _place_module(self, places.HOST, is_named=False)
+
+    return cpu
+
+
+def _make_packed_cpu(rule: Rule, original: Any, session: Session) -> Any:
+    """Name the device: the original leaves it out if `.data` reports cpu."""
+
+    def cpu(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(self, *args, **kwargs)
+        moved = self.to(*args, **(kwargs | {"device": "cpu"}))
+        if moved is not self:
+            record.hit(rule, args, kwargs)
+        return moved
+
+    return cpu
+
+
 def _make_module_to(rule: Rule, original: Any, session: Session) -> Any:
-    """Copy parameters and buffers to the device, as from a host to a GPU: a Parameter stays the same object."""
+    """Copy parameters and buffers between host and device, as a GPU does: a Parameter stays the same object."""
     is_cpu, get = session.target.is_cpu, session.devices.get
     convert, conversions = convert_of(session), Conversions(rule)
 
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         device, dtype = args[0] if args else kwargs.get("device"), dtype_of(args, kwargs)
+        if is_cpu and isinstance(device, torch.Tensor):  # its device and dtype
+            args, dtype = (device.device, device.dtype, *args[1:]), device.dtype
+            device = args[0]
         there, used = get(device), dtype if convert is None else convert(dtype)
+        is_placed = is_cpu and type(there) in PLACES and there in ("cpu", CPU) and not is_dynamo_compiling()
         if not is_dynamo_compiling():
             if used is not dtype:
                 conversions.hit(dtype, used, args, kwargs)
             elif there is not device:
                 record.hit(rule, args, kwargs)
-            if is_cpu and there is not device and not places.is_of_a_tensor(device):
-                _place_module(self)
-                if dtype is None and len(args) + len(kwargs) == 1:
-                    return self
+        if is_placed:
+            place, is_named = places.asked(device, there is not device)
+            if there is device and place == places.HOST and _is_on_device(self):
+                record.hit(rule, args, kwargs, COPIED)
+            _place_module(self, place, is_named and place == places.DEVICE)
+            if dtype is None and len(args) + len(kwargs) == 1:
+                return self
         if used is not dtype:
             args = tuple(used if value is dtype else value for value in args)
             kwargs |= {"dtype": used} if "dtype" in kwargs else {}
-        if there is not device:
+        if is_placed:  # done: torch would parse the name of the target as that of the host
+            args = (None, *args[1:]) if args else args
+            kwargs |= {} if args else {"device": None}
+        elif there is not device:
             args = (there, *args[1:]) if args else args
             kwargs |= {} if args else {"device": there}
         return original(self, *args, **kwargs)
@@ -322,22 +388,42 @@ def _make_module_to_empty(rule: Rule, original: Any, session: Session) -> Any:
 
     def to_empty(self: Any, *, device: Any, recurse: bool = True) -> Any:
         made = mapped(self, device=device, recurse=recurse)
-        if is_cpu and get(device) is not device:
-            self._apply(lambda tensor: places.put(tensor, places.DEVICE), recurse=recurse)
+        if is_cpu and not is_dynamo_compiling():
+            place, _ = places.asked(device, get(device) is not device)
+            self._apply(lambda tensor: places.put(tensor, place), recurse=recurse)
         return made
 
     return to_empty
 
 
-def _place_module(module: Any) -> Any:
-    for weight in module.parameters():
-        if weight.grad is not None:  # computed where its parameter is, but not marked
-            places.put(weight.grad, places.place_of(weight))
-    return module._apply(_place)
+def _make_module_apply(rule: Rule, original: Any, session: Session) -> Any:
+    """Keep the place of what is computed from a module's tensors: `.half()`, `.float()`, `._apply(function)`."""
+
+    def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
+        if is_dynamo_compiling() or getattr(fn, "keeps_place", False):
+            return original(self, fn, recurse)
+
+        def kept(tensor: Any) -> Any:
+            made = fn(tensor)
+            if made is not tensor and places.place_of(made) is None:
+                places.put(made, places.place_of(tensor))
+            return made
+
+        kept.keeps_place = True  # type: ignore[attr-defined]
+        for weight in self.parameters(recurse):
+            if weight.grad is not None:  # computed where its parameter is, but not marked
+                places.put(weight.grad, places.place_of(weight))
+        return original(self, kept, recurse)
+
+    return _apply
 
 
-def _place(tensor: torch.Tensor) -> torch.Tensor:
-    return places.to_device(tensor, MOVE(tensor, CPU))
+def _place_module(module: Any, place: str | None, is_named: bool = True) -> Any:
+    return module._apply(lambda tensor: places.move(tensor, MOVE(tensor, places.ANYWHERE), place, is_named))
+
+
+def _is_on_device(module: Any) -> bool:
+    return any(places.place_of(tensor) == places.DEVICE for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _make_deepcopy(rule: Rule, original: Any, session: Session) -> Any:
@@ -391,8 +477,8 @@ def _shown(session: Session, get: Any) -> Any:
     return index
 
 
-def _shows(what: Callable[[int], Any], real: Callable[[Any], torch.device], needs_claim: bool = False) -> Maker:
-    """Replace a property or method that reports a device: the script sees `what(index)`, others the real one."""
+def _shows(what: Callable[[Any, int], Any], real: Callable[[Any], torch.device], needs_claim: bool = False) -> Maker:
+    """Replace a property or method that reports a device: the script sees `what(it, index)`, others the real one."""
 
     def make(rule: Rule, original: Any, session: Session) -> Any:
         if not session.shows_cuda or (needs_claim and not session.options.claim):
@@ -405,7 +491,7 @@ def _shows(what: Callable[[int], Any], real: Callable[[Any], torch.device], need
             if index is None:
                 return original.__get__(self) if is_property else original(self)
             record.hit(rule)
-            return what(index)
+            return what(self, index)
 
         return property(shown, doc=original.__doc__) if is_property else patching.dress(shown, original, rule.name)
 
@@ -413,21 +499,19 @@ def _shows(what: Callable[[int], Any], real: Callable[[Any], torch.device], need
 
 
 def _make_device(rule: Rule, original: Any, session: Session) -> Any:
-    """Show cuda where the target can be told apart; on cpu return one object, which `.to()` recognizes."""
+    """Show cuda where the target can be told apart; on cpu return an object that tells `.to()` the tensor's place."""
     if session.shows_cuda:
-        return _shows(places.claimed if session.target.is_cpu else _cuda_device, _place_of_tensor)(
-            rule, original, session
-        )
-    host = places.CPU
+        shown = places.device_of if session.target.is_cpu else _cuda_device
+        return _shows(shown, _place_of_tensor)(rule, original, session)
 
     def device(self: Any) -> torch.device:
         real = _place_of_tensor(self)
-        return host if real == host else real
+        return places.device_of(self) if real == CPU else real
 
     return property(device, doc=original.__doc__)
 
 
-def _cuda_device(index: int) -> torch.device:
+def _cuda_device(_: Any, index: int) -> torch.device:
     return torch.device("cuda", index)
 
 

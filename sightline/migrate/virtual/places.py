@@ -1,7 +1,9 @@
 """Host or device: on target cpu both are the same memory, but scripts rely on the copies that a GPU makes.
 
-A storage remembers where the script put it. Results of operations are not marked, since operations are not replaced:
-a script that names cuda or cpu gets a copy of them, `x.to(y.device)` returns `x`, as on a GPU and on a plain CPU.
+A storage remembers where the script put it, and a move copies if the storage is on the other side: move() decides, for
+tensors and modules alike. Results of operations are not marked, since operations are not replaced: a script that names
+cuda or cpu gets a copy of them. The object that `x.device` returns tells the place of `x`, so that `y.to(x.device)`
+copies a `y` that is known to be elsewhere and returns any other `y` itself.
 """
 
 from __future__ import annotations
@@ -9,30 +11,64 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._C import _len_torch_function_stack
 from torch.nn import parameter
+
+from sightline.migrate import zones
 
 DEVICE, HOST = "device", "host"
 CPU = torch.device("cpu")
-"""the one object that `x.device` returns: a script's own torch.device("cpu") is another"""
 MARK = "_migrate_place"
+_PLAIN = (torch.Tensor, parameter.Parameter)
 _STORAGE: Any = torch._C.TensorBase.untyped_storage
 _LAZY: Any = parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
-_claimed: dict[int, torch.device] = {}
+_objects: dict[tuple[int | None, str | None], torch.device] = {}
+_places: dict[int, str | None] = {}
+"""id of each object in _objects, which live for ever -> the place that it tells"""
 
 
-def claimed(index: int) -> torch.device:
-    """Return the one object that `x.device` returns with --claim."""
-    return _claimed.setdefault(index, torch.device("cuda", index))
+def device_of(tensor: torch.Tensor, index: int | None = None) -> torch.device:
+    """Return what `tensor.device` returns: cpu, or cuda:index with --claim; one object for each place."""
+    key = index, place_of(tensor)
+    return _objects.get(key) or _add(*key)
+
+
+def _add(index: int | None, place: str | None) -> torch.device:
+    made = torch.device("cpu") if index is None else torch.device("cuda", index)
+    found = _objects.setdefault((index, place), made)
+    _places[id(found)] = place
+    return found
+
+
+ANYWHERE = _add(None, None)
+"""the memory of both, for a call of torch that decides nothing: a function mode hands it on to a replaced function"""
 
 
 def is_of_a_tensor(device: Any) -> bool:
     """Return True if `device` was read from a tensor rather than named by the script."""
-    return device is CPU or (bool(_claimed) and any(device is each for each in _claimed.values()))
+    return id(device) in _places
+
+
+def asked(device: Any, is_cuda: bool) -> tuple[str | None, bool]:
+    """Return (the place that a caller's `device` means, True if the script names it).
+
+    In torch itself "cpu" may also be the target, so that a tensor of which nothing is known is left alone.
+    """
+    if is_of_a_tensor(device):
+        return _places[id(device)], False
+    if is_cuda:
+        return DEVICE, True
+    zone = zones.zone(2) if device in ("cpu", CPU) else zones.MACHINERY
+    return (None, False) if zone == zones.MACHINERY else (HOST, zone == zones.SCRIPT)
 
 
 def place_of(tensor: torch.Tensor) -> str | None:
-    """Return DEVICE, HOST, or None if unknown."""
-    return getattr(_storage_of(tensor), MARK, None)
+    """Return DEVICE, HOST, or None if unknown. Memory that torch cannot resize is NumPy's, a file's or a process's."""
+    storage = _storage_of(tensor)
+    if storage is None:
+        return None
+    place = getattr(storage, MARK, None)
+    return HOST if place is None and not storage.resizable() else place
 
 
 def put(tensor: torch.Tensor, place: str | None) -> torch.Tensor:
@@ -43,27 +79,34 @@ def put(tensor: torch.Tensor, place: str | None) -> torch.Tensor:
     return tensor
 
 
-def to_device(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-    """Return the result of a move to the device: `moved`, or a copy if it shares memory with a host tensor.
+def move(tensor: torch.Tensor, moved: torch.Tensor, place: str | None, is_named: bool = True) -> torch.Tensor:
+    """Return the result of a move to `place`: `moved`, or a copy if it shares memory with a tensor of the other side.
 
-    A result that requires grad comes from the model, so it is on the device already.
+    `is_named`: the script names the place, so that a tensor of which nothing is known is copied and marked.
     """
-    is_marked = place_of(tensor) == DEVICE
-    if is_marked and moved is tensor:
+    if place is None:
         return moved
-    is_there = is_marked or (tensor.requires_grad and not tensor.is_leaf)
-    return put(moved if is_there else _apart(tensor, moved), DEVICE)
+    here = place_of(tensor)
+    if here == place and moved is tensor:
+        return moved
+    if here is None:
+        here = _guess(tensor, place)
+        if here is None and not is_named:
+            return moved
+    return put(moved if here == place else _apart(tensor, moved), place)
 
 
-def to_host(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-    """Return the result of a move to the host: `moved`, or a copy if it shares memory with a device tensor.
+def _guess(tensor: torch.Tensor, place: str) -> str | None:
+    """Return the probable place of a tensor that is not marked, from what scripts do that run on a GPU.
 
-    A tensor that requires grad and is not known to be on the device stays itself: it may be a leaf of the host.
+    A result that requires grad comes from the model. A Parameter is made on the host, since the GPU's copy of one is
+    none. Any other leaf stays a leaf: `Variable(x.data + eta, requires_grad=True).cuda()` is asked for its grad.
     """
-    place = place_of(tensor)
-    if place == HOST or (place is None and tensor.requires_grad):
-        return moved
-    return put(_apart(tensor, moved), HOST)
+    if not tensor.requires_grad:
+        return None
+    if not tensor.is_leaf:
+        return DEVICE
+    return HOST if isinstance(tensor, parameter.Parameter) else place
 
 
 def _apart(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
@@ -77,6 +120,8 @@ def _apart(tensor: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
 def _storage_of(tensor: torch.Tensor) -> Any:
     """Return the storage, or None for a tensor without one: sparse, uninitialized, inside a transform of functions."""
     try:
+        if type(tensor) in _PLAIN and not _len_torch_function_stack():
+            return _STORAGE(tensor)
         with torch._C.DisableTorchFunction():  # a mode or a subclass of the script must not see it
             return _STORAGE(tensor)
     except (NotImplementedError, RuntimeError, TypeError, ValueError):
