@@ -20,6 +20,7 @@ TOPICS = [node.name for node in ast.parse((HERE / "checks.py").read_text()).body
 TOPICS = [name for name in TOPICS if name != "where" and not name.startswith("_")]
 PATHS = {"PYTHONPATH": os.pathsep.join([str(REPO), str(HERE)])}
 TWIN = ("-m", "sightline.migrate", "--target", "twin")
+KEPT_TABLE = REPO / "benchmarks" / "results" / "cuda-semantics-twin.json"
 Run = Callable[..., Any]
 
 
@@ -162,3 +163,11 @@ def test_a_row_makes_it_a_device_of_sightline(fork: Run, library: str, tmp_path:
     assert len(events("twin", "train", "loss")) == 3
     for wanted in (("train", "loss"), ("evaluate", "top1", "loss")):
         assert events("twin", *wanted) == pytest.approx(events("cpu", *wanted), rel=1e-3)
+
+
+def test_the_table_of_moves_is_that_of_the_device(fork: Run, library: str, tmp_path: Path) -> None:
+    """The table that test_semantics.py compares migration with."""
+    script, environment = REPO / "benchmarks" / "cuda_semantics.py", PATHS | {"TWIN_LIBRARY": library}
+    fork(tmp_path, script, "--device", "twin", "--out", "table.json", env=environment, warm=True)
+    made, kept = (json.loads(path.read_text()) for path in (tmp_path / "table.json", KEPT_TABLE))
+    assert made["cases"] == kept["cases"] and kept["is a GPU"] is made["is a GPU"] is False
