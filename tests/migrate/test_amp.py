@@ -92,7 +92,7 @@ def test_scaler_scales_on_the_target(make: Callable[..., Any], on_cpu: Start):
     make().load_state_dict(scaler.state_dict())
 
 
-@pytest.mark.parametrize("options", [{"fp16_to_bf16": True}, {"amp": "off"}], ids=str)
+@pytest.mark.parametrize("options", [{"float32": True}, {"amp": "off"}], ids=str)
 def test_scaler_keeps_its_state_and_changes_no_weight(options: dict[str, Any], on_cpu: Start):
     """Scripts log state_dict()["scale"], and a GPU's enabled scaler refuses the empty state of a disabled one."""
     on_cpu(**options)
@@ -114,6 +114,31 @@ def test_scaler_keeps_its_state_and_changes_no_weight(options: dict[str, Any], o
     assert torch.equal(trained(on), trained(off))
     assert on.state_dict()["scale"] == 2.0**11 and off.state_dict() == {}
     torch.amp.GradScaler("cpu").load_state_dict(on.state_dict())
+
+
+@pytest.mark.parametrize("make", [torch.cuda.amp.GradScaler, lambda *a, **k: torch.amp.GradScaler("cuda", *a, **k)])
+@pytest.mark.parametrize("given", [(), (2.0**10, 2.0, 0.5, 3, True)], ids=["default", "positions"])
+def test_scaler_is_off_if_float16_becomes_bfloat16(make: Any, given: tuple[Any, ...], on_cpu: Start, capsys: Any):
+    disabled = torch.amp.GradScaler("cpu", enabled=False)
+    on_cpu(fp16_to_bf16=True, amp="keep")
+    scaler = make(*given)
+    weight = torch.nn.Parameter(torch.ones(2, 2, device="cuda"))
+    optimizer = torch.optim.SGD([weight], 0.5)
+    with torch.autocast("cuda", dtype=torch.float16):
+        assert (weight @ weight).dtype is torch.bfloat16
+        loss = (weight @ weight).sum().float()
+    assert not scaler.is_enabled() and scaler.scale(loss) is loss and scaler.get_scale() == disabled.get_scale() == 1
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    assert weight.grad is not None and weight.grad.tolist() == [[4.0, 4.0], [4.0, 4.0]]
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.tolist() == [[-1, -1], [-1, -1]] and scaler.state_dict() == disabled.state_dict() == {}
+    scaler.load_state_dict({"scale": 8.0, "growth_factor": 2.0})  # of a GPU
+    make(enabled=False) if not given else make(*given[:4], False)
+    assert capsys.readouterr().err.count("GradScaler is off: with --fp16-to-bf16") == 1
+    said = {each.what for each in record.records.values() if each.rule.name == "torch.amp.GradScaler.__init__"}
+    assert said == {"off: bfloat16 needs no scaling"}
 
 
 def test_custom_functions(on_cpu: Start):

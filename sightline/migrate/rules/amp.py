@@ -128,23 +128,25 @@ def runs_in_float16(session: Session) -> bool:
 
 
 def _make_scaler(rule: Rule, original: Any, session: Session) -> Any:
-    """Keep the scaler enabled: scaling by a power of two changes no float32 or bfloat16 result.
+    """Turn the scaler off with --fp16-to-bf16: bfloat16 has the range of float32. Otherwise keep it enabled.
 
-    A disabled one has an empty state: scripts that log or save its scale fail, and their checkpoints do not load
-    into the scaler of a GPU. On accelerators it is off with --fp16-to-bf16, as in the vendor's toolkit.
+    Scaling by a power of two changes no float32 result, and a disabled scaler has an empty state: scripts that log or
+    save its scale fail, and their checkpoints do not load into the scaler of a GPU.
     """
-    name = session.target.name
-    is_off = session.options.fp16_to_bf16 and not session.target.is_cpu
+    name, is_off = session.target.name, session.options.fp16_to_bf16
+    printed: list[bool] = []
 
     def __init__(self: Any, device: Any = "cuda", *args: Any, **kwargs: Any) -> None:
         if device != "cuda":
             original(self, device, *args, **kwargs)
             return
-        record.hit(rule, (device, *args), kwargs, "off: float16 is not used" if is_off else "")
-        if is_off and len(args) > 4:
-            args = (*args[:4], False)
-        elif is_off:
-            kwargs["enabled"] = False
+        record.hit(rule, (device, *args), kwargs, "off: bfloat16 needs no scaling" if is_off else "")
+        if is_off:
+            is_asked = args[4] if len(args) > 4 else kwargs.get("enabled", True)
+            args, kwargs = args[:4], kwargs | {"enabled": False}
+            if is_asked and not printed:
+                printed.append(True)
+                record.say("GradScaler is off: with --fp16-to-bf16 there is no float16 that needs loss scaling")
         original(self, name, *args, **kwargs)
 
     return __init__
