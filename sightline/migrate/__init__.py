@@ -29,7 +29,8 @@ zones.py             which zone is calling; the user's own line
 patching.py          undo stack, wrappers that look like the original, import hooks
 rules/               table.py: Rule and the collection of all rules; makers.py: the few ways to replace a name;
                      one file per family, each with rules() -> list[Rule] and an optional setup(session)
-virtual/             the CUDA runtime that scripts see: devices, memory, properties; streams, events, graphs
+virtual/             the CUDA runtime that scripts see: devices, memory, properties; streams, events, graphs;
+                     places.py: on target cpu, which storage is on the host and which on the device; what a move copies
 stand_ins/           apex and pynvml where they are not installed
 reporting/           record.py: hit() and truth() count calls per call site; log files, report, scan, sync points
 """

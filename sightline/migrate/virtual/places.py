@@ -1,9 +1,8 @@
 """Host or device: on target cpu both are the same memory, but scripts rely on the copies that a GPU makes.
 
-A storage remembers where the script put it, and a move copies if the storage is on the other side: move() decides, for
-tensors and modules alike. Results of operations are not marked, since operations are not replaced: a script that names
-cuda or cpu gets a copy of them. The object that `x.device` returns tells the place of `x`, so that `y.to(x.device)`
-copies a `y` that is known to be elsewhere and returns any other `y` itself.
+A storage remembers its place, and move() copies if it is on the other side, for tensors and modules alike. Results of
+operations are not marked: `.to("cuda")` and `.to("cpu")` copy them. The object that `x.device` returns tells the place
+of `x`: `y.to(x.device)` copies a `y` that is known to be elsewhere.
 """
 
 from __future__ import annotations
