@@ -14,7 +14,7 @@ from typing import get_type_hints
 
 from sightline import __version__, help_text, recipes, terminal, words
 from sightline.data.listed import one_command
-from sightline.errors import BadData, Interrupted, SightlineError, UsageError
+from sightline.errors import BadData, Interrupted, SightlineError, UsageError, unforeseen_disk_error
 from sightline.hardware.launch.place import is_rank_0
 from sightline.named_recipe import (
     load_recipe,
@@ -453,6 +453,11 @@ def _run(flags: list[str]) -> int:
         return 130
     except BrokenPipeError:  # `| head` has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if (failed := unforeseen_disk_error(error)) is None:
+            raise
+        _complain(f"error: {failed}")
+        return failed.exit_code
     return 0
 
 

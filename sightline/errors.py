@@ -7,7 +7,26 @@ import errno
 import signal
 from collections.abc import Sequence
 
-DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # of an OSError
+# Of an OSError.
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+DISK_FAULTS = DISK_FULL | {errno.EIO, errno.ESTALE, errno.EROFS, errno.EXDEV}
+DISK_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "your quota on this disk is used up: delete files, or have it raised",
+    errno.EFBIG: "free some space, or raise the largest file that is allowed (`ulimit -f`, the file system)",
+    errno.EIO: "the disk or its server has failed: look at `dmesg`, then use another disk",
+    errno.ESTALE: "the file server has lost track of it: mount it again",
+    errno.EROFS: "it is mounted read-only, which is also what a system does after an error of the disk: look at `dmesg`, "
+    "then mount it writable",
+    errno.EACCES: "let this user write there",
+    errno.EPERM: "let this user write there",
+    errno.EXDEV: "a part of this folder is another mount: use a folder that is all on one file system",
+    errno.ENOENT: "the folder was deleted or moved: bring it back",
+    errno.EINVAL: "this file system cannot do it: use a folder on another one",
+}
+# Errors of a path that is wrong from the start, which another path avoids.
+WRONG_PATH = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+WRONG_PATH |= {errno.ENAMETOOLONG, errno.ELOOP}
 
 
 class SightlineError(Exception):
@@ -62,10 +81,14 @@ class OutOfMemory(SightlineError):
     exit_code = 6
 
 
-class DiskFull(SightlineError):
-    """A file of the run could not be written."""
+class DiskError(SightlineError):
+    """A file could not be written, for a reason that lies with the disk, its file server or its mount."""
 
     exit_code = 7
+
+
+class DiskFull(DiskError):
+    """There is no room for a file; a warning while a run can continue without it."""
 
 
 class PeerLost(SightlineError):
@@ -90,6 +113,20 @@ class Interrupted(SightlineError):
         super().__init__(f"stopped by {cause}; {result}" if result else f"stopped by {cause}")
         self.signal_number = signal_number
         self.exit_code = 128 + signal_number
+
+
+def disk_error(what: object, error: OSError, kept: str = "", not_done: str = "written") -> DiskError:
+    """Return the error of a write that failed, with a remedy; `kept` says what is still there."""
+    kind = DiskFull if error.errno in DISK_FULL else DiskError
+    remedy = DISK_REMEDIES.get(error.errno or 0, "fix that, or use another disk")
+    return kind(f"{what} could not be {not_done}: {error.strerror or error}; {kept}{remedy}")
+
+
+def unforeseen_disk_error(error: BaseException) -> DiskError | None:
+    """Return what to raise instead of an error of the disk that nobody met where it came up; None for other errors."""
+    if not isinstance(error, OSError) or error.errno not in DISK_FAULTS:
+        return None
+    return disk_error(error.filename2 or error.filename or "a file", error, not_done="read or written")
 
 
 def cause_of(signal_number: int) -> str:

@@ -34,9 +34,9 @@ CHECKPOINT, FOLDER, CONTENTS = "sightline/train/checkpoint.py", "sightline/runs/
 POWER = ("tests/faults/test_power_loss.py::test_power_cut_at_sampled_moments_of_a_save",)
 WRITE = '_write_json(folder / MANIFEST, {"format": FORMAT, "files": entries})\n'
 LATE = '_write_json(final / MANIFEST, {"format": FORMAT, "files": state.pop("entries")})\n'
-RENAME = "            os.rename(temporary, final)\n"
+RENAME = "            rename(temporary, final)\n"
 MUTANTS = [
-    Mutant("fsync does nothing", ((CHECKPOINT, "        os.fsync(descriptor)\n", "        pass\n"),), POWER),
+    Mutant("fsync does nothing", (("sightline/files/whole.py", "        os.fsync(descriptor)\n", "        pass\n"),), POWER),
     Mutant(
         "fsync of files before the manifest is left out",
         ((CHECKPOINT, "    for path in files:\n        _fsync(path)\n", ""),),
@@ -48,7 +48,7 @@ MUTANTS = [
     Mutant("fsync of a new run's parents is left out", ((CHECKPOINT, "_fsync(parent)\n", "pass\n"),), POWER),
     Mutant(
         "fsync of a pointer before its rename is left out",
-        (("sightline/files/whole.py", "os.fsync(out.fileno())\n", "pass\n"),),
+        (("sightline/files/whole.py", "                sync(out.fileno())\n", ""),),
         POWER,
     ),
     Mutant(

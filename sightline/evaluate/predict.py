@@ -21,7 +21,7 @@ from sightline.config import Recipe, Run
 from sightline.data.inputs import Files, list_files
 from sightline.data.loading.loader import BadSamples, Loader
 from sightline.data.loading.order import PADDING, EvalOrder
-from sightline.errors import BadData, DiskFull, Interrupted, UsageError, first_of
+from sightline.errors import BadData, DiskError, Interrupted, UsageError, first_of
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.shares import Share, shared
 from sightline.files.checkpoint_folder import run_of
@@ -113,7 +113,7 @@ def predict_files(engine: Engine, files: Mapping[str, Path], folder: Path, optio
         tables = f"{folder / DOCUMENT} and {TABLE} list them"
         try:
             _predict(engine, task, model, dataset, reporter, watch)
-        except (Interrupted, DiskFull):
+        except (Interrupted, DiskError):
             if engine.world.size == 1 and isinstance(reporter, ResultFolder) and reporter.found()["rows"]:
                 done = len(reporter.write(about)["files"])
                 log.say(f"stopped after {done} of {len(files)} files; {tables}")

@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, NoReturn
 from sightline import __version__, terminal
 from sightline.errors import BadData, UsageError
 from sightline.files.typed_json import read_json
-from sightline.files.whole import check_room, no_link, replace_text, reporting_full_disk
+from sightline.files.whole import check_room, no_link, replace_text, reporting_disk_errors
 from sightline.terminal.progress import Progress
 
 _CHUNK = 1 << 18
@@ -155,7 +155,7 @@ def fetch_by_name(
     expected = Expected(sha256=in_name.group(1) if in_name else "")
     found = fetch(url, target, expected, progress, patience, waits=True, room=room)
     values = {"url": _shown(url), "size": target.stat().st_size, "sha256": found}
-    with reporting_full_disk(str(record)):
+    with reporting_disk_errors(str(record)):
         replace_text(record, json.dumps(values) + "\n")
     return found
 
@@ -279,7 +279,7 @@ class _Transfer:
         # Without what follows a "?": a signature there is as good as a password, and another one each time.
         record = {"url": _shown(self.url), "size": self.size, "validator": self.validator}
         record |= {"sha256": self.expected.sha256, "md5": self.expected.md5}
-        with reporting_full_disk(str(self._record)):
+        with reporting_disk_errors(str(self._record)):
             replace_text(self._record, json.dumps(record))
 
     def _take_size(self, announced: str) -> None:
@@ -295,7 +295,7 @@ class _Transfer:
         while chunk := _read(answer):
             if self.done + len(chunk) > self.size:
                 self._refuse(f"the server sends more than the {self.size} bytes that were expected", set_aside=True)
-            with reporting_full_disk(str(self.path)):
+            with reporting_disk_errors(str(self.path)):
                 self.part.write(chunk)
             self._count(chunk)
             self._show("fetching")
@@ -308,7 +308,7 @@ class _Transfer:
 
     def put_in_place(self) -> str:
         """Give the file its name, if the checksum is the expected one; return it."""
-        with reporting_full_disk(str(self.path)):
+        with reporting_disk_errors(str(self.path)):
             self.part.flush()
             os.fsync(self.part.fileno())
         if wrong := self.expected.wrong(self.digests):

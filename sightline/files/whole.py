@@ -5,6 +5,7 @@ A link that somebody planted under one of our names is replaced or refused, neve
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -15,9 +16,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, Literal
 
-from sightline.errors import DISK_FULL, BadData, DiskFull, UsageError
+from sightline.errors import WRONG_PATH, BadData, DiskFull, SightlineError, UsageError, disk_error
 
 _KEPT_FREE = 64 * 2**20  # bytes that a disk must have left after writing
+_CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP}
 
 
 def user_cache() -> Path | None:
@@ -58,6 +60,38 @@ def check_room(folder: Path, wanted: int, what: str) -> None:
         )
 
 
+def sync(descriptor: int) -> bool:
+    """Flush a file or a folder to the disk; return False where its file system cannot, as some of FUSE and CIFS."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+        return False
+    return True
+
+
+def rename(source: str | Path, target: str | Path, folder: int | None = None) -> None:
+    """Rename a file or a folder. A file server whose answer was lost is asked again and reports an error about a rename
+    that it has done: where the target is what the source was, all is well. `folder`: where relative paths begin."""
+    before = os.lstat(source, dir_fd=folder)
+    try:
+        os.rename(source, target, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with suppress(OSError):
+            if _is_gone(source, folder) and os.path.samestat(before, os.lstat(target, dir_fd=folder)):
+                return
+        raise
+
+
+def _is_gone(path: str | Path, folder: int | None) -> bool:
+    try:
+        os.lstat(path, dir_fd=folder)
+    except FileNotFoundError:
+        return True
+    return False
+
+
 @contextmanager
 def _folder_below(target: Path, name: str) -> Iterator[tuple[int, str]]:
     """Yield the open folder that `name` lies in below `target`, and the last part of the name."""
@@ -67,7 +101,7 @@ def _folder_below(target: Path, name: str) -> Iterator[tuple[int, str]]:
     try:
         for depth, part in enumerate(folders, start=1):
             where = target.joinpath(*folders[:depth])
-            with suppress(FileExistsError), reporting_full_disk(str(where)):
+            with suppress(FileExistsError), reporting_disk_errors(str(where)):
                 os.mkdir(part, dir_fd=at)
             try:
                 below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
@@ -96,10 +130,11 @@ def replaced(path: str | Path, folder: int | None = None, durable: bool = False)
             yield out
             if durable:
                 out.flush()
-                os.fsync(out.fileno())
-        os.rename(beside, path, src_dir_fd=folder, dst_dir_fd=folder)
+                sync(out.fileno())
+        rename(beside, path, folder)
     except BaseException:
-        os.unlink(beside, dir_fd=folder)
+        with suppress(OSError):  # a disk that fails must not hide why
+            os.unlink(beside, dir_fd=folder)
         raise
 
 
@@ -113,11 +148,11 @@ def replace_text(path: Path, text: str, durable: bool = False) -> None:
 def written_whole(target: Path, name: str, what: str = "", durable: bool = False) -> Iterator[BinaryIO]:
     """Yield a file as `replaced` does, for `name` below `target`, and create the folders on the way.
 
-    A full disk raises DiskFull, naming `what`. No link on the way is followed, whoever put it there.
+    A disk that is full or fails raises DiskError, naming `what`. No link on the way is followed, whoever put it there.
     """
     with (
         _folder_below(target, name) as (folder, last),
-        reporting_full_disk(what or name),
+        reporting_disk_errors(what or name),
         replaced(last, folder, durable) as out,
     ):
         yield out
@@ -138,11 +173,9 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         # A folder of our own, in which the file has its own name, whose ending some writers go by.
         with tempfile.TemporaryDirectory(prefix=".part-", dir=path.parent) as folder:
             write(Path(folder, path.name))
-            os.replace(Path(folder, path.name), path)
+            rename(Path(folder, path.name), path)
     except OSError as error:
-        if error.errno in DISK_FULL:
-            raise DiskFull(f"{path} could not be written: {error.strerror}; free some space") from error
-        raise UsageError(f"{path} cannot be written: {error.strerror}; give another folder for results") from error
+        raise unwritable(path, error, "give another folder for results") from error
 
 
 def refuse_link(path: str | Path) -> None:
@@ -165,14 +198,19 @@ def no_link(path: str, flags: int) -> int:
         raise
 
 
+def unwritable(what: object, error: OSError, remedy: str) -> SightlineError:
+    """Return UsageError with a remedy for a path that cannot be written to, DiskError for a disk that is full or fails."""
+    if error.errno in WRONG_PATH:
+        return UsageError(f"{what} cannot be written: {error.strerror}; {remedy}")
+    return disk_error(what, error)
+
+
 @contextmanager
-def reporting_full_disk(what: str) -> Iterator[None]:
-    """Raise DiskFull instead of the system's own error."""
+def reporting_disk_errors(what: str) -> Iterator[None]:
+    """Raise DiskError instead of the system's own error, but not for a path that is wrong."""
     try:
         yield
     except OSError as error:
-        if error.errno not in DISK_FULL:
+        if error.errno in WRONG_PATH:
             raise
-        raise DiskFull(
-            f"{what} could not be written: {error.strerror}; make room and start again, finished files are kept"
-        ) from error
+        raise disk_error(what, error, "finished files are kept; ") from error

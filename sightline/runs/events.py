@@ -25,6 +25,7 @@ from sightline.runs.loggers import Logger, RunStart
 from sightline.terminal import visible
 
 SCHEMA = 1
+LOG = "log.jsonl"
 
 
 class JsonLines(Logger):
@@ -65,8 +66,8 @@ class EventLog:
     def __init__(self, folder: RunFolder, rank_logs: Path | None = None):
         self.folder = folder
         self.has_rank_log = folder.attempt is not None and (not folder.is_main or rank_logs is not None)
-        self._rank_logs = rank_logs or folder.path
-        self._lines = JsonLines(folder.path / "log.jsonl")
+        self._rank_log = (rank_logs or folder.path) / f"rank_{folder.rank}.log"
+        self._lines = JsonLines(folder.path / LOG)
         self._loggers: list[Logger] = [self._lines] if folder.is_main else []
         self._rank_file: IO[str] | None = None
 
@@ -84,7 +85,7 @@ class EventLog:
     def write(self, kind: str, **values: Any) -> None:
         """Report an event."""
         for logger in self._loggers:
-            with self.folder.may_lack_room():
+            with self.folder.may_lack_room(LOG):
                 logger.event(kind, values)
 
     def scalars(self, group: str, values: Mapping[str, float], step: int) -> None:
@@ -94,12 +95,12 @@ class EventLog:
         # train/images_per_s_per_rank where there are several; test_loss, test_accuracy and accuracy_top_5 are
         # evaluate/loss, top1 and top5; ttt/eval/begin and end are evaluate/begin and end.
         for logger in self._loggers:
-            with self.folder.may_lack_room():
+            with self.folder.may_lack_room(LOG):
                 logger.scalars(group, values, step)
 
     def note(self, text: str) -> None:
         """Append a line to rank_N.log."""
-        with self.folder.may_lack_room():
+        with self.folder.may_lack_room(self._rank_log):
             file = self._open_rank_file()
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {visible(text)}\n")
             file.flush()
@@ -107,18 +108,18 @@ class EventLog:
     def dump_stacks(self, why: str) -> None:
         """Write the stacks of all threads to rank_N.log; rank 0 has such a file for this only."""
         self.note(f"{why}; the stacks of rank {self.folder.rank}, pid {os.getpid()} on {platform.node()}:")
-        with self.folder.may_lack_room():
+        with self.folder.may_lack_room(self._rank_log):
             faulthandler.dump_traceback(self._open_rank_file(), all_threads=True)
 
     def _open_rank_file(self) -> IO[str]:
         if self._rank_file is None:
-            self._rank_logs.mkdir(parents=True, exist_ok=True)  # rank 0 may be on another host
-            self._rank_file = open_text(self._rank_logs / f"rank_{self.folder.rank}.log", "a")
+            self._rank_log.parent.mkdir(parents=True, exist_ok=True)  # rank 0 may be on another host
+            self._rank_file = open_text(self._rank_log, "a")
         return self._rank_file
 
     def bad_sample(self, bad: Bad) -> None:
         """Append to bad_samples.jsonl. Every rank adds its own: one short appended line each, so they do not mix."""
-        with self.folder.may_lack_room(), open_text(self.folder.path / BAD_SAMPLES, "a") as file:
+        with self.folder.may_lack_room(BAD_SAMPLES), open_text(self.folder.path / BAD_SAMPLES, "a") as file:
             file.write(json.dumps(asdict(bad)) + "\n")
 
     def end(self, code: int, reason: str, **total: float) -> None:
@@ -127,14 +128,14 @@ class EventLog:
             self.note(f"ends with exit {code}: {reason}")
         self.write("exit", code=code, reason=reason, **total)
         for logger in self._loggers:
-            with self.folder.may_lack_room():
+            with self.folder.may_lack_room(LOG):
                 logger.close(code, reason)
 
     def close(self) -> None:
         """Close all files."""
-        with self.folder.may_lack_room():
+        with self.folder.may_lack_room(LOG):
             self._lines.release()
         if self._rank_file:
-            with self.folder.may_lack_room():
+            with self.folder.may_lack_room(self._rank_log):
                 self._rank_file.close()
         self._rank_file = None  # a line after the end opens it again

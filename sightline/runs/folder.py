@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from sightline.errors import DISK_FULL, DiskFull, PeerLost, UsageError
+from sightline.errors import DISK_FULL, DiskFull, PeerLost, UsageError, disk_error
 from sightline.files.typed_json import read_json
-from sightline.files.whole import no_link, open_text, replace_text
+from sightline.files.whole import no_link, open_text, rename, replace_text, unwritable
 from sightline.runs.attempts import EXIT, Attempt, is_in_vain, read_exit
 
 LOCK = ".lock"
@@ -62,25 +62,23 @@ class RunFolder:
 
     @contextlib.contextmanager
     def must_be_writable(self, rank_logs: Path | None = None) -> Iterator[None]:
-        """Raise UsageError for an OSError inside, of this folder or of that for the logs of ranks."""
+        """Raise UsageError, or DiskError, for an OSError inside, of this folder or of that for the logs of ranks."""
         try:
             yield
         except OSError as error:
             place, flag = (f"folder {rank_logs}", "rank-logs") if rank_logs else (f"run folder {self.path}", "out")
-            raise UsageError(
-                f"{place} cannot be written: {error.strerror}; give another one with --run.{flag} DIR"
-            ) from error
+            raise unwritable(place, error, f"give another one with --run.{flag} DIR") from error
 
     @contextlib.contextmanager
-    def may_lack_room(self) -> Iterator[None]:
-        """Warn once where the disk is full: that costs lines of the log, not the run."""
+    def may_lack_room(self, name: str | Path) -> Iterator[None]:
+        """Warn once where the disk is full: that costs lines of the log, not the run. Raise DiskError if it fails."""
         try:
             yield
         except OSError as error:
             if error.errno in NOT_THERE:
                 self.prove_there()
             if error.errno not in DISK_FULL:
-                raise
+                raise disk_error(self.path / name, error) from error
             if not self._told_full:
                 self._told_full = True
                 self._warn(f"{self.path} cannot be written: {error.strerror}; the log may lack lines")
@@ -107,7 +105,7 @@ class RunFolder:
                 fresh = self.path / f".lock.{secrets.token_hex(8)}"
                 lock = fresh.open("x+")
                 assert _locked(lock), "nobody else knows this file"
-                os.replace(fresh, path)
+                rename(fresh, path)
                 self._warn(f"{self.path} is taken over from {holder}, an earlier attempt of this command")
                 break
             time.sleep(0.05)
@@ -124,7 +122,7 @@ class RunFolder:
         if self._lock is not None and time.monotonic() - self._beaten_at > HEARTBEAT_S:
             self._beaten_at = time.monotonic()
             self.prove_there()
-            with self.may_lack_room():
+            with self.may_lack_room(LOCK):
                 os.utime(self._lock.fileno())
 
     def is_gone(self) -> bool:
@@ -179,7 +177,7 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def _replace(self, name: str, text: str, durable: bool = False) -> None:
-        with self.may_lack_room():
+        with self.may_lack_room(name):
             replace_text(self.path / name, text, durable)
 
     def write_exit(self, code: int, reason: str, speaks_for_all: bool, **more: Any) -> None:

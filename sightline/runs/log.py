@@ -264,23 +264,29 @@ class RunLog:
 
     def close(self, code: int, reason: str) -> None:
         """Tell how the run ended and release the folder."""
-        self.tell_exit(code, reason)
-        self.release()
+        try:
+            self.tell_exit(code, reason)
+        finally:
+            self.release()
 
     def tell_exit(self, code: int, reason: str, speaks_for_all: bool = False) -> None:
         """Tell how the run ended, to the log and in exit.json."""
-        self.events.end(code, reason, **self._total)
         more = {"time_to_train": self._time_to_train} if self._time_to_train and self.folder.is_main else {}
-        self.folder.write_exit(code, reason, speaks_for_all, **more)
+        try:
+            self.events.end(code, reason, **self._total)
+        finally:
+            self.folder.write_exit(code, reason, speaks_for_all, **more)
 
     def release(self) -> None:
         """Release the folder without a word about how the run ended."""
         self._stop_awaiting()
         self.screen.close()
-        self.events.close()
-        self.folder.release()
-        if self._page:
-            self._page.close()
+        try:
+            self.events.close()
+        finally:
+            self.folder.release()
+            if self._page:
+                self._page.close()
 
 
 def _as_time(times: Mapping[str, float]) -> str:

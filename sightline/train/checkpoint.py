@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, SightlineError, UsageError, first_of
+from sightline.errors import DISK_FULL, BadCheckpoint, DiskFull, SightlineError, disk_error, first_of
 from sightline.files.checkpoint_folder import (
     MANIFEST,
     STATE,
@@ -32,7 +32,7 @@ from sightline.files.checkpoint_folder import (
 )
 from sightline.files.tensors import read_tensors, write_tensors
 from sightline.files.typed_json import UnknownField, read_json, typed
-from sightline.files.whole import replace_text
+from sightline.files.whole import rename, replace_text, sync, unwritable
 from sightline.hardware.devices import Device
 from sightline.parts import DataSpec
 from sightline.train.progress import TrainProgress
@@ -61,12 +61,12 @@ class Checkpoints:
         """Fail at the start rather than after hours of training that could not be saved."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.folder):
-                pass
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                is_synced = sync(file.fileno())
         except OSError as error:
-            raise UsageError(
-                f"{self.folder} cannot be written: {error.strerror}; give another run folder with --run.out DIR"
-            ) from error
+            raise unwritable(self.folder, error, "give another run folder with --run.out DIR") from error
+        if not is_synced:
+            self.say(f"{self.folder} is on a file system that cannot sync files: a power cut may damage checkpoints")
         for parent in self.folder.parents:  # else a power cut may take a new run folder with all that is in it
             with contextlib.suppress(OSError):  # one that this user may not read is not new
                 _fsync(parent)
@@ -109,8 +109,8 @@ class Checkpoints:
             write(temporary, tensors, state, are_copies=are_copies)
             self.prove_ours()  # the write may have taken minutes
             if final.exists():  # the same step saved again, e.g. after its evaluation: aside first, never a gap
-                os.rename(final, self.folder / f"{final.name}.old")
-            os.rename(temporary, final)
+                rename(final, self.folder / f"{final.name}.old")
+            rename(temporary, final)
             self._abandon_after(step)
             _replace_text(self.folder / "latest", final.name)  # flushes the folder, so that the renames last too
             # Also where an earlier save was killed before it came to this line.
@@ -123,12 +123,8 @@ class Checkpoints:
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             self.prove_ours()  # says so where the folder was deleted
-            if error.errno in DISK_FULL:
-                raise DiskFull(
-                    f"checkpoint {final} could not be written: {error.strerror}; earlier checkpoints are intact. "
-                    f"Free some space, or lower --run.keep"
-                ) from error
-            raise
+            kept = "--run.keep lowers their number" if error.errno in DISK_FULL else "the same command resumes from them"
+            raise disk_error(f"checkpoint {final}", error, f"earlier checkpoints are intact ({kept}); ") from error
         self._prune(final.name, best_step)
         return final
 
@@ -175,7 +171,7 @@ class Checkpoints:
 
     def _move_aside(self, path: Path, error: BadCheckpoint) -> None:
         aside = _free_name(path, "corrupt")
-        os.rename(path, aside)
+        rename(path, aside)
         self.say(f"{error}; moved to {aside.name}, trying the one before")
 
     def _recover_old(self) -> None:
@@ -185,7 +181,7 @@ class Checkpoints:
             if final.exists():
                 _remove(old)
             else:
-                os.rename(old, final)
+                rename(old, final)
 
     def _remove_leftovers(self) -> None:
         self._recover_old()
@@ -196,7 +192,7 @@ class Checkpoints:
         """Rename checkpoints newer than the one just written: the run went back behind them."""
         for name in self.names():
             if int(name.removeprefix("ckpt-")) > step:
-                os.rename(self.folder / name, _free_name(self.folder / name, "abandoned"))
+                rename(self.folder / name, _free_name(self.folder / name, "abandoned"))
 
     def _prune(self, written: str, best_step: int) -> None:
         best = f"ckpt-{best_step:08d}"
@@ -204,7 +200,7 @@ class Checkpoints:
             if name not in (best, written):
                 doomed = self.folder / f"{name}.tmp-{os.getpid()}"  # killed here, half of it must not have its name
                 with contextlib.suppress(OSError):
-                    os.rename(self.folder / name, doomed)
+                    rename(self.folder / name, doomed)
                     shutil.rmtree(doomed, ignore_errors=True)
         for old in self.folder.glob("ckpt-*.old"):
             shutil.rmtree(old, ignore_errors=True)
@@ -375,7 +371,7 @@ def _remove(path: Path) -> None:
 def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)
 

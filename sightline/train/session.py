@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sightline import config, terminal
 from sightline.config import Recipe, Run
-from sightline.errors import OutOfMemory, PeerLost, SightlineError
+from sightline.errors import DiskError, OutOfMemory, PeerLost, SightlineError, unforeseen_disk_error
 from sightline.files.results import refuse_among_data
 from sightline.hardware import world
 from sightline.hardware.devices import is_out_of_memory
@@ -75,6 +75,9 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
         if is_out_of_memory(error):
             code, reason = OutOfMemory.exit_code, memory.told(error, device, memory.starting())
             raise OutOfMemory(reason) from error
+        if failed := unforeseen_disk_error(error):
+            code, reason = failed.exit_code, str(failed)
+            raise failed from error
         if isinstance(error, KeyboardInterrupt):
             code, reason = 128 + signal.SIGINT, str(error) or "stopped by Ctrl-C before the first step"
         if not world.is_loss(error):
@@ -83,9 +86,24 @@ def train_here(recipe: Recipe, run: Run, loggers: Sequence[Logger] = (), report:
         code, reason = PeerLost.exit_code, watchdog.explain(error) if watchdog else f"no rank could be met: {error}"
         raise PeerLost(reason) from error
     finally:
-        log.close(code, reason)  # before other ranks hear of it: they leave what it writes alone
+        if unwritten := _close(log, code, reason):  # before other ranks hear of it: they leave what it writes alone
+            code, reason = unwritten.exit_code, str(unwritten)
         if watchdog:
             watchdog.tell_end(code, reason)
         here.close(is_lost=code == PeerLost.exit_code)
         if report and here.is_main and (log.has_started or code == 0):
             write_if_possible([folder])
+        if unwritten:
+            raise unwritten
+
+
+def _close(log: RunLog, code: int, reason: str) -> DiskError | None:
+    """Tell how the run ended; return an error if it ended well and the disk does not take it. A run that did not end
+    well has an error of its own."""
+    try:
+        log.close(code, reason)
+    except DiskError as error:
+        if code == 0:
+            return DiskError(f"training is done and its checkpoints are saved, but {error}")
+        log.screen.say(f"warning: {error}")
+    return None

@@ -3,15 +3,19 @@
 FAULT="WHAT@WHERE:WHEN,..." e.g. "term@train:3". WHERE is what is counted, WHEN which of them fails, from 1 on:
 recipe, open (train, then val), train (losses), eval (predictions), save (tensor files); `load` means the sample of
 that index instead, and `sample` the training batch that holds it; `server` is the forkserver of loader workers when it
-imports this file. A signal `all-term` goes to the whole process group. Without FAULT it is an ordinary recipe.
+imports this file. A signal `all-term` goes to the whole process group. `deny-rename-EXDEV` lets the kernel refuse a
+system call from then on. Without FAULT it is an ordinary recipe.
 """
 
 import ctypes
 import dataclasses
+import errno
 import os
+import platform
 import re
 import resource
 import signal
+import struct
 import sys
 import time
 from collections import Counter, OrderedDict
@@ -33,6 +37,9 @@ SIGNALS = {"term": signal.SIGTERM, "int": signal.SIGINT, "kill": signal.SIGKILL,
 SIGNALS |= {"hup": signal.SIGHUP, "segv": signal.SIGSEGV}
 CLOCKS = {"back": -86400, "ahead": 2 * 86400}  # seconds that the clock of the machine jumps by
 CAP_DAC_OVERRIDE = 1
+# Numbers of system calls: those of x86, then those of ARM.
+CALLS = {"rename": ((82, 264, 316), (38, 276)), "fsync": ((74,), (82,)), "open": ((257,), (56,)), "write": ((1,), (64,))}
+SECCOMP = 317, 277
 counts: Counter[str] = Counter()
 
 
@@ -44,6 +51,25 @@ def drop_override() -> None:
     assert libc.capget(header, sets) == 0, os.strerror(ctypes.get_errno())
     sets[0] &= ~(1 << CAP_DAC_OVERRIDE)
     assert libc.capset(header, sets) == 0, os.strerror(ctypes.get_errno())
+
+
+def deny(call: str, number: int) -> None:
+    """Let the kernel answer every such call with this error: `open` where it would create a file, `write` of
+    more than the bytes by which threads wake each other."""
+    machine = ("x86_64", "aarch64").index(platform.machine())
+    load, equal, larger, bits, answer = 0x20, 0x15, 0x25, 0x45, 0x06  # of the kernel's filter language
+    refused, allowed = (answer, 0, 0, 0x00050000 | number), (answer, 0, 0, 0x7FFF0000)
+    test = {"open": [(load, 0, 0, 32), (bits, 0, 1, os.O_CREAT)]}
+    test["write"] = [(load, 0, 0, 16), (larger, 0, 3, 2), (load, 0, 0, 32), (larger, 0, 1, 8)]
+    filters = [(load, 0, 0, 0)]
+    for each in CALLS[call][machine]:
+        rule = [*test.get(call, []), refused]
+        filters += [(equal, 0, len(rule) + (call in test), each), *rule, *([allowed] if call in test else [])]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in [*filters, allowed]))
+    program = struct.pack("HxxxxxxQ", len(filters) + 1, ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0, "no new privileges"
+    assert libc.syscall(SECCOMP[machine], 1, 1, program) == 0, os.strerror(ctypes.get_errno())  # in all threads
 
 
 def faults(where: str, numbers: set[int] | None = None) -> set[str]:
@@ -81,6 +107,9 @@ def faults(where: str, numbers: set[int] | None = None) -> set[str]:
         elif what.startswith("memory"):  # memory200: 200 MB more than now
             most = psutil.Process().memory_info().vms + (int(what[6:]) << 20)
             resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+        elif what.startswith("deny-"):
+            call, name = what.split("-")[1:]
+            deny(call, getattr(errno, name))
         elif what == "free":
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         else:

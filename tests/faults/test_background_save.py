@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sightline import api, config
-from sightline.errors import Interrupted, PeerLost
+from sightline.errors import DiskError, Interrupted, PeerLost
 from sightline.train import checkpoint
 from sightline.train.checkpoint import Checkpoints
 from sightline.train.saver import Saver
@@ -81,7 +81,7 @@ def test_an_error_in_the_background_is_one_of_a_following_step(tmp_path, monkeyp
         return call(self, step, *rest, **options)
 
     monkeypatch.setattr(Checkpoints, "save", save)
-    with pytest.raises(OSError, match="the disk is broken"):
+    with pytest.raises(DiskError, match="the disk is broken"):
         train(tmp_path)
     assert [e["step"] for e in EVENTS(tmp_path) if e["event"] == "checkpoint"] == [2]
     # Met where the next save, at the latest, would wait for it.
@@ -123,7 +123,7 @@ def test_a_run_asked_to_stop_retries_a_save_that_failed(tmp_path, monkeypatch):
 
 def test_the_end_is_the_error_of_the_second_try(tmp_path, monkeypatch):
     stop_while_a_save_fails(monkeypatch, failures=2)
-    with pytest.raises(OSError, match="the disk is broken in save 3"):
+    with pytest.raises(DiskError, match="the disk is broken in save 3"):
         train(tmp_path)
 
 

@@ -516,7 +516,7 @@ def test_disk_that_fills_up_leaves_whole_files_only(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     try:
-        with pytest.raises(DiskFull, match="'large' could not be written: File too large; make room"):
+        with pytest.raises(DiskFull, match="'large' could not be written: File too large; finished files are kept"):
             extract(path, tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
