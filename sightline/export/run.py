@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sightline import terminal
 from sightline.data.loading.cache import read_once
-from sightline.errors import BadCheckpoint, BadSample, SightlineError, UsageError, first_of
+from sightline.errors import DISK_FAULTS, BadCheckpoint, BadSample, DiskError, SightlineError, UsageError, first_of
 from sightline.evaluate.checkpoints import Trained
 from sightline.evaluate.predict import open_trained
 from sightline.export import formats
@@ -154,13 +154,30 @@ def _written(chosen: Any, served: Served, about: str, path: Path) -> Runs:
     try:
         with torch.no_grad():
             chosen.write(served, about, path)
-    except EXPORT_ERRORS as error:
+    except (OSError, *EXPORT_ERRORS) as error:
+        _raise_of_disk(error)
         first = (str(error).strip().splitlines() or [""])[0][:300]
         raise UsageError(
             f"torch cannot export {type(served.model).__name__} as {chosen.ABOUT} ({type(error).__name__}: {first}); "
             f"export its weights with --format safetensors"
         ) from error
     return chosen.load(path, served)
+
+
+def _raise_of_disk(error: BaseException) -> None:
+    """Raise the error of the disk that an exporter has met, however deep it has hidden it."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.errno in DISK_FAULTS:
+            raise found
+        if isinstance(found, FileNotFoundError) and "temporary directory" in str(found):  # of tempfile: all are full
+            raise DiskError(
+                f"torch needs room for temporary files while it exports: {found.strerror}; free some space there, or "
+                f"name another folder in the variable TMPDIR"
+            ) from error
+        found = found.__cause__ or found.__context__
+    if isinstance(error, OSError):
+        raise error
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import re
+import resource
 import runpy
 import shutil
 import sys
@@ -454,6 +455,34 @@ def test_export_refuses_what_it_cannot_do(classifier: Path, tmp_path: Path, sigh
     said = sightline("export", classifier, "--out", tmp_path / "net.onnx")
     assert said.code == 2 and "--format onnx needs onnxscript: `pip install sightline[export]`" in said.err
     assert (classifier / "model.onnx").read_bytes() == before and not (tmp_path / "net.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix", "room"),
+    [
+        ("onnx", "onnx", 5000),
+        ("torch-export", "pt2", 5000),
+        ("torch-export", "pt2", 0),
+        ("safetensors", "safetensors", 5000),
+        ("pth", "pth", 5000),
+    ],
+)
+def test_a_full_disk_is_exit_7_and_leaves_what_was_there(
+    classifier: Path, tmp_path: Path, sightline, kind: str, suffix: str, room: int
+):
+    """RLIMIT_FSIZE stands in for the full disk; with no room at all, torch cannot write temporary files either."""
+    (tmp_path / f"before.{suffix}").write_text("an earlier export")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        said = sightline("export", classifier, "--format", kind, "--out", tmp_path / f"model.{suffix}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert said.code == 7, said
+    no_room = f"{tmp_path / 'model'}.{suffix} could not be written: File too large; free some space"
+    assert no_room in said.err or (room == 0 and "needs room for temporary files" in said.err), said
+    assert [path.name for path in tmp_path.iterdir()] == [f"before.{suffix}"]
+    assert (tmp_path / f"before.{suffix}").read_text() == "an earlier export"
 
 
 def test_predict_refuses_other_files(classifier: Path, shapes: Path, tmp_path: Path, sightline):

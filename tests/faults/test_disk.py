@@ -4,7 +4,11 @@ RLIMIT_FSIZE stands in for the full disk: the kernel lets no file grow beyond it
 """
 
 import errno
+import runpy
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +18,8 @@ from sightline.train import checkpoint
 from sightline.train.checkpoint import Checkpoints
 
 OFTEN = ("--run.checkpoint-every-steps", "2")
+FAULTY = str(Path(__file__).with_name("faulty.py"))
+Result = runpy.run_path(str(Path(__file__).with_name("conftest.py")))["Result"]
 NO_ROOM_FOR_TENSORS, NO_ROOM = "full50000", "full0"
 
 
@@ -48,6 +54,42 @@ def test_last_save_without_room_is_exit_7(sightline, reference, tmp_path, limit)
     assert again.code == 0, again
     assert again.events("resume")[-1]["step"] == 10
     assert again.bits == reference().bits
+
+
+@pytest.mark.slow
+def test_a_small_disk_that_fills_up_in_mid_run_resumes_to_equal_bits_once_there_is_room(reference, tmp_path):
+    """A disk of its own, where another file takes all room after the fifth step; then that file is deleted."""
+    disk, out = tmp_path / "disk", tmp_path / "kept"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=8m none {disk}"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("this system lets a user mount no disk of its own")
+    flags = f"--run.device cpu --run.workers 0 --run.threads 1 --run.no-save-in-background --run.report off "
+    flags += f"--run.out {disk}/run {' '.join(OFTEN)}"
+    train = f"{sys.executable} -m sightline train {FAULTY} {flags}"
+    script = f"""
+        {mount}
+        FAULT=stop@train:5 {train} &
+        until grep -q "(stopped)" /proc/$!/status || ! kill -0 $!; do sleep 0.1; done
+        dd if=/dev/zero of={disk}/ballast bs=64k
+        kill -CONT $!
+        wait $!
+        echo $? > {tmp_path}/full
+        cp -r {disk}/run {tmp_path}/stopped
+        rm {disk}/ballast
+        {train}
+        echo $? > {tmp_path}/again
+        cp -r {disk}/run {out}
+    """
+    ended = subprocess.run(["unshare", "-rm", "bash", "-c", script], capture_output=True, text=True, timeout=300)
+    assert (tmp_path / "full").read_text() == "7\n", ended
+    assert "could not be written: No space left on device; earlier checkpoints are intact" in ended.stderr
+    assert sorted(path.name for path in (tmp_path / "stopped" / "checkpoints").glob("ckpt-*")) == [
+        "ckpt-00000002",
+        "ckpt-00000004",
+    ]
+    assert (tmp_path / "again").read_text() == "0\n", ended
+    assert Result(out, 0, "", "").bits == reference().bits
 
 
 def test_no_room_when_asked_to_stop_is_exit_7(sightline, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import torch
@@ -20,7 +21,9 @@ def check_installed() -> None:
 
 def write(served: Served, about: str, path: Path) -> None:
     """Write the weights under the network's own names."""
-    torch.save({"state_dict": state_of(served), "sightline": about}, path)
+    packed = io.BytesIO()  # torch's own writer of files hides the errno of a full disk
+    torch.save({"state_dict": state_of(served), "sightline": about}, packed)
+    path.write_bytes(packed.getbuffer())
 
 
 def load(path: Path, served: Served) -> Runs:

@@ -64,7 +64,7 @@ def write(served: Served, about: str, path: Path) -> None:
         warnings.simplefilter("ignore")  # of torch and torchvision about their own parts
         program = torch.export.export(served, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
         program = program.run_decompositions(nms_in_graph.for_torch())
-        archive = io.BytesIO()
+        archive = io.BytesIO()  # torch's own writer of files crashes the process on a full disk
         torch.export.save(program, archive, extra_files={FILE: about})
     content = archive.getvalue()
     path.write_bytes(content)

@@ -235,7 +235,7 @@ def test_full_disk_is_exit_7_and_a_later_start_finishes(archives, made, tmp_path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     said = capsys.readouterr().err
-    assert "could not be written: File too large; make room and start again" in said and "train-0000" in said
+    assert "could not be written: File too large; finished files are kept" in said and "train-0000" in said
     assert not list((tmp_path / "out").rglob("*.part-*"))
     assert run(archives, tmp_path / "out", "tfrecord") == 0
     assert contents(tmp_path / "out") == contents(made("tfrecord"))
