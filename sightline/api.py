@@ -189,8 +189,7 @@ def evaluate(run_folder: Place, flags: Flags = (), which: str = "best", recipe_f
     """Score a checkpoint on its recipe's val split; flags may change data.path and run fields. Of other data without a
     val split, all samples are scored."""
     folds.refuse_folds(Path(run_folder))
-    path = checkpoint.find(Path(run_folder), which)
-    tensors, stored = checkpoint.read(path)
+    path, tensors, stored = checkpoint.read_of_run(Path(run_folder), which)
     trained = Trained.set_up(path, tensors, stored, recipe_file, _as_list("", flags))
     with checkpoints.opened(trained, run_of(path)) as evaluation:
         return evaluation.score(path, stored)

@@ -78,8 +78,7 @@ class Sink(Protocol):
 
 def open_trained(run_folder: Path, which: str, flags: Sequence[str], recipe_file: str, command: str) -> Trained:
     """Load the checkpoint of a run that `which` names, in one process; with "" as the command in any number."""
-    path = checkpoint.find(run_folder, which)
-    trained = Trained.set_up(path, *checkpoint.read(path), recipe_file, flags)
+    trained = Trained.set_up(*checkpoint.read_of_run(run_folder, which), recipe_file, flags)
     if command and (ranks := trained.world.size) > 1:
         raise UsageError(
             f"{command} runs in one process and was started in {ranks}; leave --run.devices and the launcher out"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -35,7 +36,8 @@ from sightline.files.typed_json import UnknownField, read_json, typed
 from sightline.files.whole import rename, replace_text, sync, unwritable
 from sightline.hardware.devices import Device
 from sightline.parts import DataSpec
-from sightline.train.progress import TrainProgress
+from sightline.runs.screen import as_score
+from sightline.train.progress import VAL_LOSSES, TrainProgress
 
 __all__ = ["MANIFEST", "Checkpoints", "HostCopies", "NotDamaged", "Tensors", "all_of", "check_fit", "find", "read"]
 __all__ += ["FORMAT", "check_state", "require", "verify", "write"]
@@ -169,6 +171,54 @@ class Checkpoints:
             )
         return None
 
+    def damage_of_best(self, best_step: int, loaded: Path) -> BadCheckpoint | None:
+        """Return why the best checkpoint cannot be used; None where it is whole, or was never in this folder, as after
+        --run.resume PATH. `loaded` has been verified."""
+        path = self.folder / f"ckpt-{best_step:08d}"
+        if best_step < 0 or path == loaded:
+            return None
+        if not path.is_dir():
+            is_lost = pointed_at(self.folder / "best") or any(self.folder.glob(f"{path.name}.corrupt*"))
+            return BadCheckpoint(f"{path} is missing") if is_lost else None
+        try:
+            verify(path)
+        except BadCheckpoint as error:
+            return error
+        return None
+
+    def replace_best(self, best_step: int, damage: BadCheckpoint, headline: str) -> TrainProgress:
+        """Move a damaged best checkpoint aside and point `best` to the best of the others that is intact; return the
+        progress of that one, or an empty one where no other was evaluated: `best` then names what is not there."""
+        path, best, note = self.folder / f"ckpt-{best_step:08d}", TrainProgress(), ""
+        if path.is_dir():
+            aside = _free_name(path, "corrupt")
+            rename(path, aside)
+            note = f"; moved to {aside.name}"
+        for best in self._evaluated(headline):
+            name = f"ckpt-{best.step:08d}"
+            if self.damage_of_best(best.step, path) is None:
+                _replace_text(self.folder / "best", name)
+                score = f"{headline} {as_score(best.scores[headline])}"
+                self.say(f"the best checkpoint is lost: {damage}{note}. The best is now {name}, {score}")
+                return best
+        self.say(
+            f"the best checkpoint is lost: {damage}{note}. No other was evaluated: the next evaluation sets the best, and "
+            f"until then evaluate, predict and export use the newest"
+        )
+        return TrainProgress()
+
+    def _evaluated(self, headline: str) -> list[TrainProgress]:
+        """Return the progress of each checkpoint that was evaluated, the best first, by the rule of TrainProgress."""
+        found: list[tuple[tuple[float, float, int], TrainProgress]] = []
+        for name in self.names():
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # damaged
+                progress = TrainProgress.from_json(read_json(self.folder / name / STATE, MAX_STATE_BYTES)["progress"])
+                score = float(progress.scores[headline])
+                losses = [float(progress.scores[loss]) for loss in VAL_LOSSES if loss in progress.scores]
+                if progress.scored_step == progress.step and not math.isnan(score):
+                    found.append(((-score, *(losses or [0.0])[:1], progress.step), progress))
+        return [progress for _, progress in sorted(found, key=lambda each: each[0])]
+
     def _move_aside(self, path: Path, error: BadCheckpoint) -> None:
         aside = _free_name(path, "corrupt")
         rename(path, aside)
@@ -242,6 +292,28 @@ def read(path: Path) -> tuple[Tensors, dict[str, Any]]:
             with damage_is_reported(path, name):
                 tensors[name.removesuffix(".safetensors")] = read_tensors(path / name)
     return tensors, state
+
+
+def read_of_run(run: Path, which: str) -> tuple[Path, Tensors, dict[str, Any]]:
+    """Find and read the checkpoint of a run that `which` names. Where it is damaged, the error names one that is not."""
+    path = find(run, which)
+    try:
+        return path, *read(path)
+    except BadCheckpoint as error:
+        if instead := _intact_beside(run, path):
+            raise type(error)(f"{error}; use --checkpoint {instead}") from error
+        raise
+
+
+def _intact_beside(run: Path, damaged: Path) -> str:
+    """Return what to give to --checkpoint instead of a damaged one; "" where there is nothing."""
+    if damaged == run:  # a checkpoint was given, not a run
+        return ""
+    for name in names_in(damaged.parent):
+        with contextlib.suppress(BadCheckpoint, KeyError):
+            if name != damaged.name and (step := int(read(damaged.parent / name)[1]["progress"]["step"])):
+                return f"{'latest' if find(run, 'latest').name == name else name} (step {step}, intact)"
+    return ""
 
 
 def check_state(state: dict[str, Any]) -> None:

@@ -74,6 +74,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         _refuse_vain_start(recipe, progress, saver, over)
         scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
         if over:
+            saver.settle_best()
             log.say(f"{log.folder.path} is finished, {over}; raise --train.epochs, or choose another --run.out")
             return _result(_kept_scores(log.folder.path, scores, progress.scored_step), progress, over, log)
         base_lr = progress.base_lr = _base_lr(recipe, world, progress.base_lr)
@@ -98,6 +99,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         first_loss, explained = 0.0, ""
         window = ProfileWindow(traced if world.is_main else None, log.folder.path, device, lambda: loader.wait_s)
         try:
+            saver.settle_best()
             saver.save_first(resumed)
             if progress.step < min((progress.epoch + 1) * length.steps_per_epoch, steps):  # else it evaluates first
                 log.await_first_step(partial(_first_step_waits_for, loader, compiling.run, order, device))

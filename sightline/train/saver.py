@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +19,11 @@ from sightline.errors import BadCheckpoint, BadData, DiskFull, NotFinite, PeerLo
 from sightline.hardware.world import World
 from sightline.parts import Dataset
 from sightline.runs.environment import environment
+from sightline.runs.folder import BEST_SCORES, SCORES
 from sightline.runs.log import RunLog
 from sightline.train import longer
-from sightline.train.checkpoint import Checkpoints, HostCopies, Tensors, find, read, require
+from sightline.train.checkpoint import Checkpoints, HostCopies, NotDamaged, Tensors, find, read, require
+from sightline.train.progress import TrainProgress
 from sightline.train.state import TrainState
 
 # Other weights or optimizer tensors would not fit; the position in the run is counted in steps and epochs of these.
@@ -71,6 +74,7 @@ class Saver:
         self.epochs_before = 0  # planned by the run that is resumed
         self._writer = ThreadPoolExecutor(1, "checkpoint")  # a thread starts with the first save
         self._pending: Future[Saved] | None = None
+        self._damage: Future[BadCheckpoint | None] | None = None  # of the best checkpoint
         self._copies = HostCopies(state.device)
         if world.is_main:
             self.checkpoints.prove_writable()
@@ -117,7 +121,41 @@ class Saver:
         if any(change.startswith("optimizer.") for change in changes):
             state.progress.base_lr = None  # another rate was asked for
         self.log.event("resume", checkpoint=path.name, step=state.progress.step, changes=changes)
+        self._look_at_best(path)
         return True
+
+    def _look_at_best(self, loaded: Path) -> None:
+        """Start to compare the best checkpoint with its checksums, which takes a second per GB, on rank 0."""
+        if self.world.is_main:
+            best_step = self.state.progress.best_step
+            self._damage = self._writer.submit(self.checkpoints.damage_of_best, best_step, loaded)
+
+    def settle_best(self) -> None:
+        """Let another checkpoint be the best if that one is damaged, on all ranks alike: a score that later ones must
+        beat belongs to weights that exist. Call it once after `resume`, before the first evaluation."""
+        progress, found = self.state.progress, (self.state.progress.best_score, self.state.progress.best_step)
+        damage = self._damage.result() if self._damage else None
+        self._damage = None
+        if isinstance(damage, NotDamaged):
+            self.log.warn(f"the best checkpoint stays the best, but could not be looked at: {damage}")
+        elif damage:
+            headline = self.recipe.task.headline
+            best = self.checkpoints.replace_best(progress.best_step, damage, headline)
+            found = best.scores.get(headline), best.scored_step
+            self._replace_best_scores(best)
+        told = self.world.gather_texts(json.dumps(found))[0]
+        progress.best_score, progress.best_step = json.loads(told)
+
+    def _replace_best_scores(self, best: TrainProgress) -> None:
+        """Let scores-best.json belong to the checkpoint that `best` names; tables are kept of the last evaluation only."""
+        folder = self.log.folder
+        if best.scored_step < 0:
+            (folder.path / BEST_SCORES).unlink(missing_ok=True)
+            return
+        scores = folder.read_scores(SCORES)
+        if scores.get("step") != best.step:
+            scores = {"epoch": best.epoch, "step": best.step, "values": best.scores, "tables": {}, "worst": []}
+        folder.write_json(BEST_SCORES, scores)
 
     def _read_all(self) -> None:
         """Read every byte where that was asked for, before the first step: the first save must not wait for it."""
@@ -144,6 +182,8 @@ class Saver:
         found = self._newest()
         if found:
             self.state.load(found[0], found[1]["progress"])
+            self._look_at_best(found[2])
+            self.settle_best()
         return found is not None
 
     def best_model(self) -> nn.Module:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,30 @@ def test_a_killed_rank_leads_to_a_restart_and_equal_weights(ranks, whole: Path, 
     assert {"ema.safetensors", "model.safetensors", "optimizer.safetensors"} == set(ranks.bits(out, 20))
     assert "img/s" in (out / "rank_1.log").read_text() and "[rank" not in said
     assert ranks.events(out, "stop_time")[0]["seconds"] > 0 and "to stop takes" not in said
+
+
+def test_ranks_forget_a_damaged_best_checkpoint_together(ranks, tmp_path: Path):
+    """Only rank 0 looks at it. A rank that kept its score, which nothing beats, would miss the save of the next best."""
+    out = tmp_path / "run"
+    said = ranks.run_warm(out, 2, "--run.keep=1", FAULT="term@1:13")
+    assert ranks.ended(out)["code"] == 143, said
+    folder = out / "checkpoints"
+    newest = folder / (folder / "latest").read_text().strip()
+    state = json.loads((newest / "state.json").read_text())
+    best = f"ckpt-{state['progress']['best_step']:08d}"
+    state["progress"]["best_score"] = 2.0
+    (newest / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((newest / "manifest.json").read_text())
+    data = (newest / "state.json").read_bytes()
+    manifest["files"]["state.json"] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}
+    (newest / "manifest.json").write_text(json.dumps(manifest))
+    (folder / best / "model.safetensors").write_bytes(b"damaged")
+    more = ("--train.epochs=3", "--run.checkpoint-every-epochs=100", "--run.timeout-s=20")
+    said = ranks.run_warm(out, 2, "--run.keep=1", *more)
+    assert ranks.ended(out)["code"] == 0, said
+    (warning,) = (line["text"] for line in ranks.events(out, "warning") if "best" in line["text"])
+    assert f"moved to {best}.corrupt. No other was evaluated" in warning
+    assert (folder / "best").read_text().strip() in ("ckpt-00000020", "ckpt-00000030")
 
 
 @slow

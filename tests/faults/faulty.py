@@ -36,7 +36,7 @@ from sightline.train import checkpoint
 SIGNALS = {"term": signal.SIGTERM, "int": signal.SIGINT, "kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 SIGNALS |= {"hup": signal.SIGHUP, "segv": signal.SIGSEGV}
 CLOCKS = {"back": -86400, "ahead": 2 * 86400}  # seconds that the clock of the machine jumps by
-CAP_DAC_OVERRIDE = 1
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 # Numbers of system calls: those of x86, then those of ARM.
 CALLS = {"rename": ((82, 264, 316), (38, 276)), "fsync": ((74,), (82,)), "open": ((257,), (56,)), "write": ((1,), (64,))}
 SECCOMP = 317, 277
@@ -49,7 +49,7 @@ def drop_override() -> None:
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # the third version of the call, this process
     sets = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, twice 32 bits
     assert libc.capget(header, sets) == 0, os.strerror(ctypes.get_errno())
-    sets[0] &= ~(1 << CAP_DAC_OVERRIDE)
+    sets[0] &= ~(1 << CAP_DAC_OVERRIDE | 1 << CAP_DAC_READ_SEARCH)
     assert libc.capset(header, sets) == 0, os.strerror(ctypes.get_errno())
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
+from PIL import Image
 from safetensors.torch import load_file, save
 
 from sightline.errors import BadCheckpoint
 from sightline.train import checkpoint
 from sightline.train.checkpoint import Checkpoints
 
+FAULTY = str(Path(__file__).with_name("faulty.py"))
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 OLD, NEW = "ckpt-00000001", "ckpt-00000002"
 SPEC = {"classes": ["a"], "channels": 3, "size": [4, 4], "mean": [0.5], "std": [1.0]}
@@ -344,3 +347,107 @@ def test_run_with_only_damaged_ones_ends_with_exit_4_and_never_starts_afresh(sig
         assert "manifest.json is missing" in again.warnings
         assert again.checkpoints == ["ckpt-00000008.corrupt", "ckpt-00000016.corrupt"]
         assert len(again.events("start")) == 1, "that of the first run"
+
+
+LATER_IS_NO_BETTER = ("--optimizer.lr", "0", "--train.epochs", "4")
+LONGER = (*LATER_IS_NO_BETTER[:-1], "5")
+
+
+def flip_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-100] ^= 1
+    file.write_bytes(data)
+
+
+def flip_best(run: Path) -> str:
+    """Damage the best checkpoint; return its name."""
+    best = (run / "checkpoints" / "best").read_text().strip()
+    assert best != (run / "checkpoints" / "latest").read_text().strip()
+    flip_bit(run / "checkpoints" / best / "model.safetensors")
+    return best
+
+
+def score_of(run: Path, name: str) -> tuple[float, float]:
+    progress = json.loads((run / "checkpoints" / name / "state.json").read_text())["progress"]
+    assert progress["scored_step"] == progress["step"]
+    return progress["scores"]["top1"], -progress["scores"]["loss"]
+
+
+def test_a_damaged_best_one_gives_its_place_to_the_best_that_is_left(sightline, reference, tmp_path):
+    out = Path(shutil.copytree(reference(*LATER_IS_NO_BETTER).out, tmp_path / "run"))
+    lost = flip_best(out)
+    left = [name for name in ("ckpt-00000024", "ckpt-00000032") if name != lost]
+    ended = sightline.run(out, *LONGER, progress="plain")
+    assert ended.code == 0, ended
+    best = max(left, key=lambda name: score_of(out, name))
+    told = f"{lost}/model.safetensors is damaged: its sha256 is not the one in manifest.json; moved to {lost}.corrupt. The"
+    assert f"{told} best is now {best}, top1 {score_of(out, best)[0]:.4f}" in ended.warnings
+    assert "warning: the best checkpoint is lost" in ended.stdout
+    if score_of(out, "ckpt-00000040") <= score_of(out, best):
+        assert f"evaluate and predict use {best}" in ended.stdout
+        assert checkpoint.find(out, "best").name == best
+    progress = ended.progress
+    named, scores = checkpoint.find(out, "best"), json.loads((out / "scores-best.json").read_text())
+    assert progress["best_step"] == scores["step"] == int(named.name[5:])
+    assert progress["best_score"] == scores["values"]["top1"] == score_of(out, named.name)[0]
+    checkpoint.verify(named)
+    assert ended.bits == reference(*LONGER).bits
+
+
+@pytest.mark.parametrize("damage", ["flipped", "deleted"])
+def test_where_no_other_was_evaluated_the_next_evaluation_is_the_best(sightline, reference, tmp_path, damage):
+    out = tmp_path / "run"
+    assert sightline.run(out, "--run.keep", "1", FAULT="term@train:13").code == 143
+    scores = {"top1": 2.0, "loss": 0.0, "samples": 8.0}  # which nothing beats
+    newest = out / "checkpoints" / "ckpt-00000013"
+    state = json.loads((newest / "state.json").read_text())
+    state["progress"] |= {"best_score": 2.0, "scores": scores}
+    (newest / "state.json").write_text(json.dumps(state))
+    redo_manifest(newest)
+    assert checkpoint.find(out, "best").name == "ckpt-00000008"
+    if damage == "flipped":
+        flip_best(out)
+    else:
+        shutil.rmtree(out / "checkpoints" / "ckpt-00000008")
+    killed = sightline.run(out, "--run.keep", "1", FAULT="kill@train:1")
+    assert killed.code == -9, killed
+    assert "No other was evaluated: the next evaluation sets the best" in killed.warnings
+    assert not (out / "scores-best.json").exists()
+    assert checkpoint.find(out, "best") == newest
+    ended = sightline.run(out, "--run.keep", "1")
+    assert ended.code == 0, ended
+    assert ended.progress["best_step"] == 16 and ended.progress["best_score"] < 2
+    assert checkpoint.find(out, "best").name == "ckpt-00000016"
+    assert json.loads((out / "scores-best.json").read_text())["step"] == 16
+    assert ended.bits == reference().bits
+
+
+def test_commands_that_meet_a_damaged_best_one_name_the_latest(reference, tmp_path):
+    out = Path(shutil.copytree(reference(*LATER_IS_NO_BETTER).out, tmp_path / "run"))
+    best = flip_best(out)
+    Image.new("RGB", (24, 24)).save(tmp_path / "image.png")
+    for words in (["evaluate", out], ["predict", out, tmp_path / "image.png"], ["export", out, "--format", "pth"]):
+        ended = warm.start("sightline", *words, "--recipe", FAULTY, "--run.device=cpu").wait()
+        assert ended.code == 4, ended
+        assert f"{best}/model.safetensors is damaged" in ended.stderr
+        assert "; use --checkpoint latest (step 32, intact)" in ended.stderr
+    flip_bit(out / "checkpoints" / "ckpt-00000032" / "optimizer.safetensors")
+    with pytest.raises(BadCheckpoint, match=r"use --checkpoint ckpt-00000024 \(step 24, intact\)"):
+        checkpoint.read_of_run(out, "best")
+    flip_bit(out / "checkpoints" / "ckpt-00000024" / "state.json")
+    with pytest.raises(BadCheckpoint, match="manifest.json$"):
+        checkpoint.read_of_run(out, "best")
+
+
+def test_a_best_one_that_cannot_be_read_now_stays_the_best(sightline, reference, tmp_path):
+    """As on a file server that is not there for a moment: nothing says that it is damaged."""
+    out = Path(shutil.copytree(reference(*LATER_IS_NO_BETTER).out, tmp_path / "run"))
+    best = (out / "checkpoints" / "best").read_text().strip()
+    file = out / "checkpoints" / best / "optimizer.safetensors"
+    file.chmod(0)
+    ended = sightline.run(out, *LONGER, FAULT="powerless@recipe:1")
+    file.chmod(0o644)
+    assert ended.code == 0, ended
+    assert f"stays the best, but could not be looked at: {out / 'checkpoints' / best} cannot be read" in ended.warnings
+    assert ended.progress["best_step"] == reference(*LONGER).progress["best_step"]
+    assert checkpoint.find(out, "best").is_dir()
