@@ -62,6 +62,19 @@ def test_the_end_of_a_run_ends_the_process_and_leaves_nothing(log: RunLog, monke
     assert child.poll() is not None and not left_behind(log.folder.path)
 
 
+def test_the_process_imports_nothing_from_the_current_folder_or_the_run(log: RunLog, monkeypatch: pytest.MonkeyPatch):
+    run = log.folder.path
+    for name in ("json", "torch", "re", "html"):
+        (run / f"{name}.py").write_text(f"open({str(run / 'ran')!r}, 'a').write('{name} ')\n")
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.chdir(run)
+    monkeypatch.setattr(refresh, "EVERY_S", 0)
+    log.training(0, 1, SIZE, {"loss": 2.0})
+    assert log._page._child.wait(60) == 0
+    assert "at work when this was written" in (run / "report.html").read_text()
+    assert not (run / "ran").exists()
+
+
 def test_a_page_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(refresh, "EVERY_S", 0)
     page = Refresh(tmp_path)  # not a run

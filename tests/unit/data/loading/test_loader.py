@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -391,3 +392,22 @@ def test_worker_count_follows_the_wish_or_the_cores(monkeypatch):
     assert worker_count(-1, cuda, World(size=4)) == 7
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
     assert worker_count(-1, CPU, World()) == 1
+
+
+def test_a_frozen_machine_is_not_a_stalled_worker():
+    """Time in which this process itself stood still counts as one second, however long it was."""
+    with opened(SYNTHETIC, workers=1) as loader:
+        take(loader, "train", 0, 1)  # later only --run.timeout-s counts
+        worker = psutil.Process(loader.worker_pids[0])
+        worker.suspend()
+        while worker.status() != psutil.STATUS_STOPPED:
+            pass
+        loader.seek("train", 0, 10)
+        stalls = loader._stalls
+        stalls.note(0.0, is_answered=True)
+        stalls.note(1e6, is_answered=False)
+        for _ in range(int(Run().timeout_s) - 1):
+            stalls.note(1.0, is_answered=False)
+        limit = f"loader worker {worker.pid} has begun no sample for {Run().timeout_s + 1} s"
+        with pytest.raises(PeerLost, match=limit):
+            stalls.note(1.0, is_answered=False)
