@@ -117,12 +117,14 @@ def train(flags: Sequence[str]) -> None:
         return
     rest, wants_all_folds = without_all_folds(flags)
     recipe, run = load_recipe("train", rest)
-    if ran_as_ranks(["train", *flags], run.devices, run.device):
-        return
-    from sightline import api
     from sightline.runs.refused import as_before
 
     folder = Path(run.out or f"runs/{recipe.name}")
+    with as_before(folder / "fold-0" if wants_all_folds else folder):
+        if ran_as_ranks(["train", *flags], run.devices, run.device):
+            return
+    from sightline import api
+
     if wants_all_folds:
         with as_before(folder / "fold-0"):
             document = api.train_folds(recipe, run)

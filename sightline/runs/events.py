@@ -122,11 +122,12 @@ class EventLog:
         with self.folder.may_lack_room(BAD_SAMPLES), open_text(self.folder.path / BAD_SAMPLES, "a") as file:
             file.write(json.dumps(asdict(bad)) + "\n")
 
-    def end(self, code: int, reason: str, **total: float) -> None:
-        """Log the exit code, with times and speed of a training that came to its end, and close the loggers."""
+    def end(self, code: int, reason: str, has_started: bool, **total: float) -> None:
+        """Log the exit code and close the loggers. A training that came to its end has times and speed; a start that
+        was refused, or had nothing to do, is marked."""
         if self.has_rank_log:
             self.note(f"ends with exit {code}: {reason}")
-        self.write("exit", code=code, reason=reason, **total)
+        self.write("exit", code=code, reason=reason, **total, **({} if has_started else {"started": False}))
         for logger in self._loggers:
             with self.folder.may_lack_room(LOG):
                 logger.close(code, reason)

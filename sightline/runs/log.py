@@ -273,7 +273,7 @@ class RunLog:
         """Tell how the run ended, to the log and in exit.json."""
         more = {"time_to_train": self._time_to_train} if self._time_to_train and self.folder.is_main else {}
         try:
-            self.events.end(code, reason, **self._total)
+            self.events.end(code, reason, self.has_started, **self._total)
         finally:
             self.folder.write_exit(code, reason, speaks_for_all, **more)
 

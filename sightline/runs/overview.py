@@ -26,6 +26,7 @@ CONFIG, LOG = "config.yaml", "log.jsonl"
 MAX_DEPTH = 4  # folders below the one that is given: runs/PROJECT/RUN/fold-0 and one more
 MAX_LINE_BYTES = 2**20
 MAX_REASON = 200
+NOT_STARTED = b'"started": false}'
 SIGNALS = 128  # exit codes above it are signals
 _KIND = re.compile(rb'\{"event": "(start|train|epoch|evaluate_end|time_to_train|exit)"')  # what `train` alone writes
 _GAP, _LEAST = "  ", 8  # between two cells; letters of a cell that is cut
@@ -155,8 +156,9 @@ def _read_log(path: Path) -> tuple[int | None, float | None]:
                 starts.append([line, line])
                 ended = False
             elif starts and not ended:
-                starts[-1][1] = line
                 ended = kind[1] == b"exit"  # a start that is refused later adds an exit, but no time at work
+                if not (ended and line.rstrip().endswith(NOT_STARTED)):  # the start before was killed
+                    starts[-1][1] = line
             if kind[1] in (b"train", b"epoch"):  # `train` counts epochs from 0: as many are done
                 progress = line
     times = [[typed(loads(line)["time"], float) for line in lines] for lines in starts]

@@ -5,23 +5,28 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sightline.errors import BadCheckpoint, BadData, SightlineError, UsageError
+from sightline.errors import BadCheckpoint, BadData, RankFailed, SightlineError, UsageError
 from sightline.files.whole import replace_text
 from sightline.hardware import launch
 from sightline.runs.attempts import EXIT, read_exit
+from sightline.runs.folder import LOCK, is_at_work
 
 REFUSALS = (UsageError, BadData, BadCheckpoint)
 CONFIG = "config.yaml"  # written once nothing is left to refuse
 CHECKPOINTS = "checkpoints"
-WRITTEN_BEFORE = {".lock", "log.jsonl", EXIT, CHECKPOINTS}
+WRITTEN_BEFORE = {LOCK, "log.jsonl", EXIT, CHECKPOINTS}
+RANK_LOG = re.compile(r"rank_\d+\.log")
+NO_FILE = 0, 0
 
 
 @contextlib.contextmanager
 def as_before(folder: Path) -> Iterator[None]:
-    """Undo what a refused start wrote. A launcher's restarts need exit.json, so under one nothing is undone."""
+    """Undo what a refused start wrote. A launcher's restarts need exit.json, so under one nothing is undone; the command
+    that starts ranks on this host restarts nothing, and undoes it for them."""
     if launch.detect(os.environ) is not None:
         yield
         return
@@ -30,12 +35,16 @@ def as_before(folder: Path) -> Iterator[None]:
     started = _stamp(folder / CONFIG)
     try:
         yield
-    except REFUSALS as error:
-        if _stamp(folder / CONFIG) == started and _wrote_exit(folder, error):
+    except (*REFUSALS, RankFailed) as error:
+        if _stamp(folder / CONFIG) == started and _wrote_exit(folder, error, ended):
             if new:
                 _remove(folder, new)
-            elif ended and not isinstance(error, BadCheckpoint):  # that one is about what the run holds
+            elif error.exit_code == BadCheckpoint.exit_code:  # it is about what the run holds
+                pass
+            elif ended:
                 replace_text(folder / EXIT, ended)
+            elif started != NO_FILE:  # the run was killed
+                (folder / EXIT).unlink()
         raise
 
 
@@ -44,20 +53,24 @@ def _stamp(path: Path) -> tuple[int, int]:
     try:
         return path.stat().st_ino, path.stat().st_mtime_ns
     except OSError:
-        return 0, 0
+        return NO_FILE
 
 
-def _wrote_exit(folder: Path, error: SightlineError) -> bool:
+def _wrote_exit(folder: Path, error: SightlineError, before: str) -> bool:
     """Return whether exit.json is of this start, and not of another run at work in the folder."""
     told = read_exit(folder)
-    return told.get("code") == error.exit_code and told.get("reason") == str(error)
+    if told.get("code") != error.exit_code or error.exit_code not in {kind.exit_code for kind in REFUSALS}:
+        return False
+    if isinstance(error, RankFailed):  # its reason is that of the rank
+        return (folder / EXIT).read_text("utf-8") != before and not is_at_work(folder)
+    return told.get("reason") == str(error)
 
 
 def _remove(folder: Path, new: list[Path]) -> None:
     """Remove these folders, unless somebody else has begun to use them."""
-    with contextlib.suppress(OSError), (folder / ".lock").open("a") as lock:
+    with contextlib.suppress(OSError), (folder / LOCK).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if {path.name for path in folder.iterdir()} <= WRITTEN_BEFORE:
+        if all(path.name in WRITTEN_BEFORE or RANK_LOG.fullmatch(path.name) for path in folder.iterdir()):
             with contextlib.suppress(FileNotFoundError):
                 (folder / CHECKPOINTS).rmdir()  # where it holds something, an OSError that leaves everything
             for path in folder.iterdir():

@@ -69,11 +69,11 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         progress = _at_its_epoch(state.progress, length)
         over = _why_over(recipe, progress, progress.epoch, length)
         state.notes += longer.notes(recipe, progress, saver.epochs_before, length, over)
-        # Written after resume, so that a rejected start cannot overwrite the run's config.
-        _write_facts(recipe, run, device, world, sets["train"], log, resumed)
         _refuse_vain_start(recipe, progress, saver, over)
         scores, times = Scores(progress.scores, {}, []), state.stopwatch.read()
+        write_facts = partial(_write_facts, recipe, run, device, world, sets["train"], log, resumed)
         if over:
+            write_facts()
             saver.settle_best()
             log.say(f"{log.folder.path} is finished, {over}; raise --train.epochs, or choose another --run.out")
             return _result(_kept_scores(log.folder.path, scores, progress.scored_step), progress, over, log)
@@ -86,6 +86,7 @@ def train(recipe: Recipe, run: Run, device: Device, world: World, log: RunLog) -
         evaluated = eval_order(cfg, len(sets["val"]), world)
         feeds: Feeds = {"train": (bound["train"], order), "val": (bound["val"], evaluated)}
         loader = Loader(feeds, run, device, world, bad_samples, signals.check, log.warn)
+        write_facts()  # after all that may refuse a start, which must not overwrite the run's config
         facts = {"steps": steps, "local_batch": order.local_samples, "base_lr": base_lr, "workers": loader.worker_pids}
         log.started(config.leaves(recipe, run), names, progress.step, **facts)
         about = _start_lines(recipe, length, len(sets["val"]), device, world, progress)

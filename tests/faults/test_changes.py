@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from sightline.runs import overview
 from sightline.train.checkpoint import read, write
 
 
@@ -114,7 +115,7 @@ def test_changed_data_are_refused(sightline, data, out, split, change):
     else:
         image.write_bytes(image.read_bytes() + b"\0")
     refused = sightline.run(out, "--data.path", str(data), *IMAGES)
-    assert refused.code == refused.exit_code_in_folder == 3, refused
+    assert refused.code == 3 and not (out / "exit.json").exists(), refused  # the run is as it was
     assert f"the {split} data are not those" in refused.stderr
     if (split, change) == ("train", "added"):
         again = sightline.run(out, "--data.path", str(data), *IMAGES, "--run.override")
@@ -128,7 +129,7 @@ def test_replaced_file_of_equal_size_is_refused_by_name(sightline, data, out):
     image.write_bytes(small.read_bytes().ljust(image.stat().st_size, b"\0"))
     flags = ("--data.path", str(data), *IMAGES)
     refused = sightline.run(out, *flags)
-    assert refused.code == refused.exit_code_in_folder == 3, refused
+    assert refused.code == 3 and not (out / "exit.json").exists(), refused  # the run is as it was
     assert f"{image} is not what it was then (train data, sampled fingerprint)" in refused.stderr
     assert "bring it back, choose another --run.out, or add --run.override" in refused.stderr
     again = sightline.run(out, *flags, "--data.fingerprint", "names", FAULT="term@train:1")
@@ -162,3 +163,24 @@ def test_other_thread_count_warns(sightline, halfway, tmp_path):
     again = sightline.run(halfway(tmp_path / "run"), "--run.threads", "2", FAULT="term@train:1")
     assert again.code == 143, again
     assert "threads was 1 and is 2: the last bits may differ" in again.warnings
+
+
+@pytest.mark.parametrize("stop", ["int", "kill"])
+@pytest.mark.parametrize("refusal", ["recipe", "data", "descriptors"])
+def test_a_refused_start_leaves_the_state_of_a_stopped_run(sightline, reference, tmp_path, stop, refusal):
+    """Also one that is refused after the model was resumed: `sightline runs` says stopped, not failed."""
+    out = tmp_path / "run"
+    assert sightline.run(out, FAULT=f"{stop}@train:9").code != 0
+    kept = {name: (out / name).read_bytes() for name in ("config.yaml", "exit.json") if (out / name).exists()}
+    before = overview.read_run(out)
+    flags = {
+        "recipe": ("--optimizer.lr", "7"),
+        "data": ("--data.path", "synthetic:classes=4,samples=72,size=24"),
+        "descriptors": ("--run.workers", "2"),
+    }[refusal]
+    refused = sightline.run(out, *flags, FAULT="files40@recipe:1" if refusal == "descriptors" else "")
+    assert refused.code in (2, 3), refused
+    assert {name: (out / name).read_bytes() for name in ("config.yaml", "exit.json") if (out / name).exists()} == kept
+    assert before.state == "stopped" and overview.read_run(out) == before, "also its time at work"
+    ended = sightline.run(out)
+    assert ended.code == 0 and ended.bits == reference().bits, ended

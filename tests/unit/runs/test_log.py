@@ -77,7 +77,12 @@ def test_exit_json_says_how_it_ended(folder: Path):
     log.close(5, "loss not finite")
     told = json.loads((folder / "exit.json").read_text())
     assert (told["code"], told["reason"]) == (5, "loss not finite") and told["time"] > 1e9
-    assert lines(folder)[-1] | {"time": 0} == {"event": "exit", "time": 0, "code": 5, "reason": "loss not finite"}
+    exit_line = {"event": "exit", "time": 0, "code": 5, "reason": "loss not finite"}
+    assert lines(folder)[-1] | {"time": 0} == {**exit_line, "started": False}
+    log = RunLog(folder)
+    log.started({}, (), 0)
+    log.close(5, "loss not finite")
+    assert lines(folder)[-1] | {"time": 0} == exit_line
 
 
 def test_scores_go_to_a_file_a_line_and_an_event(log: RunLog, folder: Path, capsys):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sightline.errors import UsageError
+from sightline.errors import RankFailed, UsageError
 from sightline.runs.refused import as_before
 
 FILES = {".lock", "log.jsonl", "exit.json"}
@@ -85,3 +85,51 @@ def test_the_state_of_a_run_stays(tmp_path: Path, code: int):
     with pytest.raises(UsageError, match="no data"), as_before(out):
         start(out)
     assert json.loads((out / "exit.json").read_text()) == {"code": code, "reason": "before"}
+
+
+@pytest.mark.parametrize("was_at_work", [True, False], ids=["a run", "no run"])
+def test_a_killed_run_is_not_marked_as_failed(tmp_path: Path, was_at_work: bool):
+    """It has no exit.json; a folder that never held a run keeps why nothing began."""
+    out = tmp_path / "run"
+    out.mkdir()
+    if was_at_work:
+        (out / "config.yaml").write_text("recipe: r")
+    with pytest.raises(UsageError, match="no data"), as_before(out):
+        start(out)
+    assert (out / "exit.json").exists() != was_at_work
+
+
+@pytest.mark.parametrize("ended", [None, 143])
+def test_ranks_of_one_host_leave_the_state_of_a_run_too(tmp_path: Path, ended: int | None):
+    """The starter knows only their exit code."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "config.yaml").write_text("recipe: r")
+    if ended:
+        (out / "exit.json").write_text(json.dumps({"code": ended, "reason": "before"}))
+    with pytest.raises(RankFailed), as_before(out):
+        with pytest.raises(UsageError):
+            start(out, "rank_1.log")
+        raise RankFailed(2, "rank 0 of 2 ended with exit code 2")
+    if ended:
+        assert json.loads((out / "exit.json").read_text())["code"] == ended
+    else:
+        assert not (out / "exit.json").exists()
+
+
+@pytest.mark.parametrize(("code", "told"), [(8, 8), (1, 1), (2, 8)])
+def test_ranks_that_failed_otherwise_are_recorded(tmp_path: Path, code: int, told: int):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(RankFailed), as_before(tmp_path / "run"):
+        (tmp_path / "run" / "exit.json").write_text(json.dumps({"code": told, "reason": "lost"}))
+        raise RankFailed(code, "rank 1 of 2 ended")
+    assert json.loads((tmp_path / "run" / "exit.json").read_text())["code"] == told
+
+
+def test_a_first_start_of_ranks_that_is_refused_leaves_no_folder(tmp_path: Path):
+    out = tmp_path / "a" / "run"
+    with pytest.raises(RankFailed), as_before(out):
+        with pytest.raises(UsageError):
+            start(out, "rank_1.log")
+        raise RankFailed(2, "rank 0 of 2 ended with exit code 2")
+    assert list(tmp_path.iterdir()) == []
